@@ -1,0 +1,205 @@
+"""YAML and `key=value` in, a checked `RunConfig` out, and back.
+
+Every fault is found in one pass and named with its full key; an unknown key suggests the nearest known one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+import yaml
+
+from fullrank.config.schema import ModelConfig, RunConfig
+from fullrank.errors import ConfigError, InputError
+
+Config = TypeVar("Config")
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML without silent surprises: a key given twice is an error, and `1e-3` is a number."""
+
+
+def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    seen: set[Any] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+        if key in seen:
+            raise yaml.constructor.ConstructorError(None, None, f"key '{key}' is given twice", key_node.start_mark)
+        seen.add(key)
+    return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
+
+
+_UniqueKeys.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def parse_yaml(text: str, origin: str) -> Any:
+    """YAML text as plain objects; InputError names `origin` and the place of a syntax error."""
+    try:
+        return yaml.load(text, Loader=_UniqueKeys)
+    except yaml.YAMLError as error:
+        raise InputError(f"{origin}: not valid YAML: {' '.join(str(error).split())}") from error
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file (an empty file is an empty mapping)."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    raw = parse_yaml(text, str(path))
+    if raw is None:
+        return {}
+    if not isinstance(raw, dict):
+        raise InputError(f"{path}: a configuration is a mapping with sections {', '.join(_sections())}, not a {type(raw).__name__}")
+    return raw
+
+
+def _sections() -> list[str]:
+    return [field.name for field in dataclasses.fields(RunConfig)]
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid on `base`: mappings merge key by key, anything else replaces."""
+    merged = dict(base)
+    for key, value in over.items():
+        old = merged.get(key)
+        merged[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def set_dotted(raw: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """A copy of `raw` with `a.b.c` set; a bare stage name on the way becomes `{name: ...}`."""
+    head, _, rest = key.partition(".")
+    copy = dict(raw)
+    if not rest:
+        copy[head] = value
+        return copy
+    inner = copy.get(head)
+    if isinstance(inner, str):
+        inner = {"name": inner}
+    copy[head] = set_dotted(dict(inner) if isinstance(inner, Mapping) else {}, rest, value)
+    return copy
+
+
+def apply_overrides(raw: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """`raw` with `key=value` texts applied; values are read as YAML (`true`, `1e-3`, `[0.9, 0.98]`)."""
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise InputError(f"'{text}' is not of the form key=value, for example train.steps=1000")
+        raw = set_dotted(raw, key.strip(), parse_yaml(value, f"the value of {key}") if value else None)
+    return raw
+
+
+def known_keys(cls: type = RunConfig, prefix: str = "") -> Iterator[str]:
+    """Every dotted key of a configuration class, leaves and sections."""
+    hints = get_type_hints(cls)
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        yield prefix + field.name
+        inner = hints[field.name]
+        if dataclasses.is_dataclass(inner):
+            yield from known_keys(inner, f"{prefix}{field.name}.")  # type: ignore[arg-type]
+
+
+def _unknown(key: str, root: type) -> str:
+    known = list(known_keys(root, "model." if root is ModelConfig else ""))
+    leaf = key.rpartition(".")[2]
+    same_leaf = [other for other in known if other.rpartition(".")[2] == leaf]
+    near = same_leaf or difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    near = near or [k for k in known if k.rpartition(".")[2] in difflib.get_close_matches(leaf, [o.rpartition(".")[2] for o in known], n=1)]
+    if near:
+        return f"unknown key '{key}'; did you mean '{near[0]}'?"
+    section = key.rpartition(".")[0]
+    here = sorted(other.rpartition(".")[2] for other in known if other.rpartition(".")[0] == section)
+    return f"unknown key '{key}'; known here: {', '.join(here)}"
+
+
+def _describe(error: Mapping[str, Any], root: type, prefix: str) -> list[str]:
+    """One pydantic error as lines of ours."""
+    where = [str(part) for part in error["loc"]]
+    inner = error.get("ctx", {}).get("error")
+    if isinstance(inner, ConfigError):
+        return list(inner.problems)
+    # a union adds the name of the alternative that failed to the location; keys are what the user wrote
+    words = [w for w in where if not w.startswith(("dict[", "list[", "function-")) and w not in ("str", "int", "float")]
+    key = prefix + ".".join(words)
+    if error["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        return [_unknown(key, root)]
+    if error["type"] == "dataclass_type":
+        return [f"{key}: a section of keys, given {error['input']!r}"]
+    message = error["msg"]
+    message = message[0].lower() + message[1:]
+    return [f"{key}: {message.removeprefix('value error, ')}, given {error['input']!r}"]
+
+
+def _validated(cls: type[Config], raw: Mapping[str, Any], prefix: str = "") -> Config:
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(cls).validate_python(dict(raw))
+    except ValidationError as error:
+        lines = [line for fault in error.errors() for line in _describe(fault, cls, prefix)]
+        raise ConfigError(*dict.fromkeys(lines)) from None
+
+
+def build(raw: Mapping[str, Any]) -> RunConfig:
+    """A checked configuration of a run; ConfigError lists every fault."""
+    return _validated(RunConfig, raw)
+
+
+def build_model(raw: Mapping[str, Any]) -> ModelConfig:
+    """A checked `model` section."""
+    return _validated(ModelConfig, raw, "model.")
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A configuration as plain objects that YAML and JSON can hold."""
+    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
+    return plain
+
+
+def to_yaml(config: Any) -> str:
+    """A configuration as YAML, every value stated, in the order of the schema."""
+    return yaml.safe_dump(to_dict(config), sort_keys=False, default_flow_style=None, allow_unicode=True, width=100)
+
+
+def flatten(raw: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as dotted keys: what differs between two runs is then a comparison of two flat dictionaries."""
+    flat: dict[str, Any] = {}
+    for key, value in raw.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of a run's YAML, for editors; names of registered stages appear as enumerations."""
+    from pydantic import TypeAdapter
+
+    from fullrank.config import registry
+
+    schema = TypeAdapter(RunConfig).json_schema()
+    slots = {
+        "AttentionConfig": {"kind": "attend", "score": "score", "normalize": "normalize", "mix": "mix"},
+        "InputConfig": {"kind": "input"},
+        "OutputConfig": {"kind": "output"},
+        "ModelConfig": {"position": "position", "hidden_act": "activation", "initializer": "initializer"},
+        "TrainConfig": {"optimizer": "optimizer", "schedule": "schedule"},
+    }
+    for cls, keys in slots.items():
+        properties = schema["$defs"][cls]["properties"]
+        for key, slot in keys.items():
+            for choice in properties[key].get("anyOf", [properties[key]]):
+                if choice.get("type") == "string":
+                    choice["enum"] = registry.names(slot)
+    schema["title"] = "fullrank run configuration"
+    return schema

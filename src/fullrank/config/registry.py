@@ -1,0 +1,75 @@
+"""(slot, name) -> class: how a word in a configuration finds its module.
+
+A stage registers itself where it is defined::
+
+    @register("mix", "position_wise")
+    class PositionWiseMixing(nn.Module): ...
+
+The configuration package stands on the ground and imports nothing above it, so for each slot it keeps only the name of
+the module that holds the built-in stages, and imports that module when somebody asks for a name.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from fullrank.errors import ConfigError, suggest
+
+# slot -> the module that registers its built-in stages
+_HOMES = {
+    "attend": "fullrank.attention.weighted",
+    "score": "fullrank.attention.score",
+    "normalize": "fullrank.attention.normalize",
+    "mix": "fullrank.attention.mix",
+    "position": "fullrank.model.position",
+    "activation": "fullrank.model.feedforward",
+    "input": "fullrank.model.embedding",
+    "output": "fullrank.model.output",
+    "initializer": "fullrank.model.initialize",
+    "optimizer": "fullrank.training.optimizer",
+    "schedule": "fullrank.training.schedule",
+}
+
+_registered: dict[tuple[str, str], Any] = {}
+Registered = TypeVar("Registered")
+
+
+def register(slot: str, name: str) -> Callable[[Registered], Registered]:
+    """Class (or function) decorator: make the decorated object the meaning of `name` in `slot`.
+
+    Raises ConfigError if the slot is unknown or the name is taken by another object.
+    """
+    if slot not in _HOMES:
+        raise ConfigError(f"unknown slot '{slot}': {suggest(slot, _HOMES)}")
+
+    def add(item: Registered) -> Registered:
+        known = _registered.get((slot, name))
+        if known is not None and known.__qualname__ != item.__qualname__:  # type: ignore[attr-defined]
+            raise ConfigError(f"{slot} '{name}' is already registered by {known.__qualname__}; choose another name")
+        _registered[slot, name] = item
+        return item
+
+    return add
+
+
+def unregister(slot: str, name: str) -> None:
+    """Forget a registration (tests that register a stage of their own clean up with it)."""
+    _registered.pop((slot, name), None)
+
+
+def names(slot: str) -> list[str]:
+    """All names registered in `slot`, built-in ones included, in alphabetical order."""
+    importlib.import_module(_HOMES[slot])
+    return sorted(name for other, name in _registered if other == slot)
+
+
+def lookup(slot: str, name: str, key: str | None = None) -> Any:
+    """The object registered as `name`; ConfigError names the configuration `key` if there is none."""
+    known = names(slot)
+    if name not in known:
+        near = suggest(name, known)
+        allowed = "" if near.startswith("known") else f" (known: {', '.join(known)})"
+        raise ConfigError(f"{key or slot}: '{name}' is not available; {near}{allowed}")
+    return _registered[slot, name]
