@@ -1,0 +1,44 @@
+# fullrank: `make demo` shows it at work, `make test` checks it. Needs Python 3.11+, git and make; builds .venv by itself.
+#
+#   PYTHON=python3.12    the Python that .venv is built with (default: python3, or the first 3.11+ found)
+#   ARGS="..."           handed on: make demo ARGS="--minutes 2", make test ARGS="tests/decoding -k beam"
+#   WORKERS=4            processes that run the tests (default: one per core, at most 4)
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test lint format clean
+
+PYTHON ?=
+ARGS ?=
+WORKERS ?= auto
+BIN := .venv/bin
+VENV := PYTHON="$(PYTHON)" sh scripts/venv.sh
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
+
+demo: ## train four small models on the built-in text and write runs/demo/report.html
+	@$(VENV) run
+	@$(BIN)/fullrank demo $(ARGS)
+
+test: ## run the whole test suite
+	@$(VENV) dev
+	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal $(ARGS)
+
+lint: ## check style, formatting, types and who imports whom
+	@$(VENV) dev
+	@failed=""; \
+	$(BIN)/ruff check . || failed="$$failed style"; \
+	$(BIN)/ruff format --check . || failed="$$failed formatting"; \
+	$(BIN)/mypy || failed="$$failed types"; \
+	$(BIN)/lint-imports || failed="$$failed imports"; \
+	if [ -n "$$failed" ]; then echo "lint: faults in$$failed" >&2; exit 1; fi
+
+format: ## format the code and mend what can be mended
+	@$(VENV) dev
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format .
+
+clean: ## remove .venv, caches and build products (runs/ stays)
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
