@@ -1,0 +1,68 @@
+"""fullrank: transformer language models without their bottlenecks.
+
+    import fullrank as fr
+    config = fr.ModelConfig(vocab_size=10_000, attention=fr.AttentionConfig(mix="position_wise"))
+    model = fr.LanguageModel(config)
+
+Names are imported when first used, so that `import fullrank` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "ModelConfig": "fullrank.config.schema",
+    "AttentionConfig": "fullrank.config.schema",
+    "InputConfig": "fullrank.config.schema",
+    "OutputConfig": "fullrank.config.schema",
+    "DropoutConfig": "fullrank.config.schema",
+    "DataConfig": "fullrank.config.schema",
+    "TrainConfig": "fullrank.config.schema",
+    "EvalConfig": "fullrank.config.schema",
+    "RunConfig": "fullrank.config.schema",
+    "register": "fullrank.config.registry",
+    "LanguageModel": "fullrank.model.language_model",
+    "Attention": "fullrank.attention.layer",
+    "Layout": "fullrank.attention.layout",
+    "Trace": "fullrank.attention.trace",
+    "kernel": "fullrank.attention.kernels",
+    "orthogonality": "fullrank.attention.penalty",
+    "overlap": "fullrank.attention.penalty",
+}
+
+__all__ = ["__version__", *_HOMES]
+
+if TYPE_CHECKING:
+    from fullrank.attention.kernels import kernel as kernel
+    from fullrank.attention.layer import Attention as Attention
+    from fullrank.attention.layout import Layout as Layout
+    from fullrank.attention.penalty import orthogonality as orthogonality
+    from fullrank.attention.penalty import overlap as overlap
+    from fullrank.attention.trace import Trace as Trace
+    from fullrank.config.registry import register as register
+    from fullrank.config.schema import AttentionConfig as AttentionConfig
+    from fullrank.config.schema import DataConfig as DataConfig
+    from fullrank.config.schema import DropoutConfig as DropoutConfig
+    from fullrank.config.schema import EvalConfig as EvalConfig
+    from fullrank.config.schema import InputConfig as InputConfig
+    from fullrank.config.schema import ModelConfig as ModelConfig
+    from fullrank.config.schema import OutputConfig as OutputConfig
+    from fullrank.config.schema import RunConfig as RunConfig
+    from fullrank.config.schema import TrainConfig as TrainConfig
+    from fullrank.model.language_model import LanguageModel as LanguageModel
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fullrank' has no attribute '{name}'")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

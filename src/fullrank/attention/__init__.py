@@ -1,0 +1,1 @@
+"""Attention as a visible pipeline: project -> route -> attend (score, mask, normalize, mix, dropout, values) -> merge."""

@@ -27,7 +27,7 @@ class _UniqueKeys(yaml.SafeLoader):
 def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
     seen: set[Any] = set()
     for key_node, _ in node.value:
-        key = loader.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+        key = loader.construct_object(key_node, deep=True)
         if key in seen:
             raise yaml.constructor.ConstructorError(None, None, f"key '{key}' is given twice", key_node.start_mark)
         seen.add(key)
@@ -57,7 +57,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if raw is None:
         return {}
     if not isinstance(raw, dict):
-        raise InputError(f"{path}: a configuration is a mapping with sections {', '.join(_sections())}, not a {type(raw).__name__}")
+        raise InputError(
+            f"{path}: a configuration is a mapping with sections {', '.join(_sections())}, not a {type(raw).__name__}"
+        )
     return raw
 
 
@@ -101,19 +103,23 @@ def apply_overrides(raw: dict[str, Any], overrides: Iterable[str]) -> dict[str, 
 def known_keys(cls: type = RunConfig, prefix: str = "") -> Iterator[str]:
     """Every dotted key of a configuration class, leaves and sections."""
     hints = get_type_hints(cls)
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+    for field in dataclasses.fields(cls):
         yield prefix + field.name
         inner = hints[field.name]
-        if dataclasses.is_dataclass(inner):
-            yield from known_keys(inner, f"{prefix}{field.name}.")  # type: ignore[arg-type]
+        if isinstance(inner, type) and dataclasses.is_dataclass(inner):
+            yield from known_keys(inner, f"{prefix}{field.name}.")
 
 
 def _unknown(key: str, root: type) -> str:
+    """An unknown key, with the key that was probably meant: the same word elsewhere, or a similar one."""
     known = list(known_keys(root, "model." if root is ModelConfig else ""))
+    by_leaf: dict[str, str] = {}
+    for other in known:
+        by_leaf.setdefault(other.rpartition(".")[2], other)
     leaf = key.rpartition(".")[2]
-    same_leaf = [other for other in known if other.rpartition(".")[2] == leaf]
-    near = same_leaf or difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-    near = near or [k for k in known if k.rpartition(".")[2] in difflib.get_close_matches(leaf, [o.rpartition(".")[2] for o in known], n=1)]
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.8) or [
+        by_leaf[word] for word in difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=0.7)
+    ]
     if near:
         return f"unknown key '{key}'; did you mean '{near[0]}'?"
     section = key.rpartition(".")[0]

@@ -67,7 +67,9 @@ def parse(name: str, raw: Mapping[str, Any]) -> Recipe:
     if "rows" not in raw:
         return Recipe(name, name, "", _undotted(raw), {}, {})
     if unknown := set(raw) - _KEYS:
-        raise ConfigError(*(f"{name}: unknown key '{key}' of a recipe; {suggest(key, _KEYS)}" for key in sorted(unknown)))
+        raise ConfigError(
+            *(f"{name}: unknown key '{key}' of a recipe; {suggest(key, _KEYS)}" for key in sorted(unknown))
+        )
     rows = {row: dict(value or {}) for row, value in raw["rows"].items()}
     for row, value in rows.items():
         if unknown := set(value) - {"set", "paper"}:
@@ -75,7 +77,9 @@ def parse(name: str, raw: Mapping[str, Any]) -> Recipe:
     scales = raw.get("scales") or {}
     if unknown := set(scales) - set(SCALES):
         raise ConfigError(f"{name}: unknown scale {sorted(unknown)}; scales are {', '.join(SCALES)}")
-    return Recipe(name, raw.get("table", name), raw.get("paper", ""), raw.get("base") or {}, scales, rows, raw.get("notes", ""))
+    return Recipe(
+        name, raw.get("table", name), raw.get("paper", ""), raw.get("base") or {}, scales, rows, raw.get("notes", "")
+    )
 
 
 def shipped() -> list[str]:
@@ -95,7 +99,9 @@ def load(name: str) -> Recipe:
     path = Path(name)
     if path.is_dir():
         if not (path / "config.yaml").is_file():
-            raise InputError(f"{name}: a folder without config.yaml is not a run; give a run folder, a YAML file or a recipe")
+            raise InputError(
+                f"{name}: a folder without config.yaml is not a run; give a run folder, a YAML file or a recipe"
+            )
         return parse(name, read_yaml(path / "config.yaml"))
     if path.suffix in (".yaml", ".yml") or path.is_file():
         if not path.is_file():
@@ -109,9 +115,7 @@ def load(name: str) -> Recipe:
     return parse(name, parse_yaml(text, name))
 
 
-def resolve(
-    name: str, row: str | None = None, scale: str | None = None, overrides: Iterable[str] = ()
-) -> Resolved:
+def resolve(name: str, row: str | None = None, scale: str | None = None, overrides: Iterable[str] = ()) -> Resolved:
     """The checked configuration of one row at one scale (default: the only or first row, at `paper` scale)."""
     recipe = load(name)
     raw = _undotted(recipe.base)

@@ -185,7 +185,9 @@ class ModelConfig(_Strict):
         if self.position == "rotary" and self.head_dim is not None and self.head_dim % 2:
             problems.append(f"model.head_dim: rotary positions need an even head size, given {self.head_dim}")
         if self.memory_length != 0:
-            problems.append(f"model.memory_length: this version has models without memory (0), given {self.memory_length}")
+            problems.append(
+                f"model.memory_length: this version has models without memory (0), given {self.memory_length}"
+            )
         _raise(problems)
 
 
@@ -265,8 +267,8 @@ class TrainConfig(_Strict):
             given = ["epochs"]
         if len(given) > 1:
             problems.append(f"train: give exactly one of steps, epochs, tokens; given {', '.join(given)}")
-        for key in ("steps", "epochs", "tokens", "batch_size", "segment_length", "gradient_accumulation_steps",
-                    "learning_rate", "max_grad_norm", "patience", "save_every_steps", "log_every_steps", "threads"):  # fmt: skip
+        for key in ("steps", "epochs", "tokens", "batch_size", "segment_length", "gradient_accumulation_steps", "threads",
+                    "learning_rate", "max_grad_norm", "patience", "save_every_steps", "log_every_steps"):  # fmt: skip
             value = getattr(self, key)
             if value is not None and not value > 0:
                 problems.append(f"train.{key}: a positive number, given {value}")

@@ -1,0 +1,1 @@
+"""Models: embedding -> blocks (attention, feed-forward) -> output layer."""

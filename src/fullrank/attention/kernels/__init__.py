@@ -1,0 +1,55 @@
+"""Speed is chosen here and nowhere else. Every kernel computes what `reference` computes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from fullrank.attention.kernels.reference import reference
+from fullrank.attention.kernels.sdpa import sdpa
+from fullrank.attention.mix import KeepHeads
+from fullrank.attention.normalize import Softmax
+from fullrank.attention.score import DotProduct
+from fullrank.errors import InputError, suggest
+
+if TYPE_CHECKING:
+    from fullrank.attention.layout import Layout
+    from fullrank.attention.project import Heads
+    from fullrank.attention.trace import Trace
+    from fullrank.attention.weighted import WeightedValues
+
+Kernel = Callable[["WeightedValues", "Heads", "Layout", "Trace | None"], Tensor]
+KERNELS: dict[str, Kernel] = {"reference": reference, "sdpa": sdpa}
+_forced: str | None = None  # a plain global, so that torch.compile guards on it
+
+
+def kernel_for(attend: WeightedValues, tracing: bool) -> Kernel:
+    """The fastest kernel that computes these stages, or the one fixed by `kernel(...)`."""
+    if tracing or _forced == "reference":
+        return reference  # a trace needs the weights themselves
+    match attend.score, attend.normalize, attend.mix:
+        case DotProduct(), Softmax(), KeepHeads():
+            return sdpa
+    if _forced is not None:
+        stages = ", ".join(type(stage).__name__ for stage in (attend.score, attend.normalize, attend.mix))
+        raise InputError(f"kernel '{_forced}' cannot compute {stages}; use kernel 'auto' or 'reference'")
+    return reference
+
+
+@contextlib.contextmanager
+def kernel(name: str) -> Iterator[None]:
+    """Fix the attention kernel inside a `with` block: `auto`, `reference` or `sdpa`.
+
+    Raises InputError for an unknown name, and in a forward pass if the kernel cannot compute the model's stages.
+    """
+    global _forced
+    if name != "auto" and name not in KERNELS:
+        raise InputError(f"--kernel: '{name}' is not available; {suggest(name, ['auto', *KERNELS])}")
+    before, _forced = _forced, None if name == "auto" else name
+    try:
+        yield
+    finally:
+        _forced = before

@@ -1,0 +1,27 @@
+"""The definition: attention stage by stage, as the equations say. Everything faster is tested against it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from fullrank.attention.layout import Layout
+from fullrank.attention.project import Heads
+from fullrank.attention.trace import LayerTrace, Trace
+
+if TYPE_CHECKING:
+    from fullrank.attention.weighted import WeightedValues
+
+
+def reference(attend: WeightedValues, heads: Heads, layout: Layout, trace: Trace | None) -> Tensor:
+    """score -> mask -> normalize -> mix -> dropout -> weighted values; (B, H, N, D)."""
+    scores = attend.score(heads.scored, heads.keys, layout)
+    if not layout.unrestricted:
+        scores = scores.masked_fill(~layout.visible(), float("-inf"))
+    weights = attend.normalize(scores)
+    mixed = attend.mix(weights, heads.query)
+    if trace is not None:
+        trace.layers.append(LayerTrace(weights, mixed, attend.mix.matrix(heads.query)))
+    return F.dropout(mixed, attend.dropout, attend.training).to(heads.values.dtype) @ heads.values

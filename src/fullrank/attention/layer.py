@@ -1,0 +1,91 @@
+"""The attention layer: project -> route -> attend -> merge."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fullrank.attention.layout import Layout
+from fullrank.attention.project import Heads, Projection, Rotary
+from fullrank.attention.route import SameHead, StochasticCrossHead
+from fullrank.attention.size import HeadSize
+from fullrank.attention.trace import Trace
+from fullrank.config import registry
+from fullrank.config.schema import AttentionConfig, ModelConfig
+from fullrank.errors import ConfigError
+
+KeyValues = tuple[Tensor, Tensor]  # keys and values of earlier tokens, (B, H, M, D) each
+
+
+class Attention(nn.Module):
+    """Multi-head attention whose stages are chosen by configuration (Mixhead Eq. 8 to 12).
+
+        MultiHead(X) = Flatten(attend(route(project(X)))) W_O + b
+
+    x (B, N, E), source (B, M, E) -> (B, N, E).  `source` defaults to x (self-attention, causal unless a layout says
+    otherwise); with another source and no layout every query sees every key (cross-attention).
+    Built from a `ModelConfig`, or from an `AttentionConfig` and the sizes it lacks. The size of a head is independent of
+    the width E. Raises ConfigError if a size is missing.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig | AttentionConfig,
+        *,
+        hidden_size: int | None = None,
+        num_attention_heads: int | None = None,
+        head_dim: int | None = None,
+        dropout: float = 0.0,
+        max_position_embeddings: int = 1024,
+    ) -> None:
+        super().__init__()
+        rotary = None
+        if isinstance(config, ModelConfig):
+            model, config = config, config.attention
+            hidden_size, num_attention_heads, head_dim = model.hidden_size, model.num_attention_heads, model.head_dim
+            dropout, max_position_embeddings = model.dropout.attention, model.max_position_embeddings
+            if model.position == "rotary" and head_dim is not None:
+                rotary = Rotary(head_dim, model.rope_theta)
+        if hidden_size is None or num_attention_heads is None:
+            raise ConfigError(
+                "Attention: give a ModelConfig, or an AttentionConfig with hidden_size and num_attention_heads"
+            )
+        if head_dim is None:
+            if hidden_size % num_attention_heads:
+                raise ConfigError(
+                    f"hidden_size {hidden_size} is not divisible by num_attention_heads {num_attention_heads}; give head_dim"
+                )
+            head_dim = hidden_size // num_attention_heads
+        size = HeadSize(num_attention_heads, head_dim, hidden_size, max_position_embeddings)
+        self.project = Projection(size, config.bias, rotary)
+        self.route = StochasticCrossHead(config.cross_head) if config.cross_head > 0 else SameHead()
+        self.attend = registry.lookup("attend", config.kind)(config, size, dropout)
+        self.merge = nn.Linear(num_attention_heads * head_dim, hidden_size, bias=config.bias)
+
+    def forward(
+        self, x: Tensor, source: Tensor | None = None, layout: Layout | None = None, *, trace: Trace | None = None
+    ) -> Tensor:
+        if layout is None:
+            keys = x.shape[1] if source is None else source.shape[1]
+            layout = Layout.of(x.shape[1], keys, causal=source is None, device=x.device)
+        return self._attend(self.project(x, x if source is None else source, layout), layout, trace)
+
+    def continued(self, x: Tensor, past: KeyValues | None, layout: Layout) -> tuple[Tensor, KeyValues]:
+        """Self-attention of new tokens x (B, N, E) after `past`; returns the output and the past of the next call.
+
+        `layout` covers past and new keys. The projected queries mix heads exactly as in one full pass.
+        """
+        heads = self.project(x, x, layout)
+        if past is not None:
+            keys, values = past[0], past[1]
+            heads = Heads(heads.query, heads.scored, _join(keys, heads.keys), _join(values, heads.values))
+        return self._attend(heads, layout, None), (heads.keys, heads.values)
+
+    def _attend(self, heads: Heads, layout: Layout, trace: Trace | None) -> Tensor:
+        keys, values = self.route(heads.keys, heads.values)
+        out = self.attend(Heads(heads.query, heads.scored, keys, values), layout, trace)
+        return self.merge(out.transpose(1, 2).flatten(2))  # (B, N, E)
+
+
+def _join(past: Tensor, new: Tensor) -> Tensor:
+    return torch.cat((past.to(new.dtype), new), dim=2)

@@ -1,0 +1,23 @@
+"""What training penalties and analysis want to see besides the output; ordinary runs pass no trace and collect nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class LayerTrace:
+    """One layer's attention: weights before and after mixing (B, H, N, M), mixing (H, H) or (B, N, H, H) or None."""
+
+    weights: Tensor
+    mixed: Tensor
+    mixing: Tensor | None
+
+
+@dataclass
+class Trace:
+    """Collects one `LayerTrace` per attention layer, in the order in which the layers run."""
+
+    layers: list[LayerTrace] = field(default_factory=list)

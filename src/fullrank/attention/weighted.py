@@ -1,0 +1,35 @@
+"""`attend` as weighted values: score -> mask -> normalize -> mix -> dropout -> weighted values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from fullrank.attention import kernels
+from fullrank.attention.layout import Layout
+from fullrank.attention.project import Heads
+from fullrank.attention.size import HeadSize
+from fullrank.attention.stage import build_stage
+from fullrank.attention.trace import Trace
+from fullrank.config.registry import register
+from fullrank.config.schema import AttentionConfig
+
+
+@register("attend", "weighted")
+class WeightedValues(nn.Module):
+    """O_i = dropout(mix(normalize(mask(score(Q_i, K_i))))) V_i  (Mixhead Eq. 9, 10, 12).
+
+    Heads (query (B, H, N, D), keys and values (B, H, M, D)) -> (B, H, N, D).
+    Dropout comes after mixing, as in the released Mixhead code. The kernel that computes it is chosen in `kernels`.
+    """
+
+    def __init__(self, config: AttentionConfig, size: HeadSize, dropout: float) -> None:
+        super().__init__()
+        self.score: Any = build_stage("score", config.score, size)
+        self.normalize: Any = build_stage("normalize", config.normalize, size)
+        self.mix: Any = build_stage("mix", config.mix, size)
+        self.dropout = dropout
+
+    def forward(self, heads: Heads, layout: Layout, trace: Trace | None = None) -> Tensor:
+        return kernels.kernel_for(self, tracing=trace is not None)(self, heads, layout, trace)

@@ -1,0 +1,48 @@
+"""One Transformer block: attention and feed-forward, each in a residual line, with the norm before or after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from fullrank.attention.layer import Attention, KeyValues
+from fullrank.attention.layout import Layout
+from fullrank.attention.trace import Trace
+from fullrank.config.schema import ModelConfig
+from fullrank.model.dropout import Dropout
+from fullrank.model.feedforward import FeedForward
+
+
+class Block(nn.Module):
+    """Pre-norm: x + f(norm(x)); post-norm: norm(x + f(x)); f is attention, then feed-forward.  (B, N, E) -> (B, N, E)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention = Attention(config)
+        self.feed_forward = FeedForward(config)
+        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.feed_forward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = Dropout(config.dropout.residual, config.dropout.locked)
+        self.pre_norm = config.norm == "pre"
+
+    def forward(self, x: Tensor, layout: Layout, trace: Trace | None = None) -> Tensor:
+        x = self._residual(x, self.attention_norm, lambda h: self.attention(h, layout=layout, trace=trace))
+        return self._residual(x, self.feed_forward_norm, self.feed_forward)
+
+    def continued(self, x: Tensor, past: KeyValues | None, layout: Layout) -> tuple[Tensor, KeyValues]:
+        """The same for new tokens after `past`; also returns the past of the next call."""
+        kept: list[KeyValues] = []
+
+        def attend(h: Tensor) -> Tensor:
+            out, present = self.attention.continued(h, past, layout)
+            kept.append(present)
+            return out
+
+        x = self._residual(x, self.attention_norm, attend)
+        return self._residual(x, self.feed_forward_norm, self.feed_forward), kept[0]
+
+    def _residual(self, x: Tensor, norm: nn.Module, layer: Callable[[Tensor], Tensor]) -> Tensor:
+        if self.pre_norm:
+            return x + self.dropout(layer(norm(x)))
+        return norm(x + self.dropout(layer(x)))

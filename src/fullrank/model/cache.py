@@ -1,0 +1,48 @@
+"""Keys and values of what was already read: decoding one token at a time without reading the text again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fullrank.attention.layer import KeyValues
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A value: pass it in, take the next one out.
+
+    layers: keys and values (B, H, M, D) of each layer, None before the first token.
+    key_mask (B, M), True for tokens and False for padding; None when nothing was padded.
+    """
+
+    layers: tuple[KeyValues | None, ...]
+    key_mask: Tensor | None = None
+
+    @property
+    def length(self) -> int:
+        """M, tokens and padding read so far."""
+        first = self.layers[0]
+        return 0 if first is None else first[0].shape[2]
+
+    def reorder(self, index: Tensor) -> Cache:
+        """The cache of rows `index` (K,) of this one, in that order; rows may repeat (beams)."""
+        layers = tuple(
+            None if kv is None else (kv[0].index_select(0, index), kv[1].index_select(0, index)) for kv in self.layers
+        )
+        mask = None if self.key_mask is None else self.key_mask.index_select(0, index)
+        return replace(self, layers=layers, key_mask=mask)
+
+    def mask_after(self, new: Tensor | None, rows: int, tokens: int, device: torch.device) -> Tensor | None:
+        """(B, M + N): the mask of old and new keys; `new` (B, N) or None where nothing is padded."""
+        if self.key_mask is None and new is None:
+            return None
+        old = (
+            self.key_mask
+            if self.key_mask is not None
+            else torch.ones(rows, self.length, dtype=torch.bool, device=device)
+        )
+        new = new if new is not None else torch.ones(rows, tokens, dtype=torch.bool, device=device)
+        return torch.cat((old, new), dim=1)

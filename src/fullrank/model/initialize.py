@@ -1,0 +1,84 @@
+"""Initialisers by name: how parameters start in fairseq, in Transformer-XL and in PyTorch's own layers.
+
+An initialiser is a function of one module, called for every module of a model in order. Mixing starts as its class says
+(plain attention) under every initialiser and draws no random numbers, so that models with and without mixing start equal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from torch import nn
+
+from fullrank.attention.layer import Attention
+from fullrank.config import registry
+from fullrank.config.registry import register
+from fullrank.model.embedding import TokenEmbedding
+from fullrank.model.output import SoftmaxOutput
+from fullrank.model.position import Learned
+
+Initializer = Callable[[nn.Module], None]
+
+
+def _zero_bias(*layers: nn.Linear) -> None:
+    for layer in layers:
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)
+
+
+def _tables(module: nn.Module, std: float) -> None:
+    """Embeddings, learned positions and an untied vocabulary matrix: N(0, std^2); the vocabulary bias: 0."""
+    if isinstance(module, TokenEmbedding | Learned | SoftmaxOutput) and module.weight is not None:
+        nn.init.normal_(module.weight, std=std)
+
+
+@register("initializer", "fairseq")
+def fairseq(module: nn.Module) -> None:
+    """fairseq's Transformer: embeddings and vocabulary matrix N(0, 1/E); query, key and value Xavier-uniform with gain
+    1/sqrt(2), their biases as in `nn.Linear`; merge Xavier-uniform with bias 0; feed-forward as in `nn.Linear`."""
+    if isinstance(module, TokenEmbedding | Learned | SoftmaxOutput):
+        width = (module.matrix if isinstance(module, SoftmaxOutput) else module.weight).shape[1]
+        _tables(module, width**-0.5)
+    elif isinstance(module, Attention):
+        for layer in (module.project.query, module.project.key, module.project.value):
+            nn.init.xavier_uniform_(layer.weight, gain=1 / math.sqrt(2))
+        nn.init.xavier_uniform_(module.merge.weight)
+        _zero_bias(module.merge)
+
+
+@register("initializer", "transformer_xl")
+def transformer_xl(module: nn.Module) -> None:
+    """Transformer-XL: every matrix and table N(0, 0.02^2), biases 0, norm weights N(1, 0.02^2)."""
+    _tables(module, 0.02)
+    if isinstance(module, nn.Linear):
+        nn.init.normal_(module.weight, std=0.02)
+        _zero_bias(module)
+    elif isinstance(module, nn.LayerNorm):
+        nn.init.normal_(module.weight, mean=1.0, std=0.02)
+
+
+@register("initializer", "pytorch")
+def pytorch(module: nn.Module) -> None:
+    """`nn.Embedding`, `nn.TransformerEncoderLayer`, `nn.Linear`: embeddings and positions N(0, 1); query, key and value
+    Xavier-uniform as one packed matrix, attention biases 0; everything else as in `nn.Linear`."""
+    if isinstance(module, TokenEmbedding | Learned):
+        nn.init.normal_(module.weight)
+    elif isinstance(module, SoftmaxOutput):
+        bound = module.matrix.shape[1] ** -0.5
+        for own in (module.weight, module.bias):
+            if own is not None:
+                nn.init.uniform_(own, -bound, bound)
+    elif isinstance(module, Attention):
+        layers = (module.project.query, module.project.key, module.project.value)
+        bound = math.sqrt(6 / (layers[0].in_features + sum(layer.out_features for layer in layers)))
+        for layer in layers:
+            nn.init.uniform_(layer.weight, -bound, bound)
+        _zero_bias(*layers, module.merge)
+
+
+def initialize(model: nn.Module, name: str) -> None:
+    """Give every parameter of `model` the start that the initialiser `name` defines."""
+    initializer: Initializer = registry.lookup("initializer", name, "model.initializer")
+    for module in model.modules():
+        initializer(module)

@@ -1,0 +1,70 @@
+"""Vocabulary layers: hidden states to logits, per-token nll and the training loss."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fullrank.config.registry import register
+from fullrank.config.schema import ModelConfig
+from fullrank.errors import ConfigError
+from fullrank.model.cross_entropy import token_nll, weighted_loss
+from fullrank.model.embedding import TokenEmbedding
+
+
+@register("output", "softmax")
+class SoftmaxOutput(nn.Module):
+    """One softmax over the vocabulary: log p(v | h) = log_softmax(W h + b)_v.
+
+    weight (V, E) is the layer's own, or with `tied: true` the embedding's (then this layer holds no weight of its own).
+    """
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+
+    def __init__(self, config: ModelConfig, embedding: nn.Module) -> None:
+        super().__init__()
+        if config.vocab_size is None:
+            raise ConfigError("model.vocab_size: must be a number to build a model (a run takes it from its data)")
+        if config.output.tied and not isinstance(embedding, TokenEmbedding):
+            raise ConfigError("model.output.tied: a softmax can be tied to `model.input.kind: token` only")
+        # in a tuple, so that the embedding is not registered as a child and its weight is saved once
+        self._tied = (embedding,) if config.output.tied else ()
+        self.register_parameter(
+            "weight", None if config.output.tied else nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+        )
+        self.register_parameter("bias", nn.Parameter(torch.zeros(config.vocab_size)) if config.output.bias else None)
+
+    @property
+    def matrix(self) -> Tensor:
+        """W (V, E), the own one or the embedding's."""
+        weight = self._tied[0].weight if self._tied else self.weight
+        assert isinstance(weight, Tensor)
+        return weight
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Logits (B, N, V)."""
+        return F.linear(hidden, self.matrix, self.bias)
+
+    def log_prob(self, hidden: Tensor) -> Tensor:
+        """Log-probabilities (B, N, V), in fp32 at least."""
+        logits = self(hidden)
+        return torch.log_softmax(logits if logits.dtype == torch.float64 else logits.float(), dim=-1)
+
+    def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """(B, N) nats."""
+        return token_nll(hidden.flatten(0, -2), self.matrix, self.bias, targets.flatten()).view(targets.shape)
+
+    def loss(
+        self, hidden: Tensor, targets: Tensor, weights: Tensor | None, label_smoothing: float
+    ) -> tuple[Tensor, Tensor]:
+        """Weighted means, nats per token, two scalars: the smoothed loss and, without gradient, sum(w nll) / sum(w)."""
+        count = targets.numel()
+        dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        if weights is None:
+            scale = torch.full((count,), 1 / count, device=hidden.device, dtype=dtype)
+        else:
+            scale = weights.flatten().to(dtype)
+            scale = scale / scale.sum().clamp_min(torch.finfo(dtype).tiny)
+        return weighted_loss(hidden.flatten(0, -2), self.matrix, self.bias, targets.flatten(), scale, label_smoothing)

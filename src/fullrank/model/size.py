@@ -1,0 +1,74 @@
+"""How large a model is and what it costs, from its configuration alone: nothing is allocated."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import nn
+
+from fullrank.attention.layer import Attention
+from fullrank.config.schema import ModelConfig
+from fullrank.model.language_model import LanguageModel
+
+_PARTS = (  # first match wins
+    ("mixing", (".attend.mix.",)),
+    ("attention", (".attention.",)),
+    ("feed_forward", (".feed_forward.",)),
+    ("norm", ("norm.",)),
+    ("position", ("position.",)),
+    ("embedding", ("embedding.",)),
+    ("output", ("output.",)),
+)
+
+
+def parameters_by_part(model: nn.Module) -> dict[str, int]:
+    """Trainable parameters of each part of a model, and `total`; tied ones count once, where they are stored."""
+    counts: Counter[str] = Counter({part: 0 for part, _ in _PARTS})
+    for name, parameter in model.named_parameters():
+        part = next((part for part, marks in _PARTS if any(mark in name for mark in marks)), "other")
+        counts[part] += parameter.numel()
+    return {"total": sum(counts.values()), **counts}
+
+
+def _mixing_flops(model: LanguageModel, keys: float) -> float:
+    """Per token: H^2 multiply-adds a key and, position-wise, D H^2 for the matrix."""
+    flops = 0.0
+    for module in model.modules():
+        if isinstance(module, Attention):
+            heads, mix = module.project.num_heads, module.attend.mix
+            if mix.matrix(None) is not None:
+                flops += 2 * heads * heads * keys
+            flops += sum(2 * p.numel() * heads for name, p in mix.named_parameters() if name == "from_query")
+    return flops
+
+
+def size(config: ModelConfig, length: int) -> dict[str, Any]:
+    """Parameters by part, bytes and FLOPs of a model on sequences of `length` tokens, as plain numbers.
+
+    FLOPs per token count a multiply-add as two; forward = 2 x the matrix parameters that a token meets + attention over
+    the (length + 1) / 2 keys that a query sees on average; a training step costs three forwards.
+    """
+    with warnings.catch_warnings(), torch.device("meta"):
+        warnings.simplefilter("ignore")
+        model = LanguageModel(config)
+    parts = parameters_by_part(model)
+    assert config.vocab_size is not None
+    assert config.head_dim is not None
+    matrices = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
+    keys = (length + 1) / 2
+    attention = config.num_hidden_layers * 4 * config.num_attention_heads * config.head_dim * keys
+    output = 2 * config.vocab_size * config.hidden_size
+    forward = 2 * matrices + attention + _mixing_flops(model, keys) + output
+    cache = config.num_hidden_layers * 2 * config.num_attention_heads * config.head_dim
+    return {
+        "parameters": parts,
+        "bytes": {
+            "weights_fp32": 4 * parts["total"],
+            "training_adam_fp32": 16 * parts["total"],
+            "cache_per_token_fp32": 4 * cache,
+        },
+        "flops_per_token": {"length": length, "forward": round(forward), "training": round(3 * forward)},
+    }

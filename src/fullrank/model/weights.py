@@ -1,0 +1,92 @@
+"""Saving and loading a model: safetensors and its configuration, no pickle."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from fullrank.config.load import build_model, read_yaml, to_dict
+from fullrank.config.schema import ModelConfig
+from fullrank.errors import InputError, RunError
+
+WEIGHTS, CONFIG = "model.safetensors", "config.yaml"
+
+
+def save(model: nn.Module, config: ModelConfig, folder: Path) -> None:
+    """Write `model.safetensors` and `config.yaml` into `folder`; each file appears whole or not at all."""
+    import yaml
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        text = yaml.safe_dump({"model": to_dict(config)}, sort_keys=False)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as temporary:
+            # bytes first in a folder of their own, then one rename each: a kill in between leaves the old files whole
+            save_file(
+                {name: tensor.contiguous() for name, tensor in model.state_dict().items()}, Path(temporary) / WEIGHTS
+            )
+            (Path(temporary) / CONFIG).write_text(text, encoding="utf-8")
+            for name in (WEIGHTS, CONFIG):
+                os.replace(Path(temporary) / name, folder / name)
+    except (OSError, SafetensorError) as error:
+        raise RunError(
+            f"{folder}: cannot be saved ({_reason(folder, error)}); what was there before is unchanged"
+        ) from error
+
+
+def _reason(folder: Path, error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return f"no space left on the disk, {shutil.disk_usage(folder).free >> 20} MiB free"
+    return str(error)
+
+
+def find(path: Path, checkpoint: str) -> tuple[Path, ModelConfig]:
+    """The weights file and the model configuration of a saved model or of a run folder's `checkpoint` (`best`, `last`)."""
+    if not path.is_dir():
+        raise InputError(f"{path}: no such folder; give a run folder or a folder written by model.save")
+    if not (path / CONFIG).is_file():
+        raise InputError(f"{path}: holds no {CONFIG}; give a run folder or a folder written by model.save")
+    config = build_model(read_yaml(path / CONFIG).get("model") or {})
+    candidates = [path / WEIGHTS, path / "checkpoints" / checkpoint / WEIGHTS]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate, config
+    raise InputError(
+        f"{path}: holds no weights ({WEIGHTS}, or checkpoints/{checkpoint}/{WEIGHTS}); has the run saved a checkpoint yet?"
+    )
+
+
+def read(file: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a safetensors file; InputError if it is damaged."""
+    try:
+        return load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise InputError(
+            f"{file}: damaged or not a safetensors file ({error}); take another checkpoint or train again"
+        ) from error
+
+
+def assign(model: nn.Module, tensors: dict[str, torch.Tensor], origin: Path) -> None:
+    """Load `tensors` into `model`; InputError names what does not fit."""
+    own: dict[str, Any] = model.state_dict()
+    missing, unknown = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
+    wrong = [name for name in own.keys() & tensors.keys() if own[name].shape != tensors[name].shape]
+    if wrong:
+        name = sorted(wrong)[0]
+        hint = " (is this another vocabulary? see model.vocab_size)" if "embedding" in name or "output" in name else ""
+        raise InputError(
+            f"{origin}: '{name}' is {tuple(tensors[name].shape)}, the model's is {tuple(own[name].shape)}{hint}"
+        )
+    if missing or unknown:
+        raise InputError(
+            f"{origin}: does not fit the configuration beside it; missing {missing[:3]}, unknown {unknown[:3]}"
+        )
+    model.load_state_dict(tensors, assign=True)  # takes the saved dtype too
