@@ -94,8 +94,8 @@ target=.
 printf 'Installing fullrank into .venv (the first time this downloads some hundred megabytes)\n'
 : >.venv/unfinished
 rm -f .venv/installed
-status=0
-.venv/bin/python -m pip install -q -c constraints.txt -e "$target" || status=$?
+status=0 # two q: neither progress nor the remarks of an unusual index configuration, errors only
+.venv/bin/python -m pip install -qq -c constraints.txt -e "$target" || status=$?
 # pip that ends by itself leaves a usable environment even when it fails; only a killed one does not
 [ "$status" -ge 128 ] || rm -f .venv/unfinished
 [ "$status" -eq 0 ] || fail "pip could not install fullrank (see above); call again when the cause is mended"

@@ -1,0 +1,277 @@
+"""The house: the script that keeps .venv, the layers, the licence, links between pages, and what may be committed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Stands in for a Python interpreter. It answers the script's questions, writes down what it is asked to do, and fails
+# or is "killed" where a file of that name lies beside it.
+FAKE_PYTHON = """#!/bin/sh
+home=HOME_FOLDER
+version=$(cat "$home/version")
+case "$*" in
+    "--version") echo "Python $version" ;;
+    *platform*) echo "$version" ;;
+    *version_info*3,\\ 11*) [ "${version#3.}" -ge 11 ] ;;
+    *base_prefix*) echo "$home $version" ;;
+    "-m venv --clear "*)
+        echo "venv" >>"$home/calls"
+        rm -rf .venv
+        mkdir -p .venv/bin
+        cp "$home/python" .venv/bin/python ;;
+    *ensurepip*)
+        echo "ensurepip" >>"$home/calls"
+        if [ -e "$home/ensurepip_fails" ]; then rm "$home/ensurepip_fails"; exit 1; fi ;;
+    *"pip --version"*) exit 0 ;;
+    *"pip install"*)
+        echo "install $PIP_CONSTRAINT $PIP_BUILD_CONSTRAINT $*" >>"$home/calls"
+        if [ -e "$home/killed" ]; then rm "$home/killed"; kill -9 $PPID; fi
+        if [ -e "$home/pip_fails" ]; then rm "$home/pip_fails"; exit 1; fi ;;
+    *) echo "unexpected: $*" >&2; exit 99 ;;
+esac
+"""
+
+
+class Clone:
+    """A folder with what the script reads, and a stand-in for Python beside it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home = folder / "interpreter"
+        self.place = folder / "clone with a space"
+        self.home.mkdir()
+        (self.place / "scripts").mkdir(parents=True)
+        shutil.copy(ROOT / "scripts" / "venv.sh", self.place / "scripts")
+        shutil.copy(ROOT / "Makefile", self.place)
+        for name in ("pyproject.toml", "constraints.txt"):
+            (self.place / name).write_text("as it was\n")
+        self.python = self.home / "python"
+        self.python.write_text(FAKE_PYTHON.replace("HOME_FOLDER", str(self.home)))
+        self.python.chmod(0o755)
+        self.set("version", "3.12")
+
+    def set(self, name: str, text: str = "") -> None:
+        (self.home / name).write_text(text)
+
+    def setup(self, extras: str = "run", python: str | None = None) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PYTHON": str(self.python) if python is None else python}
+        return subprocess.run(
+            ["sh", "scripts/venv.sh", extras], cwd=self.place, env=environment, capture_output=True, text=True
+        )
+
+    def calls(self) -> list[str]:
+        """What was asked of the interpreter since the last look: the first word of each line."""
+        log = self.home / "calls"
+        words = [line.split()[0] for line in log.read_text().splitlines()] if log.exists() else []
+        log.unlink(missing_ok=True)
+        return words
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Clone:
+    return Clone(tmp_path)
+
+
+def test_environment_is_built_once_and_then_left_alone(clone: Clone) -> None:
+    assert clone.setup().returncode == 0
+    assert clone.calls() == ["venv", "ensurepip", "install"]
+    again = clone.setup()
+    assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
+    assert clone.calls() == []
+
+
+def test_constraints_hold_in_every_pip_call(clone: Clone) -> None:
+    clone.setup("dev")
+    install = (clone.home / "calls").read_text().splitlines()[-1]
+    assert install.startswith("install constraints.txt constraints.txt ")
+    assert "-c constraints.txt -e .[dev]" in install
+
+
+def test_tools_are_added_when_asked_for_and_stay(clone: Clone) -> None:
+    clone.setup("run")
+    clone.calls()
+    clone.setup("dev")
+    assert clone.calls() == ["install"]
+    clone.setup("run")
+    assert clone.calls() == []
+
+
+@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
+def test_changed_requirements_are_installed(clone: Clone, name: str) -> None:
+    clone.setup()
+    clone.calls()
+    (clone.place / name).write_text("changed\n")
+    clone.setup()
+    assert clone.calls() == ["install"]
+
+
+def test_killed_installation_is_built_anew(clone: Clone) -> None:
+    clone.set("killed")
+    assert clone.setup().returncode != 0
+    assert clone.calls() == ["venv", "ensurepip", "install"]
+    assert clone.setup().returncode == 0
+    assert clone.calls() == ["venv", "ensurepip", "install"]
+    assert clone.setup().returncode == 0
+    assert clone.calls() == []
+
+
+def test_failed_installation_keeps_the_environment_and_is_tried_again(clone: Clone) -> None:
+    clone.set("pip_fails")
+    failed = clone.setup()
+    assert failed.returncode == 2
+    assert "pip could not install fullrank" in failed.stderr
+    clone.calls()
+    assert clone.setup().returncode == 0
+    assert clone.calls() == ["install"]
+
+
+def test_ensurepip_that_fails_once_is_retried(clone: Clone) -> None:
+    clone.set("ensurepip_fails")
+    assert clone.setup().returncode == 0
+    assert clone.calls() == ["venv", "ensurepip", "venv", "ensurepip", "install"]
+
+
+def test_moved_environment_is_built_anew(clone: Clone) -> None:
+    clone.setup()
+    clone.calls()
+    clone.place = clone.place.rename(clone.place.with_name("moved"))
+    clone.setup()
+    assert clone.calls() == ["venv", "ensurepip", "install"]
+
+
+def test_other_python_is_taken_when_named(clone: Clone) -> None:
+    clone.setup()
+    clone.calls()
+    clone.set("version", "3.13")  # the stand-in in .venv reads it too, so its recorded answer is replaced below
+    inner = clone.place / ".venv" / "bin" / "python"
+    inner.write_text(inner.read_text().replace('version=$(cat "$home/version")', "version=3.12"))
+    clone.setup()
+    assert clone.calls() == ["venv", "ensurepip", "install"]
+
+
+def test_old_python_is_refused(clone: Clone) -> None:
+    clone.set("version", "3.10")
+    refused = clone.setup()
+    assert refused.returncode == 2
+    assert refused.stderr.strip() == f"PYTHON={clone.python} is Python 3.10; fullrank needs Python 3.11 or later"
+    assert not (clone.place / ".venv").exists()
+    missing = clone.setup(python="no-such-python")
+    assert missing.returncode == 2
+    assert "PYTHON=no-such-python cannot be run" in missing.stderr
+
+
+def test_make_hands_the_refusal_on(clone: Clone) -> None:
+    clone.set("version", "3.10")
+    for target in ("demo", "test", "lint"):
+        made = subprocess.run(
+            ["make", target, f"PYTHON={clone.python}"], cwd=clone.place, capture_output=True, text=True
+        )
+        assert made.returncode != 0
+        assert "fullrank needs Python 3.11 or later" in made.stderr
+
+
+def test_pinned_torch_is_the_one_that_runs() -> None:
+    import torch
+
+    pinned = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split() if "==" in line)
+    assert torch.__version__.partition("+")[0] == pinned["torch"]
+
+
+# An import that the layers forbid, from the first to the second; one for every rule
+FORBIDDEN = [
+    ("errors", "config"), ("config", "data"), ("config", "torch"), ("data", "evaluation"),
+    ("evaluation", "attention"), ("decoding", "model"), ("reporting", "training"), ("attention", "model"),
+    ("attention", "data"), ("model", "training"), ("model", "data"), ("model", "tasks"), ("training", "model"),
+    ("training", "attention"), ("training", "data"), ("training", "reporting"), ("tasks", "cli"),
+]  # fmt: skip
+
+
+def test_layers_hold_and_every_forbidden_import_is_seen(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+
+    def lint() -> tuple[int, str]:
+        command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path / "src"), "COLUMNS": "200"}
+        ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        return ran.returncode, ran.stdout + ran.stderr
+
+    status, said = lint()
+    assert status == 0, said
+    for importer, imported in FORBIDDEN:
+        package = tmp_path / "src" / "fullrank" / importer
+        file = package / "layer_fault.py" if package.is_dir() else package.with_suffix(".py")
+        target = imported if imported == "torch" else f"fullrank.{imported}"
+        with file.open("a", encoding="utf-8") as out:
+            out.write(f"\nimport {target}\n")
+    status, said = lint()
+    assert status == 1, said
+    for importer, imported in FORBIDDEN:
+        module = importer if importer == "errors" else f"{importer}.layer_fault"
+        target = imported if imported == "torch" else f"fullrank.{imported}"
+        assert f"fullrank.{module} -> {target} (l." in said, f"{importer} -> {imported} was not seen in:\n{said}"
+
+
+def test_importing_the_package_is_light() -> None:
+    program = "import sys, fullrank; print(*sorted({'torch', 'pydantic', 'numpy'} & set(sys.modules)))"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert loaded.stdout.strip() == ""
+
+
+def test_licence_is_the_whole_text_and_the_one_declared() -> None:
+    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["license"] == "Apache-2.0"
+    assert "Version 2.0, January 2004" in text
+    assert [f"   {n}. " in text for n in range(1, 10)] == [True] * 9
+    assert "END OF TERMS AND CONDITIONS" in text
+
+
+def _pages() -> list[Path]:
+    return [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    found = 0
+    for page in _pages():
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+            if "://" not in target and not target.startswith("mailto:"):
+                found += 1
+                assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
+    assert found > 5
+
+
+def test_decisions_have_their_three_parts() -> None:
+    decisions = sorted((ROOT / "docs" / "adr").glob("*.md"))
+    assert [page.name[:4] for page in decisions] == [f"{n:04}" for n in range(1, len(decisions) + 1)]
+    assert len(decisions) >= 6
+    for page in decisions:
+        headings = re.findall(r"^## (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        assert headings == ["Context", "Decision", "Consequences"], page.name
+
+
+def test_nothing_is_pickled() -> None:
+    sources = list((ROOT / "src").rglob("*.py"))
+    assert len(sources) > 20
+    for source in sources:
+        text = source.read_text(encoding="utf-8")
+        assert not re.search(r"^\s*(import|from) (c?pickle|shelve|joblib|dill)\b", text, re.MULTILINE), source.name
+        assert not re.search(r"\btorch\.(save|load)\(|allow_pickle=True", text), source.name
+
+
+def test_nothing_heavy_is_committed() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout, so there is no list of committed files")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    files = [ROOT / name for name in listed.split("\0") if name and (ROOT / name).is_file()]
+    assert len(files) > 20
+    assert [file.name for file in files if file.stat().st_size > 500 * 1024] == []
