@@ -25,7 +25,7 @@ class Attention(nn.Module):
     x (B, N, E), source (B, M, E) -> (B, N, E).  `source` defaults to x (self-attention, causal unless a layout says
     otherwise); with another source and no layout every query sees every key (cross-attention).
     Built from a `ModelConfig`, or from an `AttentionConfig` and the sizes it lacks. The size of a head is independent of
-    the width E. Raises ConfigError if a size is missing.
+    the width E. Raises ConfigError if a size is missing, or given twice.
     """
 
     def __init__(
@@ -41,6 +41,8 @@ class Attention(nn.Module):
         super().__init__()
         rotary = None
         if isinstance(config, ModelConfig):
+            if any(given is not None for given in (hidden_size, num_attention_heads, head_dim)):
+                raise ConfigError("Attention: a ModelConfig has its own sizes; change them there")
             model, config = config, config.attention
             hidden_size, num_attention_heads, head_dim = model.hidden_size, model.num_attention_heads, model.head_dim
             dropout, max_position_embeddings = model.dropout.attention, model.max_position_embeddings
@@ -70,7 +72,9 @@ class Attention(nn.Module):
             layout = Layout.of(x.shape[1], keys, causal=source is None, device=x.device)
         return self._attend(self.project(x, x if source is None else source, layout), layout, trace)
 
-    def continued(self, x: Tensor, past: KeyValues | None, layout: Layout) -> tuple[Tensor, KeyValues]:
+    def continued(
+        self, x: Tensor, past: KeyValues | None, layout: Layout, *, trace: Trace | None = None
+    ) -> tuple[Tensor, KeyValues]:
         """Self-attention of new tokens x (B, N, E) after `past`; returns the output and the past of the next call.
 
         `layout` covers past and new keys. The projected queries mix heads exactly as in one full pass.
@@ -79,7 +83,7 @@ class Attention(nn.Module):
         if past is not None:
             keys, values = past[0], past[1]
             heads = Heads(heads.query, heads.scored, _join(keys, heads.keys), _join(values, heads.values))
-        return self._attend(heads, layout, None), (heads.keys, heads.values)
+        return self._attend(heads, layout, trace), (heads.keys, heads.values)
 
     def _attend(self, heads: Heads, layout: Layout, trace: Trace | None) -> Tensor:
         keys, values = self.route(heads.keys, heads.values)

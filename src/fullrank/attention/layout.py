@@ -25,9 +25,17 @@ class Layout:
     @classmethod
     def of(cls, queries: int, keys: int | None = None, *, causal: bool = True, device: torch.device | None = None,
            key_mask: Tensor | None = None) -> Layout:  # fmt: skip
-        """The layout of `queries` tokens that continue a text so that `keys` tokens are there in all."""
-        positions = torch.arange(queries if keys is None else keys, device=device)
-        return cls(positions[positions.shape[0] - queries :], positions, causal, key_mask)
+        """The layout of `queries` tokens that continue a text so that `keys` tokens are there in all.
+
+        Without `causal` there may be more queries than keys (cross-attention); both end at the same position.
+        Raises ValueError for a causal layout with more queries than keys.
+        """
+        keys = queries if keys is None else keys
+        if causal and queries > keys:
+            raise ValueError(f"{queries} queries over {keys} keys: causal queries are the last ones of the keys")
+        positions = torch.arange(min(keys - queries, 0), keys, device=device)
+        last = positions.shape[0]
+        return cls(positions[last - queries :], positions[last - keys :], causal, key_mask)
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -36,6 +36,11 @@ _registered: dict[tuple[str, str], Any] = {}
 Registered = TypeVar("Registered")
 
 
+def _described(item: Any) -> str:
+    """What an error calls a registered object; a `functools.partial` has no name of its own."""
+    return getattr(item, "__qualname__", None) or repr(item)
+
+
 def register(slot: str, name: str) -> Callable[[Registered], Registered]:
     """Class (or function) decorator: make the decorated object the meaning of `name` in `slot`.
 
@@ -46,8 +51,8 @@ def register(slot: str, name: str) -> Callable[[Registered], Registered]:
 
     def add(item: Registered) -> Registered:
         known = _registered.get((slot, name))
-        if known is not None and known.__qualname__ != item.__qualname__:  # type: ignore[attr-defined]
-            raise ConfigError(f"{slot} '{name}' is already registered by {known.__qualname__}; choose another name")
+        if known is not None and _described(known) != _described(item):  # the same name twice: a module read again
+            raise ConfigError(f"{slot} '{name}' is already registered by {_described(known)}; choose another name")
         _registered[slot, name] = item
         return item
 

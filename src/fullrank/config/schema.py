@@ -8,11 +8,11 @@ A field left at `None` is resolved from the others on construction, so that a sa
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 from fullrank.config import registry
-from fullrank.errors import ConfigError
+from fullrank.errors import ConfigError, suggest
 
 # A stage by name, or `{name: ..., option: value}` where its class declares a nested `Config` dataclass of options.
 Stage = str | dict[str, Any]
@@ -40,6 +40,10 @@ def _check_stage(problems: list[str], slot: str, stage: Stage, key: str) -> None
         config = getattr(found, "Config", None)
         if config is None:
             problems.append(f"{key}: '{stage_name(stage)}' takes no options, given {sorted(options)}")
+            return
+        known = [option.name for option in fields(config)]
+        if unknown := sorted(set(options) - set(known)):
+            problems.extend(f"{key}: '{stage_name(stage)}' has no option '{o}'; {suggest(o, known)}" for o in unknown)
             return
         try:
             config(**options)
@@ -164,25 +168,28 @@ class ModelConfig(_Strict):
         for key in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim",
                     "intermediate_size", "max_position_embeddings"):  # fmt: skip
             value = getattr(self, key)
-            if value is not None and value < 1:
-                problems.append(f"model.{key}: a positive number, given {value}")
-        if self.head_dim is None and self.num_attention_heads > 0:
+            if value is not None and not (type(value) is int and value > 0):
+                problems.append(f"model.{key}: a positive whole number, given {value!r}")
+        if self.head_dim is None and not problems:  # nothing is derived from wrong sizes
             if self.hidden_size % self.num_attention_heads:
                 problems.append(
                     f"model.head_dim: hidden_size {self.hidden_size} is not divisible by num_attention_heads "
                     f"{self.num_attention_heads}; change one of them or set model.head_dim"
                 )
             object.__setattr__(self, "head_dim", max(1, self.hidden_size // self.num_attention_heads))
-        if self.intermediate_size is None:
+        if self.intermediate_size is None and not problems:
             object.__setattr__(self, "intermediate_size", 4 * self.hidden_size)
         if self.final_norm is None:
             object.__setattr__(self, "final_norm", self.norm == "pre")
         _check_stage(problems, "position", self.position, "model.position")
         _check_stage(problems, "activation", self.hidden_act, "model.hidden_act")
         _check_stage(problems, "initializer", self.initializer, "model.initializer")
+        for key in ("layer_norm_eps", "rope_theta"):
+            if not getattr(self, key) > 0:
+                problems.append(f"model.{key}: a positive number, given {getattr(self, key)}")
         if self.norm not in ("pre", "post"):
             problems.append(f"model.norm: 'pre' or 'post', given '{self.norm}'")
-        if self.position == "rotary" and self.head_dim is not None and self.head_dim % 2:
+        if self.position == "rotary" and isinstance(self.head_dim, int) and self.head_dim % 2:
             problems.append(f"model.head_dim: rotary positions need an even head size, given {self.head_dim}")
         if self.memory_length != 0:
             problems.append(

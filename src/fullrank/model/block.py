@@ -30,12 +30,14 @@ class Block(nn.Module):
         x = self._residual(x, self.attention_norm, lambda h: self.attention(h, layout=layout, trace=trace))
         return self._residual(x, self.feed_forward_norm, self.feed_forward)
 
-    def continued(self, x: Tensor, past: KeyValues | None, layout: Layout) -> tuple[Tensor, KeyValues]:
+    def continued(
+        self, x: Tensor, past: KeyValues | None, layout: Layout, trace: Trace | None = None
+    ) -> tuple[Tensor, KeyValues]:
         """The same for new tokens after `past`; also returns the past of the next call."""
         kept: list[KeyValues] = []
 
         def attend(h: Tensor) -> Tensor:
-            out, present = self.attention.continued(h, past, layout)
+            out, present = self.attention.continued(h, past, layout, trace=trace)
             kept.append(present)
             return out
 

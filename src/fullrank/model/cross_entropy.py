@@ -150,5 +150,7 @@ def weighted_loss(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, scale: Tensor, label_smoothing: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """sum_t scale_t loss_t and, without gradient, sum_t scale_t nll_t; scale (T,). Shapes as in `token_nll`."""
+    if not torch.is_grad_enabled():  # a Function is told what requires gradients even then, and would form them in vain
+        hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
     loss, nll = _WeightedLoss.apply(hidden, weight, bias, targets, scale, label_smoothing)
     return loss, nll

@@ -105,7 +105,7 @@ class LanguageModel(nn.Module):
             if cache is None:
                 x = block(x, layout, trace)
             else:
-                x, present = block.continued(x, cache.layers[i], layout)
+                x, present = block.continued(x, cache.layers[i], layout, trace)
                 layers.append(present)
         after = None if cache is None else Cache(tuple(layers), mask)
         return self.output_dropout(self.final_norm(x)), after
@@ -179,6 +179,8 @@ class LanguageModel(nn.Module):
     ) -> LossParts:
         """`loss` and, beside it, the plain nll that label smoothing hides; a trace collects what penalties need."""
         self._check_targets(input_ids, targets)
+        if weights is not None and weights.shape != targets.shape:
+            raise InputError(f"weights {tuple(weights.shape)} must have the shape of targets {tuple(targets.shape)}")
         hidden, _ = self.hidden(input_ids, memory, attention_mask=attention_mask, trace=trace)
         return LossParts(*self.output.loss(hidden, targets, weights, label_smoothing))
 
