@@ -1,0 +1,136 @@
+"""Beam search: the most probable continuations, several at a time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fullrank.decoding.reading import Decodable, Reading, decoding
+from fullrank.errors import InputError
+
+
+@dataclass(frozen=True)
+class Hypotheses:
+    """The best continuations of each prompt, best first.
+
+    ids (B, n, T): new tokens, <eos> included; after the end of a hypothesis, eos_id (0 without one).
+    log_probs (B, n): sum over the tokens, nats. scores (B, n): log_probs / length^length_penalty.
+    lengths (B, n): new tokens, <eos> included. T is the longest. Where fewer than n continuations are possible at all,
+    the rest have length 0 and score -inf.
+    """
+
+    ids: Tensor
+    log_probs: Tensor
+    scores: Tensor
+    lengths: Tensor
+
+
+@dataclass(frozen=True)
+class _Hypothesis:
+    tokens: Tensor  # (length,)
+    log_prob: float
+    score: float
+
+
+def beam_search(
+    model: Decodable,
+    prompt_ids: Tensor,
+    *,
+    max_new_tokens: int,
+    beams: int = 4,
+    n_best: int = 1,
+    length_penalty: float = 1.0,
+    eos_id: int | None = None,
+    attention_mask: Tensor | None = None,
+    use_cache: bool = True,
+) -> Hypotheses:
+    """The `n_best` continuations of prompts (B, N), padded on the left, found by a beam of `beams` unfinished texts.
+
+        score(y) = sum_t log p(y_t | prompt, y_1 .. y_{t-1}) / length(y)^length_penalty
+
+    In every step the beam keeps the `beams` most probable unfinished texts. A text that ends with `eos_id` counts if it is
+    among the `beams` most probable of its step; texts cut off at `max_new_tokens` count too. As in fairseq, the search for
+    a prompt is over when `beams` texts have ended; before that it stops only if no unfinished text could still come among
+    the best, whatever followed. One beam is greedy decoding; a beam as wide as there are texts is exhaustive search.
+    Raises InputError for values out of range and for sequences longer than the model can take.
+    """
+    if beams < 1:
+        raise InputError(f"beams: one or more, given {beams}")
+    if not 1 <= n_best <= beams:
+        raise InputError(f"n_best: from 1 to the number of beams ({beams}), given {n_best}")
+    if not -10 <= length_penalty <= 10:
+        raise InputError(f"length_penalty: an exponent from -10 to 10 (usual are 0 to 2), given {length_penalty}")
+    with decoding(model):
+        log_probs, reading = Reading.of_prompts(
+            model, prompt_ids, attention_mask, max_new_tokens=max_new_tokens, use_cache=use_cache
+        )
+        found: list[list[_Hypothesis]] = [[] for _ in prompt_ids]
+        searching = list(range(len(found)))  # the prompt of each row below
+        totals = log_probs.new_zeros(len(found), 1)  # (R, W): log-probability of each unfinished text
+        tokens = prompt_ids.new_empty(len(found), 1, 0)  # (R, W, t)
+        for length in range(1, max_new_tokens + 1):
+            weight = length**-length_penalty
+            (rows, width), vocabulary = totals.shape, log_probs.shape[-1]
+            scores = totals[:, :, None] + log_probs.view(rows, width, vocabulary)
+            if eos_id is not None:
+                best = scores.flatten(1).topk(min(beams, width * vocabulary))
+                ends = (best.indices % vocabulary == eos_id) & (best.values > -math.inf)
+                for row, place in ends.nonzero().tolist():
+                    before = tokens[row, best.indices[row, place] // vocabulary]
+                    text = torch.cat((before, before.new_tensor([eos_id])))
+                    total = best.values[row, place].item()
+                    found[searching[row]].append(_Hypothesis(text, total, total * weight))
+                scores[:, :, eos_id] = -math.inf
+            totals, flat = scores.flatten(1).topk(min(beams, width * (vocabulary - (eos_id is not None))))
+            source, token = flat // vocabulary, flat % vocabulary  # (R, W')
+            tokens = torch.cat(
+                (tokens.gather(1, source[..., None].expand(-1, -1, length - 1)), token[..., None]), dim=2
+            )
+            if length == max_new_tokens:
+                for row, prompt in enumerate(searching):
+                    for text, total in zip(tokens[row], totals[row].tolist(), strict=True):
+                        if total > -math.inf:
+                            found[prompt].append(_Hypothesis(text, total, total * weight))
+                break
+            # sums only fall, and a given (negative) sum scores best at the next length or at the last
+            reach = min(max_new_tokens**-length_penalty, (length + 1) ** -length_penalty)
+            hopes = [row[0] if row else -math.inf for row in totals.tolist()]
+            active = [
+                row
+                for row, prompt in enumerate(searching)
+                if not _decided(found[prompt], hopes[row] * reach, beams=beams, n_best=n_best)
+            ]
+            if not active:
+                break
+            index = torch.tensor(active, device=prompt_ids.device)
+            searching = [searching[row] for row in active]
+            totals, tokens, source = totals[index], tokens[index], source[index]
+            reading = reading.rows((source + index[:, None] * width).flatten())
+            log_probs, reading = reading.then(tokens[:, :, -1].flatten())
+    return _best(found, n_best, eos_id, prompt_ids, totals)
+
+
+def _decided(found: list[_Hypothesis], hope: float, *, beams: int, n_best: int) -> bool:
+    """Can nothing be gained any more? `hope` is the best score that an unfinished text can reach."""
+    if len(found) >= beams or hope == -math.inf:
+        return True
+    return len(found) >= n_best and hope < sorted(text.score for text in found)[-n_best]
+
+
+def _best(
+    found: list[list[_Hypothesis]], n_best: int, eos_id: int | None, prompt_ids: Tensor, totals: Tensor
+) -> Hypotheses:
+    kept = [sorted(texts, key=lambda text: -text.score)[:n_best] for texts in found]
+    longest = max((len(text.tokens) for texts in kept for text in texts), default=0)
+    shape = (len(found), n_best)
+    ids = prompt_ids.new_full((*shape, longest), 0 if eos_id is None else eos_id)
+    log_probs, scores = totals.new_full(shape, -math.inf), totals.new_full(shape, -math.inf)
+    lengths = torch.zeros(shape, dtype=torch.int64, device=prompt_ids.device)
+    for b, texts in enumerate(kept):
+        for n, text in enumerate(texts):
+            ids[b, n, : len(text.tokens)] = text.tokens
+            log_probs[b, n], scores[b, n], lengths[b, n] = text.log_prob, text.score, len(text.tokens)
+    return Hypotheses(ids, log_probs, scores, lengths)

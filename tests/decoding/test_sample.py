@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from decoding_standin import PROMPTS, Out, Recurrent, State, WithoutCache, log_prob, padded
+
+from fullrank.decoding import Sequences, sample
+from fullrank.decoding.reading import log_normalized
+from fullrank.decoding.sample import distribution
+from fullrank.errors import InputError, RunError
+
+
+def greedy_by_hand(model: Recurrent, prompt: list[int], count: int, eos: int | None) -> list[int]:
+    text: list[int] = []
+    while len(text) < count and (not text or text[-1] != eos):
+        text.append(int(model(torch.tensor([[*prompt, *text]])).logits[0, -1].argmax()))
+    return text
+
+
+def rows(found: Sequences) -> list[list[int]]:
+    return [ids[:length].tolist() for ids, length in zip(found.ids, found.lengths.tolist(), strict=True)]
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+@pytest.mark.parametrize("eos", [None, 2])
+def test_greedy_batch_with_padding_is_each_row_by_hand(use_cache: bool, eos: int | None) -> None:
+    model = Recurrent(7, seed=3).eval()
+    ids, mask = padded(PROMPTS)
+    found = sample(model, ids, max_new_tokens=9, greedy=True, eos_id=eos, attention_mask=mask, use_cache=use_cache)
+    expected = [greedy_by_hand(model, prompt, 9, eos) for prompt in PROMPTS]
+    assert rows(found) == expected
+    if eos is not None:
+        assert len({len(text) for text in expected}) > 1  # rows end at different steps, or nothing is shown
+    for b, text in enumerate(expected):
+        assert found.log_probs[b].sum().item() == pytest.approx(log_prob(model, PROMPTS[b], tuple(text)), abs=1e-12)
+        assert found.ids[b, len(text) :].tolist() == [eos] * (found.ids.shape[1] - len(text))
+        assert found.log_probs[b, len(text) :].tolist() == [0.0] * (found.ids.shape[1] - len(text))
+
+
+def test_cache_reads_every_token_once_and_changes_nothing() -> None:
+    model = Recurrent(7, seed=3).eval()
+    ids, mask = padded(PROMPTS)
+    options = {"max_new_tokens": 6, "seed": 5, "attention_mask": mask}
+    cached = sample(model, ids, **options)
+    assert model.read == ids.numel() + 5 * len(PROMPTS)
+    again = sample(model, ids, use_cache=False, **options)
+    bare = sample(WithoutCache(model), ids, use_cache=False, **options)
+    assert cached.ids.tolist() == again.ids.tolist() == bare.ids.tolist()
+    torch.testing.assert_close(cached.log_probs, again.log_probs, rtol=0, atol=1e-12)
+    torch.testing.assert_close(cached.log_probs, bare.log_probs, rtol=0, atol=1e-12)
+
+
+def test_what_stands_in_the_padding_is_never_read() -> None:
+    model = Recurrent(7, seed=3).eval()
+    found = [
+        sample(model, ids, max_new_tokens=5, seed=1, attention_mask=mask)
+        for ids, mask in (padded(PROMPTS, filler) for filler in (0, 6))
+    ]
+    assert found[0].ids.tolist() == found[1].ids.tolist()
+
+
+def joint(model: Recurrent, prompt: list[int]) -> dict[tuple[int, ...], float]:
+    """p(text) of all texts of two tokens."""
+    texts = itertools.product(range(len(model.bias)), repeat=2)
+    return {text: torch.tensor(log_prob(model, prompt, text), dtype=torch.float64).exp().item() for text in texts}
+
+
+def chi_square(found: Sequences, expected: dict[tuple[int, ...], float]) -> float:
+    total = len(found.ids)
+    counts = dict.fromkeys(expected, 0)
+    for text in found.ids.tolist():
+        counts[tuple(text)] += 1
+    return sum((counts[text] - total * p) ** 2 / (total * p) for text, p in expected.items())
+
+
+def test_samples_follow_the_probabilities() -> None:
+    model = Recurrent(5, seed=2, sharpness=0.7).eval()
+    prompt = [1, 3]
+    expected = joint(model, prompt)
+    assert min(expected.values()) * 20_000 > 5
+    many = torch.tensor([prompt]).expand(20_000, -1)
+    # 24 degrees of freedom: the statistic exceeds 52 once in a thousand seeds
+    assert chi_square(sample(model, many, max_new_tokens=2, seed=11), expected) < 52
+    assert chi_square(sample(model, many, max_new_tokens=2, seed=11, temperature=1.2), expected) > 100
+
+
+def test_temperature_sharpens_as_the_formula_says() -> None:
+    p = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    powers = p**2.5
+    torch.testing.assert_close(distribution(p.log(), temperature=0.4), powers / powers.sum())
+    torch.testing.assert_close(distribution(p.log() + 7.0), p)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-3, 1e-30, 1e-308])
+def test_temperature_near_zero_is_greedy(temperature: float) -> None:
+    model = Recurrent(7, seed=3).eval()
+    ids, mask = padded(PROMPTS)
+    cold = sample(model, ids, max_new_tokens=9, temperature=temperature, seed=4, attention_mask=mask)
+    greedy = sample(model, ids, max_new_tokens=9, greedy=True, attention_mask=mask)
+    assert cold.ids.tolist() == greedy.ids.tolist()
+
+
+def test_top_k_keeps_exactly_the_most_probable() -> None:
+    p = torch.tensor([[0.1, 0.4, 0.2, 0.3], [0.25, 0.25, 0.25, 0.25]], dtype=torch.float64)
+    expected = torch.tensor([[0, 4 / 7, 0, 3 / 7], [0.5, 0.5, 0, 0]], dtype=torch.float64)
+    torch.testing.assert_close(distribution(p.log(), top_k=2), expected)
+    torch.testing.assert_close(distribution(p.log(), top_k=9), p)
+
+
+@pytest.mark.parametrize(
+    ("top_p", "kept"), [(0.1, [1]), (0.39, [1]), (0.41, [1, 3]), (0.69, [1, 3]), (0.71, [1, 2, 3]), (1.0, [0, 1, 2, 3])]
+)
+def test_top_p_keeps_the_smallest_set_with_that_share(top_p: float, kept: list[int]) -> None:
+    p = torch.tensor([0.1, 0.4, 0.2, 0.3], dtype=torch.float64)
+    expected = torch.zeros_like(p)
+    expected[kept] = p[kept] / p[kept].sum()
+    torch.testing.assert_close(distribution(p.log(), top_p=top_p), expected)
+
+
+def test_top_p_cuts_what_temperature_and_top_k_left() -> None:
+    p = torch.tensor([0.1, 0.4, 0.2, 0.3], dtype=torch.float64)
+    # squared: 1 16 4 9; the best three renormalised 16/29, 9/29, 4/29; 0.6 needs the first two
+    expected = torch.tensor([0, 16 / 25, 0, 9 / 25], dtype=torch.float64)
+    torch.testing.assert_close(distribution(p.log(), temperature=0.5, top_k=3, top_p=0.6), expected)
+
+
+def test_an_impossible_token_is_never_drawn() -> None:
+    p = torch.tensor([0.5, 0.0, 0.5, 0.0])
+    assert distribution(p.log(), temperature=3.0)[[1, 3]].tolist() == [0.0, 0.0]
+    assert distribution(p.log(), temperature=3.0, top_k=3, top_p=0.999)[[1, 3]].tolist() == [0.0, 0.0]
+
+
+def test_truncation_reaches_the_drawn_tokens() -> None:
+    model = Recurrent(7, seed=3, sharpness=0.3).eval()
+    many = torch.tensor([[1, 3]]).expand(500, -1)
+    found = sample(model, many, max_new_tokens=1, top_k=2, seed=0)
+    best = model(many[:1]).logits[0, -1].topk(2).indices.tolist()
+    assert sorted(set(found.ids[:, 0].tolist())) == sorted(best)
+    # the probabilities reported are the model's own, not those of the truncated draw
+    table = model(many[:1]).logits[0, -1].log_softmax(-1)
+    torch.testing.assert_close(found.log_probs[:, 0], table[found.ids[:, 0]], rtol=0, atol=1e-12)
+
+
+def test_seed_decides_and_the_global_generator_is_untouched() -> None:
+    model = Recurrent(7, seed=3, sharpness=0.3).eval()
+    prompt = torch.tensor([[1, 3]])
+    before = torch.get_rng_state()
+    first, same, other = (sample(model, prompt, max_new_tokens=20, seed=seed).ids.tolist() for seed in (1, 1, 2))
+    assert first == same != other
+    free = {str(sample(model, prompt, max_new_tokens=20).ids.tolist()) for _ in range(3)}
+    assert len(free) > 1
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_dropout_is_off_while_decoding_and_on_again_after() -> None:
+    model = Recurrent(7, seed=3).train()
+    prompt = torch.tensor([[1, 3]])
+    found = sample(model, prompt, max_new_tokens=8, greedy=True)
+    assert model.training
+    assert model.dropout.training
+    assert rows(found) == [greedy_by_hand(model.eval(), [1, 3], 8, None)]
+    assert not found.log_probs.requires_grad
+
+
+def test_stops_when_every_row_has_ended() -> None:
+    model = Recurrent(4, seed=0).eval()
+    model.bias[2] = 1e4
+    found = sample(model, torch.tensor([[1], [3]]), max_new_tokens=50, eos_id=2, seed=0)
+    assert found.ids.tolist() == [[2], [2]]
+    assert model.calls == 1
+
+
+def test_half_precision_logits_are_normalised_in_single() -> None:
+    logits = torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.bfloat16)
+    assert log_normalized(logits).dtype == torch.float32
+    torch.testing.assert_close(log_normalized(logits), logits.float().log_softmax(-1))
+
+
+def test_context_limit_is_checked_before_the_model_is_called() -> None:
+    model = Recurrent(5, max_length=8).eval()
+    prompt = torch.tensor([[1, 2, 3]])
+    assert sample(model, prompt, max_new_tokens=5, seed=0).ids.shape == (1, 5)
+    model.calls = 0
+    with pytest.raises(InputError, match=r"a prompt of 3 tokens and max_new_tokens 6 make 9, .* at most 8"):
+        sample(model, prompt, max_new_tokens=6, seed=0)
+    assert model.calls == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens: one or more, given 0"),
+        ({"temperature": -1.0}, "temperature: zero or more"),
+        ({"temperature": float("nan")}, "temperature: zero or more"),
+        ({"top_k": 0}, "top_k: one or more"),
+        ({"top_p": 0.0}, "top_p: a share above 0"),
+        ({"top_p": 1.5}, "top_p: a share above 0"),
+        ({"attention_mask": torch.tensor([[1, 0, 1]])}, "padded on the left"),
+        ({"attention_mask": torch.tensor([[1, 1, 0]])}, "padded on the left"),
+        ({"attention_mask": torch.tensor([[1, 1]])}, r"shape \(1, 3\) like prompt_ids, given \(1, 2\)"),
+    ],
+)
+def test_values_out_of_range_are_refused(options: dict[str, object], message: str) -> None:
+    model = Recurrent(5).eval()
+    with pytest.raises(InputError, match=message):
+        sample(model, torch.tensor([[1, 2, 3]]), **{"max_new_tokens": 4, **options})
+    assert model.calls == 0
+
+
+@pytest.mark.parametrize("prompt", [torch.tensor([1, 2]), torch.zeros(1, 0, dtype=torch.int64), torch.ones(1, 2)])
+def test_prompts_of_the_wrong_form_are_refused(prompt: torch.Tensor) -> None:
+    with pytest.raises(InputError, match="prompt_ids"):
+        sample(Recurrent(5), prompt, max_new_tokens=1)
+
+
+def test_a_model_without_cache_says_how_to_go_on() -> None:
+    with pytest.raises(InputError, match="use_cache=False"):
+        sample(WithoutCache(Recurrent(5)), torch.tensor([[1]]), max_new_tokens=1)
+
+
+def test_logits_that_are_not_numbers_end_the_run() -> None:
+    class Diverged(Recurrent):
+        def forward(self, *args: object, **kwargs: object) -> Out:
+            return Out(torch.full((1, 1, 5), float("nan")), State(torch.zeros(1, 6)))
+
+    with pytest.raises(RunError, match="not finite"):
+        sample(Diverged(5), torch.tensor([[1]]), max_new_tokens=3, greedy=True)
