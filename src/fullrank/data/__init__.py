@@ -1,0 +1,29 @@
+"""Text to batches: `vocab` (tokenizers), `corpus` (prepared corpora on disk), `stream` (blocks and parallel streams)."""
+
+from fullrank.data.bpe import BpeTokenizer, train_bpe
+from fullrank.data.build import Split
+from fullrank.data.corpus import Corpus, load_corpus, prepare
+from fullrank.data.known import CorpusInfo, known_corpora
+from fullrank.data.stream import Batch, Blocks, Streams
+from fullrank.data.unigram import unigram_perplexity
+from fullrank.data.vocab import ByteVocabulary, CharacterVocabulary, Tokenizer, WordVocabulary, load_tokenizer
+
+__all__ = [
+    "Batch",
+    "Blocks",
+    "BpeTokenizer",
+    "ByteVocabulary",
+    "CharacterVocabulary",
+    "Corpus",
+    "CorpusInfo",
+    "Split",
+    "Streams",
+    "Tokenizer",
+    "WordVocabulary",
+    "known_corpora",
+    "load_corpus",
+    "load_tokenizer",
+    "prepare",
+    "train_bpe",
+    "unigram_perplexity",
+]

