@@ -48,8 +48,6 @@ class PositionIndependentMixing(nn.Module):
     Raises ValueError if the weights have another number of heads.
     """
 
-    no_weight_decay = True  # decay would pull M towards 0, not towards plain attention
-
     def __init__(self, config: None, size: HeadSize) -> None:
         super().__init__()
         self.mixing = nn.Parameter(torch.eye(size.num_heads))
@@ -74,8 +72,6 @@ class PositionWiseMixing(nn.Module):
     Raises ValueError if query and weights disagree on H or N.
     Differs from the released code: none of its other mixing types, and the query is unscaled in decoding too.
     """
-
-    no_weight_decay = True
 
     def __init__(self, config: None, size: HeadSize) -> None:
         super().__init__()

@@ -29,6 +29,7 @@ class WeightedValues(nn.Module):
         self.score: Any = build_stage("score", config.score, size)
         self.normalize: Any = build_stage("normalize", config.normalize, size)
         self.mix: Any = build_stage("mix", config.mix, size)
+        self.mix.no_weight_decay = True  # decay would pull mixing towards zero, not towards plain attention
         self.dropout = dropout
 
     def forward(self, heads: Heads, layout: Layout, trace: Trace | None = None) -> Tensor:

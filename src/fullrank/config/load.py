@@ -90,14 +90,37 @@ def set_dotted(raw: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
     return copy
 
 
+_ENDS = ("steps", "epochs", "tokens")  # of training: exactly one of them counts
+
+
+def lay(raw: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` (nested or dotted keys) laid on `raw`; a new end of training replaces the old one instead of adding to it."""
+    merged = dict(raw)
+    for key, value in over.items():
+        merged = set_dotted(merged, key, value) if "." in key else merge(merged, {key: value})
+    given = [end for end in _ENDS if end in undotted(over).get("train", {})]
+    if given and isinstance(merged.get("train"), dict):
+        merged["train"] = {k: v for k, v in merged["train"].items() if k not in _ENDS or k in given}
+    return merged
+
+
+def undotted(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys as nested mappings."""
+    nested: dict[str, Any] = {}
+    for key, value in raw.items():
+        nested = set_dotted(nested, key, value) if "." in key else merge(nested, {key: value})
+    return nested
+
+
 def apply_overrides(raw: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     """`raw` with `key=value` texts applied; values are read as YAML (`true`, `1e-3`, `[0.9, 0.98]`)."""
+    over: dict[str, Any] = {}
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
             raise InputError(f"'{text}' is not of the form key=value, for example train.steps=1000")
-        raw = set_dotted(raw, key.strip(), parse_yaml(value, f"the value of {key}") if value else None)
-    return raw
+        over[key.strip()] = parse_yaml(value, f"the value of {key}") if value else None
+    return lay(raw, over)
 
 
 def known_keys(cls: type = RunConfig, prefix: str = "") -> Iterator[str]:

@@ -18,7 +18,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fullrank.config.load import apply_overrides, build, merge, parse_yaml, read_yaml, set_dotted
+from fullrank.config.load import apply_overrides, build, lay, parse_yaml, read_yaml, undotted
 from fullrank.config.schema import RunConfig
 from fullrank.errors import ConfigError, InputError, suggest
 
@@ -49,23 +49,13 @@ class Resolved:
     paper: Mapping[str, Any] | None = None
 
 
-def _undotted(raw: Mapping[str, Any]) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key, value in raw.items():
-        if "." in key:
-            result = set_dotted(result, key, value)
-        else:
-            result = merge(result, {key: value})
-    return result
-
-
 _KEYS = {"table", "paper", "base", "scales", "rows", "notes"}
 
 
 def parse(name: str, raw: Mapping[str, Any]) -> Recipe:
     """A recipe from its YAML mapping; a mapping without `rows` is a plain configuration."""
     if "rows" not in raw:
-        return Recipe(name, name, "", _undotted(raw), {}, {})
+        return Recipe(name, name, "", undotted(raw), {}, {})
     if unknown := set(raw) - _KEYS:
         raise ConfigError(
             *(f"{name}: unknown key '{key}' of a recipe; {suggest(key, _KEYS)}" for key in sorted(unknown))
@@ -118,7 +108,7 @@ def load(name: str) -> Recipe:
 def resolve(name: str, row: str | None = None, scale: str | None = None, overrides: Iterable[str] = ()) -> Resolved:
     """The checked configuration of one row at one scale (default: the only or first row, at `paper` scale)."""
     recipe = load(name)
-    raw = _undotted(recipe.base)
+    raw = undotted(recipe.base)
     if not recipe.rows:
         if row is not None:
             raise InputError(f"{name} is a single configuration; it has no row '{row}'")
@@ -131,7 +121,6 @@ def resolve(name: str, row: str | None = None, scale: str | None = None, overrid
     scale = scale or next((s for s in SCALES if s in recipe.scales), "paper")
     if recipe.scales and scale not in recipe.scales:
         raise InputError(f"{name} has no scale '{scale}'; scales: {', '.join(recipe.scales)}")
-    raw = merge(raw, _undotted(recipe.scales.get(scale) or {}))
-    for key, value in (recipe.rows[row].get("set") or {}).items():
-        raw = set_dotted(raw, key, value) if "." in key else merge(raw, {key: value})
+    raw = lay(raw, recipe.scales.get(scale) or {})
+    raw = lay(raw, recipe.rows[row].get("set") or {})
     return Resolved(build(apply_overrides(raw, overrides)), name, row, scale, recipe.rows[row].get("paper"))

@@ -65,9 +65,13 @@ def find(path: Path, checkpoint: str) -> tuple[Path, ModelConfig]:
 
 
 def read(file: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file; InputError if it is damaged."""
+    """The tensors of a safetensors file; InputError if it is damaged.
+
+    Each in memory of its own: inside the file they begin at any byte, and products of such tensors take other kernels and
+    differ in the last bit from those of the model that was saved.
+    """
     try:
-        return load_file(file)
+        return {name: tensor.clone() for name, tensor in load_file(file).items()}
     except (SafetensorError, OSError) as error:
         raise InputError(
             f"{file}: damaged or not a safetensors file ({error}); take another checkpoint or train again"

@@ -1,0 +1,1 @@
+"""The rooms where a configuration becomes data, model and loop."""

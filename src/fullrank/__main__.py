@@ -1,0 +1,3 @@
+from fullrank.cli import main
+
+main()

@@ -1,0 +1,215 @@
+"""Verbs that train nothing: info, recipes, data, config."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fullrank.cli.options import Config, Json, Overrides, Row, Scale, Source, with_source
+from fullrank.cli.output import print_json, say
+
+recipes = typer.Typer(no_args_is_help=True, help="The tables of the papers, row by row, with the paper's figures.")
+data = typer.Typer(no_args_is_help=True, help="Corpora: what is known, and getting one ready.")
+config = typer.Typer(no_args_is_help=True, help="Configurations: resolved, as a schema, checked.")
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(epilog="Example:  [cyan]fullrank info mixhead/table1-vanilla --row b --json[/cyan]")(info)
+    app.add_typer(recipes, name="recipes")
+    app.add_typer(data, name="data")
+    app.add_typer(config, name="config")
+
+
+def info(
+    name: Config,
+    overrides: Overrides = None,
+    row: Row = None,
+    scale: Scale = None,
+    source: Source = None,
+    length: Annotated[
+        int | None, typer.Option("--length", min=1, help="Sequence length; the training segment's.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Parameters by part (total exact), memory and FLOPs per token. Allocates nothing."""
+    from fullrank.config.recipe import resolve
+    from fullrank.model.size import size
+
+    resolved = resolve(name, row, scale, with_source(overrides, source))
+    run = resolved.config
+    if run.model.vocab_size is None:
+        from fullrank.data import prepare
+        from fullrank.tasks.language_modeling import with_vocabulary
+
+        run = with_vocabulary(run, prepare(run.data, report=say))
+    found = size(run.model, length or run.train.segment_length)
+    found = {"recipe": resolved.recipe, "row": resolved.row, "scale": resolved.scale, **found, "paper": resolved.paper}
+    if json:
+        print_json(found)
+        return
+    parts = found["parameters"]
+    print(f"{resolved.recipe}" + (f", row {resolved.row}, scale {resolved.scale}" if resolved.row else ""))
+    for part, count in parts.items():
+        if count or part == "total":
+            print(f"  {part:<14} {count:>14,}")
+    paper = resolved.paper or {}
+    if paper:
+        print("  the paper:     " + ", ".join(f"{key} {value}" for key, value in paper.items()))
+    flops, sizes = found["flops_per_token"], found["bytes"]
+    print(f"FLOPs per token at length {flops['length']}: forward {flops['forward']:,}, training {flops['training']:,}")
+    print(
+        f"memory: weights {sizes['weights_fp32'] / 2**20:,.1f} MiB in fp32, with gradients and Adam "
+        f"{sizes['training_adam_fp32'] / 2**20:,.1f} MiB, cache {sizes['cache_per_token_fp32'] / 2**10:,.1f} KiB per token"
+    )
+
+
+@recipes.command("list")
+def list_recipes(json: Json = False) -> None:
+    """All shipped recipes."""
+    from fullrank.config.recipe import load, shipped
+
+    found = [load(name) for name in shipped()]
+    if json:
+        print_json(
+            [
+                {"name": r.name, "rows": list(r.rows), "paper": r.paper, "table": r.table, "scales": list(r.scales)}
+                for r in found
+            ]
+        )
+        return
+    for recipe in found:
+        print(f"{recipe.name}\n  {recipe.table}\n  rows: {', '.join(recipe.rows)}   scales: {', '.join(recipe.scales)}")
+
+
+@recipes.command("show", epilog="Example:  [cyan]fullrank recipes show mixhead/table1-vanilla[/cyan]")
+def show_recipe(name: Annotated[str, typer.Argument(metavar="NAME", help="A recipe.")], json: Json = False) -> None:
+    """One recipe: what it is, its rows with the paper's figures, and its settings."""
+    import yaml
+
+    from fullrank.config.recipe import load
+
+    recipe = load(name)
+    content: dict[str, Any] = {
+        "name": recipe.name,
+        "table": recipe.table,
+        "paper": recipe.paper,
+        "notes": recipe.notes,
+        "rows": dict(recipe.rows),
+        "base": dict(recipe.base),
+        "scales": dict(recipe.scales),
+    }
+    if json:
+        print_json(content)
+    else:
+        print(yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=110), end="")
+
+
+@data.command("list")
+def list_data(json: Json = False) -> None:
+    """Known corpora: tokens, published counts, terms, where they come from."""
+    import dataclasses
+
+    from fullrank.data import known_corpora
+
+    found = [dataclasses.asdict(corpus) for corpus in known_corpora()]
+    if json:
+        print_json(found)
+        return
+    for corpus in found:
+        print(corpus["name"])
+        for key, value in corpus.items():
+            if key != "name" and value:
+                text = (
+                    ", ".join(f"{k} {v:,}" if isinstance(v, int) else f"{k} {v}" for k, v in value.items())
+                    if isinstance(value, dict)
+                    else value
+                )
+                print(f"  {key}: {text}")
+
+
+@data.command("prepare", epilog="Example:  [cyan]fullrank data prepare ptb --from ~/corpora/ptb[/cyan]")
+def prepare_data(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A corpus (`fullrank data list`).")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings such as data.tokens=bpe")
+    ] = None,
+    source: Source = None,
+    to: Annotated[
+        Path | None, typer.Option("--to", metavar="DIR", help="Where prepared corpora are kept (data.cache).")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Find or download a corpus, verify its counts, and turn it into token ids once and for all."""
+    from fullrank.config.load import apply_overrides, build
+    from fullrank.data import prepare
+    from fullrank.tasks.language_modeling import describe
+
+    words = [*with_source(overrides, source), *([f"data.cache={to}"] if to else [])]
+    corpus = prepare(build(apply_overrides({"data": {"name": name}}, words)).data, report=say)
+    found = {"folder": str(corpus.folder), **describe(corpus)}
+    if json:
+        print_json(found)
+        return
+    print(f"{corpus.label}: vocabulary {len(corpus.tokenizer):,} ({corpus.tokenizer.kind}), {corpus.folder}")
+    for split, content in corpus.splits.items():
+        print(f"  {split:<6} {content.tokens:>12,} tokens   {content.words:>12,} words   {content.bytes:>13,} bytes")
+
+
+@config.command(
+    "show", epilog="Example:  [cyan]fullrank config show mixhead/table1-vanilla --row b train.steps=100[/cyan]"
+)
+def show_config(
+    name: Config,
+    overrides: Overrides = None,
+    row: Row = None,
+    scale: Scale = None,
+    source: Source = None,
+    json: Json = False,
+) -> None:
+    """The resolved configuration, every value stated."""
+    from fullrank.config.load import to_dict, to_yaml
+    from fullrank.config.recipe import resolve
+
+    resolved = resolve(name, row, scale, with_source(overrides, source)).config
+    if json:
+        print_json(to_dict(resolved))
+    else:
+        print(to_yaml(resolved), end="")
+
+
+@config.command("schema")
+def show_schema() -> None:
+    """The JSON schema of a configuration, for editors."""
+    from fullrank.config.load import json_schema
+
+    print_json(json_schema())
+
+
+@config.command("validate", epilog="Example:  [cyan]fullrank config validate my.yaml[/cyan]")
+def validate_config(
+    name: Config, overrides: Overrides = None, row: Row = None, scale: Scale = None, json: Json = False
+) -> None:
+    """Check a configuration (every row and scale of a recipe) and report all errors at once."""
+    from fullrank.config.recipe import load, resolve
+    from fullrank.errors import ConfigError
+
+    recipe = load(name)
+    rows: list[str | None] = [row] if row or not recipe.rows else list(recipe.rows)
+    scales: list[str | None] = [scale] if scale or not recipe.scales else list(recipe.scales)
+    problems: dict[str, None] = {}
+    for one in rows:
+        for other in scales:
+            try:
+                resolve(name, one, other, overrides or [])
+            except ConfigError as error:
+                problems |= dict.fromkeys(error.problems)
+    if json:
+        print_json({"valid": not problems, "problems": list(problems)})
+        if problems:
+            raise typer.Exit(2)
+        return
+    if problems:
+        raise ConfigError(*problems)
+    print(f"{name}: valid" + (f" ({len(rows)} rows, {len(scales)} scales)" if recipe.rows else ""))

@@ -1,0 +1,30 @@
+"""What verbs print: results to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import errno
+import json
+import sys
+from typing import Any
+
+from fullrank.errors import FullRankError
+
+
+def explain(error: Exception) -> str:
+    """An error in a line or two."""
+    if isinstance(error, FullRankError):
+        return "\n".join(f"fullrank: {line}" for line in str(error).splitlines())
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return "fullrank: no space left on the disk"
+    words = " ".join(str(error).split())
+    return f"fullrank: {type(error).__name__}: {words[:300]} (--debug shows where)"
+
+
+def say(text: str) -> None:
+    """A remark for the person at the terminal."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def print_json(content: Any) -> None:
+    """The one JSON document of a verb called with `--json`."""
+    print(json.dumps(content, indent=2, ensure_ascii=False))

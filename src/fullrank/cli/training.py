@@ -1,0 +1,76 @@
+"""Verbs that train: demo, train."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fullrank.cli.options import Config, Kernel, Overrides, Row, Scale, Source, with_source
+from fullrank.cli.output import say
+from fullrank.errors import InputError
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(
+        epilog="Examples:  [cyan]fullrank demo[/cyan]   [cyan]fullrank demo --minutes 2 --out runs/quick[/cyan]",
+    )(demo)
+    app.command(
+        epilog="Examples:  [cyan]fullrank train mixhead/table1-vanilla --row b --scale tiny[/cyan]   "
+        "[cyan]fullrank train my.yaml train.steps=500 --out runs/mine[/cyan]   "
+        "[cyan]fullrank train runs/mine[/cyan] (resumes)",
+    )(train)
+
+
+def demo(
+    minutes: Annotated[float, typer.Option("--minutes", help="About how long the whole demo may take.")] = 8.0,
+    out: Annotated[Path, typer.Option("--out", help="Where the runs and the report go.")] = Path("runs/demo"),
+    seed: Annotated[int, typer.Option("--seed", help="Seed of every model.")] = 1,
+) -> None:
+    """Train a plain Transformer and its bottleneck-free variants on the built-in text, on equal terms, and compare them.
+
+    Ends with a table and OUT/report.html. A demo that was stopped goes on where it was.
+    """
+    from fullrank.tasks.demo import run_demo
+
+    run_demo(minutes, out, seed)
+
+
+def train(
+    config: Config,
+    overrides: Overrides = None,
+    row: Row = None,
+    scale: Scale = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The run folder; runs/... if not given.")] = None,
+    source: Source = None,
+    kernel: Kernel = "auto",
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+) -> None:
+    """Train a recipe or a YAML file. Given a run folder, resume it exactly where it stopped."""
+    from fullrank.config.recipe import resolve
+    from fullrank.reporting import write_report
+    from fullrank.tasks.language_modeling import resume
+    from fullrank.tasks.language_modeling import train as train_model
+    from fullrank.tasks.run_folder import default_folder, is_run
+
+    folder = Path(config)
+    if folder.is_dir() and is_run(folder):
+        if overrides or row or scale or out or source or kernel != "auto":
+            raise InputError(f"{config} is a run folder: it is resumed as it was configured, without further options")
+        result = resume(folder, quiet=quiet, say=say)
+    else:
+        resolved = resolve(config, row, scale, with_source(overrides, source))
+        folder = out or default_folder(resolved)
+        result = train_model(resolved, folder, kernel_name=kernel, quiet=quiet, say=say)
+    page = write_report([folder], folder / "report.html")
+    _summary(result, folder, page)
+
+
+def _summary(result: dict[str, Any], folder: Path, page: Path) -> None:
+    valid, test = result["final"]["valid"], result["final"]["test"]
+    print(
+        f"{result['name']}: {result['parameters']['total']:,} parameters, {result['corpus']['label']}, seed {result['seed']}"
+    )
+    print(f"  perplexity  valid {valid['perplexity']:.2f}   test {test['perplexity']:.2f}   ({result['protocol']})")
+    print(f"  {result['tokens_seen']:,} tokens at {result['tokens_per_second']:,.0f} tokens/s   {folder}   {page}")

@@ -1,0 +1,116 @@
+"""Verbs that use a trained model: eval, generate, report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fullrank.cli.options import Device, Json, Kernel
+from fullrank.cli.output import print_json, say
+
+Run = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")]
+Checkpoint = Annotated[str, typer.Option("--checkpoint", help="best or last.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("eval", epilog="Example:  [cyan]fullrank eval runs/demo/b --split valid --json[/cyan]")(evaluate)
+    app.command(
+        epilog="Examples:  [cyan]fullrank generate runs/demo/b --prompt 'the function returns' --top-p 0.9[/cyan]   "
+        "[cyan]fullrank generate runs/demo/b --prompt 'if the' --beam 4[/cyan]",
+    )(generate)
+    app.command(epilog="Example:  [cyan]fullrank report runs/demo/* --out comparison.html[/cyan]")(report)
+
+
+def evaluate(
+    run: Run,
+    split: Annotated[str, typer.Option("--split", help="train, valid or test.")] = "test",
+    segment_length: Annotated[int | None, typer.Option("--segment-length", min=1, help="Tokens of a block.")] = None,
+    batch_size: Annotated[int | None, typer.Option("--batch-size", min=1, help="Blocks at a time.")] = None,
+    checkpoint: Checkpoint = "best",
+    device: Device = "auto",
+    kernel: Kernel = "auto",
+    json: Json = False,
+) -> None:
+    """Perplexity of a run (and bits per character and byte where tokens spell text), with its protocol."""
+    from fullrank.tasks.language_modeling import evaluate as measure
+
+    found = measure(
+        run,
+        split,
+        checkpoint=checkpoint,
+        segment_length=segment_length,
+        batch_size=batch_size,
+        device_name=device,
+        kernel_name=kernel,
+        say=say,
+    )
+    if json:
+        print_json(found)
+        return
+    print(f"{found['run']}: {found['corpus']}, {split}, {found['tokens']:,} tokens")
+    for key, words in (
+        ("perplexity", "perplexity"),
+        ("perplexity_per_word", "perplexity per word"),
+        ("bits_per_character", "bits per character"),
+        ("bits_per_byte", "bits per byte"),
+        ("nll", "nats per token"),
+    ):
+        if found.get(key) is not None:
+            print(f"  {words:<20} {found[key]:.4f}")
+    print(f"  {found['protocol']}")
+
+
+def generate(
+    run: Run,
+    prompt: Annotated[str, typer.Option("--prompt", help="The text to go on from.")] = "",
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Tokens to write.")] = 100,
+    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="Below 1 safer, above 1 wilder.")] = 1.0,
+    top_k: Annotated[int | None, typer.Option("--top-k", min=1, help="Only the k likeliest tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option("--top-p", help="Only the likeliest tokens that make up p.")] = None,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token.")] = False,
+    beam: Annotated[int | None, typer.Option("--beam", min=1, help="Beam search of this width.")] = None,
+    length_penalty: Annotated[float, typer.Option("--length-penalty", help="Beam score / length ** this.")] = 1.0,
+    seed: Annotated[int | None, typer.Option("--seed", help="Makes a sample repeatable.")] = None,
+    number: Annotated[int, typer.Option("--number", "-n", min=1, help="How many texts.")] = 1,
+    stop: Annotated[
+        bool, typer.Option("--stop/--no-stop", help="Stop at the end of the line or text (<eos>).")
+    ] = False,
+    checkpoint: Checkpoint = "best",
+    device: Device = "auto",
+    kernel: Kernel = "auto",
+    json: Json = False,
+) -> None:
+    """Write on from a prompt, by sampling or beam search."""
+    from fullrank.tasks.generation import Decoding
+    from fullrank.tasks.generation import generate as write
+
+    how = Decoding(max_new_tokens, temperature, top_k, top_p, greedy, beam, length_penalty, seed, number, stop)
+    texts = write(run, prompt, how, checkpoint=checkpoint, device_name=device, kernel_name=kernel)
+    if json:
+        print_json(texts)
+        return
+    for i, found in enumerate(texts["texts"]):
+        if i:
+            print("-" * 40)
+        print(found["text"])
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders.")],
+    out: Annotated[Path | None, typer.Option("--out", help="The page; report.html in the only run, or here.")] = None,
+    title: Annotated[str | None, typer.Option("--title", help="Its headline.")] = None,
+    json: Json = False,
+) -> None:
+    """One self-contained HTML page: table, curves, what differs between the runs, environment."""
+    from rich.console import Console
+
+    from fullrank.reporting import as_json, comparison, print_table, write_report
+
+    page = write_report(runs, out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html")), title)
+    if json:
+        print_json({"report": str(page), "runs": as_json(comparison(runs))})
+        return
+    print_table(Console(), comparison(runs))
+    print(page)

@@ -1,0 +1,32 @@
+"""Small files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from fullrank.errors import RunError
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` to `path` in one step; RunError if that fails, and then an older file is untouched."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with fresh.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(fresh, path)
+    except OSError as error:
+        fresh.unlink(missing_ok=True)
+        reason = "no space left on the disk" if error.errno == errno.ENOSPC else error.strerror
+        raise RunError(f"{path}: cannot be written ({reason}); what was there before is unchanged") from error
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write `content` as indented JSON in one step."""
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")

@@ -1,0 +1,224 @@
+"""Causal language modelling: a configuration becomes corpus, model and training, and ends in figures."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fullrank.attention.kernels import kernel
+from fullrank.config.recipe import Resolved
+from fullrank.config.schema import RunConfig
+from fullrank.data import Batch, Blocks, Corpus, Streams, prepare, unigram_perplexity
+from fullrank.errors import ConfigError, InputError
+from fullrank.evaluation.perplexity import Evaluation, figures
+from fullrank.files import write_json
+from fullrank.model.language_model import LanguageModel
+from fullrank.model.size import parameters_by_part
+from fullrank.tasks.environment import environment
+from fullrank.tasks.objective import CausalObjective, evaluate_model
+from fullrank.tasks.run_folder import absolute, claim, open_run
+from fullrank.training.device import choose_device, prepare_machine
+from fullrank.training.loop import fit
+from fullrank.training.observers import make_observers
+from fullrank.training.optimizer import make_optimizer, parameter_groups
+from fullrank.training.plan import make_plan
+from fullrank.training.randomness import seed_everything
+from fullrank.training.schedule import make_schedule
+
+Say = Callable[[str], None]
+
+
+def with_vocabulary(config: RunConfig, corpus: Corpus) -> RunConfig:
+    """`config` with `model.vocab_size` known; ConfigError if a given one is too small for the corpus."""
+    size, given = len(corpus.tokenizer), config.model.vocab_size
+    if given is not None and given < size:
+        raise ConfigError(
+            f"model.vocab_size: {given}, but {corpus.label} has {size} entries; set it to null or at least {size}, "
+            "or make the vocabulary smaller with data.max_vocabulary or data.min_count"
+        )
+    return config if given else dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=size))
+
+
+def train(
+    resolved: Resolved, folder: Path, *, kernel_name: str = "auto", quiet: bool = False, say: Say = print
+) -> dict[str, Any]:
+    """Train what `resolved` says in `folder` (continuing a run that was stopped there) and return its `result.json`."""
+    config = dataclasses.replace(resolved.config, data=absolute(resolved.config.data))
+    corpus = prepare(config.data, allow_slice=resolved.scale != "paper", report=say)
+    config = with_vocabulary(config, corpus)
+    identity = {
+        "name": resolved.row or folder.name,
+        "recipe": resolved.recipe,
+        "row": resolved.row,
+        "scale": resolved.scale,
+        "paper": resolved.paper,
+        "kernel": kernel_name,
+        "vocabulary": corpus.tokenizer.fingerprint,
+    }
+    if claim(folder, config, identity):
+        finished = _finished(folder)
+        if finished is not None:
+            say(f"{folder}: already finished")
+            return finished
+    corpus.tokenizer.save(folder)
+    with kernel(kernel_name):
+        return _train(config, identity, corpus, folder, quiet)
+
+
+def resume(folder: Path, *, quiet: bool = False, say: Say = print) -> dict[str, Any]:
+    """Go on with the run in `folder` exactly where it stopped."""
+    config, identity = open_run(folder)
+    resolved = Resolved(config, identity["recipe"], identity["row"], identity["scale"], identity["paper"])
+    return train(resolved, folder, kernel_name=identity.get("kernel", "auto"), quiet=quiet, say=say)
+
+
+def _finished(folder: Path) -> dict[str, Any] | None:
+    try:
+        result: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return result
+
+
+def _in_order(corpus: Corpus, split: str, batch_size: int, length: int, limit: int | None = None) -> Iterator[Batch]:
+    """All of `split`, or its first `limit` tokens, block by block."""
+    ids = corpus.ids(split)[:limit]
+    blocks = Blocks(ids, batch_size=batch_size, segment_length=length, start_id=corpus.tokenizer.start_id)
+    return (blocks.batch(0, index) for index in range(blocks.batches_per_epoch))
+
+
+def training_batches(config: RunConfig, corpus: Corpus) -> Blocks | Streams:
+    """What training reads: blocks in a new order every epoch, or contiguous streams (`train.order`)."""
+    options, ids, start = config.train, corpus.ids("train"), corpus.tokenizer.start_id
+    size, length = options.batch_size, options.segment_length
+    if options.order == "shuffled":
+        return Blocks(ids, batch_size=size, segment_length=length, start_id=start, shuffle=True, seed=options.seed)
+    return Streams(ids, batch_size=size, segment_length=length, start_id=start)
+
+
+def _train(config: RunConfig, identity: dict[str, Any], corpus: Corpus, folder: Path, quiet: bool) -> dict[str, Any]:
+    options, judging = config.train, config.eval
+    device = prepare_machine(options)
+    seed_everything(options.seed)
+    model = LanguageModel(config.model).to(device)
+    batches = training_batches(config, corpus)
+    length = judging.segment_length or options.segment_length
+
+    def judge(model: nn.Module) -> Evaluation:
+        watched = _in_order(corpus, "valid", judging.batch_size, length, judging.max_tokens)
+        return evaluate_model(model, watched, device)
+
+    done = fit(
+        model,
+        objective=CausalObjective(model, options),
+        batches=batches,
+        evaluate=judge,
+        optimizer=make_optimizer(options.optimizer, parameter_groups(model, options.weight_decay), options),
+        schedule=make_schedule(options, make_plan(options, judging, batches).total_steps),
+        options=options,
+        eval_options=judging,
+        folder=folder,
+        observers=make_observers(
+            folder, track=options.track, config=dataclasses.asdict(config), label=str(identity["name"]), quiet=quiet
+        ),
+    )
+    best = LanguageModel.load(folder, "best").to(device)
+    final = {split: _measure(best, corpus, split, judging.batch_size, length, device) for split in ("valid", "test")}
+    parts = parameters_by_part(model)
+    result = {
+        **{key: identity[key] for key in ("name", "recipe", "row", "scale", "paper", "kernel")},
+        "seed": options.seed,
+        "parameters": parts,
+        "mixing_parameters": parts["mixing"],
+        "final": final,
+        "best": {"step": done.best_step, "nll": done.best_nll},
+        "protocol": protocol(length),
+        "corpus": describe(corpus),
+        "steps": done.steps,
+        "epochs": done.epochs,
+        "tokens_seen": done.tokens,
+        "stopped_early": done.stopped_early,
+        "tokens_per_second": done.tokens_per_second,
+        "ms_per_step": {"train": done.ms_per_step},
+        "wall_seconds": done.seconds,
+        "peak_memory_mib": done.peak_memory_mib,
+        "environment": environment(device, options.precision),
+    }
+    write_json(folder / "result.json", result)
+    return result
+
+
+def protocol(length: int) -> str:
+    """How perplexity was measured, in words."""
+    return f"consecutive blocks of {length} tokens, every token scored once given the tokens before it in its block"
+
+
+def describe(corpus: Corpus) -> dict[str, Any]:
+    """What `result.json` says about the text."""
+    return {
+        "name": corpus.name,
+        "label": corpus.label,
+        "is_slice": corpus.is_slice,
+        "tokens": {split: info.tokens for split, info in corpus.splits.items()},
+        "sha256": {split: info.sha256 for split, info in corpus.splits.items()},
+        "vocabulary": len(corpus.tokenizer),
+        "fingerprint": corpus.tokenizer.fingerprint,
+        "unigram_perplexity": {split: unigram_perplexity(corpus, split) for split in ("valid", "test")},
+        "details": dict(corpus.details),
+    }
+
+
+def _measure(
+    model: LanguageModel, corpus: Corpus, split: str, batch_size: int, length: int, device: torch.device
+) -> dict[str, Any]:
+    info = corpus.splits[split]
+    found = evaluate_model(model, _in_order(corpus, split, batch_size, length), device)
+    spelled = corpus.tokenizer.kind != "word"  # a word model scores <unk>, so bits per character would flatter it
+    return figures(
+        found,
+        words=info.words if spelled else None,
+        characters=info.characters if spelled else None,
+        bytes=info.bytes if spelled else None,
+    )
+
+
+def evaluate(
+    folder: Path,
+    split: str,
+    *,
+    checkpoint: str = "best",
+    segment_length: int | None = None,
+    batch_size: int | None = None,
+    device_name: str = "auto",
+    kernel_name: str = "auto",
+    say: Say = print,
+) -> dict[str, Any]:
+    """Perplexity of the run in `folder` on `split`, with the protocol it was measured by."""
+    config, identity = open_run(folder)
+    corpus = prepare(config.data, allow_slice=True, report=say)
+    if split not in corpus.splits:
+        raise InputError(f"--split: '{split}' is not a split; {corpus.label} has {', '.join(corpus.splits)}")
+    if corpus.tokenizer.fingerprint != identity["vocabulary"]:
+        raise InputError(
+            f"{folder} was trained with another vocabulary than {corpus.label} has now; has the text changed?"
+        )
+    length = segment_length or config.eval.segment_length or config.train.segment_length
+    device = choose_device(device_name, "--device")
+    model = LanguageModel.load(folder, checkpoint).to(device)
+    with kernel(kernel_name):
+        measured = _measure(model, corpus, split, batch_size or config.eval.batch_size, length, device)
+    return {
+        "run": str(folder),
+        "split": split,
+        **measured,
+        "protocol": protocol(length),
+        "checkpoint": checkpoint,
+        "corpus": corpus.label,
+        "kernel": kernel_name,
+    }

@@ -1,0 +1,87 @@
+"""A run folder: what it is called, what identifies it, and when it may be used again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fullrank.config.load import build, flatten, read_yaml, to_dict, to_yaml
+from fullrank.config.recipe import Resolved
+from fullrank.config.schema import DataConfig, RunConfig
+from fullrank.errors import InputError
+from fullrank.files import write_json, write_text
+
+
+def default_folder(resolved: Resolved) -> Path:
+    """`runs/<recipe>/<row>[-scale]-seed<seed>`, or `runs/<file name>` for a configuration without rows."""
+    seed = f"seed{resolved.config.train.seed}"
+    name = resolved.recipe.removesuffix(".yaml").removesuffix(".yml")
+    if resolved.row is None:
+        return Path("runs") / f"{Path(name).name}-{seed}"
+    scale = [] if resolved.scale in (None, "paper") else [str(resolved.scale)]
+    table = name.replace("/", "-") if not Path(resolved.recipe).is_file() else Path(name).name
+    return Path("runs") / table / "-".join([resolved.row, *scale, seed])
+
+
+def absolute(data: DataConfig) -> DataConfig:
+    """The same corpus from any working directory."""
+
+    def there(path: str | list[str] | None) -> Any:
+        if path is None:
+            return None
+        return [str(Path(p).expanduser().resolve()) for p in path] if isinstance(path, list) else there([path])[0]
+
+    return dataclasses.replace(
+        data,
+        train=there(data.train),
+        valid=there(data.valid),
+        test=there(data.test),
+        dir=there(data.dir),
+        cache=there(data.cache),
+    )
+
+
+def is_run(folder: Path) -> bool:
+    """Whether `folder` holds a run, finished or not."""
+    return (folder / "config.yaml").is_file() and (folder / "run.json").is_file()
+
+
+def open_run(folder: Path) -> tuple[RunConfig, dict[str, Any]]:
+    """The configuration and the identity (`run.json`) of the run in `folder`; InputError if there is none."""
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder")
+    if not is_run(folder):
+        raise InputError(f"{folder}: not a run folder (it lacks config.yaml or run.json)")
+    try:
+        identity: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder / 'run.json'}: damaged ({error})") from error
+    return build(read_yaml(folder / "config.yaml")), identity
+
+
+def claim(folder: Path, config: RunConfig, identity: Mapping[str, Any]) -> bool:
+    """Make `folder` the home of this run; True if the same run already lives there and is to be continued.
+
+    Raises InputError if it holds anything else: nothing is ever overwritten.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--out {folder}: a file of that name exists; give another folder")
+    if is_run(folder):
+        before, known = open_run(folder)
+        old, new = flatten(to_dict(before)), flatten(to_dict(config))
+        other = [key for key in new if old.get(key) != new[key]]
+        if other:
+            shown = ", ".join(f"{key} is {old.get(key)!r} there, {new[key]!r} here" for key in other[:4])
+            raise InputError(f"{folder} holds a run with another configuration: {shown}; give another --out")
+        if known.get("vocabulary") != identity.get("vocabulary"):
+            raise InputError(f"{folder} was started on another text or vocabulary; give another --out")
+        return True
+    if folder.is_dir() and any(folder.iterdir()):
+        raise InputError(f"{folder} is not empty and holds no run; give another --out")
+    # run.json last: a folder without it is not yet a run
+    write_text(folder / "config.yaml", to_yaml(config))
+    write_json(folder / "run.json", dict(identity))
+    return False
