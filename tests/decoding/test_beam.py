@@ -61,7 +61,7 @@ def by_hand(
 @pytest.mark.parametrize("penalty", [0.0, 1.0, 1.7, -0.5])
 def test_batch_with_padding_is_each_row_by_the_definition(beams: int, penalty: float, use_cache: bool) -> None:
     ended_early = 0
-    for seed in range(4):
+    for seed in (0, 1, 9, 27):  # the last two end too early if only the longest continuation is hoped for
         model = Recurrent(6, seed=seed, sharpness=1.0).eval()
         ids, mask = padded(PROMPTS)
         options = {

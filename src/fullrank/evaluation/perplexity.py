@@ -1,0 +1,107 @@
+"""Perplexity and its kin: nats are summed in float64, tokens are counted, and one division comes last."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fullrank.errors import InputError
+
+
+class Block(Protocol):
+    """inputs, targets (B, N) int64; weights (B, N), 1 where a target counts and 0 for padding, None if all count."""
+
+    @property
+    def inputs(self) -> Tensor: ...
+
+    @property
+    def targets(self) -> Tensor: ...
+
+    @property
+    def weights(self) -> Tensor | None: ...
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """nll: nats summed over `tokens` targets. Two evaluations of different texts add up to one of both."""
+
+    nll: float
+    tokens: int
+
+    def __add__(self, other: Evaluation) -> Evaluation:
+        return Evaluation(self.nll + other.nll, self.tokens + other.tokens)
+
+
+def evaluate_blocks(
+    nll_fn: Callable[[Tensor, Tensor], Tensor], batches: Iterable[Block], *, device: torch.device | str
+) -> Evaluation:
+    """Sum the nats of `nll_fn(inputs, targets)`, (B, N) per target, over all batches, without gradients.
+
+    Padding adds exactly nothing, whatever the model says there. Nothing is read back from the device before the end.
+    Raises InputError if there is no target at all, ValueError if `nll_fn` returns another shape or weights are fractions.
+    """
+    nats = torch.zeros((), dtype=torch.float64, device=device)
+    padding = torch.zeros((), dtype=torch.float64, device=device)
+    fractions = torch.zeros((), dtype=torch.bool, device=device)
+    targets_seen = 0
+    with torch.no_grad():
+        for batch in batches:
+            inputs, targets = batch.inputs.to(device), batch.targets.to(device)
+            nll = nll_fn(inputs, targets)
+            if nll.shape != targets.shape:
+                raise ValueError(f"nll_fn returned shape {tuple(nll.shape)} for targets {tuple(targets.shape)}")
+            nll = nll.double()
+            targets_seen += targets.numel()
+            if batch.weights is not None:
+                weights = batch.weights.to(device)
+                nll = torch.where(weights == 0, 0.0, nll)  # not a product: what stands in padding may be infinite
+                padding += (weights == 0).sum()
+                fractions |= ((weights != 0) & (weights != 1)).any()
+            nats += nll.sum()
+    if fractions:
+        raise ValueError("weights must be 1 where a target counts and 0 where it is padding")
+    tokens = targets_seen - int(padding)
+    if tokens == 0:
+        raise InputError("nothing to evaluate: the text has no tokens")
+    return Evaluation(nats.item(), tokens)
+
+
+def figures(
+    evaluation: Evaluation, words: int | None = None, characters: int | None = None, bytes: int | None = None
+) -> dict[str, float | int]:
+    """What is reported of an evaluation; a figure per word, character or byte for each count of the text that is given.
+
+        nll = S / tokens        perplexity = exp(nll)        perplexity_per_word = exp(S / words)
+        bits_per_character = S / (ln 2 * characters)         bits_per_byte = S / (ln 2 * bytes)
+
+    S is the sum of nats; `nll` is in nats per token. Figures per word, character and byte do not depend on how the text was
+    cut into tokens, and compare models with different vocabularies. The counts must be those of the text evaluated.
+    Raises InputError for a count that is not positive.
+    """
+    for name, count in (("tokens", evaluation.tokens), ("words", words), ("characters", characters), ("bytes", bytes)):
+        if count is not None and count < 1:
+            raise InputError(f"{name}: a positive count of what was evaluated, given {count}")
+    found: dict[str, float | int] = {
+        "nll": evaluation.nll / evaluation.tokens,
+        "perplexity": _exp(evaluation.nll / evaluation.tokens),
+        "tokens": evaluation.tokens,
+    }
+    if words is not None:
+        found["perplexity_per_word"] = _exp(evaluation.nll / words)
+    if characters is not None:
+        found["bits_per_character"] = evaluation.nll / (math.log(2) * characters)
+    if bytes is not None:
+        found["bits_per_byte"] = evaluation.nll / (math.log(2) * bytes)
+    return found
+
+
+def _exp(x: float) -> float:
+    try:
+        return math.exp(x)
+    except OverflowError:
+        return math.inf

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from fullrank.errors import InputError
+from fullrank.evaluation.perplexity import Evaluation, evaluate_blocks, figures
+
+
+@dataclass(frozen=True)
+class Block:
+    inputs: Tensor
+    targets: Tensor
+    weights: Tensor | None = None
+
+
+CPU = torch.device("cpu")
+
+
+def table(inputs: Tensor, targets: Tensor) -> Tensor:
+    """-log of a fixed p(target | input) = (1 + (input + target) mod 3) / 6."""
+    return -((1 + (inputs + targets) % 3) / 6).log()
+
+
+def block(rows: int, length: int, weights: list[list[float]] | None = None, seed: int = 0) -> Block:
+    drawn = torch.randint(0, 3, (2, rows, length), generator=torch.Generator().manual_seed(seed))
+    return Block(drawn[0], drawn[1], None if weights is None else torch.tensor(weights))
+
+
+def by_hand(batch: Block) -> list[float]:
+    """Nats of every target that counts."""
+    weights = torch.ones(batch.inputs.shape) if batch.weights is None else batch.weights
+    places = zip(batch.inputs.flatten(), batch.targets.flatten(), weights.flatten(), strict=True)
+    return [-math.log((1 + (int(x) + int(y)) % 3) / 6) for x, y, w in places if w]
+
+
+def test_sums_over_blocks_of_unequal_length() -> None:
+    batches = [block(2, 5), block(1, 3, seed=1), block(2, 3, [[1, 1, 0], [1, 0, 0]], seed=2)]
+    nats = [x for batch in batches for x in by_hand(batch)]
+    found = evaluate_blocks(table, batches, device=CPU)
+    assert found.tokens == len(nats) == 16
+    assert found.nll == pytest.approx(math.fsum(nats), rel=1e-7)
+    means = [math.fsum(by_hand(batch)) / len(by_hand(batch)) for batch in batches]
+    assert abs(found.nll / found.tokens - sum(means) / 3) > 1e-3  # a mean of means is something else
+
+
+def test_evaluations_add_up() -> None:
+    batches = [block(2, 5), block(1, 3, seed=1)]
+    one, other = (evaluate_blocks(table, [batch], device=CPU) for batch in batches)
+    assert one + other == evaluate_blocks(table, batches, device=CPU)
+
+
+def test_sums_are_exact_over_a_large_text() -> None:
+    values = torch.rand(40, 50_000, generator=torch.Generator().manual_seed(0)) * 12
+    batches = [Block(row[None].long(), torch.zeros(1, 50_000, dtype=torch.int64)) for row in values]
+    rows = iter(values)
+    found = evaluate_blocks(lambda x, y: next(rows)[None], batches, device=CPU)
+    exact = math.fsum(values.double().flatten().tolist())
+    assert found.nll == pytest.approx(exact, rel=1e-13)
+    assert abs(values.sum(dim=1).cumsum(0)[-1].item() - exact) > 1e-10 * exact  # which single precision would miss
+
+
+@pytest.mark.parametrize("nonsense", [math.inf, math.nan])
+def test_padding_adds_nothing_whatever_stands_there(nonsense: float) -> None:
+    batch = block(1, 3, [[1, 1, 0]])
+    found = evaluate_blocks(
+        lambda x, y: torch.where(torch.tensor([[False, False, True]]), nonsense, table(x, y)), [batch], device=CPU
+    )
+    assert found.tokens == 2
+    assert found.nll == pytest.approx(math.fsum(by_hand(batch)), rel=1e-6)
+
+
+def test_no_gradient_is_kept() -> None:
+    scale = torch.ones((), requires_grad=True)
+    seen: list[bool] = []
+
+    def scaled(inputs: Tensor, targets: Tensor) -> Tensor:
+        seen.append((scale * 2).requires_grad)
+        return table(inputs, targets) * scale
+
+    evaluate_blocks(scaled, [block(1, 2)], device=CPU)
+    assert seen == [False]
+
+
+def test_nothing_to_evaluate_is_refused() -> None:
+    for batches in ([], [block(1, 2, [[0, 0]])]):
+        with pytest.raises(InputError, match="no tokens"):
+            evaluate_blocks(table, batches, device=CPU)
+
+
+def test_wrong_shapes_and_weights_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"shape \(1,\) for targets \(1, 2\)"):
+        evaluate_blocks(lambda x, y: table(x, y).mean(1), [block(1, 2)], device=CPU)
+    with pytest.raises(ValueError, match="weights must be 1"):
+        evaluate_blocks(table, [block(1, 2, [[0.5, 1]])], device=CPU)
+
+
+def test_figures_of_a_uniform_model() -> None:
+    # 60 tokens of 1 in 256: 8 bits each, in a text of 20 words, 120 characters, 160 bytes
+    found = figures(Evaluation(60 * math.log(256), 60), words=20, characters=120, bytes=160)
+    assert found == pytest.approx(
+        {
+            "nll": math.log(256),
+            "perplexity": 256,
+            "tokens": 60,
+            "perplexity_per_word": 256**3,
+            "bits_per_character": 4,
+            "bits_per_byte": 3,
+        },
+        rel=1e-12,
+    )
+
+
+def test_only_what_was_counted_is_reported() -> None:
+    assert list(figures(Evaluation(10.0, 5))) == ["nll", "perplexity", "tokens"]
+    assert list(figures(Evaluation(10.0, 5), characters=7)) == ["nll", "perplexity", "tokens", "bits_per_character"]
+
+
+def test_a_hopeless_model_has_infinite_perplexity() -> None:
+    assert figures(Evaluation(5000.0, 5), words=1)["perplexity_per_word"] == math.inf
+    assert figures(Evaluation(5000.0, 5))["perplexity"] == math.inf
+
+
+@pytest.mark.parametrize("name", ["words", "characters", "bytes"])
+def test_counts_must_be_positive(name: str) -> None:
+    with pytest.raises(InputError, match=f"{name}: a positive count"):
+        figures(Evaluation(10.0, 5), **{name: 0})
