@@ -1,0 +1,306 @@
+"""The one training loop. It is handed the model and every policy, and knows none of them.
+
+    step = update -> line of metrics -> evaluation -> checkpoint        each of the last three when it is due
+
+A run is a function of its configuration and seed: killed at any moment and started again it goes on from the last
+checkpoint and writes the same metrics and the same weights, byte for byte.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fullrank.config.schema import EvalConfig, TrainConfig
+from fullrank.training.averaging import WeightAverage
+from fullrank.training.checkpoint import load_checkpoint, save_checkpoint
+from fullrank.training.clock import Clock
+from fullrank.training.device import autocast, compile_blocks, device_of, explaining, peak_memory_mib
+from fullrank.training.interrupt import StopRequest, listening, only_one
+from fullrank.training.plan import Plan, make_plan
+from fullrank.training.randomness import seed_everything, undisturbed
+from fullrank.training.records import JsonLines, metrics_line, timing_line
+from fullrank.training.schedule import Schedule
+from fullrank.training.state import Counters, Training
+from fullrank.training.values import Batches, Evaluate, FitResult, Interrupted, Objective, Observer
+from fullrank.training.window import Window, diverged
+
+logger = logging.getLogger("fullrank")
+
+
+def fit(
+    model: nn.Module,
+    *,
+    objective: Objective,
+    batches: Batches,
+    evaluate: Evaluate,
+    optimizer: Optimizer,
+    schedule: Schedule,
+    options: TrainConfig,
+    eval_options: EvalConfig,
+    folder: Path,
+    observers: Sequence[Observer] = (),
+) -> FitResult:
+    """Train `model` in the run folder `folder`, from its last checkpoint if it has one; at the end the model holds
+    the last weights (the averaged ones when averaging). `load_weights(model, folder / "checkpoints" / "best")` gives the best.
+
+    The objective sees every batch with the carry of the batch before it, {} at the start of an epoch. Evaluation runs
+    in evaluation mode, in the precision of training, without gradients, and draws from its own random numbers.
+    RunError: the loss is not a number, or the disk is full. Interrupted: SIGINT or SIGTERM. InputError: a checkpoint
+    that is damaged or belongs to another configuration.
+    """
+    device = device_of(model)
+    plan = make_plan(options, eval_options, batches)
+    if options.compile:
+        compile_blocks(model)
+    training = Training(
+        model=model,
+        optimizer=optimizer,
+        schedule=schedule,
+        average=WeightAverage(model, options, plan.total_steps),
+        window=Window(device),
+        counters=Counters(batches_per_epoch=batches.batches_per_epoch),
+    )
+    with ExitStack() as stack:
+        stack.enter_context(only_one(folder))
+        notify = _Notify(observers)
+        resumed_from = _begin(training, plan, options, folder, notify)
+        metrics = JsonLines(folder / "metrics.jsonl", keep=training.counters.metrics_bytes)
+        stack.callback(metrics.close)
+        if metrics.missing:
+            notify.notice(f"{metrics.path} lacks {metrics.missing} bytes that were written before; its curve has a gap")
+        timing = JsonLines(folder / "timing.jsonl")
+        stack.callback(timing.close)
+        run = _Run(training, plan, objective, batches, evaluate, options, device, folder, metrics, timing, notify)
+        if not training.counters.finished:
+            for observer in observers:
+                stack.callback(observer.finish)
+                with undisturbed(device):
+                    observer.start(step=training.counters.step, total_steps=plan.total_steps)
+            stack.enter_context(explaining(options))
+            run.to_the_end(stack.enter_context(listening()))
+        training.average.settle()
+    return _result(training.counters, plan, resumed_from)
+
+
+def _begin(training: Training, plan: Plan, options: TrainConfig, folder: Path, notify: _Notify) -> int | None:
+    """Restore the last checkpoint and return its step, or start anew."""
+    snapshot = load_checkpoint(folder / "checkpoints", notify.notice)
+    if snapshot is None:
+        seed_everything(options.seed)
+        return None
+    training.restore(snapshot, folder / "checkpoints" / "last")
+    counters = training.counters
+    counters.finished = counters.stopped_early or plan.done(counters.step, counters.tokens)
+    return counters.step
+
+
+def _result(counters: Counters, plan: Plan, resumed_from: int | None) -> FitResult:
+    per_step = (
+        counters.timed_seconds / counters.timed_steps
+        if counters.timed_steps
+        else counters.seconds / max(1, counters.step)
+    )
+    return FitResult(
+        steps=counters.step,
+        epochs=counters.step / plan.steps_per_epoch,
+        tokens=counters.tokens,
+        best_step=counters.best_step,
+        best_nll=counters.best_nll,
+        stopped_early=counters.stopped_early,
+        ms_per_step=1000 * per_step,
+        tokens_per_second=counters.timed_tokens / counters.timed_seconds if counters.timed_seconds else 0.0,
+        seconds=counters.seconds,
+        peak_memory_mib=counters.peak_memory_mib,
+        resumed_from=resumed_from,
+    )
+
+
+class _Notify:
+    """Tells the observers; a notice nobody would see goes to the log."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self.observers = observers
+
+    def advance(self, step: int, tokens: int) -> None:
+        for observer in self.observers:
+            observer.advance(step, tokens)
+
+    def record(self, line: dict[str, Any]) -> None:
+        for observer in self.observers:
+            observer.record(line)
+
+    def notice(self, text: str) -> None:
+        if not self.observers:
+            logger.warning(text)
+        for observer in self.observers:
+            observer.notice(text)
+
+
+@dataclass
+class _Run:
+    training: Training
+    plan: Plan
+    objective: Objective
+    batches: Batches
+    evaluate: Evaluate
+    options: TrainConfig
+    device: torch.device
+    folder: Path
+    metrics: JsonLines
+    timing: JsonLines
+    notify: _Notify
+
+    def to_the_end(self, stop: StopRequest) -> None:
+        """Step after step until the plan is done, patience is out, or somebody asks for a stop."""
+        plan, counters = self.plan, self.training.counters
+        self.training.model.train()
+        self.parameters = [p for group in self.training.optimizer.param_groups for p in group["params"]]
+        self.clock = Clock(self.device, counters)
+        while not counters.finished:
+            self.update()
+            counters.finished = plan.done(counters.step, counters.tokens)
+            if plan.log_due(counters.step) or counters.finished:
+                self.log()
+            evaluating = plan.evaluation_due(counters.step) or counters.finished
+            better = self.judge() if evaluating else False
+            if plan.save_due(counters.step) or better or counters.finished or stop.signal:
+                self.save(better)
+            self.notify.advance(counters.step, counters.tokens)
+            if stop.signal and not counters.finished:
+                raise Interrupted(
+                    f"stopped by {stop.signal} after step {counters.step} of {plan.total_steps}; everything is saved in "
+                    f"{self.folder}: run `fullrank train {self.folder}` to go on"
+                )
+
+    def update(self) -> None:
+        """One update of the parameters, from the mean gradient over the tokens of its batches."""
+        training, counters = self.training, self.training.counters
+        step = counters.step + 1
+        loss, tokens = self.gradient(step)
+        if self.options.max_grad_norm is not None:
+            norm = nn.utils.clip_grad_norm_(self.parameters, self.options.max_grad_norm)
+            loss = loss + 0 * norm  # an infinite gradient counts as an infinite loss
+        if not training.window.watch(step, loss):
+            self.check_loss()
+        rate = training.schedule.rate(step)
+        for group in training.optimizer.param_groups:
+            group["lr"] = rate
+        training.optimizer.step()
+        training.optimizer.zero_grad(set_to_none=True)
+        training.average.update(step)
+        counters.step = step
+        counters.tokens += tokens
+        self.clock.step(tokens)
+
+    def gradient(self, step: int) -> tuple[Tensor, int]:
+        """Leaves the gradient of the mean loss over all tokens of the step; returns the loss, detached, and the tokens.
+
+        How many tokens there are is known when the last batch is done, so each batch counts relative to the first,
+        and the sum is scaled in the end: with one batch, or equal ones, by a plain 1 or 1/n.
+        """
+        training = self.training
+        total, first = 0, 0
+        loss = torch.zeros((), device=self.device)
+        for epoch, index in self.plan.batches_of(step):
+            batch = self.batches.batch(epoch, index)
+            with autocast(self.options.precision, self.device):
+                part = self.objective(batch, training.carry if index else {})
+            training.carry = {name: tensor.detach() for name, tensor in part.carry.items()}
+            if part.tokens == 0:
+                continue
+            first = first or part.tokens
+            share = part.tokens / first
+            (part.value if share == 1 else part.value * share).backward()
+            loss = loss + part.value.detach() * share
+            training.window.add(part.nll, part.tokens)
+            total += part.tokens
+        if total > first:
+            torch._foreach_mul_([p.grad for p in self.parameters if p.grad is not None], first / total)
+        return loss, total
+
+    def log(self) -> None:
+        """The lines about training since the last ones."""
+        training, counters = self.training, self.training.counters
+        self.check_loss()
+        rate = training.schedule.rate(counters.step)
+        nll = training.window.close()
+        self.write(metrics_line(step=counters.step, split="train", nll=nll, tokens=counters.tokens, lr=rate))
+        speed = self.clock.lap()
+        counters.peak_memory_mib = max(counters.peak_memory_mib, peak_memory_mib(self.device))
+        line = timing_line(
+            step=counters.step,
+            seconds=counters.seconds,
+            tokens_per_second=speed,
+            peak_memory_mib=counters.peak_memory_mib,
+        )
+        self.timing.write(line)
+        self.notify.record(line)
+
+    def judge(self) -> bool:
+        """Evaluate, tell the schedule, and say whether this is the best so far; may end training (`train.patience`)."""
+        training, counters = self.training, self.training.counters
+        self.check_loss()
+        self.clock.pause()
+        modes = {module: module.training for module in training.model.modules()}
+        training.model.eval()
+        with (
+            training.average.applied(),
+            undisturbed(self.device),
+            torch.no_grad(),
+            autocast(self.options.precision, self.device),
+        ):
+            found = self.evaluate(training.model)
+        for module, mode in modes.items():
+            module.training = mode
+        nll = float(found.nll) / max(1, found.tokens)
+        self.clock.resume()
+        if not math.isfinite(nll):
+            raise diverged("the validation loss", counters.step, self.options, self.kept())
+        self.write(metrics_line(step=counters.step, split="valid", nll=nll, tokens=counters.tokens))
+        training.schedule.observe(nll)
+        better = counters.best_nll is None or nll < counters.best_nll
+        if better:
+            counters.best_step, counters.best_nll, counters.since_best = counters.step, nll, 0
+        else:
+            counters.since_best += 1
+            if (
+                self.options.patience is not None
+                and counters.since_best >= self.options.patience
+                and not counters.finished
+            ):
+                counters.stopped_early = counters.finished = True
+        return better
+
+    def save(self, better: bool) -> None:
+        """A checkpoint of this step, unless the weights are no longer numbers."""
+        counters = self.training.counters
+        self.check_loss()
+        if not all(bool(torch.isfinite(norm)) for norm in torch._foreach_norm([p.detach() for p in self.parameters])):
+            raise diverged("a parameter", counters.step, self.options, self.kept())
+        self.clock.pause()
+        counters.metrics_bytes = self.metrics.sync()
+        save_checkpoint(self.folder / "checkpoints", self.training.capture(), step=counters.step, best=better)
+        self.clock.resume()
+
+    def write(self, line: dict[str, Any]) -> None:
+        self.metrics.write(line)
+        self.notify.record(line)
+
+    def check_loss(self) -> None:
+        step = self.training.window.bad_step()
+        if step is not None:
+            raise diverged("the loss", step, self.options, self.kept())
+
+    def kept(self) -> str:
+        last = self.folder / "checkpoints" / "last"
+        return f"the last good checkpoint is {last.resolve()}" if last.exists() else "there is no checkpoint yet"

@@ -1,0 +1,100 @@
+"""Optimizers by name, and which parameters weight decay may act on.
+
+An optimizer is registered as a function `(groups, options) -> torch.optim.Optimizer`; the learning rate is set by the
+loop before every step. With g the gradient, p the parameter and d the weight decay of its group:
+
+    sgd     g += d p;   v = mu v + g;   p -= lr v
+    nag     g += d p;   v = mu v + g;   p -= lr (g + mu v)
+    adam    g += d p;   m = b1 m + (1-b1) g;   s = b2 s + (1-b2) g^2;   p -= lr m/(1-b1^t) / (sqrt(s/(1-b2^t)) + eps)
+    adamw   p -= lr d p;   then adam with d = 0
+
+`nag` written with the velocity w = -lr v is fairseq's: w' = mu w - lr g, p += mu^2 w - (1 + mu) lr g, where w is
+rescaled whenever lr changes; only the weight decay differs (fairseq's acts on p, ours on g).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from fullrank.config.registry import lookup, register
+from fullrank.config.schema import TrainConfig
+from fullrank.errors import ConfigError
+
+Groups = list[dict[str, Any]]
+
+
+class BuildOptimizer(Protocol):
+    """What is registered in the slot `optimizer`."""
+
+    def __call__(self, groups: Groups, options: TrainConfig) -> Optimizer: ...
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
+    """Trainable parameters in two groups: those that decay by `weight_decay`, and those that never do.
+
+    Biases and norms (fewer than two dimensions) never decay, nor anything inside a module whose `no_weight_decay` is
+    true, nor a parameter marked so itself: mixing weights are at rest at the identity, and decay would pull them to zero.
+    A tied parameter appears once, and stays out of decay if any of its owners says so. Order is the model's own.
+    """
+    kept = {id(p) for m in model.modules() if getattr(m, "no_weight_decay", False) for p in m.parameters()}
+    decays: list[nn.Parameter] = []
+    stays: list[nn.Parameter] = []
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            continue
+        exempt = parameter.ndim < 2 or id(parameter) in kept or getattr(parameter, "no_weight_decay", False)
+        (stays if exempt else decays).append(parameter)
+    groups = [{"params": decays, "weight_decay": weight_decay}, {"params": stays, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def make_optimizer(name: str, groups: Groups, options: TrainConfig) -> Optimizer:
+    """The optimizer registered as `name`, over parameter groups (see `parameter_groups`)."""
+    build: BuildOptimizer = lookup("optimizer", name, "train.optimizer")
+    return build(groups, options)
+
+
+def _fused(groups: Groups) -> bool:
+    """Whether torch's one-pass kernels apply: they are the fastest on CPU and GPU, and add in a fixed order."""
+    return all(p.device.type in ("cpu", "cuda") and torch.is_floating_point(p) for p in _parameters(groups))
+
+
+def _parameters(groups: Groups) -> Iterable[torch.Tensor]:
+    return (parameter for group in groups for parameter in group["params"])
+
+
+@register("optimizer", "sgd")
+def sgd(groups: Groups, options: TrainConfig) -> Optimizer:
+    """Stochastic gradient descent, with `momentum` if any."""
+    return torch.optim.SGD(groups, lr=options.learning_rate, momentum=options.momentum, fused=_fused(groups))
+
+
+@register("optimizer", "nag")
+def nag(groups: Groups, options: TrainConfig) -> Optimizer:
+    """Nesterov's accelerated gradient; ConfigError without `momentum`."""
+    if not options.momentum > 0:
+        raise ConfigError(f"train.momentum: nag needs a momentum above 0 (0.99 is usual), given {options.momentum}")
+    return torch.optim.SGD(
+        groups, lr=options.learning_rate, momentum=options.momentum, nesterov=True, fused=_fused(groups)
+    )
+
+
+@register("optimizer", "adam")
+def adam(groups: Groups, options: TrainConfig) -> Optimizer:
+    """Adam; weight decay is added to the gradient."""
+    return torch.optim.Adam(
+        groups, lr=options.learning_rate, betas=options.betas, eps=options.eps, fused=_fused(groups)
+    )
+
+
+@register("optimizer", "adamw")
+def adamw(groups: Groups, options: TrainConfig) -> Optimizer:
+    """Adam with decoupled weight decay."""
+    return torch.optim.AdamW(
+        groups, lr=options.learning_rate, betas=options.betas, eps=options.eps, fused=_fused(groups)
+    )

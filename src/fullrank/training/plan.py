@@ -1,0 +1,99 @@
+"""When training ends and when it is evaluated and saved, in steps: `train.steps/epochs/tokens` and `eval.every_*` worked out.
+
+A step is one update of the parameters. It takes `gradient_accumulation_steps` consecutive batches of one epoch (fewer
+at the end of an epoch that does not divide), so the place of a step in the data is a function of its number.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fullrank.config.schema import EvalConfig, TrainConfig
+from fullrank.errors import InputError
+from fullrank.training.values import Batches
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Length and rhythm of a training.
+
+    `total_steps` is where it ends, and what schedules decay over; with a budget of `tokens` it is an estimate, and
+    the first step that reaches the budget is the last one. `evaluate_every` may be a fraction of a step's grid:
+    an evaluation is due at the first step at or after each multiple of it.
+    """
+
+    total_steps: int
+    steps_per_epoch: int
+    batches_per_epoch: int
+    accumulation: int
+    tokens: int | None
+    evaluate_every: float
+    save_every: int | None
+    log_every: int
+
+    def batches_of(self, step: int) -> list[tuple[int, int]]:
+        """(epoch, index) of the batches that update `step`, counted from 1, is made of."""
+        epoch, place = divmod(step - 1, self.steps_per_epoch)
+        first = place * self.accumulation
+        last = min(first + self.accumulation, self.batches_per_epoch)
+        return [(epoch, index) for index in range(first, last)]
+
+    def done(self, step: int, tokens: int) -> bool:
+        """Whether training is over after `step` updates on `tokens` tokens."""
+        return step >= self.total_steps if self.tokens is None else tokens >= self.tokens
+
+    def evaluation_due(self, step: int) -> bool:
+        """Whether to evaluate after `step` updates (the last one aside, which always is)."""
+        return _multiples(step, self.evaluate_every) > _multiples(step - 1, self.evaluate_every)
+
+    def save_due(self, step: int) -> bool:
+        """Whether to save after `step` updates; without a rhythm of its own, whenever there is an evaluation."""
+        return self.evaluation_due(step) if self.save_every is None else step % self.save_every == 0
+
+    def log_due(self, step: int) -> bool:
+        """Whether to write a line about training after `step` updates (the last one aside, which always is)."""
+        return step % self.log_every == 0
+
+
+def _multiples(step: int, every: float) -> int:
+    """How many multiples of `every` lie in (0, step]; 3 * 0.1 counts as reached by 0.3 in spite of rounding."""
+    return math.floor(step / every * (1 + 1e-12))
+
+
+def make_plan(options: TrainConfig, eval_options: EvalConfig, batches: Batches) -> Plan:
+    """The plan of a training; InputError if there is nothing to train on.
+
+    A budget in tokens counts steps exactly where the batches know their `tokens_per_epoch`, else as full batches.
+    """
+    per_epoch = batches.batches_per_epoch
+    if per_epoch < 1:
+        raise InputError(
+            f"the training text is shorter than one batch: train.batch_size {options.batch_size} streams of "
+            f"train.segment_length {options.segment_length} tokens; make one of them smaller or give more text"
+        )
+    accumulation = options.gradient_accumulation_steps
+    steps_per_epoch = math.ceil(per_epoch / accumulation)
+    if options.steps is not None:
+        total = options.steps
+    elif options.tokens is not None:
+        tokens_per_step = options.batch_size * options.segment_length * accumulation
+        tokens_per_epoch = getattr(batches, "tokens_per_epoch", None)
+        epochs, rest = divmod(options.tokens, tokens_per_epoch) if tokens_per_epoch else (0, options.tokens)
+        total = epochs * steps_per_epoch + math.ceil(rest / tokens_per_step)
+    else:
+        total = max(1, round((options.epochs or 1.0) * steps_per_epoch))
+    if eval_options.every_steps is not None:
+        evaluate_every: float = eval_options.every_steps
+    else:
+        evaluate_every = (eval_options.every_epochs or 1.0) * steps_per_epoch
+    return Plan(
+        total_steps=total,
+        steps_per_epoch=steps_per_epoch,
+        batches_per_epoch=per_epoch,
+        accumulation=accumulation,
+        tokens=options.tokens,
+        evaluate_every=evaluate_every,
+        save_every=options.save_every_steps,
+        log_every=options.log_every_steps,
+    )

@@ -1,0 +1,138 @@
+"""Learning rates by name.
+
+A schedule is registered as a function `(step, total, options) -> learning rate` of the update `step`, which counts from
+1, of `total`; or, where the validation loss has a say (`plateau`), as a class that follows `Schedule`.
+With lr = `learning_rate`, w = `warmup_steps`, T = `total`, every schedule begins with
+
+    rate(t) = warmup_from + (lr - warmup_from) t / w        for t <= w
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from fullrank.config.registry import lookup, register
+from fullrank.config.schema import TrainConfig
+
+
+class Schedule(Protocol):
+    """The learning rate of every update."""
+
+    def rate(self, step: int) -> float:
+        """The learning rate of update `step`, which counts from 1."""
+
+    def observe(self, nll: float) -> None:
+        """An evaluation gave `nll` nats per token."""
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must hold; empty for a pure function of the step."""
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take up a state given by `state()`."""
+
+
+FunctionOfStep = Callable[[int, int, TrainConfig], float]
+
+
+@dataclass(frozen=True)
+class Pure:
+    """A schedule that is a function of the step alone."""
+
+    function: FunctionOfStep
+    total: int
+    options: TrainConfig
+
+    def rate(self, step: int) -> float:
+        return _warm(step, self.options) if step <= self.options.warmup_steps else self._after(step)
+
+    def _after(self, step: int) -> float:
+        return self.function(step, self.total, self.options)
+
+    def observe(self, nll: float) -> None:
+        """Nothing: the validation loss has no say."""
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Nothing: there is no state."""
+
+
+def make_schedule(options: TrainConfig, total_steps: int) -> Schedule:
+    """The schedule `options.schedule` for a training of `total_steps` updates."""
+    found = lookup("schedule", options.schedule, "train.schedule")
+    return found(options, total_steps) if isinstance(found, type) else Pure(found, total_steps, options)
+
+
+def _warm(step: int, options: TrainConfig) -> float:
+    share = step / options.warmup_steps
+    return options.warmup_from + (options.learning_rate - options.warmup_from) * share
+
+
+def _decayed_share(step: int, total: int, options: TrainConfig) -> float:
+    """How much of the way from the end of the warm-up to the end of training is done, 0 to 1."""
+    return min(1.0, (step - options.warmup_steps) / max(1, total - options.warmup_steps))
+
+
+@register("schedule", "constant")
+def constant(step: int, total: int, options: TrainConfig) -> float:
+    """rate(t) = lr"""
+    return options.learning_rate
+
+
+@register("schedule", "cosine")
+def cosine(step: int, total: int, options: TrainConfig) -> float:
+    """rate(t) = min + (lr - min) (1 + cos(pi (t - w) / (T - w))) / 2, with min = `min_learning_rate`"""
+    low, high = options.min_learning_rate, options.learning_rate
+    return low + (high - low) * (1 + math.cos(math.pi * _decayed_share(step, total, options))) / 2
+
+
+@register("schedule", "linear")
+def linear(step: int, total: int, options: TrainConfig) -> float:
+    """rate(t) = lr + (min - lr) (t - w) / (T - w), with min = `min_learning_rate`"""
+    low, high = options.min_learning_rate, options.learning_rate
+    return high + (low - high) * _decayed_share(step, total, options)
+
+
+@register("schedule", "inverse_sqrt")
+def inverse_sqrt(step: int, total: int, options: TrainConfig) -> float:
+    """rate(t) = lr sqrt(max(w, 1) / t), not below `min_learning_rate`"""
+    return max(options.min_learning_rate, options.learning_rate * math.sqrt(max(1, options.warmup_steps) / step))
+
+
+@register("schedule", "plateau")
+class Plateau:
+    """rate = lr / k^n, not below `min_learning_rate`, with k = `plateau_factor`.
+
+    n grows by one after more than `plateau_patience` evaluations in a row that do not improve on the best so far.
+    """
+
+    def __init__(self, options: TrainConfig, total_steps: int) -> None:
+        self.options = options
+        self.best: float | None = None
+        self.waited = 0
+        self.divisions = 0
+
+    def rate(self, step: int) -> float:
+        if step <= self.options.warmup_steps:
+            return _warm(step, self.options)
+        divided = self.options.learning_rate / self.options.plateau_factor**self.divisions
+        return max(self.options.min_learning_rate, divided)
+
+    def observe(self, nll: float) -> None:
+        if self.best is None or nll < self.best:
+            self.best, self.waited = nll, 0
+            return
+        self.waited += 1
+        if self.waited > self.options.plateau_patience:
+            self.waited = 0
+            self.divisions += 1
+
+    def state(self) -> dict[str, Any]:
+        return {"best": self.best, "waited": self.waited, "divisions": self.divisions}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.best, self.waited, self.divisions = state["best"], state["waited"], state["divisions"]

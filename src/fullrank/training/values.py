@@ -1,0 +1,96 @@
+"""What travels between the loop and those who use it: plain values, and the shapes of what is handed in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from fullrank.errors import RunError
+
+# What one batch leaves for the next (memories): named tensors, opaque to the loop, saved with every checkpoint.
+Carry = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What an objective says about one batch.
+
+    `value`: scalar to differentiate, the mean over tokens plus penalties.  `nll`: sum over tokens, in nats, without
+    smoothing or penalties; a tensor spares a GPU the wait.  `tokens`: how many.  `carry`: for the next batch.
+    """
+
+    value: Tensor
+    nll: Tensor | float
+    tokens: int
+    carry: Carry = field(default_factory=dict)
+
+
+class Evaluation(Protocol):
+    """What an evaluation returns: nats summed over tokens, and how many tokens."""
+
+    @property
+    def nll(self) -> float: ...
+
+    @property
+    def tokens(self) -> int: ...
+
+
+class Batches(Protocol):
+    """Training data: batch `index` of epoch `epoch` is a pure function of the two, so a position is one integer."""
+
+    @property
+    def batches_per_epoch(self) -> int: ...
+
+    def batch(self, epoch: int, index: int) -> Any: ...
+
+
+Objective = Callable[[Any, Carry], Loss]
+Evaluate = Callable[[nn.Module], Evaluation]
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """What came out of training; times add up over all parts of a resumed run.
+
+    `epochs`: steps made, in epochs.  `tokens`: tokens trained on.  `best_nll`: lowest validation nll, nats per token.
+    `ms_per_step`: training alone, without evaluation, saving and the first step of each part.  `seconds`: wall clock.
+    `resumed_from`: the step this part began at, None for a run begun here.
+    """
+
+    steps: int
+    epochs: float
+    tokens: int
+    best_step: int | None
+    best_nll: float | None
+    stopped_early: bool
+    ms_per_step: float
+    tokens_per_second: float
+    seconds: float
+    peak_memory_mib: float
+    resumed_from: int | None
+
+
+class Interrupted(RunError):
+    """Training was asked to stop (SIGINT, SIGTERM) and has saved its state: the same command goes on from there."""
+
+
+class Observer(Protocol):
+    """Looks on: a live line, TensorBoard. It must be quick, must not touch the model and must not draw random numbers."""
+
+    def start(self, *, step: int, total_steps: int) -> None:
+        """Before the first step of this part; `step` are already made."""
+
+    def advance(self, step: int, tokens: int) -> None:
+        """After every step; `tokens` are seen so far."""
+
+    def record(self, line: Mapping[str, Any]) -> None:
+        """A line of metrics.jsonl or timing.jsonl was written."""
+
+    def notice(self, text: str) -> None:
+        """Something the user should know."""
+
+    def finish(self) -> None:
+        """The part is over, well or badly; called once."""

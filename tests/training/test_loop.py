@@ -1,0 +1,244 @@
+"""What the loop does at a step: the right gradient, the right lines, the right end."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from training_toy import LENGTH, STREAMS, Found, Objective, Told, Toy, ToyBatches, train
+
+from fullrank.errors import RunError
+from fullrank.training import Loss, load_weights
+
+
+def lines(folder: Path, split: str) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in found if line["split"] == split]
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """Batches of several batches, for a loss over all their tokens at once."""
+
+    size: int
+    inner: ToyBatches
+
+    @property
+    def batches_per_epoch(self) -> int:
+        return math.ceil(self.inner.batches_per_epoch / self.size)
+
+    def batch(self, epoch: int, index: int) -> list[Tensor]:
+        last = min((index + 1) * self.size, self.inner.batches_per_epoch)
+        return [self.inner.batch(epoch, i) for i in range(index * self.size, last)]
+
+
+def without_dropout(model: Toy) -> Any:
+    """Mean nll over all tokens of a batch, or of a list of batches, in double precision and with no carry."""
+    model.double()
+    model.dropout.p = 0.0
+
+    def objective(given: Any, carry: Any) -> Loss:
+        parts = given if isinstance(given, list) else [given]
+        losses = [Objective(model)(part, {}) for part in parts]
+        tokens = sum(loss.tokens for loss in losses)
+        total = sum(loss.value * loss.tokens for loss in losses)
+        return Loss(total / tokens, sum(float(loss.nll) for loss in losses), tokens)
+
+    return objective
+
+
+@pytest.mark.parametrize("clip", [None, 0.1])
+def test_accumulation_is_the_big_batch(clip: float | None, tmp_path: Path) -> None:
+    """Seven batches an epoch by threes, the last shorter: steps of 3, 3 and 1 batches, weighted by tokens."""
+    options: dict[str, Any] = {
+        "steps": 7,
+        "optimizer": "sgd",
+        "learning_rate": 0.5,
+        "max_grad_norm": clip,
+        "log_every_steps": 1,
+    }
+    options |= {"objective": without_dropout, "eval_options": {"every_steps": 100}}
+    small, result = train(tmp_path / "small", gradient_accumulation_steps=3, **options)
+    big, expected = train(tmp_path / "big", batches=Grouped(3, ToyBatches()), **options)
+    for (name, one), two in zip(small.named_parameters(), big.parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}")
+    assert not torch.equal(small.inner.weight, Toy().double().inner.weight)
+    assert result.tokens == expected.tokens
+    assert lines(tmp_path / "small", "train") == lines(tmp_path / "big", "train")
+
+
+def test_accumulation_of_unequal_batches_weights_by_tokens(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"steps": 2, "optimizer": "sgd", "learning_rate": 0.5, "objective": without_dropout}
+    small, _ = train(tmp_path / "small", gradient_accumulation_steps=7, **options)
+    big, _ = train(tmp_path / "big", batches=Grouped(7, ToyBatches()), **options)
+    torch.testing.assert_close(small.inner.weight, big.inner.weight, rtol=1e-12, atol=1e-12)
+
+
+def test_lines_are_means_over_tokens_since_the_line_before(tmp_path: Path) -> None:
+    seen: list[tuple[float, int]] = []
+
+    def noting(model: Toy) -> Any:
+        def objective(batch: Tensor, carry: Any) -> Loss:
+            loss = Objective(model)(batch, carry)
+            seen.append((float(loss.nll), loss.tokens))
+            return loss
+
+        return objective
+
+    _, result = train(tmp_path, steps=10, log_every_steps=4, schedule="linear", learning_rate=0.01, objective=noting)
+    found = lines(tmp_path, "train")
+    assert [line["step"] for line in found] == [4, 8, 10]
+    for line, (first, last) in zip(found, [(0, 4), (4, 8), (8, 10)], strict=True):
+        mean = sum(nll for nll, _ in seen[first:last]) / sum(tokens for _, tokens in seen[first:last])
+        assert line["nll"] == pytest.approx(mean, rel=1e-7)
+        assert line["ppl"] == pytest.approx(math.exp(mean), rel=1e-7)
+        assert line["tokens"] == sum(tokens for _, tokens in seen[:last])
+        assert line["lr"] == pytest.approx(0.01 * (1 - line["step"] / 10), abs=1e-12)
+    assert [line["step"] for line in lines(tmp_path, "valid")] == [5, 10]
+    assert (result.steps, result.tokens, result.epochs) == (10, sum(tokens for _, tokens in seen), 10 / 7)
+    assert result.ms_per_step > 0
+    assert result.peak_memory_mib > 10
+
+
+def test_the_carry_goes_from_batch_to_batch_and_is_empty_at_the_start_of_an_epoch(tmp_path: Path) -> None:
+    given: list[float | None] = []
+
+    def counting(model: Toy) -> Any:
+        def objective(batch: Tensor, carry: Mapping[str, Tensor]) -> Loss:
+            given.append(float(carry["count"]) if carry else None)
+            loss = Objective(model)(batch, {})
+            return Loss(loss.value, loss.nll, loss.tokens, {"count": torch.tensor((given[-1] or 0.0) + 1)})
+
+        return objective
+
+    train(tmp_path, steps=5, objective=counting, gradient_accumulation_steps=2)
+    assert given == [None, 1, 2, 3, 4, 5, 6, None, 1]
+
+
+def test_bf16_computes_in_bf16_and_keeps_fp32_weights(tmp_path: Path) -> None:
+    types: set[torch.dtype] = set()
+
+    def noting(model: Toy) -> Any:
+        def objective(batch: Tensor, carry: Any) -> Loss:
+            types.add(model.inner(torch.zeros(1, 6)).dtype)
+            return Objective(model)(batch, carry)
+
+        return objective
+
+    model, _ = train(tmp_path, steps=2, precision="bf16", objective=noting)
+    assert types == {torch.bfloat16}
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_checkpoint(value: float, tmp_path: Path) -> None:
+    def breaking(model: Toy) -> Any:
+        def objective(batch: Tensor, carry: Any) -> Loss:
+            loss = Objective(model)(batch, carry)
+            late = int(model.seen) > 11 * STREAMS * LENGTH
+            return Loss(loss.value * value, loss.nll, loss.tokens) if late else loss
+
+        return objective
+
+    with pytest.raises(RunError) as caught:
+        train(tmp_path, steps=20, objective=breaking, learning_rate=0.25)
+    text = str(caught.value)
+    assert "the loss at step 12 is not a finite number" in text
+    assert "train.learning_rate (now 0.25)" in text
+    assert "train.warmup_steps (now 0)" in text
+    assert "train.max_grad_norm (now none)" in text
+    assert "step-00000010" in text
+    load_weights(Toy(), tmp_path / "checkpoints" / "last")
+
+
+def test_an_infinite_gradient_is_not_saved(tmp_path: Path) -> None:
+    """The loss of the step is a number, its gradient is not: the square root at zero."""
+
+    def breaking(model: Toy) -> Any:
+        def objective(batch: Tensor, carry: Any) -> Loss:
+            loss = Objective(model)(batch, carry)
+            return Loss(loss.value + (model.inner.weight * 0).abs().sqrt().sum(), loss.nll, loss.tokens)
+
+        return objective
+
+    with pytest.raises(RunError, match=r"a parameter at step 1 is not a finite number.*there is no checkpoint yet"):
+        train(tmp_path / "a", steps=3, save_every_steps=1, objective=breaking)
+    with pytest.raises(RunError, match="the loss at step 1 is not a finite number"):
+        train(tmp_path / "b", steps=3, objective=breaking, max_grad_norm=1.0)
+
+
+def test_a_validation_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="the validation loss at step 5 is not a finite number"):
+        train(tmp_path, steps=10, evaluate=lambda model: Found(math.nan, 1))
+
+
+def test_patience_ends_training_and_the_best_is_kept(tmp_path: Path) -> None:
+    curve = iter([5.0, 3.0, 3.5, 3.0, 4.0, 1.0])
+    _, result = train(tmp_path, steps=30, patience=3, evaluate=lambda model: Found(next(curve), 1))
+    assert (result.steps, result.stopped_early) == (25, True)
+    assert (result.best_step, result.best_nll) == (10, 3.0)
+    links = {name: (tmp_path / "checkpoints" / name).readlink().name for name in ("last", "best")}
+    assert links == {"last": "step-00000025", "best": "step-00000010"}
+    _, again = train(tmp_path, steps=30, patience=3, evaluate=lambda model: Found(0.0, 1))
+    assert again.steps == 25
+
+
+def test_patience_is_remembered_over_a_stop(tmp_path: Path) -> None:
+    train(tmp_path, steps=15, patience=3, evaluate=lambda model: Found(7.0, 1))
+    _, result = train(tmp_path, steps=40, patience=3, evaluate=lambda model: Found(7.0, 1))
+    assert (result.steps, result.best_step) == (20, 5)
+
+
+def test_a_budget_of_tokens_ends_with_the_step_that_reaches_it(tmp_path: Path) -> None:
+    _, result = train(tmp_path, tokens=100)
+    assert (result.steps, result.tokens) == (8, 6 * 15 + 9 + 15)  # the seventh batch has 9
+    assert lines(tmp_path, "valid")[-1]["step"] == 8
+
+
+def test_evaluation_leaves_every_module_in_its_mode(tmp_path: Path) -> None:
+    def freezing(model: Toy) -> Any:
+        def objective(batch: Tensor, carry: Any) -> Loss:
+            modes.append((model.training, model.dropout.training))
+            model.dropout.eval()
+            return Objective(model)(batch, carry)
+
+        return objective
+
+    modes: list[tuple[bool, bool]] = []
+    train(tmp_path, steps=4, eval_options={"every_steps": 1}, objective=freezing)
+    assert modes == [(True, True), (True, False), (True, False), (True, False)]
+
+
+def test_observers_see_it_all_and_are_closed_even_after_a_failure(tmp_path: Path) -> None:
+    told = Told()
+    train(tmp_path / "a", steps=10, observers=[told])
+    assert told.began == (0, 10)
+    assert [step for step, _ in told.steps] == list(range(1, 11))
+    assert [line for line in told.lines if "split" in line] == [
+        json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert told.finished == 1
+    told = Told()
+    with pytest.raises(RunError):
+        train(tmp_path / "b", steps=10, observers=[told], evaluate=lambda model: Found(math.nan, 1))
+    assert told.finished == 1
+
+
+def test_it_learns(tmp_path: Path) -> None:
+    """One fixed batch, learned by heart."""
+
+    @dataclass(frozen=True)
+    class Same(ToyBatches):
+        def batch(self, epoch: int, index: int) -> Tensor:
+            return torch.arange(STREAMS * LENGTH).view(STREAMS, LENGTH) % 11
+
+    train(tmp_path, steps=150, learning_rate=0.02, schedule="cosine", batches=Same(), log_every_steps=50)
+    curve = [line["nll"] for line in lines(tmp_path, "train")]
+    assert curve[-1] < 0.5 * curve[0]

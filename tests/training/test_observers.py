@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import io
+import os
+import re
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training_toy import train
+
+from fullrank.errors import InputError
+from fullrank.training import make_observers
+from fullrank.training.observers import LiveLine, PlainLines, Status, TensorBoard, WandB
+
+
+def test_status_says_loss_perplexity_speed_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    status = Status()
+    status.start(100, 2000)
+    status.advance(101, 1010)
+    now[0] += 10
+    status.advance(121, 1210)
+    status.record({"split": "train", "nll": 5.1, "ppl": 164.0})
+    status.record({"split": "valid", "nll": 5.2, "ppl": 181.3})
+    status.record({"seconds": 1.0})
+    assert status.words() == "step 121/2000  loss 5.100  ppl 164.0  valid ppl 181.3  20 tok/s  ETA 15:40"
+
+
+def test_plain_lines_come_with_every_evaluation_and_now_and_then(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    train(tmp_path, steps=10, observers=[PlainLines("plain", every=1000.0, stream=stream)])
+    found = stream.getvalue().splitlines()
+    assert len(found) == 2
+    assert re.fullmatch(
+        r"plain: step 4/10  loss \d\.\d{3}  ppl \d+\.\d  valid ppl \d+\.\d  [\d,]+ tok/s  ETA 0:00", found[0]
+    )
+    stream = io.StringIO()
+    train(tmp_path / "often", steps=10, observers=[PlainLines("plain", every=0.0, stream=stream)])
+    assert len(stream.getvalue().splitlines()) == 12
+
+
+def test_the_live_line_stays_on_one_line_and_writes_to_stderr(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    live = LiveLine("plain")
+    live.console._force_terminal = True
+    live.console.width = 120
+    train(tmp_path, steps=10, observers=[live])
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    assert "step 10/10" in captured.err
+    assert captured.err.count("\n") <= 2
+
+
+def test_where_stderr_is_no_terminal_there_are_plain_lines() -> None:
+    assert [type(observer) for observer in make_observers(Path("x"))] == [PlainLines]
+    assert make_observers(Path("x"), quiet=True) == []
+
+
+class Recorder:
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.made = (args, options)
+        self.calls: list[Any] = []
+        self.closed = False
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        self.calls.append((name, value, step))
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        self.calls += [(name, value, step) for name, value in values.items()]
+
+    def close(self) -> None:
+        self.closed = True
+
+    finish = close
+
+
+def test_tensorboard_gets_every_line_and_forgets_what_lies_beyond_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = types.ModuleType("torch.utils.tensorboard")
+    module.SummaryWriter = Recorder  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    [board] = make_observers(tmp_path, track=["tensorboard"], quiet=True)
+    assert isinstance(board, TensorBoard)
+    train(tmp_path, steps=10, observers=[board])
+    assert board.writer.made == ((str(tmp_path / "tensorboard"),), {"purge_step": 1})
+    names = {name for name, _, _ in board.writer.calls}
+    assert {"train/nll", "train/ppl", "train/lr", "valid/nll", "valid/ppl", "timing/tokens_per_second"} <= names
+    assert {step for name, _, step in board.writer.calls if name == "valid/ppl"} == {5, 10}
+    assert board.writer.closed
+    [again] = make_observers(tmp_path, track=["tensorboard"], quiet=True)
+    train(tmp_path, steps=12, observers=[again])
+    assert again.writer.made[1] == {"purge_step": 11}  # type: ignore[attr-defined]
+
+
+def test_wandb_resumes_under_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("wandb")
+    module.init = Recorder  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    runs = []
+    for steps in (10, 12):
+        [observer] = make_observers(tmp_path / "run", track=["wandb"], config={"seed": 1}, quiet=True)
+        assert isinstance(observer, WandB)
+        train(tmp_path / "run", steps=steps, observers=[observer])
+        runs.append(observer.run)
+    first, second = (run.made[1] for run in runs)
+    assert first["id"] == second["id"] != ""
+    assert (first["name"], first["resume"], first["config"]) == ("run", "allow", {"seed": 1})
+    assert ("valid/ppl", 5) in [(name, step) for name, _, step in runs[0].calls]
+    assert all(step > 10 for _, _, step in runs[1].calls)
+    assert runs[1].closed
+
+
+@pytest.mark.parametrize(("name", "module"), [("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb")])
+def test_a_missing_tracker_is_said_with_the_command_to_install_it(
+    name: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(InputError, match=rf"train.track: {name} is not installed; pip install {name}"):
+        make_observers(tmp_path, track=[name], quiet=True)
+    with pytest.raises(InputError, match="'aim' is not available; known: tensorboard, wandb"):
+        make_observers(tmp_path, track=["aim"], quiet=True)
+    assert os.listdir(tmp_path) == []

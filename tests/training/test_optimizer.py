@@ -1,0 +1,118 @@
+"""Optimizers against their equations, and what weight decay may not touch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from training_toy import Toy
+
+from fullrank.config.registry import names, register, unregister
+from fullrank.config.schema import TrainConfig
+from fullrank.errors import ConfigError
+from fullrank.training import make_optimizer, parameter_groups
+
+GRADIENTS = torch.randn(6, 3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+RATES = [0.1, 0.1, 0.05, 0.2, 0.2, 0.01]  # a schedule: equations must hold while the rate changes
+MU, DECAY, BETAS, EPS = 0.9, 0.3, (0.8, 0.95), 1e-3
+
+
+def sgd(p: Tensor, state: dict[str, Tensor], g: Tensor, lr: float, t: int) -> Tensor:
+    state["v"] = MU * state["v"] + g + DECAY * p
+    return p - lr * state["v"]
+
+
+def fairseq_nag(p: Tensor, state: dict[str, Tensor], g: Tensor, lr: float, t: int) -> Tensor:
+    """As fairseq states it: a velocity that carries the rate and is corrected when the rate changes."""
+    g = g + DECAY * p
+    correct = lr / RATES[max(t - 2, 0)]
+    p = p + MU * MU * correct * state["w"] - (1 + MU) * lr * g
+    state["w"] = MU * correct * state["w"] - lr * g
+    return p
+
+
+def adam(p: Tensor, state: dict[str, Tensor], g: Tensor, lr: float, t: int, decay: float = DECAY) -> Tensor:
+    g = g + decay * p
+    state["m"] = BETAS[0] * state["m"] + (1 - BETAS[0]) * g
+    state["s"] = BETAS[1] * state["s"] + (1 - BETAS[1]) * g * g
+    return p - lr * (state["m"] / (1 - BETAS[0] ** t)) / ((state["s"] / (1 - BETAS[1] ** t)).sqrt() + EPS)
+
+
+def adamw(p: Tensor, state: dict[str, Tensor], g: Tensor, lr: float, t: int) -> Tensor:
+    return adam(p - lr * DECAY * p, state, g, lr, t, decay=0.0)
+
+
+EQUATIONS: dict[str, Callable[..., Tensor]] = {"sgd": sgd, "nag": fairseq_nag, "adam": adam, "adamw": adamw}
+
+
+@pytest.mark.parametrize("name", EQUATIONS)
+def test_every_optimizer_follows_its_equation(name: str) -> None:
+    layer = nn.Linear(2, 3, bias=False, dtype=torch.float64)
+    options = TrainConfig(steps=1, optimizer=name, momentum=MU, betas=BETAS, eps=EPS, weight_decay=DECAY)
+    optimizer = make_optimizer(name, parameter_groups(layer, DECAY), options)
+    expected = layer.weight.detach().clone()
+    state = {key: torch.zeros_like(expected) for key in "vwms"}
+    for t, (gradient, rate) in enumerate(zip(GRADIENTS, RATES, strict=True), start=1):
+        layer.weight.grad = gradient.clone()
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+        expected = EQUATIONS[name](expected, state, gradient, rate, t)
+        torch.testing.assert_close(layer.weight.detach(), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_all_equations_are_tested() -> None:
+    assert sorted(EQUATIONS) == names("optimizer")
+
+
+@pytest.mark.parametrize("name", EQUATIONS)
+def test_weight_decay_leaves_mixing_weights_biases_and_norms_alone(name: str) -> None:
+    """Without any gradient, decay is all there is."""
+    model = Toy()
+    before = copy.deepcopy(model.state_dict())
+    options = TrainConfig(steps=1, optimizer=name, momentum=0.5, weight_decay=0.5, learning_rate=0.1)
+    optimizer = make_optimizer(name, parameter_groups(model, options.weight_decay), options)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    moved = {key for key, value in model.state_dict().items() if not torch.equal(value, before[key])}
+    assert moved == {"embedding.weight", "inner.weight", "output.weight"}
+
+
+def test_groups_hold_every_trainable_parameter_once() -> None:
+    model = Toy()
+    model.inner.bias.requires_grad_(False)
+    groups = parameter_groups(model, 0.1)
+    held = [parameter for group in groups for parameter in group["params"]]
+    assert len(held) == len({id(p) for p in held})
+    assert {id(p) for p in held} == {id(p) for p in model.parameters() if p.requires_grad}
+    assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
+
+
+def test_a_parameter_can_be_marked_itself_and_a_tied_one_is_spared_if_any_owner_says_so() -> None:
+    model = Toy()
+    model.inner.weight.no_weight_decay = True  # type: ignore[attr-defined]
+    model.output.no_weight_decay = True  # type: ignore[assignment]
+    groups = parameter_groups(model, 0.1)
+    assert [group["weight_decay"] for group in groups] == [0.0]
+
+
+def test_nag_without_momentum_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"train.momentum: nag needs a momentum above 0"):
+        make_optimizer("nag", parameter_groups(Toy(), 0.0), TrainConfig(steps=1))
+
+
+def test_a_new_optimizer_is_one_function() -> None:
+    @register("optimizer", "still")
+    def still(groups: Any, options: TrainConfig) -> torch.optim.Optimizer:
+        return torch.optim.SGD(groups, lr=0.0)
+
+    try:
+        options = TrainConfig(steps=1, optimizer="still")
+        assert isinstance(make_optimizer("still", parameter_groups(Toy(), 0.0), options), torch.optim.SGD)
+    finally:
+        unregister("optimizer", "still")

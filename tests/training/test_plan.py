@@ -1,0 +1,74 @@
+"""When training ends, and what is due when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from training_toy import ToyBatches
+
+from fullrank.config.schema import EvalConfig, TrainConfig
+from fullrank.errors import InputError
+from fullrank.training import Plan, make_plan
+
+
+def plan(eval_options: dict[str, Any] | None = None, batches: Any = None, **options: Any) -> Plan:
+    options = {"batch_size": 3, "segment_length": 5} | options
+    return make_plan(TrainConfig(**options), EvalConfig(**eval_options or {}), batches or ToyBatches(7))
+
+
+def test_the_end_by_steps_epochs_and_tokens() -> None:
+    assert plan(steps=9).total_steps == 9
+    assert plan(epochs=2).total_steps == 14
+    assert plan(epochs=0.5).total_steps == 4
+    assert plan(epochs=0.001).total_steps == 1
+    assert plan(tokens=100).total_steps == 7  # 15 tokens a step
+    by_tokens = plan(tokens=100)
+    assert not by_tokens.done(7, 99)
+    assert by_tokens.done(7, 100)
+    assert plan(steps=9).done(9, 0)
+
+
+def test_a_budget_of_tokens_is_exact_where_batches_know_their_tokens() -> None:
+    @dataclass(frozen=True)
+    class Counted(ToyBatches):
+        tokens_per_epoch: int = 99  # six of 15 and one of 9
+
+    assert plan(tokens=2 * 99 + 16, batches=Counted()).total_steps == 16
+
+
+def test_the_default_is_one_evaluation_an_epoch_and_a_checkpoint_with_it() -> None:
+    found = plan(epochs=2)
+    assert [step for step in range(1, 15) if found.evaluation_due(step)] == [7, 14]
+    assert [step for step in range(1, 15) if found.save_due(step)] == [7, 14]
+
+
+def test_evaluation_and_saving_by_steps() -> None:
+    found = plan({"every_steps": 4}, steps=12, save_every_steps=5)
+    assert [step for step in range(1, 13) if found.evaluation_due(step)] == [4, 8, 12]
+    assert [step for step in range(1, 13) if found.save_due(step)] == [5, 10]
+
+
+def test_evaluation_by_fractions_of_an_epoch() -> None:
+    """At the first step at or after 2.1, 4.2, 6.3, ... steps; a tenth of an epoch of 10 steps is every step."""
+    found = plan({"every_epochs": 0.3}, epochs=3)
+    assert [step for step in range(1, 22) if found.evaluation_due(step)] == [3, 5, 7, 9, 11, 13, 15, 17, 19, 21]
+    found = plan({"every_epochs": 0.1}, epochs=100, batches=ToyBatches(10))
+    assert all(found.evaluation_due(step) for step in range(1, 1001))
+
+
+def test_a_step_takes_consecutive_batches_of_one_epoch() -> None:
+    found = plan(epochs=2, gradient_accumulation_steps=3)
+    assert found.total_steps == 6
+    assert [found.batches_of(step) for step in range(1, 5)] == [
+        [(0, 0), (0, 1), (0, 2)],
+        [(0, 3), (0, 4), (0, 5)],
+        [(0, 6)],
+        [(1, 0), (1, 1), (1, 2)],
+    ]
+
+
+def test_too_little_text_is_said_with_the_keys_to_change() -> None:
+    with pytest.raises(InputError, match=r"shorter than one batch: train.batch_size 3 .* train.segment_length 5"):
+        plan(steps=1, batches=ToyBatches(0))

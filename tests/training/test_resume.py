@@ -1,0 +1,211 @@
+"""A killed run ends as one never killed: metrics and weights, byte for byte."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from training_toy import Objective, Told, Toy, ToyBatches, train, train_in_child
+
+from fullrank.errors import InputError, RunError
+from fullrank.training import Interrupted, Loss
+
+CASES: dict[str, dict[str, Any]] = {
+    "sgd": {"optimizer": "sgd", "momentum": 0.5, "schedule": "plateau", "gradient_accumulation_steps": 2, "learning_rate": 0.5,
+            "epochs": 12.5, "eval_options": {"every_epochs": 0.4}},
+    "nag": {"optimizer": "nag", "momentum": 0.9, "averaging": "ema", "ema_decay": 0.9, "steps": 60, "save_every_steps": 3},
+    "adam": {"optimizer": "adam", "averaging": "swa", "swa_start": 0.3, "schedule": "cosine", "tokens": 800,
+             "weight_decay": 0.1},
+    "adamw": {"optimizer": "adamw", "schedule": "inverse_sqrt", "warmup_steps": 9, "max_grad_norm": 0.5, "precision": "bf16",
+              "steps": 60, "weight_decay": 0.1},
+}  # fmt: skip
+
+
+def outcome(folder: Path) -> dict[str, bytes]:
+    """What a run leaves, times aside."""
+    files = {"metrics": folder / "metrics.jsonl"}
+    for link in ("last", "best"):
+        files |= {
+            f"{link}/{name}": folder / "checkpoints" / link / f"{name}.safetensors" for name in ("model", "training")
+        }
+    return {name: path.read_bytes() for name, path in files.items()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_killed_at_random_moments(name: str, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["fullrank.training", "torch.utils._pytree"])
+
+    def start(folder: Path) -> Any:
+        receive, send = context.Pipe(duplex=False)
+        process = context.Process(target=train_in_child, args=(send, folder, CASES[name] | {"pause": 0.002}))
+        process.start()
+        receive.recv()
+        return process
+
+    whole = start(tmp_path / "whole")
+    began = time.monotonic()
+    whole.join()
+    assert whole.exitcode == 0
+    length = time.monotonic() - began
+
+    killed = 0
+    while True:
+        process = start(tmp_path / "killed")
+        process.join(random.uniform(0, length / 3) if killed < 4 else None)
+        if process.exitcode is not None:
+            break
+        process.kill()
+        process.join()
+        killed += 1
+    assert process.exitcode == 0
+    assert killed >= 2
+    assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
+
+
+def at_call(number: int, act: Callable[[], None]) -> Callable[[Toy], Callable[[Any, Any], Loss]]:
+    """The toy's objective, which calls `act` before its `number`-th batch."""
+
+    def make(model: Toy) -> Callable[[Any, Any], Loss]:
+        calls = iter(range(1, 10**6))
+        inner = Objective(model)
+
+        def call(batch: Any, carry: Any) -> Loss:
+            if next(calls) == number:
+                act()
+            return inner(batch, carry)
+
+        return call
+
+    return make
+
+
+class Death(BaseException):
+    """Stands for a SIGKILL: nothing catches it."""
+
+
+def die() -> None:
+    raise Death
+
+
+@pytest.mark.parametrize("number", [1, 5, 6, 23])
+def test_metrics_beyond_the_checkpoint_are_cut(number: int, tmp_path: Path) -> None:
+    """Death between a line and the next checkpoint: the line is written again, not twice."""
+    options: dict[str, Any] = {
+        "steps": 24,
+        "log_every_steps": 1,
+        "save_every_steps": 6,
+        "eval_options": {"every_steps": 24},
+    }
+    train(tmp_path / "whole", **options)
+    with pytest.raises(Death):
+        train(tmp_path / "killed", **options, objective=at_call(number, die))
+    with open(tmp_path / "killed" / "metrics.jsonl", "a") as file:
+        file.write('{"step": 99, "spl')
+    with open(tmp_path / "killed" / "timing.jsonl", "a") as file:
+        file.write('{"step": 99, "sec')
+    _, result = train(tmp_path / "killed", **options)
+    assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
+    assert result.resumed_from == ((number - 1) // 6 * 6 or None)
+    timing = [json.loads(line) for line in (tmp_path / "killed" / "timing.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in timing][-1] == 24
+    assert all(set(line) == {"step", "seconds", "tokens_per_second", "peak_memory_mib"} for line in timing)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_finishes_the_step_and_saves(number: signal.Signals, tmp_path: Path) -> None:
+    options = {"steps": 12, "eval_options": {"every_steps": 6}, "averaging": "ema"}
+    train(tmp_path / "whole", **options)
+    former = signal.getsignal(number)
+    send = at_call(4, lambda: os.kill(os.getpid(), number))
+    with pytest.raises(Interrupted, match=rf"stopped by {number.name} after step 4 of 12.*fullrank train {tmp_path}"):
+        train(tmp_path / "stopped", **options, objective=send)
+    assert signal.getsignal(number) == former
+    _, result = train(tmp_path / "stopped", **options)
+    assert result.resumed_from == 4
+    assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
+
+
+def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
+    model, result = train(tmp_path, steps=7, averaging="ema")
+    before = outcome(tmp_path)
+    again, result_again = train(tmp_path, steps=7, averaging="ema", objective=at_call(1, die))
+    assert outcome(tmp_path) == before
+    assert result_again == dataclasses.replace(result, resumed_from=7, seconds=result_again.seconds)
+    assert 0 < result_again.seconds <= result.seconds
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), again.state_dict().values(), strict=True))
+
+
+def test_a_finished_run_can_be_made_longer(tmp_path: Path) -> None:
+    train(tmp_path / "short", steps=10)
+    model, result = train(tmp_path / "short", steps=20)
+    whole, _ = train(tmp_path / "whole", steps=20)
+    assert (result.resumed_from, result.steps) == (10, 20)
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), whole.state_dict().values(), strict=True))
+
+
+def test_evaluation_does_not_disturb_training(tmp_path: Path) -> None:
+    often, _ = train(tmp_path / "often", steps=12, eval_options={"every_steps": 1})
+    never, _ = train(tmp_path / "never", steps=12, eval_options={"every_steps": 12})
+    assert all(torch.equal(a, b) for a, b in zip(often.parameters(), never.parameters(), strict=True))
+
+
+def test_the_stream_of_dropout_depends_on_the_seed_alone(tmp_path: Path) -> None:
+    """Whatever was drawn before training, and by however large an initialisation, the same masks follow."""
+    first, _ = train(tmp_path / "a", steps=3)
+    torch.rand(100)
+    second, _ = train(tmp_path / "b", steps=3)
+    other, _ = train(tmp_path / "c", steps=3, seed=2)
+    assert torch.equal(first.inner.weight, second.inner.weight)
+    assert not torch.equal(first.inner.weight, other.inner.weight)
+
+
+def test_a_checkpoint_of_another_configuration_is_refused(tmp_path: Path) -> None:
+    train(tmp_path, steps=5)
+    with pytest.raises(InputError, match=r"7 batches an epoch, the data now gives 8.*train.batch_size"):
+        train(tmp_path, steps=10, batches=ToyBatches(8))
+    with pytest.raises(InputError, match=r"train section of config.yaml: it was trained with AdamW, not SGD"):
+        train(tmp_path, steps=10, optimizer="sgd")
+    with pytest.raises(InputError, match=r"train.averaging is 'ema', the checkpoint was made with 'none'"):
+        train(tmp_path, steps=10, averaging="ema")
+
+
+def test_a_run_folder_belongs_to_one_process(tmp_path: Path) -> None:
+    def again() -> None:
+        with pytest.raises(RunError, match="another process is training there"):
+            train(tmp_path, steps=5)
+
+    train(tmp_path, steps=5, objective=at_call(2, again))
+
+
+def test_a_damaged_last_checkpoint_is_told_and_the_one_before_is_used(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"steps": 12, "save_every_steps": 4, "eval_options": {"every_steps": 12}}
+    train(tmp_path / "whole", **options)
+    with pytest.raises(Death):
+        train(tmp_path / "hurt", **options, objective=at_call(10, die))
+    weights = tmp_path / "hurt" / "checkpoints" / "last" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-3])
+    told = Told()
+    _, result = train(tmp_path / "hurt", **options, observers=[told])
+    assert result.resumed_from == 4
+    assert "checkpoints/last is damaged: model.safetensors has" in told.notices[0]
+    assert outcome(tmp_path / "hurt") == outcome(tmp_path / "whole")
+
+
+def test_lost_metrics_are_told(tmp_path: Path) -> None:
+    train(tmp_path, steps=5)
+    (tmp_path / "metrics.jsonl").write_text("")
+    told = Told()
+    train(tmp_path, steps=10, observers=[told])
+    assert "its curve has a gap" in told.notices[0]
+    assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [8, 10, 10]

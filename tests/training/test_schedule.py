@@ -1,0 +1,83 @@
+"""Learning rates against their equations, the values worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from fullrank.config.schema import TrainConfig
+from fullrank.errors import ConfigError
+from fullrank.training import make_schedule
+
+
+def rates(steps: list[int], total: int = 110, **options: object) -> list[float]:
+    schedule = make_schedule(TrainConfig(steps=total, **options), total)  # type: ignore[arg-type]
+    return [schedule.rate(step) for step in steps]
+
+
+@pytest.mark.parametrize("name", ["constant", "cosine", "linear", "inverse_sqrt", "plateau"])
+def test_every_schedule_warms_up_linearly(name: str) -> None:
+    found = rates([1, 5, 10], schedule=name, learning_rate=1.0, warmup_steps=10, warmup_from=0.2)
+    assert found == pytest.approx([0.28, 0.6, 1.0])
+
+
+def test_constant() -> None:
+    assert rates([1, 50, 110], learning_rate=0.3) == [0.3, 0.3, 0.3]
+
+
+def test_cosine_goes_from_the_rate_to_the_least_over_what_follows_the_warm_up() -> None:
+    options = {"schedule": "cosine", "learning_rate": 1.0, "min_learning_rate": 0.2, "warmup_steps": 10}
+    found = rates([10, 35, 60, 85, 110, 150], **options)
+    half = math.sqrt(0.5)
+    assert found == pytest.approx([1.0, 0.6 + 0.4 * half, 0.6, 0.6 - 0.4 * half, 0.2, 0.2])
+
+
+def test_linear() -> None:
+    found = rates([10, 60, 110, 111], schedule="linear", learning_rate=1.0, min_learning_rate=0.2, warmup_steps=10)
+    assert found == pytest.approx([1.0, 0.6, 0.2, 0.2])
+
+
+def test_inverse_sqrt() -> None:
+    """lr sqrt(w / t): a quarter of the rate at sixteen times the warm-up."""
+    assert rates([16, 64, 256], schedule="inverse_sqrt", learning_rate=1.0, warmup_steps=16) == [1.0, 0.5, 0.25]
+    assert rates([1, 4], schedule="inverse_sqrt", learning_rate=1.0) == [1.0, 0.5]
+    assert rates([10_000], schedule="inverse_sqrt", learning_rate=1.0, min_learning_rate=0.05) == [0.05]
+
+
+@pytest.mark.parametrize(
+    ("patience", "expected"),
+    [(0, [8, 8, 8, 4, 4, 2, 1, 1, 0.5]), (1, [8, 8, 8, 8, 8, 8, 4, 4, 4]), (2, [8, 8, 8, 8, 8, 8, 8, 8, 8])],
+)
+def test_plateau_divides_when_the_best_is_not_improved_on(patience: int, expected: list[float]) -> None:
+    options = TrainConfig(steps=9, schedule="plateau", learning_rate=8.0, plateau_factor=2.0, plateau_patience=patience)
+    schedule = make_schedule(options, 9)
+    found = [schedule.rate(1)]
+    for nll in [5.0, 4.0, 4.0, 3.0, 3.5, 3.2, 2.9, 2.9]:  # better, better, no, better, no, no, better, no
+        schedule.observe(nll)
+        found.append(schedule.rate(1))
+    assert found == expected
+
+
+def test_plateau_takes_up_its_state() -> None:
+    options = TrainConfig(steps=9, schedule="plateau", learning_rate=8.0, plateau_patience=1)
+    one, other = make_schedule(options, 9), make_schedule(options, 9)
+    for nll in [1.0, 2.0, 2.0, 2.0]:
+        one.observe(nll)
+    other.restore(one.state())
+    other.observe(2.0)
+    assert (one.rate(1), other.rate(1)) == (4.0, 2.0)
+    assert make_schedule(TrainConfig(steps=9), 9).state() == {}
+
+
+def test_plateau_does_not_go_below_the_least_rate() -> None:
+    options = TrainConfig(steps=9, schedule="plateau", learning_rate=8.0, min_learning_rate=3.0)
+    schedule = make_schedule(options, 9)
+    for _ in range(5):
+        schedule.observe(1.0)
+    assert schedule.rate(1) == 3.0
+
+
+def test_an_unknown_schedule_suggests_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"train.schedule: 'cosin' is not available; did you mean 'cosine'"):
+        TrainConfig(steps=1, schedule="cosin")

@@ -1,0 +1,148 @@
+"""A model small enough to train in milliseconds, with everything a checkpoint must keep: dropout, a tied matrix,
+a buffer, a carry between batches, and a last batch of another size."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fullrank.config.schema import EvalConfig, TrainConfig
+from fullrank.training import FitResult, Loss, fit, make_optimizer, make_plan, make_schedule, parameter_groups
+
+VOCABULARY, WIDTH, STREAMS, LENGTH = 11, 6, 3, 5
+
+
+class Mixing(nn.Module):
+    """Starts at the identity; weight decay would pull it to zero."""
+
+    no_weight_decay = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.eye(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.matrix
+
+
+class Toy(nn.Module):
+    def __init__(self, dropout: float = 0.3) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.mixing = Mixing()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.inner = nn.Linear(WIDTH, WIDTH)
+        self.dropout = nn.Dropout(dropout)
+        self.output = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.output.weight = self.embedding.weight
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, ids: Tensor, memory: Tensor) -> Tensor:
+        if self.training:
+            self.seen += ids.numel()
+        hidden = self.mixing(self.embedding(ids)) + memory[:, None]
+        return self.norm(hidden + self.dropout(torch.tanh(self.inner(hidden))))
+
+
+@dataclass(frozen=True)
+class ToyBatches:
+    """Random ids, a function of (epoch, index); the last batch of an epoch has fewer tokens."""
+
+    batches_per_epoch: int = 7
+    pause: float = 0.0
+
+    def batch(self, epoch: int, index: int) -> Tensor:
+        time.sleep(self.pause)
+        generator = torch.Generator().manual_seed(1000 * epoch + index)
+        length = LENGTH - 2 if index == self.batches_per_epoch - 1 else LENGTH
+        return torch.randint(VOCABULARY, (STREAMS, length + 1), generator=generator)
+
+
+@dataclass(frozen=True)
+class Objective:
+    model: Toy
+
+    def __call__(self, batch: Tensor, carry: Any) -> Loss:
+        memory = carry.get("memory", torch.zeros(len(batch), WIDTH, dtype=self.model.norm.weight.dtype))
+        hidden = self.model(batch[:, :-1], memory)
+        targets = batch[:, 1:].flatten()
+        nll = F.cross_entropy(self.model.output(hidden).flatten(0, 1), targets, reduction="sum")
+        return Loss(nll / targets.numel(), nll.detach(), targets.numel(), {"memory": hidden[:, -1].to(memory.dtype)})
+
+
+@dataclass(frozen=True)
+class Found:
+    nll: float
+    tokens: int
+
+
+def evaluate(model: nn.Module) -> Found:
+    assert isinstance(model, Toy)
+    assert not model.training
+    batch = ToyBatches().batch(999, 0)
+    loss = Objective(model)(batch, {})
+    torch.rand(3)  # training must not notice that an evaluation draws
+    return Found(float(loss.nll), loss.tokens)
+
+
+def train(
+    folder: Path, *, eval_options: dict[str, Any] | None = None, pause: float = 0.0, **options: Any
+) -> tuple[Toy, FitResult]:
+    """Train a fresh toy in `folder`, or go on there; keywords are those of TrainConfig, or of `fit`."""
+    handed = {name: options.pop(name) for name in ("objective", "evaluate", "observers", "batches") if name in options}
+    config = TrainConfig(**{"batch_size": STREAMS, "segment_length": LENGTH, "log_every_steps": 4} | options)
+    judged = EvalConfig(**eval_options or {"every_steps": 5})
+    torch.manual_seed(config.seed)
+    model = Toy()
+    batches = handed.pop("batches", ToyBatches(pause=pause))
+    result = fit(
+        model,
+        objective=handed.pop("objective", Objective)(model),
+        batches=batches,
+        evaluate=handed.pop("evaluate", evaluate),
+        optimizer=make_optimizer(config.optimizer, parameter_groups(model, config.weight_decay), config),
+        schedule=make_schedule(config, make_plan(config, judged, batches).total_steps),
+        options=config,
+        eval_options=judged,
+        folder=folder,
+        **handed,
+    )
+    return model, result
+
+
+def train_in_child(started: Any, folder: Path, options: dict[str, Any]) -> None:
+    """The same in a process of its own; `started` is told when training is about to begin."""
+    torch.set_num_threads(1)
+    started.send(True)
+    train(folder, **options)
+
+
+class Told:
+    """An observer that remembers."""
+
+    def __init__(self) -> None:
+        self.notices: list[str] = []
+        self.lines: list[Any] = []
+        self.steps: list[tuple[int, int]] = []
+        self.finished = 0
+
+    def start(self, *, step: int, total_steps: int) -> None:
+        self.began = (step, total_steps)
+
+    def advance(self, step: int, tokens: int) -> None:
+        self.steps.append((step, tokens))
+
+    def record(self, line: Any) -> None:
+        self.lines.append(line)
+
+    def notice(self, text: str) -> None:
+        self.notices.append(text)
+
+    def finish(self) -> None:
+        self.finished += 1
