@@ -1,0 +1,36 @@
+"""Reports: run folders in, a comparison out - as one HTML page, as a table on the terminal, as JSON.
+
+`results` reads, `grouping` and `table` compare, `summary` says what the figures carry, `page` draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fullrank.reporting.results import RunRecord, find_runs, read_run, read_runs
+from fullrank.reporting.summary import Summary, summarise
+from fullrank.reporting.table import Comparison, Row, as_json, comparison
+from fullrank.reporting.terminal import print_table
+
+__all__ = [
+    "Comparison",
+    "Row",
+    "RunRecord",
+    "Summary",
+    "as_json",
+    "comparison",
+    "find_runs",
+    "print_table",
+    "read_run",
+    "read_runs",
+    "summarise",
+    "write_report",
+]
+
+
+def write_report(folders: Sequence[Path], out: Path, title: str | None = None) -> Path:
+    """Writes the page that compares run folders and returns its path; see `fullrank.reporting.page`."""
+    from fullrank.reporting import page  # matplotlib takes a second to import: only who draws pays for it
+
+    return page.write_report(folders, out, title)

@@ -1,0 +1,189 @@
+"""Reading run folders: whatever is there, in types, and every fault as a sentence instead of an exception."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fullrank.config.load import read_yaml
+from fullrank.errors import InputError
+
+RUN_FILES = ("config.yaml", "metrics.jsonl", "result.json")
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run folder. `result` is None until the run has finished; `problems` says what is missing or damaged.
+
+    `identity` is run.json, which a run has from its beginning: name, recipe, row, scale.
+    `metrics` and `timing` hold the readable lines of the two files, in file order.
+    """
+
+    folder: Path
+    name: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Sequence[Mapping[str, Any]] = ()
+    timing: Sequence[Mapping[str, Any]] = ()
+    result: Mapping[str, Any] | None = None
+    problems: tuple[str, ...] = ()
+    identity: Mapping[str, Any] = field(default_factory=dict)
+
+    def origin(self, key: str) -> str:
+        """`recipe`, `row` or `scale` of the run, from its result or else its identity; empty if there is none."""
+        return str(mapping(self.result).get(key) or self.identity.get(key) or "")
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the run, from its result or else from its configuration."""
+        found = self.result.get("seed") if self.result else None
+        return integer(found if found is not None else mapping(self.config.get("train")).get("seed"))
+
+    def final(self, split: str) -> float | None:
+        """Perplexity of the finished run on a split; None if it was not measured or is no positive number."""
+        final = mapping(mapping(self.result).get("final"))
+        found = number(mapping(final.get(split)).get("perplexity"))
+        return found if found is not None and found > 0 else None
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """`value` if it is a mapping, else an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def number(value: Any) -> float | None:
+    """`value` as a finite float, else None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None
+
+
+def integer(value: Any) -> int | None:
+    """`value` as an int if it is a whole number, else None."""
+    found = number(value)
+    return int(value) if found is not None and found.is_integer() else None
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder holds at least one of the files by which a run is known."""
+    return folder.is_dir() and any((folder / name).is_file() for name in RUN_FILES)
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """The folder itself if it is a run, else the runs in its sub-folders (two levels down), sorted by path."""
+    if is_run(folder):
+        return [folder]
+    below = [*folder.glob("*/"), *folder.glob("*/*/")] if folder.is_dir() else []
+    return sorted({path for path in below if is_run(path)})
+
+
+def read_run(folder: Path) -> RunRecord:
+    """The record of a run folder; InputError if the folder is not a run at all."""
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder; give run folders (each holds {', '.join(RUN_FILES)})")
+    if not is_run(folder):
+        inside = find_runs(folder)
+        hint = f"; it holds runs: {', '.join(str(path) for path in inside[:4])}" if inside else ""
+        raise InputError(f"{folder}: not a run folder, it has none of {', '.join(RUN_FILES)}{hint}")
+    problems: list[str] = []
+    config = _read_config(folder, problems)
+    metrics = _read_lines(folder / "metrics.jsonl", problems)
+    timing = _read_lines(folder / "timing.jsonl", problems)
+    result = _read_result(folder / "result.json", problems)
+    identity = _read_identity(folder / "run.json")
+    name = str(mapping(result).get("name") or identity.get("name") or folder.name or folder.resolve().name)
+    record = RunRecord(folder, name, config, metrics, timing, result, tuple(problems), identity)
+    return record if result is None else _without_unusable_result(record)
+
+
+def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
+    """Records of several folders in the order given; a folder given twice counts once."""
+    return [read_run(folder) for folder in {Path(folder).resolve(): Path(folder) for folder in folders}.values()]
+
+
+def _without_unusable_result(record: RunRecord) -> RunRecord:
+    """A result without any final perplexity is no result: the run diverged or the file is not ours."""
+    if record.final("test") is not None or record.final("valid") is not None:
+        return record
+    problems = (
+        *record.problems,
+        "result.json holds no finite perplexity under `final`: the run diverged or the file is damaged",
+    )
+    return dataclasses.replace(record, result=None, problems=problems)
+
+
+def _read_identity(path: Path) -> Mapping[str, Any]:
+    """What a run was called when it began; whatever is wrong with it, the rest of the folder says more."""
+    try:
+        return mapping(json.loads(path.read_bytes()))
+    except (OSError, ValueError):
+        return {}
+
+
+def _read_config(folder: Path, problems: list[str]) -> Mapping[str, Any]:
+    path = folder / "config.yaml"
+    if not path.is_file():
+        problems.append("config.yaml is missing")
+        return {}
+    try:
+        return read_yaml(path)
+    except InputError as error:
+        problems.append(_short(error, path))
+        return {}
+
+
+def _read_lines(path: Path, problems: list[str]) -> list[Mapping[str, Any]]:
+    """The JSON objects of a file with one per line; unreadable lines are counted, not fatal."""
+    if not path.is_file():
+        problems.append(f"{path.name} is missing")
+        return []
+    try:
+        text = path.read_bytes().decode("utf-8", errors="replace")
+    except OSError as error:
+        problems.append(f"{path.name} cannot be read ({error.strerror})")
+        return []
+    found: list[Mapping[str, Any]] = []
+    damaged: list[int] = []
+    for index, line in enumerate(text.splitlines(), start=1):
+        try:
+            value = json.loads(line)
+        except ValueError:
+            value = None
+        if isinstance(value, dict):
+            found.append(value)
+        elif line.strip():
+            damaged.append(index)
+    if damaged:
+        where = f"line {damaged[0]}" if len(damaged) == 1 else f"{len(damaged)} lines, the first is line {damaged[0]},"
+        problems.append(f"{path.name}: {where} cannot be read and was left out")
+    return found
+
+
+def _read_result(path: Path, problems: list[str]) -> Mapping[str, Any] | None:
+    if not path.is_file():
+        problems.append("no result.json: the run has not finished")
+        return None
+    try:
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        problems.append(f"result.json cannot be read ({error.strerror})")
+        return None
+    except ValueError:
+        problems.append("result.json is damaged: not valid JSON")
+        return None
+    if not isinstance(value, dict):
+        problems.append("result.json is damaged: not a JSON object")
+        return None
+    return value
+
+
+def _short(error: InputError, path: Path) -> str:
+    return str(error).replace(str(path), path.name)

@@ -1,0 +1,201 @@
+"""The comparison of runs as plain data, for the page, the terminal and JSON alike."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fullrank.errors import InputError
+from fullrank.reporting import format
+from fullrank.reporting.grouping import row_names, seeds_of_rows, texts_of_rows
+from fullrank.reporting.results import RunRecord, integer, mapping, number, read_runs
+from fullrank.reporting.stats import Stat, over_runs
+
+if TYPE_CHECKING:
+    pass
+
+SPLITS = ("valid", "test")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the comparison: the finished runs that differ only in their seed.
+
+    `text` numbers the text and vocabulary of the measurement: perplexities compare only where it is equal.
+    `difference` is the relative difference in perplexity to the first row, by split, where the two compare.
+    `best` names the splits in which no comparable row has a lower mean. `ms_per_step` is by phase of training.
+    """
+
+    name: str
+    runs: tuple[RunRecord, ...]
+    text: int
+    parameters: int | None
+    extra_parameters: int | None
+    perplexity: Mapping[str, Stat]
+    difference: Mapping[str, float]
+    best: tuple[str, ...]
+    tokens_per_second: Stat | None
+    ms_per_step: Mapping[str, Stat]
+    wall_seconds: Stat | None
+    peak_memory_mib: Stat | None
+    paper: Mapping[str, Any]
+    unigram: Mapping[str, float]
+
+    @property
+    def label(self) -> str:
+        """The label of the text, which says so if it is a slice; empty if not recorded."""
+        corpus = mapping(mapping(self.runs[0].result).get("corpus"))
+        return str(corpus.get("label") or corpus.get("name") or "")
+
+    @property
+    def is_slice(self) -> bool:
+        """Whether the text is a part of the published corpus."""
+        return bool(mapping(mapping(self.runs[0].result).get("corpus")).get("is_slice"))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Finished rows in the order given (the first is what the others are compared with), and runs not finished."""
+
+    rows: tuple[Row, ...]
+    unfinished: tuple[RunRecord, ...]
+
+    @property
+    def comparable(self) -> bool:
+        """Whether every row was measured on the same text with the same vocabulary."""
+        return len({row.text for row in self.rows}) <= 1
+
+    @property
+    def has_paper(self) -> bool:
+        """Whether a row has figures of a paper."""
+        return any(row.paper.get(split) is not None for row in self.rows for split in SPLITS)
+
+
+def comparison(runs: Sequence[Path | RunRecord]) -> Comparison:
+    """Compares run folders (or records read before). Means over seeds are means of perplexities.
+
+    Raises InputError for a folder that is no run; an unfinished or damaged run is listed, never an error.
+    """
+    if not runs:
+        raise InputError("no run folders given; name at least one, for example runs/demo/plain")
+    records = [run for run in runs if isinstance(run, RunRecord)]
+    if len(records) != len(runs):
+        records = read_runs([run.folder if isinstance(run, RunRecord) else Path(run) for run in runs])
+    groups = seeds_of_rows([record for record in records if record.result is not None])
+    drafts = [_row(*parts) for parts in zip(row_names(groups), groups, texts_of_rows(groups), strict=True)]
+    rows = tuple(_compared(row, drafts) for row in drafts)
+    return Comparison(rows, tuple(record for record in records if record.result is None))
+
+
+def parameters_by_part(record: RunRecord) -> dict[str, int]:
+    """Parameters of each part as recorded, without the total; nested parts carry dotted names."""
+    found: dict[str, int] = {}
+
+    def collect(parts: Mapping[str, Any], prefix: str) -> None:
+        for name, value in parts.items():
+            if isinstance(value, Mapping):
+                collect(value, f"{prefix}{name}.")
+            elif (size := integer(value)) is not None and prefix + str(name) != "total":
+                found[f"{prefix}{name}"] = size
+
+    collect(mapping(mapping(record.result).get("parameters")), "")
+    return found
+
+
+def total_parameters(record: RunRecord) -> int | None:
+    """The total number of parameters as recorded."""
+    return integer(mapping(mapping(record.result).get("parameters")).get("total"))
+
+
+def ms_per_step(record: RunRecord) -> dict[str, float]:
+    """Milliseconds per training step, by phase."""
+    found = mapping(record.result).get("ms_per_step")
+    phases = found if isinstance(found, Mapping) else {"train": found}
+    return {str(phase): value for phase, raw in phases.items() if (value := number(raw)) is not None}
+
+
+def _row(name: str, runs: tuple[RunRecord, ...], text: int) -> Row:
+    results = [mapping(run.result) for run in runs]
+    found = {split: over_runs(run.final(split) for run in runs) for split in SPLITS}
+    phases = dict.fromkeys(phase for run in runs for phase in ms_per_step(run))
+    speeds = {phase: over_runs(ms_per_step(run).get(phase) for run in runs) for phase in phases}
+    unigram = mapping(mapping(results[0].get("corpus")).get("unigram_perplexity"))
+    return Row(
+        name=name,
+        runs=runs,
+        text=text,
+        parameters=total_parameters(runs[0]),
+        extra_parameters=None,
+        perplexity={split: stat for split, stat in found.items() if stat is not None},
+        difference={},
+        best=(),
+        tokens_per_second=over_runs(number(result.get("tokens_per_second")) for result in results),
+        ms_per_step={phase: stat for phase, stat in speeds.items() if stat is not None},
+        wall_seconds=over_runs(number(result.get("wall_seconds")) for result in results),
+        peak_memory_mib=over_runs(number(result.get("peak_memory_mib")) for result in results),
+        paper=dict(mapping(results[0].get("paper"))),
+        unigram={split: value for split in SPLITS if (value := number(unigram.get(split))) is not None},
+    )
+
+
+def _compared(row: Row, rows: Sequence[Row]) -> Row:
+    """The row with what follows from its neighbours: extra parameters, differences, where it is best."""
+    first = rows[0]
+    extra = None
+    if row.parameters is not None and first.parameters is not None:
+        extra = row.parameters - first.parameters
+    difference: dict[str, float] = {}
+    best: list[str] = []
+    for split, stat in row.perplexity.items():
+        base = first.perplexity.get(split)
+        if row is not first and base is not None and base.mean and row.text == first.text:
+            difference[split] = stat.mean / base.mean - 1
+        rivals = [
+            other.perplexity[split].mean for other in rows if other.text == row.text and split in other.perplexity
+        ]
+        if len(rivals) > 1 and format.perplexity(stat.mean) == format.perplexity(min(rivals)):
+            best.append(split)
+    return dataclasses.replace(row, extra_parameters=extra, difference=difference, best=tuple(best))
+
+
+def as_json(compared: Comparison) -> dict[str, Any]:
+    """The comparison as plain objects for one JSON document; numbers in full precision."""
+    return {
+        "comparable": compared.comparable,
+        "rows": [_row_as_json(row) for row in compared.rows],
+        "unfinished": [
+            {"folder": str(run.folder), "name": run.name, "seed": run.seed, "problems": list(run.problems)}
+            for run in compared.unfinished
+        ],
+    }
+
+
+def _row_as_json(row: Row) -> dict[str, Any]:
+    def plain(stat: Stat | None) -> dict[str, Any] | None:
+        return None if stat is None else dataclasses.asdict(stat)
+
+    return {
+        "name": row.name,
+        "corpus": row.label,
+        "is_slice": row.is_slice,
+        "text": row.text,
+        "parameters": row.parameters,
+        "extra_parameters": row.extra_parameters,
+        "perplexity": {split: plain(stat) for split, stat in row.perplexity.items()},
+        "difference": dict(row.difference),
+        "best": list(row.best),
+        "paper": dict(row.paper) or None,
+        "unigram_perplexity": dict(row.unigram),
+        "tokens_per_second": plain(row.tokens_per_second),
+        "ms_per_step": {phase: plain(stat) for phase, stat in row.ms_per_step.items()},
+        "wall_seconds": plain(row.wall_seconds),
+        "peak_memory_mib": plain(row.peak_memory_mib),
+        "runs": [
+            {"folder": str(run.folder), "name": run.name, "seed": run.seed, "problems": list(run.problems)}
+            | {"perplexity": {split: run.final(split) for split in SPLITS}}
+            for run in row.runs
+        ],
+    }

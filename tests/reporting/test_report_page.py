@@ -1,0 +1,239 @@
+"""The page: complete, self-contained, escaped, deterministic, small."""
+
+from __future__ import annotations
+
+import re
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from reporting_runs import SLICE, make_run, two_kinds
+
+from fullrank.errors import InputError, RunError
+from fullrank.reporting import write_report
+
+VOID = {"meta", "input", "br", "hr", "link", "img"}
+
+
+class Page(HTMLParser):
+    """Elements, ids and text of a page; fails on tags that do not close in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.cells: list[list[str]] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "tr":
+            self.cells.append([])
+        if tag in ("td", "th") and self.cells:
+            self.cells[-1].append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.text += data
+        if self.cells and {"td", "th"} & set(self.open):
+            self.cells[-1][-1] += data
+
+    def tags(self, name: str) -> list[dict[str, str | None]]:
+        return [attrs for tag, attrs in self.elements if tag == name]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    root = tmp_path_factory.mktemp("page")
+    return Page(write_report(two_kinds(root), root / "new" / "report.html", "A title").read_text(encoding="utf-8"))
+
+
+def test_every_row_stands_in_the_table_with_its_figures(page: Page) -> None:
+    b = next(cells for cells in page.cells if cells[:2] == ["b", "2"])
+    assert b == [
+        "b",
+        "2",
+        "3,359,888",
+        "+3,456",
+        "29.65",
+        "115.50 ± 2.12−8.0 %",
+        "28.67",
+        "111.50 ± 2.12−7.9 %",
+        "8,654",
+        "142",
+        "57 s",
+    ]
+    assert any(cells[:2] == ["plain", "2"] for cells in page.cells)
+    assert any(cells[0] == "Unigram, same vocabulary" and "655.25" in cells for cells in page.cells)
+
+
+def test_single_runs_configuration_environment_and_commands_are_there(page: Page) -> None:
+    singles = [cells for cells in page.cells if len(cells) == 12 and cells[0] in ("plain", "b")]
+    assert [cells[1] for cells in singles] == ["1", "2", "1", "2"]
+    assert ["model.attention.mix", "none", "position_wise", "position_independent"] in page.cells
+    assert not any(cells[0] == "model.hidden_size" for cells in page.cells)  # the same everywhere
+    for words in (
+        "hidden_size: 512",
+        "blocks of 64 tokens",
+        "Some CPU",
+        "0123abc",
+        "fullrank train",
+        "mixhead/table1-vanilla",
+        "A title",
+    ):
+        assert words in page.text
+
+
+def test_unfinished_runs_are_listed_with_the_reason(page: Page) -> None:
+    assert "no result.json: the run has not finished" in page.text
+    assert "reached step 400" in page.text
+
+
+def test_figures_have_names_and_no_fixed_ink(page: Page) -> None:
+    figures = [attrs for attrs in page.tags("svg") if attrs.get("class") == "figure"]
+    assert len(figures) == 6  # dots, perplexity twice, loss, learning rate, speed
+    assert all(attrs["role"] == "img" and attrs["aria-label"] for attrs in figures)
+    styles = [
+        attrs["style"] or ""
+        for tag, attrs in page.elements
+        if tag in ("path", "text", "g", "rect") and attrs.get("style")
+    ]
+    assert any("var(--series-1)" in style for style in styles)
+    assert not any(re.search(r"#[0-9a-f]{6}|black|white", style) for style in styles)
+
+
+def test_nothing_comes_from_elsewhere(page: Page) -> None:
+    assert not {tag for tag, _ in page.elements} & {
+        "script",
+        "link",
+        "img",
+        "iframe",
+        "image",
+        "use",
+        "base",
+        "object",
+        "embed",
+    }
+    targets = [
+        value
+        for _, attrs in page.elements
+        for key, value in attrs.items()
+        if key in ("href", "src", "xlink:href", "srcset")
+    ]
+    assert targets
+    assert all(target and target.startswith("#") for target in targets)
+
+
+def test_no_address_at_all(tmp_path: Path) -> None:
+    text = write_report(two_kinds(tmp_path), tmp_path / "report.html").read_text(encoding="utf-8")
+    assert not re.search(r"https?:|//[a-z]|@import|url\((?!#)", text)
+
+
+def test_ids_are_unique_and_links_lead_somewhere(page: Page) -> None:
+    ids = [attrs["id"] for _, attrs in page.elements if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    assert {(attrs["href"] or "")[1:] for attrs in page.tags("a")} <= set(ids)
+
+
+def test_tables_have_captions_and_scoped_headers(page: Page) -> None:
+    assert len(page.tags("table")) == len(page.tags("caption")) == 4
+    assert all(attrs.get("scope") for attrs in page.tags("th"))
+    assert page.tags("html") == [{"lang": "en"}]
+
+
+def test_names_are_escaped_everywhere(tmp_path: Path) -> None:
+    nasty = "<script>alert('1')</script>&\"x\x00 $x_1$ 日本"
+    runs = [
+        make_run(tmp_path / "x", row=nasty, result={"protocol": nasty, "recipe": nasty}),
+        make_run(tmp_path / "y", row="b"),
+    ]
+    runs.append(make_run(tmp_path / "<img src=x>", row=nasty, finished=False))
+    text = write_report(runs, tmp_path / "report.html", title=nasty).read_text(encoding="utf-8")
+    page = Page(text)
+    assert not page.tags("script")
+    assert not page.tags("img")
+    assert "\x00" not in text
+    assert any(cells[0].startswith("<script>alert('1')</script>&\"x") for cells in page.cells)
+
+
+def test_incomparable_runs_are_warned_of_and_slices_marked(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / "x"), make_run(tmp_path / "y", row="b", corpus=SLICE)]
+    page = Page(write_report(runs, tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert "Not comparable." in page.text
+    assert any(attrs.get("class") == "badge" and attrs.get("title") == SLICE["label"] for attrs in page.tags("span"))
+    assert not any("best" in (attrs.get("class") or "") for attrs in page.tags("td"))
+
+
+def test_two_calls_give_equal_bytes(tmp_path: Path) -> None:
+    runs = two_kinds(tmp_path)
+    first, second = (write_report(runs, tmp_path / name).read_bytes() for name in ("1.html", "2.html"))
+    assert first == second
+
+
+def test_a_folder_as_target_gets_a_report(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "x")
+    assert write_report([run], tmp_path) == tmp_path / "report.html"
+    assert (tmp_path / "report.html").stat().st_size > 10_000
+
+
+def test_long_runs_stay_small_and_quick(tmp_path: Path) -> None:
+    runs = [
+        make_run(tmp_path / row, row=row, lines=5000, steps=20_000, test=test)
+        for row, test in zip("abcd", (100.0, 99.0, 98.0, 97.0), strict=True)
+    ]
+    started = time.perf_counter()
+    out = write_report(runs, tmp_path / "report.html")
+    assert time.perf_counter() - started < 15  # about one second on an idle machine
+    assert out.stat().st_size < 500_000
+    assert "centred moving average over up to 51" in out.read_text(encoding="utf-8")
+
+
+def test_a_run_with_nothing_but_a_result_and_one_with_nothing_but_a_configuration(tmp_path: Path) -> None:
+    bare = make_run(tmp_path / "bare")
+    for name in ("config.yaml", "metrics.jsonl", "timing.jsonl"):
+        (bare / name).unlink()
+    fresh = make_run(tmp_path / "fresh", finished=False)
+    for name in ("metrics.jsonl", "timing.jsonl"):
+        (fresh / name).unlink()
+    page = Page(write_report([bare, fresh], tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert "config.yaml is missing" in page.text
+    assert "no step is recorded yet" in page.text
+
+
+def test_only_unfinished_runs_make_a_page(tmp_path: Path) -> None:
+    page = Page(
+        write_report([make_run(tmp_path / "x", finished=False)], tmp_path / "report.html").read_text(encoding="utf-8")
+    )
+    assert "No run has finished yet" in page.text
+
+
+def test_a_damaged_line_with_odd_values_does_not_stop_the_page(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "x")
+    with (run / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write(
+            '{"step": "x", "split": "valid", "ppl": 3}\n{"step": 401, "split": "valid", "ppl": NaN}\n'
+            '{"step": 402, "split": "valid", "ppl": -1}\n{'
+        )
+    text = write_report([run], tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "damaged in part" in text
+
+
+def test_no_run_is_refused_and_an_unwritable_place_is_a_failed_run(tmp_path: Path) -> None:
+    with pytest.raises(InputError):
+        write_report([tmp_path / "nowhere"], tmp_path / "report.html")
+    run = make_run(tmp_path / "x")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot be written"):
+        write_report([run], tmp_path / "file" / "report.html")

@@ -1,0 +1,182 @@
+"""Reading run folders, gathering seeds, and the plain data that page and terminal share."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from pathlib import Path
+
+import pytest
+from reporting_runs import CORPUS, SLICE, make_run, two_kinds
+from rich.console import Console
+
+from fullrank.errors import InputError
+from fullrank.reporting import as_json, comparison, find_runs, print_table, read_run, read_runs
+
+
+def test_seeds_are_gathered_into_mean_and_sample_deviation(tmp_path: Path) -> None:
+    compared = comparison(two_kinds(tmp_path))
+    assert [row.name for row in compared.rows] == ["plain", "b"]
+    plain, b = compared.rows
+    assert plain.perplexity["test"].mean == pytest.approx((120 + 122) / 2)
+    assert plain.perplexity["test"].deviation == pytest.approx(math.sqrt(2))  # sqrt((1 + 1) / (2 - 1))
+    assert b.perplexity["valid"].mean == pytest.approx(115.5)  # of perplexities, not exp of a mean loss
+    assert b.perplexity["valid"].mean != pytest.approx(math.sqrt(114 * 117))
+    assert b.perplexity["valid"].count == 2
+    assert b.difference["test"] == pytest.approx(111.5 / 121 - 1)
+    assert plain.difference == {}
+    assert (plain.best, b.best) == ((), ("valid", "test"))
+    assert (plain.extra_parameters, b.extra_parameters) == (0, 3456)
+    assert b.paper["test"] == 28.67
+    assert [run.name for run in compared.unfinished] == ["a-1"]
+
+
+def test_runs_of_one_row_with_the_same_seed_are_no_spread(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name, seed=1, test=test) for name, test in (("x", 100.0), ("y", 101.0))]
+    rows = comparison(runs).rows
+    assert [row.perplexity["test"].deviation for row in rows] == [None, None]
+    assert len({row.name for row in rows}) == 2
+
+
+def test_a_folder_given_twice_counts_once(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "x")
+    assert len(read_runs([run, run, tmp_path / "." / "x"])) == 1
+
+
+def test_circumstances_make_no_other_row_but_settings_do(tmp_path: Path) -> None:
+    first, second, third = (make_run(tmp_path / f"s{seed}", seed=seed) for seed in (1, 2, 3))
+    _edit_config(second, "threads: null", "threads: 7")
+    _edit_config(third, "hidden_size: 512", "hidden_size: 256")
+    assert [len(row.runs) for row in comparison([first, second, third]).rows] == [2, 1]
+
+
+def _edit_config(run: Path, old: str, new: str) -> None:
+    text = (run / "config.yaml").read_text(encoding="utf-8")
+    assert text.count(old) == 1
+    (run / "config.yaml").write_text(text.replace(old, new), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        SLICE,
+        CORPUS | {"vocabulary": 9_999},
+        CORPUS | {"tokens": {"train": 700_000, "valid": 40_000, "test": 40_999}},
+        None,
+    ],
+    ids=["corpus", "vocabulary", "split", "not recorded"],
+)
+def test_other_texts_are_not_compared(tmp_path: Path, other: dict[str, object] | None) -> None:
+    compared = comparison([make_run(tmp_path / "x"), make_run(tmp_path / "y", row="b", test=90.0, corpus=other)])
+    assert not compared.comparable
+    assert compared.rows[1].difference == {}
+    assert [row.best for row in compared.rows] == [(), ()]
+
+
+def test_a_shorter_training_split_alone_leaves_the_measurement_the_same(tmp_path: Path) -> None:
+    other = CORPUS | {"tokens": CORPUS["tokens"] | {"train": 5}}  # type: ignore[operator]
+    assert comparison([make_run(tmp_path / "x"), make_run(tmp_path / "y", row="b", corpus=other)]).comparable
+
+
+def test_a_fingerprint_decides_where_both_record_one(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / mark, row=mark, corpus=CORPUS | {"fingerprint": mark}) for mark in "xy"]
+    assert not comparison(runs).comparable
+    assert comparison([runs[0], make_run(tmp_path / "z", row="z")]).comparable
+
+
+def test_other_hashes_of_a_measured_split_are_another_text(tmp_path: Path) -> None:
+    def run(name: str, **hashes: str) -> Path:
+        return make_run(tmp_path / name, row=name, corpus=CORPUS | {"sha256": hashes})
+
+    first = run("first", train="1", valid="2", test="3")
+    assert comparison([first, run("train", train="9", valid="2", test="3")]).comparable
+    assert not comparison([first, run("test", train="1", valid="2", test="9")]).comparable
+
+
+def test_an_unfinished_run_is_called_as_it_was_when_it_began(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "x", finished=False)
+    (run / "run.json").write_text(
+        '{"name": "row-b", "row": "b", "recipe": "demo/demo", "scale": null}', encoding="utf-8"
+    )
+    assert [record.name for record in comparison([run]).unfinished] == ["row-b"]
+
+
+def test_a_folder_that_is_no_run_is_an_input_error(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="not a run folder"):
+        comparison([tmp_path / "empty"])
+    with pytest.raises(InputError, match="no such folder"):
+        comparison([tmp_path / "nowhere"])
+    with pytest.raises(InputError, match="no run folders"):
+        comparison([])
+
+
+def test_a_folder_of_runs_says_which_and_finds_them(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / "runs" / name) for name in ("x", "y")]
+    with pytest.raises(InputError, match=r"it holds runs: .*x, .*y"):
+        read_run(tmp_path / "runs")
+    assert find_runs(tmp_path) == find_runs(tmp_path / "runs") == runs
+    assert find_runs(runs[0]) == [runs[0]]
+    assert find_runs(tmp_path / "nowhere") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("result.json", b'{"name": "x", "final"', "result.json is damaged: not valid JSON"),
+        ("result.json", b"[1]", "not a JSON object"),
+        ("result.json", b'{"final": {"test": {"perplexity": NaN}}}', "no finite perplexity"),
+        ("metrics.jsonl", b'{"step": 1}\n{"st', "line 2 cannot be read"),
+        ("metrics.jsonl", b'\xff\xfe\n{"step": 1}\nnull\n', "2 lines, the first is line 1,"),
+        ("config.yaml", b"model: [", "config.yaml: not valid YAML"),
+        ("config.yaml", b"\xff", "not UTF-8"),
+    ],
+)
+def test_damage_becomes_a_sentence(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+    run = make_run(tmp_path / "x")
+    (run / name).write_bytes(content)
+    record = read_run(run)
+    assert any(said in problem for problem in record.problems), record.problems
+    assert (record.result is None) == (name == "result.json")
+
+
+def test_json_holds_everything_in_full_precision(tmp_path: Path) -> None:
+    document = json.loads(json.dumps(as_json(comparison(two_kinds(tmp_path)))))
+    assert document["comparable"] is True
+    assert [row["name"] for row in document["rows"]] == ["plain", "b"]
+    assert document["rows"][0]["perplexity"]["test"]["mean"] == 121.0
+    assert document["rows"][1]["paper"] == {"extra_parameters": 3456, "valid": 29.65, "test": 28.67}
+    assert [run["seed"] for run in document["rows"][1]["runs"]] == [1, 2]
+    assert document["unfinished"][0]["folder"].endswith("a-1")
+
+
+def test_the_terminal_shows_rows_paper_and_what_is_unfinished(tmp_path: Path) -> None:
+    out = io.StringIO()
+    print_table(Console(file=out, width=140), comparison(two_kinds(tmp_path)), title="Table [red]1")
+    text = out.getvalue()
+    assert "Table [red]1" in text
+    row = next(line for line in text.splitlines() if line.split()[:1] == ["b"])
+    assert row.split() == [
+        "b",
+        "3,359,888",
+        "+3,456",
+        "29.65",
+        "115.50",
+        "±",
+        "2.12",
+        "28.67",
+        "111.50",
+        "±",
+        "2.12",
+        "8,654",
+    ]
+    assert "not finished" in text
+    assert "a-1" in text
+
+
+def test_the_terminal_without_paper_has_no_paper_columns_and_takes_names_literally(tmp_path: Path) -> None:
+    out = io.StringIO()
+    print_table(Console(file=out, width=140), comparison([make_run(tmp_path / "x", row="[bold]odd[/]")]))
+    assert "[bold]odd[/]" in out.getvalue()
+    assert "paper" not in out.getvalue()
