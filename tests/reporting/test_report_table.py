@@ -175,6 +175,17 @@ def test_the_terminal_shows_rows_paper_and_what_is_unfinished(tmp_path: Path) ->
     assert "a-1" in text
 
 
+@pytest.mark.parametrize("width", [40, 80, 90, 200])
+def test_no_width_cuts_a_name_or_a_figure(tmp_path: Path, width: int) -> None:
+    out = io.StringIO()
+    print_table(Console(file=out, width=width), comparison(two_kinds(tmp_path)))
+    words = out.getvalue().split()
+    for word in ("plain", "b", "3,359,888", "+3,456", "29.65", "115.50", "28.67", "111.50", "2.12", "8,654", "655.25"):
+        assert word in words
+    if width >= 80:
+        assert max(len(line.rstrip()) for line in out.getvalue().splitlines()) <= width
+
+
 def test_the_terminal_without_paper_has_no_paper_columns_and_takes_names_literally(tmp_path: Path) -> None:
     out = io.StringIO()
     print_table(Console(file=out, width=140), comparison([make_run(tmp_path / "x", row="[bold]odd[/]")]))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -15,7 +17,10 @@ from fullrank.reporting.table import SPLITS, Comparison, Row
 def print_table(console: Console, compared: Comparison, title: str | None = None) -> None:
     """Prints the rows (the paper's figures beside ours where there are any), then what has to be said about them."""
     if compared.rows:
-        console.print(_table(compared, title))
+        table = _table(compared, title, narrow=False)
+        if _width(console, table) > console.width:
+            table = _table(compared, title, narrow=True)
+        console.print(_Whole(table), crop=False, soft_wrap=True)
     summary = summarise(compared)
     console.print(Text(summary.headline, style="bold"))
     for sentence in (*summary.warnings, *summary.cautions):
@@ -24,12 +29,33 @@ def print_table(console: Console, compared: Comparison, title: str | None = None
         console.print(Text(f"not finished: {run.folder} ({'; '.join(run.problems)})", style="yellow"))
 
 
-def _table(compared: Comparison, title: str | None) -> Table:
+@dataclass(frozen=True)
+class _Whole:
+    """A table at its own width even where the console is narrower: lines may wrap there, but no figure is cut off."""
+
+    table: Table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = _width(console, self.table)
+        yield from console.render(self.table, options.update(width=width, max_width=width))
+
+
+def _width(console: Console, table: Table) -> int:
+    return console.measure(table, options=console.options.update(max_width=1000)).maximum
+
+
+def _table(compared: Comparison, title: str | None, *, narrow: bool) -> Table:
+    """`narrow` shortens headings and sets deviations beneath their means."""
     table = Table(
-        title=None if title is None else Text(title), box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False
+        title=None if title is None else Text(title),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0) if narrow else (0, 1),
     )
-    table.add_column("model", overflow="fold", min_width=8)
-    for heading in ("parameters", "+parameters", *_perplexity_headings(compared), "tokens/s"):
+    table.add_column("model", no_wrap=True)
+    parameters = "params" if narrow else "parameters"
+    for heading in (parameters, f"+{parameters}", *_perplexity_headings(compared, narrow), "tokens/s"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in compared.rows:
         name = f"{row.name} (slice)" if row.is_slice else row.name
@@ -37,7 +63,7 @@ def _table(compared: Comparison, title: str | None) -> Table:
             Text(name),
             format.count(row.parameters),
             "" if row is compared.rows[0] else format.extra(row.extra_parameters),
-            *_perplexity_cells(row, compared.has_paper),
+            *_perplexity_cells(row, compared.has_paper, narrow),
             format.count(row.tokens_per_second.mean if row.tokens_per_second else None),
         )
     for label, unigram in _unigrams(compared).items():
@@ -46,24 +72,27 @@ def _table(compared: Comparison, title: str | None) -> Table:
             for split in SPLITS
             for cell in ([""] if compared.has_paper else []) + [format.perplexity(unigram.get(split))]
         ]
-        name = "unigram, same vocabulary" if compared.comparable else f"unigram, {label}"
+        name = "unigram" if compared.comparable else f"unigram, {label}"
         table.add_row(Text(name, style="dim"), "", "", *(Text(cell, style="dim") for cell in cells), "")
     return table
 
 
-def _perplexity_headings(compared: Comparison) -> list[str]:
-    words = {"valid": "valid ppl", "test": "test ppl"}
+def _perplexity_headings(compared: Comparison, narrow: bool) -> list[str]:
     if not compared.has_paper:
-        return [words[split] for split in SPLITS]
-    return [f"{split} ppl\n{whose}" for split in SPLITS for whose in ("paper", "ours")]
+        return [f"{split} ppl" for split in SPLITS]
+    return [
+        f"{split}\n{whose}" if narrow else f"{split} ppl\n{whose}" for split in SPLITS for whose in ("paper", "ours")
+    ]
 
 
-def _perplexity_cells(row: Row, has_paper: bool) -> list[Text]:
+def _perplexity_cells(row: Row, has_paper: bool, narrow: bool) -> list[Text]:
     cells: list[Text] = []
     for split in SPLITS:
         if has_paper:
             cells.append(Text(format.figure(row.paper.get(split)), style="dim"))
-        cells.append(Text(format.spread(row.perplexity.get(split)), style="bold green" if split in row.best else ""))
+        value = format.spread(row.perplexity.get(split))
+        value = value.replace(" ±", "\n±") if narrow else value
+        cells.append(Text(value, style="bold green" if split in row.best else ""))
     return cells
 
 
