@@ -46,14 +46,14 @@ def _fetch_rest(url: str, target: Path, report: Report, timeout: float) -> None:
             have = 0
         length = response.headers.get("Content-Length")
         total = have + int(length) if length else None
-        told = 0.0
+        told = 0  # tenths
         with writing(target.parent), target.open("ab" if have else "wb") as file:
             while block := response.read(_BLOCK):
                 file.write(block)
                 have += len(block)
-                if total and have / total >= told + 0.1:
-                    told = have / total
-                    report(f"{url}: {100 * told:.0f} % of {total / 1e6:,.1f} MB")
+                if total and 10 * have // total > told:
+                    told = 10 * have // total
+                    report(f"{url}: {10 * told} % of {total / 1e6:,.1f} MB")
         if total and have < total:
             raise ConnectionError(f"the connection closed after {have:,} of {total:,} bytes")
 

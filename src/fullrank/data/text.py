@@ -72,7 +72,7 @@ def _cut(block: bytes) -> int:
     at = len(block)
     while at > len(block) - 4 and _continues(block[at - 1]):
         at -= 1
-    return max(at - 1, 1)
+    return max(at - 1, 0)
 
 
 def _aligned(file: BufferedReader, section: Section) -> tuple[int, int]:
@@ -83,7 +83,7 @@ def _aligned(file: BufferedReader, section: Section) -> tuple[int, int]:
         if 0 < place < size:
             file.seek(place)
             after = file.read(3)
-            place += next((i for i, byte in enumerate(after) if not _continues(byte)), 0)
+            place += next((i for i, byte in enumerate(after) if not _continues(byte)), len(after))
         ends.append(place)
     return ends[0], ends[1]
 

@@ -1,0 +1,142 @@
+"""The built-in text: what is taken from the running Python, how it is cut and split."""
+
+import platform
+import re
+from pathlib import Path
+
+import pytest
+
+from fullrank.config.schema import DataConfig
+from fullrank.data import Corpus, builtin, prepare
+from fullrank.errors import InputError
+
+SOURCE = b'''#!/usr/bin/env python
+# -*- coding: utf-8 -*-
+"""Module docstring.  It has two sentences
+
+    >>> indented_example(1)
+    2
+and a line after.
+"""
+# A comment over
+# two lines.
+
+# Another one.
+x = "# no comment"  # Trailing words.
+class C:
+    """About C."""
+    def f(self):
+        """* An item that
+          goes on here.
+        * Another item.
+        """
+        # type: ignore
+        #----------
+        return 1  # noqa
+'''
+
+
+def test_docstrings_and_comments_in_their_order():
+    assert builtin.module_lines(SOURCE) == [
+        "Module docstring.",
+        "It has two sentences",
+        ">>> indented_example(1)",
+        "and a line after.",
+        "A comment over two lines.",
+        "Another one.",
+        "Trailing words.",
+        "About C.",
+        "* An item that goes on here.",
+        "* Another item.",
+    ]
+
+
+def test_what_is_no_prose_is_left_out():
+    assert builtin.module_lines(b"decoding_table = (\n    'a'  # 0x00 -> NULL\n)\n") == []
+    assert builtin.module_lines(b"print 'Python 2'\n") == []
+    assert list(builtin.sentences("****\n\nword\n\n-----")) == ["word"]
+
+
+def test_long_lines_stay_in_their_first_document():
+    long, short = "this very licence text is long enough", "see also"
+    found = builtin.without_repeats([("a", [long, short, long]), ("b", [short, long.upper(), "b only"])])
+    assert list(found) == [("a", [long, short, long], 0), ("b", [short, "b only"], 1)]
+
+
+def test_split_by_name_about_90_5_5():
+    places = [builtin.split_of(f"document{i}") for i in range(20_000)]
+    for split, share in {"train": 0.90, "valid": 0.05, "test": 0.05}.items():
+        expected = 20_000 * share
+        assert abs(places.count(split) - expected) < 5 * (expected * (1 - share)) ** 0.5
+    # fixed for ever: a document must not change its split with the version (sha256("json.decoder")[:8] mod 100 = 65)
+    assert builtin.split_of("json.decoder") == "train"
+
+
+def test_modules_are_the_library_without_tests():
+    names = [name for name, _ in builtin.modules()]
+    assert {"argparse", "json.decoder", "asyncio.events"} <= set(names)
+    assert not [n for n in names if re.search(r"(^|\.)(tests?|idlelib|lib2to3|site-packages|__pycache__)(\.|$)", n)]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Corpus:
+    return prepare(DataConfig(cache=str(tmp_path_factory.mktemp("cache"))))
+
+
+def test_size_and_label(corpus):
+    assert corpus.label == f"builtin (Python {platform.python_version()})"
+    assert not corpus.is_slice
+    tokens = {split: counts.tokens for split, counts in corpus.splits.items()}
+    assert 0.65e6 < sum(tokens.values()) < 0.9e6
+    assert 0.85 < tokens["train"] / sum(tokens.values()) < 0.95
+    assert min(tokens.values()) > 25_000
+    assert 6_500 < len(corpus.tokenizer) < 9_500
+    assert corpus.details["python"] == platform.python_version()
+    assert len(corpus.details["content_sha256"]) == 64
+    assert sum(corpus.details["documents"].values()) > 400
+
+
+def test_words_are_lower_case_and_seen_three_times(corpus):
+    vocabulary = corpus.tokenizer
+    assert all(word == word.lower() for word in vocabulary.entries)
+    assert {"the", ".", "function", "<unk>", "<eos>"} <= set(vocabulary.entries)
+    rare = [e for e, c in zip(vocabulary.entries, vocabulary.counts, strict=True) if c < 3 and not e.startswith("<")]
+    assert rare == []
+    unknown = (corpus.ids("valid") == vocabulary.unk_id).mean()
+    assert 0.005 < unknown < 0.10
+    ids = vocabulary.encode("Returns the list, or None.")
+    assert vocabulary.decode(ids) == "returns the list , or none ."
+
+
+def test_valid_and_test_hardly_repeat_training_lines(corpus):
+    def lines(split: str) -> list[str]:
+        return corpus.tokenizer.decode(corpus.ids(split).tolist()).split("\n")
+
+    seen = set(lines("train"))
+    for split in ("valid", "test"):
+        words = [len(line.split()) for line in lines(split)]
+        repeated = sum(n for n, line in zip(words, lines(split), strict=True) if line in seen)
+        assert repeated < 0.08 * sum(words)
+
+
+def test_no_text_is_left_in_the_folder(corpus):
+    assert [path.name for path in corpus.folder.glob("*.txt")] == ["vocabulary.txt"]
+
+
+def test_again_is_the_same_corpus(corpus, tmp_path):
+    record = builtin.write(tmp_path)
+    assert record["content_sha256"] == corpus.details["content_sha256"]
+    assert prepare(DataConfig(cache=str(corpus.folder.parent.parent))).folder == corpus.folder
+    text = (tmp_path / "valid.txt").read_text(encoding="utf-8")
+    assert corpus.splits["valid"].words == len(text.split()) + text.count("\n")
+    assert corpus.tokenizer.encode(text) == corpus.ids("valid").tolist()
+
+
+def test_stripped_documentation_is_said(monkeypatch, tmp_path):
+    monkeypatch.setattr(builtin, "topics", dict)
+    monkeypatch.setattr(builtin, "modules", lambda: [("os", Path(builtin.ast.__file__))])
+    with pytest.raises(
+        InputError, match=r"'builtin' reads the documentation .* in 0 help topics and 1 modules.*stripped it"
+    ):
+        prepare(DataConfig(cache=str(tmp_path)))
+    assert list((tmp_path / "corpora").iterdir()) == []

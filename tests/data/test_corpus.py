@@ -1,0 +1,348 @@
+"""Preparing corpora from files: splits, counts, settings, caching, damage, full disks, two processes at once."""
+
+import errno
+import json
+import multiprocessing
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fullrank.config.schema import DataConfig
+from fullrank.data import Corpus, load_corpus, prepare, unigram_perplexity
+from fullrank.data import corpus as corpus_module
+from fullrank.errors import InputError, RunError
+
+LINES = [f"the {animal} number {i} saw a {animal}" for i in range(50) for animal in ("cat", "dog")]
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Three files of text and an empty cache."""
+    for split, lines in {"train": LINES, "valid": ["the cat saw a yak"], "test": ["a dog", "", "the dog"]}.items():
+        (tmp_path / f"{split}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return tmp_path
+
+
+def config(folder: Path, **more: object) -> DataConfig:
+    given = {"train": "train.txt", "valid": "valid.txt", "test": "test.txt", "dir": str(folder)} | more
+    return DataConfig(name="text", cache=str(folder / "cache"), **given)
+
+
+def prepared_folders(folder: Path) -> list[Path]:
+    return sorted((folder / "cache" / "corpora").iterdir())
+
+
+def text_of(corpus: Corpus, split: str) -> str:
+    return corpus.tokenizer.decode(corpus.ids(split).tolist())
+
+
+def test_words_of_three_files(files):
+    corpus = prepare(config(files))
+    assert (corpus.name, corpus.label, corpus.is_slice) == ("text", "text (train.txt)", False)
+    assert text_of(corpus, "train") == "\n".join(LINES) + "\n"
+    assert text_of(corpus, "valid") == "the cat saw a <unk>\n"
+    assert text_of(corpus, "test") == "a dog\n\nthe dog\n"
+    test = corpus.splits["test"]
+    assert (test.tokens, test.words, test.characters, test.bytes) == (7, 7, 15, 15)
+    assert corpus.splits["train"].tokens == sum(len(line.split()) + 1 for line in LINES)
+    ids = corpus.ids("train")
+    assert ids.dtype == np.uint16
+    assert not ids.flags.writeable
+    with pytest.raises(InputError, match="splits train, valid, test, not 'dev'"):
+        corpus.ids("dev")
+
+
+def test_the_line_without_an_end_is_a_line(files):
+    (files / "test.txt").write_text("a dog\nthe dog", encoding="utf-8")
+    for tokens in ("word", "bpe"):
+        corpus = prepare(config(files, tokens=tokens))
+        assert text_of(corpus, "test") == "a dog\nthe dog\n"
+        assert (corpus.splits["test"].words, corpus.splits["test"].characters) == (6, 13)
+    assert text_of(prepare(config(files, tokens="character")), "test") == "a dog\nthe dog"
+
+
+@pytest.mark.parametrize("tokens", ["byte", "character", "bpe"])
+def test_other_tokens_keep_the_text_exactly(files, tokens):
+    (files / "test.txt").write_text("a\tdog  \u00e9t\u00e9 \r\n\n the dog\n", encoding="utf-8", newline="")
+    corpus = prepare(config(files, tokens=tokens, train=["train.txt", "test.txt"]))
+    assert text_of(corpus, "train") == "\n".join(LINES) + "\n" + (files / "test.txt").read_bytes().decode()
+    test = corpus.splits["test"]
+    assert (test.words, test.characters, test.bytes) == (5 + 3, 23, 25)
+    if tokens != "bpe":
+        assert test.tokens == {"byte": test.bytes, "character": test.characters}[tokens]
+
+
+def test_bytes_need_not_be_utf8(files):
+    raw = bytes(range(256)) * 3
+    (files / "test.txt").write_bytes(raw)
+    assert prepare(config(files, tokens="byte")).ids("test").tolist() == list(raw)
+    with pytest.raises(InputError, match=r"data.test: .*test.txt is not UTF-8 text: byte 0x80 at offset 128 "):
+        prepare(config(files))
+    assert not list((files / "cache" / "corpora").glob(".tmp*")), "nothing half-made is left behind"
+
+
+def test_no_eos(files):
+    corpus = prepare(config(files, eos=False))
+    assert text_of(corpus, "test") == "a dog the dog"
+    assert corpus.tokenizer.eos_id == corpus.tokenizer.start_id
+    assert corpus.splits["test"].words == 7  # published counts have line ends whatever the tokens
+    assert text_of(prepare(config(files, eos=False, tokens="bpe")), "test") == "a dog\n\nthe dog\n"
+
+
+def test_lower_case_rare_words_and_largest_vocabulary(files):
+    (files / "train.txt").write_text("A a a B b C\nD\n", encoding="utf-8")
+    assert prepare(config(files, lowercase=True)).tokenizer.entries == ["a", "<eos>", "b", "c", "d", "<unk>"]
+    assert prepare(config(files, min_count=2)).tokenizer.entries == ["<unk>", "<eos>", "a"]
+    assert prepare(config(files, max_vocabulary=3)).tokenizer.entries == ["<unk>", "<eos>", "a"]
+    assert len(prepare(config(files, tokens="character", max_vocabulary=3)).tokenizer) == 3
+
+
+@pytest.mark.parametrize("tokens", ["word", "byte", "character", "bpe"])
+@pytest.mark.parametrize("limit", [1, 10, 333])
+def test_max_tokens_cuts_training_exactly(files, tokens, limit):
+    whole, corpus = prepare(config(files, tokens=tokens)), prepare(config(files, tokens=tokens, max_tokens=limit))
+    assert corpus.splits["train"].tokens == limit == len(corpus.ids("train"))
+    assert text_of(whole, "train").startswith(text_of(corpus, "train"))
+    assert corpus.label == f"text (train.txt; first {limit} tokens)"
+    assert corpus.splits["test"].bytes == whole.splits["test"].bytes
+    assert corpus.splits["train"].bytes == len(text_of(corpus, "train").encode())
+    if tokens == "word":  # its own vocabulary: of what is used
+        assert set(corpus.tokenizer.entries) == {*text_of(corpus, "train").split(), "<eos>", "<unk>"}
+
+
+def test_absent_splits_are_cut_from_the_end(files):
+    told: list[str] = []
+    corpus = prepare(config(files, valid=None, test=None), report=told.append)
+    assert text_of(corpus, "train") == "\n".join(LINES[:90]) + "\n"
+    assert corpus.splits["valid"].tokens == sum(len(line.split()) + 1 for line in LINES[90:95])
+    assert corpus.splits["test"].tokens == sum(len(line.split()) + 1 for line in LINES[95:])
+    note = "valid and test: the last lines of the training files, 5 % each"
+    assert corpus.details["notes"] == [note]
+    assert note in told
+    only_valid = prepare(config(files, valid=None))
+    assert text_of(only_valid, "train") == "\n".join(LINES[:95]) + "\n"
+    assert text_of(only_valid, "test") == "a dog\n\nthe dog\n"
+
+
+def test_the_same_text_in_two_splits_is_told(files):
+    told: list[str] = []
+    corpus = prepare(config(files, valid="train.txt"), report=told.append)
+    assert any("in valid has the same content as a file in train" in line for line in told)
+    assert corpus.details["notes"]
+
+
+def test_second_call_only_opens(files, monkeypatch):
+    first = prepare(config(files))
+    monkeypatch.setattr(corpus_module, "_build", None)  # would fail if called
+    again = prepare(config(files))
+    assert again.folder == first.folder
+    assert again.splits == first.splits
+    assert load_corpus(first.folder).tokenizer.fingerprint == first.tokenizer.fingerprint
+
+
+def test_other_content_or_settings_is_another_corpus(files):
+    folders = {
+        prepare(config(files, **more)).folder for more in ({}, {"min_count": 2}, {"tokens": "byte"}, {"eos": False})
+    }
+    (files / "valid.txt").write_text("the dog\n", encoding="utf-8")
+    folders.add(prepare(config(files)).folder)
+    assert len(folders) == 5 == len(prepared_folders(files))
+
+
+@pytest.mark.parametrize("victim", ["train.bin", "test.bin", "corpus.json", "vocabulary.txt", "vocabulary.json"])
+@pytest.mark.parametrize("damage", ["truncated", "changed", "gone"])
+def test_a_damaged_cache_is_made_again(files, victim, damage):
+    good = prepare(config(files))
+    path = good.folder / victim
+    content = path.read_bytes()
+    match damage:
+        case "truncated":
+            path.write_bytes(content[: len(content) // 2])
+        case "changed":
+            path.write_bytes(content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])
+        case "gone":
+            path.unlink()
+    if damage == "changed" and victim == "vocabulary.txt":
+        path.write_bytes(content.replace(b"cat", b"cow"))
+    if damage == "changed" and victim.endswith(".json"):
+        path.write_bytes(content.replace(b'"', b"'"))
+    told: list[str] = []
+    again = prepare(config(files), report=told.append)
+    assert any("preparing it again" in line for line in told)
+    assert again.splits == good.splits
+    assert path.read_bytes() == content
+    assert prepared_folders(files) == [good.folder]
+
+
+def test_load_corpus_errors(files):
+    with pytest.raises(InputError, match="no such folder"):
+        load_corpus(files / "nowhere")
+    with pytest.raises(InputError, match="not a prepared corpus"):
+        load_corpus(files)
+    folder = prepare(config(files)).folder
+    (folder / "valid.bin").write_bytes(b"")
+    with pytest.raises(RunError, match=r"valid.bin is damaged"):
+        load_corpus(folder)
+
+
+@pytest.mark.parametrize("failing", ["tokenizer", "ids", "rename"])
+def test_a_full_disk_leaves_nothing_and_destroys_nothing(files, monkeypatch, failing):
+    other = prepare(config(files, tokens="byte"))
+    before = prepared_folders(files)
+
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        match failing:
+            case "tokenizer":
+                patch.setattr("fullrank.data.vocab.save_entries", full)
+            case "ids":
+                real = Path.open
+                patch.setattr(
+                    Path, "open", lambda p, mode="r", *a, **k: full() if mode == "wb" else real(p, mode, *a, **k)
+                )
+            case "rename":
+                patch.setattr(Path, "rename", full)
+        with pytest.raises(RunError, match=r"no space left on the disk of .*cache; .* set data.cache"):
+            prepare(config(files))
+    assert prepared_folders(files) == before
+    assert load_corpus(other.folder).splits == other.splits
+    assert text_of(prepare(config(files)), "test") == "a dog\n\nthe dog\n"
+
+
+def test_a_cache_that_cannot_be_written(files):
+    (files / "cache").write_text("a file")
+    with pytest.raises(InputError, match=r"data.cache: cannot write to .*set data.cache \(or FULLRANK_CACHE\)"):
+        prepare(config(files))
+
+
+def test_cache_from_the_environment(files, monkeypatch):
+    monkeypatch.setenv("FULLRANK_CACHE", str(files / "elsewhere"))
+    corpus = prepare(DataConfig(name="text", train=str(files / "train.txt")))
+    assert corpus.folder.parent == files / "elsewhere" / "corpora"
+
+
+def _prepare_and_count(folder: Path, gate: object, answers: object) -> None:
+    gate.wait()  # type: ignore[attr-defined]
+    corpus = prepare(config(folder))
+    answers.put((str(corpus.folder), int(corpus.ids("train").astype(np.int64).sum())))  # type: ignore[attr-defined]
+
+
+def test_two_processes_at_once(files):
+    context = multiprocessing.get_context("spawn")
+    gate, answers = context.Barrier(2), context.Queue()
+    workers = [context.Process(target=_prepare_and_count, args=(files, gate, answers)) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    found = {answers.get(timeout=60) for _ in workers}
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0, 0]
+    assert len(found) == 1
+    assert len(prepared_folders(files)) == 1
+
+
+def test_the_slower_of_two_processes_keeps_the_first_result(files, monkeypatch):
+    real = corpus_module._build
+    inner: list[Corpus] = []
+
+    def interrupted(*args: object) -> None:
+        real(*args)
+        if not inner:
+            inner.append(None)  # type: ignore[arg-type]
+            inner[0] = prepare(config(files))  # another process is done while this one still works
+
+    monkeypatch.setattr(corpus_module, "_build", interrupted)
+    outer = prepare(config(files))
+    assert outer.folder == inner[0].folder
+    assert outer.splits == inner[0].splits
+    assert len(prepared_folders(files)) == 1
+
+
+ERRORS = {
+    "unknown corpus": ({"name": "wikitext2"}, r"data.name: unknown corpus 'wikitext2'; did you mean 'wikitext-2'\?"),
+    "missing file": ({"train": "no.txt"}, r"data.train: no such file: .*no.txt"),
+    "folder": ({"valid": "."}, r"data.valid: .* is a folder; a text file is wanted"),
+    "empty": ({"test": "empty.txt"}, r"data.test: .*empty.txt is empty"),
+    "no words": ({"train": "blank.txt"}, r"data.train: .*blank.txt: there are no words"),
+    "no files": ({"train": []}, "data.train: an empty list of files"),
+    "too few lines": (
+        {"train": "valid.txt", "valid": None},
+        r"data.train: .*valid.txt: 1 lines are too few to cut 2 splits",
+    ),
+    "<eos> of bytes": ({"tokens": "byte", "eos": True}, "data.eos: byte tokens keep the newline"),
+    "rare bytes": ({"tokens": "byte", "min_count": 2}, "data.min_count: nothing is rare"),
+    "few bytes": ({"tokens": "byte", "max_vocabulary": 9}, "data.max_vocabulary: byte tokens have 256 entries"),
+    "small bpe": ({"tokens": "bpe", "max_vocabulary": 9}, "data.max_vocabulary: at least 257"),
+    "small words": ({"max_vocabulary": 1}, "data.max_vocabulary: more than 2"),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors_name_the_key(files, case):
+    more, message = ERRORS[case]
+    (files / "empty.txt").touch()
+    (files / "blank.txt").write_text(" \n\t\n")
+    name = more.get("name", "text")
+    given = {"train": "train.txt", "valid": "valid.txt", "test": "test.txt"} | {
+        k: v for k, v in more.items() if k != "name"
+    }
+    with pytest.raises(InputError, match=message):
+        prepare(DataConfig(name=name, dir=str(files), cache=str(files / "cache"), **given))
+
+
+def test_ids_beyond_sixteen_bits(files):
+    words = [f"w{i}" for i in range(70_000)]
+    (files / "train.txt").write_text(" ".join(words) + "\n", encoding="utf-8")
+    corpus = prepare(config(files))
+    assert len(corpus.tokenizer) == 70_002
+    assert corpus.ids("train").dtype == np.int32
+    assert text_of(corpus, "train").split() == words
+
+
+def test_unigram_perplexity(files):
+    corpus = prepare(config(files))
+    counts = {"the": 1, "<eos>": 1} | {word: 1 for line in LINES for word in line.split()} | {"<unk>": 1}  # add one
+    for line in LINES:
+        for word in [*line.split(), "<eos>"]:
+            counts[word] += 1
+    total = sum(counts.values())
+    product = 1.0
+    test = ["a", "dog", "<eos>", "<eos>", "the", "dog", "<eos>"]
+    for word in test:
+        product *= counts[word] / total
+    assert unigram_perplexity(corpus, "test") == pytest.approx(product ** (-1 / len(test)), rel=1e-12)
+
+
+def test_memory_does_not_grow_with_the_text(files):
+    """6 MB of text pass through less memory than their words would take at once (over 45 MB)."""
+    line = " ".join(f"word{i % 997}" for i in range(1000)) + "\n"
+    (files / "train.txt").write_text(line * 700, encoding="utf-8")
+    tracemalloc.start()
+    corpus = prepare(config(files))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert corpus.splits["train"].tokens == 700 * 1001
+    assert peak < 25e6
+
+
+def test_details_and_files_are_json_without_text(files):
+    corpus = prepare(config(files))
+    raw = json.loads((corpus.folder / "corpus.json").read_text())
+    assert raw["details"] == corpus.details
+    assert [row["split"] for row in corpus.details["sources"]] == ["train", "valid", "test"]
+    assert all(Path(row["file"]).is_file() and len(row["sha256"]) == 64 for row in corpus.details["sources"])
+    assert sorted(path.name for path in corpus.folder.iterdir()) == [
+        "corpus.json", "test.bin", "train.bin", "valid.bin", "vocabulary.json", "vocabulary.txt",
+    ]  # fmt: skip
+
+
+def test_the_package_loads_without_tokenizers():
+    """`tokenizers` is imported only where BPE is asked for."""
+    code = "import sys, fullrank.data; sys.exit('tokenizers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,190 @@
+"""Corpora with a name: found in local folders, counted against what was published, slices never silent."""
+
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from fullrank.config.schema import DataConfig
+from fullrank.data import known_corpora, prepare, unigram_perplexity
+from fullrank.data.known import CORPORA
+from fullrank.errors import InputError
+
+REAL = Path(__file__).parents[3] / "shared" / "data"
+needs_real = pytest.mark.skipif(not REAL.is_dir(), reason=f"no corpora at {REAL}")
+SPLITS = ("train", "valid", "test")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+def counts(corpus) -> list[int]:
+    return [corpus.splits[split].tokens for split in SPLITS]
+
+
+@needs_real
+@pytest.mark.parametrize("inner", ["", "ptb"])
+def test_penn_treebank_is_the_published_one(cache, inner):
+    told: list[str] = []
+    corpus = prepare(DataConfig(name="ptb", dir=str(REAL / inner), cache=cache), report=told.append, allow_slice=False)
+    assert counts(corpus) == [929_589, 73_760, 82_430]
+    assert len(corpus.tokenizer) == 10_000  # 9,998 words, <unk>, <eos>
+    assert (corpus.label, corpus.is_slice, corpus.details["differs_from_published"]) == ("ptb", False, {})
+    assert not any("slice" in line for line in told)
+
+
+@needs_real
+def test_penn_treebank_against_independent_counting(cache):
+    corpus = prepare(DataConfig(name="ptb", dir=str(REAL), cache=cache))
+    raw = {split: (REAL / "ptb" / f"ptb.{split}.txt").read_text(encoding="utf-8") for split in SPLITS}
+    seen = Counter(raw["train"].replace("\n", " <eos> ").split())
+    vocabulary = corpus.tokenizer
+    assert dict(zip(vocabulary.entries, vocabulary.counts, strict=True)) == seen
+    assert vocabulary.entries == sorted(seen, key=lambda word: (-seen[word], word))
+    assert vocabulary.entries[:3] == ["the", "<unk>", "<eos>"]
+    for split in SPLITS:
+        expected = raw[split].replace("\n", " <eos> ").split()
+        assert [vocabulary.entries[i] for i in corpus.ids(split).tolist()] == expected
+    ids = corpus.ids("test")
+    assert (ids == vocabulary.unk_id).sum() == raw["test"].split().count("<unk>")
+    assert 500 < unigram_perplexity(corpus, "test") < 900
+
+
+@needs_real
+def test_wikitext_103_slice(cache):
+    told: list[str] = []
+    given = DataConfig(name="wikitext-103", dir=str(REAL), cache=cache)
+    corpus = prepare(given, report=told.append)
+    assert counts(corpus) == [548_410, 217_646, 245_569]
+    assert len(corpus.tokenizer) == 34_065
+    assert corpus.is_slice
+    assert corpus.label == "wikitext-103 (slice)"
+    assert corpus.details["differs_from_published"] == {"train": {"published": 103_227_021, "here": 548_410}}
+    assert any("train has 548,410 words, published are 103,227,021" in line for line in told)
+    told.clear()
+    prepare(given, report=told.append)
+    assert any("(slice)" in line for line in told), "told again when it comes from the cache"
+    with pytest.raises(
+        InputError, match=r"wikitext-103 \(slice\) is not the published corpus .*paper scale .*data.dir"
+    ):
+        prepare(given, allow_slice=False)
+
+
+@needs_real
+def test_wikitext_2_lacks_its_training_file(cache):
+    with pytest.raises(
+        InputError, match=r"wikitext-2 lacks wiki.train.tokens; found there: wiki.valid.tokens, wiki.test.tokens"
+    ) as e:
+        prepare(DataConfig(name="wikitext-2", dir=str(REAL), cache=cache))
+    assert "data.name=wikitext-103, with " in str(e.value)
+    assert "wiki.train.slice.tokens" in str(e.value)
+    with pytest.raises(InputError, match=r"is the validation file of wikitext-103; set data.name=wikitext-103"):
+        prepare(DataConfig(name="wikitext-2", dir=str(REAL / "wikitext-103"), cache=cache))
+
+
+@needs_real
+@pytest.mark.parametrize("tokens", ["byte", "word", "character"])
+def test_enwik8_slice_cut_90_5_5(cache, tokens):
+    corpus = prepare(DataConfig(name="enwik8", dir=str(REAL / "enwik8"), tokens=tokens, cache=cache))
+    assert [corpus.splits[split].bytes for split in SPLITS] == [3_738_658, 207_703, 207_703]
+    assert corpus.label == "enwik8 (slice)"
+    if tokens == "byte":
+        raw = (REAL / "enwik8" / "enwik8.slice").read_bytes()
+        assert b"".join(corpus.ids(split).astype("u1").tobytes() for split in SPLITS) == raw
+
+
+@needs_real
+def test_lm1b_slice(cache):
+    corpus = prepare(DataConfig(name="lm1b", dir=str(REAL), min_count=3, cache=cache))
+    train, valid, test = counts(corpus)
+    assert train == 322_706
+    assert valid + test == 318_286
+    eos = corpus.tokenizer.eos_id
+    lines = [int((corpus.ids(split) == eos).sum()) for split in SPLITS]
+    assert lines == [12_216, 6_053, 6_052]
+    assert corpus.is_slice
+    assert "held-out shards only" in corpus.details["notes"][0]
+
+
+@needs_real
+def test_a_cut_corpus_is_a_slice(cache):
+    corpus = prepare(DataConfig(name="ptb", dir=str(REAL), max_tokens=5000, cache=cache))
+    assert counts(corpus) == [5000, 73_760, 82_430]
+    assert corpus.label == "ptb (slice)"
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def test_full_lm1b_layout(tmp_path):
+    """99 shards in the archive's folders: here three, with the right held-out ones taken and the others left."""
+    top = tmp_path / "lm1b" / "1-billion-word-language-modeling-benchmark-r13output"
+    for i in (3, 1, 2):
+        write(top / "training-monolingual.tokenized.shuffled" / f"news.en-{i:05d}-of-00100", f"shard {i}\n")
+    for i in range(4):
+        write(top / "heldout-monolingual.tokenized.shuffled" / f"news.en.heldout-{i:05d}-of-00050", f"shard {i} {i}\n")
+    corpus = prepare(DataConfig(name="lm1b", dir=str(tmp_path), cache=str(tmp_path / "cache")))
+    decoded = {split: corpus.tokenizer.decode(corpus.ids(split).tolist()) for split in SPLITS}
+    assert decoded == {"train": "shard 1\nshard 2\nshard 3\n", "valid": "shard 1 1\n", "test": "shard <unk> <unk>\n"}
+
+
+@pytest.mark.parametrize(
+    "names", [["train.txt", "valid.txt", "test.txt"], ["wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"]]
+)
+def test_full_names_go_before_slices(tmp_path, names):
+    for name in names:
+        write(tmp_path / name, " \n = whole = \n")
+    write(tmp_path / "wiki.train.slice.tokens", "slice\n")
+    corpus = prepare(DataConfig(name="wikitext-103", dir=str(tmp_path), cache=str(tmp_path / "cache")))
+    assert "whole" in corpus.tokenizer.entries
+    assert corpus.splits["train"].words == 5
+
+
+ERRORS = {
+    "no folder": ("ptb", "nowhere", r"data.dir: no such folder: .*nowhere"),
+    "a file": ("ptb", "file", r"data.dir: .*file is a file; give the folder that holds ptb.train.txt, ptb.valid.txt"),
+    "nothing there": ("ptb", "empty", r"lacks ptb.train.txt, ptb.valid.txt, ptb.test.txt\. Without data.dir"),
+    "one missing": ("ptb", "part", r"lacks ptb.test.txt; found there: ptb.train.txt, ptb.valid.txt"),
+    "one empty": ("ptb", "hollow", r"ptb.valid.txt is empty"),
+    "tiny enwik8": ("enwik8", "hollow", r"enwik8 has 3 bytes, too few to cut 90, 5 and 5 %"),
+    "no shards": ("lm1b", "empty", r"holds 0 training shards and 0 held-out shards"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors_of_folders(tmp_path, case):
+    name, inner, message = ERRORS[case]
+    write(tmp_path / "file", "x")
+    (tmp_path / "empty").mkdir()
+    for split in SPLITS:
+        if split != "test":
+            write(tmp_path / "part" / f"ptb.{split}.txt", "word\n")
+        write(tmp_path / "hollow" / f"ptb.{split}.txt", "" if split == "valid" else "word\n")
+    write(tmp_path / "hollow" / "enwik8", "abc")
+    with pytest.raises(InputError, match=message):
+        prepare(DataConfig(name=name, dir=str(tmp_path / inner), cache=str(tmp_path / "cache")))
+    assert not (tmp_path / "cache" / "corpora").exists() or not list((tmp_path / "cache" / "corpora").iterdir())
+
+
+def test_published_counts_are_published_in_one_place():
+    known = {info.name: info for info in known_corpora()}
+    assert list(known) == ["builtin", "text", "ptb", "wikitext-2", "wikitext-103", "enwik8", "lm1b"]
+    assert known["ptb"].published == {"train": 929_589, "valid": 73_760, "test": 82_430}
+    assert known["wikitext-2"].published == {"train": 2_088_628, "valid": 217_646, "test": 245_569}
+    assert known["wikitext-103"].published == {"train": 103_227_021, "valid": 217_646, "test": 245_569}
+    assert sum(known["enwik8"].published.values()) == 100_000_000
+    assert known["lm1b"].published["train"] == 768_648_884 + 30_301_028  # words and sentences
+    assert all(info.licence and info.source for info in known.values())
+    assert known == dict(CORPORA)
+
+
+@needs_real
+def test_the_same_files_elsewhere_are_the_same_corpus(cache, tmp_path):
+    shutil.copytree(REAL / "ptb", tmp_path / "copy")
+    here = prepare(DataConfig(name="ptb", dir=str(REAL), cache=cache))
+    assert prepare(DataConfig(name="ptb", dir=str(tmp_path / "copy"), cache=cache)).folder == here.folder

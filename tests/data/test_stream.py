@@ -1,0 +1,164 @@
+"""Blocks and streams: every token scored once, inputs shifted by one, batches pure functions of (seed, epoch, index)."""
+
+from math import ceil
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fullrank.data import Batch, Blocks, Streams
+from fullrank.errors import InputError
+
+START = 10_000  # no token of the texts below
+
+
+def text(size: int) -> np.ndarray:
+    """Every token differs, so that a token's value is its place."""
+    return np.arange(size, dtype=np.uint16)
+
+
+def scored(source: Blocks | Streams, epoch: int = 0) -> list[int]:
+    """Targets of an epoch with weight 1; checks shapes, types, and that each input is the token before its target."""
+    found: list[int] = []
+    for index in range(source.batches_per_epoch):
+        batch = source.batch(epoch, index)
+        assert batch.inputs.dtype == batch.targets.dtype == torch.int64
+        assert batch.inputs.shape == batch.targets.shape
+        weights = torch.ones(batch.targets.shape) if batch.weights is None else batch.weights
+        assert weights.dtype == torch.float32
+        assert set(weights.unique().tolist()) <= {0.0, 1.0}
+        for x, y, w in zip(batch.inputs, batch.targets, weights, strict=True):
+            size = int(w.sum())
+            assert w[:size].all(), "padding stands only at the end of a row"
+            expected = [START if t == 0 else t - 1 for t in y[:size].tolist()]
+            assert x[:size].tolist() == expected
+            found += y[:size].tolist()
+        assert batch.tokens == int(weights.sum())
+    return found
+
+
+sizes = st.tuples(st.integers(1, 300), st.integers(1, 9), st.integers(1, 40))
+
+
+@given(sizes, st.booleans(), st.integers(-5, 2**70), st.integers(0, 3))
+@settings(deadline=None)
+def test_blocks_score_every_token_once(size, shuffle, seed, epoch):
+    tokens, rows, length = size
+    blocks = Blocks(text(tokens), batch_size=rows, segment_length=length, start_id=START, shuffle=shuffle, seed=seed)
+    found = scored(blocks, epoch)
+    assert sorted(found) == list(range(tokens))
+    if not shuffle:
+        assert found == list(range(tokens))
+    assert blocks.tokens_per_epoch == tokens
+    assert blocks.batches_per_epoch == ceil(ceil(tokens / length) / rows)
+
+
+@given(sizes)
+@settings(deadline=None)
+def test_kept_streams_score_every_token_once(size):
+    tokens, rows, length = size
+    streams = Streams(text(tokens), batch_size=rows, segment_length=length, start_id=START, remainder="keep")
+    assert sorted(scored(streams)) == list(range(tokens))
+    assert streams.tokens_per_epoch == tokens
+
+
+@given(sizes)
+@settings(deadline=None)
+def test_dropped_streams_are_contiguous(size):
+    tokens, rows, length = size
+    if tokens < rows * length:
+        with pytest.raises(InputError, match=r"too few for .* lower train.batch_size or train.segment_length"):
+            Streams(text(tokens), batch_size=rows, segment_length=length, start_id=START)
+        return
+    streams = Streams(text(tokens), batch_size=rows, segment_length=length, start_id=START)
+    batches = [streams.batch(0, i) for i in range(streams.batches_per_epoch)]
+    assert all(batch.weights is None for batch in batches)
+    whole = torch.cat([batch.targets for batch in batches], dim=1)
+    each = tokens // rows
+    assert whole.shape == (rows, each // length * length)
+    for row, targets in enumerate(whole.tolist()):
+        assert targets == list(range(row * each, row * each + len(targets)))
+    found = scored(streams)
+    assert len(found) == len(set(found)) == streams.tokens_per_epoch
+    assert tokens - len(found) <= rows * length + rows - 2
+
+
+def test_a_worked_example():
+    blocks = Blocks(np.array([5, 6, 7, 8, 9]), batch_size=2, segment_length=2, start_id=1)
+    first, second = blocks.batch(0, 0), blocks.batch(0, 1)
+    assert first.inputs.tolist() == [[1, 5], [6, 7]]
+    assert first.targets.tolist() == [[5, 6], [7, 8]]
+    assert first.weights is None
+    assert second.inputs.tolist() == [[8, 1]]
+    assert second.targets[0, 0] == 9
+    assert second.weights.tolist() == [[1, 0]]
+    streams = Streams(np.array([5, 6, 7, 8, 9]), batch_size=2, segment_length=2, start_id=1, remainder="keep")
+    assert streams.batch(0, 0).inputs.tolist() == [[1, 5], [7, 8]]
+    assert streams.batch(0, 1).weights.tolist() == [[1, 0], [0, 0]]
+
+
+def test_batches_do_not_depend_on_what_was_asked_before():
+    def make() -> Blocks:
+        return Blocks(text(1000), batch_size=4, segment_length=7, start_id=START, shuffle=True, seed=3)
+
+    one, other = make(), make()
+    places = [(epoch, index) for epoch in range(6) for index in (0, 5, 35)]
+    forward = {place: one.batch(*place) for place in places}
+    for place in reversed(places):
+        again = other.batch(*place)
+        assert torch.equal(again.inputs, forward[place].inputs)
+        assert torch.equal(again.targets, forward[place].targets)
+
+
+def test_order_differs_between_epochs_and_seeds():
+    def order(seed: int, epoch: int) -> list[int]:
+        blocks = Blocks(text(800), batch_size=8, segment_length=4, start_id=START, shuffle=True, seed=seed)
+        return scored(blocks, epoch)
+
+    orders = {tuple(order(seed, epoch)) for seed in (0, 1) for epoch in (0, 1, 2)}
+    assert len(orders) == 6
+
+
+def test_every_order_of_three_blocks_is_as_likely():
+    counts: dict[tuple[int, ...], int] = {}
+    for epoch in range(1200):
+        blocks = Blocks(text(3), batch_size=3, segment_length=1, start_id=START, shuffle=True, seed=7)
+        key = tuple(blocks.batch(epoch, 0).targets[:, 0].tolist())
+        counts[key] = counts.get(key, 0) + 1
+    assert len(counts) == 6
+    # chi-squared with 5 degrees of freedom; 25.7 is its 99.99 % point
+    assert sum((count - 200) ** 2 / 200 for count in counts.values()) < 25.7
+
+
+def test_batches_are_writable_copies_of_a_memory_map(tmp_path):
+    text(50).tofile(tmp_path / "ids.bin")
+    ids = np.memmap(tmp_path / "ids.bin", dtype=np.uint16, mode="r")
+    batch = Blocks(ids, batch_size=2, segment_length=5, start_id=START).batch(0, 0)
+    batch.targets.fill_(0)
+    assert ids[3] == 3
+
+
+def test_places_outside_an_epoch():
+    blocks = Blocks(text(10), batch_size=2, segment_length=2, start_id=START)
+    for place in [(0, 3), (0, -1), (-1, 0)]:
+        with pytest.raises(IndexError, match="an epoch has batches 0 to 2"):
+            blocks.batch(*place)
+
+
+@pytest.mark.parametrize("kind", [Blocks, Streams])
+def test_impossible_sizes(kind):
+    with pytest.raises(InputError, match="non-empty sequence"):
+        kind(text(0), batch_size=1, segment_length=1, start_id=0)
+    with pytest.raises(InputError, match=r"train.batch_size: a positive number, given 0"):
+        kind(text(5), batch_size=0, segment_length=1, start_id=0)
+    with pytest.raises(InputError, match=r"train.segment_length: a positive number, given -1"):
+        kind(text(5), batch_size=1, segment_length=-1, start_id=0)
+
+
+def test_batch_moves_with_its_weights():
+    batch = Batch(torch.ones(1, 2, dtype=torch.int64), torch.ones(1, 2, dtype=torch.int64), torch.tensor([[1.0, 0.0]]))
+    moved = batch.to("meta")
+    assert moved.inputs.device.type == moved.targets.device.type == moved.weights.device.type == "meta"
+    assert batch.tokens == 1

@@ -1,0 +1,221 @@
+"""Tokenizers: ids, order, round trips, files."""
+
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fullrank.data.bpe import train_bpe
+from fullrank.data.vocab import ByteVocabulary, CharacterVocabulary, Tokenizer, WordVocabulary, load_tokenizer
+from fullrank.errors import InputError, RunError
+
+TEXT = "the cat sat\non the mat\n\nthe end \u00e9t\u00e9 \u65e5\u672c\n"
+
+
+def words(text: str) -> Counter[str]:
+    return Counter(text.replace("\n", " <eos> ").split())
+
+
+def test_ids_follow_frequency_then_alphabet():
+    vocabulary = WordVocabulary.from_counts({"b": 2, "a": 2, "z": 9, "<eos>": 5}, unk=False)
+    assert vocabulary.entries == ["z", "<eos>", "a", "b"]
+    assert vocabulary.counts == [9, 5, 2, 2]
+    assert vocabulary.start_id == vocabulary.eos_id == 1
+    assert vocabulary.unk_id is None
+
+
+def test_rare_words_are_counted_under_unk():
+    vocabulary = WordVocabulary.from_counts({"a": 5, "b": 2, "c": 1, "<unk>": 3, "<eos>": 1}, min_count=2)
+    assert dict(zip(vocabulary.entries, vocabulary.counts, strict=True)) == {"a": 5, "<unk>": 4, "b": 2, "<eos>": 1}
+    assert vocabulary.encode("c never") == [vocabulary.unk_id] * 2
+
+
+def test_largest_vocabulary_counts_special_entries():
+    counts = {f"w{i}": 100 - i for i in range(50)} | {"<eos>": 1}
+    vocabulary = WordVocabulary.from_counts(counts, max_vocabulary=10)
+    assert len(vocabulary) == 10
+    assert set(vocabulary.entries) == {"<unk>", "<eos>", *(f"w{i}" for i in range(8))}
+    assert vocabulary.counts[vocabulary.unk_id] == sum(100 - i for i in range(8, 50))
+    with pytest.raises(InputError, match=r"data.max_vocabulary: more than 2 .*given 2"):
+        WordVocabulary.from_counts(counts, max_vocabulary=2)
+
+
+def test_literal_unk_is_the_unk_entry():
+    vocabulary = WordVocabulary.from_counts(words("a <unk> b <unk>\n"))
+    assert vocabulary.encode("<unk> unseen") == [vocabulary.unk_id] * 2
+    assert vocabulary.entries.count("<unk>") == 1
+
+
+def test_unseen_word_without_unk_is_named():
+    vocabulary = WordVocabulary.from_counts(words(TEXT), unk=False)
+    with pytest.raises(InputError, match=r"'dog' is not in this vocabulary of .* which has no <unk>"):
+        vocabulary.encode("the dog")
+    with pytest.raises(InputError, match="'q' is not in this vocabulary"):
+        CharacterVocabulary.from_counts(Counter(TEXT), unk=False).encode("q")
+
+
+def test_eos_is_a_newline_both_ways():
+    vocabulary = WordVocabulary.from_counts(words(TEXT))
+    ids = vocabulary.encode("the cat\n\nthe end")
+    assert [vocabulary.entries[i] for i in ids] == ["the", "cat", "<eos>", "<eos>", "the", "end"]
+    assert vocabulary.decode(ids) == "the cat\n\nthe end"
+    plain = WordVocabulary(vocabulary.entries, line_end=False)
+    assert plain.encode("the cat\nend") == vocabulary.encode("the cat end")
+
+
+def test_punctuation_split_and_lower_case():
+    vocabulary = WordVocabulary.from_counts(
+        words("don't return the __list__ ( )\n"), split="punctuation", lowercase=True
+    )
+    assert vocabulary.words("Don't return(the\n__list__)") == ["don't", "return", "(", "the", "<eos>", "__list__", ")"]
+    ids = vocabulary.encode("Don't return(the __list__) <unk>")
+    assert vocabulary.encode(vocabulary.decode(ids)) == ids
+    assert vocabulary.decode(ids) == "don't return ( the __list__ ) <unk>"
+
+
+@pytest.mark.parametrize("bad", [[-1], [0, 256], [999]])
+def test_ids_outside_the_vocabulary_are_refused(bad):
+    with pytest.raises(InputError, match=r"not in this vocabulary of 256 entries \(ids 0 to 255\)"):
+        ByteVocabulary().decode(bad)
+
+
+def test_start_of_byte_and_character_texts_is_the_newline():
+    characters = CharacterVocabulary.from_counts(Counter("abc"))
+    assert ByteVocabulary().decode([ByteVocabulary.start_id]) == "\n"
+    assert characters.decode([characters.start_id]) == "\n"
+    assert characters.eos_id is None
+    assert characters.decode(characters.encode("a?")) == "a\N{REPLACEMENT CHARACTER}"
+
+
+def test_wrong_vocabularies_are_refused():
+    with pytest.raises(InputError, match="'a' stands twice"):
+        WordVocabulary(["a", "<eos>", "a"])
+    with pytest.raises(InputError, match="needs the entry <eos>"):
+        WordVocabulary(["a"])
+    with pytest.raises(InputError, match="needs the newline"):
+        CharacterVocabulary(["a"])
+    with pytest.raises(InputError, match=r"at least 257 for data.tokens=bpe .*given 256"):
+        train_bpe([TEXT], size=256)
+
+
+BPE = {end: train_bpe([TEXT * 3], size=300, line_end=end) for end in (True, False)}
+CHARACTERS = CharacterVocabulary.from_counts(Counter(map(chr, range(0x250))), unk=False)
+ANY_TEXT = st.text(st.characters(codec="utf-8"), max_size=60).filter(lambda text: "<eos>" not in text)
+
+
+@given(ANY_TEXT)
+@settings(deadline=None, max_examples=150)
+def test_bytes_and_bpe_lose_nothing(text):
+    assert ByteVocabulary().decode(ByteVocabulary().encode(text)) == text
+    assert list(text.encode()) == ByteVocabulary().encode(text)
+    for tokenizer in BPE.values():
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@given(st.text(st.characters(max_codepoint=0x24F), max_size=60))
+def test_characters_lose_nothing(text):
+    assert CHARACTERS.decode(CHARACTERS.encode(text)) == text
+    assert len(CHARACTERS.encode(text)) == len(text)
+
+
+@given(
+    st.lists(st.lists(st.sampled_from(["alpha", "beta", "<unk>", "don't", "(", ",", "été"]), max_size=5), max_size=5)
+)
+def test_words_lose_only_white_space(lines):
+    text = "\n".join(" ".join(line) for line in lines)
+    for split in ("whitespace", "punctuation"):
+        vocabulary = WordVocabulary.from_counts(words("alpha beta <unk> don't ( , été\n"), split=split)
+        assert vocabulary.decode(vocabulary.encode(text)) == text
+
+
+def test_bpe_ends_lines_with_eos():
+    tokenizer = BPE[True]
+    assert tokenizer.encode("a\nb\n").count(tokenizer.eos_id) == 2
+    assert BPE[False].encode("a\nb\n").count(BPE[False].eos_id) == 0
+    assert 257 < len(tokenizer) <= 300
+    assert len(tokenizer.encode("the the the")) < len(b"the the the")
+
+
+def test_bpe_is_the_same_in_another_process():
+    code = (
+        "from fullrank.data.bpe import train_bpe\n"
+        f"print(train_bpe([{TEXT!r} * 3], size=300).fingerprint)"
+    )  # fmt: skip
+    there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    assert there == BPE[True].fingerprint
+
+
+ALL = {
+    "word": WordVocabulary.from_counts(words(TEXT), lowercase=True, split="punctuation"),
+    "word without <unk>": WordVocabulary.from_counts(words(TEXT), unk=False, line_end=False),
+    "byte": ByteVocabulary(),
+    "character": CharacterVocabulary.from_counts(Counter(TEXT + "\\ \t\r\x85\u2028\U0001f600")),
+    "bpe": BPE[True],
+    "bpe with newlines": BPE[False],
+}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_saved_and_loaded(name, tmp_path):
+    tokenizer = ALL[name]
+    assert isinstance(tokenizer, Tokenizer)
+    tokenizer.save(tmp_path)
+    loaded = load_tokenizer(tmp_path)
+    assert (loaded.kind, len(loaded), loaded.fingerprint) == (tokenizer.kind, len(tokenizer), tokenizer.fingerprint)
+    assert (loaded.start_id, loaded.eos_id) == (tokenizer.start_id, tokenizer.eos_id)
+    assert loaded.encode(TEXT) == tokenizer.encode(TEXT)
+    assert getattr(loaded, "entries", None) == getattr(tokenizer, "entries", None)
+    assert getattr(loaded, "counts", None) == getattr(tokenizer, "counts", None)
+
+
+def test_fingerprint_depends_on_entries_and_order():
+    prints = {WordVocabulary(e).fingerprint for e in (["a", "b", "<eos>"], ["b", "a", "<eos>"], ["a", "c", "<eos>"])}
+    assert len(prints) == 3
+
+
+def test_damaged_files_are_errors(tmp_path):
+    with pytest.raises(InputError, match=r"no vocabulary.json there"):
+        load_tokenizer(tmp_path)
+    ALL["word"].save(tmp_path)
+    entries = (tmp_path / "vocabulary.txt").read_text(encoding="utf-8")
+    (tmp_path / "vocabulary.txt").write_text(entries[: len(entries) // 2], encoding="utf-8")
+    with pytest.raises(RunError, match="damaged"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "vocabulary.txt").unlink()
+    with pytest.raises(RunError, match="damaged or incomplete"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "vocabulary.json").write_text("{", encoding="utf-8")
+    with pytest.raises(RunError, match="damaged or incomplete"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["bpe"])
+def test_damaged_bpe_is_an_error(name, tmp_path):
+    ALL[name].save(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(RunError, match=r"tokenizer.json: damaged"):
+        load_tokenizer(tmp_path)
+    meta = json.loads((tmp_path / "vocabulary.json").read_text())
+    (tmp_path / "vocabulary.json").write_text(json.dumps(meta | {"kind": "runes"}))
+    with pytest.raises(RunError, match="unknown kind of vocabulary 'runes'"):
+        load_tokenizer(tmp_path)
+
+
+def test_the_vocabulary_of_wikitext_103_is_no_burden(tmp_path):
+    """267,735 entries: built, saved, loaded, and 200,000 words encoded, each far below the time a user would notice."""
+    counts = {f"word{i}": 300_000 - i for i in range(267_733)} | {"<eos>": 9, "<unk>": 9}
+    start = time.process_time()
+    vocabulary = WordVocabulary.from_counts(counts)
+    vocabulary.save(tmp_path)
+    loaded = load_tokenizer(tmp_path)
+    text = " ".join(f"word{i * 7919 % 267_733}" for i in range(200_000))
+    ids = loaded.encode(text)
+    assert time.process_time() - start < 8  # about 1 s on an idle core
+    assert len(loaded) == 267_735
+    assert ids[:3] == [0, 7919, 15838]
+    assert loaded.decode(ids[-2:]) == " ".join(text.split()[-2:])
