@@ -106,8 +106,12 @@ def report(
     """One self-contained HTML page: table, curves, what differs between the runs, environment."""
     from rich.console import Console
 
-    from fullrank.reporting import as_json, comparison, print_table, write_report
+    from fullrank.reporting import as_json, comparison, find_runs, print_table, write_report
+    from fullrank.tasks.run_folder import in_table_order
 
+    # `runs/demo/*` also names files beside the runs, and a folder of runs stands for the runs in it
+    folders = [path for path in runs if path.is_dir()] or runs
+    runs = in_table_order([run for folder in folders for run in (find_runs(folder) or [folder])])
     page = write_report(runs, out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html")), title)
     if json:
         print_json({"report": str(page), "runs": as_json(comparison(runs))})

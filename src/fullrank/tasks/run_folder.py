@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fullrank.config.load import build, flatten, read_yaml, to_dict, to_yaml
-from fullrank.config.recipe import Resolved
+from fullrank.config.recipe import Resolved, load
 from fullrank.config.schema import DataConfig, RunConfig
-from fullrank.errors import InputError
+from fullrank.errors import FullRankError, InputError
 from fullrank.files import write_json, write_text
 
 
@@ -60,6 +60,22 @@ def open_run(folder: Path) -> tuple[RunConfig, dict[str, Any]]:
     except (OSError, ValueError) as error:
         raise InputError(f"{folder / 'run.json'}: damaged ({error})") from error
     return build(read_yaml(folder / "config.yaml")), identity
+
+
+def in_table_order(folders: Sequence[Path]) -> list[Path]:
+    """Runs of one recipe in the order of its rows, so that the table begins with the baseline; others as given."""
+
+    def place(folder: Path) -> tuple[str, int]:
+        try:
+            identity = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+            return identity["recipe"], list(load(identity["recipe"]).rows).index(identity["row"])
+        except (OSError, ValueError, KeyError, FullRankError):
+            return "", 0
+
+    places = {folder: place(folder) for folder in folders}
+    if len({recipe for recipe, _ in places.values()}) > 1:
+        return list(folders)
+    return sorted(folders, key=lambda folder: places[folder][1])
 
 
 def claim(folder: Path, config: RunConfig, identity: Mapping[str, Any]) -> bool:

@@ -1,0 +1,59 @@
+"""The command line in tests: a small text, a small model, and how to call the command."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+SMALL = [
+    "model.hidden_size=16",
+    "model.num_hidden_layers=2",
+    "model.num_attention_heads=4",
+    "model.dropout.residual=0.1",
+    "model.attention.mix=position_wise",
+    "train.batch_size=4",
+    "train.segment_length=8",
+    "train.threads=1",
+    "train.device=cpu",
+    "train.learning_rate=0.02",
+    "train.log_every_steps=5",
+]
+
+
+def write_text(folder: Path, sentences: int = 400, seed: int = 0) -> Path:
+    """A text of made-up sentences with something to learn: a noun decides its verb."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = random.Random(seed)
+    pairs = [("cats", "sleep"), ("dogs", "bark"), ("birds", "sing"), ("fish", "swim"), ("mice", "hide")]
+    for split, count in (("train", sentences), ("valid", sentences // 8), ("test", sentences // 8)):
+        chosen = [rng.choice(pairs) for _ in range(count)]
+        lines = [f"the {noun} {verb} in the {rng.choice(['morning', 'evening'])}" for noun, verb in chosen]
+        (folder / f"{split}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
+def write_config(path: Path, text: Path, cache: Path, **train: object) -> Path:
+    """A YAML configuration over the made-up text."""
+    ends = "\n".join(f"  {key}: {value}" for key, value in train.items())
+    path.write_text(
+        f"data:\n  name: text\n  train: {text}/train.txt\n  valid: {text}/valid.txt\n  test: {text}/test.txt\n"
+        f"  cache: {cache}\ntrain:\n{ends}\n",
+        encoding="utf-8",
+    )
+    return path
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "COLUMNS": "100", "NO_COLOR": "1"}
+
+
+def command(*words: object) -> list[str]:
+    return [sys.executable, "-m", "fullrank", *map(str, words)]
+
+
+def call(*words: object, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own, as a user does."""
+    return subprocess.run(command(*words), capture_output=True, text=True, timeout=timeout, env=environment())

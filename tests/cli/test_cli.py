@@ -1,0 +1,319 @@
+"""The command line as a new user meets it: right once and wrong once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from cli_runs import SMALL, call, command, environment, write_config, write_text
+
+import fullrank as fr
+from fullrank.cli import main
+
+VERBS = ["demo", "train", "eval", "generate", "info", "report", "recipes", "data", "config"]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text(tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture(scope="module")
+def config(text: Path) -> Path:
+    return write_config(text / "run.yaml", text, text / "cache", steps=30)
+
+
+@pytest.fixture(scope="module")
+def run(config: Path) -> Path:
+    """A finished run, made by the command."""
+    folder = config.parent / "run"
+    done = call("train", config, *SMALL, "--out", folder)
+    assert done.returncode == 0, done.stderr
+    assert "perplexity" in done.stdout
+    return folder
+
+
+def fails(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
+    """Exit status and stderr of a call in this process that must not succeed."""
+    with pytest.raises(SystemExit) as stopped:
+        main([str(word) for word in words])
+    code = stopped.value.code
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "Traceback" not in said.err
+    return (code if isinstance(code, int) else 1), said.err
+
+
+def succeeds(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        main([str(word) for word in words])
+    said = capsys.readouterr()
+    assert stopped.value.code in (0, None), said.err
+    return said.out
+
+
+def test_help_is_quick_and_imports_nothing_heavy() -> None:
+    script = (
+        "import sys\nfrom fullrank.cli import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "heavy = [name for name in ('torch', 'pydantic', 'numpy', 'matplotlib') if name in sys.modules]\n"
+        "print('heavy:', heavy, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=True)
+    assert "heavy: []" in done.stderr
+    for verb in VERBS:
+        assert verb in done.stdout
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help_with_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = succeeds(capsys, verb, "--help")
+    assert "Usage: fullrank" in shown
+    if verb not in ("recipes", "data", "config"):
+        assert "Example" in shown
+
+
+def test_info_counts_exactly_without_allocating(capsys: pytest.CaptureFixture[str]) -> None:
+    for row, expected in (("plain", 156_000_256), ("a", 156_000_640), ("b", 156_003_712)):
+        found = json.loads(succeeds(capsys, "info", "mixhead/table1-vanilla", "--row", row, "--json"))
+        assert found["parameters"]["total"] == expected
+        assert sum(count for part, count in found["parameters"].items() if part != "total") == expected
+    found = json.loads(succeeds(capsys, "info", "mixhead/table2-vanilla", "--row", "b-sigsoftmax", "--json"))
+    assert found["parameters"]["total"] == 67_478_528 + 9_216
+    assert found["parameters"]["mixing"] == 9_216
+
+
+def test_flops_of_a_model_counted_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
+    """One layer, E = 8, H = 2, D = 4, F = 16, V = 10, 5 tokens: 2 (4 E^2 + 2 E F) + 4 H D (5 + 1)/2 + 2 V E."""
+    sizes = ["model.hidden_size=8", "model.num_attention_heads=2", "model.num_hidden_layers=1", "model.vocab_size=10"]
+    words = ["info", "demo/builtin", "--row", "plain", *sizes, "model.intermediate_size=16", "--length", "5", "--json"]
+    found = json.loads(succeeds(capsys, *words))
+    assert found["flops_per_token"]["forward"] == 2 * (4 * 64 + 2 * 8 * 16) + 4 * 2 * 4 * 3 + 2 * 10 * 8
+
+
+def test_recipes_list_and_show(capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(succeeds(capsys, "recipes", "list", "--json"))
+    by_name = {entry["name"]: entry for entry in found}
+    assert by_name["mixhead/table1-vanilla"]["rows"][0] == "plain"
+    assert {"name", "rows", "paper"} <= set(found[0])
+    shown = json.loads(succeeds(capsys, "recipes", "show", "mixhead/table1-vanilla", "--json"))
+    assert shown["rows"]["b"]["paper"]["test"] == 28.67
+
+
+def test_config_show_validate_schema(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["config", "show", "mixhead/table1-vanilla", "--row", "b", "train.steps=7", "--json"]
+    shown = json.loads(succeeds(capsys, *words))
+    assert shown["model"]["attention"]["mix"] == "position_wise"
+    assert (shown["train"]["steps"], shown["train"]["epochs"]) == (7, None)
+    schema = json.loads(succeeds(capsys, "config", "schema"))
+    assert "position_wise" in json.dumps(schema)
+    assert "valid" in succeeds(capsys, "config", "validate", "mixhead/table1-vanilla")
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("model: {hiden_size: 3, attention: {mix: postion_wise}}\ntrain: {steps: many}\n", encoding="utf-8")
+    code, said = fails(capsys, "config", "validate", wrong)
+    assert code == 2
+    for part in ("did you mean 'model.hidden_size'", "did you mean 'position_wise'", "train.steps"):
+        assert part in said
+
+
+def test_a_run_folder_holds_what_it_promises(run: Path) -> None:
+    for name in ("config.yaml", "metrics.jsonl", "timing.jsonl", "result.json", "report.html", "vocabulary.txt"):
+        assert (run / name).is_file(), name
+    result = json.loads((run / "result.json").read_text(encoding="utf-8"))
+    for key in ("final", "protocol", "seed", "environment", "wall_seconds", "ms_per_step", "parameters", "corpus"):
+        assert key in result
+    assert result["final"]["test"]["perplexity"] < result["corpus"]["unigram_perplexity"]["test"]
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert {line["split"] for line in lines} == {"train", "valid"}
+    assert all({"step", "split", "nll", "ppl", "tokens"} <= set(line) for line in lines)
+
+
+def test_eval_gives_the_figures_of_the_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = json.loads((run / "result.json").read_text(encoding="utf-8"))
+    for split in ("valid", "test"):
+        found = json.loads(succeeds(capsys, "eval", run, "--split", split, "--json", "--device", "cpu"))
+        assert found["perplexity"] == pytest.approx(result["final"][split]["perplexity"], rel=1e-6)
+        assert found["tokens"] == result["corpus"]["tokens"][split]
+        assert found["protocol"] == result["protocol"]
+    other = json.loads(succeeds(capsys, "eval", run, "--batch-size", "3", "--kernel", "reference", "--json"))
+    assert other["perplexity"] == pytest.approx(result["final"]["test"]["perplexity"], rel=1e-5)
+
+
+def test_eval_equals_a_plain_computation(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Perplexity from logits, block by block, without any of the evaluation code."""
+    words = (run.parent / "test.txt").read_text(encoding="utf-8").replace("\n", " <eos> ").split()
+    entries = [line.split()[0] for line in (run / "vocabulary.txt").read_text(encoding="utf-8").splitlines()]
+    ids = [entries.index(word) for word in words]
+    model = fr.LanguageModel.load(run)
+    total, start = 0.0, entries.index("<eos>")
+    for first in range(0, len(ids), 8):
+        block = ids[first : first + 8]
+        before = ids[first - 1] if first else start
+        with torch.no_grad():
+            log_prob = model(torch.tensor([[before, *block[:-1]]])).logits.log_softmax(-1)[0]
+        total -= sum(float(log_prob[n, token]) for n, token in enumerate(block))
+    found = json.loads(succeeds(capsys, "eval", run, "--json", "--device", "cpu"))
+    assert found["nll"] == pytest.approx(total / len(ids), rel=1e-5)
+
+
+def test_generate_is_repeatable_and_writes_on_from_the_prompt(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["generate", run, "--prompt", "the cats", "--max-new-tokens", "12", "--seed", "3", "--device", "cpu"]
+    once, again = (succeeds(capsys, *words) for _ in range(2))
+    assert once == again
+    assert once.startswith("the cats")
+    beams = json.loads(succeeds(capsys, "generate", run, "--prompt", "the", "--beam", "3", "-n", "2", "--json"))
+    assert len(beams["texts"]) == 2
+    assert beams["texts"][0]["log_prob"] >= beams["texts"][1]["log_prob"]
+    greedy = json.loads(succeeds(capsys, "generate", run, "--prompt", "the", "--greedy", "--json"))
+    single = json.loads(succeeds(capsys, "generate", run, "--prompt", "the", "--beam", "1", "--json"))
+    assert greedy["texts"][0]["text"] == single["texts"][0]["text"]
+
+
+def test_report_of_runs(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.html"
+    found = json.loads(succeeds(capsys, "report", run, "--out", page, "--json"))
+    assert found["report"] == str(page)
+    assert page.read_text(encoding="utf-8").lstrip().lower().startswith("<!doctype html>")
+
+
+def test_a_finished_run_is_not_trained_again(run: Path) -> None:
+    before = (run / "result.json").read_bytes()
+    done = call("train", run)
+    assert done.returncode == 0, done.stderr
+    assert "already finished" in done.stderr
+    assert (run / "result.json").read_bytes() == before
+
+
+def test_nothing_is_destroyed(config: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another configuration, or a folder that is no run, is refused as a place to train in."""
+    content = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    code, said = fails(capsys, "train", config, *SMALL, "train.steps=31", "--out", run)
+    assert code == 2
+    assert "train.steps" in said
+    assert "--out" in said
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == content
+    (tmp_path / "letter.txt").write_text("dear", encoding="utf-8")
+    code, said = fails(capsys, "train", config, *SMALL, "--out", tmp_path)
+    assert code == 2
+    assert "not empty" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+
+
+WRONG = {
+    "unknown recipe": (["train", "mixhead/table1-vanila"], "did you mean 'mixhead/table1-vanilla'"),
+    "unknown row": (["info", "mixhead/table1-vanilla", "--row", "c"], "has no row 'c'"),
+    "unknown scale": (["info", "mixhead/table1-vanilla", "--scale", "huge"], "has no scale 'huge'"),
+    "unknown key": (["info", "mixhead/table1-vanilla", "model.hidden_sizes=5"], "did you mean 'model.hidden_size'"),
+    "key without its section": (
+        ["info", "mixhead/table1-vanilla", "hidden_size=5"],
+        "did you mean 'model.hidden_size'",
+    ),
+    "wrong type": (["info", "mixhead/table1-vanilla", "model.hidden_size=wide"], "model.hidden_size"),
+    "impossible size": (["info", "mixhead/table1-vanilla", "model.num_attention_heads=7"], "not divisible"),
+    "no equals sign": (["info", "mixhead/table1-vanilla", "steps"], "key=value"),
+    "two ends": (["info", "mixhead/table1-vanilla", "train.steps=5", "train.epochs=1"], "exactly one of"),
+    "missing file": (["train", "nowhere.yaml"], "no such file"),
+    "unknown corpus": (["data", "prepare", "pbt"], "ptb"),
+    "unknown kernel": (["eval", "{run}", "--kernel", "fast"], "--kernel"),
+    "unknown split": (["eval", "{run}", "--split", "dev"], "--split"),
+    "no run": (["eval", "{text}"], "not a run folder"),
+    "no folder": (["generate", "{text}/nothing"], "no such folder"),
+    "beam too small": (["generate", "{run}", "--beam", "1", "-n", "2"], "--beam"),
+    "a run with further options": (["train", "{run}", "train.steps=5"], "resumed as it was configured"),
+    "not a number": (["demo", "--minutes", "-1"], "--minutes"),
+    "vocabulary too small": (["train", "{config}", "model.vocab_size=3", "--out", "{text}/v"], "model.vocab_size"),
+    "missing text": (["train", "{config}", "data.train={text}/none.txt", "--out", "{text}/v"], "none.txt"),
+    "empty text": (["train", "{config}", "data.train={text}/empty.txt", "--out", "{text}/v"], "empty"),
+    "not UTF-8": (["train", "{config}", "data.train={text}/latin.txt", "--out", "{text}/v"], "UTF-8"),
+    "text shorter than a batch": (
+        ["train", "{config}", "train.batch_size=5000", "--out", "{text}/v"],
+        "train.batch_size",
+    ),
+    "a report of nothing": (["report", "{text}"], "run"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_bad_input_is_one_clear_message(
+    case: str, run: Path, config: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (text / "empty.txt").write_text("", encoding="utf-8")
+    (text / "latin.txt").write_bytes("caf\xe9 au lait\n".encode("latin-1") * 50)
+    words, expected = WRONG[case]
+    code, said = fails(capsys, *(word.format(run=run, text=text, config=config) for word in words))
+    assert code == 2
+    assert expected in said
+    assert len(said.splitlines()) <= 8
+    assert not (text / "v" / "result.json").exists()
+
+
+def test_a_damaged_checkpoint_is_told(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import shutil
+
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    weights = copy / "checkpoints" / "best" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    code, said = fails(capsys, "eval", copy, "--json")
+    assert code == 2
+    assert "model.safetensors" in said
+
+
+def test_another_text_than_the_one_trained_on(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import shutil
+
+    import yaml
+
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    (tmp_path / "train.txt").write_text("something else\n" * 50, encoding="utf-8")
+    raw = yaml.safe_load((copy / "config.yaml").read_text(encoding="utf-8"))
+    raw["data"]["train"] = str(tmp_path / "train.txt")
+    (copy / "config.yaml").write_text(yaml.safe_dump(raw), encoding="utf-8")
+    code, said = fails(capsys, "eval", copy)
+    assert code == 2
+    assert "vocabulary" in said
+
+
+def test_debug_shows_the_traceback() -> None:
+    done = call("--debug", "train", "nowhere.yaml")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    done = call("train", "nowhere.yaml")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+def test_killed_three_times_ends_the_same(config: Path) -> None:
+    """SIGKILL at arbitrary moments; metrics and weights are those of a run that was never killed, byte for byte."""
+    base = config.parent
+    settings = [*SMALL, "train.steps=240", "eval.every_steps=40", "train.save_every_steps=20", "train.averaging=ema"]
+    whole = call("train", config, *settings, "--out", base / "whole", "--quiet")
+    assert whole.returncode == 0, whole.stderr
+    broken = base / "broken"
+    reached = []
+    for marks in (2, 9, 20):  # metrics lines after which the process is killed
+        with subprocess.Popen(
+            command("train", config, *settings, "--out", broken, "--quiet"),
+            env=environment(),
+            stderr=subprocess.DEVNULL,
+        ) as process:
+            lines, end = 0, time.monotonic() + 100
+            while lines < marks and process.poll() is None and time.monotonic() < end:
+                time.sleep(0.02)
+                file = broken / "metrics.jsonl"
+                lines = len(file.read_text(encoding="utf-8").splitlines()) if file.exists() else 0
+            process.kill()
+            reached.append(process.wait())
+    assert reached == [-9, -9, -9]
+    done = call("train", broken)
+    assert done.returncode == 0, done.stderr
+    assert (broken / "metrics.jsonl").read_bytes() == (base / "whole" / "metrics.jsonl").read_bytes()
+    for name in ("best", "last"):
+        weights = [
+            (folder / "checkpoints" / name / "model.safetensors").read_bytes() for folder in (base / "whole", broken)
+        ]
+        assert weights[0] == weights[1]
