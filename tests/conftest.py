@@ -1,0 +1,41 @@
+"""What every test stands on: one thread, fixed seeds, deterministic kernels; and where the real corpora are."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+
+ROOT = Path(__file__).resolve().parents[1]
+
+settings.register_profile("fullrank", derandomize=True, deadline=None, database=None, max_examples=40)
+settings.load_profile("fullrank")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    torch.set_num_threads(1)  # several workers share the machine, and sums add up in one order
+    torch.use_deterministic_algorithms(True)  # also fills memory that nobody wrote with NaN
+
+
+@pytest.fixture(autouse=True)
+def _seeds() -> None:
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def corpora() -> Path:
+    """The folder of real corpora (ptb, wikitext-2, ...): $FULLRANK_TEST_CORPORA, or `../shared/data` beside the repository."""
+    given = os.environ.get("FULLRANK_TEST_CORPORA")
+    folder = Path(given) if given else ROOT.parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip(
+            f"no real corpora: {folder} is not there; set FULLRANK_TEST_CORPORA to a folder that holds ptb, ..."
+        )
+    return folder

@@ -1,0 +1,354 @@
+"""What holds for every model that can be configured, as functions of a `Combination`.
+
+Combinations are discovered from the registry when the tests are collected: a stage that somebody registers is checked
+without a word in this folder (`test_new_stage.py` proves it).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+import fullrank as fr
+from fullrank.attention.weighted import WeightedValues
+from fullrank.config import registry
+from fullrank.config.schema import DropoutConfig
+from fullrank.errors import InputError
+
+Module = TypeVar("Module", bound=nn.Module)
+
+VOCABULARY, WIDTH, HEADS, HEAD_DIM, LAYERS, LENGTH = 11, 10, 3, 4, 2, 7  # no size divides another
+
+# The two mixings of the paper's ablation (§4.4.2) do not start as plain attention; every other stage has to, unless its
+# class says `starts_plain = False`.
+NEVER_PLAIN = {"random", "average"}
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One name for each slot that a configuration fills."""
+
+    score: str
+    normalize: str
+    mix: str
+    position: str
+    norm: str
+    activation: str
+    initializer: str
+
+    def __str__(self) -> str:
+        return "-".join(getattr(self, field.name) for field in fields(self))
+
+    def config(self, **changes: Any) -> fr.ModelConfig:
+        attention = {"score": self.score, "normalize": self.normalize, "mix": self.mix} | changes.pop("attention", {})
+        settings: dict[str, Any] = {
+            "vocab_size": VOCABULARY,
+            "hidden_size": WIDTH,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": HEADS,
+            "head_dim": HEAD_DIM,
+            "intermediate_size": 13,
+            "max_position_embeddings": 16,
+            "position": self.position,
+            "norm": self.norm,
+            "hidden_act": self.activation,
+            "initializer": self.initializer,
+            "attention": fr.AttentionConfig(**attention),
+        }
+        return fr.ModelConfig(**settings | changes)
+
+    def model(self, *, dtype: torch.dtype = torch.float32, seed: int = 3, **changes: Any) -> fr.LanguageModel:
+        torch.manual_seed(seed)
+        return fr.LanguageModel(self.config(**changes)).to(dtype).eval()
+
+    def moved(self, *, dtype: torch.dtype = torch.float32, **changes: Any) -> fr.LanguageModel:
+        """A model away from its start: every parameter, so every mixing weight too, is perturbed."""
+        return moved(self.model(dtype=dtype, **changes))
+
+
+def moved(module: Module, size: float = 0.3) -> Module:
+    torch.manual_seed(17)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn_like(parameter) * size)
+    return module
+
+
+def slots() -> dict[str, list[str]]:
+    """The choices of each field of a `Combination`."""
+    return {
+        "score": registry.names("score"),
+        "normalize": registry.names("normalize"),
+        "mix": registry.names("mix"),
+        "position": registry.names("position"),
+        "norm": ["post", "pre"],
+        "activation": registry.names("activation"),
+        "initializer": registry.names("initializer"),
+    }
+
+
+def every_attention() -> list[Combination]:
+    """The full product of everything attention is made of; activations and initialisers take turns."""
+    found = slots()
+    product = itertools.product(*(found[slot] for slot in ("score", "normalize", "mix", "position", "norm")))
+    turns = itertools.cycle(itertools.product(found["activation"], found["initializer"]))
+    return [Combination(*stages, *turn) for stages, turn in zip(product, turns, strict=False)]
+
+
+def pairwise() -> list[Combination]:
+    """Few combinations in which every pair of choices of two slots occurs."""
+    found = slots()
+    names = list(found)
+
+    def pairs(row: dict[str, str]) -> Iterator[tuple[str, str, str, str]]:
+        return ((a, row[a], b, row[b]) for a, b in itertools.combinations(names, 2))
+
+    missing = {(a, x, b, y) for a, b in itertools.combinations(names, 2) for x in found[a] for y in found[b]}
+    rows = []
+    while missing:
+        a, x, b, y = min(missing)
+        row = {a: x, b: y}
+        for name in names:
+            if name not in row:
+                row[name] = max(found[name], key=lambda c: (len(missing & _known(row | {name: c}, names)), c))
+        missing -= set(pairs(row))
+        rows.append(Combination(**row))
+    return rows
+
+
+def _known(row: dict[str, str], names: list[str]) -> set[tuple[str, str, str, str]]:
+    return {(a, row[a], b, row[b]) for a, b in itertools.combinations(names, 2) if a in row and b in row}
+
+
+def kernels_for(model: nn.Module) -> list[str]:
+    """The kernels that can compute a model."""
+    from fullrank.attention.kernels import KERNELS
+
+    able = []
+    for name in KERNELS:
+        with fr.kernel(name):
+            try:
+                model(tokens(1, 2)) if isinstance(model, fr.LanguageModel) else model(torch.zeros(1, 2, WIDTH))
+            except InputError:
+                continue
+        able.append(name)
+    return able
+
+
+def tokens(rows: int = 2, length: int = LENGTH, seed: int = 5) -> Tensor:
+    return torch.randint(VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def starts_plain(mix: str) -> bool:
+    return getattr(registry.lookup("mix", mix), "starts_plain", mix not in NEVER_PLAIN)
+
+
+def noisy() -> dict[str, Any]:
+    """Every kind of randomness that training has."""
+    dropout = DropoutConfig(embedding=0.1, attention=0.2, activation=0.1, residual=0.1, output=0.1)
+    return {"dropout": dropout, "attention": {"cross_head": 0.5}}
+
+
+# -- what holds -------------------------------------------------------------------------------------------------------
+
+
+def changing_a_token_changes_nothing_before(combination: Combination, training: bool) -> None:
+    model = combination.moved(**noisy()).train(training)
+    for kernel in kernels_for(model):
+        with fr.kernel(kernel), torch.no_grad():
+            read = tokens()
+            torch.manual_seed(1)
+            before = model(read).logits
+            for place in range(LENGTH):
+                other = read.clone()
+                other[:, place] = (other[:, place] + 1 + torch.arange(2)) % VOCABULARY
+                torch.manual_seed(1)
+                after = model(other).logits
+                assert torch.equal(before[:, :place], after[:, :place]), f"{kernel}: token {place} is seen too early"
+                assert not torch.equal(before[:, place], after[:, place]), f"{kernel}: token {place} is not seen at all"
+
+
+def no_gradient_from_the_future(combination: Combination) -> None:
+    model = combination.moved(**noisy()).train()
+    kept: list[Tensor] = []
+    model.embedding.register_forward_hook(lambda module, args, out: kept.append(out))
+    for kernel in kernels_for(model):
+        with fr.kernel(kernel):
+            kept.clear()
+            logits = model(tokens()).logits
+        for place in range(LENGTH):
+            (gradient,) = torch.autograd.grad(
+                logits[:, place], kept[0], torch.randn_like(logits[:, place]), retain_graph=True
+            )
+            assert torch.equal(gradient[:, place + 1 :], torch.zeros_like(gradient[:, place + 1 :])), (
+                f"{kernel}: logits of token {place} depend on later embeddings"
+            )
+            assert gradient[:, place].abs().max() > 0
+
+
+def starts_as_plain_attention(combination: Combination) -> None:
+    """Bit for bit, on the logits of the whole model, through one kernel; closely across kernels."""
+    plain = Combination(**{**vars(combination), "mix": "none"})
+    with torch.no_grad():
+        with fr.kernel("reference"):
+            expected, given = plain.model()(tokens()).logits, combination.model()(tokens()).logits
+        assert torch.equal(given, expected)
+        fast = plain.model()(tokens()).logits
+        assert (combination.model()(tokens()).logits - fast).abs().max() <= 1e-6 * max(1.0, float(fast.abs().max()))
+
+
+def mixing_leaves_other_parameters_alone(combination: Combination) -> None:
+    plain = Combination(**{**vars(combination), "mix": "none"}).model().state_dict()
+    mixed = combination.model().state_dict()
+    assert plain.keys() <= mixed.keys()
+    for name, value in plain.items():
+        assert torch.equal(mixed[name], value), f"{name} starts otherwise than without mixing"
+    assert all(".attend.mix." in name for name in mixed.keys() - plain.keys())
+
+
+def evaluation_is_deterministic(combination: Combination) -> None:
+    model = combination.moved(**noisy())
+    state = torch.get_rng_state()
+    with torch.no_grad():
+        first = model(tokens()).logits
+        assert torch.equal(torch.get_rng_state(), state), "evaluation draws random numbers"
+        torch.manual_seed(99)
+        assert torch.equal(model(tokens()).logits, first)
+        assert not torch.equal(model.train()(tokens()).logits, first)  # there is randomness that evaluation left out
+
+
+TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-12}
+
+
+def decoding_equals_one_pass(combination: Combination, dtype: torch.dtype) -> None:
+    """With a key/value cache and the text cut anywhere, also when rows begin with padding."""
+    model, read = combination.moved(dtype=dtype), tokens(3, 12)
+    padding = torch.ones(3, 12, dtype=torch.int64)
+    padding[1, :4] = 0
+    generator = torch.Generator().manual_seed(2)
+    for mask in (None, padding):
+        with torch.no_grad():
+            expected = model(read, attention_mask=mask).logits
+            for _ in range(3):
+                cuts = torch.randperm(11, generator=generator)[: int(torch.randint(1, 11, (), generator=generator))]
+                bounds = [0, *(cuts + 1).sort().values.tolist(), 12]
+                cache, parts = model.new_cache(), []
+                for start, end in itertools.pairwise(bounds):
+                    new = None if mask is None else mask[:, start:end]
+                    out = model(read[:, start:end], cache=cache, attention_mask=new)
+                    assert cache.length == start, "a cache is a value: a call leaves the one it was given alone"
+                    cache = out.cache
+                    parts.append(out.logits)
+                assert cache.length == 12
+                _close(torch.cat(parts, 1), expected, TOLERANCES[dtype], f"cut at {bounds}", mask)
+
+
+def padding_changes_nothing(combination: Combination, dtype: torch.dtype) -> None:
+    """A batch of texts of different lengths gives each text what it gets alone; padding on either side."""
+    model, lengths, longest = combination.moved(dtype=dtype), (7, 1, 4), 7
+    texts = [tokens(1, length, seed=length) for length in lengths]
+    for kernel in kernels_for(model):
+        for left in (True, False):
+            read, mask = torch.randint(VOCABULARY, (3, longest)), torch.zeros(3, longest, dtype=torch.int64)
+            places = [slice(longest - n, None) if left else slice(0, n) for n in lengths]
+            for row, (text, place) in enumerate(zip(texts, places, strict=True)):
+                read[row, place], mask[row, place] = text[0], 1
+            with fr.kernel(kernel), torch.no_grad():
+                batch = model(read, attention_mask=mask).logits
+                assert batch.isfinite().all()
+                for row, (text, place) in enumerate(zip(texts, places, strict=True)):
+                    side = "left" if left else "right"
+                    _close(batch[row, place], model(text).logits[0], TOLERANCES[dtype], f"{kernel}, {side}, row {row}")
+
+
+def _close(given: Tensor, expected: Tensor, tolerance: float, message: str, mask: Tensor | None = None) -> None:
+    off = (given - expected).abs()
+    off = off if mask is None else off[mask.bool()]
+    limit = tolerance * max(1.0, float(expected.abs().max()))
+    assert float(off.max()) <= limit, f"{message}: off by {float(off.max()):.2e}, at most {limit:.2e}"
+
+
+def gradients_reach_every_parameter(combination: Combination, at_start: bool) -> None:
+    """And every single mixing weight, both at the start (no zero start hides one from the first step) and after it."""
+    model = (combination.model if at_start else combination.moved)(dtype=torch.float64).train()
+    model.loss(tokens(), tokens(seed=6)).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, f"no gradient for {name}"
+        largest = float(parameter.grad.abs().max())
+        if name.endswith("attention.project.key.bias") and _ignores_key_bias(model):
+            assert largest < 1e-15, f"{name}: adding one number to all scores of a query cannot matter, {largest:.1e}"
+        else:
+            least = 0 if at_start else 1e-10  # Transformer-XL starts so small that some are 1e-15 at first
+            assert largest > least, f"{name}: gradient {largest:.1e}"
+        if ".attend.mix." in name:
+            assert (parameter.grad != 0).all(), f"{name}: no gradient for some of its numbers"
+
+
+def _ignores_key_bias(model: fr.LanguageModel) -> bool:
+    """q.(k + b) adds one number to all scores of a query; a softmax, unlike sigsoftmax, does not see that."""
+    scores = torch.randn(1, HEADS, 2, 5, dtype=torch.float64)
+    normalize = model.blocks[0].attention.attend.normalize
+    return model.config.position != "rotary" and torch.allclose(normalize(scores), normalize(scores + 1), atol=1e-9)
+
+
+def saved_and_loaded(combination: Combination, dtype: torch.dtype, folder: Any) -> None:
+    model = combination.moved(dtype=dtype)
+    model.save(folder)
+    torch.manual_seed(1234)
+    loaded = fr.LanguageModel.load(folder)
+    assert loaded.config == model.config
+    assert loaded.state_dict().keys() == model.state_dict().keys()
+    for name, value in model.state_dict().items():
+        assert loaded.state_dict()[name].dtype == value.dtype, f"{name} changed its dtype"
+        assert torch.equal(loaded.state_dict()[name], value), f"{name} changed"
+    assert not loaded.training
+    assert [p.requires_grad for p in loaded.parameters()] == [p.requires_grad for p in model.parameters()]
+    with torch.no_grad():
+        assert torch.equal(loaded(tokens()).logits, model(tokens()).logits)
+
+
+def meta_build_is_the_real_one(combination: Combination) -> None:
+    with torch.device("meta"):
+        imagined = fr.LanguageModel(combination.config())
+    real = combination.model()
+    assert all(tensor.is_meta for tensor in (*imagined.parameters(), *imagined.buffers()))
+    assert _shapes(imagined) == _shapes(real)
+    assert imagined.num_parameters() == real.num_parameters() == sum(p.numel() for p in real.parameters())
+
+
+def _shapes(model: nn.Module) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in model.state_dict().items()}
+
+
+def double_precision_agrees(combination: Combination) -> None:
+    single, double = combination.moved(), combination.moved().double()
+    with torch.no_grad():
+        logits = double(tokens()).logits
+        assert logits.dtype == torch.float64
+        _close(single(tokens()).logits.double(), logits, 1e-5, "fp32 and fp64")
+
+
+def learns(combination: Combination) -> None:
+    """A text that repeats itself is learned in a few steps, with randomness on."""
+    dropout = DropoutConfig(attention=0.05, residual=0.05)
+    model = combination.model(dropout=dropout, attention={"cross_head": 0.1}, scale_embedding=True).train()
+    text = torch.tensor([1, 4, 2, 8, 5, 7]).repeat(4)[None]
+    inputs, targets = text[:, :15], text[:, 1:16]
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    losses = []
+    for _ in range(40):
+        optimizer.zero_grad()
+        loss = model.loss(inputs, targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.5 * losses[0], f"loss {losses[0]:.3f} -> {losses[-1]:.3f}"
+
+
+def attend_modules(model: nn.Module) -> list[WeightedValues]:
+    return [module for module in model.modules() if isinstance(module, WeightedValues)]

@@ -1,0 +1,85 @@
+"""Compiled blocks equal eager ones, without a graph break.
+
+The backend is the one that runs the traced graph, and the traced gradients, by eager kernels: what a generator of code
+makes of the graph is PyTorch's, takes a C++ compiler, and half a minute.
+"""
+
+from __future__ import annotations
+
+import property_checks as checks
+import pytest
+import torch
+from property_checks import WIDTH, Combination
+from torch import Tensor
+
+import fullrank as fr
+from fullrank.model.block import Block
+
+# Dynamo asks every tensor for its gradient and hides the warnings of those that have none, but not from a filter that raises.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+
+COMBINATIONS = [c for c in checks.pairwise() if c.initializer == "fairseq"]
+
+
+def outputs(block: Block, function: object, layout: fr.Layout) -> dict[str, Tensor]:
+    torch.manual_seed(4)
+    x = torch.randn(2, layout.shape[0], WIDTH).requires_grad_()
+    out = function(x, layout)  # type: ignore[operator]
+    block.zero_grad()
+    out.backward(torch.randn_like(out))
+    return {"output": out.detach(), "x": x.grad} | {n: p.grad for n, p in block.named_parameters()}
+
+
+def padded() -> fr.Layout:
+    mask = torch.ones(2, 6, dtype=torch.bool)
+    mask[1, :2] = False
+    return fr.Layout.of(6, key_mask=mask)
+
+
+def compare(block: Block, compiled: object, tolerance: float, layouts: list[fr.Layout]) -> None:
+    for layout in layouts:
+        expected = outputs(block, block, layout)
+        for name, given in outputs(block, compiled, layout).items():
+            off, scale = float((given - expected[name]).abs().max()), max(1.0, float(expected[name].abs().max()))
+            assert off <= tolerance * scale, f"{name} is off by {off:.1e}"
+
+
+def test_combinations_were_found() -> None:
+    found = checks.slots()
+    assert {c.mix for c in COMBINATIONS} == set(found["mix"])
+    assert {c.position for c in COMBINATIONS} == set(found["position"])
+    assert {c.normalize for c in COMBINATIONS} == set(found["normalize"])
+
+
+@pytest.mark.parametrize("combination", COMBINATIONS, ids=str)
+def test_whole_graph_equals_eager(combination: Combination) -> None:
+    torch._dynamo.reset()
+    block = checks.moved(Block(combination.config())).train()
+    compare(block, torch.compile(block, fullgraph=True, backend="aot_eager"), 1e-6, [fr.Layout.of(7), padded()])
+
+
+@pytest.mark.parametrize("combination", COMBINATIONS[:1], ids=str)
+def test_randomness_breaks_no_graph(combination: Combination) -> None:
+    torch._dynamo.reset()
+    block = Block(combination.config(**checks.noisy())).train()
+    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
+    x = torch.randn(2, 5, WIDTH)
+    first, second = compiled(x, fr.Layout.of(5)), compiled(x, fr.Layout.of(5))
+    assert first.isfinite().all()
+    assert not torch.equal(first, second)  # drawn anew, not frozen into the graph
+
+
+def test_the_losses_of_a_compiled_model_are_those_of_the_eager_one() -> None:
+    """Blocks are compiled one by one and in place, as the training loop does; names of parameters stay."""
+    torch._dynamo.reset()
+    combination = next(c for c in checks.pairwise() if c.mix == "position_wise")
+    eager, compiled = combination.moved(), combination.moved()
+    for block in compiled.compile_targets():
+        block.compile(backend="aot_eager")
+    assert compiled.state_dict().keys() == eager.state_dict().keys()
+    losses = [model.loss(checks.tokens(), checks.tokens(seed=6)) for model in (eager, compiled)]
+    for loss in losses:
+        loss.backward()
+    assert abs(float(losses[0].detach() - losses[1].detach())) < 1e-6
+    for (name, a), b in zip(eager.named_parameters(), compiled.parameters(), strict=True):
+        assert torch.allclose(a.grad, b.grad, atol=1e-5), name

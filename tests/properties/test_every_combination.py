@@ -1,0 +1,157 @@
+"""The properties, for everything registered."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import property_checks as checks
+import pytest
+import torch
+from property_checks import Combination
+
+import fullrank as fr
+
+ATTENTION = checks.every_attention()
+PAIRS = checks.pairwise()
+PLAIN_STARTS = [c for c in ATTENTION if c.mix != "none" and checks.starts_plain(c.mix)]
+
+every_attention = pytest.mark.parametrize("combination", ATTENTION, ids=str)
+every_pair = pytest.mark.parametrize("combination", PAIRS, ids=str)
+precisions = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
+
+
+def test_something_was_found() -> None:
+    found = checks.slots()
+    for slot, names in {
+        "score": {"dot_product"},
+        "normalize": {"softmax", "sigsoftmax"},
+        "mix": {"none", "position_independent", "position_wise", "random", "average"},
+        "position": {"sinusoidal", "learned", "rotary", "none"},
+        "activation": {"relu", "gelu", "swiglu"},
+        "initializer": {"fairseq", "transformer_xl", "pytorch"},
+    }.items():
+        assert names <= set(found[slot]), f"{slot}: {names - set(found[slot])} is not registered"
+    assert len(ATTENTION) >= 1 * 2 * 5 * 4 * 2
+    assert PLAIN_STARTS
+    assert {c.mix for c in PLAIN_STARTS} >= {"position_independent", "position_wise"}
+
+
+def test_pairwise_holds_every_pair() -> None:
+    found, rows = checks.slots(), [vars(row) for row in PAIRS]
+    for (a, firsts), (b, seconds) in itertools.combinations(found.items(), 2):
+        assert {(row[a], row[b]) for row in rows} == set(itertools.product(firsts, seconds))
+    for slot, names in found.items():
+        assert {vars(row)[slot] for row in ATTENTION} == set(names)
+
+
+@every_attention
+@pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
+def test_changing_a_token_changes_nothing_before_it(combination: Combination, training: bool) -> None:
+    checks.changing_a_token_changes_nothing_before(combination, training)
+
+
+@every_attention
+def test_no_gradient_from_the_future(combination: Combination) -> None:
+    checks.no_gradient_from_the_future(combination)
+
+
+@pytest.mark.parametrize("combination", PLAIN_STARTS, ids=str)
+def test_starts_as_plain_attention(combination: Combination) -> None:
+    checks.starts_as_plain_attention(combination)
+
+
+@every_attention
+def test_mixing_leaves_other_parameters_alone(combination: Combination) -> None:
+    checks.mixing_leaves_other_parameters_alone(combination)
+
+
+@every_attention
+def test_evaluation_is_deterministic(combination: Combination) -> None:
+    checks.evaluation_is_deterministic(combination)
+
+
+@every_attention
+@precisions
+def test_decoding_equals_one_pass(combination: Combination, dtype: torch.dtype) -> None:
+    checks.decoding_equals_one_pass(combination, dtype)
+
+
+@every_attention
+@precisions
+def test_padding_changes_nothing(combination: Combination, dtype: torch.dtype) -> None:
+    checks.padding_changes_nothing(combination, dtype)
+
+
+@every_attention
+@pytest.mark.parametrize("at_start", [True, False], ids=["start", "later"])
+def test_gradients_reach_every_parameter(combination: Combination, at_start: bool) -> None:
+    checks.gradients_reach_every_parameter(combination, at_start)
+
+
+@every_attention
+def test_meta_build_is_the_real_one(combination: Combination) -> None:
+    checks.meta_build_is_the_real_one(combination)
+
+
+@every_pair
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=["fp32", "fp64", "bf16"])
+def test_saved_and_loaded(combination: Combination, dtype: torch.dtype, tmp_path: Path) -> None:
+    checks.saved_and_loaded(combination, dtype, tmp_path)
+
+
+@every_pair
+def test_double_precision_agrees(combination: Combination) -> None:
+    checks.double_precision_agrees(combination)
+
+
+@every_pair
+def test_learns(combination: Combination) -> None:
+    checks.learns(combination)
+
+
+def _belongs_to(slot: str) -> Callable[[str], bool]:
+    """Whether a parameter's name belongs to the part of a model that a slot chooses."""
+    marks = {
+        "position": "position.",
+        "activation": ".feed_forward.",
+        "score": ".attend.score.",
+        "normalize": ".attend.normalize.",
+        "mix": ".attend.mix.",
+        "norm": "final_norm.",
+        "initializer": "nothing",
+    }
+    return lambda name: marks[slot] in name
+
+
+@pytest.mark.parametrize("slot", checks.slots())
+def test_configurations_that_share_a_part_share_its_names_and_shapes(slot: str) -> None:
+    for row in PAIRS:
+        shapes = []
+        for choice in checks.slots()[slot]:
+            with torch.device("meta"):
+                model = fr.LanguageModel(
+                    Combination(**vars(row) | {slot: choice}).config(head_dim=None, hidden_size=12)
+                )
+            state, own = model.state_dict(), _belongs_to(slot)
+            shapes.append({name: tensor.shape for name, tensor in state.items() if not own(name)})
+        assert all(other == shapes[0] for other in shapes)
+
+
+def test_plain_start_on_a_full_size_model() -> None:
+    """6 layers of 512: bit for bit through one kernel, and within 1e-6 of the fast plain model."""
+    read = torch.randint(1000, (2, 48))
+
+    def logits(mix: str, normalize: str, kernel: str) -> torch.Tensor:
+        torch.manual_seed(1)
+        attention = fr.AttentionConfig(mix=mix, normalize=normalize)
+        model = fr.LanguageModel(fr.ModelConfig(vocab_size=1000, scale_embedding=True, attention=attention)).eval()
+        with torch.no_grad(), fr.kernel(kernel):
+            return model(read).logits
+
+    for normalize in ("softmax", "sigsoftmax"):
+        plain, fast = logits("none", normalize, "reference"), logits("none", normalize, "auto")
+        for mix in ("position_independent", "position_wise"):
+            assert torch.equal(logits(mix, normalize, "reference"), plain)
+            assert (logits(mix, normalize, "auto") - fast).abs().max() <= 1e-6 * max(1, fast.abs().max())

@@ -1,0 +1,149 @@
+"""Every kernel computes what `reference` computes: outputs and all gradients under a random cotangent, at odd sizes."""
+
+from __future__ import annotations
+
+import itertools
+
+import property_checks as checks
+import pytest
+import torch
+from torch import Tensor
+
+import fullrank as fr
+from fullrank.attention.kernels import KERNELS
+from fullrank.attention.project import Heads
+from fullrank.attention.size import HeadSize
+from fullrank.attention.weighted import WeightedValues
+from fullrank.errors import InputError
+
+H, D = 3, 5
+STAGES = list(itertools.product(*(checks.slots()[slot] for slot in ("score", "normalize", "mix"))))
+FAST = [name for name in KERNELS if name != "reference"]
+
+
+def layout(name: str) -> fr.Layout:
+    """Seven queries after four past keys, or none; two texts."""
+    padded = torch.ones(2, 11, dtype=torch.bool)
+    padded[0, :3] = False
+    padded[1, 9:] = False
+    nothing = padded.clone()
+    nothing[1] = False
+    match name:
+        case "causal":
+            return fr.Layout.of(7)
+        case "past":
+            return fr.Layout.of(7, 11)
+        case "one new token":
+            return fr.Layout.of(1, 11)
+        case "padding":
+            return fr.Layout.of(7, key_mask=padded[:, 2:9])
+        case "past and padding":
+            return fr.Layout.of(7, 11, key_mask=padded)
+        case "only padding":
+            return fr.Layout.of(7, 11, key_mask=nothing)
+        case "cross":
+            return fr.Layout.of(7, 11, causal=False)
+        case "cross, more queries":
+            return fr.Layout.of(7, 3, causal=False)
+        case _:
+            return fr.Layout.of(7, 11, causal=False, key_mask=nothing)
+
+
+LAYOUTS = ["causal", "past", "one new token", "padding", "past and padding", "only padding", "cross", "cross, more queries",
+           "cross and padding"]  # fmt: skip
+
+
+def run(attend: WeightedValues, where: fr.Layout, kernel: str, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Output and gradients by name."""
+    queries, keys = where.shape
+    torch.manual_seed(8)
+    given = {
+        name: torch.randn(2, H, length, D, dtype=torch.float64).to(dtype).requires_grad_()
+        for name, length in (("query", queries), ("scored", queries), ("keys", keys), ("values", keys))
+    }
+    attend.zero_grad()
+    with fr.kernel(kernel):
+        out = attend(Heads(**given), where)
+    cotangent = torch.randn(out.shape, dtype=torch.float64).to(dtype)
+    out.backward(cotangent)
+    found = {"output": out.detach()}
+    found |= {f"gradient of {name}": x.grad for name, x in (given | dict(attend.named_parameters())).items()}
+    return {name: torch.zeros(()) if tensor is None else tensor for name, tensor in found.items()}
+
+
+def computes(kernel: str, attend: WeightedValues) -> bool:
+    try:
+        run(attend, fr.Layout.of(2), kernel, torch.float64)
+    except InputError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("kernel", [*FAST, "auto"])
+@pytest.mark.parametrize("where", LAYOUTS)
+@pytest.mark.parametrize("stages", STAGES, ids="-".join)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
+def test_equals_reference(stages: tuple[str, str, str], where: str, kernel: str, dtype: torch.dtype) -> None:
+    score, normalize, mix = stages
+    config = fr.AttentionConfig(score=score, normalize=normalize, mix=mix)
+    attend = checks.moved(WeightedValues(config, HeadSize(H, D, 17, 16), 0.0).to(dtype))
+    if not computes(kernel, attend):
+        assert stages != ("dot_product", "softmax", "none"), "plain attention has no fast kernel any more"
+        return
+    fast = run(attend, layout(where), kernel, dtype)
+    for name, expected in run(attend, layout(where), "reference", dtype).items():
+        assert fast[name].isfinite().all(), f"{name} is not finite"
+        off = float((fast[name] - expected).abs().max())
+        scale = max(1.0, float(expected.abs().max()))
+        assert off <= (1e-6 if dtype == torch.float32 else 1e-13) * scale, f"{kernel}: {name} is off by {off:.1e}"
+
+
+def test_a_fast_kernel_is_chosen_for_plain_attention_only() -> None:
+    """Otherwise the comparison above would compare the reference with itself."""
+    from fullrank.attention.kernels import kernel_for
+
+    chosen = {}
+    for stages in STAGES:
+        config = fr.AttentionConfig(score=stages[0], normalize=stages[1], mix=stages[2])
+        chosen[stages] = kernel_for(WeightedValues(config, HeadSize(H, D, 17, 16), 0.0), tracing=False)
+    assert chosen["dot_product", "softmax", "none"] is not KERNELS["reference"]
+    assert (
+        kernel_for(WeightedValues(fr.AttentionConfig(), HeadSize(H, D, 17, 16), 0.0), tracing=True)
+        is KERNELS["reference"]
+    )
+
+
+def test_dropout_of_weights_has_the_same_distribution_in_every_kernel() -> None:
+    """With every value 1 an output is the sum of the kept weights: mean 1 and, over 8 equal weights, variance p/(1-p)/8."""
+    p = 0.25
+    attend = WeightedValues(fr.AttentionConfig(), HeadSize(H, D, 17, 16), p).train()
+    same = torch.zeros(400, H, 8, D)
+    for name in KERNELS:
+        with fr.kernel(name):
+            out = attend(Heads(same, same, same, same + 1), fr.Layout.of(8, causal=False))[..., 0]
+        assert abs(float(out.mean()) - 1) < 0.02, name
+        assert abs(float(out.var()) - p / (1 - p) / 8) < 0.004, name
+        assert torch.equal(attend.eval()(Heads(same, same, same, same + 1), fr.Layout.of(8)), same + 1), name
+        attend.train()
+
+
+def test_no_fast_line_matches_a_subclass() -> None:
+    """`case Softmax()` also matches subclasses, so that stages never subclass each other."""
+    from fullrank.config import registry
+
+    for slot in ("score", "normalize", "mix"):
+        stages = [registry.lookup(slot, name) for name in registry.names(slot)]
+        assert stages
+        for a, b in itertools.permutations(stages, 2):
+            assert not issubclass(a, b), f"{a.__name__} is a {b.__name__}"
+
+
+def test_names() -> None:
+    with pytest.raises(InputError, match="did you mean 'reference'"), fr.kernel("refrence"):
+        pass
+    mixed = fr.Attention(fr.AttentionConfig(mix="position_wise"), hidden_size=6, num_attention_heads=2)
+    with fr.kernel("sdpa"), pytest.raises(InputError, match=r"cannot compute .*PositionWiseMixing.*auto.*reference"):
+        mixed(torch.zeros(1, 2, 6))
+    mixed(torch.zeros(1, 2, 6))  # the choice ended with the block, in spite of the error
+    with fr.kernel("sdpa"), fr.kernel("auto"):
+        mixed(torch.zeros(1, 2, 6))
