@@ -29,7 +29,8 @@ class WeightedValues(nn.Module):
         self.score: Any = build_stage("score", config.score, size)
         self.normalize: Any = build_stage("normalize", config.normalize, size)
         self.mix: Any = build_stage("mix", config.mix, size)
-        self.mix.no_weight_decay = True  # decay would pull mixing towards zero, not towards plain attention
+        # decay would pull mixing towards zero, not towards plain attention
+        setattr(self.mix, "no_weight_decay", True)  # noqa: B010
         self.dropout = dropout
 
     def forward(self, heads: Heads, layout: Layout, trace: Trace | None = None) -> Tensor:

@@ -64,9 +64,9 @@ def _settings(config: DataConfig, info: CorpusInfo) -> Settings:
     kind = config.tokens or info.tokens
     if config.eos and kind in ("byte", "character"):
         raise InputError(f"data.eos: {kind} tokens keep the newline itself; set data.eos=false or data.tokens=word")
-    if config.min_count > 1 and kind in ("byte", "bpe"):
+    if (config.min_count or 1) > 1 and kind in ("byte", "bpe"):
         raise InputError(
-            f"data.min_count: nothing is rare or unknown with data.tokens={kind}; leave it at 1, given {config.min_count}"
+            f"data.min_count: nothing is rare or unknown with data.tokens={kind}; set it to null, given {config.min_count}"
         )
     if config.max_vocabulary is not None and kind == "byte":
         raise InputError(
@@ -78,7 +78,7 @@ def _settings(config: DataConfig, info: CorpusInfo) -> Settings:
         lowercase=config.lowercase or prose,
         line_end=(kind in ("word", "bpe")) if config.eos is None else config.eos,
         split="punctuation" if prose else "whitespace",
-        min_count=_BUILTIN_MIN_COUNT if prose and config.min_count == 1 else config.min_count,
+        min_count=config.min_count or (_BUILTIN_MIN_COUNT if prose else 1),
         max_vocabulary=config.max_vocabulary,
         max_tokens=config.max_tokens,
     )
