@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,6 +142,16 @@ def _lm1b(candidates: Sequence[Path]) -> Found:
     )
 
 
+def _matching(path: Path, key: str) -> list[Path]:
+    """The file `path`, or with `*`, `?` or `[` in it all files that match, in alphabetical order."""
+    if path.exists() or not glob.has_magic(str(path)):
+        return [path]
+    found = sorted(Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file())
+    if not found:
+        raise InputError(f"{key}: no file matches {path}")
+    return found
+
+
 def _given(config: DataConfig, report: Report) -> Found:
     """`data.name: text`. Splits that are not given are cut from the end of the training lines, 5 % each."""
     base = Path(config.dir).expanduser() if config.dir else Path()
@@ -154,7 +165,7 @@ def _given(config: DataConfig, report: Report) -> Found:
         names = [given] if isinstance(given, str) else list(given)
         if not names:
             raise InputError(f"data.{split}: an empty list of files")
-        paths[split] = [base / Path(name).expanduser() for name in names]
+        paths[split] = [path for name in names for path in _matching(base / Path(name).expanduser(), f"data.{split}")]
         for path in paths[split]:
             digest = file_digest(path, f"data.{split}")
             other = digests.setdefault(digest, split)

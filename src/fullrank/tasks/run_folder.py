@@ -27,20 +27,24 @@ def default_folder(resolved: Resolved) -> Path:
 
 
 def absolute(data: DataConfig) -> DataConfig:
-    """The same corpus from any working directory."""
+    """The same corpus from any working directory; files of `data.name: text` are meant relative to `data.dir`."""
+    base = Path(data.dir or ".").expanduser().resolve()
 
     def there(path: str | list[str] | None) -> Any:
         if path is None:
             return None
-        return [str(Path(p).expanduser().resolve()) for p in path] if isinstance(path, list) else there([path])[0]
+        return [str(base / Path(p).expanduser()) for p in path] if isinstance(path, list) else there([path])[0]
+
+    def folder(path: str | None) -> str | None:
+        return None if path is None else str(Path(path).expanduser().resolve())
 
     return dataclasses.replace(
         data,
         train=there(data.train),
         valid=there(data.valid),
         test=there(data.test),
-        dir=there(data.dir),
-        cache=there(data.cache),
+        dir=folder(data.dir),
+        cache=folder(data.cache),
     )
 
 

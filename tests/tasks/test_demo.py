@@ -1,0 +1,58 @@
+"""The main job, very short: every model trained on equal terms, table and report, and going on after a stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fullrank.errors import InputError
+from fullrank.tasks import demo
+
+
+def run(out: Path, cache: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "FULLRANK_CACHE": str(cache), "COLUMNS": "110", "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-m", "fullrank", "demo", "--minutes", "0.05", "--out", str(out)]
+    return subprocess.run(words, capture_output=True, text=True, timeout=500, env=environment, check=False)
+
+
+def test_demo_trains_all_rows_on_equal_terms(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    done = run(out, tmp_path / "cache")
+    assert done.returncode == 0, done.stderr
+    results = [
+        json.loads((out / row / "result.json").read_text(encoding="utf-8"))
+        for row in ("plain", "a", "b", "b-sigsoftmax")
+    ]
+    assert len({(r["tokens_seen"], r["seed"], r["steps"], r["corpus"]["fingerprint"]) for r in results}) == 1
+    heads, layers, head_dim = 8, 4, 16
+    added = [r["parameters"]["total"] - results[0]["parameters"]["total"] for r in results]
+    position_wise = layers * (heads**2 + head_dim * heads)
+    assert added == [0, layers * heads**2, position_wise, position_wise]
+    for word in ("plain", "b-sigsoftmax", "Unigram", "report.html"):
+        assert word in done.stdout
+    assert (out / "report.html").is_file()
+
+    before = (out / "a" / "metrics.jsonl").read_bytes()
+    (out / "b" / "result.json").unlink()  # as if it had been stopped before its last evaluation
+    again = run(out, tmp_path / "cache")
+    assert again.returncode == 0, again.stderr
+    assert "Measuring" not in again.stderr
+    assert json.loads((out / "b" / "result.json").read_text(encoding="utf-8"))["final"] == results[2]["final"]
+    assert (out / "a" / "metrics.jsonl").read_bytes() == before
+
+
+def test_other_settings_need_another_place(tmp_path: Path) -> None:
+    (tmp_path / "demo.json").write_text(
+        json.dumps({"minutes": 8.0, "seed": 1, "rows": ["plain"], "tokens": 5}), encoding="utf-8"
+    )
+    with pytest.raises(InputError, match="--out"):
+        demo.run_demo(2.0, tmp_path, 1)
+    (tmp_path / "demo.json").unlink()
+    (tmp_path / "letter").write_text("", encoding="utf-8")
+    with pytest.raises(InputError, match="not empty"):
+        demo.run_demo(2.0, tmp_path, 1)
