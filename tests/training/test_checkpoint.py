@@ -77,8 +77,10 @@ def test_no_moment_of_writing_loses_the_checkpoint_before(error: BaseException, 
             calls = breaking_at(patch, number, error)
             with contextlib.suppress(Death if isinstance(error, Death) else RunError):
                 save_checkpoint(folder, snapshot(3), step=3, best=True)
-        check(load_checkpoint(folder, refuse), 2, 3)
-        check(read_checkpoint(folder / "best"), 1, 3)
+        found = load_checkpoint(folder, refuse)
+        check(found, 2, 3)
+        # a run resumed from step 3 does not come by again: then the best must be known already
+        check(read_checkpoint(folder / "best"), *([3] if found and found.state["step"] == 3 else [1, 3]))
         save_checkpoint(folder, snapshot(3), step=3, best=True)  # the run comes by again
         check(load_checkpoint(folder, refuse), 3)
         check(read_checkpoint(folder / "best"), 3)

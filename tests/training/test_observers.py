@@ -36,7 +36,7 @@ def test_plain_lines_come_with_every_evaluation_and_now_and_then(tmp_path: Path)
     found = stream.getvalue().splitlines()
     assert len(found) == 2
     assert re.fullmatch(
-        r"plain: step 4/10  loss \d\.\d{3}  ppl \d+\.\d  valid ppl \d+\.\d  [\d,]+ tok/s  ETA 0:00", found[0]
+        r"plain: step 5/10  loss \d\.\d{3}  ppl \d+\.\d  valid ppl \d+\.\d  [\d,]+ tok/s  ETA 0:00", found[0]
     )
     stream = io.StringIO()
     train(tmp_path / "often", steps=10, observers=[PlainLines("plain", every=0.0, stream=stream)])

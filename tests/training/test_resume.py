@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from training_toy import Objective, Told, Toy, ToyBatches, train, train_in_child
+from training_toy import LENGTH, STREAMS, Even, Found, Objective, Told, Toy, ToyBatches, train, train_in_child
 
 from fullrank.errors import InputError, RunError
 from fullrank.training import Interrupted, Loss
@@ -44,32 +44,29 @@ def outcome(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("name", CASES)
 def test_killed_at_random_moments(name: str, tmp_path: Path) -> None:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fullrank.training", "torch.utils._pytree"])
+    context.set_forkserver_preload(["fullrank.training", "torch._dynamo"])
 
     def start(folder: Path) -> Any:
         receive, send = context.Pipe(duplex=False)
-        process = context.Process(target=train_in_child, args=(send, folder, CASES[name] | {"pause": 0.002}))
+        process = context.Process(target=train_in_child, args=(send, folder, CASES[name]))
         process.start()
-        receive.recv()
-        return process
+        return process, receive
 
-    whole = start(tmp_path / "whole")
-    began = time.monotonic()
+    whole, _batches = start(tmp_path / "whole")
     whole.join()
     assert whole.exitcode == 0
-    length = time.monotonic() - began
 
-    killed = 0
-    while True:
-        process = start(tmp_path / "killed")
-        process.join(random.uniform(0, length / 3) if killed < 4 else None)
-        if process.exitcode is not None:
-            break
+    for _ in range(4):
+        process, batches = start(tmp_path / "killed")
+        for _ in range(random.randint(1, 14)):  # of 60 and more
+            batches.recv()
+        time.sleep(random.uniform(0, 0.005))
         process.kill()
         process.join()
-        killed += 1
+        assert process.exitcode == -signal.SIGKILL
+    process, _batches = start(tmp_path / "killed")
+    process.join()
     assert process.exitcode == 0
-    assert killed >= 2
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
 
 
@@ -96,6 +93,18 @@ class Death(BaseException):
 
 def die() -> None:
     raise Death
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_run_on_a_gpu_resumes_exactly(tmp_path: Path) -> None:
+    options = {"steps": 24, "save_every_steps": 5, "device": "cuda", "averaging": "ema", "max_grad_norm": 1.0}
+    train(tmp_path / "whole", **options)
+    with pytest.raises(Death):
+        train(tmp_path / "killed", **options, objective=at_call(14, die))
+    _, result = train(tmp_path / "killed", **options)
+    assert result.resumed_from == 10
+    assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("number", [1, 5, 6, 23])
@@ -127,13 +136,29 @@ def test_a_signal_finishes_the_step_and_saves(number: signal.Signals, tmp_path: 
     options = {"steps": 12, "eval_options": {"every_steps": 6}, "averaging": "ema"}
     train(tmp_path / "whole", **options)
     former = signal.getsignal(number)
-    send = at_call(4, lambda: os.kill(os.getpid(), number))
-    with pytest.raises(Interrupted, match=rf"stopped by {number.name} after step 4 of 12.*fullrank train {tmp_path}"):
+    send = at_call(3, lambda: os.kill(os.getpid(), number))
+    with pytest.raises(Interrupted, match=rf"stopped by {number.name} after step 3 of 12.*fullrank train {tmp_path}"):
         train(tmp_path / "stopped", **options, objective=send)
     assert signal.getsignal(number) == former
     _, result = train(tmp_path / "stopped", **options)
-    assert result.resumed_from == 4
+    assert result.resumed_from == 3, "in the middle of a line of metrics"
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
+
+
+def test_the_plateau_goes_on_where_it_was(tmp_path: Path) -> None:
+    """The rate is halved by evaluations 3 and 5, the run dies before the fourth."""
+    nll = {5: 3.0, 10: 2.0, 15: 2.5, 20: 1.9, 25: 1.9, 30: 1.0}
+
+    def judged(model: Any) -> Found:
+        return Found(nll[int(model.seen) // (STREAMS * LENGTH)], 1)
+
+    options = {"steps": 30, "schedule": "plateau", "learning_rate": 0.8, "log_every_steps": 5, "evaluate": judged}
+    options |= {"batches": Even(), "patience": 9}
+    with pytest.raises(Death):
+        train(tmp_path, **options, objective=at_call(18, die))
+    train(tmp_path, **options)
+    found = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["lr"] for line in found if line["split"] == "train"] == [0.8, 0.8, 0.8, 0.4, 0.4, 0.2]
 
 
 def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:

@@ -13,7 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fullrank.config.schema import EvalConfig, TrainConfig
-from fullrank.training import FitResult, Loss, fit, make_optimizer, make_plan, make_schedule, parameter_groups
+from fullrank.training import (
+    FitResult,
+    Loss,
+    choose_device,
+    fit,
+    make_optimizer,
+    make_plan,
+    make_schedule,
+    parameter_groups,
+)
 
 VOCABULARY, WIDTH, STREAMS, LENGTH = 11, 6, 3, 5
 
@@ -55,13 +64,19 @@ class ToyBatches:
     """Random ids, a function of (epoch, index); the last batch of an epoch has fewer tokens."""
 
     batches_per_epoch: int = 7
-    pause: float = 0.0
 
     def batch(self, epoch: int, index: int) -> Tensor:
-        time.sleep(self.pause)
         generator = torch.Generator().manual_seed(1000 * epoch + index)
         length = LENGTH - 2 if index == self.batches_per_epoch - 1 else LENGTH
         return torch.randint(VOCABULARY, (STREAMS, length + 1), generator=generator)
+
+
+@dataclass(frozen=True)
+class Even(ToyBatches):
+    """Batches of one size: the toy's counter of tokens tells the step."""
+
+    def batch(self, epoch: int, index: int) -> Tensor:
+        return super().batch(epoch, index % 6)
 
 
 @dataclass(frozen=True)
@@ -69,7 +84,8 @@ class Objective:
     model: Toy
 
     def __call__(self, batch: Tensor, carry: Any) -> Loss:
-        memory = carry.get("memory", torch.zeros(len(batch), WIDTH, dtype=self.model.norm.weight.dtype))
+        batch = batch.to(self.model.norm.weight.device)
+        memory = carry.get("memory", torch.zeros(len(batch), WIDTH).to(self.model.norm.weight))
         hidden = self.model(batch[:, :-1], memory)
         targets = batch[:, 1:].flatten()
         nll = F.cross_entropy(self.model.output(hidden).flatten(0, 1), targets, reduction="sum")
@@ -91,16 +107,16 @@ def evaluate(model: nn.Module) -> Found:
     return Found(float(loss.nll), loss.tokens)
 
 
-def train(
-    folder: Path, *, eval_options: dict[str, Any] | None = None, pause: float = 0.0, **options: Any
-) -> tuple[Toy, FitResult]:
+def train(folder: Path, *, eval_options: dict[str, Any] | None = None, **options: Any) -> tuple[Toy, FitResult]:
     """Train a fresh toy in `folder`, or go on there; keywords are those of TrainConfig, or of `fit`."""
     handed = {name: options.pop(name) for name in ("objective", "evaluate", "observers", "batches") if name in options}
-    config = TrainConfig(**{"batch_size": STREAMS, "segment_length": LENGTH, "log_every_steps": 4} | options)
+    config = TrainConfig(
+        **{"batch_size": STREAMS, "segment_length": LENGTH, "log_every_steps": 4, "device": "cpu"} | options
+    )
     judged = EvalConfig(**eval_options or {"every_steps": 5})
     torch.manual_seed(config.seed)
-    model = Toy()
-    batches = handed.pop("batches", ToyBatches(pause=pause))
+    model = Toy().to(choose_device(config.device))
+    batches = handed.pop("batches", ToyBatches())
     result = fit(
         model,
         objective=handed.pop("objective", Objective)(model),
@@ -116,11 +132,22 @@ def train(
     return model, result
 
 
-def train_in_child(started: Any, folder: Path, options: dict[str, Any]) -> None:
-    """The same in a process of its own; `started` is told when training is about to begin."""
+@dataclass(frozen=True)
+class Reporting(ToyBatches):
+    """Tells of every batch, and takes a little time, so that there are moments to be killed at."""
+
+    connection: Any = None
+
+    def batch(self, epoch: int, index: int) -> Tensor:
+        self.connection.send((epoch, index))
+        time.sleep(0.001)
+        return super().batch(epoch, index)
+
+
+def train_in_child(connection: Any, folder: Path, options: dict[str, Any]) -> None:
+    """The same in a process of its own."""
     torch.set_num_threads(1)
-    started.send(True)
-    train(folder, **options)
+    train(folder, batches=Reporting(connection=connection), **options)
 
 
 class Told:

@@ -276,7 +276,7 @@ def _why_not_saved(folder: Path, snapshot: Snapshot, step: int, error: Exception
         ("(os error 28)", "(os error 122)")
     )
     size = sum(t.nbytes for tensors in (snapshot.weights, snapshot.training) for t in tensors.values()) / 2**20
-    what = f"no space left on the disk (it takes about {size:.0f} MiB)" if full else f"{error}"
+    what = f"no space left on the disk (it takes about {max(size, 0.1):.1f} MiB)" if full else f"{error}"
     former = _linked(folder, "last")
     kept = f"{folder / 'last'} ({former}) is intact" if former else "there is no earlier checkpoint"
     return (

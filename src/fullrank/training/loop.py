@@ -168,6 +168,7 @@ class _Run:
         self.clock = Clock(self.device, counters)
         while not counters.finished:
             self.update()
+            self.notify.advance(counters.step, counters.tokens)
             counters.finished = plan.done(counters.step, counters.tokens)
             if plan.log_due(counters.step) or counters.finished:
                 self.log()
@@ -175,7 +176,6 @@ class _Run:
             better = self.judge() if evaluating else False
             if plan.save_due(counters.step) or better or counters.finished or stop.signal:
                 self.save(better)
-            self.notify.advance(counters.step, counters.tokens)
             if stop.signal and not counters.finished:
                 raise Interrupted(
                     f"stopped by {stop.signal} after step {counters.step} of {plan.total_steps}; everything is saved in "
