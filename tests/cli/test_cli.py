@@ -233,7 +233,7 @@ WRONG = {
         ["train", "{config}", "train.batch_size=5000", "--out", "{text}/v"],
         "train.batch_size",
     ),
-    "a report of nothing": (["report", "{text}"], "run"),
+    "a report of nothing": (["report", "{text}/hollow"], "not a run"),
 }
 
 
@@ -241,6 +241,7 @@ WRONG = {
 def test_bad_input_is_one_clear_message(
     case: str, run: Path, config: Path, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (text / "hollow").mkdir(exist_ok=True)
     (text / "empty.txt").write_text("", encoding="utf-8")
     (text / "latin.txt").write_bytes("caf\xe9 au lait\n".encode("latin-1") * 50)
     words, expected = WRONG[case]
