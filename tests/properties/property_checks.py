@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 import fullrank as fr
-from fullrank.attention.weighted import WeightedValues
 from fullrank.config import registry
 from fullrank.config.schema import DropoutConfig
 from fullrank.errors import InputError
+from fullrank.training.optimizer import parameter_groups
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -296,6 +296,19 @@ def _ignores_key_bias(model: fr.LanguageModel) -> bool:
     return model.config.position != "rotary" and torch.allclose(normalize(scores), normalize(scores + 1), atol=1e-9)
 
 
+def weight_decay_spares_mixing(combination: Combination) -> None:
+    """Decay would pull mixing towards nothing, not towards plain attention."""
+    model = combination.model()
+    groups = parameter_groups(model, 0.1)
+    decaying = {id(p) for group in groups if group["weight_decay"] > 0 for p in group["params"]}
+    assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
+    for name, parameter in model.named_parameters():
+        if ".attend.mix." in name or name.endswith(("bias", "norm.weight")):
+            assert id(parameter) not in decaying, f"{name} decays"
+        elif parameter.ndim > 1:
+            assert id(parameter) in decaying, f"{name} does not decay"
+
+
 def saved_and_loaded(combination: Combination, dtype: torch.dtype, folder: Any) -> None:
     model = combination.moved(dtype=dtype)
     model.save(folder)
@@ -348,7 +361,3 @@ def learns(combination: Combination) -> None:
         optimizer.step()
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.5 * losses[0], f"loss {losses[0]:.3f} -> {losses[-1]:.3f}"
-
-
-def attend_modules(model: nn.Module) -> list[WeightedValues]:
-    return [module for module in model.modules() if isinstance(module, WeightedValues)]

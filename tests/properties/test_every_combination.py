@@ -91,6 +91,11 @@ def test_gradients_reach_every_parameter(combination: Combination, at_start: boo
 
 
 @every_attention
+def test_weight_decay_spares_mixing(combination: Combination) -> None:
+    checks.weight_decay_spares_mixing(combination)
+
+
+@every_attention
 def test_meta_build_is_the_real_one(combination: Combination) -> None:
     checks.meta_build_is_the_real_one(combination)
 

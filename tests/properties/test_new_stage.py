@@ -107,6 +107,7 @@ def test_a_right_stage_is_found_and_passes_everything(verdicts: dict[str, dict[s
         "test_decoding_equals_one_pass",
         "test_padding_changes_nothing",
         "test_gradients_reach_every_parameter",
+        "test_weight_decay_spares_mixing",
         "test_meta_build_is_the_real_one",
         "test_saved_and_loaded",
         "test_double_precision_agrees",

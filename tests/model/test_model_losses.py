@@ -1,0 +1,153 @@
+"""The model's nll and loss, its cache as a value, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import fullrank as fr
+from fullrank.errors import InputError
+
+V = 13
+
+
+def model(**changes: object) -> fr.LanguageModel:
+    sizes = {
+        "vocab_size": V,
+        "hidden_size": 8,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "initializer": "pytorch",
+    }
+    return fr.LanguageModel(fr.ModelConfig(**(sizes | changes))).double()
+
+
+@pytest.fixture
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randint(V, (3, 5)), torch.randint(V, (3, 5))
+
+
+def grads(made: fr.LanguageModel) -> dict[str, torch.Tensor]:
+    found = {name: p.grad.clone() for name, p in made.named_parameters()}
+    made.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_nll_and_loss_are_the_cross_entropy_of_the_logits(
+    tied: bool, training: bool, batch: tuple[torch.Tensor, ...]
+) -> None:
+    """Values and the gradients of every parameter, differentiated through logits, nll and loss."""
+    read, targets = batch
+    made = model(output=fr.OutputConfig(tied=tied)).train(training)
+    weights = torch.tensor([[1.0, 0.0, 2.0, 0.5, 0.0]]).double().expand(3, 5)
+    each = F.cross_entropy(made(read).logits.flatten(0, 1), targets.flatten(), reduction="none").view(3, 5)
+    (each * weights).sum().div(weights.sum()).backward()
+    expected = grads(made)
+    nll = made.nll(read, targets)
+    assert nll.per_token.shape == (3, 5)
+    assert nll.memory is None
+    assert torch.allclose(nll.per_token, each, atol=1e-12)
+    (nll.per_token * weights).sum().div(weights.sum()).backward()
+    through_nll = grads(made)
+    loss = made.loss(read, targets, weights)
+    assert loss.shape == ()
+    assert abs(float((loss - (each * weights).sum() / weights.sum()).detach())) < 1e-12
+    loss.backward()
+    through_loss = grads(made)
+    for name, gradient in expected.items():
+        assert torch.allclose(through_nll[name], gradient, atol=1e-12), name
+        assert torch.allclose(through_loss[name], gradient, atol=1e-12), name
+
+
+def test_loss_is_the_mean_without_weights(batch: tuple[torch.Tensor, ...]) -> None:
+    made = model().eval()
+    logits = made(batch[0]).logits.flatten(0, 1)
+    for smoothing in (0.0, 0.1):
+        expected = F.cross_entropy(logits, batch[1].flatten(), label_smoothing=smoothing)
+        assert torch.allclose(made.loss(*batch, label_smoothing=smoothing), expected, atol=1e-12)
+    parts = made.loss_parts(*batch, label_smoothing=0.1)
+    assert torch.allclose(parts.nll, F.cross_entropy(logits, batch[1].flatten()).detach(), atol=1e-12)
+    assert not parts.nll.requires_grad
+
+
+def test_only_ratios_of_weights_count_and_all_zero_is_zero(batch: tuple[torch.Tensor, ...]) -> None:
+    made, weights = model().eval(), torch.rand(3, 5)
+    assert torch.allclose(made.loss(*batch, weights), made.loss(*batch, 7 * weights), atol=1e-7)
+    nothing = made.loss(*batch, torch.zeros(3, 5))
+    assert float(nothing.detach()) == 0
+    nothing.backward()
+    assert all(torch.equal(p.grad, torch.zeros_like(p)) for p in made.parameters())
+
+
+def test_a_token_of_weight_zero_does_not_matter(batch: tuple[torch.Tensor, ...]) -> None:
+    read, targets = batch
+    made, weights, other = model().eval(), torch.ones(3, 5), targets.clone()
+    weights[:, 2] = 0
+    other[:, 2] = (other[:, 2] + 1) % V
+    assert torch.equal(made.loss(read, targets, weights), made.loss(read, other, weights))
+
+
+def test_padding_and_weights_give_the_mean_over_the_tokens(batch: tuple[torch.Tensor, ...]) -> None:
+    """A padded batch has the loss of its texts alone, each token counting once."""
+    read, targets = batch
+    made, lengths = model().eval(), (5, 2, 3)
+    mask = torch.tensor([[1] * n + [0] * (5 - n) for n in lengths])
+    alone = sum(made.nll(read[i : i + 1, :n], targets[i : i + 1, :n]).per_token.sum() for i, n in enumerate(lengths))
+    loss = made.loss(read, targets, mask.double(), attention_mask=mask)
+    assert torch.allclose(loss, alone / 10, atol=1e-12)
+
+
+def test_wrong_shapes(batch: tuple[torch.Tensor, ...]) -> None:
+    read, targets = batch
+    made = model()
+    with pytest.raises(InputError, match=r"targets \(3, 4\) must have the shape of input_ids \(3, 5\)"):
+        made.nll(read, targets[:, :4])
+    with pytest.raises(InputError, match=r"weights \(5,\) must have the shape of targets \(3, 5\)"):
+        made.loss(read, targets, torch.ones(5))
+    with pytest.raises(InputError, match=r"input_ids must be \(B, N\), given shape \(5,\)"):
+        made(read[0])
+    with pytest.raises(InputError, match=r"attention_mask must be \(3, 5\) like input_ids, given \(3, 4\)"):
+        made(read, attention_mask=torch.ones(3, 4))
+    with pytest.raises(InputError, match="this model has none"):
+        made(read, memory=torch.zeros(1))
+    with pytest.raises(InputError, match=r"model\.memory_length.*given 4"):
+        model(memory_length=4)
+    with pytest.raises(InputError, match=r"model\.vocab_size: must be a number to build a model"):
+        model(vocab_size=None)
+
+
+def test_a_cache_is_a_value_and_can_be_reordered() -> None:
+    made = model(position="rotary", attention=fr.AttentionConfig(mix="position_wise")).eval()
+    read = torch.randint(V, (2, 4))
+    empty = made.new_cache()
+    assert empty.length == 0
+    assert empty.reorder(torch.tensor([1, 0])).length == 0
+    with torch.no_grad():
+        cache = made(read, cache=empty).cache
+        assert empty.length == 0
+        assert cache.length == 4
+        beams = torch.tensor([1, 1, 0])
+        new = torch.tensor([[1], [2], [3]])
+        out = made(new, cache=cache.reorder(beams)).logits
+        assert torch.allclose(out, made(torch.cat((read[beams], new), 1)).logits[:, -1:], atol=1e-12)
+        assert torch.equal(made(new[:2], cache=cache).logits, made(new[:2], cache=cache).logits)
+        assert made(read).cache is None
+
+
+def test_a_mask_may_cover_the_new_tokens_or_all() -> None:
+    made = model().eval()
+    read, mask = torch.randint(V, (2, 6)), torch.tensor([[1] * 6, [0, 0, 1, 1, 1, 1]])
+    with torch.no_grad():
+        cache = made(read[:, :4], cache=made.new_cache(), attention_mask=mask[:, :4]).cache
+        new, whole, none = (made(read[:, 4:], cache=cache, attention_mask=m).logits for m in (mask[:, 4:], mask, None))
+        expected = made(read, attention_mask=mask).logits[:, 4:]
+    assert torch.allclose(new, expected, atol=1e-12)
+    assert torch.equal(new, whole)
+    assert torch.equal(new, none)  # what was padding stays padding
+    beams = torch.tensor([1, 0, 1])
+    with torch.no_grad():
+        reordered = made(read[beams, 4:], cache=cache.reorder(beams)).logits
+    assert torch.allclose(reordered, expected[beams], atol=1e-12)
