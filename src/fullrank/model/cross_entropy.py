@@ -1,10 +1,13 @@
 """Cross entropy of a linear vocabulary layer without the (T, V) matrix of logits.
 
     nll_t = logsumexp_v(s_tv) - s_{t,x_t},      s_t = W h_t + b
-    d nll_t / d s_tv = softmax_v(s_t) - [v = x_t]
+    d nll_t / d s_tv = softmax_v(s_t) - [v = x_t] =: G_tv
+    of sum_t c_t nll_t:    dW = G^T (c h),    dh = c (G W),    db = G^T c
 
 With label smoothing e the target is (1 - e) [v = x_t] + e / V.  Rows are worked off in chunks, so that the scratch memory is
-chunk x V. Under autocast the matrix products use its dtype; the softmax and the sums over chunks are always fp32 (or fp64).
+chunk x V numbers: as much as the gradient of W takes, but 16 MiB at least and 128 MiB at most (on a GPU always 256 MiB), and
+never less than 64 rows. Under autocast the operands and results of the matrix products have its dtype; bias, softmax, nll and
+the sums over chunks are always fp32 (or fp64).
 Limits: no double backward and no functorch transforms; use `output(hidden)` and a stock loss there.
 """
 
@@ -16,68 +19,105 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
 
 
-def _chunks(rows: int, vocabulary: int, device: torch.device) -> Iterator[slice]:
-    budget = 1 << (21 if device.type == "cpu" else 26)  # logits held at a time
-    step = min(max(budget // vocabulary, 64), 4096)
-    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
+def _pieces(total: int, longest: int) -> Iterator[slice]:
+    """0 .. total in the fewest pieces of at most `longest`, all nearly equally long."""
+    count = -(-total // longest)
+    return (slice(total * i // count, total * (i + 1) // count) for i in range(count))
 
 
-def _operands(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Operands of the matrix products in the dtype that autocast asks for."""
+class _Layer:
+    """The vocabulary layer as its matrix products see it, worked off in chunks of rows.
+
+    hidden (T, E), weight (V, E), bias (V,) or None; `dtype` is that of the products, `wide` that of softmax and sums.
+    """
+
+    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
+        self.wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
+        self.hidden, self.weight = hidden.to(dtype), weight.to(dtype)
+        self.bias = None if bias is None else bias.to(self.wide)
+        self.on_cpu = hidden.device.type == "cpu"
+
+    def chunks(self) -> Iterator[slice]:
+        """Rows whose logits are held at a time: so many that a pass over dW for each of them costs little."""
+        vocabulary, width = self.weight.shape
+        budget = min(max(4 * width * vocabulary, 16 << 20), 128 << 20) if self.on_cpu else 256 << 20  # bytes
+        longest = max(budget // (vocabulary * self.weight.element_size()), 64)
+        return _pieces(self.hidden.shape[0], longest if self.on_cpu else min(longest, 4096))
+
+    def logits(self, rows: slice) -> Tensor:
+        """(C, V) without the bias."""
+        return self.hidden[rows] @ self.weight.t()
+
+    def blocks(self, logits: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """A few rows at a time, in `wide` and with the bias: on a CPU so few that they stay in its cache.
+
+        A block may be the memory of `logits`.
+        """
+        rows, vocabulary = logits.shape
+        for piece in _pieces(rows, max((1 << 19) // vocabulary, 16) if self.on_cpu else rows):
+            block = logits[piece].to(self.wide)
+            yield piece, block if self.bias is None else block.add_(self.bias)
+
+
+def _product_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
+    """The dtype that autocast asks matrix products to have."""
     kind = hidden.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
-    if weight.dtype == torch.float64:
-        dtype = torch.float64
-    return hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    autocast = torch.is_autocast_enabled(kind) and weight.dtype != torch.float64
+    return torch.get_autocast_dtype(kind) if autocast else weight.dtype
 
 
-def _log_softmax(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """(C, V) log-probabilities in fp32 or fp64."""
-    logits = F.linear(hidden, weight, bias)
-    return torch.log_softmax(logits if logits.dtype == torch.float64 else logits.float(), dim=-1)
+def _softmax_and_nll(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor, Tensor]:
+    """softmax (C, V), nll (C,) and smoothed nll (C,) of logits (C, V), from one pass of exponentials.
 
-
-def _nll(log_prob: Tensor, targets: Tensor) -> Tensor:
-    return -log_prob.gather(1, targets[:, None]).squeeze(1)
-
-
-def _smoothed(nll: Tensor, log_prob: Tensor, smoothing: float) -> Tensor:
-    return nll if smoothing == 0 else (1 - smoothing) * nll - smoothing * log_prob.mean(-1)
-
-
-def _logit_gradient(log_prob: Tensor, targets: Tensor, scale: Tensor | None, smoothing: float) -> Tensor:
-    """(C, V), in the memory of `log_prob`: scale_t (softmax - target)."""
-    gradient = log_prob.exp_()
-    if smoothing:
-        gradient.sub_(smoothing / gradient.shape[1])
-    rows = torch.arange(targets.shape[0], device=targets.device)
-    gradient[rows, targets] -= 1 - smoothing
-    return gradient if scale is None else gradient.mul_(scale[:, None])
+    The largest probability is 1 / sum_v exp(s_v - max), at least 1/V: unlike that of an improbable target it never
+    underflows, and -log of it is what the logsumexp is above the largest logit.
+    """
+    top, target = logits.amax(1), logits.gather(1, targets[:, None]).squeeze(1)
+    probability = torch.softmax(logits, dim=1)
+    above = -probability.amax(1).log()
+    nll = (top - target) + above
+    if smoothing == 0:
+        return probability, nll, nll
+    return probability, nll, (1 - smoothing) * nll + smoothing * ((top - logits.mean(1)) + above)
 
 
 class _Gradients:
     """Sums of the gradients with respect to W and b, and the rows of the gradient with respect to h."""
 
-    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, needs: tuple[bool, ...]) -> None:
-        wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
-        self.hidden = torch.empty_like(hidden) if needs[0] else None
-        self.weight = torch.zeros(weight.shape, dtype=wide, device=weight.device) if needs[1] else None
-        self.bias = torch.zeros(bias.shape, dtype=wide, device=bias.device) if bias is not None and needs[2] else None
+    def __init__(self, layer: _Layer, needs: tuple[bool, ...], smoothing: float) -> None:
+        self.layer, self.smoothing = layer, smoothing
+        self.wanted = any(needs)
+        self.hidden = torch.empty_like(layer.hidden, dtype=layer.wide) if needs[0] else None
+        self.weight = torch.empty_like(layer.weight, dtype=layer.wide) if needs[1] else None
+        self.bias = torch.zeros_like(layer.bias) if layer.bias is not None and needs[2] else None
+        if self.weight is not None and layer.hidden.shape[0] == 0:
+            self.weight.zero_()
 
-    def add(self, rows: slice, gradient: Tensor, hidden: Tensor, weight: Tensor) -> None:
-        low = gradient.to(weight.dtype)
-        if self.hidden is not None:
-            self.hidden[rows] = low @ weight
-        if self.weight is not None:
-            if low.dtype == self.weight.dtype:
-                self.weight.addmm_(low.t(), hidden[rows])
-            else:
-                self.weight += low.t() @ hidden[rows]
+    def block(self, probability: Tensor, targets: Tensor, scale: Tensor, out: Tensor) -> None:
+        """Write G (C, V) to `out`, in the dtype of the products; spoils `probability`."""
+        if self.smoothing:
+            probability.sub_(self.smoothing / probability.shape[1])
+        less = probability.new_full((1, 1), self.smoothing - 1).expand(targets.shape[0], 1)
+        probability.scatter_add_(1, targets[:, None], less)
         if self.bias is not None:
-            self.bias += gradient.sum(0)
+            self.bias.addmv_(probability.t(), scale)
+        out.copy_(probability)
+
+    def chunk(self, rows: slice, gradient: Tensor, scale: Tensor) -> None:
+        """Add what `rows` contribute: gradient G (C, V) in the dtype of the products, scale c (C,)."""
+        layer = self.layer
+        if self.hidden is not None:
+            self.hidden[rows] = (gradient @ layer.weight) * scale[:, None]
+        if self.weight is not None:
+            hidden = (layer.hidden[rows] * scale[:, None]).to(gradient.dtype)
+            if gradient.dtype == layer.wide:
+                torch.addmm(self.weight, gradient.t(), hidden, beta=min(rows.start, 1), out=self.weight)
+            elif rows.start == 0:
+                self.weight.copy_(gradient.t() @ hidden)
+            else:
+                self.weight += gradient.t() @ hidden
 
 
 class _TokenNll(torch.autograd.Function):
@@ -85,21 +125,28 @@ class _TokenNll(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
-        h, w, b = _operands(hidden, weight, bias)
-        parts = [_nll(_log_softmax(h[rows], w, b), targets[rows]) for rows in _chunks(h.shape[0], w.shape[0], h.device)]
+        ctx.dtype = _product_dtype(hidden, weight)
         ctx.save_for_backward(hidden, weight, bias, targets)
-        ctx.dtype = w.dtype
-        return torch.cat(parts) if parts else hidden.new_zeros(0)
+        with torch.autocast(hidden.device.type, enabled=False):
+            layer = _Layer(hidden, weight, bias, ctx.dtype)
+            found = torch.empty(targets.shape, dtype=layer.wide, device=hidden.device)
+            for rows in layer.chunks():
+                for piece, block in layer.blocks(layer.logits(rows)):
+                    found[rows][piece] = _softmax_and_nll(block, targets[rows][piece], 0.0)[1]
+        return found
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets = ctx.saved_tensors
-        h, w, b = hidden.to(ctx.dtype), weight.to(ctx.dtype), None if bias is None else bias.to(ctx.dtype)
-        sums = _Gradients(hidden, weight, bias, ctx.needs_input_grad)
-        for rows in _chunks(h.shape[0], w.shape[0], h.device):
-            log_prob = _log_softmax(h[rows], w, b)
-            sums.add(rows, _logit_gradient(log_prob, targets[rows], cotangent[rows], 0.0), h, w)
+        with torch.autocast(hidden.device.type, enabled=False):
+            layer = _Layer(hidden, weight, bias, ctx.dtype)
+            sums = _Gradients(layer, ctx.needs_input_grad, 0.0)
+            for rows in layer.chunks():
+                logits, chosen, scale = layer.logits(rows), targets[rows], cotangent[rows]
+                for piece, block in layer.blocks(logits):
+                    sums.block(torch.softmax(block, dim=1), chosen[piece], scale[piece], out=logits[piece])
+                sums.chunk(rows, logits, scale)
         return sums.hidden, sums.weight, sums.bias, None
 
 
@@ -113,20 +160,24 @@ class _WeightedLoss(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, scale: Tensor, smoothing: float
     ) -> tuple[Tensor, Tensor]:
-        h, w, b = _operands(hidden, weight, bias)
-        needs = ctx.needs_input_grad
-        sums = _Gradients(hidden, weight, bias, needs)
-        total, plain = scale.new_zeros(()), scale.new_zeros(())
-        for rows in _chunks(h.shape[0], w.shape[0], h.device):
-            log_prob = _log_softmax(h[rows], w, b)
-            nll = _nll(log_prob, targets[rows])
-            plain += (scale[rows] * nll).sum()
-            total += (scale[rows] * _smoothed(nll, log_prob, smoothing)).sum()
-            if any(needs):
-                sums.add(rows, _logit_gradient(log_prob, targets[rows], scale[rows], smoothing), h, w)
+        dtype = _product_dtype(hidden, weight)
+        with torch.autocast(hidden.device.type, enabled=False):
+            layer = _Layer(hidden, weight, bias, dtype)
+            sums = _Gradients(layer, ctx.needs_input_grad, smoothing)
+            losses, plain = torch.empty_like(scale), torch.empty_like(scale)
+            for rows in layer.chunks():
+                logits, chosen, c = layer.logits(rows), targets[rows], scale[rows]
+                for piece, block in layer.blocks(logits):
+                    probability, nll, smoothed = _softmax_and_nll(block, chosen[piece], smoothing)
+                    plain[rows][piece], losses[rows][piece] = nll, smoothed
+                    if sums.wanted:
+                        sums.block(probability, chosen[piece], c[piece], out=logits[piece])
+                if sums.wanted:
+                    sums.chunk(rows, logits, c)
         ctx.gradients = (sums.hidden, sums.weight, sums.bias)
-        ctx.mark_non_differentiable(plain)
-        return total, plain
+        total, plain_total = (losses * scale).sum(), (plain * scale).sum()
+        ctx.mark_non_differentiable(plain_total)
+        return total, plain_total
 
     @staticmethod
     @once_differentiable
