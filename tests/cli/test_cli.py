@@ -15,7 +15,7 @@ from cli_runs import SMALL, call, command, environment, write_config, write_text
 import fullrank as fr
 from fullrank.cli import main
 
-VERBS = ["demo", "train", "eval", "generate", "info", "report", "recipes", "data", "config"]
+VERBS = ["demo", "train", "reproduce", "eval", "generate", "info", "report", "recipes", "data", "config"]
 
 
 @pytest.fixture(scope="module")
@@ -318,3 +318,58 @@ def test_killed_three_times_ends_the_same(config: Path) -> None:
             (folder / "checkpoints" / name / "model.safetensors").read_bytes() for folder in (base / "whole", broken)
         ]
         assert weights[0] == weights[1]
+
+
+RECIPE = """\
+table: A small table
+rows:
+  plain: {{paper: {{valid: 3.0, test: 3.0}}}}
+  b: {{set: {{model.attention.mix: position_wise}}}}
+base:
+  model: {{hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 4}}
+  data: {{name: text, train: {text}/train.txt, valid: {text}/valid.txt, test: {text}/test.txt, cache: {text}/cache}}
+  train: {{steps: 12, batch_size: 4, segment_length: 8, threads: 1, device: cpu}}
+"""
+
+
+def test_reproduce_trains_what_is_missing_and_sets_the_paper_beside_it(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "table.yaml"
+    table.write_text(RECIPE.format(text=text), encoding="utf-8")
+    words = ["reproduce", table, "--out", tmp_path / "out", "--seeds", "2"]
+    first = json.loads(succeeds(capsys, *words, "--rows", "plain", "--quiet", "--json"))
+    assert [row["name"] for row in first["rows"]] == ["plain"]
+    left = json.loads(succeeds(capsys, *words, "--list", "--json"))
+    assert [(cell["row"], cell["seed"], cell["finished"]) for cell in left] == [
+        ("plain", 1, True),
+        ("b", 1, False),
+        ("plain", 2, True),
+        ("b", 2, False),
+    ]
+    kept = (tmp_path / "out" / "plain-seed1" / "result.json").read_bytes()
+    shown = succeeds(capsys, *words, "--quiet")
+    assert "3.00" in shown  # the paper's figure
+    assert (tmp_path / "out" / "plain-seed1" / "result.json").read_bytes() == kept
+    for row, mix in (("plain", "none"), ("b", "position_wise")):
+        results = [
+            json.loads((tmp_path / "out" / f"{row}-seed{seed}" / "result.json").read_text(encoding="utf-8"))
+            for seed in (1, 2)
+        ]
+        assert results[0]["final"] != results[1]["final"]
+        assert f"mix: {mix}" in (tmp_path / "out" / f"{row}-seed1" / "config.yaml").read_text(encoding="utf-8")
+    code, said = fails(capsys, *words, "--rows", "c")
+    assert code == 2
+    assert "no row 'c'" in said
+
+
+@pytest.mark.parametrize(
+    "settings", [["train.compile=true"], ["train.precision=bf16"], ["train.order=shuffled", "data.tokens=bpe"]]
+)
+def test_training_options_reach_the_training(settings: list[str], config: Path, tmp_path: Path) -> None:
+    done = call("train", config, *SMALL, *settings, "train.steps=12", "--out", tmp_path / "run", "--quiet", timeout=300)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "run" / "result.json").read_text(encoding="utf-8"))
+    assert result["final"]["test"]["nll"] < 10
+    assert result["environment"]["precision"] == ("bf16" if "train.precision=bf16" in settings else "fp32")
+    assert ("bits_per_byte" in result["final"]["test"]) == ("data.tokens=bpe" in settings)

@@ -1,4 +1,4 @@
-"""Verbs that train: demo, train."""
+"""Verbs that train: demo, train, reproduce."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fullrank.cli.options import Config, Kernel, Overrides, Row, Scale, Source, with_source
-from fullrank.cli.output import say
+from fullrank.cli.options import Config, Json, Kernel, Overrides, Row, Scale, Source, with_source
+from fullrank.cli.output import print_json, say
 from fullrank.errors import InputError
 
 
@@ -21,6 +21,10 @@ def add_to(app: typer.Typer) -> None:
         "[cyan]fullrank train my.yaml train.steps=500 --out runs/mine[/cyan]   "
         "[cyan]fullrank train runs/mine[/cyan] (resumes)",
     )(train)
+    app.command(
+        epilog="Examples:  [cyan]fullrank reproduce mixhead/table1-vanilla --scale tiny[/cyan]   "
+        "[cyan]fullrank reproduce mixhead/table2-vanilla --scale small --rows plain,b --seeds 3[/cyan]",
+    )(reproduce)
 
 
 def demo(
@@ -65,6 +69,49 @@ def train(
         result = train_model(resolved, folder, kernel_name=kernel, quiet=quiet, say=say)
     page = write_report([folder], folder / "report.html")
     _summary(result, folder, page)
+
+
+def reproduce(
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="A recipe with rows (`fullrank recipes list`).")],
+    overrides: Overrides = None,
+    rows: Annotated[str | None, typer.Option("--rows", metavar="A,B", help="Only these rows.")] = None,
+    scale: Scale = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Train every row with seeds 1 to N.")] = 1,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Where the runs and the report go; runs/TABLE if not given.")
+    ] = None,
+    source: Source = None,
+    kernel: Kernel = "auto",
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    list_only: Annotated[bool, typer.Option("--list", help="Only list what is finished and what is not.")] = False,
+    json: Json = False,
+) -> None:
+    """Train the rows of a paper's table, then print it with the paper's figures beside ours. Goes on where it was stopped."""
+    from rich.console import Console
+
+    from fullrank.reporting import as_json, comparison, print_table, write_report
+    from fullrank.tasks.reproduce import cells
+    from fullrank.tasks.reproduce import reproduce as train_table
+
+    wanted = None if rows is None else [row.strip() for row in rows.split(",") if row.strip()]
+    planned = cells(table, wanted, scale, seeds, out)
+    if list_only:
+        status = [{"row": c.row, "seed": c.seed, "folder": str(c.folder), "finished": c.finished} for c in planned]
+        if json:
+            print_json(status)
+        for entry in [] if json else status:
+            print(
+                f"{'finished' if entry['finished'] else 'open':<9} {entry['row']:<16} seed {entry['seed']}  {entry['folder']}"
+            )
+        return
+    train_table(table, planned, scale, with_source(overrides, source), kernel_name=kernel, quiet=quiet, say=say)
+    folders = [cell.folder for cell in planned]
+    page = write_report(folders, folders[0].parent / "report.html", table)
+    if json:
+        print_json({"report": str(page), **as_json(comparison(folders))})
+        return
+    print_table(Console(), comparison(folders))
+    print(page)
 
 
 def _summary(result: dict[str, Any], folder: Path, page: Path) -> None:

@@ -40,7 +40,10 @@ class CausalObjective:
 
 
 def evaluate_model(model: nn.Module, batches: Iterable[Batch], device: torch.device) -> Evaluation:
-    """Summed nll of `batches` under the model in evaluation mode, always in fp32; the training mode is restored."""
+    """Summed nll of `batches` under the model in evaluation mode; the training mode is restored.
+
+    In the precision around the call: while training that of training, for final figures fp32.
+    """
     assert isinstance(model, LanguageModel)
     training = model.training
     model.eval()
