@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 
 def _pieces(total: int, longest: int) -> Iterator[slice]:
@@ -120,6 +119,14 @@ class _Gradients:
                 self.weight += gradient.t() @ hidden
 
 
+def _refuse_second_order() -> None:
+    """Autograd would take the gradients below for constants where their cotangent is one, and say nothing."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "nll and loss have no second derivative (create_graph=True); use the model's logits and F.cross_entropy"
+        )
+
+
 class _TokenNll(torch.autograd.Function):
     """Per-token nll; the backward pass computes the logits again, so that any cotangent gives the exact gradient."""
 
@@ -136,8 +143,8 @@ class _TokenNll(torch.autograd.Function):
         return found
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
+        _refuse_second_order()
         hidden, weight, bias, targets = ctx.saved_tensors
         with torch.autocast(hidden.device.type, enabled=False):
             layer = _Layer(hidden, weight, bias, ctx.dtype)
@@ -180,8 +187,8 @@ class _WeightedLoss(torch.autograd.Function):
         return total, plain_total
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, cotangent: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        _refuse_second_order()
         unit = (
             cotangent.device.type == "cpu" and float(cotangent) == 1.0
         )  # the usual case; asking a GPU would wait for it

@@ -1,0 +1,269 @@
+"""YAML in, a checked configuration out: what is accepted, what is refused, and in which words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fullrank.config.load import apply_overrides, build, build_model, flatten, merge, parse_yaml, read_yaml, set_dotted
+from fullrank.config.recipe import parse
+from fullrank.errors import ConfigError, InputError
+
+# what `load.py` does not do yet; strict, so that the mark goes when it does
+unmended = pytest.mark.xfail(strict=True, reason="known fault of config/load.py")
+
+
+def problems(text: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        build(parse_yaml(text, "here"))
+    return list(caught.value.problems)
+
+
+def test_an_empty_configuration_is_the_default() -> None:
+    assert build({}) == build({"model": {}, "data": {}, "train": {}, "eval": {}})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model: {hiden_size: 8}", "unknown key 'model.hiden_size'; did you mean 'model.hidden_size'?"),
+        ("model: {attention: {mixing: none}}", "unknown key 'model.attention.mixing'; did you mean 'model.attention.mix'?"),
+        ("train: {learning_rat: 1}", "unknown key 'train.learning_rat'; did you mean 'train.learning_rate'?"),
+        ("hidden_size: 8", "unknown key 'hidden_size'; did you mean 'model.hidden_size'?"),
+        ("model: {mix: none}", "unknown key 'model.mix'; did you mean 'model.attention.mix'?"),
+        ("trian: {}", "unknown key 'trian'; did you mean 'train'?"),
+        ("zzz: 1", "unknown key 'zzz'; known here: data, eval, model, train"),
+        pytest.param(
+            "model: {dropout: {qqq: 1}}",
+            "unknown key 'model.dropout.qqq'; known here: activation, attention, embedding, locked, output, residual",
+            marks=unmended,
+        ),
+    ],
+)  # fmt: skip
+def test_unknown_keys(text: str, message: str) -> None:
+    assert problems(text) == [message]
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("model: {hidden_size: big}", ["model.hidden_size", "integer", "'big'"]),
+        ("model: {hidden_size: 8.5}", ["model.hidden_size", "integer", "8.5"]),
+        ("model: {hidden_size: [8]}", ["model.hidden_size", "integer", "[8]"]),
+        ("model: {mlp_bias: perhaps}", ["model.mlp_bias", "boolean", "'perhaps'"]),
+        ("model: {norm: middle}", ["model.norm", "'pre' or 'post'", "'middle'"]),
+        ("train: {learning_rate: fast}", ["train.learning_rate", "number", "'fast'"]),
+        ("train: {betas: [0.9]}", ["train.betas", "[0.9]"]),
+        ("train: {precision: fp8}", ["train.precision", "fp8", "'bf16'"]),
+        ("data: {tokens: letters}", ["data.tokens", "letters", "'character'"]),
+        ("model: 3", ["model: a section of keys, given 3"]),
+        ("model: {dropout: 0.1}", ["model.dropout: a section of keys, given 0.1"]),
+        ("model: {attention: {mix: [1]}}", ["model.attention.mix"]),
+    ],
+)
+def test_wrong_types_are_named_with_their_key(text: str, parts: list[str]) -> None:
+    found = "\n".join(problems(text))
+    for part in parts:
+        assert part in found
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model: {hidden_size: 0}", "model.hidden_size: a positive whole number, given 0"),
+        ("model: {vocab_size: -1}", "model.vocab_size: a positive whole number, given -1"),
+        ("model: {hidden_size: 10, num_attention_heads: 4}", "model.head_dim: hidden_size 10 is not divisible by "
+         "num_attention_heads 4; change one of them or set model.head_dim"),
+        ("model: {position: rotary, head_dim: 7}", "model.head_dim: rotary positions need an even head size, given 7"),
+        ("model: {layer_norm_eps: 0}", "model.layer_norm_eps: a positive number, given 0.0"),
+        ("model: {rope_theta: -1}", "model.rope_theta: a positive number, given -1.0"),
+        ("model: {memory_length: 5}", "model.memory_length: this version has models without memory (0), given 5"),
+        ("model: {attention: {cross_head: 2}}", "model.attention.cross_head: a probability from 0 to 1, given 2.0"),
+        ("model: {dropout: {residual: 1}}", "model.dropout.residual: a probability below 1, given 1.0"),
+        ("model: {position: leaned}", "model.position: 'leaned' is not available; did you mean 'learned'? (known: learned, "
+         "none, rotary, sinusoidal)"),
+        ("train: {steps: 3, epochs: 2}", "train: give exactly one of steps, epochs, tokens; given steps, epochs"),
+        ("train: {steps: 0}", "train.steps: a positive number, given 0"),
+        ("train: {learning_rate: .nan}", "train.learning_rate: a positive number, given nan"),
+        ("train: {label_smoothing: 1}", "train.label_smoothing: at least 0 and below 1, given 1.0"),
+        ("eval: {every_steps: 3, every_epochs: 1}", "eval: give at most one of every_steps and every_epochs"),
+        ("data: {name: text}", "data.train: `data.name: text` needs at least one training file"),
+    ],
+)  # fmt: skip
+def test_impossible_values(text: str, message: str) -> None:
+    assert problems(text) == [message]
+
+
+def test_all_faults_at_once() -> None:
+    found = problems(
+        """
+        model: {hidden_size: -4, num_hidden_layers: 0, norm: pre, dropuot: {}}
+        train: {steps: -1, warmup_steps: -2, optimiser: adam}
+        eval: {batch_size: 0}
+        dta: {}
+        """
+    )
+    assert sorted(found) == sorted(set(found)), "each fault once"
+    for part in ("model.dropuot", "train.optimiser", "eval.batch_size: a positive number", "unknown key 'dta'"):
+        assert sum(part in line for line in found) == 1, part
+    assert len(problems("model: {hidden_size: -4, num_hidden_layers: 0}\ntrain: {steps: -1, warmup_steps: -2}")) == 4
+    assert len(problems("model: {attention: {mix: a, score: b}, dropout: {residual: 2, output: -1}}")) == 4
+
+
+@unmended
+def test_faults_of_a_section_do_not_hide_those_around_it() -> None:
+    found = problems("model: {hidden_size: -4, attention: {mix: position_wize}}")
+    assert [line.split(":")[0] for line in found] == ["model.attention.mix", "model.hidden_size"]
+
+
+def test_stage_options() -> None:
+    attention = build(parse_yaml("model: {attention: {mix: {name: random, std: 0.5}}}", "here")).model.attention
+    assert attention.mix == {"name": "random", "std": 0.5}
+    for text, message in (
+        ("{name: random, sdt: 1}", "'random' has no option 'sdt'; did you mean 'std'?"),
+        ("{name: random, std: -1}", "std: a positive number, given -1"),
+        ("{name: none, std: 1}", "'none' takes no options, given ['std']"),
+        ("{name: position_wize}", "'position_wize' is not available; did you mean 'position_wise'?"),
+    ):
+        assert any(message in line for line in problems(f"model: {{attention: {{mix: {text}}}}}")), text
+    assert problems("model: {attention: {mix: {std: 1}}}")[0].startswith("model.attention.mix: '' is not available")
+
+
+@pytest.mark.parametrize("number", ["1e-3", "1E-3", "1.0e-3", "0.001", "+1e-3", "10e-4"])
+def test_numbers_as_people_write_them(number: str) -> None:
+    assert build(parse_yaml(f"train: {{learning_rate: {number}}}", "here")).train.learning_rate == 0.001
+    assert build(apply_overrides({}, [f"train.learning_rate={number}"])).train.learning_rate == 0.001
+
+
+@unmended
+@pytest.mark.parametrize("number", ["1e-3", "2E4", "-1e5", "1.5e3"])
+def test_yaml_reads_numbers_as_numbers(number: str) -> None:
+    """Also where no type says so, as in the options of a stage."""
+    assert parse_yaml(number, "here") == float(number)
+
+
+@pytest.mark.parametrize("text", ["1e", "e3", "1e-3x", "v1e3", "'1e3'"])
+def test_what_is_no_number_stays_a_word(text: str) -> None:
+    assert parse_yaml(text, "here") == text.strip("'")
+
+
+@unmended
+@pytest.mark.parametrize("value", ["true", "yes"])
+def test_a_boolean_is_not_a_number(value: str) -> None:
+    found = problems(f"model: {{num_hidden_layers: {value}}}\ntrain: {{learning_rate: {value}}}")
+    assert any("model.num_hidden_layers" in line for line in found)
+    assert any("train.learning_rate" in line for line in found)
+
+
+@unmended
+def test_keys_of_a_recipe_that_are_no_words() -> None:
+    assert problems_of_recipe({1: 2}) == ["1: keys should be strings, given 1"]
+
+
+def problems_of_recipe(raw: dict[Any, Any]) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        build(parse("mine", raw).base)
+    return list(caught.value.problems)
+
+
+def test_keys_given_twice() -> None:
+    with pytest.raises(InputError, match=r"here: not valid YAML: .*key 'steps' is given twice.*line 3"):
+        parse_yaml("train:\n  steps: 1\n  steps: 2\n", "here")
+    with pytest.raises(InputError, match="key 'model' is given twice"):
+        parse_yaml("model: {}\nmodel: {}", "here")
+    assert parse_yaml("a: {x: 1}\nb: {x: 2}", "here") == {"a": {"x": 1}, "b": {"x": 2}}
+
+
+@unmended
+def test_merge_keys() -> None:
+    assert parse_yaml("base: &b {x: 1, y: 2}\nmine: {<<: *b, y: 3}", "here")["mine"] == {"x": 1, "y": 3}
+
+
+@unmended
+@pytest.mark.parametrize("text", ["{[1, 2]: 3}", "{{a: 1}: 3}", "? [a]\n: 1"])
+def test_keys_that_are_no_words(text: str) -> None:
+    with pytest.raises(InputError, match="here: not valid YAML"):
+        parse_yaml(text, "here")
+
+
+@pytest.mark.parametrize("text", ["a: [1", "a: b: c", "\tx: 1", "a: !!python/object:os.system {}", "@x", "&a [*b]"])
+def test_broken_yaml(text: str) -> None:
+    with pytest.raises(InputError, match="here: not valid YAML"):
+        parse_yaml(text, "here")
+
+
+def test_files(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("")
+    assert read_yaml(file) == {}
+    file.write_text("# nothing\n")
+    assert read_yaml(file) == {}
+    file.write_text("[1, 2]")
+    with pytest.raises(
+        InputError, match="a configuration is a mapping with sections model, data, train, eval, not a list"
+    ):
+        read_yaml(file)
+    file.write_bytes(b"model: {}\n\xff\xfe")
+    with pytest.raises(InputError, match=r"not UTF-8 text .* at byte 10"):
+        read_yaml(file)
+    with pytest.raises(InputError, match=r"nowhere\.yaml: cannot be read \(No such file"):
+        read_yaml(tmp_path / "nowhere.yaml")
+    with pytest.raises(InputError, match="cannot be read"):
+        read_yaml(tmp_path)
+
+
+def test_dotted_overrides() -> None:
+    raw = {"model": {"hidden_size": 8, "attention": {"mix": "random"}}, "train": {"steps": 5}}
+    before = flatten(raw)
+    over = ["model.hidden_size=16", "model.attention.mix.std=0.5", "train.betas=[0.5, 0.6]", "data.lowercase=true",
+            "model.attention.normalize=sigsoftmax", "model.head_dim=null", "data.dir=a=b"]  # fmt: skip
+    made = apply_overrides(raw, over)
+    assert flatten(raw) == before, "the original is left alone"
+    assert made["model"]["hidden_size"] == 16
+    assert made["model"]["attention"] == {"mix": {"name": "random", "std": 0.5}, "normalize": "sigsoftmax"}
+    config = build(made)
+    assert config.train.betas == (0.5, 0.6)
+    assert config.train.steps == 5
+    assert config.data.lowercase is True
+    assert config.data.dir == "a=b"
+    assert config.model.head_dim == 2  # null: resolved from the other sizes
+    assert apply_overrides({}, ["train.seed=1", "train.seed=2"]) == {"train": {"seed": 2}}
+
+
+@pytest.mark.parametrize("text", ["steps", "=3", " =3"])
+def test_overrides_of_another_form(text: str) -> None:
+    with pytest.raises(InputError, match=r"is not of the form key=value, for example train\.steps=1000"):
+        apply_overrides({}, [text])
+
+
+def test_wrong_overrides() -> None:
+    with pytest.raises(ConfigError, match=r"unknown key 'train\.stps'; did you mean 'train\.steps'"):
+        build(apply_overrides({}, ["train.stps=3"]))
+    with pytest.raises(InputError, match=r"the value of train\.steps: not valid YAML"):
+        apply_overrides({}, ["train.steps=[3"])
+
+
+@pytest.mark.parametrize("end", ["steps=7", "epochs=2", "tokens=100"])
+def test_a_new_end_of_training_replaces_the_old_one(end: str) -> None:
+    train = build(apply_overrides({"train": {"steps": 5, "seed": 3}}, [f"train.{end}"])).train
+    key, _, value = end.partition("=")
+    assert {k: getattr(train, k) for k in ("steps", "epochs", "tokens")} == dict.fromkeys(
+        ("steps", "epochs", "tokens")
+    ) | {key: int(value)}
+    assert train.seed == 3
+
+
+def test_merging_and_flattening() -> None:
+    base: dict[str, Any] = {"a": {"x": 1, "y": {"z": 2}}, "b": 3}
+    assert merge(base, {"a": {"y": {"w": 4}}, "b": {"c": 5}}) == {"a": {"x": 1, "y": {"z": 2, "w": 4}}, "b": {"c": 5}}
+    assert base == {"a": {"x": 1, "y": {"z": 2}}, "b": 3}
+    assert flatten(base) == {"a.x": 1, "a.y.z": 2, "b": 3}
+    assert set_dotted({}, "a.b.c", 1) == {"a": {"b": {"c": 1}}}
+
+
+def test_a_model_section_alone() -> None:
+    assert build_model({"hidden_size": 64, "num_attention_heads": 4}).head_dim == 16
+    with pytest.raises(ConfigError, match=r"unknown key 'model\.hiden_size'; did you mean 'model\.hidden_size'"):
+        build_model({"hiden_size": 64})

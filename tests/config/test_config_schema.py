@@ -1,0 +1,198 @@
+"""The typed configuration: defaults, what is resolved, the round trip through YAML, and the schema for editors."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fullrank as fr
+from fullrank.config import registry
+from fullrank.config.load import build, json_schema, known_keys, parse_yaml, to_dict, to_yaml
+from fullrank.config.schema import RunConfig
+from fullrank.errors import ConfigError
+
+probability = st.floats(0, 0.99)
+positive = st.floats(1e-9, 1e9, allow_nan=False)
+count = st.integers(1, 10**9)
+
+
+def of(slot: str) -> st.SearchStrategy[str]:
+    return st.sampled_from(registry.names(slot))
+
+
+@st.composite
+def raw_configs(draw: Any) -> dict[str, Any]:
+    """Any subset of the keys, each with a value it may have."""
+    mixes = st.one_of(
+        of("mix"), st.fixed_dictionaries({"name": st.just("random")}, optional={"std": st.none() | positive})
+    )
+    heads = draw(st.integers(1, 16))
+    model = st.fixed_dictionaries(
+        {"num_attention_heads": st.just(heads), "hidden_size": st.integers(1, 64).map(lambda n: n * heads * 2)},
+        optional={
+            "vocab_size": st.none() | count, "num_hidden_layers": count, "head_dim": st.none() | count.map(lambda n: 2 * n),
+            "intermediate_size": st.none() | count, "hidden_act": of("activation"), "mlp_bias": st.booleans(),
+            "norm": st.sampled_from(["pre", "post"]), "final_norm": st.none() | st.booleans(), "layer_norm_eps": positive,
+            "position": of("position"), "rope_theta": positive, "scale_embedding": st.booleans(),
+            "initializer": of("initializer"),
+            "dropout": st.fixed_dictionaries({}, optional={"residual": probability, "locked": st.booleans()}),
+            "attention": st.fixed_dictionaries(
+                {}, optional={"mix": mixes, "normalize": of("normalize"), "cross_head": st.floats(0, 1), "bias": st.booleans()}
+            ),
+            "output": st.fixed_dictionaries({}, optional={"tied": st.booleans(), "bias": st.none() | st.booleans()}),
+        },
+    )  # fmt: skip
+    words = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12)
+    data = st.fixed_dictionaries(
+        {}, optional={"dir": st.none() | words, "train": words | st.lists(words, min_size=1, max_size=3),
+                      "lowercase": st.booleans(),
+                      "tokens": st.sampled_from(["word", "byte", "character", "bpe", None]), "max_tokens": st.none() | count},
+    )  # fmt: skip
+    train = st.fixed_dictionaries(
+        {draw(st.sampled_from(["steps", "tokens"])): count},
+        optional={"learning_rate": positive, "betas": st.tuples(probability, probability).map(list),
+                  "seed": st.integers(0, 2**40),
+                  "optimizer": of("optimizer"), "schedule": of("schedule"),
+                  "max_grad_norm": st.none() | positive,
+                  "precision": st.sampled_from(["fp32", "bf16"]), "track": st.lists(st.sampled_from(["tensorboard", "wandb"]))},
+    )  # fmt: skip
+    return draw(st.fixed_dictionaries({}, optional={"model": model, "data": data, "train": train}))
+
+
+@given(raw_configs())
+def test_a_saved_configuration_is_the_same_configuration(raw: dict[str, Any]) -> None:
+    config = build(raw)
+    assert build(parse_yaml(to_yaml(config), "saved")) == config
+    assert to_yaml(build(parse_yaml(to_yaml(config), "saved"))) == to_yaml(config)
+    assert build(json.loads(json.dumps(to_dict(config)))) == config
+
+
+def test_a_saved_configuration_states_every_key() -> None:
+    saved = to_dict(RunConfig())
+    assert list(known_keys()) == [key for key in known_keys() if _has(saved, key)]
+    assert parse_yaml(to_yaml(RunConfig()), "saved") == saved
+
+
+def _has(nested: dict[str, Any], key: str) -> bool:
+    head, _, rest = key.partition(".")
+    return head in nested and (not rest or _has(nested[head], rest))
+
+
+def test_the_interfaces_defaults() -> None:
+    config = fr.ModelConfig(vocab_size=10)
+    assert (config.position, config.memory_length, config.norm, config.final_norm) == ("sinusoidal", 0, "pre", True)
+    assert (config.output.tied, config.output.bias, config.attention.bias) == (False, True, True)
+    assert fr.OutputConfig(tied=True).bias is False
+    assert config.max_position_embeddings == 1024
+    assert dataclasses.asdict(config.dropout) == {
+        "embedding": 0.0, "attention": 0.0, "activation": 0.0, "residual": 0.0, "output": 0.0, "locked": False}  # fmt: skip
+    assert (config.attention.score, config.attention.normalize, config.attention.mix) == (
+        "dot_product",
+        "softmax",
+        "none",
+    )
+    assert config.attention.cross_head == 0
+    train = fr.TrainConfig()
+    assert (train.orthogonality, train.overlap, train.weight_decay, train.label_smoothing) == (0, 0, 0, 0)
+
+
+def test_what_is_resolved() -> None:
+    config = fr.ModelConfig(hidden_size=48, num_attention_heads=6)
+    assert (config.head_dim, config.intermediate_size) == (8, 192)
+    fixhead = fr.ModelConfig(hidden_size=50, num_attention_heads=8, head_dim=512)  # the head's size is its own
+    assert fixhead.head_dim == 512
+    assert fr.ModelConfig(norm="post").final_norm is False
+    assert fr.TrainConfig().epochs == 1
+    assert fr.TrainConfig(steps=3).epochs is None
+
+
+@pytest.mark.parametrize("value", ["512", 512.0, True, [512]])
+def test_sizes_are_whole_numbers_from_python_too(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"model\.hidden_size: a positive whole number, given"):
+        fr.ModelConfig(hidden_size=value)
+
+
+def test_frozen_and_by_keyword() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        fr.ModelConfig().hidden_size = 3  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        fr.ModelConfig(10)  # type: ignore[misc]
+
+
+def accepts(schema: dict[str, Any], value: Any, root: dict[str, Any]) -> bool:
+    """The part of JSON schema that our schema uses."""
+    if "$ref" in schema:
+        return accepts(root["$defs"][schema["$ref"].rpartition("/")[2]], value, root)
+    if "anyOf" in schema:
+        return any(accepts(choice, value, root) for choice in schema["anyOf"])
+    if "enum" in schema and value not in schema["enum"]:
+        return False
+    if "const" in schema and value != schema["const"]:
+        return False
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    kinds = {
+        "object": isinstance(value, dict), "array": isinstance(value, list), "string": isinstance(value, str),
+        "null": value is None, "boolean": isinstance(value, bool), "number": number, "integer": number and value == int(value),
+    }  # fmt: skip
+    if "type" in schema and not kinds[schema["type"]]:
+        return False
+    if isinstance(value, dict) and "properties" in schema:
+        known = schema["properties"]
+        if schema.get("additionalProperties") is False and set(value) - set(known):
+            return False
+        return all(accepts(known[key], value[key], root) for key in value if key in known)
+    return True
+
+
+@given(raw_configs())
+def test_the_schema_accepts_what_the_program_accepts(raw: dict[str, Any]) -> None:
+    schema = json_schema()
+    assert accepts(schema, raw, schema)
+    assert accepts(schema, to_dict(build(raw)), schema)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"model": {"hiden_size": 3}},
+        {"modle": {}},
+        {"model": {"hidden_size": "three"}},
+        {"model": {"position": "leaned"}},
+        {"model": {"hidden_act": "tanh"}},
+        {"model": {"initializer": "zeros"}},
+        {"model": {"norm": "middle"}},
+        {"model": {"attention": {"mix": "position_wize"}}},
+        {"model": {"attention": {"normalize": "softmx"}}},
+        {"train": {"optimizer": "adamm"}},
+        {"train": {"schedule": "cosin"}},
+        {"train": {"precision": "fp8"}},
+        {"data": {"tokens": "letters"}},
+    ],
+    ids=str,
+)
+def test_the_schema_refuses_what_the_program_refuses(raw: dict[str, Any]) -> None:
+    schema = json_schema()
+    assert not accepts(schema, raw, schema)
+    with pytest.raises(ConfigError):
+        build(raw)
+
+
+def test_the_schema_is_json_and_names_registered_stages() -> None:
+    schema = json.loads(json.dumps(json_schema()))
+    mix = schema["$defs"]["AttentionConfig"]["properties"]["mix"]["anyOf"]
+    (words,) = (choice["enum"] for choice in mix if choice.get("type") == "string")
+    assert {"none", "position_independent", "position_wise", "random", "average"} <= set(words)
+
+    @registry.register("mix", "for_the_schema")
+    class Mixing:
+        pass
+
+    try:
+        assert "for_the_schema" in json.dumps(json_schema())
+    finally:
+        registry.unregister("mix", "for_the_schema")

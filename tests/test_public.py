@@ -1,0 +1,81 @@
+"""The public face: names, what an import costs, and the example of the interface."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import typing
+
+import pytest
+import torch
+
+import fullrank as fr
+
+
+def python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_costs_nothing() -> None:
+    """Neither torch nor pydantic, nor anything else that is not Python's own."""
+    out = python(
+        "import sys; before = set(sys.modules); import fullrank; fullrank.__version__; dir(fullrank); fullrank.__all__\n"
+        "new = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
+        "print(sorted(new - set(sys.stdlib_module_names)))"
+    )
+    assert out.strip() == "['fullrank']"
+
+
+@pytest.mark.parametrize(
+    "module", ["fullrank.config.schema", "fullrank.config.registry", "fullrank.config.load", "fullrank.errors"]
+)
+def test_configuration_imports_neither_torch_nor_pydantic(module: str) -> None:
+    assert python(f"import sys, {module}; print('torch' in sys.modules, 'pydantic' in sys.modules)").split() == [
+        "False",
+        "False",
+    ]
+
+
+def test_listing_recipes_imports_no_torch() -> None:
+    code = "from fullrank.config.recipe import shipped; import sys; print(len(shipped()) > 0, 'torch' in sys.modules)"
+    assert python(code).split() == ["True", "False"]
+
+
+def test_every_public_name_is_there() -> None:
+    assert set(fr.__all__) == set(dir(fr))
+    for name in fr.__all__:
+        assert getattr(fr, name) is not None
+    with pytest.raises(AttributeError, match="module 'fullrank' has no attribute 'LanguageModle'"):
+        fr.LanguageModle  # noqa: B018
+
+
+def test_type_checkers_see_every_public_name() -> None:
+    with open(typing.cast(str, fr.__file__), encoding="utf-8") as file:
+        text = file.read()
+    for name in fr.__all__:
+        if name != "__version__":
+            assert f"import {name} as {name}\n" in text, f"{name} is missing under TYPE_CHECKING"
+
+
+def test_the_interfaces_example() -> None:
+    config = fr.ModelConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, head_dim=8, intermediate_size=32,
+        memory_length=0, position="sinusoidal",
+        attention=fr.AttentionConfig(score="dot_product", normalize="softmax", mix="position_wise", cross_head=0.1),
+        output=fr.OutputConfig(kind="softmax"),
+    )  # fmt: skip
+    model = fr.LanguageModel(config)
+    input_ids, targets = torch.randint(50, (2, 6)), torch.randint(50, (2, 6))
+    out = model(input_ids, memory=None)
+    assert out.logits.shape == (2, 6, 50)
+    assert out.memory is None
+    nll = model.nll(input_ids, targets, memory=None)
+    assert nll.per_token.shape == (2, 6)
+    assert nll.memory is None
+    assert model.loss(input_ids, targets, weights=None, memory=None).shape == ()
+    assert model.num_parameters() == sum(p.numel() for p in model.parameters())
+    assert fr.orthogonality(model).shape == ()
+    with fr.kernel("reference"):
+        model(input_ids)
