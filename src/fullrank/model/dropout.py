@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+
+from fullrank.attention.dropout import dropout
 
 
 class Dropout(nn.Module):
@@ -21,7 +22,7 @@ class Dropout(nn.Module):
         if not self.training or self.p == 0:
             return x
         if not self.locked:
-            return F.dropout(x, self.p)
+            return dropout(x, self.p)
         kept = torch.empty_like(x[:, :1]).bernoulli_(1 - self.p)
         return x * kept.div_(1 - self.p)
 

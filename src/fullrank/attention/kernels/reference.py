@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torch import Tensor
-from torch.nn import functional as F
 
+from fullrank.attention.dropout import dropout
 from fullrank.attention.layout import Layout
 from fullrank.attention.project import Heads
 from fullrank.attention.trace import LayerTrace, Trace
@@ -24,4 +24,5 @@ def reference(attend: WeightedValues, heads: Heads, layout: Layout, trace: Trace
     mixed = attend.mix(weights, heads.query)
     if trace is not None:
         trace.layers.append(LayerTrace(weights, mixed, attend.mix.matrix(heads.query)))
-    return F.dropout(mixed, attend.dropout, attend.training).to(heads.values.dtype) @ heads.values
+    dropped = dropout(mixed, attend.dropout) if attend.training else mixed
+    return dropped.to(heads.values.dtype) @ heads.values
