@@ -42,10 +42,18 @@ def test_a_folder_is_claimed_once_and_found_again(tmp_path: Path) -> None:
 
 
 def test_a_start_that_was_cut_short_can_be_repeated(tmp_path: Path) -> None:
-    """Killed between config.yaml and run.json: nothing was trained yet, so the folder is free."""
+    """Killed between run.json and config.yaml: nothing was trained yet, so the folder is free."""
     claim(tmp_path / "run", RunConfig(), IDENTITY)
-    (tmp_path / "run" / "run.json").unlink()
-    assert claim(tmp_path / "run", RunConfig(), IDENTITY) is False
+    (tmp_path / "run" / "config.yaml").unlink()
+    assert claim(tmp_path / "run", RunConfig(), {**IDENTITY, "row": "a"}) is False
+    assert open_run(tmp_path / "run")[1]["row"] == "a"
+
+
+def test_a_folder_with_somebodys_config_is_not_free(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("mine", encoding="utf-8")
+    with pytest.raises(InputError, match="not empty"):
+        claim(tmp_path, RunConfig(), IDENTITY)
+    assert (tmp_path / "config.yaml").read_text(encoding="utf-8") == "mine"
 
 
 def test_foreign_folders_and_files_are_left_alone(tmp_path: Path) -> None:

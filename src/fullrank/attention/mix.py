@@ -114,9 +114,9 @@ class RandomMixing(nn.Module):
     def __init__(self, config: Config, size: HeadSize) -> None:
         super().__init__()
         with torch.random.fork_rng(devices=[]):  # other parameters start as they do without mixing
-            mixing = torch.randn(size.num_heads, size.num_heads) * (config.std or size.num_heads**-0.5)
+            mixing = torch.randn(size.num_heads, size.num_heads, device="cpu") * (config.std or size.num_heads**-0.5)
         self.mixing: Tensor
-        self.register_buffer("mixing", mixing)
+        self.register_buffer("mixing", mixing.to(torch.empty(()).device))  # wherever the model is being built
 
     def forward(self, weights: Tensor, query: Tensor) -> Tensor:
         _check(weights, self.mixing.shape[0])

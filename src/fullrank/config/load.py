@@ -8,9 +8,10 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import yaml
 
@@ -27,13 +28,21 @@ class _UniqueKeys(yaml.SafeLoader):
 def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
     seen: set[Any] = set()
     for key_node, _ in node.value:
+        if key_node.tag == "tag:yaml.org,2002:merge":  # `<<: *base`; the keys it brings may be replaced
+            continue
         key = loader.construct_object(key_node, deep=True)
+        if not isinstance(key, Hashable):
+            raise yaml.constructor.ConstructorError(None, None, "a key must be a word", key_node.start_mark)
         if key in seen:
             raise yaml.constructor.ConstructorError(None, None, f"key '{key}' is given twice", key_node.start_mark)
         seen.add(key)
     return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
 
 
+# YAML 1.1 takes 1e-3 for a word; people, and YAML 1.2, take it for a number
+_UniqueKeys.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
 _UniqueKeys.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
 
 
@@ -58,13 +67,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(raw, dict):
         raise InputError(
-            f"{path}: a configuration is a mapping with sections {', '.join(_sections())}, not a {type(raw).__name__}"
+            f"{path}: a configuration is a mapping with sections {', '.join(_sections(RunConfig))}, not a {type(raw).__name__}"
         )
     return raw
-
-
-def _sections() -> list[str]:
-    return [field.name for field in dataclasses.fields(RunConfig)]
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,7 +102,7 @@ def lay(raw: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """`over` (nested or dotted keys) laid on `raw`; a new end of training replaces the old one instead of adding to it."""
     merged = dict(raw)
     for key, value in over.items():
-        merged = set_dotted(merged, key, value) if "." in key else merge(merged, {key: value})
+        merged = set_dotted(merged, key, value) if "." in str(key) else merge(merged, {key: value})
     given = [end for end in _ENDS if end in undotted(over).get("train", {})]
     if given and isinstance(merged.get("train"), dict):
         merged["train"] = {k: v for k, v in merged["train"].items() if k not in _ENDS or k in given}
@@ -108,7 +113,7 @@ def undotted(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted keys as nested mappings."""
     nested: dict[str, Any] = {}
     for key, value in raw.items():
-        nested = set_dotted(nested, key, value) if "." in key else merge(nested, {key: value})
+        nested = set_dotted(nested, key, value) if "." in str(key) else merge(nested, {key: value})
     return nested
 
 
@@ -140,7 +145,8 @@ def _unknown(key: str, root: type) -> str:
     for other in known:
         by_leaf.setdefault(other.rpartition(".")[2], other)
     leaf = key.rpartition(".")[2]
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.8) or [
+    around = [other for other in known if not key.startswith(f"{other}.")]
+    near = difflib.get_close_matches(key, around, n=1, cutoff=0.8) or [
         by_leaf[word] for word in difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=0.7)
     ]
     if near:
@@ -168,14 +174,54 @@ def _describe(error: Mapping[str, Any], root: type, prefix: str) -> list[str]:
     return [f"{key}: {message.removeprefix('value error, ')}, given {error['input']!r}"]
 
 
+def _sections(cls: type) -> dict[str, type]:
+    """The keys of a configuration class that hold another configuration class."""
+    hints = get_type_hints(cls)
+    return {f.name: hints[f.name] for f in dataclasses.fields(cls) if dataclasses.is_dataclass(hints[f.name])}
+
+
+def _no_booleans(cls: type, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """`true` in the place of a number becomes a word, which is refused: pydantic would read it as 1."""
+    hints, inner = get_type_hints(cls), _sections(cls)
+    plain = dict(raw)
+    for key, value in raw.items():
+        if key in inner and isinstance(value, Mapping):
+            plain[key] = _no_booleans(inner[key], value)
+        elif isinstance(value, bool) and {int, float} & {hints.get(key), *get_args(hints.get(key))}:
+            plain[key] = str(value).lower()
+    return plain
+
+
+def _without(cls: type, raw: dict[str, Any], place: tuple[Any, ...]) -> dict[str, Any]:
+    """`raw` without the innermost section that holds `place`."""
+    inner = _sections(cls)
+    if not place or place[0] not in inner or place[0] not in raw:
+        return raw
+    kept = {key: value for key, value in raw.items() if key != place[0]}
+    section = raw[place[0]]
+    if isinstance(section, dict) and (smaller := _without(inner[place[0]], section, place[1:])) != section:
+        kept[place[0]] = smaller
+    return kept
+
+
 def _validated(cls: type[Config], raw: Mapping[str, Any], prefix: str = "") -> Config:
+    """A faulty section keeps pydantic from checking the one around it, so that is checked again without it."""
     from pydantic import TypeAdapter, ValidationError
 
-    try:
-        return TypeAdapter(cls).validate_python(dict(raw))
-    except ValidationError as error:
-        lines = [line for fault in error.errors() for line in _describe(fault, cls, prefix)]
+    lines: list[str] = []
+    rest, before = _no_booleans(cls, raw), None
+    while rest != before:
+        try:
+            config: Config = TypeAdapter(cls).validate_python(rest)
+            break
+        except ValidationError as error:
+            lines += [line for fault in error.errors() for line in _describe(fault, cls, prefix)]
+            before = rest
+            for fault in error.errors():
+                rest = _without(cls, rest, fault["loc"])
+    if lines:
         raise ConfigError(*dict.fromkeys(lines)) from None
+    return config
 
 
 def build(raw: Mapping[str, Any]) -> RunConfig:

@@ -99,9 +99,10 @@ def claim(folder: Path, config: RunConfig, identity: Mapping[str, Any]) -> bool:
         if known.get("vocabulary") != identity.get("vocabulary"):
             raise InputError(f"{folder} was started on another text or vocabulary; give another --out")
         return True
-    if folder.is_dir() and any(folder.iterdir()):
+    started = ("run.json", ".run.json.", ".config.yaml.")  # what a start that was cut short leaves behind
+    if folder.is_dir() and not all(path.name.startswith(started) for path in folder.iterdir()):
         raise InputError(f"{folder} is not empty and holds no run; give another --out")
-    # run.json last: a folder without it is not yet a run
-    write_text(folder / "config.yaml", to_yaml(config))
+    # config.yaml last, since a folder without it is not yet a run; run.json first, since nobody else writes one
     write_json(folder / "run.json", dict(identity))
+    write_text(folder / "config.yaml", to_yaml(config))
     return False
