@@ -69,5 +69,5 @@ def test_evaluation_is_in_evaluation_mode_and_leaves_the_model_as_it_was(model: 
     assert model.training
     kept = batch.weights.bool()  # type: ignore[union-attr]
     expected = F.cross_entropy(model.eval()(batch.inputs).logits[kept], batch.targets[kept], reduction="sum")
-    assert found[0].nll == pytest.approx(float(expected), rel=1e-12)
+    assert found[0].nll == pytest.approx(expected.item(), rel=1e-12)
     assert found[0].tokens == int(kept.sum())
