@@ -29,6 +29,16 @@ VOCABULARY, WIDTH, HEADS, HEAD_DIM, LAYERS, LENGTH = 11, 10, 3, 4, 2, 7  # no si
 NEVER_PLAIN = {"random", "average"}
 
 
+# `score: relative` and `position: relative` go together only; what the other becomes when one of them ceases to be relative
+PARTNERS = {"score": ("position", "sinusoidal"), "position": ("score", "dot_product")}
+
+
+def possible(choices: dict[str, str]) -> bool:
+    """Whether a configuration may hold these choices, of all slots or of some."""
+    score, position = choices.get("score"), choices.get("position")
+    return score is None or position is None or (score == "relative") == (position == "relative")
+
+
 @dataclass(frozen=True)
 class Combination:
     """One name for each slot that a configuration fills."""
@@ -40,6 +50,14 @@ class Combination:
     norm: str
     activation: str
     initializer: str
+
+    def but(self, slot: str, choice: str) -> Combination:
+        """The same with another choice; of score and position, the other one follows if they would not go together."""
+        changed = vars(self) | {slot: choice}
+        if slot in PARTNERS and not possible(changed):
+            partner, plain = PARTNERS[slot]
+            changed[partner] = "relative" if choice == "relative" else plain
+        return Combination(**changed)
 
     def __str__(self) -> str:
         return "-".join(getattr(self, field.name) for field in fields(self))
@@ -93,11 +111,40 @@ def slots() -> dict[str, list[str]]:
 
 
 def every_attention() -> list[Combination]:
-    """The full product of everything attention is made of; activations and initialisers take turns."""
+    """The full product of everything attention is made of; activations and initialisers take turns.
+
+    With a score that reads no keys positions take turns too.
+    """
     found = slots()
-    product = itertools.product(*(found[slot] for slot in ("score", "normalize", "mix", "position", "norm")))
-    turns = itertools.cycle(itertools.product(found["activation"], found["initializer"]))
-    return [Combination(*stages, *turn) for stages, turn in zip(product, turns, strict=False)]
+    positions, turns = (
+        itertools.cycle(found["position"]),
+        itertools.cycle(itertools.product(found["activation"], found["initializer"])),
+    )
+    made = []
+    for stages in itertools.product(*(found[slot] for slot in ("score", "normalize", "mix", "norm"))):
+        row = dict(zip(("score", "normalize", "mix", "norm"), stages, strict=True))
+        allowed = [position for position in found["position"] if possible(row | {"position": position})]
+        if "keys" not in score_needs(row["score"]):
+            allowed = [next(position for position in positions if position in allowed)]
+        for position in allowed:
+            activation, initializer = next(turns)
+            made.append(Combination(**row, position=position, activation=activation, initializer=initializer))
+    return made
+
+
+def score_needs(score: str) -> tuple[str, ...]:
+    """What a score reads."""
+    needs: tuple[str, ...] = getattr(registry.lookup("score", score), "needs", ("scored", "keys"))
+    return needs
+
+
+def every_pair_of_choices() -> Iterator[tuple[str, str, str, str]]:
+    """(slot, choice, other slot, its choice), for all that may stand together."""
+    found = slots()
+    for a, b in itertools.combinations(found, 2):
+        for x, y in itertools.product(found[a], found[b]):
+            if possible({a: x, b: y}):
+                yield a, x, b, y
 
 
 def pairwise() -> list[Combination]:
@@ -108,14 +155,15 @@ def pairwise() -> list[Combination]:
     def pairs(row: dict[str, str]) -> Iterator[tuple[str, str, str, str]]:
         return ((a, row[a], b, row[b]) for a, b in itertools.combinations(names, 2))
 
-    missing = {(a, x, b, y) for a, b in itertools.combinations(names, 2) for x in found[a] for y in found[b]}
+    missing = set(every_pair_of_choices())
     rows = []
     while missing:
         a, x, b, y = min(missing)
         row = {a: x, b: y}
         for name in names:
             if name not in row:
-                row[name] = max(found[name], key=lambda c: (len(missing & _known(row | {name: c}, names)), c))
+                allowed = [c for c in found[name] if possible(row | {name: c})]
+                row[name] = max(allowed, key=lambda c: (len(missing & _known(row | {name: c}, names)), c))
         missing -= set(pairs(row))
         rows.append(Combination(**row))
     return rows
@@ -193,7 +241,7 @@ def no_gradient_from_the_future(combination: Combination) -> None:
 
 def starts_as_plain_attention(combination: Combination) -> None:
     """Bit for bit, on the logits of the whole model, through one kernel; closely across kernels."""
-    plain = Combination(**{**vars(combination), "mix": "none"})
+    plain = combination.but("mix", "none")
     with torch.no_grad():
         with fr.kernel("reference"):
             expected, given = plain.model()(tokens()).logits, combination.model()(tokens()).logits
@@ -203,12 +251,18 @@ def starts_as_plain_attention(combination: Combination) -> None:
 
 
 def mixing_leaves_other_parameters_alone(combination: Combination) -> None:
-    plain = Combination(**{**vars(combination), "mix": "none"}).model().state_dict()
+    plain = combination.but("mix", "none").model().state_dict()
     mixed = combination.model().state_dict()
     assert plain.keys() <= mixed.keys()
     for name, value in plain.items():
         assert torch.equal(mixed[name], value), f"{name} starts otherwise than without mixing"
-    assert all(".attend.mix." in name for name in mixed.keys() - plain.keys())
+    own = (".attend.mix.",) if _reads_query(combination) else (".attend.mix.", ".project.query.")
+    assert all(any(mark in name for mark in own) for name in mixed.keys() - plain.keys())
+
+
+def _reads_query(combination: Combination) -> bool:
+    """Whether the score does; where it does not, only mixing may."""
+    return "scored" in score_needs(combination.score)
 
 
 def evaluation_is_deterministic(combination: Combination) -> None:
@@ -284,6 +338,8 @@ def gradients_reach_every_parameter(combination: Combination, at_start: bool) ->
             assert largest < 1e-15, f"{name}: adding one number to all scores of a query cannot matter, {largest:.1e}"
         else:
             least = 0 if at_start else 1e-10  # Transformer-XL starts so small that some are 1e-15 at first
+            if at_start and ".project.query." in name and not _reads_query(combination):
+                least = -1  # only mixing reads this query, through a matrix that starts at zero
             assert largest > least, f"{name}: gradient {largest:.1e}"
         if ".attend.mix." in name:
             assert (parameter.grad != 0).all(), f"{name}: no gradient for some of its numbers"

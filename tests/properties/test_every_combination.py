@@ -25,23 +25,26 @@ precisions = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], id
 def test_something_was_found() -> None:
     found = checks.slots()
     for slot, names in {
-        "score": {"dot_product"},
+        "score": {"dot_product", "relative", "dense_synthesizer", "random_synthesizer"},
         "normalize": {"softmax", "sigsoftmax"},
         "mix": {"none", "position_independent", "position_wise", "random", "average"},
-        "position": {"sinusoidal", "learned", "rotary", "none"},
+        "position": {"sinusoidal", "learned", "rotary", "relative", "none"},
         "activation": {"relu", "gelu", "swiglu"},
         "initializer": {"fairseq", "transformer_xl", "pytorch"},
     }.items():
         assert names <= set(found[slot]), f"{slot}: {names - set(found[slot])} is not registered"
-    assert len(ATTENTION) >= 1 * 2 * 5 * 4 * 2
+    assert len(ATTENTION) >= (4 + 1 + 1 + 1) * 2 * 5 * 2
     assert PLAIN_STARTS
     assert {c.mix for c in PLAIN_STARTS} >= {"position_independent", "position_wise"}
 
 
 def test_pairwise_holds_every_pair() -> None:
     found, rows = checks.slots(), [vars(row) for row in PAIRS]
-    for (a, firsts), (b, seconds) in itertools.combinations(found.items(), 2):
-        assert {(row[a], row[b]) for row in rows} == set(itertools.product(firsts, seconds))
+    for a, b in itertools.combinations(found, 2):
+        wanted = {(x, y) for first, x, second, y in checks.every_pair_of_choices() if (first, second) == (a, b)}
+        assert {(row[a], row[b]) for row in rows} == wanted
+        impossible = 4 + 3 if {a, b} == {"score", "position"} else 0  # relative with another one, either way
+        assert len(wanted) == len(found[a]) * len(found[b]) - impossible
     for slot, names in found.items():
         assert {vars(row)[slot] for row in ATTENTION} == set(names)
 
@@ -118,16 +121,17 @@ def test_learns(combination: Combination) -> None:
 
 def _belongs_to(slot: str) -> Callable[[str], bool]:
     """Whether a parameter's name belongs to the part of a model that a slot chooses."""
+    scores = (".attend.score.", ".project.query.", ".project.key.", ".project.relative.")  # a score says what it reads
     marks = {
-        "position": "position.",
-        "activation": ".feed_forward.",
-        "score": ".attend.score.",
-        "normalize": ".attend.normalize.",
-        "mix": ".attend.mix.",
-        "norm": "final_norm.",
-        "initializer": "nothing",
+        "position": ("position.", *scores),  # with relative positions comes the relative score
+        "activation": (".feed_forward.",),
+        "score": ("position.", *scores),
+        "normalize": (".attend.normalize.",),
+        "mix": (".attend.mix.", ".project.query."),  # position-wise mixing reads the query where no score does
+        "norm": ("final_norm.",),
+        "initializer": (),
     }
-    return lambda name: marks[slot] in name
+    return lambda name: any(mark in name for mark in marks[slot])
 
 
 @pytest.mark.parametrize("slot", checks.slots())
@@ -136,9 +140,7 @@ def test_configurations_that_share_a_part_share_its_names_and_shapes(slot: str) 
         shapes = []
         for choice in checks.slots()[slot]:
             with torch.device("meta"):
-                model = fr.LanguageModel(
-                    Combination(**vars(row) | {slot: choice}).config(head_dim=None, hidden_size=12)
-                )
+                model = fr.LanguageModel(row.but(slot, choice).config(head_dim=None, hidden_size=12))
             state, own = model.state_dict(), _belongs_to(slot)
             shapes.append({name: tensor.shape for name, tensor in state.items() if not own(name)})
         assert all(other == shapes[0] for other in shapes)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
@@ -14,7 +17,16 @@ from fullrank.config import registry
 from fullrank.config.schema import AttentionConfig, ModelConfig
 from fullrank.errors import ConfigError
 
-KeyValues = tuple[Tensor, Tensor]  # keys and values of earlier tokens, (B, H, M, D) each
+
+class KeyValues(NamedTuple):
+    """What was projected for earlier tokens: keys and values (B, H, M, D), and keys of distances (H, T, D).
+
+    keys is None where the score has none, relative where it has no distances; T may be more than is needed yet.
+    """
+
+    keys: Tensor | None
+    values: Tensor
+    relative: Tensor | None = None
 
 
 class Attention(nn.Module):
@@ -59,9 +71,10 @@ class Attention(nn.Module):
                 )
             head_dim = hidden_size // num_attention_heads
         size = HeadSize(num_attention_heads, head_dim, hidden_size, max_position_embeddings)
-        self.project = Projection(size, config.bias, rotary)
+        attend = registry.lookup("attend", config.kind)(config, size, dropout)
+        self.project = Projection(size, config.bias, rotary, **attend.projected())
         self.route = StochasticCrossHead(config.cross_head) if config.cross_head > 0 else SameHead()
-        self.attend = registry.lookup("attend", config.kind)(config, size, dropout)
+        self.attend = attend
         self.merge = nn.Linear(num_attention_heads * head_dim, hidden_size, bias=config.bias)
 
     def forward(
@@ -79,17 +92,19 @@ class Attention(nn.Module):
 
         `layout` covers past and new keys. The projected queries mix heads exactly as in one full pass.
         """
-        heads = self.project(x, x, layout)
+        heads = self.project(x, x, layout, None if past is None else past.relative)
         if past is not None:
-            keys, values = past[0], past[1]
-            heads = Heads(heads.query, heads.scored, _join(keys, heads.keys), _join(values, heads.values))
-        return self._attend(heads, layout, trace), (heads.keys, heads.values)
+            keys = None if heads.keys is None else _join(past.keys, heads.keys)
+            heads = replace(heads, keys=keys, values=_join(past.values, heads.values))
+        return self._attend(heads, layout, trace), KeyValues(heads.keys, heads.values, heads.relative)
 
     def _attend(self, heads: Heads, layout: Layout, trace: Trace | None) -> Tensor:
-        keys, values = self.route(heads.keys, heads.values)
-        out = self.attend(Heads(heads.query, heads.scored, keys, values), layout, trace)
+        relative = None if heads.relative is None else heads.relative[:, : layout.distances]
+        keys, values, relative = self.route(heads.keys, heads.values, relative)
+        out = self.attend(replace(heads, keys=keys, values=values, relative=relative), layout, trace)
         return self.merge(out.transpose(1, 2).flatten(2))  # (B, N, E)
 
 
-def _join(past: Tensor, new: Tensor) -> Tensor:
+def _join(past: Tensor | None, new: Tensor) -> Tensor:
+    assert past is not None
     return torch.cat((past.to(new.dtype), new), dim=2)

@@ -15,12 +15,20 @@ class Layout:
     query_positions (N,) or (B, N), key_positions (M,) or (B, M): places in the text, in tokens.
     causal: a query sees no key that comes after it.
     key_mask (B, M), True where a key is a token and False where it is padding; None when there is no padding.
+    contiguous: key positions are 0, 1, .., M - 1 and the queries end where the keys end.
+    farthest: the greatest distance from a query to a key before it, in tokens; None when no tokens are left out between
+    the keys, so that it is M - 1.
+    encodings (T, E): the sinusoids of the distances in `reach`, the smallest first, where a model makes them once for all
+    its layers.
     """
 
     query_positions: Tensor
     key_positions: Tensor
     causal: bool = True
     key_mask: Tensor | None = None
+    contiguous: bool = False
+    farthest: int | None = None
+    encodings: Tensor | None = None
 
     @classmethod
     def of(cls, queries: int, keys: int | None = None, *, causal: bool = True, device: torch.device | None = None,
@@ -35,7 +43,7 @@ class Layout:
             raise ValueError(f"{queries} queries over {keys} keys: causal queries are the last ones of the keys")
         positions = torch.arange(min(keys - queries, 0), keys, device=device)
         last = positions.shape[0]
-        return cls(positions[last - queries :], positions[last - keys :], causal, key_mask)
+        return cls(positions[last - queries :], positions[last - keys :], causal, key_mask, contiguous=True)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -52,6 +60,18 @@ class Layout:
         """Causal, without padding and without earlier keys: what a fused kernel calls `is_causal`."""
         queries, keys = self.shape
         return self.causal and self.key_mask is None and queries == keys
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """The smallest and the greatest distance, query minus key position in tokens, at which a query sees a key."""
+        queries, keys = self.shape
+        return 0 if self.causal else 1 - queries, keys - 1 if self.farthest is None else self.farthest
+
+    @property
+    def distances(self) -> int:
+        """T, how many distances lie within `reach`."""
+        nearest, farthest = self.reach
+        return farthest - nearest + 1
 
     def visible(self) -> Tensor:
         """(1 or B, 1, N, M), True where a query sees a key.

@@ -3,6 +3,7 @@
 A mixing is built from `(config, size)`. It maps weights (B, H, N, M) and the projected query (B, H, N, D) - with its bias,
 before scale and rotation - to mixed weights (B, H, N, M), and says with `matrix(query)` by which matrices:
 (H, H), or (B, N, H, H) if they depend on the query. Column i makes head i: P'_i = sum_j m_ji P_j.
+`needs` is ("query",) where the query is read; where it is (), and no score needs one, the query is None.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ def _check(weights: Tensor, num_heads: int) -> None:
 class KeepHeads(nn.Module):
     """Plain multi-head attention: every head keeps its own weights (M = I)."""
 
+    needs = ()
+
     def __init__(self, config: None, size: HeadSize) -> None:
         super().__init__()
 
-    def forward(self, weights: Tensor, query: Tensor) -> Tensor:
+    def forward(self, weights: Tensor, query: Tensor | None) -> Tensor:
         return weights
 
     def matrix(self, query: Tensor | None) -> None:
@@ -48,11 +51,13 @@ class PositionIndependentMixing(nn.Module):
     Raises ValueError if the weights have another number of heads.
     """
 
+    needs = ()
+
     def __init__(self, config: None, size: HeadSize) -> None:
         super().__init__()
         self.mixing = nn.Parameter(torch.eye(size.num_heads))
 
-    def forward(self, weights: Tensor, query: Tensor) -> Tensor:
+    def forward(self, weights: Tensor, query: Tensor | None) -> Tensor:
         _check(weights, self.mixing.shape[0])
         return torch.einsum("bjnm,ji->binm", weights, self.mixing.to(weights.dtype))
 
@@ -73,17 +78,18 @@ class PositionWiseMixing(nn.Module):
     Differs from the released code: none of its other mixing types, and the query is unscaled in decoding too.
     """
 
+    needs = ("query",)
+
     def __init__(self, config: None, size: HeadSize) -> None:
         super().__init__()
         self.from_query = nn.Parameter(torch.zeros(size.head_dim, size.num_heads))
         self.mixing = nn.Parameter(torch.eye(size.num_heads))
 
-    def forward(self, weights: Tensor, query: Tensor) -> Tensor:
+    def forward(self, weights: Tensor, query: Tensor | None) -> Tensor:
         _check(weights, self.mixing.shape[0])
-        if query.shape[1:3] != weights.shape[1:3]:
-            raise ValueError(
-                f"query (B, H, N, D) {tuple(query.shape)} does not fit weights (B, H, N, M) {tuple(weights.shape)}"
-            )
+        if query is None or query.shape[1:3] != weights.shape[1:3]:
+            given = None if query is None else tuple(query.shape)
+            raise ValueError(f"query (B, H, N, D) {given} does not fit weights (B, H, N, M) {tuple(weights.shape)}")
         return torch.einsum("bjnm,bnji->binm", weights, self.matrix(query).to(weights.dtype))
 
     def matrix(self, query: Tensor | None) -> Tensor:
@@ -103,6 +109,8 @@ class RandomMixing(nn.Module):
     of H heads with unrelated weights. The released code divides each column by its sum instead, which can be near zero.
     """
 
+    needs = ()
+
     @dataclass(frozen=True)
     class Config:
         std: float | None = None
@@ -118,7 +126,7 @@ class RandomMixing(nn.Module):
         self.mixing: Tensor
         self.register_buffer("mixing", mixing.to(torch.empty(()).device))  # wherever the model is being built
 
-    def forward(self, weights: Tensor, query: Tensor) -> Tensor:
+    def forward(self, weights: Tensor, query: Tensor | None) -> Tensor:
         _check(weights, self.mixing.shape[0])
         return torch.einsum("bjnm,ji->binm", weights, self.mixing.to(weights.dtype))
 
@@ -130,11 +138,13 @@ class RandomMixing(nn.Module):
 class AverageHeads(nn.Module):
     """Avghead: every head uses the mean of all heads' weights, m_ji = 1/H (Mixhead §4.4.2, Table 7)."""
 
+    needs = ()
+
     def __init__(self, config: None, size: HeadSize) -> None:
         super().__init__()
         self.num_heads = size.num_heads
 
-    def forward(self, weights: Tensor, query: Tensor) -> Tensor:
+    def forward(self, weights: Tensor, query: Tensor | None) -> Tensor:
         return weights.mean(dim=1, keepdim=True).expand_as(weights)
 
     def matrix(self, query: Tensor | None) -> Tensor | None:

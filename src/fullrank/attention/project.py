@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from fullrank.attention.layout import Layout
+from fullrank.attention.relative import RelativeKeys
 from fullrank.attention.size import HeadSize
+from fullrank.attention.stage import drawn_apart
 
 
 @dataclass(frozen=True)
 class Heads:
     """What attention works on. query is as projected (mixing reads it); scored is the query that meets the keys.
 
-    query, scored (B, H, N, D); keys, values (B, H, M, D).
+    query, scored (B, H, N, D); keys, values (B, H, M, D); relative (H, T, D): keys of the distances in `layout.reach`.
+    None is what the stages of a layer have no use for; there are always values.
     """
 
-    query: Tensor
-    scored: Tensor
-    keys: Tensor
+    query: Tensor | None
+    scored: Tensor | None
+    keys: Tensor | None
     values: Tensor
+    relative: Tensor | None = None
 
 
 class Rotary(nn.Module):
@@ -48,27 +53,64 @@ class Rotary(nn.Module):
 
 
 class Projection(nn.Module):
-    """Q, K, V = X W + b, split into heads (Mixhead Eq. 8), then rotated if positions are rotary.
+    """Q, K, V = X W + b, split into heads (Mixhead Eq. 8), then rotated if positions are rotary; R = PE W_R.
 
-    x (B, N, E), source (B, M, E) -> query, scored (B, H, N, D) and keys, values (B, H, M, D).
+    x (B, N, E), source (B, M, E) -> query, scored (B, H, N, D), keys, values (B, H, M, D) and relative (H, T, D).
+    `score_needs` and `mix_needs` name the tensors that the stages read: what neither reads is not allocated, except that of
+    `idle`, which is allocated, never trained and never computed. A query that only mixing reads starts from random
+    numbers of its own, so that all other parameters start as they do without mixing.
     """
 
-    def __init__(self, size: HeadSize, bias: bool, rotary: Rotary | None) -> None:
+    def __init__(
+        self,
+        size: HeadSize,
+        bias: bool,
+        rotary: Rotary | None,
+        score_needs: Collection[str] = ("scored", "keys"),
+        mix_needs: Collection[str] = ("query",),
+        idle: Collection[str] = (),
+        clamp_length: int | None = None,
+    ) -> None:
         super().__init__()
         inner = size.num_heads * size.head_dim
         self.num_heads, self.head_dim = size.num_heads, size.head_dim
-        self.query = nn.Linear(size.hidden_size, inner, bias=bias)
-        self.key = nn.Linear(size.hidden_size, inner, bias=bias)
+        self.reads_keys = "keys" in score_needs
+        self.query: nn.Linear | None = None
+        if "scored" in score_needs:
+            self.query = nn.Linear(size.hidden_size, inner, bias=bias)
+        elif "query" in mix_needs:
+            with drawn_apart():
+                self.query = nn.Linear(size.hidden_size, inner, bias=bias)
+            setattr(self.query, "drawn_apart", True)  # noqa: B010
+        kept = "keys" in idle and not self.reads_keys
+        self.key = nn.Linear(size.hidden_size, inner, bias=bias) if self.reads_keys or kept else None
+        if self.key is not None and kept:
+            self.key.requires_grad_(False)
         self.value = nn.Linear(size.hidden_size, inner, bias=bias)
+        self.relative = RelativeKeys(size, clamp_length) if "relative" in score_needs else None
         self.rotary = rotary
+
+    def layers(self) -> list[nn.Linear]:
+        """Those of query, key and value that exist, in this order."""
+        return [layer for layer in (self.query, self.key, self.value) if layer is not None]
 
     def split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)  # (B, H, N, D)
 
-    def forward(self, x: Tensor, source: Tensor, layout: Layout) -> Heads:
-        """`layout` places the queries; the keys projected here are the last ones of it."""
-        query, keys, values = self.split(self.query(x)), self.split(self.key(source)), self.split(self.value(source))
-        if self.rotary is None:
-            return Heads(query, query, keys, values)
-        own = layout.key_positions[..., layout.key_positions.shape[-1] - keys.shape[2] :]
-        return Heads(query, self.rotary(query, layout.query_positions), self.rotary(keys, own), values)
+    def forward(self, x: Tensor, source: Tensor, layout: Layout, relative: Tensor | None = None) -> Heads:
+        """`layout` places the queries; the keys projected here are the last ones of it.
+
+        `relative` (H, T or more, D): keys of distances that were made before.
+        """
+        query = None if self.query is None else self.split(self.query(x))
+        keys = self.split(self.key(source)) if self.key is not None and self.reads_keys else None
+        values = self.split(self.value(source))
+        scored = query
+        if self.rotary is not None and scored is not None:
+            scored = self.rotary(scored, layout.query_positions)
+        if self.rotary is not None and keys is not None:
+            own = layout.key_positions[..., layout.key_positions.shape[-1] - keys.shape[2] :]
+            keys = self.rotary(keys, own)
+        if self.relative is not None and (relative is None or relative.shape[1] < layout.distances):
+            relative = self.relative(layout, x)
+        return Heads(query, scored, keys, values, relative)

@@ -1,6 +1,9 @@
 """Scores: how much each query wants each key, before masking.
 
-A score is built from `(config, size)` and maps query (B, H, N, D), keys (B, H, M, D) and a layout to (B, H, N, M).
+A score is built from `(config, size)`. `needs` names what it reads of the `Heads`, in the order of its arguments, and
+nothing else is projected: ("scored", "keys") for the dot product, () for a learned matrix; the layout comes last.
+It returns (B, H, N, M), or (1, H, N, M) if all texts have the same scores. `idle` names what is allocated all the same, and
+`max_length` is the greatest M, for scores that have such.
 """
 
 from __future__ import annotations
@@ -8,7 +11,10 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from fullrank.attention.layout import Layout
+from fullrank.attention.relative import XLRelative as XLRelative
 from fullrank.attention.size import HeadSize
+from fullrank.attention.synthesizer import DenseSynthesizer as DenseSynthesizer
+from fullrank.attention.synthesizer import RandomSynthesizer as RandomSynthesizer
 from fullrank.config.registry import register
 
 
@@ -20,6 +26,8 @@ class DotProduct(nn.Module):
 
     query (B, H, N, D), keys (B, H, M, D) -> (B, H, N, M).
     """
+
+    needs = ("scored", "keys")
 
     def __init__(self, config: None, size: HeadSize) -> None:
         super().__init__()

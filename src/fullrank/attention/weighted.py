@@ -33,5 +33,25 @@ class WeightedValues(nn.Module):
         setattr(self.mix, "no_weight_decay", True)  # noqa: B010
         self.dropout = dropout
 
+    @property
+    def max_length(self) -> int | None:
+        """The greatest number of keys, None if there is no limit."""
+        return getattr(self.score, "max_length", None)
+
+    def projected(self) -> dict[str, Any]:
+        """What `Projection` has to make for these stages, as its arguments. A stage that does not say reads everything."""
+        return {
+            "score_needs": getattr(self.score, "needs", ("scored", "keys")),
+            "mix_needs": getattr(self.mix, "needs", ("query",)),
+            "idle": getattr(self.score, "idle", ()),
+            "clamp_length": getattr(self.score, "clamp_length", None),
+        }
+
+    def scores(self, heads: Heads, layout: Layout) -> Tensor:
+        """Before the mask, (B, H, N, M)."""
+        read = [getattr(heads, name) for name in getattr(self.score, "needs", ("scored", "keys"))]
+        scores: Tensor = self.score(*read, layout)
+        return scores.expand(heads.values.shape[0], -1, -1, -1)
+
     def forward(self, heads: Heads, layout: Layout, trace: Trace | None = None) -> Tensor:
         return kernels.kernel_for(self, tracing=trace is not None)(self, heads, layout, trace)

@@ -191,6 +191,12 @@ class ModelConfig(_Strict):
             problems.append(f"model.norm: 'pre' or 'post', given '{self.norm}'")
         if self.position == "rotary" and isinstance(self.head_dim, int) and self.head_dim % 2:
             problems.append(f"model.head_dim: rotary positions need an even head size, given {self.head_dim}")
+        score = stage_name(self.attention.score)
+        if (score == "relative") != (self.position == "relative"):
+            problems.append(
+                "model.attention.score: 'relative' goes with model.position: relative and only with it; given "
+                f"model.attention.score: {score} with model.position: {self.position}; change one of them"
+            )
         if self.memory_length != 0:
             problems.append(
                 f"model.memory_length: this version has models without memory (0), given {self.memory_length}"

@@ -14,7 +14,7 @@ from fullrank.attention.layer import KeyValues
 class Cache:
     """A value: pass it in, take the next one out.
 
-    layers: keys and values (B, H, M, D) of each layer, None before the first token.
+    layers: keys, values (B, H, M, D) and keys of distances of each layer, None before the first token.
     key_mask (B, M), True for tokens and False for padding; None when nothing was padded.
     """
 
@@ -25,13 +25,11 @@ class Cache:
     def length(self) -> int:
         """M, tokens and padding read so far."""
         first = self.layers[0]
-        return 0 if first is None else first[0].shape[2]
+        return 0 if first is None else first.values.shape[2]
 
     def reorder(self, index: Tensor) -> Cache:
         """The cache of rows `index` (K,) of this one, in that order; rows may repeat (beams)."""
-        layers = tuple(
-            None if kv is None else (kv[0].index_select(0, index), kv[1].index_select(0, index)) for kv in self.layers
-        )
+        layers = tuple(None if kv is None else _rows(kv, index) for kv in self.layers)
         mask = None if self.key_mask is None else self.key_mask.index_select(0, index)
         return replace(self, layers=layers, key_mask=mask)
 
@@ -46,3 +44,8 @@ class Cache:
         )
         new = new if new is not None else torch.ones(rows, tokens, dtype=torch.bool, device=device)
         return torch.cat((old, new), dim=1)
+
+
+def _rows(kv: KeyValues, index: Tensor) -> KeyValues:
+    keys = None if kv.keys is None else kv.keys.index_select(0, index)
+    return KeyValues(keys, kv.values.index_select(0, index), kv.relative)  # distances are the same for all rows

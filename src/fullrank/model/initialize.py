@@ -6,12 +6,17 @@ An initialiser is a function of one module, called for every module of a model i
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from torch import nn
 
 from fullrank.attention.layer import Attention
+from fullrank.attention.relative import RelativeBiases, RelativeKeys
+from fullrank.attention.score import RandomSynthesizer
+from fullrank.attention.stage import drawn_apart
 from fullrank.config import registry
 from fullrank.config.registry import register
 from fullrank.model.embedding import TokenEmbedding
@@ -19,6 +24,11 @@ from fullrank.model.output import SoftmaxOutput
 from fullrank.model.position import Learned
 
 Initializer = Callable[[nn.Module], None]
+
+
+def _apart(layer: nn.Module) -> AbstractContextManager[None]:
+    """Where a layer exists only for mixing, the others start as they do without it."""
+    return drawn_apart() if getattr(layer, "drawn_apart", False) else contextlib.nullcontext()
 
 
 def _zero_bias(*layers: nn.Linear) -> None:
@@ -36,24 +46,39 @@ def _tables(module: nn.Module, std: float) -> None:
 @register("initializer", "fairseq")
 def fairseq(module: nn.Module) -> None:
     """fairseq's Transformer: embeddings and vocabulary matrix N(0, 1/E); query, key and value Xavier-uniform with gain
-    1/sqrt(2), their biases as in `nn.Linear`; merge Xavier-uniform with bias 0; feed-forward as in `nn.Linear`."""
+    1/sqrt(2), their biases as in `nn.Linear`; merge Xavier-uniform with bias 0; feed-forward as in `nn.Linear`. Of relative
+    attention, keys of distances start like keys, u and v Xavier-uniform; synthesizers as their classes say."""
     if isinstance(module, TokenEmbedding | Learned | SoftmaxOutput):
         width = (module.matrix if isinstance(module, SoftmaxOutput) else module.weight).shape[1]
         _tables(module, width**-0.5)
     elif isinstance(module, Attention):
-        for layer in (module.project.query, module.project.key, module.project.value):
-            nn.init.xavier_uniform_(layer.weight, gain=1 / math.sqrt(2))
+        for layer in module.project.layers():
+            with _apart(layer):
+                nn.init.xavier_uniform_(layer.weight, gain=1 / math.sqrt(2))
         nn.init.xavier_uniform_(module.merge.weight)
         _zero_bias(module.merge)
+    elif isinstance(module, RelativeKeys):
+        nn.init.xavier_uniform_(module.weight, gain=1 / math.sqrt(2))
+    elif isinstance(module, RelativeBiases):
+        nn.init.xavier_uniform_(module.content_bias)
+        nn.init.xavier_uniform_(module.position_bias)
 
 
 @register("initializer", "transformer_xl")
 def transformer_xl(module: nn.Module) -> None:
-    """Transformer-XL: every matrix and table N(0, 0.02^2), biases 0, norm weights N(1, 0.02^2)."""
+    """Transformer-XL: every matrix and table, u and v N(0, 0.02^2), other biases 0, norm weights N(1, 0.02^2)."""
     _tables(module, 0.02)
     if isinstance(module, nn.Linear):
-        nn.init.normal_(module.weight, std=0.02)
+        with _apart(module):
+            nn.init.normal_(module.weight, std=0.02)
         _zero_bias(module)
+    elif isinstance(module, RelativeKeys):
+        nn.init.normal_(module.weight, std=0.02)
+    elif isinstance(module, RelativeBiases):
+        nn.init.normal_(module.content_bias, std=0.02)
+        nn.init.normal_(module.position_bias, std=0.02)
+    elif isinstance(module, RandomSynthesizer):
+        nn.init.normal_(module.logits, std=0.02)
     elif isinstance(module, nn.LayerNorm):
         nn.init.normal_(module.weight, mean=1.0, std=0.02)
 
@@ -61,7 +86,7 @@ def transformer_xl(module: nn.Module) -> None:
 @register("initializer", "pytorch")
 def pytorch(module: nn.Module) -> None:
     """`nn.Embedding`, `nn.TransformerEncoderLayer`, `nn.Linear`: embeddings and positions N(0, 1); query, key and value
-    Xavier-uniform as one packed matrix, attention biases 0; everything else as in `nn.Linear`."""
+    Xavier-uniform as one packed matrix, attention biases, u and v too, 0; everything else as in `nn.Linear`."""
     if isinstance(module, TokenEmbedding | Learned):
         nn.init.normal_(module.weight)
     elif isinstance(module, SoftmaxOutput):
@@ -70,10 +95,11 @@ def pytorch(module: nn.Module) -> None:
             if own is not None:
                 nn.init.uniform_(own, -bound, bound)
     elif isinstance(module, Attention):
-        layers = (module.project.query, module.project.key, module.project.value)
-        bound = math.sqrt(6 / (layers[0].in_features + sum(layer.out_features for layer in layers)))
+        layers = module.project.layers()
+        bound = math.sqrt(6 / (layers[0].in_features + 3 * layers[0].out_features))
         for layer in layers:
-            nn.init.uniform_(layer.weight, -bound, bound)
+            with _apart(layer):
+                nn.init.uniform_(layer.weight, -bound, bound)
         _zero_bias(*layers, module.merge)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from fullrank.model.block import Block
 from fullrank.model.cache import Cache
 from fullrank.model.dropout import Dropout
 from fullrank.model.initialize import initialize
-from fullrank.model.position import Learned
+from fullrank.model.position import Learned, Relative
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,8 @@ class LanguageModel(nn.Module):
         self.position: nn.Module = registry.lookup("position", config.position)(config)
         self.embedding_dropout = Dropout(config.dropout.embedding, config.dropout.locked)
         self.blocks: Any = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
+        if isinstance(self.position, Relative):
+            self.position.lend(self.blocks)
         self.final_norm = (
             nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.final_norm else nn.Identity()
         )
@@ -100,6 +102,7 @@ class LanguageModel(nn.Module):
             raise InputError("memory was given, but model.memory_length is 0: this model has none")
         layout, mask = self._layout(input_ids, cache, attention_mask)
         x = self.embedding_dropout(self.position(self.embedding(input_ids), layout.query_positions))  # (B, N, E)
+        layout = self._with_encodings(layout, x, cache)
         layers = []
         for i, block in enumerate(self.blocks):
             if cache is None:
@@ -130,6 +133,15 @@ class LanguageModel(nn.Module):
         positions = (mask.cumsum(1) - 1).clamp_min(0)  # (B, M): padding takes no position
         return Layout(positions[:, past:], positions, True, mask), mask
 
+    def _with_encodings(self, layout: Layout, x: Tensor, cache: Cache | None) -> Layout:
+        """The layout with what relative positions make once for all layers."""
+        if not isinstance(self.position, Relative):
+            return layout
+        first = None if cache is None else cache.layers[0]
+        known = None if first is None else first.relative
+        encodings = self.position.encodings(layout, x, known, cache is not None)
+        return layout if encodings is None else replace(layout, encodings=self.embedding_dropout(encodings[None])[0])
+
     def new_cache(self) -> Cache:
         """An empty cache of keys and values, for decoding token by token."""
         return Cache((None,) * len(self.blocks))
@@ -137,7 +149,9 @@ class LanguageModel(nn.Module):
     @property
     def max_length(self) -> int | None:
         """The longest sequence the model can take, None if there is no limit."""
-        return self.config.max_position_embeddings if self.config.position == "learned" else None
+        if self.config.position == "learned":
+            return self.config.max_position_embeddings
+        return getattr(self.blocks[0].attention.attend, "max_length", None)
 
     # -- losses -------------------------------------------------------------------------------------------------------
 

@@ -1,14 +1,18 @@
-"""Absolute positions, added to the embeddings. Rotary positions act on the heads instead (attention/project.py)."""
+"""Positions: absolute ones are added to the embeddings; rotary and relative ones act on the heads (attention/)."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fullrank.attention.layout import Layout
+from fullrank.attention.relative import RelativeBiases, XLRelative, encode_distances
 from fullrank.config.registry import register
-from fullrank.config.schema import ModelConfig
+from fullrank.config.schema import ModelConfig, stage_options
 from fullrank.errors import InputError
 
 
@@ -70,3 +74,40 @@ class NothingAdded(nn.Module):
 
     def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
         return hidden
+
+
+@register("position", "relative")
+class Relative(nn.Module):
+    """Transformer-XL's positions: nothing is added; the score of every layer reads the distance of query and key.
+
+    hidden (B, N, E) -> hidden.  Holds what all layers have in common: the sinusoids of distances, and u and v (`biases`, None
+    where each layer has its own). Sinusoids are dropped out like embeddings, one draw for all layers, as in Transformer-XL.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        options = XLRelative.Config(**stage_options(config.attention.score))
+        assert config.head_dim is not None
+        self.size, self.clamp_length = config.hidden_size, options.clamp_length
+        self.biases: RelativeBiases | None = (
+            RelativeBiases(config.num_attention_heads, config.head_dim) if options.shared_biases else None
+        )
+
+    def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
+        return hidden
+
+    def lend(self, blocks: Iterable[Any]) -> None:
+        """Let the scores of all blocks use the one pair of biases that is held here."""
+        for block in blocks:
+            if self.biases is not None:
+                block.attention.attend.score.share(self.biases)
+
+    def encodings(self, layout: Layout, like: Tensor, known: Tensor | None, cached: bool) -> Tensor | None:
+        """Sinusoids (T, E) for `layout`, or None where keys of its distances are `known` (H, T, D) already.
+
+        For a cache of keys, the table is made for more distances, so that it is not made again for every token.
+        """
+        if known is not None and known.shape[1] >= layout.distances:
+            return None
+        rows = max(64, 1 << (layout.distances - 1).bit_length()) if cached else layout.distances
+        return encode_distances(layout, self.size, self.clamp_length, like, rows)

@@ -15,7 +15,7 @@ from fullrank.model.language_model import LanguageModel
 
 _PARTS = (  # first match wins
     ("mixing", (".attend.mix.",)),
-    ("attention", (".attention.",)),
+    ("attention", (".attention.", "position.biases.")),  # u and v of relative attention, which all layers share
     ("feed_forward", (".feed_forward.",)),
     ("norm", ("norm.",)),
     ("position", ("position.",)),

@@ -9,10 +9,17 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from fullrank.attention.kernels.reference import reference
+from fullrank.attention.kernels.relative import relative
 from fullrank.attention.kernels.sdpa import sdpa
-from fullrank.attention.mix import KeepHeads
-from fullrank.attention.normalize import Softmax
-from fullrank.attention.score import DotProduct
+from fullrank.attention.mix import (
+    AverageHeads,
+    KeepHeads,
+    PositionIndependentMixing,
+    PositionWiseMixing,
+    RandomMixing,
+)
+from fullrank.attention.normalize import SigSoftmax, Softmax
+from fullrank.attention.score import DotProduct, XLRelative
 from fullrank.errors import InputError, suggest
 
 if TYPE_CHECKING:
@@ -22,7 +29,7 @@ if TYPE_CHECKING:
     from fullrank.attention.weighted import WeightedValues
 
 Kernel = Callable[["WeightedValues", "Heads", "Layout", "Trace | None"], Tensor]
-KERNELS: dict[str, Kernel] = {"reference": reference, "sdpa": sdpa}
+KERNELS: dict[str, Kernel] = {"reference": reference, "sdpa": sdpa, "relative": relative}
 _forced: str | None = None  # a plain global, so that torch.compile guards on it
 
 
@@ -30,18 +37,29 @@ def kernel_for(attend: WeightedValues, tracing: bool) -> Kernel:
     """The fastest kernel that computes these stages, or the one fixed by `kernel(...)`."""
     if tracing or _forced == "reference":
         return reference  # a trace needs the weights themselves
+    fast = _fast(attend)
+    if _forced is not None and fast is not KERNELS[_forced]:
+        stages = ", ".join(type(stage).__name__ for stage in (attend.score, attend.normalize, attend.mix))
+        raise InputError(f"kernel '{_forced}' cannot compute {stages}; use kernel 'auto' or 'reference'")
+    return fast or reference
+
+
+_OwnMixing = KeepHeads | PositionIndependentMixing | PositionWiseMixing | RandomMixing | AverageHeads
+
+
+def _fast(attend: WeightedValues) -> Kernel | None:
     match attend.score, attend.normalize, attend.mix:
         case DotProduct(), Softmax(), KeepHeads():
             return sdpa
-    if _forced is not None:
-        stages = ", ".join(type(stage).__name__ for stage in (attend.score, attend.normalize, attend.mix))
-        raise InputError(f"kernel '{_forced}' cannot compute {stages}; use kernel 'auto' or 'reference'")
-    return reference
+        # only the shift is special: stages that look at one query at a time compute themselves in blocks of queries
+        case XLRelative(), Softmax() | SigSoftmax(), mix if isinstance(mix, _OwnMixing):
+            return relative
+    return None
 
 
 @contextlib.contextmanager
 def kernel(name: str) -> Iterator[None]:
-    """Fix the attention kernel inside a `with` block: `auto`, `reference` or `sdpa`.
+    """Fix the attention kernel inside a `with` block: `auto`, `reference`, `sdpa` or `relative`.
 
     Raises InputError for an unknown name, and in a forward pass if the kernel cannot compute the model's stages.
     """

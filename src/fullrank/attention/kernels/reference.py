@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 def reference(attend: WeightedValues, heads: Heads, layout: Layout, trace: Trace | None) -> Tensor:
     """score -> mask -> normalize -> mix -> dropout -> weighted values; (B, H, N, D)."""
-    scores = attend.score(heads.scored, heads.keys, layout)
+    return weigh(attend, attend.scores(heads, layout), heads, layout, trace)
+
+
+def weigh(attend: WeightedValues, scores: Tensor, heads: Heads, layout: Layout, trace: Trace | None) -> Tensor:
+    """Everything after the score."""
     if not layout.unrestricted:
         scores = scores.masked_fill(~layout.visible(), float("-inf"))
     weights = attend.normalize(scores)

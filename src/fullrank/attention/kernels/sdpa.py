@@ -21,14 +21,17 @@ _SHORT = 1024  # keys; up to here blocks of rows train faster in bf16 than the f
 
 def sdpa(attend: WeightedValues, heads: Heads, layout: Layout, trace: Trace | None) -> Tensor:
     """Dot product, softmax, no mixing; (B, H, N, D)."""
+    query, keys = heads.scored, heads.keys
+    assert query is not None
+    assert keys is not None
     p = attend.dropout if attend.training else 0.0
     causal = layout.plain_causal and not layout.unrestricted
-    if _in_rows(heads, p):
+    if _in_rows(query, keys, p):
         visible = None if layout.unrestricted else layout.visible()
-        return attend_rows(heads.scored, heads.keys, heads.values, visible, attend.score.scale, p, causal)
+        return attend_rows(query, keys, heads.values, visible, attend.score.scale, p, causal)
     return F.scaled_dot_product_attention(
-        heads.scored,
-        heads.keys,
+        query,
+        keys,
         heads.values,
         attn_mask=None if causal or layout.unrestricted else layout.visible(),
         dropout_p=p,
@@ -37,9 +40,9 @@ def sdpa(attend: WeightedValues, heads: Heads, layout: Layout, trace: Trace | No
     )
 
 
-def _in_rows(heads: Heads, p: float) -> bool:
+def _in_rows(query: Tensor, keys: Tensor, p: float) -> bool:
     """On a CPU the fused kernel has no dropout, and a slow backward pass in bf16."""
-    if heads.scored.device.type != "cpu" or torch.compiler.is_compiling():
+    if query.device.type != "cpu" or torch.compiler.is_compiling():
         return False
-    trains = torch.is_grad_enabled() and heads.scored.requires_grad
-    return 0 < p < 1 or (trains and heads.scored.dtype == torch.bfloat16 and heads.keys.shape[2] <= _SHORT)
+    trains = torch.is_grad_enabled() and query.requires_grad
+    return 0 < p < 1 or (trains and query.dtype == torch.bfloat16 and keys.shape[2] <= _SHORT)

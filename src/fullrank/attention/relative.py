@@ -1,0 +1,143 @@
+"""Relative positions as in Transformer-XL: sinusoids of distances, their keys, the two learned biases, and the score."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fullrank.attention.layout import Layout
+from fullrank.attention.size import HeadSize
+from fullrank.config.registry import register
+
+
+def encode_distances(
+    layout: Layout, width: int, clamp_length: int | None, like: Tensor, rows: int | None = None
+) -> Tensor:
+    """Sinusoids of all distances within `layout.reach`, the smallest first, (T, E) in the dtype and on the device of `like`.
+
+        PE(d, i) = sin(d / 10000^(2i/E)),   PE(d, E/2 + i) = cos(d / 10000^(2i/E)),      i < E/2
+
+    The halves stand one after the other, as in Transformer-XL. Distances beyond `clamp_length` count as `clamp_length`.
+    `rows`: so many distances instead, for a table that will be read again.
+    """
+    nearest, rows = layout.reach[0], layout.distances if rows is None else rows
+    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+    distances = torch.arange(nearest, nearest + rows, device=like.device, dtype=dtype)
+    if clamp_length is not None:
+        distances = distances.clamp(-clamp_length, clamp_length)
+    exponent = torch.arange(0, width, 2, device=like.device, dtype=dtype) / width
+    angle = distances[:, None] * torch.exp(-math.log(10000.0) * exponent)
+    return torch.cat((angle.sin(), angle.cos()), dim=-1)[:, :width].to(like.dtype)
+
+
+class RelativeKeys(nn.Module):
+    """Keys of distances: R = PE W_R without bias, split into heads (Transformer-XL §3.3).  weight (H D, E).
+
+    encodings (T, E) -> (H, T, D). A layout that carries no encodings is given them here, without dropout.
+    """
+
+    def __init__(self, size: HeadSize, clamp_length: int | None) -> None:
+        super().__init__()
+        self.num_heads, self.clamp_length = size.num_heads, clamp_length
+        self.weight = nn.Parameter(torch.empty(size.num_heads * size.head_dim, size.hidden_size))
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))  # as `nn.Linear` starts
+
+    def forward(self, layout: Layout, like: Tensor) -> Tensor:
+        encodings = layout.encodings
+        if encodings is None:
+            encodings = encode_distances(layout, self.weight.shape[1], self.clamp_length, like)
+        return F.linear(encodings, self.weight).unflatten(-1, (self.num_heads, -1)).transpose(0, 1)
+
+
+class RelativeBiases(nn.Module):
+    """u and v: `content_bias` and `position_bias`, (H, D) each, added to every query. They never decay, like all biases."""
+
+    no_weight_decay = True
+
+    def __init__(self, num_heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.content_bias = nn.Parameter(torch.zeros(num_heads, head_dim))
+        self.position_bias = nn.Parameter(torch.zeros(num_heads, head_dim))
+
+
+@register("score", "relative")
+class XLRelative(nn.Module):
+    """Transformer-XL's score of content and distance (Dai et al. 2019, §3.3; Skip Cross-head app. A, Eq. 15).
+
+        A(n, m) = ((Q(n) + u) . K(m)  +  (Q(n) + v) . R(p_n - p_m)) / sqrt(D)
+
+    query (B, H, N, D), keys (B, H, M, D), relative (H, T, D): the keys R of the distances in `layout.reach` -> (B, H, N, M).
+    p are positions in the text: whatever stands between query and key counts, whether it can be seen or not.
+    `shared_biases`: u and v are one pair for all layers of a model, stored with it once, as in Transformer-XL's base models;
+    otherwise, and in a layer by itself, each layer has its own. `clamp_length`: farther keys count as that far.
+    `as_published`: the formula of Skip Cross-head's paper and code, which takes the distance of the key to the last token of
+    the block instead of to the query, R(p_last - p_m), for comparison only: a query does not know how far a key is, and the
+    weights of a token change with what is appended to its block, so that decoding token by token is another function.
+    """
+
+    needs = ("scored", "keys", "relative")
+
+    @dataclass(frozen=True)
+    class Config:
+        shared_biases: bool = True
+        clamp_length: int | None = None
+        as_published: bool = False
+
+        def __post_init__(self) -> None:
+            clamp = self.clamp_length
+            if clamp is not None and not (type(clamp) is int and clamp > 0):
+                raise ValueError(f"clamp_length: a positive whole number of tokens, or null, given {clamp!r}")
+            for name in ("shared_biases", "as_published"):
+                if type(value := getattr(self, name)) is not bool:
+                    raise ValueError(f"{name}: true or false, given {value!r}")
+
+    def __init__(self, config: Config, size: HeadSize) -> None:
+        super().__init__()
+        self.scale = size.head_dim**-0.5
+        self.clamp_length, self.as_published = config.clamp_length, config.as_published
+        self.biases: RelativeBiases | None = RelativeBiases(size.num_heads, size.head_dim)
+        self._shared: tuple[RelativeBiases, ...] = ()
+
+    def share(self, biases: RelativeBiases) -> None:
+        """Use `biases`, which the model holds, instead of an own pair."""
+        # in a tuple, so that they are not registered here too and are saved once
+        self.biases, self._shared = None, (biases,)
+
+    def queries(self, query: Tensor) -> tuple[Tensor, Tensor]:
+        """(Q + u) / sqrt(D) and (Q + v) / sqrt(D), in the dtype of the query."""
+        u, v = self.u_and_v()
+        content, position = (query + u[:, None]) * self.scale, (query + v[:, None]) * self.scale
+        return content.to(query.dtype), position.to(query.dtype)
+
+    def u_and_v(self) -> tuple[Tensor, Tensor]:
+        biases = self._shared[0] if self._shared else self.biases
+        assert biases is not None
+        return biases.content_bias, biases.position_bias
+
+    def forward(self, query: Tensor, keys: Tensor, relative: Tensor, layout: Layout) -> Tensor:
+        content, position = self.queries(query)
+        by_distance = position @ relative.transpose(-1, -2)  # (B, H, N, T)
+        places = layout.query_positions[..., -1:] if self.as_published else layout.query_positions
+        distances = places[..., :, None] - layout.key_positions[..., None, :]  # (N, M), (B, N, M); one row as published
+        nearest = layout.reach[0]
+        index = distances.clamp_min(nearest) - nearest  # what is nearer, a later key of a causal layout, is hidden
+        index = index.view(-1, 1, *index.shape[-2:]).expand(*query.shape[:3], keys.shape[2])
+        return content @ keys.transpose(-1, -2) + by_distance.gather(-1, index)
+
+
+def shifted_scores(score: XLRelative, query: Tensor, keys: Tensor, relative: Tensor) -> Tensor:
+    """The same for a contiguous causal layout without a gather; scores of later keys are finite and mean nothing.
+
+    With the farthest distance first and one idle column, row n of (Q + v) R^T, laid out without gaps behind row n - 1, is
+    the row of scores already: column m of row n is number (N - 1) + n M + m, so the shift is a view.
+    """
+    queries, length = query.shape[2], keys.shape[2]
+    content, position = score.queries(query)
+    descending = F.pad(relative[:, :length].flip(1), (0, 0, 0, 1))  # (H, M + 1, D)
+    raw = (position @ descending.transpose(-1, -2)).flatten(2)  # (B, H, N (M + 1))
+    shifted = raw[..., queries - 1 : queries - 1 + queries * length].unflatten(-1, (queries, length))
+    return content @ keys.transpose(-1, -2) + shifted
