@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.attention.kernels import KERNELS
+from fullrank.attention.kernels import KERNELS, kernel_for
 from fullrank.attention.project import Heads
 from fullrank.attention.size import HeadSize
 from fullrank.attention.weighted import WeightedValues
@@ -76,14 +76,6 @@ def run(attend: WeightedValues, where: fr.Layout, kernel: str, dtype: torch.dtyp
     return {name: torch.zeros(()) if tensor is None else tensor for name, tensor in found.items()}
 
 
-def computes(kernel: str, attend: WeightedValues) -> bool:
-    try:
-        run(attend, fr.Layout.of(2), kernel, torch.float64)
-    except InputError:
-        return False
-    return True
-
-
 @pytest.mark.parametrize("kernel", [*FAST, "auto"])
 @pytest.mark.parametrize("where", LAYOUTS)
 @pytest.mark.parametrize("stages", STAGES, ids="-".join)
@@ -92,12 +84,8 @@ def test_equals_reference(stages: tuple[str, str, str], where: str, kernel: str,
     score, normalize, mix = stages
     config = fr.AttentionConfig(score=score, normalize=normalize, mix=mix)
     attend = checks.moved(WeightedValues(config, HeadSize(H, D, 17, 16), 0.0).to(dtype))
-    if not computes(kernel, attend):
-        assert stages != ("dot_product", "softmax", "none") or kernel == "relative", (
-            "plain attention lost its fast kernel"
-        )
-        assert score != "relative" or kernel == "sdpa", "relative attention lost its fast kernel"
-        return
+    if kernel != "auto" and KERNELS[kernel] is not kernel_for(attend, tracing=False):
+        return  # it refuses these stages, see test_names
     fast = run(attend, layout(where), kernel, dtype)
     for name, expected in run(attend, layout(where), "reference", dtype).items():
         assert fast[name].isfinite().all(), f"{name} is not finite"
@@ -108,8 +96,6 @@ def test_equals_reference(stages: tuple[str, str, str], where: str, kernel: str,
 
 def test_fast_kernels_are_chosen_for_plain_and_for_relative_attention() -> None:
     """Otherwise the comparison above would compare the reference with itself."""
-    from fullrank.attention.kernels import kernel_for
-
     chosen = {}
     for stages in STAGES:
         config = fr.AttentionConfig(score=stages[0], normalize=stages[1], mix=stages[2])
@@ -133,7 +119,7 @@ def test_dropout_of_weights_has_the_same_distribution_in_every_kernel() -> None:
         attend = WeightedValues(fr.AttentionConfig(score=score), HeadSize(H, D, 17, 16), p).train()
         heads = Heads(same, same, same, same + 1, torch.zeros(H, 8, D))
         with fr.kernel(name):
-            last = attend(heads, fr.Layout.of(8))[:, :, -1, 0]  # sees all eight
+            last = attend(heads, fr.Layout.of(8))[:, :, -1, 0].detach()  # sees all eight
             assert torch.equal(attend.eval()(heads, fr.Layout.of(8)), same + 1), name
         assert abs(float(last.mean()) - 1) < 5 * math.sqrt(p / (1 - p) / 8 / last.numel()), name
         assert abs(float(last.var()) - p / (1 - p) / 8) < 0.008, name
