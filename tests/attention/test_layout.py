@@ -21,6 +21,23 @@ def test_causal() -> None:
     assert layout.query_positions.tolist() == layout.key_positions.tolist() == [0, 1, 2, 3]
 
 
+def test_reach() -> None:
+    """The smallest and greatest distance of a pair that is seen."""
+    assert fr.Layout.of(4).reach == (0, 3)
+    assert fr.Layout.of(2, 5).reach == (0, 4)
+    assert fr.Layout.of(2, 5, causal=False).reach == (-1, 4)
+    assert fr.Layout.of(5, 2, causal=False).reach == (-4, 1)
+    gap = torch.tensor([0, 7])
+    assert fr.Layout(gap, gap, farthest=7).reach == (0, 7)
+    assert fr.Layout(gap, gap, farthest=7).distances == 8
+    assert fr.Layout.of(4).contiguous
+    assert not fr.Layout(gap, gap).contiguous
+    for queries, keys in ((4, 4), (2, 5), (5, 2)):
+        layout = fr.Layout.of(queries, keys, causal=False)
+        apart = layout.query_positions[:, None] - layout.key_positions
+        assert (int(apart.min()), int(apart.max())) == layout.reach
+
+
 def test_causal_with_past() -> None:
     layout = fr.Layout.of(2, 5)
     assert picture(layout) == ["xxxx.", "xxxxx"]

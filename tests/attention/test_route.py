@@ -38,6 +38,40 @@ def test_permutations_come_as_often_as_beta_says(beta: float) -> None:
         assert abs(counts[permutation] - draws * p) <= 4.5 * math.sqrt(draws * p * (1 - p)) + 1e-9, permutation
 
 
+def test_keys_of_distances_go_with_their_heads_and_nothing_stays_nothing() -> None:
+    route, keys = StochasticCrossHead(1.0).train(), torch.arange(HEADS, dtype=torch.float32)[:, None, None]
+    for _ in range(20):
+        content, nothing, distances = route(keys.expand(2, -1, 4, 5), None, keys.expand(-1, 9, 5))
+        assert nothing is None
+        assert torch.equal(content[1, :, 0, 0], distances[:, 0, 0])
+    kept = SameHead()(None, keys)
+    assert kept[0] is None
+    assert kept[1] is keys
+
+
+def test_relative_attention_with_permuted_heads() -> None:
+    """Keys, keys of distances and values change places together; queries, u and v stay."""
+    config = fr.AttentionConfig(score="relative", cross_head=1.0)
+    attention = fr.Attention(config, hidden_size=6, num_attention_heads=3, head_dim=2).double().train()
+    with torch.no_grad():
+        for parameter in attention.parameters():
+            parameter.normal_()
+    x = torch.randn(2, 4, 6, dtype=torch.float64)
+    torch.manual_seed(6)
+    given = attention(x)
+    torch.manual_seed(6)
+    read = order(attention.route)
+    assert read != (0, 1, 2)
+    attention.eval()
+    project = attention.project
+    with torch.no_grad():
+        for weight in (project.key.weight, project.value.weight, project.relative.weight):
+            weight.copy_(weight.view(3, 2, 6)[list(read)].reshape(6, 6))
+        for bias in (project.key.bias, project.value.bias):
+            bias.copy_(bias.view(3, 2)[list(read)].reshape(6))
+    assert torch.allclose(attention(x), given, atol=1e-13)
+
+
 def test_evaluation_keeps_heads_and_draws_nothing() -> None:
     route, state = StochasticCrossHead(1.0).eval(), torch.get_rng_state()
     assert all(order(route) == tuple(range(HEADS)) for _ in range(20))

@@ -46,6 +46,7 @@ def compare(block: Block, compiled: object, tolerance: float, layouts: list[fr.L
 
 def test_combinations_were_found() -> None:
     found = checks.slots()
+    assert {c.score for c in COMBINATIONS} == set(found["score"])
     assert {c.mix for c in COMBINATIONS} == set(found["mix"])
     assert {c.position for c in COMBINATIONS} == set(found["position"])
     assert {c.normalize for c in COMBINATIONS} == set(found["normalize"])
@@ -69,10 +70,11 @@ def test_randomness_breaks_no_graph(combination: Combination) -> None:
     assert not torch.equal(first, second)  # drawn anew, not frozen into the graph
 
 
-def test_the_losses_of_a_compiled_model_are_those_of_the_eager_one() -> None:
+@pytest.mark.parametrize("score", checks.slots()["score"])
+def test_the_losses_of_a_compiled_model_are_those_of_the_eager_one(score: str) -> None:
     """Blocks are compiled one by one and in place, as the training loop does; names of parameters stay."""
     torch._dynamo.reset()
-    combination = next(c for c in checks.pairwise() if c.mix == "position_wise")
+    combination = next(c for c in checks.pairwise() if (c.mix, c.score) == ("position_wise", score))
     eager, compiled = combination.moved(), combination.moved()
     for block in compiled.compile_targets():
         block.compile(backend="aot_eager")

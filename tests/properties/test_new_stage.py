@@ -82,7 +82,8 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Co
     folder = tmp_path_factory.mktemp("plugin")
     (folder / "mixing_stages.py").write_text(PLUGIN)
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
-    environment["PYTHONPATH"] = str(folder)
+    paths = [str(folder), *filter(None, [environment.get("PYTHONPATH")])]
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
     chosen = ["softmax-neighbour-rotary", "softmax-neighbour-padding-auto"]
     chosen += [f"product-softmax-{stage}-rotary-pre" for stage in ("peeking", "dead", "shifted")]
     files = [f"tests/properties/{name}.py" for name in ("test_every_combination", "test_kernels_agree")]

@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 from fullrank.attention.layer import Attention
-from fullrank.config.schema import ModelConfig
+from fullrank.attention.project import Projection
+from fullrank.attention.score import DenseSynthesizer
+from fullrank.config.schema import ModelConfig, stage_name
 from fullrank.model.language_model import LanguageModel
 
 _PARTS = (  # first match wins
@@ -31,6 +33,27 @@ def parameters_by_part(model: nn.Module) -> dict[str, int]:
         part = next((part for part, marks in _PARTS if any(mark in name for mark in marks)), "other")
         counts[part] += parameter.numel()
     return {"total": sum(counts.values()), **counts}
+
+
+_KEY_PRODUCTS = {"relative": 2, "random_synthesizer": 0}  # multiply-adds of a score for a key, in H D; else 1
+
+
+def _attention_flops(config: ModelConfig, keys: float) -> float:
+    """Per token: scores and weighted values; the keys of distances, made once for all texts of a batch, are left out."""
+    assert config.head_dim is not None
+    products = _KEY_PRODUCTS.get(stage_name(config.attention.score), 1) + 1
+    return config.num_hidden_layers * 2 * products * config.num_attention_heads * config.head_dim * keys
+
+
+def _matrices(model: LanguageModel) -> int:
+    """Numbers of the matrices that each token is multiplied with, the vocabulary's apart."""
+    count = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
+    for module in model.modules():
+        if isinstance(module, DenseSynthesizer):
+            count -= module.to_positions.weight.numel()  # counted key by key, with the scores
+        elif isinstance(module, Projection) and module.key is not None and not module.reads_keys:
+            count -= module.key.weight.numel()
+    return count
 
 
 def _mixing_flops(model: LanguageModel, keys: float) -> float:
@@ -57,12 +80,11 @@ def size(config: ModelConfig, length: int) -> dict[str, Any]:
     parts = parameters_by_part(model)
     assert config.vocab_size is not None
     assert config.head_dim is not None
-    matrices = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
     keys = (length + 1) / 2
-    attention = config.num_hidden_layers * 4 * config.num_attention_heads * config.head_dim * keys
     output = 2 * config.vocab_size * config.hidden_size
-    forward = 2 * matrices + attention + _mixing_flops(model, keys) + output
-    cache = config.num_hidden_layers * 2 * config.num_attention_heads * config.head_dim
+    forward = 2 * _matrices(model) + _attention_flops(config, keys) + _mixing_flops(model, keys) + output
+    cached = sum(1 + m.reads_keys for m in model.modules() if isinstance(m, Projection))
+    cache = cached * config.num_attention_heads * config.head_dim
     return {
         "parameters": parts,
         "bytes": {

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fullrank.attention.dropout import keep_mask
 from fullrank.attention.kernels.reference import reference, weigh
 from fullrank.attention.layout import Layout
 from fullrank.attention.project import Heads
@@ -50,7 +51,8 @@ def relative(attend: WeightedValues, heads: Heads, layout: Layout, trace: Trace 
     u, v = attend.score.u_and_v()
     inner = (*attend.normalize.parameters(), *attend.mix.parameters())
     reads = heads.query if "query" in attend.mix.needs else None
-    out: Tensor = _Blocks.apply(attend, reads, query, keys, heads.values, distances, u, v, *inner)
+    needed = distances[:, : keys.shape[2]]
+    out: Tensor = _Blocks.apply(attend, reads, query, keys, heads.values, needed, u, v, *inner)
     return out
 
 
@@ -137,7 +139,7 @@ class _Blocks(torch.autograd.Function):
         ctx.autocast = (torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
         ctx.attend, ctx.p = attend, attend.dropout if attend.training else 0.0
         keys, values = keys.contiguous(), values.contiguous()
-        descending = _descending(distances, keys.shape[2])
+        descending = torch.cat((distances.flip(1), torch.zeros_like(distances[:, :1])), dim=1)  # (H, M + 1, D)
         out = torch.empty_like(query)
         kept = []
         with torch.autocast(device, enabled=False):
@@ -145,23 +147,25 @@ class _Blocks(torch.autograd.Function):
                 scores = _Scores(block, query, keys, descending, u, v).forward()
                 mixed = _stages(attend, scores, _part(mixing_query, block), ctx.autocast).to(values.dtype)
                 if ctx.p:
-                    kept.append(torch.rand_like(mixed, dtype=torch.float32) >= ctx.p)
+                    kept.append(_draw(mixed, ctx.p))
                     mixed = mixed * kept[-1] / (1 - ctx.p)
                 out[block.texts, :, block.rows] = mixed @ values[block.texts, :, : block.seen]
-        ctx.save_for_backward(mixing_query, query, keys, values, descending, u, v, *kept)
+        # the parameters of the stages are saved for the check that nobody changed them before the backward pass
+        ctx.save_for_backward(mixing_query, query, keys, values, descending, u, v, *inner, *kept)
         return out
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise RuntimeError("this attention kernel has no second derivative; use fullrank.kernel('reference')")
-        mixing_query, query, keys, values, descending, u, v, *kept = ctx.saved_tensors
+        mixing_query, query, keys, values, descending, u, v, *rest = ctx.saved_tensors
+        inner = [*ctx.attend.normalize.parameters(), *ctx.attend.mix.parameters()]
+        kept = rest[len(inner) :]
         wide = torch.promote_types(query.dtype, torch.float32)
         d_query = torch.empty_like(query, dtype=wide)
         d_mixing = None if mixing_query is None or not ctx.needs_input_grad[1] else torch.zeros_like(mixing_query)
         d_keys, d_values, d_far = (torch.zeros_like(x, dtype=wide) for x in (keys, values, descending))
         d_u, d_v = torch.zeros_like(u, dtype=wide), torch.zeros_like(v, dtype=wide)
-        inner = [*ctx.attend.normalize.parameters(), *ctx.attend.mix.parameters()]
         learned = [parameter for parameter in inner if parameter.requires_grad]
         d_learned = [torch.zeros_like(parameter) for parameter in learned]
         with torch.autocast(query.device.type, enabled=False):
@@ -206,9 +210,10 @@ class _Blocks(torch.autograd.Function):
         )
 
 
-def _descending(distances: Tensor, length: int) -> Tensor:
-    """(H, M + 1, D): keys of the distances M - 1 to 0, and an idle row."""
-    return torch.cat((distances[:, :length].flip(1), torch.zeros_like(distances[:, :1])), dim=1)
+def _draw(like: Tensor, p: float) -> Tensor:
+    """True where dropout keeps an entry."""
+    kept = keep_mask(like.shape, p, like)
+    return torch.rand_like(like, dtype=torch.float32) >= p if kept is None else kept.bool()
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
