@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,7 +35,7 @@ from fullrank.attention.trace import Trace
 if TYPE_CHECKING:
     from fullrank.attention.weighted import WeightedValues
 
-_ROWS = {"cpu": 64}  # query rows of a block; elsewhere 512
+_ROWS = {"cpu": 64}  # query rows of a block, at most; elsewhere 512
 _NUMBERS = {"cpu": 2**17}  # about so many scores in a block, so that it stays in cache; elsewhere 2^25
 
 
@@ -67,11 +68,11 @@ class _Block:
 
 def _blocks(query: Tensor, keys: Tensor) -> Iterator[_Block]:
     batch, heads, queries, length = *query.shape[:3], keys.shape[2]
-    rows = min(queries, _ROWS.get(query.device.type, 512))
+    count = max(1, -(-queries // _ROWS.get(query.device.type, 512)))  # blocks of nearly as many rows each
+    ends, rows = [queries * i // count for i in range(count + 1)], max(1, -(-queries // count))
     texts = max(1, _NUMBERS.get(query.device.type, 2**25) // (heads * rows * length))
     for text in range(0, batch, texts):
-        for row in range(0, queries, rows):
-            end = min(row + rows, queries)
+        for row, end in pairwise(ends):
             yield _Block(slice(text, min(text + texts, batch)), slice(row, end), length - queries + end)
 
 
