@@ -126,7 +126,8 @@ def _plan(minutes: float, out: Path, seed: int, rows: Sequence[str], remarks: An
     pairs = math.ceil(len(rows) / _places())
     budget = max(minutes * 60 - _REPORT - pairs * _STARTUP, 0.3 * minutes * 60)
     tokens = int(_ALONE * budget * _places() / seconds)
-    per_step = 8 * 128
+    options = resolve(RECIPE).config.train
+    per_step = options.batch_size * options.segment_length
     tokens = max(tokens // per_step, 20) * per_step
     write_json(file, {**wanted, "tokens": tokens})
     remarks.print(f"Each of the {len(rows)} models will read {tokens:,} tokens, {_places()} at a time.")
