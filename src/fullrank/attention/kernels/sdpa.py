@@ -42,4 +42,4 @@ def _in_rows(heads: Heads, p: float) -> bool:
     if heads.scored.device.type != "cpu" or torch.compiler.is_compiling():
         return False
     trains = torch.is_grad_enabled() and heads.scored.requires_grad
-    return 0 < p < 1 or (trains and heads.scored.dtype == torch.bfloat16 and heads.keys.shape[2] <= _SHORT)
+    return 0 < p <= 1 - 2**-16 or (trains and heads.scored.dtype == torch.bfloat16 and heads.keys.shape[2] <= _SHORT)
