@@ -7,7 +7,8 @@ A field left at `None` is resolved from the others on construction, so that a sa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
@@ -17,6 +18,10 @@ from fullrank.errors import ConfigError, suggest
 # A stage by name, or `{name: ..., option: value}` where its class declares a nested `Config` dataclass of options.
 Stage = str | dict[str, Any]
 Probability = float
+
+_SIZES = 2**31  # sizes are below this: what a tensor's dimension may reasonably be
+_COUNTS = 2**63  # and counts and seeds below this
+_THREADS = 1024
 
 
 def stage_name(stage: Stage) -> str:
@@ -54,6 +59,27 @@ def _check_stage(problems: list[str], slot: str, stage: Stage, key: str) -> None
 def _raise(problems: list[str]) -> None:
     if problems:
         raise ConfigError(*problems)
+
+
+def _check_numbers(
+    problems: list[str],
+    config: object,
+    section: str,
+    keys: Iterable[str],
+    *,
+    zero: bool = False,
+    below: float = math.inf,
+) -> None:
+    """A line for every key that is not above 0 (from 0 on with `zero`) and not below `below`; NaN is neither."""
+    for key in keys:
+        value = getattr(config, key)
+        if value is None:
+            continue
+        if not (value > 0 or (zero and value == 0)):
+            problems.append(f"{section}.{key}: {'zero or more' if zero else 'a positive number'}, given {value}")
+        elif not value < below:
+            limit = "a finite number" if below == math.inf else f"below {below:,}"
+            problems.append(f"{section}.{key}: {limit}, given {value}")
 
 
 class _Strict:
@@ -170,6 +196,8 @@ class ModelConfig(_Strict):
             value = getattr(self, key)
             if value is not None and not (type(value) is int and value > 0):
                 problems.append(f"model.{key}: a positive whole number, given {value!r}")
+            elif value is not None and not value < _SIZES:
+                problems.append(f"model.{key}: below {_SIZES:,}, given {value}")
         if self.head_dim is None and not problems:  # nothing is derived from wrong sizes
             if self.hidden_size % self.num_attention_heads:
                 problems.append(
@@ -184,9 +212,7 @@ class ModelConfig(_Strict):
         _check_stage(problems, "position", self.position, "model.position")
         _check_stage(problems, "activation", self.hidden_act, "model.hidden_act")
         _check_stage(problems, "initializer", self.initializer, "model.initializer")
-        for key in ("layer_norm_eps", "rope_theta"):
-            if not getattr(self, key) > 0:
-                problems.append(f"model.{key}: a positive number, given {getattr(self, key)}")
+        _check_numbers(problems, self, "model", ("layer_norm_eps", "rope_theta"))
         if self.norm not in ("pre", "post"):
             problems.append(f"model.norm: 'pre' or 'post', given '{self.norm}'")
         if self.position == "rotary" and isinstance(self.head_dim, int) and self.head_dim % 2:
@@ -216,11 +242,8 @@ class DataConfig(_Strict):
     max_tokens: int | None = None  # use only the beginning of the training split
 
     def __post_init__(self) -> None:
-        problems = [
-            f"data.{key}: a positive number, given {value}"
-            for key in ("min_count", "max_vocabulary", "max_tokens")
-            if (value := getattr(self, key)) is not None and value < 1
-        ]
+        problems: list[str] = []
+        _check_numbers(problems, self, "data", ("min_count", "max_vocabulary", "max_tokens"), below=_COUNTS)
         if self.name == "text" and self.train is None:
             problems.append("data.train: `data.name: text` needs at least one training file")
         _raise(problems)
@@ -274,20 +297,24 @@ class TrainConfig(_Strict):
             given = ["epochs"]
         if len(given) > 1:
             problems.append(f"train: give exactly one of steps, epochs, tokens; given {', '.join(given)}")
-        for key in ("steps", "epochs", "tokens", "batch_size", "segment_length", "gradient_accumulation_steps", "threads",
-                    "learning_rate", "max_grad_norm", "patience", "save_every_steps", "log_every_steps"):  # fmt: skip
-            value = getattr(self, key)
-            if value is not None and not value > 0:
-                problems.append(f"train.{key}: a positive number, given {value}")
-        for key in ("warmup_steps", "warmup_from", "min_learning_rate", "weight_decay", "orthogonality", "overlap",
-                    "momentum", "plateau_patience"):  # fmt: skip
-            if getattr(self, key) < 0:
-                problems.append(f"train.{key}: zero or more, given {getattr(self, key)}")
-        for key in ("label_smoothing", "swa_start"):
+        counts = ("steps", "tokens", "patience", "save_every_steps", "log_every_steps")
+        _check_numbers(problems, self, "train", counts, below=_COUNTS)
+        _check_numbers(
+            problems, self, "train", ("batch_size", "segment_length", "gradient_accumulation_steps"), below=_SIZES
+        )
+        _check_numbers(problems, self, "train", ("epochs", "learning_rate", "eps", "max_grad_norm"))
+        from_zero = ("warmup_from", "min_learning_rate", "weight_decay", "orthogonality", "overlap")
+        _check_numbers(problems, self, "train", from_zero, zero=True)
+        _check_numbers(problems, self, "train", ("seed", "warmup_steps", "plateau_patience"), zero=True, below=_COUNTS)
+        if self.threads is not None and not 1 <= self.threads <= _THREADS:
+            problems.append(f"train.threads: from 1 to {_THREADS}, given {self.threads}")
+        for key in ("label_smoothing", "swa_start", "momentum"):
             if not 0 <= getattr(self, key) < 1:
                 problems.append(f"train.{key}: at least 0 and below 1, given {getattr(self, key)}")
-        if self.plateau_factor <= 1:
-            problems.append(f"train.plateau_factor: above 1, given {self.plateau_factor}")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            problems.append(f"train.betas: two numbers, each at least 0 and below 1, given {list(self.betas)}")
+        if not 1 < self.plateau_factor < math.inf:
+            problems.append(f"train.plateau_factor: above 1 and finite, given {self.plateau_factor}")
         if not 0 < self.ema_decay < 1:
             problems.append(f"train.ema_decay: between 0 and 1, given {self.ema_decay}")
         _check_stage(problems, "optimizer", self.optimizer, "train.optimizer")
@@ -306,11 +333,10 @@ class EvalConfig(_Strict):
     max_tokens: int | None = None  # of the validation split, while training; the final figures use all
 
     def __post_init__(self) -> None:
-        problems = [
-            f"eval.{key}: a positive number, given {value}"
-            for key in ("batch_size", "segment_length", "every_steps", "every_epochs", "max_tokens")
-            if (value := getattr(self, key)) is not None and not value > 0
-        ]
+        problems: list[str] = []
+        _check_numbers(problems, self, "eval", ("batch_size", "segment_length"), below=_SIZES)
+        _check_numbers(problems, self, "eval", ("every_steps", "max_tokens"), below=_COUNTS)
+        _check_numbers(problems, self, "eval", ("every_epochs",))
         if self.every_steps is not None and self.every_epochs is not None:
             problems.append("eval: give at most one of every_steps and every_epochs")
         _raise(problems)
