@@ -63,9 +63,14 @@ class _Layer:
             yield piece, block if self.bias is None else block.add_(self.bias)
 
 
+def _kind(tensor: Tensor) -> str:
+    """The device as autocast knows it; it does not know `meta`."""
+    return "cpu" if tensor.device.type == "meta" else tensor.device.type
+
+
 def _product_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
     """The dtype that autocast asks matrix products to have."""
-    kind = hidden.device.type
+    kind = _kind(hidden)
     autocast = torch.is_autocast_enabled(kind) and weight.dtype != torch.float64
     return torch.get_autocast_dtype(kind) if autocast else weight.dtype
 
@@ -136,7 +141,7 @@ class _TokenNll(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
         ctx.dtype = _product_dtype(hidden, weight)
         ctx.save_for_backward(hidden, weight, bias, targets)
-        with torch.autocast(hidden.device.type, enabled=False):
+        with torch.autocast(_kind(hidden), enabled=False):
             layer = _Layer(hidden, weight, bias, ctx.dtype)
             found = torch.empty(targets.shape, dtype=layer.wide, device=hidden.device)
             for rows, logits in layer.chunks():
@@ -148,7 +153,7 @@ class _TokenNll(torch.autograd.Function):
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
         _refuse_second_order()
         hidden, weight, bias, targets = ctx.saved_tensors
-        with torch.autocast(hidden.device.type, enabled=False):
+        with torch.autocast(_kind(hidden), enabled=False):
             layer = _Layer(hidden, weight, bias, ctx.dtype)
             sums = _Gradients(layer, ctx.needs_input_grad, 0.0)
             for rows, logits in layer.chunks():
@@ -170,7 +175,7 @@ class _WeightedLoss(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, scale: Tensor, smoothing: float
     ) -> tuple[Tensor, Tensor]:
         dtype = _product_dtype(hidden, weight)
-        with torch.autocast(hidden.device.type, enabled=False):
+        with torch.autocast(_kind(hidden), enabled=False):
             layer = _Layer(hidden, weight, bias, dtype)
             sums = _Gradients(layer, ctx.needs_input_grad, smoothing)
             losses, plain = torch.empty_like(scale), torch.empty_like(scale)

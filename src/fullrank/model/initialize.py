@@ -12,6 +12,7 @@ from collections.abc import Callable
 from torch import nn
 
 from fullrank.attention.layer import Attention
+from fullrank.attention.mix import RandomMixing
 from fullrank.config import registry
 from fullrank.config.registry import register
 from fullrank.model.embedding import TokenEmbedding
@@ -82,3 +83,6 @@ def initialize(model: nn.Module, name: str) -> None:
     initializer: Initializer = registry.lookup("initializer", name, "model.initializer")
     for module in model.modules():
         initializer(module)
+    for module in model.modules():  # last, one after the other: no other parameter moves, and no two layers are alike
+        if isinstance(module, RandomMixing):
+            module.draw()

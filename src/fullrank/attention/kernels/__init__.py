@@ -28,11 +28,14 @@ _forced: str | None = None  # a plain global, so that torch.compile guards on it
 
 def kernel_for(attend: WeightedValues, tracing: bool) -> Kernel:
     """The fastest kernel that computes these stages, or the one fixed by `kernel(...)`."""
-    if tracing or _forced == "reference":
-        return reference  # a trace needs the weights themselves
-    match attend.score, attend.normalize, attend.mix:
-        case DotProduct(), Softmax(), KeepHeads():
-            return sdpa
+    if _forced == "reference":
+        return reference
+    if tracing:
+        if _forced is not None:
+            raise InputError(f"kernel '{_forced}' cannot give attention weights for a trace or a penalty; use 'auto'")
+        return reference
+    if (type(attend.score), type(attend.normalize), type(attend.mix)) == (DotProduct, Softmax, KeepHeads):
+        return sdpa  # of exactly these types: a subclass may compute something else
     if _forced is not None:
         stages = ", ".join(type(stage).__name__ for stage in (attend.score, attend.normalize, attend.mix))
         raise InputError(f"kernel '{_forced}' cannot compute {stages}; use kernel 'auto' or 'reference'")
@@ -47,7 +50,7 @@ def kernel(name: str) -> Iterator[None]:
     """
     global _forced
     if name != "auto" and name not in KERNELS:
-        raise InputError(f"--kernel: '{name}' is not available; {suggest(name, ['auto', *KERNELS])}")
+        raise InputError(f"kernel: '{name}' is not available; {suggest(name, ['auto', *KERNELS])}")
     before, _forced = _forced, None if name == "auto" else name
     try:
         yield
