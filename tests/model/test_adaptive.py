@@ -345,7 +345,18 @@ def test_a_device_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     embedding, output = CASES[1].layers()
     hidden, targets = torch.randn(2, 9, 11, dtype=DOUBLE), torch.randint(31, (2, 9))
     asked: list[str] = []
-    for name in ["tolist", "item", "nonzero", "__bool__", "__int__", "__float__", "__index__", "cpu", "numpy", "unique"]:
+    for name in [
+        "tolist",
+        "item",
+        "nonzero",
+        "__bool__",
+        "__int__",
+        "__float__",
+        "__index__",
+        "cpu",
+        "numpy",
+        "unique",
+    ]:
         original = getattr(Tensor, name)
 
         def noted(self: Tensor, *args: Any, _name: str = name, _original: Any = original, **kwargs: Any) -> Any:
