@@ -24,6 +24,8 @@ Module = TypeVar("Module", bound=nn.Module)
 
 VOCABULARY, WIDTH, HEADS, HEAD_DIM, LAYERS, LENGTH = 11, 10, 3, 4, 2, 7  # no size divides another
 
+CLUSTERED = {"kind": "adaptive", "cutoffs": [4, 8], "div_val": 2}  # widths 10, 5, 2
+
 # The two mixings of the paper's ablation (§4.4.2) do not start as plain attention; every other stage has to, unless its
 # class says `starts_plain = False`.
 NEVER_PLAIN = {"random", "average"}
@@ -40,6 +42,8 @@ class Combination:
     norm: str
     activation: str
     initializer: str
+    input: str
+    output: str
 
     def __str__(self) -> str:
         return "-".join(getattr(self, field.name) for field in fields(self))
@@ -59,6 +63,8 @@ class Combination:
             "hidden_act": self.activation,
             "initializer": self.initializer,
             "attention": fr.AttentionConfig(**attention),
+            "input": fr.InputConfig(**CLUSTERED if self.input == "adaptive" else {"kind": self.input}),
+            "output": fr.OutputConfig(**CLUSTERED if self.output == "adaptive" else {"kind": self.output}),
         }
         return fr.ModelConfig(**settings | changes)
 
@@ -89,14 +95,18 @@ def slots() -> dict[str, list[str]]:
         "norm": ["post", "pre"],
         "activation": registry.names("activation"),
         "initializer": registry.names("initializer"),
+        "input": registry.names("input"),
+        "output": registry.names("output"),
     }
 
 
 def every_attention() -> list[Combination]:
-    """The full product of everything attention is made of; activations and initialisers take turns."""
+    """The full product of everything attention is made of; the other slots take turns."""
     found = slots()
     product = itertools.product(*(found[slot] for slot in ("score", "normalize", "mix", "position", "norm")))
-    turns = itertools.cycle(itertools.product(found["activation"], found["initializer"]))
+    turns = itertools.cycle(
+        itertools.product(*(found[slot] for slot in ("activation", "initializer", "input", "output")))
+    )
     return [Combination(*stages, *turn) for stages, turn in zip(product, turns, strict=False)]
 
 

@@ -31,6 +31,8 @@ def test_something_was_found() -> None:
         "position": {"sinusoidal", "learned", "rotary", "none"},
         "activation": {"relu", "gelu", "swiglu"},
         "initializer": {"fairseq", "transformer_xl", "pytorch"},
+        "input": {"token", "adaptive"},
+        "output": {"softmax", "adaptive"},
     }.items():
         assert names <= set(found[slot]), f"{slot}: {names - set(found[slot])} is not registered"
     assert len(ATTENTION) >= 1 * 2 * 5 * 4 * 2
@@ -126,6 +128,8 @@ def _belongs_to(slot: str) -> Callable[[str], bool]:
         "mix": ".attend.mix.",
         "norm": "final_norm.",
         "initializer": "nothing",
+        "input": "embedding.",
+        "output": "output.",
     }
     return lambda name: marks[slot] in name
 

@@ -219,3 +219,11 @@ def weighted_loss(
         hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
     loss, nll = _WeightedLoss.apply(hidden, weight, bias, targets, scale, label_smoothing)
     return loss, nll
+
+
+def shares(weights: Tensor | None, targets: Tensor, dtype: torch.dtype) -> Tensor:
+    """(T,): how much each token of targets (B, N) counts in a weighted mean, w_t / sum(w); all alike without weights."""
+    if weights is None:
+        return torch.full((targets.numel(),), 1 / max(1, targets.numel()), device=targets.device, dtype=dtype)
+    scale = weights.flatten().to(dtype)
+    return scale / scale.sum().clamp_min(torch.finfo(dtype).tiny)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from torch import nn
+from torch import Tensor, nn
 
 from fullrank.attention.layer import Attention
 from fullrank.attention.mix import RandomMixing
 from fullrank.config import registry
 from fullrank.config.registry import register
-from fullrank.model.embedding import TokenEmbedding
+from fullrank.model.adaptive import AdaptiveSoftmax
+from fullrank.model.embedding import AdaptiveInput, TokenEmbedding
 from fullrank.model.output import SoftmaxOutput
 from fullrank.model.position import Learned
 
@@ -28,6 +29,13 @@ def _zero_bias(*layers: nn.Linear) -> None:
             nn.init.zeros_(layer.bias)
 
 
+def _uniform(fan_in: int, *parameters: Tensor | None) -> None:
+    """As `nn.Linear` starts: uniform within +-1 / sqrt(fan_in)."""
+    for parameter in parameters:
+        if parameter is not None:
+            nn.init.uniform_(parameter, -(fan_in**-0.5), fan_in**-0.5)
+
+
 def _tables(module: nn.Module, std: float) -> None:
     """Embeddings, learned positions and an untied vocabulary matrix: N(0, std^2); the vocabulary bias: 0."""
     if isinstance(module, TokenEmbedding | Learned | SoftmaxOutput) and module.weight is not None:
@@ -37,10 +45,13 @@ def _tables(module: nn.Module, std: float) -> None:
 @register("initializer", "fairseq")
 def fairseq(module: nn.Module) -> None:
     """fairseq's Transformer: embeddings and vocabulary matrix N(0, 1/E); query, key and value Xavier-uniform with gain
-    1/sqrt(2), their biases as in `nn.Linear`; merge Xavier-uniform with bias 0; feed-forward as in `nn.Linear`."""
+    1/sqrt(2), their biases as in `nn.Linear`; merge Xavier-uniform with bias 0; feed-forward as in `nn.Linear`. Adaptive
+    layers start as they do alone."""
     if isinstance(module, TokenEmbedding | Learned | SoftmaxOutput):
         width = (module.matrix if isinstance(module, SoftmaxOutput) else module.weight).shape[1]
         _tables(module, width**-0.5)
+    elif isinstance(module, AdaptiveInput | AdaptiveSoftmax):
+        module.reset_parameters()
     elif isinstance(module, Attention):
         for layer in (module.project.query, module.project.key, module.project.value):
             nn.init.xavier_uniform_(layer.weight, gain=1 / math.sqrt(2))
@@ -50,8 +61,15 @@ def fairseq(module: nn.Module) -> None:
 
 @register("initializer", "transformer_xl")
 def transformer_xl(module: nn.Module) -> None:
-    """Transformer-XL: every matrix and table N(0, 0.02^2), biases 0, norm weights N(1, 0.02^2)."""
+    """Transformer-XL: every matrix and table N(0, 0.02^2), biases 0, norm weights N(1, 0.02^2); projections of adaptive
+    layers N(0, 0.01^2)."""
     _tables(module, 0.02)
+    if isinstance(module, AdaptiveInput | AdaptiveSoftmax):
+        for name, parameter in module.named_parameters():
+            if parameter.ndim == 1:
+                nn.init.zeros_(parameter)
+            else:
+                nn.init.normal_(parameter, std=0.01 if name.startswith("projections.") else 0.02)
     if isinstance(module, nn.Linear):
         nn.init.normal_(module.weight, std=0.02)
         _zero_bias(module)
@@ -65,11 +83,18 @@ def pytorch(module: nn.Module) -> None:
     Xavier-uniform as one packed matrix, attention biases 0; everything else as in `nn.Linear`."""
     if isinstance(module, TokenEmbedding | Learned):
         nn.init.normal_(module.weight)
+    elif isinstance(module, AdaptiveInput):
+        for weight in module.weights:
+            nn.init.normal_(weight)
+        for projection in module.projections:
+            _uniform(projection.shape[1], projection)
+    elif isinstance(module, AdaptiveSoftmax):
+        hidden, widths = module.class_weight.shape[1], module.clusters.widths
+        for i, width in enumerate(widths):
+            _uniform(width, *(own[i] for own in (module.weights, module.biases) if len(own)))
+        _uniform(hidden, module.class_weight, module.class_bias, *module.projections.parameters())
     elif isinstance(module, SoftmaxOutput):
-        bound = module.matrix.shape[1] ** -0.5
-        for own in (module.weight, module.bias):
-            if own is not None:
-                nn.init.uniform_(own, -bound, bound)
+        _uniform(module.matrix.shape[1], module.weight, module.bias)
     elif isinstance(module, Attention):
         layers = (module.project.query, module.project.key, module.project.value)
         bound = math.sqrt(6 / (layers[0].in_features + sum(layer.out_features for layer in layers)))
