@@ -26,6 +26,8 @@ _HOMES = {
     "RunConfig": "fullrank.config.schema",
     "register": "fullrank.config.registry",
     "LanguageModel": "fullrank.model.language_model",
+    "AdaptiveInput": "fullrank.model.embedding",
+    "AdaptiveSoftmax": "fullrank.model.adaptive",
     "Attention": "fullrank.attention.layer",
     "Layout": "fullrank.attention.layout",
     "Trace": "fullrank.attention.trace",
@@ -53,6 +55,8 @@ if TYPE_CHECKING:
     from fullrank.config.schema import OutputConfig as OutputConfig
     from fullrank.config.schema import RunConfig as RunConfig
     from fullrank.config.schema import TrainConfig as TrainConfig
+    from fullrank.model.adaptive import AdaptiveSoftmax as AdaptiveSoftmax
+    from fullrank.model.embedding import AdaptiveInput as AdaptiveInput
     from fullrank.model.language_model import LanguageModel as LanguageModel
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,19 @@ def write_text(path: Path, text: str) -> None:
         raise RunError(f"{path}: cannot be written ({reason}); what was there before is unchanged") from error
 
 
+def as_json(content: Any) -> str:
+    """`content` as indented JSON that every reader takes: a number that is not finite becomes null."""
+    return json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, Mapping):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
+
+
 def write_json(path: Path, content: Any) -> None:
-    """Write `content` as indented JSON in one step."""
-    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    """Write `content` as indented JSON in one step; a number that is not finite becomes null."""
+    write_text(path, as_json(content) + "\n")

@@ -218,7 +218,7 @@ WRONG = {
     "two ends": (["info", "mixhead/table1-vanilla", "train.steps=5", "train.epochs=1"], "exactly one of"),
     "missing file": (["train", "nowhere.yaml"], "no such file"),
     "unknown corpus": (["data", "prepare", "pbt"], "ptb"),
-    "unknown kernel": (["eval", "{run}", "--kernel", "fast"], "--kernel"),
+    "unknown kernel": (["eval", "{run}", "--kernel", "fast"], "kernel: 'fast'"),
     "unknown split": (["eval", "{run}", "--split", "dev"], "--split"),
     "no run": (["eval", "{text}"], "not a run folder"),
     "no folder": (["generate", "{text}/nothing"], "no such folder"),
@@ -264,20 +264,52 @@ def test_a_damaged_checkpoint_is_told(run: Path, tmp_path: Path, capsys: pytest.
     assert "model.safetensors" in said
 
 
-def test_another_text_than_the_one_trained_on(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_text_may_go_but_not_change(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What was prepared serves on when the text is gone; without it, another text is refused, not evaluated."""
     import shutil
 
     import yaml
 
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
-    (tmp_path / "train.txt").write_text("something else\n" * 50, encoding="utf-8")
     raw = yaml.safe_load((copy / "config.yaml").read_text(encoding="utf-8"))
     raw["data"]["train"] = str(tmp_path / "train.txt")
     (copy / "config.yaml").write_text(yaml.safe_dump(raw), encoding="utf-8")
+    before = json.loads(succeeds(capsys, "eval", run, "--json"))
+    assert json.loads(succeeds(capsys, "eval", copy, "--json"))["perplexity"] == before["perplexity"]
+
+    identity = json.loads((copy / "run.json").read_text(encoding="utf-8"))
+    (copy / "run.json").write_text(json.dumps({**identity, "prepared": str(tmp_path / "gone")}), encoding="utf-8")
+    code, said = fails(capsys, "eval", copy)
+    assert code == 2
+    assert "train.txt" in said
+    (tmp_path / "train.txt").write_text("something else\n" * 50, encoding="utf-8")
     code, said = fails(capsys, "eval", copy)
     assert code == 2
     assert "vocabulary" in said
+    lines = (run.parent / "test.txt").read_text(encoding="utf-8").splitlines()
+    raw["data"] |= {"train": str(run.parent / "train.txt"), "test": str(tmp_path / "test.txt")}
+    (copy / "config.yaml").write_text(yaml.safe_dump(raw), encoding="utf-8")
+    (tmp_path / "test.txt").write_text("\n".join(reversed(lines)) + "\n", encoding="utf-8")
+    code, said = fails(capsys, "eval", copy)
+    assert code == 2
+    assert "test text" in said
+
+
+def test_a_checkpoint_with_changed_bytes_is_not_used(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import shutil
+
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    weights = copy / "checkpoints" / "best" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-40:] = bytes(40)
+    weights.write_bytes(content)
+    code, said = fails(capsys, "eval", copy, "--json")
+    assert code == 2
+    assert "checksum" in said
 
 
 def test_debug_shows_the_traceback() -> None:

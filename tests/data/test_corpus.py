@@ -107,7 +107,8 @@ def test_max_tokens_cuts_training_exactly(files, tokens, limit):
     whole, corpus = prepare(config(files, tokens=tokens)), prepare(config(files, tokens=tokens, max_tokens=limit))
     assert corpus.splits["train"].tokens == limit == len(corpus.ids("train"))
     assert text_of(whole, "train").startswith(text_of(corpus, "train"))
-    assert corpus.label == f"text (train.txt; first {limit} tokens)"
+    kind = {"word": "", "byte": ", bytes", "character": ", characters", "bpe": ", BPE"}[tokens]
+    assert corpus.label == f"text (train.txt{kind}; first {limit} tokens)"
     assert corpus.splits["test"].bytes == whole.splits["test"].bytes
     assert corpus.splits["train"].bytes == len(text_of(corpus, "train").encode())
     if tokens == "word":  # its own vocabulary: of what is used

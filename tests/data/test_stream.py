@@ -162,3 +162,14 @@ def test_batch_moves_with_its_weights():
     moved = batch.to("meta")
     assert moved.inputs.device.type == moved.targets.device.type == moved.weights.device.type == "meta"
     assert batch.tokens == 1
+
+
+def test_a_segment_beyond_the_text_is_the_whole_text_and_not_padding() -> None:
+    """Otherwise one block of 2^31 - 1 tokens would ask for tens of gigabytes."""
+    for source in (
+        Blocks(text(23), batch_size=4, segment_length=2**31 - 1, start_id=START),
+        Streams(text(23), batch_size=4, segment_length=2**31 - 1, start_id=START, remainder="keep"),
+    ):
+        assert source.batches_per_epoch == 1
+        assert scored(source) == list(range(23))
+        assert source.batch(0, 0).targets.numel() <= 24

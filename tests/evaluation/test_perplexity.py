@@ -120,9 +120,15 @@ def test_only_what_was_counted_is_reported() -> None:
     assert list(figures(Evaluation(10.0, 5), characters=7)) == ["nll", "perplexity", "tokens", "bits_per_character"]
 
 
-def test_a_hopeless_model_has_infinite_perplexity() -> None:
-    assert figures(Evaluation(5000.0, 5), words=1)["perplexity_per_word"] == math.inf
-    assert figures(Evaluation(5000.0, 5))["perplexity"] == math.inf
+def test_figures_that_are_not_finite_are_left_out() -> None:
+    assert figures(Evaluation(5000.0, 5), words=1, bytes=10) == {
+        "nll": 1000.0,
+        "tokens": 5,
+        "bits_per_byte": pytest.approx(500 / math.log(2)),
+    }
+    assert figures(Evaluation(math.nan, 5), characters=3) == {"tokens": 5}
+    large = figures(Evaluation(800.0, 8), words=1)
+    assert large == {"nll": 100.0, "perplexity": math.exp(100), "tokens": 8}, "per word: beyond every float"
 
 
 @pytest.mark.parametrize("name", ["words", "characters", "bytes"])

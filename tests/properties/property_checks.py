@@ -24,6 +24,8 @@ Module = TypeVar("Module", bound=nn.Module)
 
 VOCABULARY, WIDTH, HEADS, HEAD_DIM, LAYERS, LENGTH = 11, 10, 3, 4, 2, 7  # no size divides another
 
+CLUSTERED = {"kind": "adaptive", "cutoffs": [4, 8], "div_val": 2}  # widths 10, 5, 2
+
 # The two mixings of the paper's ablation (§4.4.2) do not start as plain attention; every other stage has to, unless its
 # class says `starts_plain = False`.
 NEVER_PLAIN = {"random", "average"}
@@ -50,6 +52,8 @@ class Combination:
     norm: str
     activation: str
     initializer: str
+    input: str
+    output: str
 
     def but(self, slot: str, choice: str) -> Combination:
         """The same with another choice; of score and position, the other one follows if they would not go together."""
@@ -77,6 +81,8 @@ class Combination:
             "hidden_act": self.activation,
             "initializer": self.initializer,
             "attention": fr.AttentionConfig(**attention),
+            "input": fr.InputConfig(**CLUSTERED if self.input == "adaptive" else {"kind": self.input}),
+            "output": fr.OutputConfig(**CLUSTERED if self.output == "adaptive" else {"kind": self.output}),
         }
         return fr.ModelConfig(**settings | changes)
 
@@ -107,19 +113,20 @@ def slots() -> dict[str, list[str]]:
         "norm": ["post", "pre"],
         "activation": registry.names("activation"),
         "initializer": registry.names("initializer"),
+        "input": registry.names("input"),
+        "output": registry.names("output"),
     }
 
 
 def every_attention() -> list[Combination]:
-    """The full product of everything attention is made of; activations and initialisers take turns.
+    """The full product of everything attention is made of; the other slots take turns.
 
     With a score that reads no keys positions take turns too.
     """
     found = slots()
-    positions, turns = (
-        itertools.cycle(found["position"]),
-        itertools.cycle(itertools.product(found["activation"], found["initializer"])),
-    )
+    others = ("activation", "initializer", "input", "output")
+    positions = itertools.cycle(found["position"])
+    turns = itertools.cycle(itertools.product(*(found[slot] for slot in others)))
     made = []
     for stages in itertools.product(*(found[slot] for slot in ("score", "normalize", "mix", "norm"))):
         row = dict(zip(("score", "normalize", "mix", "norm"), stages, strict=True))
@@ -127,8 +134,7 @@ def every_attention() -> list[Combination]:
         if "keys" not in score_needs(row["score"]):
             allowed = [next(position for position in positions if position in allowed)]
         for position in allowed:
-            activation, initializer = next(turns)
-            made.append(Combination(**row, position=position, activation=activation, initializer=initializer))
+            made.append(Combination(**row, position=position, **dict(zip(others, next(turns), strict=True))))
     return made
 
 

@@ -31,6 +31,8 @@ def test_something_was_found() -> None:
         "position": {"sinusoidal", "learned", "rotary", "relative", "none"},
         "activation": {"relu", "gelu", "swiglu"},
         "initializer": {"fairseq", "transformer_xl", "pytorch"},
+        "input": {"token", "adaptive"},
+        "output": {"softmax", "adaptive"},
     }.items():
         assert names <= set(found[slot]), f"{slot}: {names - set(found[slot])} is not registered"
     assert len(ATTENTION) >= (4 + 1 + 1 + 1) * 2 * 5 * 2
@@ -130,6 +132,8 @@ def _belongs_to(slot: str) -> Callable[[str], bool]:
         "mix": (".attend.mix.", ".project.query."),  # position-wise mixing reads the query where no score does
         "norm": ("final_norm.",),
         "initializer": (),
+        "input": ("embedding.",),
+        "output": ("output.",),
     }
     return lambda name: any(mark in name for mark in marks[slot])
 

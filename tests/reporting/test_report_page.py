@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from html.parser import HTMLParser
@@ -237,3 +238,28 @@ def test_no_run_is_refused_and_an_unwritable_place_is_a_failed_run(tmp_path: Pat
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot be written"):
         write_report([run], tmp_path / "file" / "report.html")
+
+
+def test_only_a_report_is_replaced(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    out = tmp_path / "page.html"
+    out.write_text("<!DOCTYPE html>\n<html><head><title>My thesis</title></head></html>\n", encoding="utf-8")
+    before = out.read_bytes()
+    with pytest.raises(InputError, match=r"page\.html: exists and is not a report of fullrank.*--out"):
+        write_report([run], out)
+    assert out.read_bytes() == before
+    out.write_bytes(b"")
+    write_report([run], out, "First")
+    write_report([run], out, "Second")
+    assert "<title>Second</title>" in out.read_text(encoding="utf-8")
+
+
+def test_a_run_without_one_of_its_final_figures_is_reported(tmp_path: Path) -> None:
+    """A figure that was not finite is missing (or null) in result.json."""
+    runs = [make_run(tmp_path / name) for name in ("a", "b", "c")]
+    for run, wrong in zip(runs, ({"tokens": 5}, {"tokens": 5, "nll": None, "perplexity": None}, {}), strict=True):
+        file = run / "result.json"
+        result = json.loads(file.read_text(encoding="utf-8"))
+        result["final"]["test"] = wrong
+        file.write_text(json.dumps(result), encoding="utf-8")
+    assert write_report(runs, tmp_path / "page.html").is_file()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fullrank.config.recipe import Resolved, resolve
-from fullrank.config.schema import DataConfig, RunConfig, TrainConfig
+from fullrank.config.schema import AttentionConfig, DataConfig, ModelConfig, RunConfig, TrainConfig
 from fullrank.errors import InputError
 from fullrank.tasks.run_folder import absolute, claim, default_folder, in_table_order, open_run
 
@@ -31,6 +31,7 @@ def test_default_folders() -> None:
 
 def test_a_folder_is_claimed_once_and_found_again(tmp_path: Path) -> None:
     assert claim(tmp_path / "run", RunConfig(), IDENTITY) is False
+    (tmp_path / "run" / "metrics.jsonl").touch()
     assert claim(tmp_path / "run", RunConfig(), IDENTITY) is True
     config, identity = open_run(tmp_path / "run")
     assert config == RunConfig()
@@ -39,6 +40,25 @@ def test_a_folder_is_claimed_once_and_found_again(tmp_path: Path) -> None:
         claim(tmp_path / "run", RunConfig(train=TrainConfig(seed=2)), IDENTITY)
     with pytest.raises(InputError, match="another text or vocabulary"):
         claim(tmp_path / "run", RunConfig(), {**IDENTITY, "vocabulary": "w"})
+    with pytest.raises(InputError, match="another text or vocabulary"):
+        claim(tmp_path / "run", RunConfig(), {**IDENTITY, "text": {"train": "changed"}})
+
+
+def test_a_run_that_never_trained_gives_its_folder_back(tmp_path: Path) -> None:
+    """A mistake found after the start (an optimizer that lacks a setting) can be mended in the same place."""
+    claim(tmp_path / "run", RunConfig(), IDENTITY)
+    assert claim(tmp_path / "run", RunConfig(train=TrainConfig(seed=2)), IDENTITY) is False
+    assert open_run(tmp_path / "run")[0].train.seed == 2
+
+
+def test_an_option_taken_away_is_another_configuration(tmp_path: Path) -> None:
+    def mixed(mix: object) -> RunConfig:
+        return RunConfig(model=ModelConfig(attention=AttentionConfig(mix=mix)))  # type: ignore[arg-type]
+
+    claim(tmp_path / "run", mixed({"name": "random", "std": 0.2}), IDENTITY)
+    (tmp_path / "run" / "metrics.jsonl").touch()
+    with pytest.raises(InputError, match=r"mix\.std is 0\.2 there, None here"):
+        claim(tmp_path / "run", mixed({"name": "random"}), IDENTITY)
 
 
 def test_a_start_that_was_cut_short_can_be_repeated(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ def rates(steps: list[int], total: int = 110, **options: object) -> list[float]:
     return [schedule.rate(step) for step in steps]
 
 
-@pytest.mark.parametrize("name", ["constant", "cosine", "linear", "inverse_sqrt", "plateau"])
+@pytest.mark.parametrize("name", ["constant", "cosine", "linear", "inverse_sqrt", "plateau", "cosine_restarts"])
 def test_every_schedule_warms_up_linearly(name: str) -> None:
     found = rates([1, 5, 10], schedule=name, learning_rate=1.0, warmup_steps=10, warmup_from=0.2)
     assert found == pytest.approx([0.28, 0.6, 1.0])
@@ -31,6 +31,58 @@ def test_cosine_goes_from_the_rate_to_the_least_over_what_follows_the_warm_up() 
     found = rates([10, 35, 60, 85, 110, 150], **options)
     half = math.sqrt(0.5)
     assert found == pytest.approx([1.0, 0.6 + 0.4 * half, 0.6, 0.6 - 0.4 * half, 0.2, 0.2])
+
+
+def test_cosine_restarts() -> None:
+    """Periods of 10, 20 and 40 steps after a warm-up of 5, each half as high: ends, middles and what follows an end."""
+    options = {"schedule": "cosine_restarts", "learning_rate": 1.0, "min_learning_rate": 0.2, "warmup_steps": 5,
+               "period": 10, "t_mult": 2.0, "lr_shrink": 0.5}  # fmt: skip
+    found = rates([5, 10, 15, 25, 35, 55, 75, 76], **options)
+    after = 0.125 * (0.6 + 0.4 * math.cos(math.pi / 80))
+    assert found == pytest.approx([1.0, 0.6, 0.2, 0.3, 0.1, 0.15, 0.05, after])
+    first = rates([16], **options)[0]
+    assert first == pytest.approx(0.5 * (0.6 + 0.4 * math.cos(math.pi / 20)))
+
+
+def test_cosine_restarts_of_equal_length() -> None:
+    options = {"schedule": "cosine_restarts", "learning_rate": 1.0, "period": 4, "lr_shrink": 0.5}
+    wave = [(1 + math.cos(math.pi * k / 4)) / 2 for k in (1, 2, 3, 4)]
+    assert rates(list(range(1, 13)), **options) == pytest.approx([0.5**i * high for i in range(3) for high in wave])
+    far = rates([4 * 10**9 + 2], schedule="cosine_restarts", learning_rate=1.0, period=4)
+    assert far == pytest.approx([0.5])
+
+
+def test_one_period_is_the_cosine() -> None:
+    options = {"learning_rate": 0.7, "min_learning_rate": 0.1, "warmup_steps": 10}
+    steps = list(range(1, 111))
+    plain = rates(steps, schedule="cosine", **options)
+    for period in (None, 100):
+        found = rates(steps, schedule="cosine_restarts", period=period, t_mult=2, lr_shrink=0.75, **options)
+        assert found == pytest.approx(plain, rel=1e-12)
+
+
+def test_fairseqs_restarts_a_step_later() -> None:
+    """Its equation, whose period begins with its highest rate, has ours one step earlier."""
+    period, growth, shrink, warmup, high, low = 27, 2.0, 0.75, 16, 1.0, 1e-2
+
+    def fairseq(done: int) -> float:
+        i = math.floor(math.log(1 - done / period * (1 - growth), growth))
+        start = (1 - growth**i) / (1 - growth) * period
+        share = (done - start) / (growth**i * period)
+        return shrink**i * (low + 0.5 * (high - low) * (1 + math.cos(math.pi * share)))
+
+    steps = [
+        t for t in range(warmup + 1, warmup + 400) if t - warmup not in (27, 81, 189)
+    ]  # where they differ: the ends
+    found = rates(steps, schedule="cosine_restarts", period=period, t_mult=growth, lr_shrink=shrink,
+                  warmup_steps=warmup, learning_rate=high, min_learning_rate=low)  # fmt: skip
+    assert found == pytest.approx([fairseq(t - warmup) for t in steps])
+
+
+@pytest.mark.parametrize(("key", "value"), [("period", 0), ("t_mult", 0.5), ("lr_shrink", 0.0)])
+def test_restarts_that_cannot_be(key: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=rf"train\.{key}: .* given {value}"):
+        TrainConfig(steps=1, **{key: value})
 
 
 def test_linear() -> None:

@@ -47,13 +47,14 @@ class Attention(nn.Module):
         hidden_size: int | None = None,
         num_attention_heads: int | None = None,
         head_dim: int | None = None,
-        dropout: float = 0.0,
-        max_position_embeddings: int = 1024,
+        dropout: float | None = None,
+        max_position_embeddings: int | None = None,
     ) -> None:
         super().__init__()
         rotary = None
         if isinstance(config, ModelConfig):
-            if any(given is not None for given in (hidden_size, num_attention_heads, head_dim)):
+            given = (hidden_size, num_attention_heads, head_dim, dropout, max_position_embeddings)
+            if any(value is not None for value in given):
                 raise ConfigError("Attention: a ModelConfig has its own sizes; change them there")
             model, config = config, config.attention
             hidden_size, num_attention_heads, head_dim = model.hidden_size, model.num_attention_heads, model.head_dim
@@ -65,13 +66,18 @@ class Attention(nn.Module):
                 "Attention: give a ModelConfig, or an AttentionConfig with hidden_size and num_attention_heads"
             )
         if head_dim is None:
-            if hidden_size % num_attention_heads:
+            if num_attention_heads < 1 or hidden_size % num_attention_heads:
                 raise ConfigError(
                     f"hidden_size {hidden_size} is not divisible by num_attention_heads {num_attention_heads}; give head_dim"
                 )
             head_dim = hidden_size // num_attention_heads
-        size = HeadSize(num_attention_heads, head_dim, hidden_size, max_position_embeddings)
-        attend = registry.lookup("attend", config.kind)(config, size, dropout)
+        if min(hidden_size, num_attention_heads, head_dim) < 1:
+            raise ConfigError(
+                f"sizes are positive numbers, given hidden_size {hidden_size}, num_attention_heads {num_attention_heads}, "
+                f"head_dim {head_dim}"
+            )
+        size = HeadSize(num_attention_heads, head_dim, hidden_size, max_position_embeddings or 1024)
+        attend = registry.lookup("attend", config.kind)(config, size, dropout or 0.0)
         self.project = Projection(size, config.bias, rotary, **attend.projected())
         self.route = StochasticCrossHead(config.cross_head) if config.cross_head > 0 else SameHead()
         self.attend = attend
@@ -99,6 +105,10 @@ class Attention(nn.Module):
         return self._attend(heads, layout, trace), KeyValues(heads.keys, heads.values, heads.relative)
 
     def _attend(self, heads: Heads, layout: Layout, trace: Trace | None) -> Tensor:
+        queries = layout.shape[0] if heads.query is None else heads.query.shape[2]
+        found = (queries, heads.values.shape[2])
+        if layout.shape != found:
+            raise ValueError(f"the layout is of {layout.shape} queries and keys, the call of {found}")
         relative = None if heads.relative is None else heads.relative[:, : layout.distances]
         keys, values, relative = self.route(heads.keys, heads.values, relative)
         out = self.attend(replace(heads, keys=keys, values=values, relative=relative), layout, trace)

@@ -121,10 +121,16 @@ class RandomMixing(nn.Module):
 
     def __init__(self, config: Config, size: HeadSize) -> None:
         super().__init__()
-        with torch.random.fork_rng(devices=[]):  # other parameters start as they do without mixing
-            mixing = torch.randn(size.num_heads, size.num_heads, device="cpu") * (config.std or size.num_heads**-0.5)
+        self.std = config.std or size.num_heads**-0.5
         self.mixing: Tensor
-        self.register_buffer("mixing", mixing.to(torch.empty(()).device))  # wherever the model is being built
+        self.register_buffer("mixing", torch.empty(size.num_heads, size.num_heads))
+        with torch.random.fork_rng(devices=[]):  # other parameters start as they do without mixing
+            self.draw()
+
+    def draw(self) -> None:
+        """Fill the matrix anew, from the CPU's random numbers: the same ones on every device."""
+        with torch.no_grad():
+            self.mixing.copy_(torch.randn(self.mixing.shape, device="cpu") * self.std)
 
     def forward(self, weights: Tensor, query: Tensor | None) -> Tensor:
         _check(weights, self.mixing.shape[0])

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
+
+_INTERRUPTED = 130
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -10,22 +13,31 @@ def main(argv: list[str] | None = None) -> None:
 
     `--debug`, anywhere on the line, shows the traceback of an error.
     """
-    from fullrank.cli.app import app
-    from fullrank.cli.output import explain
-    from fullrank.errors import InputError
-
     words = sys.argv[1:] if argv is None else argv
     debug = "--debug" in words
     try:
+        from fullrank.cli.app import app
+
         app([word for word in words if word != "--debug"], prog_name="fullrank")
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has left: nobody to tell
         sys.exit(0)
     except KeyboardInterrupt:
-        print("fullrank: interrupted", file=sys.stderr)
-        sys.exit(130)
+        _interrupted()
+    except SystemExit as stopped:
+        if stopped.code == _INTERRUPTED:  # Typer ends a verb that Ctrl-C stopped so, and says nothing
+            _interrupted()
+        raise
     except Exception as error:
+        from fullrank.cli.output import explain
+        from fullrank.errors import InputError
+
         if debug:
             raise
         print(explain(error), file=sys.stderr)
         sys.exit(2 if isinstance(error, InputError) else 1)
+
+
+def _interrupted() -> NoReturn:
+    print("fullrank: interrupted", file=sys.stderr)
+    sys.exit(_INTERRUPTED)

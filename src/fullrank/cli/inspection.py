@@ -10,9 +10,21 @@ import typer
 from fullrank.cli.options import Config, Json, Overrides, Row, Scale, Source, with_source
 from fullrank.cli.output import print_json, say
 
-recipes = typer.Typer(no_args_is_help=True, help="The tables of the papers, row by row, with the paper's figures.")
-data = typer.Typer(no_args_is_help=True, help="Corpora: what is known, and getting one ready.")
-config = typer.Typer(no_args_is_help=True, help="Configurations: resolved, as a schema, checked.")
+recipes = typer.Typer(
+    no_args_is_help=True,
+    help="The tables of the papers, row by row, with the paper's figures.",
+    epilog="Example:  [cyan]fullrank recipes show mixhead/table1-vanilla[/cyan]",
+)
+data = typer.Typer(
+    no_args_is_help=True,
+    help="Corpora: what is known, and getting one ready.",
+    epilog="Example:  [cyan]fullrank data prepare ptb --from ~/corpora/ptb[/cyan]",
+)
+config = typer.Typer(
+    no_args_is_help=True,
+    help="Configurations: resolved, as a schema, checked.",
+    epilog="Example:  [cyan]fullrank config show mixhead/table1-vanilla --row b[/cyan]",
+)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -65,7 +77,7 @@ def info(
     )
 
 
-@recipes.command("list")
+@recipes.command("list", epilog="Example:  [cyan]fullrank recipes list --json[/cyan]")
 def list_recipes(json: Json = False) -> None:
     """All shipped recipes."""
     from fullrank.config.recipe import load, shipped
@@ -106,7 +118,7 @@ def show_recipe(name: Annotated[str, typer.Argument(metavar="NAME", help="A reci
         print(yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=110), end="")
 
 
-@data.command("list")
+@data.command("list", epilog="Example:  [cyan]fullrank data list[/cyan]")
 def list_data(json: Json = False) -> None:
     """Known corpora: tokens, published counts, terms, where they come from."""
     import dataclasses
@@ -179,7 +191,7 @@ def show_config(
         print(to_yaml(resolved), end="")
 
 
-@config.command("schema")
+@config.command("schema", epilog="Example:  [cyan]fullrank config schema > fullrank.schema.json[/cyan]")
 def show_schema() -> None:
     """The JSON schema of a configuration, for editors."""
     from fullrank.config.load import json_schema

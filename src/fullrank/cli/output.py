@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import errno
-import json
 import sys
 from typing import Any
 
 from fullrank.errors import FullRankError
+from fullrank.files import as_json
 
 
 def explain(error: Exception) -> str:
@@ -25,6 +25,10 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def silent(text: str) -> None:
+    """What `say` is with `--quiet`."""
+
+
 def print_json(content: Any) -> None:
     """The one JSON document of a verb called with `--json`."""
-    print(json.dumps(content, indent=2, ensure_ascii=False))
+    print(as_json(content))

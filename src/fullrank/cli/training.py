@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fullrank.cli.options import Config, Json, Kernel, Overrides, Row, Scale, Source, with_source
-from fullrank.cli.output import print_json, say
+from fullrank.cli.output import print_json, say, silent
 from fullrank.errors import InputError
 
 
@@ -28,7 +28,9 @@ def add_to(app: typer.Typer) -> None:
 
 
 def demo(
-    minutes: Annotated[float, typer.Option("--minutes", help="About how long the whole demo may take.")] = 8.0,
+    minutes: Annotated[
+        float, typer.Option("--minutes", max=10_000, help="About how long the whole demo may take.")
+    ] = 8.0,
     out: Annotated[Path, typer.Option("--out", help="Where the runs and the report go.")] = Path("runs/demo"),
     seed: Annotated[int, typer.Option("--seed", help="Seed of every model.")] = 1,
 ) -> None:
@@ -36,6 +38,8 @@ def demo(
 
     Ends with a table and OUT/report.html. A demo that was stopped goes on where it was.
     """
+    if not minutes > 0:  # NaN passes a comparison that is written the other way
+        raise InputError(f"--minutes: a positive number up to 10000, given {minutes}")
     from fullrank.tasks.demo import run_demo
 
     run_demo(minutes, out, seed)
@@ -62,11 +66,12 @@ def train(
     if folder.is_dir() and is_run(folder):
         if overrides or row or scale or out or source or kernel != "auto":
             raise InputError(f"{config} is a run folder: it is resumed as it was configured, without further options")
-        result = resume(folder, quiet=quiet, say=say)
+        result = resume(folder, quiet=quiet, say=silent if quiet else say)
     else:
+        _refuse_half_a_run(folder)
         resolved = resolve(config, row, scale, with_source(overrides, source))
         folder = out or default_folder(resolved)
-        result = train_model(resolved, folder, kernel_name=kernel, quiet=quiet, say=say)
+        result = train_model(resolved, folder, kernel_name=kernel, quiet=quiet, say=silent if quiet else say)
     page = write_report([folder], folder / "report.html")
     _summary(result, folder, page)
 
@@ -104,7 +109,8 @@ def reproduce(
                 f"{'finished' if entry['finished'] else 'open':<9} {entry['row']:<16} seed {entry['seed']}  {entry['folder']}"
             )
         return
-    train_table(table, planned, scale, with_source(overrides, source), kernel_name=kernel, quiet=quiet, say=say)
+    tell = silent if quiet else say
+    train_table(table, planned, scale, with_source(overrides, source), kernel_name=kernel, quiet=quiet, say=tell)
     folders = [cell.folder for cell in planned]
     page = write_report(folders, folders[0].parent / "report.html", table)
     if json:
@@ -114,10 +120,23 @@ def reproduce(
     print(page)
 
 
+def _refuse_half_a_run(folder: Path) -> None:
+    """A folder that is given to be trained is a run to resume; InputError says what makes it none."""
+    if folder.is_dir() and (lacks := [name for name in ("config.yaml", "run.json") if not (folder / name).is_file()]):
+        raise InputError(
+            f"{folder}: a folder is a run to be resumed, and this is not a whole one: it lacks {' and '.join(lacks)}; "
+            "give a run folder, a YAML file or a recipe"
+        )
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
 def _summary(result: dict[str, Any], folder: Path, page: Path) -> None:
-    valid, test = result["final"]["valid"], result["final"]["test"]
+    valid, test = (_figure(result["final"][split].get("perplexity")) for split in ("valid", "test"))
     print(
         f"{result['name']}: {result['parameters']['total']:,} parameters, {result['corpus']['label']}, seed {result['seed']}"
     )
-    print(f"  perplexity  valid {valid['perplexity']:.2f}   test {test['perplexity']:.2f}   ({result['protocol']})")
+    print(f"  perplexity  valid {valid}   test {test}   ({result['protocol']})")
     print(f"  {result['tokens_seen']:,} tokens at {result['tokens_per_second']:,.0f} tokens/s   {folder}   {page}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 from fullrank.cli.options import Device, Json, Kernel
 from fullrank.cli.output import print_json, say
+from fullrank.errors import InputError
 
 Run = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")]
 Checkpoint = Annotated[str, typer.Option("--checkpoint", help="best or last.")]
@@ -66,13 +68,17 @@ def generate(
     run: Run,
     prompt: Annotated[str, typer.Option("--prompt", help="The text to go on from.")] = "",
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Tokens to write.")] = 100,
-    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="Below 1 safer, above 1 wilder.")] = 1.0,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", min=0.0, help="Below 1 safer, above 1 wilder; 1 if not given.")
+    ] = None,
     top_k: Annotated[int | None, typer.Option("--top-k", min=1, help="Only the k likeliest tokens.")] = None,
     top_p: Annotated[float | None, typer.Option("--top-p", help="Only the likeliest tokens that make up p.")] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token.")] = False,
     beam: Annotated[int | None, typer.Option("--beam", min=1, help="Beam search of this width.")] = None,
-    length_penalty: Annotated[float, typer.Option("--length-penalty", help="Beam score / length ** this.")] = 1.0,
-    seed: Annotated[int | None, typer.Option("--seed", help="Makes a sample repeatable.")] = None,
+    length_penalty: Annotated[
+        float | None, typer.Option("--length-penalty", help="Beam score / length ** this; 1 if not given.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, max=2**63 - 1, help="Makes a sample repeatable.")] = None,
     number: Annotated[int, typer.Option("--number", "-n", min=1, help="How many texts.")] = 1,
     stop: Annotated[
         bool, typer.Option("--stop/--no-stop", help="Stop at the end of the line or text (<eos>).")
@@ -83,10 +89,31 @@ def generate(
     json: Json = False,
 ) -> None:
     """Write on from a prompt, by sampling or beam search."""
+    drawing = {"--temperature": temperature, "--top-k": top_k, "--top-p": top_p}
+    if beam is not None:
+        _exclude("--beam", "searches", {**drawing, "--greedy": greedy or None, "--seed": seed})
+    elif length_penalty is not None:
+        raise InputError("--length-penalty is of beam search: give --beam too, or leave it out")
+    if greedy:
+        _exclude("--greedy", "always takes the likeliest token", drawing)
+        if number > 1:
+            raise InputError(f"--greedy writes the same text every time: --number must be 1, given {number}")
+
     from fullrank.tasks.generation import Decoding
     from fullrank.tasks.generation import generate as write
 
-    how = Decoding(max_new_tokens, temperature, top_k, top_p, greedy, beam, length_penalty, seed, number, stop)
+    how = Decoding(
+        max_new_tokens,
+        1.0 if temperature is None else temperature,
+        top_k,
+        top_p,
+        greedy,
+        beam,
+        1.0 if length_penalty is None else length_penalty,
+        seed,
+        number,
+        stop,
+    )
     texts = write(run, prompt, how, checkpoint=checkpoint, device_name=device, kernel_name=kernel)
     if json:
         print_json(texts)
@@ -95,6 +122,12 @@ def generate(
         if i:
             print("-" * 40)
         print(found["text"])
+
+
+def _exclude(option: str, does: str, others: Mapping[str, object]) -> None:
+    """InputError if any of `others` was given: beside `option` it would change nothing."""
+    if given := [name for name, value in others.items() if value is not None]:
+        raise InputError(f"{option} {does}: leave out {', '.join(given)}, or {option}")
 
 
 def report(
@@ -114,7 +147,7 @@ def report(
     runs = in_table_order([run for folder in folders for run in (find_runs(folder) or [folder])])
     page = write_report(runs, out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html")), title)
     if json:
-        print_json({"report": str(page), "runs": as_json(comparison(runs))})
+        print_json({"report": str(page), **as_json(comparison(runs))})
         return
     print_table(Console(), comparison(runs))
     print(page)

@@ -50,7 +50,7 @@ def parse_yaml(text: str, origin: str) -> Any:
     """YAML text as plain objects; InputError names `origin` and the place of a syntax error."""
     try:
         return yaml.load(text, Loader=_UniqueKeys)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a day 30 of February, endless digits
         raise InputError(f"{origin}: not valid YAML: {' '.join(str(error).split())}") from error
 
 
@@ -95,6 +95,10 @@ def set_dotted(raw: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
     return copy
 
 
+def _is_dotted(key: Any) -> bool:
+    return isinstance(key, str) and "." in key
+
+
 _ENDS = ("steps", "epochs", "tokens")  # of training: exactly one of them counts
 
 
@@ -102,8 +106,9 @@ def lay(raw: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """`over` (nested or dotted keys) laid on `raw`; a new end of training replaces the old one instead of adding to it."""
     merged = dict(raw)
     for key, value in over.items():
-        merged = set_dotted(merged, key, value) if "." in str(key) else merge(merged, {key: value})
-    given = [end for end in _ENDS if end in undotted(over).get("train", {})]
+        merged = set_dotted(merged, key, value) if _is_dotted(key) else merge(merged, {key: value})
+    train = undotted(over).get("train")
+    given = [end for end in _ENDS if isinstance(train, Mapping) and end in train]
     if given and isinstance(merged.get("train"), dict):
         merged["train"] = {k: v for k, v in merged["train"].items() if k not in _ENDS or k in given}
     return merged
@@ -113,7 +118,7 @@ def undotted(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted keys as nested mappings."""
     nested: dict[str, Any] = {}
     for key, value in raw.items():
-        nested = set_dotted(nested, key, value) if "." in str(key) else merge(nested, {key: value})
+        nested = set_dotted(nested, key, value) if _is_dotted(key) else merge(nested, {key: value})
     return nested
 
 

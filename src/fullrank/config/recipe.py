@@ -52,24 +52,42 @@ class Resolved:
 _KEYS = {"table", "paper", "base", "scales", "rows", "notes"}
 
 
+def _mapping(name: str, key: str, value: Any, holds: str) -> dict[Any, Any]:
+    """`value` if it is a mapping (or nothing: then an empty one); InputError says what belongs there."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise InputError(f"{name}: {key} is a mapping of {holds}, given {value!r}")
+    return dict(value)
+
+
 def parse(name: str, raw: Mapping[str, Any]) -> Recipe:
     """A recipe from its YAML mapping; a mapping without `rows` is a plain configuration."""
     if "rows" not in raw:
         return Recipe(name, name, "", undotted(raw), {}, {})
     if unknown := set(raw) - _KEYS:
         raise ConfigError(
-            *(f"{name}: unknown key '{key}' of a recipe; {suggest(key, _KEYS)}" for key in sorted(unknown))
+            *(f"{name}: unknown key '{key}' of a recipe; {suggest(key, _KEYS)}" for key in sorted(map(str, unknown)))
         )
-    rows = {row: dict(value or {}) for row, value in raw["rows"].items()}
+    base = _mapping(name, "`base`", raw.get("base"), "settings")
+    rows = {
+        str(row): _mapping(name, f"row '{row}'", value, "`set` and `paper`")
+        for row, value in _mapping(name, "`rows`", raw["rows"], "row names").items()
+    }
+    if not rows:
+        raise InputError(f"{name}: `rows` names no row; name one, or leave `rows` out for a single configuration")
     for row, value in rows.items():
         if unknown := set(value) - {"set", "paper"}:
-            raise ConfigError(f"{name}: row '{row}' holds {sorted(unknown)}; a row has `set` and `paper`")
-    scales = raw.get("scales") or {}
+            found = sorted(map(str, unknown))
+            raise ConfigError(f"{name}: row '{row}' holds {found}; a row has `set` and `paper`")
+        for key in ("set", "paper"):
+            _mapping(name, f"`{key}` of row '{row}'", value.get(key), "settings" if key == "set" else "figures")
+    scales = _mapping(name, "`scales`", raw.get("scales"), "settings by scale")
     if unknown := set(scales) - set(SCALES):
-        raise ConfigError(f"{name}: unknown scale {sorted(unknown)}; scales are {', '.join(SCALES)}")
-    return Recipe(
-        name, raw.get("table", name), raw.get("paper", ""), raw.get("base") or {}, scales, rows, raw.get("notes", "")
-    )
+        raise ConfigError(f"{name}: unknown scale {sorted(map(str, unknown))}; scales are {', '.join(SCALES)}")
+    scales = {scale: _mapping(name, f"scale '{scale}'", value, "settings") for scale, value in scales.items()}
+    table, paper, notes = (str(raw.get(key) or other) for key, other in (("table", name), ("paper", ""), ("notes", "")))
+    return Recipe(name, table, paper, base, scales, rows, notes)
 
 
 def shipped() -> list[str]:

@@ -41,6 +41,10 @@ def _described(item: Any) -> str:
     return getattr(item, "__qualname__", None) or repr(item)
 
 
+def _module(item: Any) -> str | None:
+    return getattr(item, "__module__", None)
+
+
 def register(slot: str, name: str) -> Callable[[Registered], Registered]:
     """Class (or function) decorator: make the decorated object the meaning of `name` in `slot`.
 
@@ -51,7 +55,8 @@ def register(slot: str, name: str) -> Callable[[Registered], Registered]:
 
     def add(item: Registered) -> Registered:
         known = _registered.get((slot, name))
-        if known is not None and _described(known) != _described(item):  # the same name twice: a module read again
+        again = known is not None and (_described(known), _module(known)) == (_described(item), _module(item))
+        if known is not None and not again:  # the same name in the same module: a module read again
             raise ConfigError(f"{slot} '{name}' is already registered by {_described(known)}; choose another name")
         _registered[slot, name] = item
         return item

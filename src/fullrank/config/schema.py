@@ -7,16 +7,22 @@ A field left at `None` is resolved from the others on construction, so that a sa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal
 
 from fullrank.config import registry
+from fullrank.config.clusters import cluster_problems
 from fullrank.errors import ConfigError, suggest
 
 # A stage by name, or `{name: ..., option: value}` where its class declares a nested `Config` dataclass of options.
 Stage = str | dict[str, Any]
 Probability = float
+
+_SIZES = 2**31  # sizes are below this: what a tensor's dimension may reasonably be
+_COUNTS = 2**63  # and counts and seeds below this
+_THREADS = 1024
 
 
 def stage_name(stage: Stage) -> str:
@@ -56,6 +62,27 @@ def _raise(problems: list[str]) -> None:
         raise ConfigError(*problems)
 
 
+def _check_numbers(
+    problems: list[str],
+    config: object,
+    section: str,
+    keys: Iterable[str],
+    *,
+    zero: bool = False,
+    below: float = math.inf,
+) -> None:
+    """A line for every key that is not above 0 (from 0 on with `zero`) and not below `below`; NaN is neither."""
+    for key in keys:
+        value = getattr(config, key)
+        if value is None:
+            continue
+        if not (value > 0 or (zero and value == 0)):
+            problems.append(f"{section}.{key}: {'zero or more' if zero else 'a positive number'}, given {value}")
+        elif not value < below:
+            limit = "a finite number" if below == math.inf else f"below {below:,}"
+            problems.append(f"{section}.{key}: {limit}, given {value}")
+
+
 class _Strict:
     """Read by pydantic: an unknown key is an error, a number may stand for a string."""
 
@@ -86,30 +113,78 @@ class AttentionConfig(_Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class InputConfig(_Strict):
-    """The embedding of token ids."""
+    """The embedding of token ids.
+
+    `adaptive`: ids are sorted by frequency and `cutoffs` are where clusters end (the last one ends at vocab_size); cluster i
+    has vectors of hidden_size / div_val^i dimensions.
+    """
 
     kind: str = "token"
+    cutoffs: list[int] = field(default_factory=list)
+    div_val: int = 1
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "cutoffs", list(self.cutoffs))
         problems: list[str] = []
         _check_stage(problems, "input", self.kind, "model.input.kind")
+        if self.kind == "adaptive":
+            problems += cluster_problems("model.input", self.cutoffs, self.div_val, None, None)
+        elif self.kind == "token" and self.cutoffs:
+            problems.append(
+                f"model.input.cutoffs: go with `model.input.kind: adaptive`, given {self.cutoffs} with 'token'"
+            )
         _raise(problems)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutputConfig(_Strict):
-    """The vocabulary layer. `tied`: its matrix is the embedding's. `bias`: by default, exactly when not tied."""
+    """The vocabulary layer. `tied`: its matrix is the embedding's. `bias`: by default, exactly when not tied.
+
+    `adaptive` has clusters as the input has; `cutoffs` and `div_val` left at null are the adaptive input's.
+    `form` says whose adaptive softmax it is: `fairseq`'s has no biases, and its head reads the hidden states themselves;
+    `transformer_xl`'s has biases, and its head a projection of its own. Given without `bias` it decides that, too; null
+    means `transformer_xl` where there are biases and `fairseq` where there are none.
+    """
 
     kind: str = "softmax"
     tied: bool = False
     bias: bool | None = None
+    cutoffs: list[int] | None = None
+    div_val: int | None = None
+    form: Literal["fairseq", "transformer_xl"] | None = None
+    tied_projections: bool | None = None  # the tails' projections are the input's; null: like `tied`
+    tail_dropout: Probability = 0.0  # between the two matrices of a tail
 
     def __post_init__(self) -> None:
+        adaptive = self.kind == "adaptive"
         if self.bias is None:
-            object.__setattr__(self, "bias", not self.tied)
+            by_form = adaptive and self.form is not None
+            object.__setattr__(self, "bias", self.form == "transformer_xl" if by_form else not self.tied)
         problems: list[str] = []
         _check_stage(problems, "output", self.kind, "model.output.kind")
+        if self.cutoffs is not None:
+            object.__setattr__(self, "cutoffs", list(self.cutoffs))
+        if adaptive:
+            if self.form is None:
+                object.__setattr__(self, "form", "transformer_xl" if self.bias else "fairseq")
+            if self.tied_projections is None:
+                object.__setattr__(self, "tied_projections", self.tied)
+            self._check_adaptive(problems)
+        elif self.kind == "softmax" and self.cutoffs:
+            problems.append(
+                f"model.output.cutoffs: go with `model.output.kind: adaptive`, given {self.cutoffs} with 'softmax'"
+            )
         _raise(problems)
+
+    def _check_adaptive(self, problems: list[str]) -> None:
+        if self.cutoffs is not None:  # else the input's, which the model knows
+            problems += cluster_problems("model.output", self.cutoffs, self.div_val, None, None)
+        if self.form not in ("fairseq", "transformer_xl"):
+            problems.append(f"model.output.form: 'fairseq' or 'transformer_xl', given '{self.form}'")
+        if self.tied_projections and not self.tied:
+            problems.append("model.output.tied_projections: goes with `model.output.tied: true`")
+        if not 0 <= self.tail_dropout < 1:
+            problems.append(f"model.output.tail_dropout: a probability below 1, given {self.tail_dropout}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +245,8 @@ class ModelConfig(_Strict):
             value = getattr(self, key)
             if value is not None and not (type(value) is int and value > 0):
                 problems.append(f"model.{key}: a positive whole number, given {value!r}")
+            elif value is not None and not value < _SIZES:
+                problems.append(f"model.{key}: below {_SIZES:,}, given {value}")
         if self.head_dim is None and not problems:  # nothing is derived from wrong sizes
             if self.hidden_size % self.num_attention_heads:
                 problems.append(
@@ -184,9 +261,7 @@ class ModelConfig(_Strict):
         _check_stage(problems, "position", self.position, "model.position")
         _check_stage(problems, "activation", self.hidden_act, "model.hidden_act")
         _check_stage(problems, "initializer", self.initializer, "model.initializer")
-        for key in ("layer_norm_eps", "rope_theta"):
-            if not getattr(self, key) > 0:
-                problems.append(f"model.{key}: a positive number, given {getattr(self, key)}")
+        _check_numbers(problems, self, "model", ("layer_norm_eps", "rope_theta"))
         if self.norm not in ("pre", "post"):
             problems.append(f"model.norm: 'pre' or 'post', given '{self.norm}'")
         if self.position == "rotary" and isinstance(self.head_dim, int) and self.head_dim % 2:
@@ -201,7 +276,34 @@ class ModelConfig(_Strict):
             problems.append(
                 f"model.memory_length: this version has models without memory (0), given {self.memory_length}"
             )
+        self._check_adaptive(problems)
         _raise(problems)
+
+    def _check_adaptive(self, problems: list[str]) -> None:
+        """Clusters of the input and the output layer; what the output leaves open is the input's."""
+        read, written = self.input, self.output
+        vocab_size = self.vocab_size if type(self.vocab_size) is int else None
+        hidden_size = self.hidden_size if type(self.hidden_size) is int else None
+        if read.kind == "adaptive":
+            problems += cluster_problems("model.input", read.cutoffs, read.div_val, vocab_size, hidden_size)
+        if written.kind != "adaptive":
+            return
+        both = read.kind == "adaptive"
+        cutoffs = written.cutoffs if written.cutoffs is not None else read.cutoffs if both else None
+        div_val = written.div_val if written.div_val is not None else read.div_val if both else 1
+        problems += cluster_problems("model.output", cutoffs, div_val, vocab_size, hidden_size)
+        if written.tied and not (both and (cutoffs, div_val) == (read.cutoffs, read.div_val)):
+            given = f"cutoffs {read.cutoffs} and div_val {read.div_val}" if both else f"kind '{read.kind}'"
+            problems.append(
+                f"model.output.tied: an adaptive softmax shares the vectors of an adaptive input with its own cutoffs "
+                f"{cutoffs} and div_val {div_val}; model.input has {given}"
+            )
+        if written.tail_dropout and div_val == 1:
+            problems.append(
+                "model.output.tail_dropout: acts between the two matrices of a tail; with div_val 1 a tail has only one, "
+                "use model.dropout.output"
+            )
+        object.__setattr__(self, "output", replace(written, cutoffs=cutoffs, div_val=div_val))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,11 +324,8 @@ class DataConfig(_Strict):
     max_tokens: int | None = None  # use only the beginning of the training split
 
     def __post_init__(self) -> None:
-        problems = [
-            f"data.{key}: a positive number, given {value}"
-            for key in ("min_count", "max_vocabulary", "max_tokens")
-            if (value := getattr(self, key)) is not None and value < 1
-        ]
+        problems: list[str] = []
+        _check_numbers(problems, self, "data", ("min_count", "max_vocabulary", "max_tokens"), below=_COUNTS)
         if self.name == "text" and self.train is None:
             problems.append("data.train: `data.name: text` needs at least one training file")
         _raise(problems)
@@ -254,6 +353,9 @@ class TrainConfig(_Strict):
     warmup_steps: int = 0
     warmup_from: float = 0.0
     min_learning_rate: float = 0.0
+    period: int | None = None  # `cosine_restarts`: steps of the first period; null: all that follow the warm-up
+    t_mult: float = 1.0  # ... how much longer each period is than the one before
+    lr_shrink: float = 1.0  # ... and what its rates are multiplied by
     plateau_factor: float = 2.0  # `plateau`: divide the learning rate by this ...
     plateau_patience: int = 0  # ... after more than so many evaluations without improvement
     max_grad_norm: float | None = None
@@ -280,20 +382,26 @@ class TrainConfig(_Strict):
             given = ["epochs"]
         if len(given) > 1:
             problems.append(f"train: give exactly one of steps, epochs, tokens; given {', '.join(given)}")
-        for key in ("steps", "epochs", "tokens", "batch_size", "segment_length", "gradient_accumulation_steps", "threads",
-                    "learning_rate", "max_grad_norm", "patience", "save_every_steps", "log_every_steps"):  # fmt: skip
-            value = getattr(self, key)
-            if value is not None and not value > 0:
-                problems.append(f"train.{key}: a positive number, given {value}")
-        for key in ("warmup_steps", "warmup_from", "min_learning_rate", "weight_decay", "orthogonality", "overlap",
-                    "momentum", "plateau_patience"):  # fmt: skip
-            if getattr(self, key) < 0:
-                problems.append(f"train.{key}: zero or more, given {getattr(self, key)}")
-        for key in ("label_smoothing", "swa_start"):
+        counts = ("steps", "tokens", "patience", "period", "save_every_steps", "log_every_steps")
+        _check_numbers(problems, self, "train", counts, below=_COUNTS)
+        _check_numbers(
+            problems, self, "train", ("batch_size", "segment_length", "gradient_accumulation_steps"), below=_SIZES
+        )
+        _check_numbers(problems, self, "train", ("epochs", "learning_rate", "eps", "max_grad_norm", "lr_shrink"))
+        from_zero = ("warmup_from", "min_learning_rate", "weight_decay", "orthogonality", "overlap")
+        _check_numbers(problems, self, "train", from_zero, zero=True)
+        _check_numbers(problems, self, "train", ("seed", "warmup_steps", "plateau_patience"), zero=True, below=_COUNTS)
+        if self.threads is not None and not 1 <= self.threads <= _THREADS:
+            problems.append(f"train.threads: from 1 to {_THREADS}, given {self.threads}")
+        for key in ("label_smoothing", "swa_start", "momentum"):
             if not 0 <= getattr(self, key) < 1:
                 problems.append(f"train.{key}: at least 0 and below 1, given {getattr(self, key)}")
-        if self.plateau_factor <= 1:
-            problems.append(f"train.plateau_factor: above 1, given {self.plateau_factor}")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            problems.append(f"train.betas: two numbers, each at least 0 and below 1, given {list(self.betas)}")
+        if not 1 < self.plateau_factor < math.inf:
+            problems.append(f"train.plateau_factor: above 1 and finite, given {self.plateau_factor}")
+        if not 1 <= self.t_mult < math.inf:
+            problems.append(f"train.t_mult: 1 or more and finite, given {self.t_mult}")
         if not 0 < self.ema_decay < 1:
             problems.append(f"train.ema_decay: between 0 and 1, given {self.ema_decay}")
         _check_stage(problems, "optimizer", self.optimizer, "train.optimizer")
@@ -312,11 +420,10 @@ class EvalConfig(_Strict):
     max_tokens: int | None = None  # of the validation split, while training; the final figures use all
 
     def __post_init__(self) -> None:
-        problems = [
-            f"eval.{key}: a positive number, given {value}"
-            for key in ("batch_size", "segment_length", "every_steps", "every_epochs", "max_tokens")
-            if (value := getattr(self, key)) is not None and not value > 0
-        ]
+        problems: list[str] = []
+        _check_numbers(problems, self, "eval", ("batch_size", "segment_length"), below=_SIZES)
+        _check_numbers(problems, self, "eval", ("every_steps", "max_tokens"), below=_COUNTS)
+        _check_numbers(problems, self, "eval", ("every_epochs",))
         if self.every_steps is not None and self.every_epochs is not None:
             problems.append("eval: give at most one of every_steps and every_epochs")
         _raise(problems)

@@ -129,8 +129,13 @@ def _differences(info: CorpusInfo, settings: Settings, splits: Mapping[str, Spli
     }
 
 
-def _label(info: CorpusInfo, found: Found, record: Mapping[str, Any], first: int | None, is_slice: bool) -> str:
-    """The name in reports; `first`: so many tokens of the training split were used."""
+_KINDS = {"byte": "bytes", "character": "characters", "bpe": "BPE"}  # of tokens, in a label; words are the usual
+
+
+def _label(
+    info: CorpusInfo, kind: str, found: Found, record: Mapping[str, Any], first: int | None, is_slice: bool
+) -> str:
+    """The name in reports; `kind`: of tokens; `first`: so many tokens of the training split were used."""
     if is_slice:
         return f"{info.name} (slice)"
     parts = []
@@ -138,7 +143,8 @@ def _label(info: CorpusInfo, found: Found, record: Mapping[str, Any], first: int
         parts.append(f"Python {record['python']}")
     elif info.name == "text":
         names = list(dict.fromkeys(section.path.name for section in found.sections["train"]))
-        parts.append(", ".join(names[:3]) + (" ..." if len(names) > 3 else ""))
+        kinds = [_KINDS[kind]] if kind in _KINDS else []
+        parts.append(", ".join([", ".join(names[:3]) + (" ..." if len(names) > 3 else ""), *kinds]))
     if first is not None:
         parts.append(f"first {first:,} tokens")
     return f"{info.name} ({'; '.join(parts)})" if parts else info.name
@@ -182,7 +188,7 @@ def _build(
     corpus = {
         "format": _FORMAT,
         "name": info.name,
-        "label": _label(info, found, record, first, bool(differences)),
+        "label": _label(info, settings.kind, found, record, first, bool(differences)),
         "is_slice": bool(differences),
         "splits": {split: dataclasses.asdict(counts) for split, counts in splits.items()},
         "details": details,

@@ -54,7 +54,9 @@ def find(config: DataConfig, cache: Path, report: Report) -> Found:
 def corpus_info(name: str) -> CorpusInfo:
     """What is known of a corpus; InputError suggests the nearest name."""
     if name not in CORPORA:
-        raise InputError(f"data.name: unknown corpus '{name}'; {suggest(name, CORPORA)} (known: {', '.join(CORPORA)})")
+        near, known = suggest(name, CORPORA), f"known: {', '.join(CORPORA)}"
+        found = f"{near} ({known})" if near.startswith("did you mean") else known
+        raise InputError(f"data.name: unknown corpus '{name}'; {found}")
     return CORPORA[name]
 
 

@@ -76,7 +76,8 @@ class Blocks:
     """Consecutive blocks of `segment_length` targets, each read without what came before but its first input.
 
     Every token is a target exactly once in an epoch. The last block may be short: it is padded, with weight 0; the last
-    batch has as many rows as blocks are left. `shuffle`: the order of blocks is a permutation drawn from (seed, epoch).
+    batch has as many rows as blocks are left. A `segment_length` beyond the text means the whole text.
+    `shuffle`: the order of blocks is a permutation drawn from (seed, epoch).
     """
 
     def __init__(
@@ -91,9 +92,10 @@ class Blocks:
     ) -> None:
         _checked(ids, batch_size, segment_length)
         self._ids, self._start_id = np.asarray(ids), start_id
-        self._batch_size, self._length = batch_size, segment_length
+        # nobody waits for padding: a block is never longer than the text
+        self._batch_size, self._length = batch_size, min(segment_length, len(ids))
         self._shuffle, self._seed = shuffle, seed
-        self._blocks = -(-len(ids) // segment_length)
+        self._blocks = -(-len(ids) // self._length)
         self.tokens_per_epoch = len(ids)
         self.batches_per_epoch = -(-self._blocks // batch_size)
 
@@ -138,7 +140,8 @@ class Streams:
             self._ends = self._starts + segments * segment_length
         else:
             stream = -(-len(ids) // batch_size)
-            segments = -(-stream // segment_length)
+            self._length = min(segment_length, stream)
+            segments = -(-stream // self._length)
             self._starts = np.minimum(np.arange(batch_size) * stream, len(ids))
             self._ends = np.minimum(self._starts + stream, len(ids))
         self.tokens_per_epoch = int((self._ends - self._starts).sum())

@@ -81,6 +81,7 @@ def figures(
 
     S is the sum of nats; `nll` is in nats per token. Figures per word, character and byte do not depend on how the text was
     cut into tokens, and compare models with different vocabularies. The counts must be those of the text evaluated.
+    A figure that is not finite (a perplexity beyond every float, a diverged model) is left out.
     Raises InputError for a count that is not positive.
     """
     for name, count in (("tokens", evaluation.tokens), ("words", words), ("characters", characters), ("bytes", bytes)):
@@ -97,7 +98,7 @@ def figures(
         found["bits_per_character"] = evaluation.nll / (math.log(2) * characters)
     if bytes is not None:
         found["bits_per_byte"] = evaluation.nll / (math.log(2) * bytes)
-    return found
+    return {key: value for key, value in found.items() if math.isfinite(value)}
 
 
 def _exp(x: float) -> float:

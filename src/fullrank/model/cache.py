@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fullrank.attention.layer import KeyValues
+from fullrank.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,22 @@ class Cache:
         """M, tokens and padding read so far."""
         first = self.layers[0]
         return 0 if first is None else first.values.shape[2]
+
+    def check(self, layers: int, rows: int) -> None:
+        """Raises InputError unless this is the cache of a model of `layers` layers that reads `rows` texts."""
+        if len(self.layers) != layers:
+            raise InputError(
+                f"the cache has {len(self.layers)} layers, the model {layers}; begin with model.new_cache()"
+            )
+        first = self.layers[0]
+        if first is not None and first.values.shape[0] != rows:
+            raise InputError(f"the cache holds {first.values.shape[0]} texts, input_ids {rows}; see cache.reorder")
+
+    def check_mask(self, past: Tensor) -> None:
+        """Raises InputError if `past` (B, M) is not the mask that the cached tokens were read with."""
+        known = torch.ones_like(past) if self.key_mask is None else self.key_mask
+        if not torch.equal(past, known):
+            raise InputError("attention_mask hides other earlier tokens than when they were read; read them again")
 
     def reorder(self, index: Tensor) -> Cache:
         """The cache of rows `index` (K,) of this one, in that order; rows may repeat (beams)."""

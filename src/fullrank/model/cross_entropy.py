@@ -38,16 +38,19 @@ class _Layer:
         self.bias = None if bias is None else bias.to(self.wide)
         self.on_cpu = hidden.device.type == "cpu"
 
-    def chunks(self) -> Iterator[slice]:
-        """Rows whose logits are held at a time: so many that a pass over dW for each of them costs little."""
-        vocabulary, width = self.weight.shape
+    def chunks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Rows, and their logits (C, V) without the bias: so many that a pass over dW for each chunk costs little.
+
+        All chunks share one scratch: done with a chunk, it may be written to.
+        """
+        (rows, _), (vocabulary, width) = self.hidden.shape, self.weight.shape
         budget = min(max(4 * width * vocabulary, 16 << 20), 128 << 20) if self.on_cpu else 256 << 20  # bytes
         longest = max(budget // (vocabulary * self.weight.element_size()), 64)
-        return _pieces(self.hidden.shape[0], longest if self.on_cpu else min(longest, 4096))
-
-    def logits(self, rows: slice) -> Tensor:
-        """(C, V) without the bias."""
-        return self.hidden[rows] @ self.weight.t()
+        pieces = list(_pieces(rows, longest if self.on_cpu else min(longest, 4096)))
+        scratch = self.hidden.new_empty(max((p.stop - p.start for p in pieces), default=0), vocabulary)
+        for piece in pieces:
+            logits = scratch[: piece.stop - piece.start]
+            yield piece, torch.mm(self.hidden[piece], self.weight.t(), out=logits)
 
     def blocks(self, logits: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """A few rows at a time, in `wide` and with the bias: on a CPU so few that they stay in its cache.
@@ -60,9 +63,14 @@ class _Layer:
             yield piece, block if self.bias is None else block.add_(self.bias)
 
 
+def _kind(tensor: Tensor) -> str:
+    """The device as autocast knows it; it does not know `meta`."""
+    return "cpu" if tensor.device.type == "meta" else tensor.device.type
+
+
 def _product_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
     """The dtype that autocast asks matrix products to have."""
-    kind = hidden.device.type
+    kind = _kind(hidden)
     autocast = torch.is_autocast_enabled(kind) and weight.dtype != torch.float64
     return torch.get_autocast_dtype(kind) if autocast else weight.dtype
 
@@ -87,12 +95,10 @@ class _Gradients:
 
     def __init__(self, layer: _Layer, needs: tuple[bool, ...], smoothing: float) -> None:
         self.layer, self.smoothing = layer, smoothing
-        self.wanted = any(needs)
+        self.wanted, self.wants_weight = any(needs), needs[1]
         self.hidden = torch.empty_like(layer.hidden, dtype=layer.wide) if needs[0] else None
-        self.weight = torch.empty_like(layer.weight, dtype=layer.wide) if needs[1] else None
+        self.weight = torch.zeros_like(layer.weight) if needs[1] and layer.hidden.shape[0] == 0 else None
         self.bias = torch.zeros_like(layer.bias) if layer.bias is not None and needs[2] else None
-        if self.weight is not None and layer.hidden.shape[0] == 0:
-            self.weight.zero_()
 
     def block(self, probability: Tensor, targets: Tensor, scale: Tensor, out: Tensor) -> None:
         """Write G (C, V) to `out`, in the dtype of the products; spoils `probability`."""
@@ -109,14 +115,15 @@ class _Gradients:
         layer = self.layer
         if self.hidden is not None:
             self.hidden[rows] = (gradient @ layer.weight) * scale[:, None]
-        if self.weight is not None:
-            hidden = (layer.hidden[rows] * scale[:, None]).to(gradient.dtype)
-            if gradient.dtype == layer.wide:
-                torch.addmm(self.weight, gradient.t(), hidden, beta=min(rows.start, 1), out=self.weight)
-            elif rows.start == 0:
-                self.weight.copy_(gradient.t() @ hidden)
-            else:
-                self.weight += gradient.t() @ hidden
+        if not self.wants_weight:
+            return
+        hidden = (layer.hidden[rows] * scale[:, None]).to(gradient.dtype)
+        if self.weight is None:
+            self.weight = gradient.t() @ hidden  # one chunk needs no sum: autograd widens it
+        elif gradient.dtype == layer.wide:
+            self.weight.addmm_(gradient.t(), hidden)
+        else:
+            self.weight = self.weight.to(layer.wide).add_(gradient.t() @ hidden)
 
 
 def _refuse_second_order() -> None:
@@ -134,11 +141,11 @@ class _TokenNll(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
         ctx.dtype = _product_dtype(hidden, weight)
         ctx.save_for_backward(hidden, weight, bias, targets)
-        with torch.autocast(hidden.device.type, enabled=False):
+        with torch.autocast(_kind(hidden), enabled=False):
             layer = _Layer(hidden, weight, bias, ctx.dtype)
             found = torch.empty(targets.shape, dtype=layer.wide, device=hidden.device)
-            for rows in layer.chunks():
-                for piece, block in layer.blocks(layer.logits(rows)):
+            for rows, logits in layer.chunks():
+                for piece, block in layer.blocks(logits):
                     found[rows][piece] = _softmax_and_nll(block, targets[rows][piece], 0.0)[1]
         return found
 
@@ -146,11 +153,11 @@ class _TokenNll(torch.autograd.Function):
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
         _refuse_second_order()
         hidden, weight, bias, targets = ctx.saved_tensors
-        with torch.autocast(hidden.device.type, enabled=False):
+        with torch.autocast(_kind(hidden), enabled=False):
             layer = _Layer(hidden, weight, bias, ctx.dtype)
             sums = _Gradients(layer, ctx.needs_input_grad, 0.0)
-            for rows in layer.chunks():
-                logits, chosen, scale = layer.logits(rows), targets[rows], cotangent[rows]
+            for rows, logits in layer.chunks():
+                chosen, scale = targets[rows], cotangent[rows]
                 for piece, block in layer.blocks(logits):
                     sums.block(torch.softmax(block, dim=1), chosen[piece], scale[piece], out=logits[piece])
                 sums.chunk(rows, logits, scale)
@@ -168,12 +175,12 @@ class _WeightedLoss(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, scale: Tensor, smoothing: float
     ) -> tuple[Tensor, Tensor]:
         dtype = _product_dtype(hidden, weight)
-        with torch.autocast(hidden.device.type, enabled=False):
+        with torch.autocast(_kind(hidden), enabled=False):
             layer = _Layer(hidden, weight, bias, dtype)
             sums = _Gradients(layer, ctx.needs_input_grad, smoothing)
             losses, plain = torch.empty_like(scale), torch.empty_like(scale)
-            for rows in layer.chunks():
-                logits, chosen, c = layer.logits(rows), targets[rows], scale[rows]
+            for rows, logits in layer.chunks():
+                chosen, c = targets[rows], scale[rows]
                 for piece, block in layer.blocks(logits):
                     probability, nll, smoothed = _softmax_and_nll(block, chosen[piece], smoothing)
                     plain[rows][piece], losses[rows][piece] = nll, smoothed
@@ -192,7 +199,7 @@ class _WeightedLoss(torch.autograd.Function):
         unit = (
             cotangent.device.type == "cpu" and float(cotangent) == 1.0
         )  # the usual case; asking a GPU would wait for it
-        hidden, weight, bias = (g if g is None or unit else g * cotangent for g in ctx.gradients)
+        hidden, weight, bias = (g if g is None or unit else g.to(cotangent.dtype) * cotangent for g in ctx.gradients)
         return hidden, weight, bias, None, None, None
 
 
@@ -212,3 +219,11 @@ def weighted_loss(
         hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
     loss, nll = _WeightedLoss.apply(hidden, weight, bias, targets, scale, label_smoothing)
     return loss, nll
+
+
+def shares(weights: Tensor | None, targets: Tensor, dtype: torch.dtype) -> Tensor:
+    """(T,): how much each token of targets (B, N) counts in a weighted mean, w_t / sum(w); all alike without weights."""
+    if weights is None:
+        return torch.full((targets.numel(),), 1 / max(1, targets.numel()), device=targets.device, dtype=dtype)
+    scale = weights.flatten().to(dtype)
+    return scale / scale.sum().clamp_min(torch.finfo(dtype).tiny)

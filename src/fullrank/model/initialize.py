@@ -11,15 +11,17 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from torch import nn
+from torch import Tensor, nn
 
 from fullrank.attention.layer import Attention
+from fullrank.attention.mix import RandomMixing
 from fullrank.attention.relative import RelativeBiases, RelativeKeys
 from fullrank.attention.score import RandomSynthesizer
 from fullrank.attention.stage import drawn_apart
 from fullrank.config import registry
 from fullrank.config.registry import register
-from fullrank.model.embedding import TokenEmbedding
+from fullrank.model.adaptive import AdaptiveSoftmax
+from fullrank.model.embedding import AdaptiveInput, TokenEmbedding
 from fullrank.model.output import SoftmaxOutput
 from fullrank.model.position import Learned
 
@@ -37,6 +39,13 @@ def _zero_bias(*layers: nn.Linear) -> None:
             nn.init.zeros_(layer.bias)
 
 
+def _uniform(fan_in: int, *parameters: Tensor | None) -> None:
+    """As `nn.Linear` starts: uniform within +-1 / sqrt(fan_in)."""
+    for parameter in parameters:
+        if parameter is not None:
+            nn.init.uniform_(parameter, -(fan_in**-0.5), fan_in**-0.5)
+
+
 def _tables(module: nn.Module, std: float) -> None:
     """Embeddings, learned positions and an untied vocabulary matrix: N(0, std^2); the vocabulary bias: 0."""
     if isinstance(module, TokenEmbedding | Learned | SoftmaxOutput) and module.weight is not None:
@@ -47,10 +56,13 @@ def _tables(module: nn.Module, std: float) -> None:
 def fairseq(module: nn.Module) -> None:
     """fairseq's Transformer: embeddings and vocabulary matrix N(0, 1/E); query, key and value Xavier-uniform with gain
     1/sqrt(2), their biases as in `nn.Linear`; merge Xavier-uniform with bias 0; feed-forward as in `nn.Linear`. Of relative
-    attention, keys of distances start like keys, u and v Xavier-uniform; synthesizers as their classes say."""
+    attention, keys of distances start like keys, u and v Xavier-uniform; synthesizers and adaptive layers as their classes
+    say."""
     if isinstance(module, TokenEmbedding | Learned | SoftmaxOutput):
         width = (module.matrix if isinstance(module, SoftmaxOutput) else module.weight).shape[1]
         _tables(module, width**-0.5)
+    elif isinstance(module, AdaptiveInput | AdaptiveSoftmax):
+        module.reset_parameters()
     elif isinstance(module, Attention):
         for layer in module.project.layers():
             with _apart(layer):
@@ -66,8 +78,15 @@ def fairseq(module: nn.Module) -> None:
 
 @register("initializer", "transformer_xl")
 def transformer_xl(module: nn.Module) -> None:
-    """Transformer-XL: every matrix and table, u and v N(0, 0.02^2), other biases 0, norm weights N(1, 0.02^2)."""
+    """Transformer-XL: every matrix and table, u and v N(0, 0.02^2), other biases 0, norm weights N(1, 0.02^2); projections of
+    adaptive layers N(0, 0.01^2)."""
     _tables(module, 0.02)
+    if isinstance(module, AdaptiveInput | AdaptiveSoftmax):
+        for name, parameter in module.named_parameters():
+            if parameter.ndim == 1:
+                nn.init.zeros_(parameter)
+            else:
+                nn.init.normal_(parameter, std=0.01 if name.startswith("projections.") else 0.02)
     if isinstance(module, nn.Linear):
         with _apart(module):
             nn.init.normal_(module.weight, std=0.02)
@@ -89,11 +108,18 @@ def pytorch(module: nn.Module) -> None:
     Xavier-uniform as one packed matrix, attention biases, u and v too, 0; everything else as in `nn.Linear`."""
     if isinstance(module, TokenEmbedding | Learned):
         nn.init.normal_(module.weight)
+    elif isinstance(module, AdaptiveInput):
+        for weight in module.weights:
+            nn.init.normal_(weight)
+        for projection in module.projections:
+            _uniform(projection.shape[1], projection)
+    elif isinstance(module, AdaptiveSoftmax):
+        hidden, widths = module.class_weight.shape[1], module.clusters.widths
+        for i, width in enumerate(widths):
+            _uniform(width, *(own[i] for own in (module.weights, module.biases) if len(own)))
+        _uniform(hidden, module.class_weight, module.class_bias, *module.projections.parameters())
     elif isinstance(module, SoftmaxOutput):
-        bound = module.matrix.shape[1] ** -0.5
-        for own in (module.weight, module.bias):
-            if own is not None:
-                nn.init.uniform_(own, -bound, bound)
+        _uniform(module.matrix.shape[1], module.weight, module.bias)
     elif isinstance(module, Attention):
         layers = module.project.layers()
         bound = math.sqrt(6 / (layers[0].in_features + 3 * layers[0].out_features))
@@ -108,3 +134,6 @@ def initialize(model: nn.Module, name: str) -> None:
     initializer: Initializer = registry.lookup("initializer", name, "model.initializer")
     for module in model.modules():
         initializer(module)
+    for module in model.modules():  # last, one after the other: no other parameter moves, and no two layers are alike
+        if isinstance(module, RandomMixing):
+            module.draw()

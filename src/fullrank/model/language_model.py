@@ -119,18 +119,25 @@ class LanguageModel(nn.Module):
         if input_ids.dim() != 2:
             raise InputError(f"input_ids must be (B, N), given shape {tuple(input_ids.shape)}")
         rows, tokens = input_ids.shape
-        past = 0 if cache is None else cache.length
-        if isinstance(self.position, Learned):
-            self.position.check(past + tokens)
+        past = 0
+        if cache is not None:
+            cache.check(len(self.blocks), rows)
+            past = cache.length
         new = None if attention_mask is None else attention_mask.bool()
-        if new is not None and new.shape == (rows, past + tokens):
+        if new is not None and past and new.shape == (rows, past + tokens):
+            assert cache is not None
+            cache.check_mask(new[:, :past])
             new = new[:, past:]
         if new is not None and new.shape != (rows, tokens):
             raise InputError(f"attention_mask must be {(rows, tokens)} like input_ids, given {tuple(new.shape)}")
         mask = new if cache is None else cache.mask_after(new, rows, tokens, input_ids.device)
         if mask is None:
+            if isinstance(self.position, Learned):
+                self.position.check(past + tokens)
             return Layout.of(tokens, past + tokens, device=input_ids.device), None
         positions = (mask.cumsum(1) - 1).clamp_min(0)  # (B, M): padding takes no position
+        if isinstance(self.position, Learned):
+            self.position.check(int(positions.max()) + 1)
         return Layout(positions[:, past:], positions, True, mask), mask
 
     def _with_encodings(self, layout: Layout, x: Tensor, cache: Cache | None) -> Layout:
@@ -195,10 +202,18 @@ class LanguageModel(nn.Module):
         self._check_targets(input_ids, targets)
         if weights is not None and weights.shape != targets.shape:
             raise InputError(f"weights {tuple(weights.shape)} must have the shape of targets {tuple(targets.shape)}")
+        if weights is not None and weights.requires_grad:
+            raise InputError(
+                "weights of a loss take no gradient; pass weights.detach(), or weigh model.nll(...).per_token"
+            )
+        if not 0 <= label_smoothing < 1:
+            raise InputError(f"label_smoothing: at least 0 and below 1, given {label_smoothing}")
         hidden, _ = self.hidden(input_ids, memory, attention_mask=attention_mask, trace=trace)
         return LossParts(*self.output.loss(hidden, targets, weights, label_smoothing))
 
     def _check_targets(self, input_ids: Tensor, targets: Tensor) -> None:
+        if targets.numel() == 0:
+            raise InputError(f"a loss of no tokens: targets are {tuple(targets.shape)}")
         if targets.shape != input_ids.shape:
             raise InputError(
                 f"targets {tuple(targets.shape)} must have the shape of input_ids {tuple(input_ids.shape)}"
@@ -207,7 +222,7 @@ class LanguageModel(nn.Module):
     # -- sizes, files -------------------------------------------------------------------------------------------------
 
     def num_parameters(self) -> int:
-        """Trainable numbers, tied ones counted once."""
+        """Numbers in parameters, tied ones counted once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def compile_targets(self) -> list[nn.Module]:

@@ -9,7 +9,8 @@ from torch.nn import functional as F
 from fullrank.config.registry import register
 from fullrank.config.schema import ModelConfig
 from fullrank.errors import ConfigError
-from fullrank.model.cross_entropy import token_nll, weighted_loss
+from fullrank.model.adaptive import AdaptiveSoftmax as AdaptiveSoftmax  # registers itself
+from fullrank.model.cross_entropy import shares, token_nll, weighted_loss
 from fullrank.model.embedding import TokenEmbedding
 
 
@@ -60,11 +61,9 @@ class SoftmaxOutput(nn.Module):
         self, hidden: Tensor, targets: Tensor, weights: Tensor | None, label_smoothing: float
     ) -> tuple[Tensor, Tensor]:
         """Weighted means, nats per token, two scalars: the smoothed loss and, without gradient, sum(w nll) / sum(w)."""
-        count = targets.numel()
-        dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-        if weights is None:
-            scale = torch.full((count,), 1 / count, device=hidden.device, dtype=dtype)
-        else:
-            scale = weights.flatten().to(dtype)
-            scale = scale / scale.sum().clamp_min(torch.finfo(dtype).tiny)
+        scale = shares(weights, targets, torch.float64 if hidden.dtype == torch.float64 else torch.float32)
         return weighted_loss(hidden.flatten(0, -2), self.matrix, self.bias, targets.flatten(), scale, label_smoothing)
+
+    def flops_per_token(self) -> float:
+        """Multiply-adds, counted as two, of the logits of one token."""
+        return 2.0 * self.matrix.numel()

@@ -72,7 +72,8 @@ def size(config: ModelConfig, length: int) -> dict[str, Any]:
     """Parameters by part, bytes and FLOPs of a model on sequences of `length` tokens, as plain numbers.
 
     FLOPs per token count a multiply-add as two; forward = 2 x the matrix parameters that a token meets + attention over
-    the (length + 1) / 2 keys that a query sees on average; a training step costs three forwards.
+    the (length + 1) / 2 keys that a query sees on average; a training step costs three forwards. How many tokens meet the
+    tails of an adaptive softmax is reckoned by Zipf's law.
     """
     with warnings.catch_warnings(), torch.device("meta"):
         warnings.simplefilter("ignore")
@@ -81,8 +82,9 @@ def size(config: ModelConfig, length: int) -> dict[str, Any]:
     assert config.vocab_size is not None
     assert config.head_dim is not None
     keys = (length + 1) / 2
-    output = 2 * config.vocab_size * config.hidden_size
-    forward = 2 * _matrices(model) + _attention_flops(config, keys) + _mixing_flops(model, keys) + output
+    ends: tuple[Any, ...] = (model.embedding, model.output)
+    vocabulary = sum(end.flops_per_token() for end in ends if hasattr(end, "flops_per_token"))
+    forward = 2 * _matrices(model) + _attention_flops(config, keys) + _mixing_flops(model, keys) + vocabulary
     cached = sum(1 + m.reads_keys for m in model.modules() if isinstance(m, Projection))
     cache = cached * config.num_attention_heads * config.head_dim
     return {

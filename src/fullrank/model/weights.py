@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
 import shutil
 import tempfile
@@ -71,11 +73,26 @@ def read(file: Path) -> dict[str, torch.Tensor]:
     differ in the last bit from those of the model that was saved.
     """
     try:
+        _verify(file)
         return {name: tensor.clone() for name, tensor in load_file(file).items()}
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ValueError) as error:
         raise InputError(
             f"{file}: damaged or not a safetensors file ({error}); take another checkpoint or train again"
         ) from error
+
+
+def _verify(file: Path) -> None:
+    """Compare `file` with the checksum in the `checkpoint.json` beside it, if a run wrote one; ValueError if it differs."""
+    record = file.parent / "checkpoint.json"
+    if not record.is_file():
+        return
+    try:
+        expected = json.loads(record.read_text(encoding="utf-8"))["content"]["files"][file.name]["sha256"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{record.name} beside it is not whole") from error
+    with file.open("rb") as content:
+        if hashlib.file_digest(content, "sha256").hexdigest() != expected:
+            raise ValueError("it does not match its checksum")
 
 
 def assign(model: nn.Module, tensors: dict[str, torch.Tensor], origin: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 
-from fullrank.errors import RunError
+from fullrank.errors import InputError, RunError
 from fullrank.reporting import curves, details, format, overview
 from fullrank.reporting.curves import Curve, Series
 from fullrank.reporting.figures import NARROW, WIDTH, line_figure
@@ -28,6 +28,12 @@ _NAVIGATION = {
     "unfinished": "Unfinished",
 }
 _TOKENS = "training tokens"
+_HEAD = (
+    '<meta charset="utf-8">'
+    '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    '<meta name="color-scheme" content="light dark">'
+)
+_BEGINNING = f'<!DOCTYPE html>\n<html lang="en"><head>{_HEAD}<title>'  # of every report, and how one is known
 
 
 def write_report(folders: Sequence[Path], out: Path, title: str | None = None) -> Path:
@@ -35,12 +41,14 @@ def write_report(folders: Sequence[Path], out: Path, title: str | None = None) -
 
     The first folder's row is the one the others are compared with. `out` is a file, or a folder that gets a
     `report.html`. Equal inputs give equal bytes. InputError for a folder that is no run, RunError if the page
-    cannot be written; an unfinished or damaged run is listed on the page.
+    cannot be written; an unfinished or damaged run is listed on the page. An older report is replaced, any other file
+    of that name is an InputError.
     """
     compared = comparison([Path(folder) for folder in folders])
     out = Path(out)
     if out.is_dir():
         out = out / "report.html"
+    _refuse_foreign(out)
     _write(out, render(compared, title))
     return out
 
@@ -65,9 +73,7 @@ def render(compared: Comparison, title: str | None = None) -> str:
     navigation = el("nav", el("ul", *links), attrs={"aria-label": "Sections"})
     head = el(
         "head",
-        el("meta", attrs={"charset": "utf-8"}),
-        el("meta", attrs={"name": "viewport", "content": "width=device-width, initial-scale=1"}),
-        el("meta", attrs={"name": "color-scheme", "content": "light dark"}),
+        Html(_HEAD),
         el("title", title),
         el("style", Html((resources.files("fullrank.reporting") / "style.css").read_text(encoding="utf-8"))),
     )
@@ -206,6 +212,19 @@ def _figure(
         line_figure(series, y_label=y_label, x_label=x_label, alt=alt, log=log, from_zero=from_zero, width=width)
     )
     return el("figure", el("figcaption", el("b", heading), el("span", note)), drawing)
+
+
+def _refuse_foreign(path: Path) -> None:
+    """InputError if `path` is there and is not a report of ours (nor empty): it is nothing that we may replace."""
+    if not path.exists():
+        return
+    try:
+        with path.open("rb") as file:
+            beginning = file.read(len(_BEGINNING.encode())) if path.is_file() else None
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read ({error.strerror}); choose another place for the report") from error
+    if beginning not in (b"", _BEGINNING.encode()):
+        raise InputError(f"{path}: exists and is not a report of fullrank, so it is left alone; give another --out")
 
 
 def _write(path: Path, text: str) -> None:

@@ -5,16 +5,18 @@ Models train two at a time with one thread each, which on a small or busy machin
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, TextIO
 
 import torch
@@ -27,6 +29,7 @@ from fullrank.files import write_json
 from fullrank.model.language_model import LanguageModel
 from fullrank.tasks.language_modeling import training_batches, with_vocabulary
 from fullrank.tasks.objective import CausalObjective
+from fullrank.training.interrupt import only_one
 from fullrank.training.optimizer import make_optimizer, parameter_groups
 
 RECIPE = "demo/builtin"
@@ -126,7 +129,8 @@ def _plan(minutes: float, out: Path, seed: int, rows: Sequence[str], remarks: An
     pairs = math.ceil(len(rows) / _places())
     budget = max(minutes * 60 - _REPORT - pairs * _STARTUP, 0.3 * minutes * 60)
     tokens = int(_ALONE * budget * _places() / seconds)
-    per_step = 8 * 128
+    options = resolve(RECIPE).config.train
+    per_step = options.batch_size * options.segment_length
     tokens = max(tokens // per_step, 20) * per_step
     write_json(file, {**wanted, "tokens": tokens})
     remarks.print(f"Each of the {len(rows)} models will read {tokens:,} tokens, {_places()} at a time.")
@@ -148,7 +152,7 @@ def _seconds_per_token(resolved: Resolved, corpus: Corpus, spend: float = 2.5) -
         model = LanguageModel(config.model)
         objective = CausalObjective(model, config.train)
         optimizer = make_optimizer(config.train.optimizer, parameter_groups(model, 0.0), config.train)
-        batches = training_batches(dataclasses.replace(config, train=config.train), corpus)
+        batches = training_batches(config, corpus)
         times: list[float] = []
         end = time.perf_counter() + spend
         while len(times) < 4 or time.perf_counter() < end:
@@ -166,14 +170,27 @@ def _seconds_per_token(resolved: Resolved, corpus: Corpus, spend: float = 2.5) -
 def _start(model: _Model, settings: Sequence[str]) -> None:
     model.folder.parent.mkdir(parents=True, exist_ok=True)
     model.log = (model.folder.parent / f"{model.row}.log").open("a", encoding="utf-8")
-    command = [sys.executable, "-m", "fullrank", "train"]
-    if (model.folder / "run.json").is_file():
-        command += [str(model.folder)]
-    else:
-        command += [RECIPE, *settings, "--row", model.row, "--out", str(model.folder)]
+    # the same command begins a run and goes on with it
+    command = [
+        sys.executable,
+        "-m",
+        "fullrank",
+        "train",
+        RECIPE,
+        *settings,
+        "--row",
+        model.row,
+        "--out",
+        str(model.folder),
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     model.process = subprocess.Popen(
-        command, stdout=model.log, stderr=model.log, stdin=subprocess.DEVNULL, env=environment
+        command,
+        stdout=model.log,
+        stderr=model.log,
+        stdin=subprocess.DEVNULL,
+        env=environment,
+        start_new_session=True,  # Ctrl-C reaches this process alone, which then tells the models once
     )
 
 
@@ -185,11 +202,11 @@ def _train_all(models: list[_Model], settings: Sequence[str], steps: int, remark
     columns += [TimeRemainingColumn(), TextColumn("{task.fields[words]}")]
     waiting, running = list(models), list[_Model]()
     told = time.monotonic()
-    with Progress(*columns, console=remarks, disable=not remarks.is_terminal) as progress:
+    with _terminable(), Progress(*columns, console=remarks, disable=not remarks.is_terminal) as progress:
         bars = {model.row: progress.add_task(model.row, total=steps, words="", start=False) for model in models}
         try:
             while waiting or running:
-                while waiting and len(running) < _places():
+                while waiting and len(running) < _places() and not _busy(waiting[0].folder):
                     model = waiting.pop(0)
                     _start(model, settings)
                     progress.start_task(bars[model.row])
@@ -214,6 +231,33 @@ def _train_all(models: list[_Model], settings: Sequence[str], steps: int, remark
             for model in running:
                 if model.process is not None:
                     model.process.wait(timeout=60)
+            if running:
+                remarks.print("Stopped; the same command goes on from here.")
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Inside the block SIGTERM ends the demo as Ctrl-C does, so that the models are told."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    former = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)
+
+
+def _busy(folder: Path) -> bool:
+    """Whether a process of an earlier demo, killed itself, still trains in `folder`."""
+    if not folder.is_dir():
+        return False
+    try:
+        with only_one(folder):
+            return False
+    except RunError:
+        return True
 
 
 def _check(model: _Model) -> None:

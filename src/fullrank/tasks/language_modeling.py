@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,17 @@ from torch import nn
 from fullrank.attention.kernels import kernel
 from fullrank.config.recipe import Resolved
 from fullrank.config.schema import RunConfig
-from fullrank.data import Batch, Blocks, Corpus, Streams, prepare, unigram_perplexity
-from fullrank.errors import ConfigError, InputError
+from fullrank.data import Batch, Blocks, Corpus, Streams, load_corpus, prepare, unigram_perplexity
+from fullrank.errors import ConfigError, FullRankError, InputError
 from fullrank.evaluation.perplexity import Evaluation, figures
 from fullrank.files import write_json
 from fullrank.model.language_model import LanguageModel
 from fullrank.model.size import parameters_by_part
 from fullrank.tasks.environment import environment
 from fullrank.tasks.objective import CausalObjective, evaluate_model
-from fullrank.tasks.run_folder import absolute, claim, open_run
+from fullrank.tasks.run_folder import absolute, check_place, claim, is_run, open_run
 from fullrank.training.device import choose_device, prepare_machine
+from fullrank.training.interrupt import only_one
 from fullrank.training.loop import fit
 from fullrank.training.observers import make_observers
 from fullrank.training.optimizer import make_optimizer, parameter_groups
@@ -50,7 +51,9 @@ def train(
 ) -> dict[str, Any]:
     """Train what `resolved` says in `folder` (continuing a run that was stopped there) and return its `result.json`."""
     config = dataclasses.replace(resolved.config, data=absolute(resolved.config.data))
-    corpus = prepare(config.data, allow_slice=resolved.scale != "paper", report=say)
+    check_place(folder)
+    known = open_run(folder)[1] if is_run(folder) else {}
+    corpus = _kept(known) or prepare(config.data, allow_slice=resolved.scale != "paper", report=say)
     config = with_vocabulary(config, corpus)
     identity = {
         "name": resolved.row or folder.name,
@@ -60,15 +63,27 @@ def train(
         "paper": resolved.paper,
         "kernel": kernel_name,
         "vocabulary": corpus.tokenizer.fingerprint,
+        "text": {split: info.sha256 for split, info in corpus.splits.items()},
+        "prepared": str(corpus.folder.resolve()),
     }
-    if claim(folder, config, identity):
-        finished = _finished(folder)
-        if finished is not None:
-            say(f"{folder}: already finished")
-            return finished
-    corpus.tokenizer.save(folder)
-    with kernel(kernel_name):
+    with only_one(folder, lend=True), kernel(kernel_name):
+        if claim(folder, config, identity):
+            finished = _finished(folder)
+            if finished is not None:
+                say(f"{folder}: already finished")
+                return finished
+        corpus.tokenizer.save(folder)
         return _train(config, identity, corpus, folder, quiet)
+
+
+def _kept(identity: Mapping[str, Any]) -> Corpus | None:
+    """The prepared corpus that a run was started on, if it is still there and whole: its text may be gone by now."""
+    try:
+        corpus = load_corpus(Path(identity["prepared"]))
+    except (KeyError, FullRankError):
+        return None
+    same = {split: info.sha256 for split, info in corpus.splits.items()} == identity.get("text")
+    return corpus if same else None
 
 
 def resume(folder: Path, *, quiet: bool = False, say: Say = print) -> dict[str, Any]:
@@ -156,7 +171,10 @@ def _train(config: RunConfig, identity: dict[str, Any], corpus: Corpus, folder: 
 
 def protocol(length: int) -> str:
     """How perplexity was measured, in words."""
-    return f"consecutive blocks of {length} tokens, every token scored once given the tokens before it in its block"
+    return (
+        f"consecutive blocks of {length} tokens, every token scored once, given the tokens before it in its block "
+        "and the one before the block"
+    )
 
 
 def describe(corpus: Corpus) -> dict[str, Any]:
@@ -201,13 +219,15 @@ def evaluate(
 ) -> dict[str, Any]:
     """Perplexity of the run in `folder` on `split`, with the protocol it was measured by."""
     config, identity = open_run(folder)
-    corpus = prepare(config.data, allow_slice=True, report=say)
+    corpus = _kept(identity) or prepare(config.data, allow_slice=True, report=say)
     if split not in corpus.splits:
         raise InputError(f"--split: '{split}' is not a split; {corpus.label} has {', '.join(corpus.splits)}")
     if corpus.tokenizer.fingerprint != identity["vocabulary"]:
         raise InputError(
             f"{folder} was trained with another vocabulary than {corpus.label} has now; has the text changed?"
         )
+    if corpus.splits[split].sha256 != identity["text"].get(split):
+        raise InputError(f"the {split} text of {corpus.label} is not the one that {folder} was started with")
     length = segment_length or config.eval.segment_length or config.train.segment_length
     device = choose_device(device_name, "--device")
     model = LanguageModel.load(folder, checkpoint).to(device)

@@ -57,7 +57,12 @@ def reproduce(
     quiet: bool = False,
     say: Callable[[str], None] = print,
 ) -> None:
-    """Train the cells that are not finished; a cell that was stopped goes on where it was."""
+    """Train the cells that are not finished; a cell that was stopped goes on where it was.
+
+    Raises InputError for an override of `train.seed`, which is the table's own.
+    """
+    if any(text.partition("=")[0].strip() == "train.seed" for text in overrides):
+        raise InputError("train.seed: a table trains seeds 1 to N; choose N with --seeds")
     for number, cell in enumerate(table, start=1):
         if not cell.finished:
             say(f"{name}: row {cell.row}, seed {cell.seed} ({number} of {len(table)}), {cell.folder}")

@@ -82,26 +82,36 @@ def in_table_order(folders: Sequence[Path]) -> list[Path]:
     return sorted(folders, key=lambda folder: places[folder][1])
 
 
+def trained(folder: Path) -> bool:
+    """Whether training in `folder` has left anything; a run that failed before its first step has not."""
+    return (folder / "metrics.jsonl").exists() or (folder / "checkpoints").exists()
+
+
+def check_place(folder: Path) -> None:
+    """Raises InputError unless `folder` is a run, absent, empty, or what a start that was cut short leaves behind."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--out {folder}: a file of that name exists; give another folder")
+    left = (".lock", "run.json", ".run.json.", ".config.yaml.")
+    if folder.is_dir() and not is_run(folder) and not all(path.name.startswith(left) for path in folder.iterdir()):
+        raise InputError(f"{folder} is not empty and holds no run; give another --out")
+
+
 def claim(folder: Path, config: RunConfig, identity: Mapping[str, Any]) -> bool:
     """Make `folder` the home of this run; True if the same run already lives there and is to be continued.
 
     Raises InputError if it holds anything else: nothing is ever overwritten.
     """
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"--out {folder}: a file of that name exists; give another folder")
-    if is_run(folder):
+    check_place(folder)
+    if is_run(folder) and trained(folder):
         before, known = open_run(folder)
         old, new = flatten(to_dict(before)), flatten(to_dict(config))
-        other = [key for key in new if old.get(key) != new[key]]
+        other = [key for key in {**new, **old} if old.get(key) != new.get(key)]
         if other:
-            shown = ", ".join(f"{key} is {old.get(key)!r} there, {new[key]!r} here" for key in other[:4])
+            shown = ", ".join(f"{key} is {old.get(key)!r} there, {new.get(key)!r} here" for key in other[:4])
             raise InputError(f"{folder} holds a run with another configuration: {shown}; give another --out")
-        if known.get("vocabulary") != identity.get("vocabulary"):
+        if known.get("vocabulary") != identity.get("vocabulary") or known.get("text") != identity.get("text"):
             raise InputError(f"{folder} was started on another text or vocabulary; give another --out")
         return True
-    started = ("run.json", ".run.json.", ".config.yaml.")  # what a start that was cut short leaves behind
-    if folder.is_dir() and not all(path.name.startswith(started) for path in folder.iterdir()):
-        raise InputError(f"{folder} is not empty and holds no run; give another --out")
     # config.yaml last, since a folder without it is not yet a run; run.json first, since nobody else writes one
     write_json(folder / "run.json", dict(identity))
     write_text(folder / "config.yaml", to_yaml(config))

@@ -50,9 +50,34 @@ def listening() -> Iterator[StopRequest]:
         restore()
 
 
+_lent: dict[Path, bool] = {}  # folders locked by this process for a training to come; whether it has come
+
+
 @contextmanager
-def only_one(folder: Path) -> Iterator[None]:
-    """RunError if another process trains in `folder`; the lock goes with the process, however it ends."""
+def only_one(folder: Path, *, lend: bool = False) -> Iterator[None]:
+    """RunError if another process trains in `folder`; the lock goes with the process, however it ends.
+
+    `lend`: held for what comes before and after a training; the one training inside the block takes it over.
+    """
+    place = folder.resolve()
+    if _lent.get(place) is False:
+        _lent[place] = True
+        try:
+            yield
+        finally:
+            _lent[place] = False
+        return
+    with _locked(folder):
+        if lend:
+            _lent[place] = False
+        try:
+            yield
+        finally:
+            _lent.pop(place, None)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
     try:
         import fcntl
     except ImportError:  # not on Windows

@@ -90,6 +90,27 @@ def cosine(step: int, total: int, options: TrainConfig) -> float:
     return low + (high - low) * (1 + math.cos(math.pi * _decayed_share(step, total, options))) / 2
 
 
+@register("schedule", "cosine_restarts")
+def cosine_restarts(step: int, total: int, options: TrainConfig) -> float:
+    """Cosines one after another, each `t_mult` times as long as the last and `lr_shrink` times as high (SGDR; fairseq).
+
+        rate(t) = lr_shrink^i (min + (lr - min) (1 + cos(pi (t - w - S_i) / P_i)) / 2)      for S_i < t - w <= S_i + P_i
+
+    with P_i = period t_mult^i and S_i = P_0 + .. + P_{i-1}.  One `period` of T - w steps is `cosine`.
+    Differs from fairseq by one step: a period ends with its lowest rate instead of beginning with its highest.
+    """
+    first = options.period or max(1, total - options.warmup_steps)
+    done, index = float(step - options.warmup_steps), 0
+    if options.t_mult == 1:  # no need to walk through a million short periods
+        index = math.ceil(done / first) - 1
+        done -= index * first
+    length = float(first)
+    while done > length:
+        done, length, index = done - length, length * options.t_mult, index + 1
+    low, high = options.min_learning_rate, options.learning_rate
+    return options.lr_shrink**index * (low + (high - low) * (1 + math.cos(math.pi * done / length)) / 2)
+
+
 @register("schedule", "linear")
 def linear(step: int, total: int, options: TrainConfig) -> float:
     """rate(t) = lr + (min - lr) (t - w) / (T - w), with min = `min_learning_rate`"""

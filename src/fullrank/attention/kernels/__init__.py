@@ -35,8 +35,12 @@ _forced: str | None = None  # a plain global, so that torch.compile guards on it
 
 def kernel_for(attend: WeightedValues, tracing: bool) -> Kernel:
     """The fastest kernel that computes these stages, or the one fixed by `kernel(...)`."""
-    if tracing or _forced == "reference":
-        return reference  # a trace needs the weights themselves
+    if _forced == "reference":
+        return reference
+    if tracing:
+        if _forced is not None:
+            raise InputError(f"kernel '{_forced}' cannot give attention weights for a trace or a penalty; use 'auto'")
+        return reference
     fast = _fast(attend)
     if _forced is not None and fast is not KERNELS[_forced]:
         stages = ", ".join(type(stage).__name__ for stage in (attend.score, attend.normalize, attend.mix))
@@ -44,16 +48,18 @@ def kernel_for(attend: WeightedValues, tracing: bool) -> Kernel:
     return fast or reference
 
 
-_OwnMixing = KeepHeads | PositionIndependentMixing | PositionWiseMixing | RandomMixing | AverageHeads
+_OWN_NORMALIZERS = (Softmax, SigSoftmax)
+_OWN_MIXING = (KeepHeads, PositionIndependentMixing, PositionWiseMixing, RandomMixing, AverageHeads)
 
 
 def _fast(attend: WeightedValues) -> Kernel | None:
-    match attend.score, attend.normalize, attend.mix:
-        case DotProduct(), Softmax(), KeepHeads():
-            return sdpa
-        # only the shift is special: stages that look at one query at a time compute themselves in blocks of queries
-        case XLRelative(), Softmax() | SigSoftmax(), mix if isinstance(mix, _OwnMixing):
-            return relative
+    """The fast kernel of exactly these types: a subclass may compute something else."""
+    score, normalize, mix = type(attend.score), type(attend.normalize), type(attend.mix)
+    if (score, normalize, mix) == (DotProduct, Softmax, KeepHeads):
+        return sdpa
+    # only the shift is special: stages that look at one query at a time compute themselves in blocks of queries
+    if score is XLRelative and normalize in _OWN_NORMALIZERS and mix in _OWN_MIXING:
+        return relative
     return None
 
 
@@ -65,7 +71,7 @@ def kernel(name: str) -> Iterator[None]:
     """
     global _forced
     if name != "auto" and name not in KERNELS:
-        raise InputError(f"--kernel: '{name}' is not available; {suggest(name, ['auto', *KERNELS])}")
+        raise InputError(f"kernel: '{name}' is not available; {suggest(name, ['auto', *KERNELS])}")
     before, _forced = _forced, None if name == "auto" else name
     try:
         yield

@@ -57,8 +57,7 @@ class _Rows(torch.autograd.Function):
         wide = torch.promote_types(query.dtype, torch.float32)
         ctx.blocks = _blocks(query.shape[2], keys.shape[2], causal)
         ctx.scale, ctx.p = scale, p
-        kept: list[Tensor | None] = []
-        out, weights = torch.empty_like(query), []
+        weights, kept, parts = [], [], []
         with torch.autocast(query.device.type, enabled=False):
             scaled, turned = query.to(wide) * scale, keys.to(wide).transpose(-1, -2)
             hidden = (
@@ -71,7 +70,8 @@ class _Rows(torch.autograd.Function):
                 weights.append(torch.softmax(scores, dim=-1).to(values.dtype))
                 kept.append(keep_mask(scores.shape, p, values) if p else None)
                 dropped = weights[-1] if kept[-1] is None else weights[-1] * kept[-1]
-                out[:, :, rows] = dropped @ values[:, :, seen]
+                parts.append(dropped @ values[:, :, seen])
+            out = _joined(parts)
             if p:
                 out.div_(1 - p)
         ctx.save_for_backward(query, keys, values, out, *weights, *kept)
@@ -83,15 +83,13 @@ class _Rows(torch.autograd.Function):
             raise RuntimeError("this attention kernel has no second derivative; use fullrank.kernel('reference')")
         query, keys, values, out, *saved = ctx.saved_tensors
         cotangent = cotangent.contiguous()
-        blocks = zip(ctx.blocks, saved[: len(ctx.blocks)], saved[len(ctx.blocks) :], strict=True)
-        wide = torch.promote_types(query.dtype, torch.float32)
-        d_query = torch.empty_like(query)
-        d_keys, d_values = torch.zeros_like(keys, dtype=wide), torch.zeros_like(values, dtype=wide)
+        count = len(ctx.blocks)
+        d_query, d_keys, d_values = [], [], []
         with torch.autocast(query.device.type, enabled=False):
             along = (out * cotangent).sum(-1, keepdim=True)
             if ctx.p:
                 cotangent = cotangent / (1 - ctx.p)
-            for (rows, seen), weights, kept in blocks:
+            for (rows, seen), weights, kept in zip(ctx.blocks, saved[:count], saved[count:], strict=True):
                 d_out = cotangent[:, :, rows]
                 d_scores = d_out @ values[:, :, seen].transpose(-1, -2)
                 dropped = weights
@@ -99,15 +97,23 @@ class _Rows(torch.autograd.Function):
                     d_scores.mul_(kept)
                     dropped = weights * kept
                 d_scores.sub_(along[:, :, rows]).mul_(weights)
-                d_query[:, :, rows] = d_scores @ keys[:, :, seen]
-                d_keys[:, :, seen] += d_scores.transpose(-1, -2) @ query[:, :, rows]
-                d_values[:, :, seen] += dropped.transpose(-1, -2) @ d_out
-        return (
-            d_query.mul_(ctx.scale),
-            d_keys.mul_(ctx.scale).to(keys.dtype),
-            d_values.to(values.dtype),
-            None,
-            None,
-            None,
-            None,
-        )
+                d_query.append(d_scores @ keys[:, :, seen])
+                d_keys.append(d_scores.transpose(-1, -2) @ query[:, :, rows])
+                d_values.append(dropped.transpose(-1, -2) @ d_out)
+            of_query, of_keys = _joined(d_query).mul_(ctx.scale), _summed(d_keys).mul_(ctx.scale)
+        return of_query, of_keys, _summed(d_values), None, None, None, None
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """Rows of all blocks, (B, H, N, D)."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+
+def _summed(parts: list[Tensor]) -> Tensor:
+    """(B, H, M, D), where part i is about the first keys only and the last part about all of them."""
+    if len(parts) == 1:
+        return parts[0]
+    total = parts[-1].to(torch.promote_types(parts[-1].dtype, torch.float32))
+    for part in parts[:-1]:
+        total[:, :, : part.shape[2]] += part
+    return total.to(parts[-1].dtype)

@@ -45,4 +45,4 @@ def _in_rows(query: Tensor, keys: Tensor, p: float) -> bool:
     if query.device.type != "cpu" or torch.compiler.is_compiling():
         return False
     trains = torch.is_grad_enabled() and query.requires_grad
-    return 0 < p < 1 or (trains and query.dtype == torch.bfloat16 and keys.shape[2] <= _SHORT)
+    return 0 < p <= 1 - 2**-16 or (trains and query.dtype == torch.bfloat16 and keys.shape[2] <= _SHORT)

@@ -1,0 +1,194 @@
+"""The command line at its edges: what excludes each other, half a run, Ctrl-C, silence, and JSON that everybody reads."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from cli_runs import SMALL, call, command, environment, write_config, write_text
+
+from fullrank.cli import main
+from fullrank.cli.output import print_json
+from fullrank.files import write_json
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text(tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture(scope="module")
+def config(text: Path) -> Path:
+    return write_config(text / "run.yaml", text, text / "cache", steps=12)
+
+
+@pytest.fixture(scope="module")
+def trained(config: Path) -> subprocess.CompletedProcess[str]:
+    return call("train", config, *SMALL, "--out", config.parent / "run", "--quiet")
+
+
+def called(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[object, str, str]:
+    """Exit status, stdout and stderr of a call in this process."""
+    with pytest.raises(SystemExit) as stopped:
+        main([str(word) for word in words])
+    said = capsys.readouterr()
+    return stopped.value.code or 0, said.out, said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["--beam", "2", "--top-k", "3"], ["--beam", "--top-k"]),
+        (["--beam", "2", "--temperature", "1.0"], ["--beam", "--temperature"]),
+        (["--beam", "2", "--top-p", "0.5", "--seed", "0"], ["--beam", "--top-p", "--seed"]),
+        (["--beam", "2", "--greedy"], ["--beam", "--greedy"]),
+        (["--greedy", "--temperature", "0.5", "--top-k", "3"], ["--greedy", "--temperature", "--top-k"]),
+        (["--greedy", "--number", "2"], ["--greedy", "--number"]),
+        (["--length-penalty", "0.5"], ["--length-penalty", "--beam"]),
+        (["--seed", "-1"], ["--seed"]),
+        (["--seed", str(2**63)], ["--seed"]),
+    ],
+)
+def test_options_of_generate_that_exclude_each_other(
+    words: list[str], parts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, said = called(capsys, "generate", "nowhere", *words)
+    assert (code, out) == (2, "")
+    assert all(part in said for part in parts), said
+    assert "no such folder" not in said
+
+
+@pytest.mark.parametrize("minutes", ["nan", "inf", "10001", "0", "-inf"])
+def test_minutes_of_a_demo(minutes: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, _, said = called(capsys, "demo", f"--minutes={minutes}", "--out", tmp_path / "demo")
+    assert code == 2
+    assert "--minutes" in said
+    assert not (tmp_path / "demo").exists()
+
+
+@pytest.mark.parametrize("verb", [
+    "recipes", "recipes list", "data", "data list", "config", "config schema", "recipes show", "data prepare",
+    "config show", "config validate",
+])  # fmt: skip
+def test_every_group_and_its_verbs_show_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = called(capsys, *verb.split(), "--help")
+    assert code == 0
+    assert "Example" in out
+
+
+def test_an_unknown_corpus_lists_the_known_ones_once(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, said = called(capsys, "data", "prepare", "nope")
+    assert code == 2
+    assert said.count("wikitext-103") == 1
+
+
+def test_training_half_a_run_is_refused(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    half = tmp_path / "half"
+    half.mkdir()
+    (half / "config.yaml").write_text(config.read_text(encoding="utf-8"), encoding="utf-8")
+    code, _, said = called(capsys, "train", half)
+    assert code == 2
+    assert "it lacks run.json" in said
+    assert [path.name for path in half.iterdir()] == ["config.yaml"]
+
+
+def test_quiet_is_quiet(trained: subprocess.CompletedProcess[str]) -> None:
+    """Also about the preparation of data, which this first run has to do."""
+    assert (trained.returncode, trained.stderr) == (0, "")
+
+
+def test_report_and_reproduce_give_json_of_one_shape(
+    trained: subprocess.CompletedProcess[str], text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert trained.returncode == 0
+    code, out, _ = called(capsys, "report", text / "run", "--out", tmp_path / "page.html", "--json")
+    assert code == 0
+    reported = json.loads(out)
+    table = tmp_path / "table.yaml"
+    table.write_text(
+        "rows: {plain: {}}\nbase:\n  model: {hidden_size: 8, num_hidden_layers: 1, num_attention_heads: 2}\n"
+        f"  data: {{name: text, train: {text}/train.txt, valid: {text}/valid.txt, test: {text}/test.txt, "
+        f"cache: {text}/cache}}\n  train: {{steps: 3, batch_size: 4, segment_length: 8, threads: 1, device: cpu}}\n",
+        encoding="utf-8",
+    )
+    code, out, _ = called(capsys, "reproduce", table, "--out", tmp_path / "out", "--quiet", "--json")
+    assert code == 0
+    assert set(json.loads(out)) == set(reported) == {"report", "comparable", "rows", "unfinished"}
+
+
+def test_a_foreign_file_is_not_overwritten_by_a_report(
+    trained: subprocess.CompletedProcess[str], text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    letter = tmp_path / "letter.txt"
+    letter.write_text("dear", encoding="utf-8")
+    code, _, said = called(capsys, "report", text / "run", "--out", letter)
+    assert (code, letter.read_text(encoding="utf-8")) == (2, "dear")
+    assert "--out" in said
+
+
+def test_a_segment_far_beyond_the_text(
+    trained: subprocess.CompletedProcess[str], text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The model has no limit of length, and one block of the whole text is what was asked for, without its padding."""
+    tokens = len((text / "valid.txt").read_text(encoding="utf-8").replace("\n", " <eos> ").split())
+    perplexities = []
+    for length in (tokens, 1_000_000):
+        words = ["eval", text / "run", "--split", "valid", "--segment-length", length, "--device", "cpu", "--json"]
+        code, out, said = called(capsys, *words)
+        assert code == 0, said
+        perplexities.append(json.loads(out)["perplexity"])
+    assert perplexities[0] == perplexities[1]
+
+
+def test_json_is_valid_whatever_the_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = {"a": math.nan, "b": [math.inf, 1.5, (-math.inf,)], "c": {"d": 2, "e": "nan"}}
+    expected = {"a": None, "b": [None, 1.5, [None]], "c": {"d": 2, "e": "nan"}}
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    print_json(content)
+    write_json(tmp_path / "file.json", content)
+    for written in (capsys.readouterr().out, (tmp_path / "file.json").read_text(encoding="utf-8")):
+        assert json.loads(written, parse_constant=refuse) == expected
+
+
+def test_ctrl_c_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from fullrank.config import recipe
+
+    def interrupt() -> list[str]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(recipe, "shipped", interrupt)
+    assert called(capsys, "recipes", "list") == (130, "", "fullrank: interrupted\n")
+
+
+def test_a_signal_ends_a_verb_with_130(config: Path, tmp_path: Path) -> None:
+    """SIGINT while a large text is read for the first time, before training has its own handler."""
+    large = write_text(tmp_path / "large", sentences=400_000)
+    words = command("train", config, *SMALL, f"data.train={large}/train.txt", "--out", tmp_path / "run")
+    with subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+        code = process.wait(timeout=60)
+    assert first
+    assert code == 130, rest
+    assert rest.splitlines()[-1] == "fullrank: interrupted"
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [(["--version"], 0), (["--help"], 0), (["trian"], 2), (["eval"], 2), (["eval", "--nope"], 2)]
+)
+def test_exit_statuses_of_the_parser(words: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    found, out, said = called(capsys, *words)
+    assert found == code
+    assert bool(out) == (code == 0)
+    assert bool(said) == (code == 2)
