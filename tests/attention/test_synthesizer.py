@@ -134,6 +134,20 @@ def test_texts_end_at_max_position_embeddings(score: str) -> None:
 
 
 @pytest.mark.parametrize("score", ["dense_synthesizer", "random_synthesizer"])
+def test_positions_count_and_not_places_in_a_batch(score: str) -> None:
+    made, x = attention(score), torch.randn(1, P, 10, dtype=torch.float64)
+    mask = torch.ones(1, P + 3, dtype=torch.bool)
+    mask[:, :3] = False
+    places = (mask.cumsum(1) - 1).clamp_min(0)
+    padded = torch.cat([torch.randn(1, 3, 10, dtype=torch.float64), x], 1)
+    given = made(padded, layout=fr.Layout(places, places, True, mask))
+    assert torch.allclose(given[:, 3:], made(x), atol=1e-13)
+    gap = torch.tensor([0, 1, 12])
+    with pytest.raises(InputError, match="a sequence of 13 tokens"):
+        made(x[:, :3], layout=fr.Layout(gap, gap, farthest=12))
+
+
+@pytest.mark.parametrize("score", ["dense_synthesizer", "random_synthesizer"])
 def test_dropout_is_drawn_for_every_text(score: str) -> None:
     torch.manual_seed(0)
     config = fr.AttentionConfig(score=score)

@@ -77,7 +77,14 @@ def test_wrong_types_are_named_with_their_key(text: str, parts: list[str]) -> No
         ("model: {attention: {cross_head: 2}}", "model.attention.cross_head: a probability from 0 to 1, given 2.0"),
         ("model: {dropout: {residual: 1}}", "model.dropout.residual: a probability below 1, given 1.0"),
         ("model: {position: leaned}", "model.position: 'leaned' is not available; did you mean 'learned'? (known: learned, "
-         "none, rotary, sinusoidal)"),
+         "none, relative, rotary, sinusoidal)"),
+        ("model: {position: relative}", "model.attention.score: 'relative' goes with model.position: relative and only with "
+         "it; given model.attention.score: dot_product with model.position: relative; change one of them"),
+        ("model: {attention: {score: {name: relative}}}", "model.attention.score: 'relative' goes with model.position: "
+         "relative and only with it; given model.attention.score: relative with model.position: sinusoidal; change one of "
+         "them"),
+        ("model: {position: relativ, attention: {score: relative}}", "model.position: 'relativ' is not available; did you mean "
+         "'relative'? (known: learned, none, relative, rotary, sinusoidal)"),
         ("train: {steps: 3, epochs: 2}", "train: give exactly one of steps, epochs, tokens; given steps, epochs"),
         ("train: {steps: 0}", "train.steps: a positive number, given 0"),
         ("train: {learning_rate: .nan}", "train.learning_rate: a positive number, given nan"),

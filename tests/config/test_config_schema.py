@@ -31,6 +31,12 @@ def raw_configs(draw: Any) -> dict[str, Any]:
     mixes = st.one_of(
         of("mix"), st.fixed_dictionaries({"name": st.just("random")}, optional={"std": st.none() | positive})
     )
+    scores = st.one_of(
+        of("score").filter(lambda name: name != "relative"),
+        st.fixed_dictionaries({"name": st.just("dense_synthesizer")}, optional={"keep_key_projection": st.booleans()}),
+    )
+    options = {"clamp_length": st.none() | count, "shared_biases": st.booleans(), "as_published": st.booleans()}
+    relative = st.just("relative") | st.fixed_dictionaries({"name": st.just("relative")}, optional=options)
     heads = draw(st.integers(1, 16))
     model = st.fixed_dictionaries(
         {"num_attention_heads": st.just(heads), "hidden_size": st.integers(1, 64).map(lambda n: n * heads * 2)},
@@ -38,11 +44,13 @@ def raw_configs(draw: Any) -> dict[str, Any]:
             "vocab_size": st.none() | count, "num_hidden_layers": count, "head_dim": st.none() | count.map(lambda n: 2 * n),
             "intermediate_size": st.none() | count, "hidden_act": of("activation"), "mlp_bias": st.booleans(),
             "norm": st.sampled_from(["pre", "post"]), "final_norm": st.none() | st.booleans(), "layer_norm_eps": positive,
-            "position": of("position"), "rope_theta": positive, "scale_embedding": st.booleans(),
+            "position": of("position").filter(lambda name: name != "relative"),
+            "rope_theta": positive, "scale_embedding": st.booleans(),
             "initializer": of("initializer"),
             "dropout": st.fixed_dictionaries({}, optional={"residual": probability, "locked": st.booleans()}),
             "attention": st.fixed_dictionaries(
-                {}, optional={"mix": mixes, "normalize": of("normalize"), "cross_head": st.floats(0, 1), "bias": st.booleans()}
+                {}, optional={"score": scores, "mix": mixes, "normalize": of("normalize"), "cross_head": st.floats(0, 1),
+                              "bias": st.booleans()}
             ),
             "output": st.fixed_dictionaries({}, optional={"tied": st.booleans(), "bias": st.none() | st.booleans()}),
         },
@@ -61,7 +69,11 @@ def raw_configs(draw: Any) -> dict[str, Any]:
                   "max_grad_norm": st.none() | positive,
                   "precision": st.sampled_from(["fp32", "bf16"]), "track": st.lists(st.sampled_from(["tensorboard", "wandb"]))},
     )  # fmt: skip
-    return draw(st.fixed_dictionaries({}, optional={"model": model, "data": data, "train": train}))
+    raw = draw(st.fixed_dictionaries({}, optional={"model": model, "data": data, "train": train}))
+    if "model" in raw and draw(st.booleans()):  # these two go together only
+        raw["model"] |= {"position": "relative"}
+        raw["model"]["attention"] = raw["model"].get("attention", {}) | {"score": draw(relative)}
+    return raw
 
 
 @given(raw_configs())

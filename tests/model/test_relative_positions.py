@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -144,47 +145,52 @@ def test_a_clamped_model_forgets_how_far_far_is() -> None:
     assert not torch.allclose(near(read).logits, far(read).logits)
 
 
-def test_transformer_xl_wikitext103_base() -> None:
-    """151,107,538, of which its adaptive softmax with one width has 1,233 for choosing a cluster."""
-    config = fr.ModelConfig(
-        vocab_size=267_735, hidden_size=410, num_hidden_layers=16, num_attention_heads=10, head_dim=41, intermediate_size=2100,
-        norm="post", position="relative", scale_embedding=True, initializer="transformer_xl",
-        attention=fr.AttentionConfig(score="relative", bias=False), output=fr.OutputConfig(tied=True, bias=True),
-    )  # fmt: skip
+def counted(config: fr.ModelConfig, mix: str = "none") -> dict[str, int]:
+    """Parameters by part, nothing allocated."""
+    attention = replace(config.attention, mix=mix)
     with torch.device("meta"):
-        made = fr.LanguageModel(config)
-    parts = parameters_by_part(made)
-    assert parts["total"] == made.num_parameters() == 151_107_538 - 3 * 411
+        return parameters_by_part(fr.LanguageModel(replace(config, attention=attention)))
+
+
+def transformer_xl(layers: int, width: int, heads: int, inner: int, div_val: int, tied: bool) -> fr.ModelConfig:
+    clusters = {"kind": "adaptive", "cutoffs": [20_000, 40_000, 200_000], "div_val": div_val}
+    return fr.ModelConfig(
+        vocab_size=267_735, hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=inner,
+        norm="post", position="relative", scale_embedding=True, initializer="transformer_xl",
+        attention=fr.AttentionConfig(score="relative", bias=False), input=fr.InputConfig(**clusters),
+        output=fr.OutputConfig(**clusters, form="transformer_xl", tied=tied),
+    )  # fmt: skip
+
+
+def test_totals_of_published_models_with_relative_positions() -> None:
+    base = transformer_xl(16, 410, 10, 2100, 1, True)  # Transformer-XL, WikiText-103, base
+    parts = counted(base)
+    assert parts["total"] == 151_107_538
     assert parts["attention"] == 16 * 5 * 410 * 410 + 2 * 410
     assert parts["position"] == 0
-    a = fr.AttentionConfig(score="relative", bias=False, mix="position_independent")
-    b = fr.AttentionConfig(score="relative", bias=False, mix="position_wise")
-    for attention, more in ((a, 1_600), (b, 8_160)):
-        with torch.device("meta"):
-            mixed = fr.LanguageModel(fr.ModelConfig(**vars(config) | {"attention": attention}))
-        assert mixed.num_parameters() == made.num_parameters() + more
+    assert counted(base, "position_independent")["total"] == 151_107_538 + 1_600
+    assert counted(base, "position_wise")["total"] == 151_107_538 + 8_160
+    assert counted(transformer_xl(15, 624, 16, 2496, 4, False))["total"] == 122_215_992  # Skip Cross-head, WikiText-103
 
 
-def synthesizer(keep: bool, mix: str = "none") -> dict[str, int]:
-    """Transformer-Baevski's body with synthesized attention over 512 tokens; its embeddings are not built here."""
-    config = fr.ModelConfig(
-        vocab_size=10, hidden_size=1024, num_hidden_layers=16, num_attention_heads=8, intermediate_size=4096,
+def synthesizer(keep: bool) -> fr.ModelConfig:
+    """Transformer-Baevski on WikiText-103 with synthesized attention over 512 tokens."""
+    return fr.ModelConfig(
+        vocab_size=267_744, hidden_size=1024, num_hidden_layers=16, num_attention_heads=8, intermediate_size=4096,
         max_position_embeddings=512, final_norm=False,
-        attention=fr.AttentionConfig(score={"name": "dense_synthesizer", "keep_key_projection": keep}, mix=mix),
+        attention=fr.AttentionConfig(score={"name": "dense_synthesizer", "keep_key_projection": keep}),
+        input=fr.InputConfig(kind="adaptive", cutoffs=[20_000, 60_000], div_val=4),
+        output=fr.OutputConfig(kind="adaptive", tied=True),
     )  # fmt: skip
-    with torch.device("meta"):
-        return parameters_by_part(fr.LanguageModel(config))
 
 
-def test_synthesizer_wikitext103() -> None:
+def test_totals_of_the_synthesizer() -> None:
     """Baevski's 246,933,504 and one 128 -> 512 layer in each of 16 layers: the 248M of Mixhead Table 1 keeps the keys."""
-    projection, to_positions = 1024 * 1024 + 1024, 128 * 512 + 512
-    assert synthesizer(True)["attention"] == 16 * (4 * projection + to_positions)
-    assert round((246_933_504 + synthesizer(True)["attention"] - 16 * 4 * projection) / 1e6) == 248
-    assert synthesizer(False)["attention"] == 16 * (3 * projection + to_positions)
-    for mix, more in (("position_independent", 1_024), ("position_wise", 17_408)):
-        assert synthesizer(True, mix)["mixing"] == more
-        assert synthesizer(True, mix)["total"] == synthesizer(True)["total"] + more
+    kept = counted(synthesizer(True))
+    assert kept["total"] == 246_933_504 + 16 * (128 * 512 + 512) == 247_990_272
+    assert counted(synthesizer(False))["total"] == 247_990_272 - 16 * (1024 * 1024 + 1024) == 231_196_672
+    assert counted(synthesizer(True), "position_independent")["total"] == 247_990_272 + 1_024
+    assert counted(synthesizer(True), "position_wise")["total"] == 247_990_272 + 17_408
 
 
 @pytest.mark.parametrize(

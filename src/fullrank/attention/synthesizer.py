@@ -20,6 +20,8 @@ from fullrank.errors import InputError
 
 def _check(layout: Layout, longest: int) -> None:
     keys = layout.shape[1]
+    if (keys > longest or layout.farthest is not None) and not layout.contiguous:
+        keys = int(layout.key_positions.max()) + 1  # padding takes no position, a gap some
     if keys > longest:
         raise InputError(
             f"a sequence of {keys} tokens, but model.max_position_embeddings is {longest} and a synthesizer scores that many "

@@ -258,7 +258,14 @@ class ModelConfig(_Strict):
             object.__setattr__(self, "intermediate_size", 4 * self.hidden_size)
         if self.final_norm is None:
             object.__setattr__(self, "final_norm", self.norm == "pre")
+        before = len(problems)
         _check_stage(problems, "position", self.position, "model.position")
+        score = stage_name(self.attention.score)
+        if len(problems) == before and (score == "relative") != (self.position == "relative"):
+            problems.append(
+                "model.attention.score: 'relative' goes with model.position: relative and only with it; given "
+                f"model.attention.score: {score} with model.position: {self.position}; change one of them"
+            )
         _check_stage(problems, "activation", self.hidden_act, "model.hidden_act")
         _check_stage(problems, "initializer", self.initializer, "model.initializer")
         _check_numbers(problems, self, "model", ("layer_norm_eps", "rope_theta"))
@@ -266,12 +273,6 @@ class ModelConfig(_Strict):
             problems.append(f"model.norm: 'pre' or 'post', given '{self.norm}'")
         if self.position == "rotary" and isinstance(self.head_dim, int) and self.head_dim % 2:
             problems.append(f"model.head_dim: rotary positions need an even head size, given {self.head_dim}")
-        score = stage_name(self.attention.score)
-        if (score == "relative") != (self.position == "relative"):
-            problems.append(
-                "model.attention.score: 'relative' goes with model.position: relative and only with it; given "
-                f"model.attention.score: {score} with model.position: {self.position}; change one of them"
-            )
         if self.memory_length != 0:
             problems.append(
                 f"model.memory_length: this version has models without memory (0), given {self.memory_length}"
