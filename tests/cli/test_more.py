@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import signal
@@ -172,7 +173,9 @@ def test_a_signal_ends_a_verb_with_130(config: Path, tmp_path: Path) -> None:
     """SIGINT while a large text is read for the first time, before training has its own handler."""
     large = write_text(tmp_path / "large", sentences=400_000)
     words = command("train", config, *SMALL, f"data.train={large}/train.txt", "--out", tmp_path / "run")
-    with subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE, text=True) as process:
+    # a shell starts background jobs with SIGINT ignored, and children inherit that
+    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE, text=True, preexec_fn=heed) as process:
         assert process.stderr is not None
         first = process.stderr.readline()
         time.sleep(0.1)
