@@ -73,7 +73,21 @@ def test_wrong_types_are_named_with_their_key(text: str, parts: list[str]) -> No
         ("model: {position: rotary, head_dim: 7}", "model.head_dim: rotary positions need an even head size, given 7"),
         ("model: {layer_norm_eps: 0}", "model.layer_norm_eps: a positive number, given 0.0"),
         ("model: {rope_theta: -1}", "model.rope_theta: a positive number, given -1.0"),
-        ("model: {memory_length: 5}", "model.memory_length: this version has models without memory (0), given 5"),
+        (
+            "model: {memory_length: -5}",
+            "model.memory_length: 0, or a whole number of tokens below 2,147,483,648, given -5",
+        ),
+        ("model: {same_length: true}", "model.same_length: goes with a memory; set model.memory_length"),
+        (
+            "{model: {memory_length: 5}, train: {order: shuffled}}",
+            "train.order: a model with memory (model.memory_length 5) reads its text in order; given 'shuffled', "
+            "allowed: contiguous",
+        ),
+        ("train: {phases: [{name: a, skip: uniform}]}", "train.phases.a.p: 'uniform' skips with one probability from 0 to 1, given None"),
+        (
+            "train: {phases: [{name: a, skip: linear}, {name: b}], steps: 9}",
+            "train.phases.a: give its end (steps, epochs or plateau); only the last phase may do without",
+        ),
         ("model: {attention: {cross_head: 2}}", "model.attention.cross_head: a probability from 0 to 1, given 2.0"),
         ("model: {dropout: {residual: 1}}", "model.dropout.residual: a probability below 1, given 1.0"),
         ("model: {position: leaned}", "model.position: 'leaned' is not available; did you mean 'learned'? (known: learned, "

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
+
+# Consecutive positions: (the first one, how many)
+Run = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -15,10 +20,12 @@ class Layout:
     query_positions (N,) or (B, N), key_positions (M,) or (B, M): places in the text, in tokens.
     causal: a query sees no key that comes after it.
     key_mask (B, M), True where a key is a token and False where it is padding; None when there is no padding.
-    contiguous: key positions are 0, 1, .., M - 1 and the queries end where the keys end.
-    farthest: the greatest distance from a query to a key before it, in tokens; None when no tokens are left out between
-    the keys, so that it is M - 1.
-    encodings (T, E): the sinusoids of the distances in `reach`, the smallest first, where a model makes them once for all
+    runs: the pieces of consecutive key positions, oldest first; the queries are the end of the last one. Memory that was
+    retained while its layer rested leaves a gap between two pieces. None where rows differ.
+    window: a query sees only keys that are less than so many tokens before it; None: all of them.
+    farthest: for a layout without runs, the greatest distance from a query to a key before it, in tokens; None when no
+    tokens are left out between the keys, so that it is M - 1.
+    encodings (T, E): the sinusoids of the distances in `spans`, the smallest first, where a model makes them once for all
     its layers.
     """
 
@@ -26,13 +33,14 @@ class Layout:
     key_positions: Tensor
     causal: bool = True
     key_mask: Tensor | None = None
-    contiguous: bool = False
+    runs: tuple[Run, ...] | None = None
+    window: int | None = None
     farthest: int | None = None
     encodings: Tensor | None = None
 
     @classmethod
     def of(cls, queries: int, keys: int | None = None, *, causal: bool = True, device: torch.device | None = None,
-           key_mask: Tensor | None = None) -> Layout:  # fmt: skip
+           key_mask: Tensor | None = None, window: int | None = None) -> Layout:  # fmt: skip
         """The layout of `queries` tokens that continue a text so that `keys` tokens are there in all.
 
         Without `causal` there may be more queries than keys (cross-attention); both end at the same position.
@@ -43,7 +51,23 @@ class Layout:
             raise ValueError(f"{queries} queries over {keys} keys: causal queries are the last ones of the keys")
         positions = torch.arange(min(keys - queries, 0), keys, device=device)
         last = positions.shape[0]
-        return cls(positions[last - queries :], positions[last - keys :], causal, key_mask, contiguous=True)
+        return cls(
+            positions[last - queries :], positions[last - keys :], causal, key_mask, runs=((0, keys),), window=window
+        )
+
+    @classmethod
+    def of_runs(
+        cls, queries: int, runs: tuple[Run, ...], *, device: torch.device | None = None, window: int | None = None
+    ) -> Layout:
+        """The causal layout of keys in pieces of consecutive positions, oldest first, and of the last `queries` of them.
+
+        Pieces that touch become one. Raises ValueError if pieces overlap, or the last one has not all queries.
+        """
+        joined = join_runs(runs)
+        if not joined or joined[-1][1] < queries:
+            raise ValueError(f"{queries} queries, but the last run of keys is {joined[-1:]}")
+        positions = torch.cat([torch.arange(first, first + size, device=device) for first, size in joined])
+        return cls(positions[positions.shape[0] - queries :], positions, runs=joined, window=window)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -51,27 +75,73 @@ class Layout:
         return self.query_positions.shape[-1], self.key_positions.shape[-1]
 
     @property
+    def contiguous(self) -> bool:
+        """No tokens are left out between the keys, and rows do not differ."""
+        return self.runs is not None and len(self.runs) == 1
+
+    @property
+    def from_start(self) -> bool:
+        """Key positions are 0, 1, .., M - 1."""
+        return self.runs is not None and len(self.runs) == 1 and self.runs[0][0] == 0
+
+    @property
     def unrestricted(self) -> bool:
         """Every query sees every key."""
-        return self.key_mask is None and (not self.causal or self.shape[0] == 1)
+        if self.key_mask is not None or self._narrow:
+            return False
+        return not self.causal or self.shape[0] == 1
 
     @property
     def plain_causal(self) -> bool:
         """Causal, without padding and without earlier keys: what a fused kernel calls `is_causal`."""
         queries, keys = self.shape
-        return self.causal and self.key_mask is None and queries == keys
+        return self.causal and self.key_mask is None and queries == keys and not self._narrow
+
+    @property
+    def _narrow(self) -> bool:
+        """Whether the window hides a key from some query."""
+        return self.window is not None and self.reach[1] >= self.window
 
     @property
     def reach(self) -> tuple[int, int]:
-        """The smallest and the greatest distance, query minus key position in tokens, at which a query sees a key."""
+        """The smallest and the greatest distance, query minus key position in tokens, between a query and a key before it."""
         queries, keys = self.shape
-        return 0 if self.causal else 1 - queries, keys - 1 if self.farthest is None else self.farthest
+        nearest = 0 if self.causal else 1 - queries
+        if self.runs is not None and self.causal:
+            return nearest, self.runs[-1][0] + self.runs[-1][1] - 1 - self.runs[0][0]
+        return nearest, keys - 1 if self.farthest is None else self.farthest
+
+    @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """The distances at which some query sees some key: intervals with both ends, ascending, that do not touch."""
+        nearest, farthest = self.reach
+        if self.window is not None:
+            farthest = min(farthest, self.window - 1)
+        if self.runs is None or len(self.runs) == 1 or not self.causal:
+            return ((nearest, farthest),)
+        last = self.runs[-1][0] + self.runs[-1][1] - 1
+        first = last - self.shape[0] + 1
+        found: list[tuple[int, int]] = []
+        for start, size in reversed(self.runs):  # the nearest keys first
+            low, high = max(nearest, first - (start + size - 1)), min(farthest, last - start)
+            if found and low <= found[-1][1] + 1:
+                found[-1] = (found[-1][0], max(high, found[-1][1]))
+            elif low <= high:
+                found.append((low, high))
+        return tuple(found)
 
     @property
     def distances(self) -> int:
-        """T, how many distances lie within `reach`."""
-        nearest, farthest = self.reach
-        return farthest - nearest + 1
+        """T, how many distances lie within `spans`."""
+        return sum(high - low + 1 for low, high in self.spans)
+
+    def distance_rows(self, distances: Tensor) -> Tensor:
+        """Which of the T distances within `spans` each of `distances` is; of what no query sees, some row."""
+        spans = self.spans
+        row = distances - spans[0][0]
+        for (_, before), (low, _) in pairwise(spans):
+            row = torch.where(distances >= low, row - (low - before - 1), row)
+        return row.clamp(0, None if self.window is None else self.distances - 1)
 
     def visible(self) -> Tensor:
         """(1 or B, 1, N, M), True where a query sees a key.
@@ -84,7 +154,41 @@ class Layout:
         own = torch.arange(keys - queries, keys, device=device)[:, None]
         index = torch.arange(keys, device=device)
         seen = (index <= own if self.causal else torch.ones(queries, keys, dtype=torch.bool, device=device))[None, None]
+        if self.window is not None:
+            apart = self.query_positions[..., :, None] - self.key_positions[..., None, :]  # (N, M) or (B, N, M)
+            near = apart < self.window
+            seen = seen & (near[:, None] if near.dim() == 3 else near)
         if self.key_mask is None:
             return seen
         seen = seen & self.key_mask[:, None, None, :]
         return seen | (index == own) if self.causal else seen | ~seen.any(-1, keepdim=True)
+
+
+def join_runs(runs: Iterable[Run]) -> tuple[Run, ...]:
+    """Pieces of consecutive positions, oldest first; empty ones are left out, those that touch become one.
+
+    Raises ValueError if a piece begins before the one before it ends.
+    """
+    joined: list[Run] = []
+    for start, size in runs:
+        if size == 0:
+            continue
+        end = joined[-1][0] + joined[-1][1] if joined else start
+        if start < end:
+            raise ValueError(f"keys overlap: one run ends at position {end}, the next begins at {start}")
+        if joined and start == end:
+            joined[-1] = (joined[-1][0], joined[-1][1] + size)
+        else:
+            joined.append((start, size))
+    return tuple(joined)
+
+
+def last_runs(runs: tuple[Run, ...], size: int) -> tuple[Run, ...]:
+    """The pieces of the last `size` positions."""
+    kept: list[Run] = []
+    for start, length in reversed(runs):
+        take = min(length, size)
+        if take:
+            kept.append((start + length - take, take))
+        size -= take
+    return tuple(reversed(kept))

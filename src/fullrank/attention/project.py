@@ -18,7 +18,7 @@ from fullrank.attention.stage import drawn_apart
 class Heads:
     """What attention works on. query is as projected (mixing reads it); scored is the query that meets the keys.
 
-    query, scored (B, H, N, D); keys, values (B, H, M, D); relative (H, T, D): keys of the distances in `layout.reach`.
+    query, scored (B, H, N, D); keys, values (B, H, M, D); relative (H, T, D): keys of the distances in `layout.spans`.
     None is what the stages of a layer have no use for; there are always values.
     """
 

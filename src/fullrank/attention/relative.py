@@ -17,16 +17,17 @@ from fullrank.config.registry import register
 def encode_distances(
     layout: Layout, width: int, clamp_length: int | None, like: Tensor, rows: int | None = None
 ) -> Tensor:
-    """Sinusoids of all distances within `layout.reach`, the smallest first, (T, E) in the dtype and on the device of `like`.
+    """Sinusoids of all distances within `layout.spans`, the smallest first, (T, E) in the dtype and on the device of `like`.
 
         PE(d, i) = sin(d / 10000^(2i/E)),   PE(d, E/2 + i) = cos(d / 10000^(2i/E)),      i < E/2
 
     The halves stand one after the other, as in Transformer-XL. Distances beyond `clamp_length` count as `clamp_length`.
-    `rows`: so many distances instead, for a table that will be read again.
+    `rows`: so many distances from the smallest on instead, for a table that will be read again.
     """
-    nearest, rows = layout.reach[0], layout.distances if rows is None else rows
+    spans = layout.spans if rows is None else ((layout.spans[0][0], layout.spans[0][0] + rows - 1),)
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-    distances = torch.arange(nearest, nearest + rows, device=like.device, dtype=dtype)
+    pieces = [torch.arange(low, high + 1, device=like.device, dtype=dtype) for low, high in spans]
+    distances = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
     if clamp_length is not None:
         distances = distances.clamp(-clamp_length, clamp_length)
     exponent = torch.arange(0, width, 2, device=like.device, dtype=dtype) / width
@@ -70,7 +71,7 @@ class XLRelative(nn.Module):
 
         A(n, m) = ((Q(n) + u) . K(m)  +  (Q(n) + v) . R(p_n - p_m)) / sqrt(D)
 
-    query (B, H, N, D), keys (B, H, M, D), relative (H, T, D): the keys R of the distances in `layout.reach` -> (B, H, N, M).
+    query (B, H, N, D), keys (B, H, M, D), relative (H, T, D): the keys R of the distances in `layout.spans` -> (B, H, N, M).
     p are positions in the text: whatever stands between query and key counts, whether it can be seen or not.
     `shared_biases`: u and v are one pair for all layers of a model, stored with it once, as in Transformer-XL's base models;
     otherwise, and in a layer by itself, each layer has its own. `clamp_length`: farther keys count as that far.
@@ -123,8 +124,7 @@ class XLRelative(nn.Module):
         by_distance = position @ relative.transpose(-1, -2)  # (B, H, N, T)
         places = layout.query_positions[..., -1:] if self.as_published else layout.query_positions
         distances = places[..., :, None] - layout.key_positions[..., None, :]  # (N, M), (B, N, M); one row as published
-        nearest = layout.reach[0]
-        index = distances.clamp_min(nearest) - nearest  # what is nearer, a later key of a causal layout, is hidden
+        index = layout.distance_rows(distances)
         index = index.view(-1, 1, *index.shape[-2:]).expand(*query.shape[:3], keys.shape[2])
         return content @ keys.transpose(-1, -2) + by_distance.gather(-1, index)
 

@@ -20,7 +20,9 @@ from fullrank.errors import InputError
 
 def _check(layout: Layout, longest: int) -> None:
     keys = layout.shape[1]
-    if (keys > longest or layout.farthest is not None) and not layout.contiguous:
+    if layout.runs is not None:
+        keys = sum(layout.runs[-1])
+    elif keys > longest or layout.farthest is not None:
         keys = int(layout.key_positions.max()) + 1  # padding takes no position, a gap some
     if keys > longest:
         raise InputError(
@@ -60,7 +62,7 @@ class DenseSynthesizer(nn.Module):
     def forward(self, query: Tensor, layout: Layout) -> Tensor:
         _check(layout, self.max_length)
         weight, bias, hidden = self.to_positions.weight, self.to_positions.bias, torch.relu(query)
-        if layout.contiguous:
+        if layout.from_start:
             keys = layout.shape[1]
             return F.linear(hidden, weight[:keys], bias[:keys])
         places = layout.key_positions  # (M,) or (B, M)
@@ -91,7 +93,7 @@ class RandomSynthesizer(nn.Module):
     def forward(self, layout: Layout) -> Tensor:
         _check(layout, self.max_length)
         queries, keys = layout.shape
-        if layout.contiguous and queries <= keys:
+        if layout.from_start and queries <= keys:
             return self.logits[None, :, keys - queries : keys, :keys]
         rows = layout.query_positions.clamp_min(0)[..., :, None]
         found = self.logits[:, rows, layout.key_positions[..., None, :]]  # (H, N, M) or (H, B, N, M)

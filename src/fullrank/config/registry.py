@@ -30,6 +30,7 @@ _HOMES = {
     "initializer": "fullrank.model.initialize",
     "optimizer": "fullrank.training.optimizer",
     "schedule": "fullrank.training.schedule",
+    "skip": "fullrank.training.skip_retain",
 }
 
 _registered: dict[tuple[str, str], Any] = {}

@@ -41,7 +41,13 @@ _NUMBERS = {"cpu": 2**17}  # about so many scores in a block, so that it stays i
 
 def relative(attend: WeightedValues, heads: Heads, layout: Layout, trace: Trace | None) -> Tensor:
     """Relative score, any row-wise normaliser and mixing; (B, H, N, D). Other layouts are left to the reference."""
-    if not layout.contiguous or not layout.causal or layout.key_mask is not None or attend.score.as_published:
+    if (
+        not layout.contiguous
+        or layout.window is not None
+        or not layout.causal
+        or layout.key_mask is not None
+        or attend.score.as_published
+    ):
         return reference(attend, heads, layout, trace)
     query, keys, distances = heads.scored, heads.keys, heads.relative
     assert query is not None

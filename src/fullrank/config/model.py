@@ -1,0 +1,250 @@
+"""The model section of a configuration: what a language model is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from fullrank.config.checks import (
+    SIZES,
+    Probability,
+    Stage,
+    Strict,
+    check_numbers,
+    check_stage,
+    raise_problems,
+    stage_name,
+)
+from fullrank.config.clusters import cluster_problems
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionConfig(Strict):
+    """The attention pipeline: project -> route -> attend (score, mask, normalize, mix, dropout, weighted values) -> merge."""
+
+    kind: str = "weighted"
+    score: Stage = "dot_product"
+    normalize: Stage = "softmax"
+    mix: Stage = "none"
+    cross_head: Probability = 0.0  # beta: probability that a training pass permutes key and value heads
+    bias: bool = True  # of the query, key, value and output projections
+
+    def __post_init__(self) -> None:
+        problems: list[str] = []
+        check_stage(problems, "attend", self.kind, "model.attention.kind")
+        check_stage(problems, "score", self.score, "model.attention.score")
+        check_stage(problems, "normalize", self.normalize, "model.attention.normalize")
+        check_stage(problems, "mix", self.mix, "model.attention.mix")
+        if not 0 <= self.cross_head <= 1:
+            problems.append(f"model.attention.cross_head: a probability from 0 to 1, given {self.cross_head}")
+        raise_problems(problems)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputConfig(Strict):
+    """The embedding of token ids.
+
+    `adaptive`: ids are sorted by frequency and `cutoffs` are where clusters end (the last one ends at vocab_size); cluster i
+    has vectors of hidden_size / div_val^i dimensions.
+    """
+
+    kind: str = "token"
+    cutoffs: list[int] = field(default_factory=list)
+    div_val: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cutoffs", list(self.cutoffs))
+        problems: list[str] = []
+        check_stage(problems, "input", self.kind, "model.input.kind")
+        if self.kind == "adaptive":
+            problems += cluster_problems("model.input", self.cutoffs, self.div_val, None, None)
+        elif self.kind == "token" and self.cutoffs:
+            problems.append(
+                f"model.input.cutoffs: go with `model.input.kind: adaptive`, given {self.cutoffs} with 'token'"
+            )
+        raise_problems(problems)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputConfig(Strict):
+    """The vocabulary layer. `tied`: its matrix is the embedding's. `bias`: by default, exactly when not tied.
+
+    `adaptive` has clusters as the input has; `cutoffs` and `div_val` left at null are the adaptive input's.
+    `form` says whose adaptive softmax it is: `fairseq`'s has no biases, and its head reads the hidden states themselves;
+    `transformer_xl`'s has biases, and its head a projection of its own. Given without `bias` it decides that, too; null
+    means `transformer_xl` where there are biases and `fairseq` where there are none.
+    """
+
+    kind: str = "softmax"
+    tied: bool = False
+    bias: bool | None = None
+    cutoffs: list[int] | None = None
+    div_val: int | None = None
+    form: Literal["fairseq", "transformer_xl"] | None = None
+    tied_projections: bool | None = None  # the tails' projections are the input's; null: like `tied`
+    tail_dropout: Probability = 0.0  # between the two matrices of a tail
+
+    def __post_init__(self) -> None:
+        adaptive = self.kind == "adaptive"
+        if self.bias is None:
+            by_form = adaptive and self.form is not None
+            object.__setattr__(self, "bias", self.form == "transformer_xl" if by_form else not self.tied)
+        problems: list[str] = []
+        check_stage(problems, "output", self.kind, "model.output.kind")
+        if self.cutoffs is not None:
+            object.__setattr__(self, "cutoffs", list(self.cutoffs))
+        if adaptive:
+            if self.form is None:
+                object.__setattr__(self, "form", "transformer_xl" if self.bias else "fairseq")
+            if self.tied_projections is None:
+                object.__setattr__(self, "tied_projections", self.tied)
+            self._check_adaptive(problems)
+        elif self.kind == "softmax" and self.cutoffs:
+            problems.append(
+                f"model.output.cutoffs: go with `model.output.kind: adaptive`, given {self.cutoffs} with 'softmax'"
+            )
+        raise_problems(problems)
+
+    def _check_adaptive(self, problems: list[str]) -> None:
+        if self.cutoffs is not None:  # else the input's, which the model knows
+            problems += cluster_problems("model.output", self.cutoffs, self.div_val, None, None)
+        if self.form not in ("fairseq", "transformer_xl"):
+            problems.append(f"model.output.form: 'fairseq' or 'transformer_xl', given '{self.form}'")
+        if self.tied_projections and not self.tied:
+            problems.append("model.output.tied_projections: goes with `model.output.tied: true`")
+        if not 0 <= self.tail_dropout < 1:
+            problems.append(f"model.output.tail_dropout: a probability below 1, given {self.tail_dropout}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DropoutConfig(Strict):
+    """Dropout by place. `locked` (variational): one mask for all positions of a sequence, except on attention weights."""
+
+    embedding: Probability = 0.0  # on embeddings plus positions
+    attention: Probability = 0.0  # on attention weights, after mixing
+    activation: Probability = 0.0  # inside the feed-forward layer
+    residual: Probability = 0.0  # on what attention and feed-forward add to the residual stream
+    output: Probability = 0.0  # on the last hidden states, before the vocabulary layer
+    locked: bool = False
+
+    def __post_init__(self) -> None:
+        raise_problems(
+            [
+                f"model.dropout.{place}: a probability below 1, given {value}"
+                for place in ("embedding", "attention", "activation", "residual", "output")
+                if not 0 <= (value := getattr(self, place)) < 1
+            ]
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(Strict):
+    """A decoder-only Transformer language model.
+
+    `head_dim` is independent of the width (Mixhead §4.4.3; Fixhead is `head_dim` = sequence length).
+    `vocab_size: null` means: as many as the data has.
+    """
+
+    vocab_size: int | None = None
+    hidden_size: int = 512
+    num_hidden_layers: int = 6
+    num_attention_heads: int = 8
+    head_dim: int | None = None  # null: hidden_size / num_attention_heads
+    intermediate_size: int | None = None  # null: 4 * hidden_size
+    hidden_act: str = "relu"
+    mlp_bias: bool = True
+    norm: Literal["pre", "post"] = "pre"
+    final_norm: bool | None = None  # null: with pre-norm yes, with post-norm no
+    layer_norm_eps: float = 1e-5
+    position: str = "sinusoidal"
+    max_position_embeddings: int = 1024
+    rope_theta: float = 10000.0
+    memory_length: int = 0  # tokens before a segment that every layer remembers
+    memory_start: Literal["empty", "zeros"] = "empty"  # zeros: a memory of zeros that is attended, for comparison
+    same_length: bool = False  # every query sees memory_length keys, itself included, instead of all of the memory
+    scale_embedding: bool = False  # multiply embeddings by sqrt(hidden_size)
+    initializer: str = "fairseq"
+    dropout: DropoutConfig = field(default_factory=DropoutConfig)
+    attention: AttentionConfig = field(default_factory=AttentionConfig)
+    input: InputConfig = field(default_factory=InputConfig)
+    output: OutputConfig = field(default_factory=OutputConfig)
+
+    def __post_init__(self) -> None:
+        problems: list[str] = []
+        for key in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim",
+                    "intermediate_size", "max_position_embeddings"):  # fmt: skip
+            value = getattr(self, key)
+            if value is not None and not (type(value) is int and value > 0):
+                problems.append(f"model.{key}: a positive whole number, given {value!r}")
+            elif value is not None and not value < SIZES:
+                problems.append(f"model.{key}: below {SIZES:,}, given {value}")
+        if self.head_dim is None and not problems:  # nothing is derived from wrong sizes
+            if self.hidden_size % self.num_attention_heads:
+                problems.append(
+                    f"model.head_dim: hidden_size {self.hidden_size} is not divisible by num_attention_heads "
+                    f"{self.num_attention_heads}; change one of them or set model.head_dim"
+                )
+            object.__setattr__(self, "head_dim", max(1, self.hidden_size // self.num_attention_heads))
+        if self.intermediate_size is None and not problems:
+            object.__setattr__(self, "intermediate_size", 4 * self.hidden_size)
+        if self.final_norm is None:
+            object.__setattr__(self, "final_norm", self.norm == "pre")
+        before = len(problems)
+        check_stage(problems, "position", self.position, "model.position")
+        score = stage_name(self.attention.score)
+        if len(problems) == before and (score == "relative") != (self.position == "relative"):
+            problems.append(
+                "model.attention.score: 'relative' goes with model.position: relative and only with it; given "
+                f"model.attention.score: {score} with model.position: {self.position}; change one of them"
+            )
+        check_stage(problems, "activation", self.hidden_act, "model.hidden_act")
+        check_stage(problems, "initializer", self.initializer, "model.initializer")
+        check_numbers(problems, self, "model", ("layer_norm_eps", "rope_theta"))
+        if self.norm not in ("pre", "post"):
+            problems.append(f"model.norm: 'pre' or 'post', given '{self.norm}'")
+        if self.position == "rotary" and isinstance(self.head_dim, int) and self.head_dim % 2:
+            problems.append(f"model.head_dim: rotary positions need an even head size, given {self.head_dim}")
+        self._check_memory(problems)
+        self._check_adaptive(problems)
+        raise_problems(problems)
+
+    def _check_memory(self, problems: list[str]) -> None:
+        length = self.memory_length
+        if type(length) is not int or not 0 <= length < SIZES:
+            problems.append(f"model.memory_length: 0, or a whole number of tokens below {SIZES:,}, given {length!r}")
+            return
+        if self.memory_start not in ("empty", "zeros"):
+            problems.append(f"model.memory_start: 'empty' or 'zeros', given '{self.memory_start}'")
+        if type(self.same_length) is not bool:
+            problems.append(f"model.same_length: true or false, given {self.same_length!r}")
+        if length == 0:
+            if self.same_length is True:
+                problems.append("model.same_length: goes with a memory; set model.memory_length")
+            if self.memory_start == "zeros":
+                problems.append("model.memory_start: zeros goes with a memory; set model.memory_length")
+
+    def _check_adaptive(self, problems: list[str]) -> None:
+        """Clusters of the input and the output layer; what the output leaves open is the input's."""
+        read, written = self.input, self.output
+        vocab_size = self.vocab_size if type(self.vocab_size) is int else None
+        hidden_size = self.hidden_size if type(self.hidden_size) is int else None
+        if read.kind == "adaptive":
+            problems += cluster_problems("model.input", read.cutoffs, read.div_val, vocab_size, hidden_size)
+        if written.kind != "adaptive":
+            return
+        both = read.kind == "adaptive"
+        cutoffs = written.cutoffs if written.cutoffs is not None else read.cutoffs if both else None
+        div_val = written.div_val if written.div_val is not None else read.div_val if both else 1
+        problems += cluster_problems("model.output", cutoffs, div_val, vocab_size, hidden_size)
+        if written.tied and not (both and (cutoffs, div_val) == (read.cutoffs, read.div_val)):
+            given = f"cutoffs {read.cutoffs} and div_val {read.div_val}" if both else f"kind '{read.kind}'"
+            problems.append(
+                f"model.output.tied: an adaptive softmax shares the vectors of an adaptive input with its own cutoffs "
+                f"{cutoffs} and div_val {div_val}; model.input has {given}"
+            )
+        if written.tail_dropout and div_val == 1:
+            problems.append(
+                "model.output.tail_dropout: acts between the two matrices of a tail; with div_val 1 a tail has only one, "
+                "use model.dropout.output"
+            )
+        object.__setattr__(self, "output", replace(written, cutoffs=cutoffs, div_val=div_val))
