@@ -156,7 +156,8 @@ def test_sizes_at_which_there_are_blocks(queries: int, runs: tuple[tuple[int, in
 
 
 @pytest.mark.parametrize(
-    "name", ["gap below the segment", "three runs", "window that hides an old run from later rows", "one query after a gap"]
+    "name",
+    ["gap below the segment", "three runs", "window that hides an old run from later rows", "one query after a gap"],
 )
 def test_dropout_drops_what_the_reference_drops(name: str) -> None:
     """One block meets all keys here, so that both draw one and the same mask."""
@@ -169,7 +170,9 @@ def test_dropout_drops_what_the_reference_drops(name: str) -> None:
     assert not torch.equal(made(heads(given), where), same_again)
 
 
-@pytest.mark.parametrize("name", ["gap below the segment", "window that hides an old run from some", "one query, window"])
+@pytest.mark.parametrize(
+    "name", ["gap below the segment", "window that hides an old run from some", "one query, window"]
+)
 @pytest.mark.parametrize("normalize", ["softmax", "sigsoftmax"])
 @pytest.mark.parametrize("autocast", [False, True])
 def test_low_precision(name: str, normalize: str, autocast: bool) -> None:
@@ -218,7 +221,7 @@ def test_no_two_pairs_share_a_number(name: str) -> None:
             numbers = shift(torch.arange(rows * width).view(rows, width), piece)
             assert numbers.shape == (rows, piece.keys.stop - piece.keys.start)
             assert numbers.unique().numel() == numbers.numel()
-    
+
 
 def test_only_keys_in_sight_are_multiplied() -> None:
     """A window of 8 over 4 rows needs at most 11 keys of a long text, and not more distances than there are in it."""

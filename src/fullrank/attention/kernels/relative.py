@@ -160,10 +160,16 @@ class _Blocks(torch.autograd.Function):
         kept = rest[len(inner) :]
         wide = torch.promote_types(query.dtype, torch.float32)
         total = _Gradients(
-            None if mixing_query is None or not ctx.needs_input_grad[2] else torch.zeros_like(mixing_query),
-            torch.empty_like(query, dtype=wide),
-            *(torch.zeros_like(x, dtype=wide) for x in (keys, values, table, u, v)),
-            {id(parameter): torch.zeros_like(parameter) for parameter in inner if parameter.requires_grad},
+            mixing_query=None
+            if mixing_query is None or not ctx.needs_input_grad[2]
+            else torch.zeros_like(mixing_query),
+            query=torch.empty_like(query, dtype=wide),
+            keys=torch.zeros_like(keys, dtype=wide),
+            values=torch.zeros_like(values, dtype=wide),
+            table=torch.zeros_like(table, dtype=wide),
+            u=torch.zeros_like(u, dtype=wide),
+            v=torch.zeros_like(v, dtype=wide),
+            learned={id(parameter): torch.zeros_like(parameter) for parameter in inner if parameter.requires_grad},
         )
         with torch.autocast(query.device.type, enabled=False):
             for i, block in enumerate(ctx.blocks):
@@ -225,9 +231,7 @@ def _differentiate(
     if drop is not None:
         kept, p = drop
         weights, d_weights = (weights * kept).div_(1 - p), d_weights.mul_(kept).div_(1 - p)
-    add_product(
-        total.values[block.texts, :, block.keys], weights.flatten(0, 1).transpose(1, 2), at_out.flatten(0, 1)
-    )
+    add_product(total.values[block.texts, :, block.keys], weights.flatten(0, 1).transpose(1, 2), at_out.flatten(0, 1))
     wanted = [scores, *([] if total.mixing_query is None else [reads]), *learned]
     d_weights = d_weights.to(mixed.dtype)
     del weights, scores
