@@ -18,7 +18,7 @@ import torch
 from training_toy import LENGTH, STREAMS, Even, Found, Objective, Told, Toy, ToyBatches, train, train_in_child
 
 from fullrank.errors import InputError, RunError
-from fullrank.training import Interrupted, Loss
+from fullrank.training import Interrupted, Loss, Place
 
 CASES: dict[str, dict[str, Any]] = {
     "sgd": {"optimizer": "sgd", "momentum": 0.5, "schedule": "plateau", "gradient_accumulation_steps": 2, "learning_rate": 0.5,
@@ -70,17 +70,17 @@ def test_killed_at_random_moments(name: str, tmp_path: Path) -> None:
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
 
 
-def at_call(number: int, act: Callable[[], None]) -> Callable[[Toy], Callable[[Any, Any], Loss]]:
+def at_call(number: int, act: Callable[[], None]) -> Callable[[Toy], Callable[[Any, Any, Place], Loss]]:
     """The toy's objective, which calls `act` before its `number`-th batch."""
 
-    def make(model: Toy) -> Callable[[Any, Any], Loss]:
+    def make(model: Toy) -> Callable[[Any, Any, Place], Loss]:
         calls = iter(range(1, 10**6))
         inner = Objective(model)
 
-        def call(batch: Any, carry: Any) -> Loss:
+        def call(batch: Any, carry: Any, place: Place) -> Loss:
             if next(calls) == number:
                 act()
-            return inner(batch, carry)
+            return inner(batch, carry, place)
 
         return call
 

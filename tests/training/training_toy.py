@@ -16,6 +16,7 @@ from fullrank.config.schema import EvalConfig, TrainConfig
 from fullrank.training import (
     FitResult,
     Loss,
+    Place,
     choose_device,
     fit,
     make_optimizer,
@@ -25,6 +26,7 @@ from fullrank.training import (
 )
 
 VOCABULARY, WIDTH, STREAMS, LENGTH = 11, 6, 3, 5
+FIRST = Place(step=1)
 
 
 class Mixing(nn.Module):
@@ -83,7 +85,7 @@ class Even(ToyBatches):
 class Objective:
     model: Toy
 
-    def __call__(self, batch: Tensor, carry: Any) -> Loss:
+    def __call__(self, batch: Tensor, carry: Any, place: Place) -> Loss:
         batch = batch.to(self.model.norm.weight.device)
         memory = carry.get("memory", torch.zeros(len(batch), WIDTH).to(self.model.norm.weight))
         hidden = self.model(batch[:, :-1], memory)
@@ -102,7 +104,7 @@ def evaluate(model: nn.Module) -> Found:
     assert isinstance(model, Toy)
     assert not model.training
     batch = ToyBatches().batch(999, 0)
-    loss = Objective(model)(batch, {})
+    loss = Objective(model)(batch, {}, FIRST)
     torch.rand(3)  # training must not notice that an evaluation draws
     return Found(float(loss.nll), loss.tokens)
 
