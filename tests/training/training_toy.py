@@ -4,6 +4,7 @@ a buffer, a carry between batches, and a last batch of another size."""
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,41 @@ def train(folder: Path, *, eval_options: dict[str, Any] | None = None, **options
         **handed,
     )
     return model, result
+
+
+def outcome(folder: Path) -> dict[str, bytes]:
+    """What a run leaves, times aside."""
+    files = {"metrics": folder / "metrics.jsonl"}
+    for link in ("last", "best"):
+        files |= {
+            f"{link}/{name}": folder / "checkpoints" / link / f"{name}.safetensors" for name in ("model", "training")
+        }
+    return {name: path.read_bytes() for name, path in files.items()}
+
+
+def at_call(number: int, act: Callable[[], None]) -> Callable[[Toy], Callable[[Any, Any, Place], Loss]]:
+    """The toy's objective, which calls `act` before its `number`-th batch."""
+
+    def make(model: Toy) -> Callable[[Any, Any, Place], Loss]:
+        calls = iter(range(1, 10**6))
+        inner = Objective(model)
+
+        def call(batch: Any, carry: Any, place: Place) -> Loss:
+            if next(calls) == number:
+                act()
+            return inner(batch, carry, place)
+
+        return call
+
+    return make
+
+
+class Death(BaseException):
+    """Stands for a SIGKILL: nothing catches it."""
+
+
+def die() -> None:
+    raise Death
 
 
 @dataclass(frozen=True)
