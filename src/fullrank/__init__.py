@@ -32,6 +32,7 @@ _HOMES = {
     "Layout": "fullrank.attention.layout",
     "Trace": "fullrank.attention.trace",
     "kernel": "fullrank.attention.kernels",
+    "SkipRetain": "fullrank.training.skip_retain",
     "orthogonality": "fullrank.attention.penalty",
     "overlap": "fullrank.attention.penalty",
 }
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from fullrank.model.adaptive import AdaptiveSoftmax as AdaptiveSoftmax
     from fullrank.model.embedding import AdaptiveInput as AdaptiveInput
     from fullrank.model.language_model import LanguageModel as LanguageModel
+    from fullrank.training.skip_retain import SkipRetain as SkipRetain
 
 
 def __getattr__(name: str) -> Any:
