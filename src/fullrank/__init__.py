@@ -37,9 +37,12 @@ _HOMES = {
     "overlap": "fullrank.attention.penalty",
 }
 
-__all__ = ["__version__", *_HOMES]
+_PACKAGES = ("analysis",)
+
+__all__ = ["__version__", *_HOMES, *_PACKAGES]
 
 if TYPE_CHECKING:
+    from fullrank import analysis as analysis
     from fullrank.attention.kernels import kernel as kernel
     from fullrank.attention.layer import Attention as Attention
     from fullrank.attention.layout import Layout as Layout
@@ -63,6 +66,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return importlib.import_module(f"fullrank.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'fullrank' has no attribute '{name}'")
     value = getattr(importlib.import_module(_HOMES[name]), name)

@@ -107,14 +107,14 @@ def test_quantiles(p: float) -> None:
 
 
 def test_a_layer_that_never_rests_reaches_its_memory() -> None:
-    (layer,) = context([0.0], memory_length=100, segment_length=30).layers
+    (layer,) = fr.analysis.context([0.0], memory_length=100, segment_length=30).layers
     assert (layer.mean, layer.deviation, layer.nearest_mean) == (100, 0, 1)
     assert (layer.reach.tokens.tolist(), layer.reach.probabilities.tolist()) == ([100], [1.0])
     assert (layer.nearest.tokens.tolist(), layer.reach.quantile(0.99)) == ([1], 100)
 
 
 def test_the_papers_models() -> None:
-    """15 layers with M = 512: Eq. 6 by hand is 2 * 512 * 91 / 30, its short form 6 * 512; the farthest layer has p = 13 / 30."""
+    """15 layers with M = 512: Eq. 6 is 2 * 512 * 91 / 30, its short form 6 * 512; the farthest layer has p = 13 / 30."""
     reach = context(fr.SkipRetain("linear", num_layers=15).probabilities, memory_length=512, segment_length=512)
     assert reach.resting == pytest.approx(91 / 30)
     assert reach.published == pytest.approx(1024 * 91 / 30)

@@ -179,7 +179,9 @@ def test_a_schedule_of_ones_own() -> None:
     assert fr.SkipRetain("mine", num_layers=4).probabilities == (0, 0.5, 0, 0.5)
     assert fr.SkipRetain("mine", 0.25, num_layers=3).probabilities == (0, 0.25, 0)
     assert PhaseConfig(name="first", skip="mine", p=0.25).skip == "mine"
-    with pytest.raises(ValueError, match=r"'mine' gives layer 1 of 7 the probability 1\.5; a probability is from 0 to 1"):
+    with pytest.raises(
+        ValueError, match=r"'mine' gives layer 1 of 7 the probability 1\.5; a probability is from 0 to 1"
+    ):
         fr.SkipRetain("mine", num_layers=7)
 
 
