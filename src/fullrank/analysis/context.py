@@ -27,7 +27,7 @@ class Distribution:
         if not 0 < share <= 0.999:
             raise InputError(f"share: above 0 and at most 0.999, given {share}")
         below = np.cumsum(self.probabilities)
-        # a share that is met exactly, as the half of p = 0.5, is not missed for the last bit of a sum
+        # a share that is met exactly, as 0.8 at p = 0.2, is not missed for the last bit of a sum
         return int(self.tokens[np.searchsorted(below, share - 1e-12)])
 
 
