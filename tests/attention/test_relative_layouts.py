@@ -229,6 +229,6 @@ def test_only_keys_in_sight_are_multiplied() -> None:
     for block in blocks.blocks(torch.empty(1, H, 64, D), where, rows=4):
         assert block.keys.stop - block.keys.start == 11
         assert block.keys.stop == 536 + block.rows.stop
-    table = descending(torch.ones(H, 8, D), 12)
+    table = descending(torch.arange(8.0).expand(D, H, 8).permute(1, 2, 0), 12)
     assert table.shape == (H, 12, D)
-    assert table[:, 8:].abs().max() == 0
+    assert table[1, :, 2].tolist() == [7, 6, 5, 4, 3, 2, 1, 0, 0, 0, 0, 0]

@@ -63,10 +63,14 @@ def _row(spans: Sequence[tuple[int, int]], distance: int) -> int:
 
 
 def descending(relative: Tensor, rows: int) -> Tensor:
-    """Keys of distances (H, T, D), the farthest first, and idle rows after them so that there are at least `rows`."""
-    idle = rows - relative.shape[1]
-    turned = relative.flip(1)
-    return turned if idle <= 0 else torch.cat((turned, turned.new_zeros(turned.shape[0], idle, turned.shape[2])), dim=1)
+    """Keys of distances (H, T, D), the farthest first, and idle rows after them so that there are at least `rows`.
+
+    Idle rows repeat the last one: nothing that is read or written by way of them ever counts.
+    """
+    count = relative.shape[1]
+    order = torch.arange(count - 1, count - 1 - max(rows, count), -1, device=relative.device).clamp_(min=0)
+    # a projection leaves the heads of a distance beside each other: rows of (T, H, D) are copied at once
+    return relative.transpose(0, 1).index_select(0, order).transpose(0, 1)
 
 
 def shift(raw: Tensor, piece: Piece) -> Tensor:

@@ -54,7 +54,7 @@ def relative(attend: WeightedValues, heads: Heads, layout: Layout, trace: Trace 
         return weigh(attend, shifted_scores(attend.score, query, keys, distances, layout), heads, layout, trace)
     u, v = attend.score.u_and_v()
     reads = heads.query if "query" in attend.mix.needs else None
-    needed = distances if distances.shape[1] == layout.distances else distances[:, : layout.distances]
+    needed = distances[:, : layout.distances]
     if not torch.is_grad_enabled() and not (attend.training and attend.dropout):
         return _evaluate(attend, layout, reads, query, keys, heads.values, needed, u, v)
     inner = (*attend.normalize.parameters(), *attend.mix.parameters())
