@@ -6,13 +6,14 @@ Evaluation: tokens in a row through a model with a full memory, no gradients, lo
     published scheme    keys and values of the memory computed again from its hidden states in every layer and segment, keys of
                         all distances too, and the published formula: (N, M, B, H) scores shifted by a column of zeros
                         (Dai et al. 2019, appendix B; written anew, with the same weights, feed-forward and loss)
+    ..., all queries    the same, and queries of the memory, which nobody reads: the released code computes them
     fullrank            the model as it is: keys, values and keys of distances are kept
     ..., reference      the same, but scores are gathered by distance
     ..., recomputed     the same, but keys and values of the memory are computed again
 All of them are first compared: the losses per token agree.
 
-Skip: a step of training (forward, backward, clipping, fused Adam) of 8 layers with Skip-Retain `linear` against the same with all
-layers kept, and with all layers resting, which is what cannot be saved.
+Skip: a step of training (forward, backward, clipping, fused Adam) of 8 layers with Skip-Retain `linear` against the same with
+all layers kept, and with all layers resting, which is what cannot be saved.
 """
 
 from __future__ import annotations
@@ -85,7 +86,10 @@ EVALUATION = [
 SKIP = Size(8, 256, 8, 1024, 64, 64, 4)
 
 
-def as_published(model: fr.LanguageModel) -> Callable[[Tensor, Tensor, list[Tensor] | None], tuple[Tensor, list[Tensor]]]:
+Published = Callable[[Tensor, Tensor, list[Tensor] | None], tuple[Tensor, list[Tensor]]]
+
+
+def as_published(model: fr.LanguageModel, all_queries: bool = False) -> Published:
     """(ids, targets, hidden states of every layer) -> (nll per token, the next hidden states), with the model's weights."""
     length = model.memory_length
 
@@ -105,9 +109,10 @@ def as_published(model: fr.LanguageModel) -> Callable[[Tensor, Tensor, list[Tens
             split = attention.project.split
             whole = x if memory is None else torch.cat((memory[i], x), dim=1)
             after.append(whole[:, -length:])
-            query, key, value = split(attention.project.query(x)), attention.project.key(whole), attention.project.value(whole)
+            query = attention.project.query(whole)[:, -queries:] if all_queries else attention.project.query(x)
+            key, value = attention.project.key(whole), attention.project.value(whole)
             far = split(nn.functional.linear(table, attention.project.relative.weight)[None])[0].flip(1)
-            out = published(query, split(key), split(value), far, *attention.attend.score.u_and_v())
+            out = published(split(query), split(key), split(value), far, *attention.attend.score.u_and_v())
             x = block.attention_norm(x + attention.merge(out.transpose(1, 2).flatten(2)))
             x = block.feed_forward_norm(x + block.feed_forward(x))
         return model.output.nll(model.final_norm(x), targets), after
@@ -153,6 +158,7 @@ def evaluation(size: Size, rounds: int) -> dict[str, Any]:
 
     steps = {
         PUBLISHED: as_published(model),
+        "published, all queries": as_published(model, True),
         OURS: ours(),
         "fullrank, reference": ours("reference"),
         "fullrank, recomputed": ours(recompute=True),
@@ -209,14 +215,18 @@ def training(size: Size, rounds: int) -> dict[str, Any]:
     timings, _ = interleave(candidates, "all layers kept", rounds=rounds, warm_up=1)
     by_name = {timing.name: timing for timing in timings}
     rest = by_name["all layers resting"].ratio
-    print(f"training: {size}; {runs:.3f} of the layers run in the {STEPS} steps, {expected:.3f} expected of the schedule")
+    print(
+        f"training: {size}; {runs:.3f} of the layers run in the {STEPS} steps, {expected:.3f} expected of the schedule"
+    )
     for timing in timings:
         quartiles = f"[{timing.low:.3f}, {timing.high:.3f}]"
         print(f"  {timing.name:<28} {1000 * timing.seconds / STEPS:7.1f} ms a step  {timing.ratio:5.3f} {quartiles}")
     predicted = rest + (1 - rest) * runs
     print(f"  that share of what layers cost, and the rest in full: {predicted:.3f}", flush=True)
     return {
-        "candidates": [{**dataclasses.asdict(timing), "ms_per_step": 1000 * timing.seconds / STEPS} for timing in timings],
+        "candidates": [
+            {**dataclasses.asdict(timing), "ms_per_step": 1000 * timing.seconds / STEPS} for timing in timings
+        ],
         "layers_run": runs,
         "layers_run_by_schedule": expected,
         "predicted_ratio": predicted,

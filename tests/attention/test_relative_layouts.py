@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import fullrank as fr
 from fullrank.attention.kernels import blocks
 from fullrank.attention.project import Heads
 from fullrank.attention.relative import shifted_scores
-from fullrank.attention.shift import descending, pieces, shift
+from fullrank.attention.shift import descending, kept_descending, pieces, shift
 from fullrank.attention.size import HeadSize
 from fullrank.attention.weighted import WeightedValues
 
@@ -232,3 +233,28 @@ def test_only_keys_in_sight_are_multiplied() -> None:
     table = descending(torch.arange(8.0).expand(D, H, 8).permute(1, 2, 0), 12)
     assert table.shape == (H, 12, D)
     assert table[1, :, 2].tolist() == [7, 6, 5, 4, 3, 2, 1, 0, 0, 0, 0, 0]
+
+
+def test_a_turned_table_is_kept_while_its_owner_lives_unchanged() -> None:
+    with torch.no_grad():
+        owner = torch.randn(20, H * D)
+
+        def view() -> Tensor:
+            return owner.unflatten(-1, (H, D)).transpose(0, 1)[:, :9]
+
+        first = kept_descending(view(), 10)
+        assert torch.equal(first, descending(view(), 10))
+        assert kept_descending(view(), 10) is first
+        assert kept_descending(view(), 12).shape == (H, 12, D)
+        assert torch.equal(kept_descending(view()[:, :5], 6), descending(view()[:, :5], 6))
+        owner.mul_(2)
+        assert torch.equal(kept_descending(view(), 10), 2 * first)
+        gone = weakref.ref(kept_descending(view(), 10))
+        assert gone() is not None
+        del owner
+        assert gone() is None
+    with torch.inference_mode():
+        owner = torch.randn(H, 9, D)
+        first = kept_descending(owner, 10)
+        owner.mul_(2)
+        assert torch.equal(kept_descending(owner, 10), 2 * first)

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from fullrank.attention.layout import Layout
+
+_KEPT: Any = WeakTensorKeyDictionary()  # owner of a table -> (which view of it, the same in descending order)
 
 
 @dataclass(frozen=True)
@@ -65,12 +69,26 @@ def _row(spans: Sequence[tuple[int, int]], distance: int) -> int:
 def descending(relative: Tensor, rows: int) -> Tensor:
     """Keys of distances (H, T, D), the farthest first, and idle rows after them so that there are at least `rows`.
 
-    Idle rows repeat the last one: nothing that is read or written by way of them ever counts.
+    Idle rows repeat the nearest one: nothing that is read or written by way of them ever counts.
     """
-    count = relative.shape[1]
-    order = torch.arange(count - 1, count - 1 - max(rows, count), -1, device=relative.device).clamp_(min=0)
-    # a projection leaves the heads of a distance beside each other: rows of (T, H, D) are copied at once
-    return relative.transpose(0, 1).index_select(0, order).transpose(0, 1)
+    idle = max(rows - relative.shape[1], 0)
+    return torch.cat((relative.flip(1), relative[:, :1].expand(-1, idle, -1)), dim=1)
+
+
+def kept_descending(relative: Tensor, rows: int) -> Tensor:
+    """The same without gradients, made once for a table that is read again: in evaluation, by the next segment.
+
+    It is kept as long as the tensor lives of which `relative` is a view, and made anew if that was changed.
+    """
+    if relative.is_inference():  # such tensors do not tell whether they were changed
+        return descending(relative, rows)
+    owner = relative if relative._base is None else relative._base
+    place = (relative.storage_offset(), relative.shape, relative.stride(), relative._version, rows)
+    known = _KEPT.get(owner)
+    if known is None or known[0] != place:
+        known = _KEPT[owner] = (place, descending(relative, rows))
+    table: Tensor = known[1]
+    return table
 
 
 def shift(raw: Tensor, piece: Piece) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fullrank.attention.layout import Layout
-from fullrank.attention.shift import Piece, descending, pieces, shift
+from fullrank.attention.shift import Piece, pieces, shift
 
 _ROWS = {"cpu": 64}  # query rows of a block, at most; elsewhere 512
 _NUMBERS = {"cpu": 2**17}  # about so many scores in a block, so that it stays in cache; elsewhere 2^25
@@ -59,9 +59,9 @@ def _aged(layout: Layout, row: int, end: int, keys: slice) -> Tensor | None:
     return places <= layout.query_positions[row:end, None] - layout.window
 
 
-def table_of(relative: Tensor, found: list[Block]) -> Tensor:
-    """The descending table (H, T + idle rows, D) that these blocks read."""
-    return descending(relative, max(piece.table.stop for block in found for piece in block.pieces))
+def table_rows(found: list[Block]) -> int:
+    """How many rows of the descending table, idle ones included, these blocks read."""
+    return max(piece.table.stop for block in found for piece in block.pieces)
 
 
 class Scores:

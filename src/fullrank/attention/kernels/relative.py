@@ -24,13 +24,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fullrank.attention.dropout import keep_mask
-from fullrank.attention.kernels.blocks import Block, Scores, add_product, blocks, table_of
+from fullrank.attention.kernels.blocks import Block, Scores, add_product, blocks, table_rows
 from fullrank.attention.kernels.reference import reference, weigh
 from fullrank.attention.layout import Layout
 from fullrank.attention.mix import KeepHeads
 from fullrank.attention.normalize import Softmax
 from fullrank.attention.project import Heads
 from fullrank.attention.relative import shifted_scores
+from fullrank.attention.shift import descending, kept_descending
 from fullrank.attention.trace import Trace
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def _evaluate(
             return weights.to(values.dtype) @ values[:, :, seen]
         fused = plain and device == "cpu" and query.dtype in (torch.float32, torch.float64)
         found = blocks(query, layout, _EVALUATION_ROWS.get(query.dtype) if device == "cpu" else None)
-        table, out = table_of(distances, found), torch.empty_like(query)
+        table, out = kept_descending(distances, table_rows(found)), torch.empty_like(query)
         for block in found:
             parts, at_values = Scores(block, query, keys, table, u, v), values[block.texts, :, block.keys]
             if fused:
@@ -134,7 +135,7 @@ class _Blocks(torch.autograd.Function):
         ctx.attend, ctx.p = attend, attend.dropout if attend.training else 0.0
         ctx.blocks = blocks(query, layout)
         keys, values = keys.contiguous(), values.contiguous()
-        table = table_of(distances, ctx.blocks)
+        table = descending(distances, table_rows(ctx.blocks))
         out = torch.empty_like(query)
         kept = []
         with torch.autocast(device, enabled=False):
