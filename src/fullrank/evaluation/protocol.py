@@ -58,10 +58,10 @@ class EvaluationProtocol:
         assert self.stride is not None
         fewest, most = self.context + 1, self.context + self.stride  # the input of a target is the token before it
         span = f"{fewest} to {most}" if most > fewest else f"{most}"
-        last = f"last {self.stride} tokens" if self.stride > 1 else "last token"
+        last = f"one of the last {self.stride}" if self.stride > 1 else "the last"
         return (
             f"windows of {self.segment_length} tokens that overlap by {self.context}, every token scored once, "
-            f"among the {last} of its window, given the {span} tokens before it (fewer at the beginning of the text)"
+            f"as {last} of its window, given the {span} tokens before it (fewer at the beginning of the text)"
         )
 
     def _memory_in_words(self) -> str:
