@@ -135,6 +135,12 @@ class Layout:
         """T, how many distances lie within `spans`."""
         return sum(high - low + 1 for low, high in self.spans)
 
+    @property
+    def from_zero(self) -> bool:
+        """The distances within `spans` are 0, 1, .., T - 1."""
+        spans = self.spans
+        return len(spans) == 1 and spans[0][0] == 0
+
     def distance_rows(self, distances: Tensor) -> Tensor:
         """Which of the T distances within `spans` each of `distances` is; of what no query sees, some row."""
         spans = self.spans

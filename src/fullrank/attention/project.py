@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fullrank.attention.layout import Layout
-from fullrank.attention.relative import RelativeKeys
+from fullrank.attention.relative import RelativeKeys, serves
 from fullrank.attention.size import HeadSize
 from fullrank.attention.stage import drawn_apart
 
@@ -100,7 +100,7 @@ class Projection(nn.Module):
     def forward(self, x: Tensor, source: Tensor, layout: Layout, relative: Tensor | None = None) -> Heads:
         """`layout` places the queries; the keys projected here are the last ones of it.
 
-        `relative` (H, T or more, D): keys of distances that were made before.
+        `relative` (H, T or more, D): keys of the distances 0, 1, .. that were made before.
         """
         query = None if self.query is None else self.split(self.query(x))
         keys = self.split(self.key(source)) if self.key is not None and self.reads_keys else None
@@ -111,6 +111,6 @@ class Projection(nn.Module):
         if self.rotary is not None and keys is not None:
             own = layout.key_positions[..., layout.key_positions.shape[-1] - keys.shape[2] :]
             keys = self.rotary(keys, own)
-        if self.relative is not None and (relative is None or relative.shape[1] < layout.distances):
+        if self.relative is not None and not serves(relative, layout):
             relative = self.relative(layout, x)
         return Heads(query, scored, keys, values, relative)

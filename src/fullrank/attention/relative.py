@@ -35,6 +35,11 @@ def encode_distances(
     return torch.cat((angle.sin(), angle.cos()), dim=-1)[:, :width].to(like.dtype)
 
 
+def serves(table: Tensor | None, layout: Layout) -> bool:
+    """Whether `table` (H, T or more, D), keys of the distances 0, 1, .., has those that `layout` needs."""
+    return table is not None and layout.from_zero and table.shape[1] >= layout.distances
+
+
 class RelativeKeys(nn.Module):
     """Keys of distances: R = PE W_R without bias, split into heads (Transformer-XL §3.3).  weight (H D, E).
 

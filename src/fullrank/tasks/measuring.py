@@ -100,7 +100,7 @@ def _score_ends(model: LanguageModel, batches: Iterable[Batch], device: torch.de
     for batch in batches:
         batch = batch.to(device)
         assert batch.weights is not None
-        hidden = model.hidden(batch.inputs)[0]  # (B, N, E)
+        hidden = model.hidden(batch.inputs).hidden  # (B, N, E)
         counts = batch.weights != 0
         targets = batch.targets[counts][None]  # (1, T)
         tally.add(model.output.nll(hidden[counts][None], targets), targets)
@@ -111,11 +111,19 @@ def _score_streams(model: LanguageModel, batches: Iterable[Batch], device: torch
     """Streams: what a segment leaves in memory is read by the next."""
     tally, memory = Tally(device), None
     for batch in batches:
-        batch = batch.to(device)
+        batch = _without_padded_columns(batch).to(device)
         found = model.nll(batch.inputs, batch.targets, memory=memory)
         memory = found.memory
         tally.add(found.per_token, batch.targets, batch.weights)
     return tally.total()
+
+
+def _without_padded_columns(batch: Batch) -> Batch:
+    """Without the columns at the end that are padding in every row: they would take positions that a model may lack."""
+    if batch.weights is None:
+        return batch
+    last = int(batch.weights.any(0).sum())
+    return Batch(batch.inputs[:, :last], batch.targets[:, :last], batch.weights[:, :last])
 
 
 @contextmanager
@@ -131,12 +139,9 @@ def _in_evaluation(model: LanguageModel) -> Iterator[None]:
 @contextmanager
 def _as_measured(model: LanguageModel, protocol: EvaluationProtocol) -> Iterator[None]:
     """The model in evaluation mode, remembering as the protocol says."""
-    import contextlib
-
-    remembers = getattr(model, "remembers", lambda **k: contextlib.nullcontext())
     with (
         _in_evaluation(model),
-        remembers(
+        model.remembers(
             memory_length=protocol.memory_length,
             same_length=protocol.same_length,
             clamp_length=protocol.clamp_length,
