@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fullrank.attention.angles import angles
 from fullrank.attention.layout import Layout
 from fullrank.attention.relative import RelativeKeys, serves
 from fullrank.attention.size import HeadSize
@@ -42,13 +43,11 @@ class Rotary(nn.Module):
         self.head_dim, self.theta = head_dim, theta
 
     def forward(self, heads: Tensor, positions: Tensor) -> Tensor:
-        dtype = torch.float64 if heads.dtype == torch.float64 else torch.float32
-        exponent = torch.arange(0, self.head_dim, 2, device=heads.device, dtype=dtype) / self.head_dim
-        angle = positions.to(dtype)[..., None] * self.theta**-exponent  # (N, D/2) or (B, N, D/2)
+        angle = angles(positions, self.head_dim, self.theta, heads)  # (N, D/2) or (B, N, D/2)
         if angle.dim() == 3:
             angle = angle[:, None]
         cos, sin = angle.cos(), angle.sin()
-        low, high = heads.to(dtype).chunk(2, dim=-1)
+        low, high = heads.to(angle.dtype).chunk(2, dim=-1)
         return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(heads.dtype)
 
 

@@ -194,11 +194,11 @@ class Segment:
         """
         size = known.tokens
         if self.mask is None and known.mask is None:
-            runs = known.runs or ()
+            runs = tuple((start - self.first, length) for start, length in known.runs or ())
             if drifting and size:
-                runs = ((self.first - known.rested - size, size),)
-            own = (self.first, self.tokens)
-            return Layout.of_runs(self.tokens, (*runs, own), device=self.positions.device, window=window)
+                runs = ((-known.rested - size, size),)
+            device, origin = self.positions.device, self.first
+            return Layout.of_runs(self.tokens, (*runs, (0, self.tokens)), origin=origin, device=device, window=window)
         positions, mask = self._beside(known)
         if drifting and size:
             shift = torch.arange(-size, 0, device=positions.device) - known.rested

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fullrank.attention.angles import angles
 from fullrank.attention.layout import Layout
 from fullrank.attention.relative import RelativeBiases, XLRelative, encode_distances, serves
 from fullrank.config.registry import register
@@ -31,9 +31,7 @@ class Sinusoidal(nn.Module):
         self.size = config.hidden_size
 
     def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
-        dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-        exponent = torch.arange(0, self.size, 2, device=hidden.device, dtype=dtype) / self.size
-        angle = positions.to(dtype)[..., None] * torch.exp(-math.log(10000.0) * exponent)
+        angle = angles(positions, self.size, 10000.0, hidden)
         table = torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(-2)[..., : self.size]
         return hidden + table.to(hidden.dtype)
 
