@@ -80,8 +80,8 @@ def check_length(model: LanguageModel, protocol: EvaluationProtocol, tokens: int
         if longest > limit:
             raise InputError(
                 f"a stream of {longest:,} tokens is longer than the {limit:,} positions of this model "
-                f"(model.max_position_embeddings, model.position: {model.config.position}), and positions go on through "
-                "the memory; measure it without memory (eval.memory_length or --memory-length 0)"
+                "(model.max_position_embeddings), and positions go on through the memory; measure it in more streams "
+                "(eval.batch_size or --batch-size) or without memory (eval.memory_length or --memory-length 0)"
             )
     elif (longest := min(tokens, protocol.segment_length)) > limit:
         raise InputError(
