@@ -156,7 +156,7 @@ def _memory(config: RunConfig, flags: Flags) -> tuple[int, bool]:
         raise InputError(
             "--same-length: goes with a memory, and this run is measured without one; give --memory-length too"
         )
-    return length, bool(length) and same
+    return length, same
 
 
 def _window(config: RunConfig, flags: Flags) -> tuple[int | None, int | None]:

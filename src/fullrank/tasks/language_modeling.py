@@ -164,7 +164,7 @@ def _train(config: RunConfig, identity: dict[str, Any], corpus: Corpus, folder: 
         "tokens_seen": done.tokens,
         "stopped_early": done.stopped_early,
         "tokens_per_second": done.tokens_per_second,
-        "ms_per_step": {"train": done.ms_per_step},
+        "ms_per_step": done.ms_per_step_by_phase,
         "wall_seconds": done.seconds,
         "peak_memory_mib": done.peak_memory_mib,
         "environment": environment(device, options.precision),

@@ -12,7 +12,7 @@ from fullrank.config.schema import TrainConfig
 from fullrank.data import Batch
 from fullrank.model.language_model import LanguageModel
 from fullrank.model.memory import Memory
-from fullrank.training.values import Loss
+from fullrank.training.values import Loss, Place
 
 
 class CausalObjective:
@@ -25,7 +25,7 @@ class CausalObjective:
         self.model, self.options = model, options
         self.device = next(model.parameters()).device
 
-    def __call__(self, batch: Batch, carry: Mapping[str, Tensor]) -> Loss:
+    def __call__(self, batch: Batch, carry: Mapping[str, Tensor], place: Place) -> Loss:
         options = self.options
         trace = Trace() if options.orthogonality or options.overlap else None
         inputs, targets = batch.inputs.to(self.device), batch.targets.to(self.device)
