@@ -121,26 +121,28 @@ def as_published(model: fr.LanguageModel, all_queries: bool = False) -> Publishe
 
 
 class Reader:
-    """Reads a random text segment by segment; each call reads the next `segments`."""
+    """Reads a random text segment by segment; each call reads one segment, or eight of a single token."""
 
     def __init__(self, size: Size, step: Callable[[Tensor, Tensor, Any], tuple[Tensor, Any]], bf16: bool) -> None:
         self.size, self.step, self.bf16 = size, step, bf16
         self.generator, self.memory = torch.Generator().manual_seed(1), None
-        self.segments = max(1, 64 // size.segment)
+        self.segments = 8 if size.segment == 1 else 1
 
     def __call__(self) -> Tensor:
-        size, losses = self.size, []
+        return torch.cat([self.read(self.size.segment) for _ in range(self.segments)], dim=1)
+
+    def read(self, tokens: int) -> Tensor:
+        """The next segment's negative log-likelihoods."""
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
-            for _ in range(self.segments):
-                drawn = torch.randint(size.vocabulary, (size.batch, size.segment + 1), generator=self.generator)
-                nll, self.memory = self.step(drawn[:, :-1], drawn[:, 1:], self.memory)
-                losses.append(nll)
-        return torch.cat(losses, dim=1)
+            drawn = torch.randint(self.size.vocabulary, (self.size.batch, tokens + 1), generator=self.generator)
+            nll, self.memory = self.step(drawn[:, :-1], drawn[:, 1:], self.memory)
+        return nll
 
     def fill(self) -> Tensor:
         """Read until the memory is full, and once more."""
-        losses = [self() for _ in range(-(-self.size.memory // (self.segments * self.size.segment)) + 1)]
-        return torch.cat(losses, dim=1)
+        tokens = max(64, self.size.segment)
+        losses = [self.read(tokens) for _ in range(-(-self.size.memory // tokens))]
+        return torch.cat((*losses, self()), dim=1)
 
 
 def evaluation(size: Size, rounds: int) -> dict[str, Any]:
