@@ -77,7 +77,7 @@ def _evaluate(
     """Without gradients and dropout. Plain attention needs no fp32 copy of its scores: softmax is fp32 inside."""
     device = query.device.type
     autocast = (torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
-    plain = type(attend.normalize) is Softmax and type(attend.mix) is KeepHeads
+    plain = _is_plain(attend)
     with torch.autocast(device, enabled=False):
         if query.shape[2] == 1:
             scores, seen = _one_query(query, keys, distances, u, v)
@@ -223,10 +223,14 @@ def _differentiate(
     at_values, at_out = values[block.texts, :, block.keys], cotangent[block.texts, :, block.rows]
     parameters = [*attend.normalize.parameters(), *attend.mix.parameters()]
     learned = [parameter for parameter in parameters if parameter.requires_grad]
-    scores = _wide(parts.forward()).requires_grad_()
-    reads = None if mixing_query is None else mixing_query.detach().requires_grad_(total.mixing_query is not None)
-    with torch.enable_grad():
-        mixed = _weights(attend, scores, reads, autocast)
+    scores, reads = _wide(parts.forward()), None
+    if plain := _is_plain(attend):
+        mixed = torch.softmax(scores, -1)
+    else:
+        scores.requires_grad_()
+        reads = None if mixing_query is None else mixing_query.detach().requires_grad_(total.mixing_query is not None)
+        with torch.enable_grad():
+            mixed = _weights(attend, scores, reads, autocast)
     weights = mixed.detach().to(values.dtype)
     d_weights = at_out @ at_values.transpose(-1, -2)
     if drop is not None:
@@ -236,7 +240,13 @@ def _differentiate(
     wanted = [scores, *([] if total.mixing_query is None else [reads]), *learned]
     d_weights = d_weights.to(mixed.dtype)
     del weights, scores
-    d_scores, *others = torch.autograd.grad(mixed, wanted, d_weights, allow_unused=True)
+    others: list[Tensor | None] = []
+    if plain:  # nothing but the weights has to stay
+        wanted.clear()
+        d_scores = torch._softmax_backward_data(d_weights, mixed, -1, mixed.dtype)
+    else:
+        d_scores, *rest = torch.autograd.grad(mixed, wanted, d_weights, allow_unused=True)
+        others.extend(rest)
     del mixed, d_weights, wanted
     if total.mixing_query is not None and (found := others.pop(0)) is not None:
         total.mixing_query[block.texts, :, block.rows] = found
@@ -247,6 +257,10 @@ def _differentiate(
     total.u.add_(at_content.sum((0, 2)))
     total.v.add_(at_position.sum((0, 2)))
     total.query[block.texts, :, block.rows] = at_content + at_position
+
+
+def _is_plain(attend: WeightedValues) -> bool:
+    return type(attend.normalize) is Softmax and type(attend.mix) is KeepHeads
 
 
 def _draw(like: Tensor, p: float) -> Tensor:
