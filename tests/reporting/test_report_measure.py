@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from rich.console import Console
 from test_report_page import Page
 
 from fullrank.reporting import as_json, comparison, curves, print_table, summarise, write_report
+from fullrank.reporting.figures import dot_figure
 from fullrank.reporting.measure import BITS_PER_BYTE, BITS_PER_CHARACTER, PERPLEXITY, choose
 from fullrank.reporting.results import RunRecord
 
@@ -64,6 +66,7 @@ def record(
         ("w", None, PERPLEXITY),
         ("bw", None, PERPLEXITY),
         ("p", None, PERPLEXITY),
+        ("bp", None, PERPLEXITY),
         ("p", {"test": 20.5}, PERPLEXITY),
         ("p", BITS, BITS_PER_BYTE),
         ("p", {"valid_bits_per_byte": 1.2}, BITS_PER_BYTE),
@@ -87,7 +90,13 @@ def test_tokens_of_an_unfinished_run_are_read_from_its_vocabulary(tmp_path: Path
     assert comparison([run]).measure is PERPLEXITY
     (run / "vocabulary.json").write_text('{"kind": "byte"}', encoding="utf-8")
     assert comparison([run]).measure is BITS_PER_BYTE
-    assert comparison([run, make_run(tmp_path / "y")]).measure is PERPLEXITY  # the finished ones decide
+
+
+def test_the_finished_runs_decide(tmp_path: Path) -> None:
+    going_on = make_run(tmp_path / "x", finished=False)
+    (going_on / "vocabulary.json").write_text('{"kind": "word"}', encoding="utf-8")
+    assert comparison([going_on, spelling_run(tmp_path / "y")]).measure is BITS_PER_BYTE
+    assert comparison([going_on]).measure is PERPLEXITY
 
 
 def test_means_spread_differences_and_best_are_those_of_bits(tmp_path: Path) -> None:
@@ -189,6 +198,19 @@ def test_the_page_shows_what_else_the_paper_states(page: Page, tmp_path: Path) -
 
 def test_an_unfinished_run_is_told_in_bits_per_token(page: Page) -> None:
     assert "reached step 400; last validation bits per token 2.125" in page.text
+
+
+def test_the_figures_of_the_page_are_drawn_in_bits(page: Page, tmp_path: Path) -> None:
+    named = [str(attrs["aria-label"]) for attrs in page.tags("svg") if attrs.get("class") == "figure"]
+    last = "xl 1.35, skip 1.25, going-on 2.125"
+    assert f"Validation bits per token over training tokens. Last values: {last}." in named
+    assert "Final test bits per byte: xl 1.150 ± 0.071, skip 1.020 ± 0.028." in named
+    assert "logarithmic axis" not in page.text  # though the curves fall to a tenth
+    rows = comparison(bytes_table(tmp_path)).rows
+    drawn = Page(dot_figure(rows, range(2), "test", BITS_PER_BYTE, "alt")).text
+    ticks = [float(text) for text in re.findall(r"\d\.\d+", drawn)]
+    assert len(ticks) >= 2
+    assert max(ticks) < 1.3  # the perplexities begin at 2
 
 
 def test_curves_are_nats_over_the_logarithm_of_two() -> None:
