@@ -189,12 +189,11 @@ def _compared(row: Row, rows: Sequence[Row], measure: Measure) -> Row:
 def as_json(compared: Comparison) -> dict[str, Any]:
     """The comparison as plain objects for one JSON document; numbers in full precision.
 
-    `measure` is the key of the rows under which its figures stand (beside `perplexity`); `difference` and `best` are in it.
+    `measure` of a row is its key under which the figures compared stand (beside `perplexity`).
     """
     return {
         "comparable": compared.comparable,
-        "measure": compared.measure.key,
-        "rows": [_row_as_json(row) for row in compared.rows],
+        "rows": [_row_as_json(row, compared.measure) for row in compared.rows],
         "unfinished": [
             {"folder": str(run.folder), "name": run.name, "seed": run.seed, "problems": list(run.problems)}
             for run in compared.unfinished
@@ -216,7 +215,7 @@ def _bits_as_json(row: Row) -> dict[str, Any]:
     return found
 
 
-def _row_as_json(row: Row) -> dict[str, Any]:
+def _row_as_json(row: Row, measure: Measure) -> dict[str, Any]:
     def plain(stat: Stat | None) -> dict[str, Any] | None:
         return None if stat is None else dataclasses.asdict(stat)
 
@@ -228,6 +227,7 @@ def _row_as_json(row: Row) -> dict[str, Any]:
         "protocol": row.protocol,
         "parameters": row.parameters,
         "extra_parameters": row.extra_parameters,
+        "measure": measure.key,
         "perplexity": {split: plain(stat) for split, stat in row.perplexity.items()},
         **_bits_as_json(row),
         "difference": dict(row.difference),
@@ -240,10 +240,7 @@ def _row_as_json(row: Row) -> dict[str, Any]:
         "peak_memory_mib": plain(row.peak_memory_mib),
         "runs": [
             {"folder": str(run.folder), "name": run.name, "seed": run.seed, "problems": list(run.problems)}
-            | {
-                measure.key: {split: measure.final(run, split) for split in SPLITS}
-                for measure in (PERPLEXITY, *_bits(row))
-            }
+            | {one.key: {split: one.final(run, split) for split in SPLITS} for one in (PERPLEXITY, *_bits(row))}
             for run in row.runs
         ],
     }
