@@ -211,7 +211,7 @@ def _without(cls: type, raw: dict[str, Any], place: tuple[Any, ...]) -> dict[str
 
 
 @functools.cache
-def _adapter(cls: type) -> Any:
+def _adapter(cls: Hashable) -> Any:
     """Making one takes longer than all its checks."""
     from pydantic import TypeAdapter
 

@@ -30,9 +30,9 @@ SCALES = ("paper", "small", "tiny")
 
 @dataclass(frozen=True)
 class Recipe:
-    """One table. `rows` maps a row's name to `{set: {...}, scales: {...}, paper: {...}}`; `notes` say what the paper leaves open.
+    """One table. `rows` maps a row's name to `{set: {...}, scales: {...}, paper: {...}}`.
 
-    `base` and `scales` hold what an extended recipe brought, too.
+    `base` and `scales` hold what an extended recipe brought, too; `notes` say what the paper leaves open.
     """
 
     name: str
@@ -102,7 +102,9 @@ def _extended(name: str, parent: Any, folder: Path | None, below: tuple[str, ...
     except InputError as error:
         raise InputError(f"{name}: `extends: {parent}`: {error}") from error
     if not recipe.rows:
-        raise InputError(f"{name}: `extends: {parent}`: a single configuration; only a recipe with `rows` can be extended")
+        raise InputError(
+            f"{name}: `extends: {parent}`: a single configuration; only a recipe with `rows` can be extended"
+        )
     return recipe
 
 
