@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 import yaml
 
@@ -211,7 +211,7 @@ def _without(cls: type, raw: dict[str, Any], place: tuple[Any, ...]) -> dict[str
 
 
 @functools.cache
-def _adapter(cls: Hashable) -> Any:
+def _adapter(cls: type) -> Any:
     """Making one takes longer than all its checks."""
     from pydantic import TypeAdapter
 
@@ -226,7 +226,7 @@ def _validated(cls: type[Config], raw: Mapping[str, Any], prefix: str = "") -> C
     rest, before = _no_booleans(cls, raw), None
     while rest != before:
         try:
-            config: Config = _adapter(cls).validate_python(rest)
+            config: Config = _adapter(cast(Any, cls)).validate_python(rest)
             break
         except ValidationError as error:
             lines += [line for fault in error.errors() for line in _describe(fault, cls, prefix)]
