@@ -83,7 +83,10 @@ def test_wrong_types_are_named_with_their_key(text: str, parts: list[str]) -> No
             "train.order: a model with memory (model.memory_length 5) reads its text in order; given 'shuffled', "
             "allowed: contiguous",
         ),
-        ("train: {phases: [{name: a, skip: uniform}]}", "train.phases.a.p: 'uniform' skips with one probability from 0 to 1, given None"),
+        (
+            "train: {phases: [{name: a, skip: uniform}]}",
+            "train.phases.a.p: 'uniform' skips with one probability from 0 to 1, given None",
+        ),
         (
             "train: {phases: [{name: a, skip: linear}, {name: b}], steps: 9}",
             "train.phases.a: give its end (steps, epochs or plateau); only the last phase may do without",

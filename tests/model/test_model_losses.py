@@ -113,8 +113,8 @@ def test_wrong_shapes(batch: tuple[torch.Tensor, ...]) -> None:
         made(read, attention_mask=torch.ones(3, 4))
     with pytest.raises(InputError, match="this model has none"):
         made(read, memory=torch.zeros(1))
-    with pytest.raises(InputError, match=r"model\.memory_length.*given 4"):
-        model(memory_length=4)
+    with pytest.raises(InputError, match=r"model\.memory_length.*given -4"):
+        model(memory_length=-4)
     with pytest.raises(InputError, match=r"model\.vocab_size: must be a number to build a model"):
         model(vocab_size=None)
 

@@ -85,3 +85,30 @@ def test_the_losses_of_a_compiled_model_are_those_of_the_eager_one(score: str) -
     assert abs(float(losses[0].detach() - losses[1].detach())) < 1e-6
     for (name, a), b in zip(eager.named_parameters(), compiled.parameters(), strict=True):
         assert torch.allclose(a.grad, b.grad, atol=1e-5), name
+
+
+@pytest.mark.parametrize("score", ["dot_product", "relative"])
+def test_a_compiled_model_with_memory(score: str) -> None:
+    """Segment after segment, with layers that rest: the same numbers, no graph break, and no new graph once a text goes on."""
+    torch._dynamo.reset()
+    combination = next(c for c in checks.pairwise() if (c.mix, c.score) == ("position_wise", score))
+    settings = {"memory_length": 5, "attention": {"cross_head": 0.0}}
+    eager, compiled = combination.moved(**settings), combination.moved(**settings)
+    for block in compiled.compile_targets():
+        block.compile(fullgraph=True, backend="aot_eager")
+    memories = [None, None]
+    frames = []
+    for step, skip in enumerate([(), (), (), (1,), (), (), (1,), (), ()]):
+        ids, targets = checks.tokens(seed=step), checks.tokens(seed=step + 50)
+        parts = [
+            model.loss_parts(ids, targets, memory=memory, skip=skip)
+            for model, memory in zip((eager, compiled), memories, strict=True)
+        ]
+        memories = [part.memory for part in parts]
+        assert abs(float(parts[0].nll - parts[1].nll)) < 1e-6
+        for part in parts:
+            part.loss.backward()
+        frames.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    for (name, a), b in zip(eager.named_parameters(), compiled.named_parameters(), strict=True):
+        assert torch.allclose(a.grad, b[1].grad, atol=1e-4), name
+    assert frames[-1] == frames[-4], "a graph that was known is made again"

@@ -28,6 +28,19 @@ class KeyValues(NamedTuple):
     values: Tensor
     relative: Tensor | None = None
 
+    def rows(self, index: Tensor) -> KeyValues:
+        """Those of texts `index` (K,); distances are the same for all texts."""
+        keys = None if self.keys is None else self.keys.index_select(0, index)
+        return KeyValues(keys, self.values.index_select(0, index), self.relative)
+
+    def columns(self, order: Tensor) -> KeyValues:
+        """Those of tokens `order` (B, K) of each text."""
+
+        def pick(heads: Tensor) -> Tensor:
+            return heads.gather(2, order[:, None, :, None].expand(-1, heads.shape[1], -1, heads.shape[3]))
+
+        return KeyValues(None if self.keys is None else pick(self.keys), pick(self.values), self.relative)
+
 
 class Attention(nn.Module):
     """Multi-head attention whose stages are chosen by configuration (Mixhead Eq. 8 to 12).
@@ -92,17 +105,26 @@ class Attention(nn.Module):
         return self._attend(self.project(x, x if source is None else source, layout), layout, trace)
 
     def continued(
-        self, x: Tensor, past: KeyValues | None, layout: Layout, *, trace: Trace | None = None
+        self,
+        x: Tensor,
+        past: KeyValues | None,
+        layout: Layout,
+        *,
+        source: Tensor | None = None,
+        trace: Trace | None = None,
     ) -> tuple[Tensor, KeyValues]:
         """Self-attention of new tokens x (B, N, E) after `past`; returns the output and the past of the next call.
 
-        `layout` covers past and new keys. The projected queries mix heads exactly as in one full pass.
+        `layout` covers past and new keys. The projected queries mix heads exactly as in one full pass. `source`: tokens
+        that end with x, where keys and values are to be made of more than x.
         """
-        heads = self.project(x, x, layout, None if past is None else past.relative)
+        heads = self.project(x, x if source is None else source, layout, None if past is None else past.relative)
         if past is not None:
             keys = None if heads.keys is None else _join(past.keys, heads.keys)
             heads = replace(heads, keys=keys, values=_join(past.values, heads.values))
-        return self._attend(heads, layout, trace), KeyValues(heads.keys, heads.values, heads.relative)
+        # a table of other distances than 0, 1, 2 .. would be read wrongly by the next call
+        table = heads.relative if layout.from_zero else None if past is None else past.relative
+        return self._attend(heads, layout, trace), KeyValues(heads.keys, heads.values, table)
 
     def _attend(self, heads: Heads, layout: Layout, trace: Trace | None) -> Tensor:
         queries = layout.shape[0] if heads.query is None else heads.query.shape[2]

@@ -20,8 +20,9 @@ class Layout:
     query_positions (N,) or (B, N), key_positions (M,) or (B, M): places in the text, in tokens.
     causal: a query sees no key that comes after it.
     key_mask (B, M), True where a key is a token and False where it is padding; None when there is no padding.
-    runs: the pieces of consecutive key positions, oldest first; the queries are the end of the last one. Memory that was
-    retained while its layer rested leaves a gap between two pieces. None where rows differ.
+    runs: the pieces of consecutive key positions, oldest first, counted from any origin; the queries are the end of the last
+    one. Memory that was retained while its layer rested leaves a gap between two pieces. None where rows differ.
+    from_start: key positions are 0, 1, .., M - 1.
     window: a query sees only keys that are less than so many tokens before it; None: all of them.
     farthest: for a layout without runs, the greatest distance from a query to a key before it, in tokens; None when no
     tokens are left out between the keys, so that it is M - 1.
@@ -34,6 +35,7 @@ class Layout:
     causal: bool = True
     key_mask: Tensor | None = None
     runs: tuple[Run, ...] | None = None
+    from_start: bool = False
     window: int | None = None
     farthest: int | None = None
     encodings: Tensor | None = None
@@ -51,23 +53,24 @@ class Layout:
             raise ValueError(f"{queries} queries over {keys} keys: causal queries are the last ones of the keys")
         positions = torch.arange(min(keys - queries, 0), keys, device=device)
         last = positions.shape[0]
-        return cls(
-            positions[last - queries :], positions[last - keys :], causal, key_mask, runs=((0, keys),), window=window
-        )
+        return cls(positions[last - queries :], positions[last - keys :], causal, key_mask, ((0, keys),), True, window)
 
     @classmethod
-    def of_runs(
-        cls, queries: int, runs: tuple[Run, ...], *, device: torch.device | None = None, window: int | None = None
-    ) -> Layout:
+    def of_runs(cls, queries: int, runs: Iterable[Run], *, origin: int = 0, device: torch.device | None = None,
+                window: int | None = None) -> Layout:  # fmt: skip
         """The causal layout of keys in pieces of consecutive positions, oldest first, and of the last `queries` of them.
 
-        Pieces that touch become one. Raises ValueError if pieces overlap, or the last one has not all queries.
+        Pieces that touch become one. `origin` is the position from which they are counted: what compiled code sees stays the
+        same while a text goes on. Raises ValueError if pieces overlap, or the last one has not all queries.
         """
         joined = join_runs(runs)
         if not joined or joined[-1][1] < queries:
             raise ValueError(f"{queries} queries, but the last run of keys is {joined[-1:]}")
-        positions = torch.cat([torch.arange(first, first + size, device=device) for first, size in joined])
-        return cls(positions[positions.shape[0] - queries :], positions, runs=joined, window=window)
+        positions = torch.cat([torch.arange(origin + a, origin + a + n, device=device) for a, n in joined])
+        from_start = len(joined) == 1 and joined[0][0] + origin == 0
+        return cls(
+            positions[positions.shape[0] - queries :], positions, runs=joined, from_start=from_start, window=window
+        )
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -78,11 +81,6 @@ class Layout:
     def contiguous(self) -> bool:
         """No tokens are left out between the keys, and rows do not differ."""
         return self.runs is not None and len(self.runs) == 1
-
-    @property
-    def from_start(self) -> bool:
-        """Key positions are 0, 1, .., M - 1."""
-        return self.runs is not None and len(self.runs) == 1 and self.runs[0][0] == 0
 
     @property
     def unrestricted(self) -> bool:
@@ -134,6 +132,12 @@ class Layout:
     def distances(self) -> int:
         """T, how many distances lie within `spans`."""
         return sum(high - low + 1 for low, high in self.spans)
+
+    @property
+    def from_zero(self) -> bool:
+        """The distances within `spans` are 0, 1, .., T - 1."""
+        spans = self.spans
+        return len(spans) == 1 and spans[0][0] == 0
 
     def distance_rows(self, distances: Tensor) -> Tensor:
         """Which of the T distances within `spans` each of `distances` is; of what no query sees, some row."""

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fullrank.attention.angles import angles
 from fullrank.attention.layout import Layout
-from fullrank.attention.relative import RelativeKeys
+from fullrank.attention.relative import RelativeKeys, serves
 from fullrank.attention.size import HeadSize
 from fullrank.attention.stage import drawn_apart
 
@@ -42,13 +43,11 @@ class Rotary(nn.Module):
         self.head_dim, self.theta = head_dim, theta
 
     def forward(self, heads: Tensor, positions: Tensor) -> Tensor:
-        dtype = torch.float64 if heads.dtype == torch.float64 else torch.float32
-        exponent = torch.arange(0, self.head_dim, 2, device=heads.device, dtype=dtype) / self.head_dim
-        angle = positions.to(dtype)[..., None] * self.theta**-exponent  # (N, D/2) or (B, N, D/2)
+        angle = angles(positions, self.head_dim, self.theta, heads)  # (N, D/2) or (B, N, D/2)
         if angle.dim() == 3:
             angle = angle[:, None]
         cos, sin = angle.cos(), angle.sin()
-        low, high = heads.to(dtype).chunk(2, dim=-1)
+        low, high = heads.to(angle.dtype).chunk(2, dim=-1)
         return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(heads.dtype)
 
 
@@ -100,7 +99,7 @@ class Projection(nn.Module):
     def forward(self, x: Tensor, source: Tensor, layout: Layout, relative: Tensor | None = None) -> Heads:
         """`layout` places the queries; the keys projected here are the last ones of it.
 
-        `relative` (H, T or more, D): keys of distances that were made before.
+        `relative` (H, T or more, D): keys of the distances 0, 1, .. that were made before.
         """
         query = None if self.query is None else self.split(self.query(x))
         keys = self.split(self.key(source)) if self.key is not None and self.reads_keys else None
@@ -111,6 +110,6 @@ class Projection(nn.Module):
         if self.rotary is not None and keys is not None:
             own = layout.key_positions[..., layout.key_positions.shape[-1] - keys.shape[2] :]
             keys = self.rotary(keys, own)
-        if self.relative is not None and (relative is None or relative.shape[1] < layout.distances):
+        if self.relative is not None and not serves(relative, layout):
             relative = self.relative(layout, x)
         return Heads(query, scored, keys, values, relative)

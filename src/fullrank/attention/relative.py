@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fullrank.attention.angles import angles
 from fullrank.attention.layout import Layout
 from fullrank.attention.size import HeadSize
 from fullrank.config.registry import register
@@ -25,14 +26,17 @@ def encode_distances(
     `rows`: so many distances from the smallest on instead, for a table that will be read again.
     """
     spans = layout.spans if rows is None else ((layout.spans[0][0], layout.spans[0][0] + rows - 1),)
-    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-    pieces = [torch.arange(low, high + 1, device=like.device, dtype=dtype) for low, high in spans]
+    pieces = [torch.arange(low, high + 1, device=like.device) for low, high in spans]
     distances = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
     if clamp_length is not None:
         distances = distances.clamp(-clamp_length, clamp_length)
-    exponent = torch.arange(0, width, 2, device=like.device, dtype=dtype) / width
-    angle = distances[:, None] * torch.exp(-math.log(10000.0) * exponent)
+    angle = angles(distances, width, 10000.0, like)
     return torch.cat((angle.sin(), angle.cos()), dim=-1)[:, :width].to(like.dtype)
+
+
+def serves(table: Tensor | None, layout: Layout) -> bool:
+    """Whether `table` (H, T or more, D), keys of the distances 0, 1, .., has those that `layout` needs."""
+    return table is not None and layout.from_zero and table.shape[1] >= layout.distances
 
 
 class RelativeKeys(nn.Module):

@@ -20,9 +20,7 @@ from fullrank.errors import InputError
 
 def _check(layout: Layout, longest: int) -> None:
     keys = layout.shape[1]
-    if layout.runs is not None:
-        keys = sum(layout.runs[-1])
-    elif keys > longest or layout.farthest is not None:
+    if not layout.from_start and (keys > longest or layout.runs is not None or layout.farthest is not None):
         keys = int(layout.key_positions.max()) + 1  # padding takes no position, a gap some
     if keys > longest:
         raise InputError(

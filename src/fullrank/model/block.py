@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
 from fullrank.attention.layer import Attention, KeyValues
@@ -26,23 +27,40 @@ class Block(nn.Module):
         self.dropout = Dropout(config.dropout.residual, config.dropout.locked)
         self.pre_norm = config.norm == "pre"
 
-    def forward(self, x: Tensor, layout: Layout, trace: Trace | None = None) -> Tensor:
-        x = self._residual(x, self.attention_norm, lambda h: self.attention(h, layout=layout, trace=trace))
+    def forward(self, x: Tensor, layout: Layout, trace: Trace | None = None, memory: Tensor | None = None) -> Tensor:
+        """memory (B, M, E): inputs of earlier tokens, which the new ones attend to like to themselves."""
+        x = self._residual(
+            x,
+            self.attention_norm,
+            lambda h: self.attention(h, self._source(h, memory), layout, trace=trace),
+        )
         return self._residual(x, self.feed_forward_norm, self.feed_forward)
 
     def continued(
-        self, x: Tensor, past: KeyValues | None, layout: Layout, trace: Trace | None = None
+        self,
+        x: Tensor,
+        past: KeyValues | None,
+        layout: Layout,
+        trace: Trace | None = None,
+        memory: Tensor | None = None,
     ) -> tuple[Tensor, KeyValues]:
-        """The same for new tokens after `past`; also returns the past of the next call."""
+        """The same for new tokens after `past`, or after `memory`; also returns the past of the next call."""
         kept: list[KeyValues] = []
 
         def attend(h: Tensor) -> Tensor:
-            out, present = self.attention.continued(h, past, layout, trace=trace)
+            out, present = self.attention.continued(h, past, layout, source=self._source(h, memory), trace=trace)
             kept.append(present)
             return out
 
         x = self._residual(x, self.attention_norm, attend)
         return self._residual(x, self.feed_forward_norm, self.feed_forward), kept[0]
+
+    def _source(self, h: Tensor, memory: Tensor | None) -> Tensor | None:
+        """What keys and values are made of, (B, M + N, E); None: of h alone."""
+        if memory is None:
+            return None
+        before = self.attention_norm(memory) if self.pre_norm else memory
+        return torch.cat((before.to(h.dtype), h), dim=1)
 
     def _residual(self, x: Tensor, norm: nn.Module, layer: Callable[[Tensor], Tensor]) -> Tensor:
         if self.pre_norm:

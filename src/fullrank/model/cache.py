@@ -46,7 +46,7 @@ class Cache:
 
     def reorder(self, index: Tensor) -> Cache:
         """The cache of rows `index` (K,) of this one, in that order; rows may repeat (beams)."""
-        layers = tuple(None if kv is None else _rows(kv, index) for kv in self.layers)
+        layers = tuple(None if kv is None else kv.rows(index) for kv in self.layers)
         mask = None if self.key_mask is None else self.key_mask.index_select(0, index)
         return replace(self, layers=layers, key_mask=mask)
 
@@ -61,8 +61,3 @@ class Cache:
         )
         new = new if new is not None else torch.ones(rows, tokens, dtype=torch.bool, device=device)
         return torch.cat((old, new), dim=1)
-
-
-def _rows(kv: KeyValues, index: Tensor) -> KeyValues:
-    keys = None if kv.keys is None else kv.keys.index_select(0, index)
-    return KeyValues(keys, kv.values.index_select(0, index), kv.relative)  # distances are the same for all rows

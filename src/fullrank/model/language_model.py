@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import contextlib
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fullrank.attention.layer import KeyValues
 from fullrank.attention.layout import Layout
 from fullrank.attention.trace import Trace
 from fullrank.config import registry
@@ -19,31 +22,9 @@ from fullrank.model.block import Block
 from fullrank.model.cache import Cache
 from fullrank.model.dropout import Dropout
 from fullrank.model.initialize import initialize
+from fullrank.model.memory import LayerMemory, Memory, Segment
+from fullrank.model.outputs import LossParts, ModelOutput, Pass, TokenNll
 from fullrank.model.position import Learned, Relative
-
-
-@dataclass(frozen=True)
-class ModelOutput:
-    """logits (B, N, V); memory and cache go into the next call, None where the model has none or none was passed."""
-
-    logits: Tensor
-    memory: None = None
-    cache: Cache | None = None
-
-
-class LossParts(NamedTuple):
-    """Scalars in nats per token: `loss` is what training minimises, `nll` (no gradient) leaves label smoothing out."""
-
-    loss: Tensor
-    nll: Tensor
-
-
-@dataclass(frozen=True)
-class TokenNll:
-    """per_token (B, N): negative log-likelihood in nats; memory goes into the next call."""
-
-    per_token: Tensor
-    memory: None = None
 
 
 class LanguageModel(nn.Module):
@@ -66,6 +47,7 @@ class LanguageModel(nn.Module):
         )
         self.output_dropout = Dropout(config.dropout.output, config.dropout.locked)
         self.output: Any = registry.lookup("output", config.output.kind)(config, self.embedding)
+        self.memory_length, self.same_length = config.memory_length, config.same_length
         initialize(self, config.initializer)
 
     # -- forward ------------------------------------------------------------------------------------------------------
@@ -73,51 +55,120 @@ class LanguageModel(nn.Module):
     def forward(
         self,
         input_ids: Tensor,
-        memory: None = None,
+        memory: Memory | None = None,
         *,
         cache: Cache | None = None,
         attention_mask: Tensor | None = None,
         trace: Trace | None = None,
+        skip: Collection[int] = (),
     ) -> ModelOutput:
         """input_ids (B, N) int64 -> logits (B, N, V).
 
+        memory: `out.memory` of the segment before, None at the start of a text. Every token sees the tokens of its segment
+        up to itself and the `memory_length` tokens before the segment; with `same_length` memory_length tokens in all.
         attention_mask (B, N), 1 for tokens and 0 for padding on either side; positions count tokens only.
         cache: from `new_cache()` or the call before; then input_ids are the new tokens only (an attention_mask may cover
-        them alone or all tokens so far). trace collects attention weights.
+        them alone or all tokens so far). trace collects attention weights. skip: layers, from 0, that rest at this call.
         """
-        hidden, cache = self.hidden(input_ids, memory, cache=cache, attention_mask=attention_mask, trace=trace)
-        return ModelOutput(self.output(hidden), None, cache)
+        hidden, memory, cache = self.hidden(
+            input_ids, memory, cache=cache, attention_mask=attention_mask, trace=trace, skip=skip
+        )
+        return ModelOutput(self.output(hidden), memory, cache)
 
     def hidden(
         self,
         input_ids: Tensor,
-        memory: None = None,
+        memory: Memory | None = None,
         *,
         cache: Cache | None = None,
         attention_mask: Tensor | None = None,
         trace: Trace | None = None,
-    ) -> tuple[Tensor, Cache | None]:
-        """What the output layer reads, (B, N, E), and the cache of the next call."""
-        if memory is not None:
-            raise InputError("memory was given, but model.memory_length is 0: this model has none")
-        layout, mask = self._layout(input_ids, cache, attention_mask)
-        x = self.embedding_dropout(self.position(self.embedding(input_ids), layout.query_positions))  # (B, N, E)
-        layout = self._with_encodings(layout, x, cache)
-        layers = []
-        for i, block in enumerate(self.blocks):
-            if cache is None:
-                x = block(x, layout, trace)
-            else:
-                x, present = block.continued(x, cache.layers[i], layout, trace)
-                layers.append(present)
-        after = None if cache is None else Cache(tuple(layers), mask)
-        return self.output_dropout(self.final_norm(x)), after
+        skip: Collection[int] = (),
+        drifting: bool = False,
+    ) -> Pass:
+        """What the output layer reads, (B, N, E), and the memory and cache of the next call.
 
-    def _layout(
-        self, input_ids: Tensor, cache: Cache | None, attention_mask: Tensor | None
-    ) -> tuple[Layout, Tensor | None]:
+        drifting: label memories of layers that have rested as Skip Cross-head's released code does (see `Segment.layout`).
+        """
         if input_ids.dim() != 2:
             raise InputError(f"input_ids must be (B, N), given shape {tuple(input_ids.shape)}")
+        if wrong := sorted(layer for layer in skip if not 0 <= layer < len(self.blocks)):
+            raise InputError(f"skip: layers 0 to {len(self.blocks) - 1}, given {wrong}")
+        if memory is not None and self.memory_length == 0:
+            raise InputError(
+                "memory was given, but model.memory_length is 0: this model has none (model.remembers gives it one)"
+            )
+        if cache is not None:
+            if memory is not None or skip:
+                raise InputError("a cache holds all earlier tokens of every layer: give no memory and no skip with it")
+            x, layout, mask = self._embedded(input_ids, cache, attention_mask)
+            return self._with_cache(x, cache, layout, mask, trace)
+        if self.memory_length:
+            return self._with_memory(input_ids, memory, attention_mask, trace, skip, drifting)
+        x, layout, _ = self._embedded(input_ids, None, attention_mask)
+        layout = self._with_encodings(layout, x, None, False)
+        for i, block in enumerate(self.blocks):
+            if i not in skip:
+                x = block(x, layout, trace)
+        return Pass(self._finished(x), None, None)
+
+    def _with_memory(
+        self,
+        input_ids: Tensor,
+        memory: Memory | None,
+        attention_mask: Tensor | None,
+        trace: Trace | None,
+        skip: Collection[int],
+        drifting: bool,
+    ) -> Pass:
+        rows, tokens = input_ids.shape
+        layers = len(self.blocks)
+        read = self.embedding(input_ids)
+        if memory is None:
+            zeros = self.config.memory_start == "zeros"
+            memory = Memory.zeros(layers, rows, self.memory_length, read) if zeros else Memory.empty(layers)
+        memory.check(layers, rows)
+        if attention_mask is not None and attention_mask.shape != (rows, tokens):
+            raise InputError(
+                f"attention_mask must be {(rows, tokens)} like input_ids, given {tuple(attention_mask.shape)}"
+            )
+        mask = None if attention_mask is None else attention_mask.bool()
+        segment = Segment.after(memory, rows, tokens, mask, input_ids.device)
+        if isinstance(self.position, Learned):
+            self.position.check(memory.length + tokens if segment.mask is None else int(segment.positions.max()) + 1)
+        x = self.embedding_dropout(self.position(read, segment.positions))  # (B, N, E)
+        keeps_heads = not self.training and not torch.is_grad_enabled()
+        layouts: dict[Any, Layout] = {}
+        after: list[LayerMemory] = []
+        for i, block in enumerate(self.blocks):
+            known = memory.layers[i].last(self.memory_length)
+            if i in skip:
+                after.append(replace(known, rested=known.rested + tokens))
+                continue
+            place = (known.runs, known.rested if drifting else 0, i if known.runs is None else None)
+            if place not in layouts:
+                made = segment.layout(known, self._window, drifting)
+                layouts[place] = self._with_encodings(made, x, known.heads, keeps_heads)
+            layout, before, heads = layouts[place], x, None
+            if keeps_heads:
+                x, heads = block.continued(x, known.heads, layout, trace, known.hidden if known.heads is None else None)
+            else:
+                x = block(x, layout, trace, known.hidden)
+            after.append(segment.remember(known, before, heads, self.memory_length))
+        return Pass(self._finished(x), Memory(tuple(after), memory.length + tokens, segment.lengths), None)
+
+    def _with_cache(self, x: Tensor, cache: Cache, layout: Layout, mask: Tensor | None, trace: Trace | None) -> Pass:
+        layout = self._with_encodings(layout, x, cache.layers[0], True)
+        layers = []
+        for i, block in enumerate(self.blocks):
+            x, present = block.continued(x, cache.layers[i], layout, trace)
+            layers.append(present)
+        return Pass(self._finished(x), None, Cache(tuple(layers), mask))
+
+    def _embedded(
+        self, input_ids: Tensor, cache: Cache | None, attention_mask: Tensor | None
+    ) -> tuple[Tensor, Layout, Tensor | None]:
+        """What the first layer reads, (B, N, E), of new tokens after those of a cache; their layout and mask."""
         rows, tokens = input_ids.shape
         past = 0
         if cache is not None:
@@ -134,20 +185,69 @@ class LanguageModel(nn.Module):
         if mask is None:
             if isinstance(self.position, Learned):
                 self.position.check(past + tokens)
-            return Layout.of(tokens, past + tokens, device=input_ids.device), None
-        positions = (mask.cumsum(1) - 1).clamp_min(0)  # (B, M): padding takes no position
-        if isinstance(self.position, Learned):
-            self.position.check(int(positions.max()) + 1)
-        return Layout(positions[:, past:], positions, True, mask), mask
+            layout = Layout.of(tokens, past + tokens, device=input_ids.device, window=self._window)
+        else:
+            positions = (mask.cumsum(1) - 1).clamp_min(0)  # (B, M): padding takes no position
+            if isinstance(self.position, Learned):
+                self.position.check(int(positions.max()) + 1)
+            layout = Layout(positions[:, past:], positions, True, mask, window=self._window)
+        x = self.position(self.embedding(input_ids), layout.query_positions)
+        return self.embedding_dropout(x), layout, mask
 
-    def _with_encodings(self, layout: Layout, x: Tensor, cache: Cache | None) -> Layout:
+    @property
+    def _window(self) -> int | None:
+        return self.memory_length if self.same_length and self.memory_length else None
+
+    def _with_encodings(self, layout: Layout, x: Tensor, known: KeyValues | None, cached: bool) -> Layout:
         """The layout with what relative positions make once for all layers."""
         if not isinstance(self.position, Relative):
             return layout
-        first = None if cache is None else cache.layers[0]
-        known = None if first is None else first.relative
-        encodings = self.position.encodings(layout, x, known, cache is not None)
+        encodings = self.position.encodings(layout, x, None if known is None else known.relative, cached)
         return layout if encodings is None else replace(layout, encodings=self.embedding_dropout(encodings[None])[0])
+
+    def _finished(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.output_dropout(self.final_norm(x))
+        return hidden
+
+    @contextlib.contextmanager
+    def remembers(
+        self, memory_length: int | None = None, *, same_length: bool | None = None, clamp_length: int | None = None
+    ) -> Iterator[None]:
+        """Inside a `with` block: another length of memory, another window, other distances clamped (None: as they are).
+
+        Raises InputError for values that the model cannot have.
+        """
+        before = self.memory_length, self.same_length, self._clamp_length
+        self._remember(memory_length, same_length, clamp_length)
+        try:
+            yield
+        finally:
+            self.memory_length, self.same_length = before[:2]
+            self._set_clamp(before[2])
+
+    def _remember(self, memory_length: int | None, same_length: bool | None, clamp_length: int | None) -> None:
+        length = self.memory_length if memory_length is None else memory_length
+        same = self.same_length if same_length is None else same_length
+        if length < 0:
+            raise InputError(f"memory_length: zero or more tokens, given {length}")
+        if same_length and length == 0:
+            raise InputError("same_length: goes with a memory, but memory_length is 0")
+        if clamp_length is not None and not (isinstance(self.position, Relative) and clamp_length > 0):
+            raise InputError(
+                f"clamp_length: a positive number of tokens, for models with model.position: relative; given {clamp_length} "
+                f"with model.position: {self.config.position}"
+            )
+        self.memory_length, self.same_length = length, same
+        if clamp_length is not None:
+            self._set_clamp(clamp_length)
+
+    @property
+    def _clamp_length(self) -> int | None:
+        return self.position.clamp_length if isinstance(self.position, Relative) else None
+
+    def _set_clamp(self, length: int | None) -> None:
+        if isinstance(self.position, Relative):
+            self.position.clamp(length, self.blocks)
 
     def new_cache(self) -> Cache:
         """An empty cache of keys and values, for decoding token by token."""
@@ -163,19 +263,19 @@ class LanguageModel(nn.Module):
     # -- losses -------------------------------------------------------------------------------------------------------
 
     def nll(
-        self, input_ids: Tensor, targets: Tensor, memory: None = None, *, attention_mask: Tensor | None = None
+        self, input_ids: Tensor, targets: Tensor, memory: Memory | None = None, *, attention_mask: Tensor | None = None
     ) -> TokenNll:
         """-log p(targets | input_ids up to there) in nats, (B, N), exact under any cotangent; never builds (B, N, V)."""
         self._check_targets(input_ids, targets)
-        hidden, _ = self.hidden(input_ids, memory, attention_mask=attention_mask)
-        return TokenNll(self.output.nll(hidden, targets))
+        hidden, after, _ = self.hidden(input_ids, memory, attention_mask=attention_mask)
+        return TokenNll(self.output.nll(hidden, targets), after)
 
     def loss(
         self,
         input_ids: Tensor,
         targets: Tensor,
         weights: Tensor | None = None,
-        memory: None = None,
+        memory: Memory | None = None,
         *,
         attention_mask: Tensor | None = None,
         label_smoothing: float = 0.0,
@@ -192,13 +292,18 @@ class LanguageModel(nn.Module):
         input_ids: Tensor,
         targets: Tensor,
         weights: Tensor | None = None,
-        memory: None = None,
+        memory: Memory | None = None,
         *,
         attention_mask: Tensor | None = None,
         label_smoothing: float = 0.0,
         trace: Trace | None = None,
+        skip: Collection[int] = (),
+        drifting: bool = False,
     ) -> LossParts:
-        """`loss` and, beside it, the plain nll that label smoothing hides; a trace collects what penalties need."""
+        """`loss` and, beside it, the plain nll that label smoothing hides, and the memory of the next call.
+
+        A trace collects what penalties need; `skip` are the layers that rest, `drifting` is explained at `hidden`.
+        """
         self._check_targets(input_ids, targets)
         if weights is not None and weights.shape != targets.shape:
             raise InputError(f"weights {tuple(weights.shape)} must have the shape of targets {tuple(targets.shape)}")
@@ -208,8 +313,11 @@ class LanguageModel(nn.Module):
             )
         if not 0 <= label_smoothing < 1:
             raise InputError(f"label_smoothing: at least 0 and below 1, given {label_smoothing}")
-        hidden, _ = self.hidden(input_ids, memory, attention_mask=attention_mask, trace=trace)
-        return LossParts(*self.output.loss(hidden, targets, weights, label_smoothing))
+        hidden, after, _ = self.hidden(
+            input_ids, memory, attention_mask=attention_mask, trace=trace, skip=skip, drifting=drifting
+        )
+        loss, nll = self.output.loss(hidden, targets, weights, label_smoothing)
+        return LossParts(loss, nll, after)
 
     def _check_targets(self, input_ids: Tensor, targets: Tensor) -> None:
         if targets.numel() == 0:
@@ -234,9 +342,18 @@ class LanguageModel(nn.Module):
         storage.save(self, self.config, Path(folder))
 
     @classmethod
-    def load(cls, path: str | Path, checkpoint: str = "best") -> LanguageModel:
+    def load(
+        cls,
+        path: str | Path,
+        checkpoint: str = "best",
+        *,
+        memory_length: int | None = None,
+        same_length: bool | None = None,
+        clamp_length: int | None = None,
+    ) -> LanguageModel:
         """The model saved in `path`: a folder written by `save`, or a run folder (its `best` or `last` checkpoint).
 
+        memory_length, same_length, clamp_length: other values than it was trained with.
         Raises InputError if the folder holds no model, its weights are damaged or do not fit their configuration.
         """
         file, config = storage.find(Path(path), checkpoint)
@@ -244,4 +361,5 @@ class LanguageModel(nn.Module):
         with torch.device("meta"):
             model = cls(config)
         storage.assign(model, tensors, file)
+        model._remember(memory_length, same_length, clamp_length)
         return model.eval()

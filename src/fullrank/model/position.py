@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fullrank.attention.angles import angles
 from fullrank.attention.layout import Layout
-from fullrank.attention.relative import RelativeBiases, XLRelative, encode_distances
+from fullrank.attention.relative import RelativeBiases, XLRelative, encode_distances, serves
 from fullrank.config.registry import register
 from fullrank.config.schema import ModelConfig, stage_options
 from fullrank.errors import InputError
@@ -31,9 +31,7 @@ class Sinusoidal(nn.Module):
         self.size = config.hidden_size
 
     def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
-        dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-        exponent = torch.arange(0, self.size, 2, device=hidden.device, dtype=dtype) / self.size
-        angle = positions.to(dtype)[..., None] * torch.exp(-math.log(10000.0) * exponent)
+        angle = angles(positions, self.size, 10000.0, hidden)
         table = torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(-2)[..., : self.size]
         return hidden + table.to(hidden.dtype)
 
@@ -102,12 +100,18 @@ class Relative(nn.Module):
             if self.biases is not None:
                 block.attention.attend.score.share(self.biases)
 
+    def clamp(self, length: int | None, blocks: Iterable[Any]) -> None:
+        """Let all distances beyond `length` count as `length`, None: let them count as they are."""
+        self.clamp_length = length
+        for block in blocks:
+            block.attention.project.relative.clamp_length = length
+
     def encodings(self, layout: Layout, like: Tensor, known: Tensor | None, cached: bool) -> Tensor | None:
         """Sinusoids (T, E) for `layout`, or None where keys of its distances are `known` (H, T, D) already.
 
         For a cache of keys, the table is made for more distances, so that it is not made again for every token.
         """
-        if known is not None and known.shape[1] >= layout.distances:
+        if serves(known, layout):
             return None
-        rows = max(64, 1 << (layout.distances - 1).bit_length()) if cached else layout.distances
+        rows = max(64, 1 << (layout.distances - 1).bit_length()) if cached and layout.from_zero else None
         return encode_distances(layout, self.size, self.clamp_length, like, rows)

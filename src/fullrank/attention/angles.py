@@ -1,0 +1,19 @@
+"""Angles of sinusoidal and rotary positions, exact also where a text has gone on for a million tokens."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def angles(positions: Tensor, size: int, theta: float, like: Tensor) -> Tensor:
+    """p theta^(-2i / size) for 2i < size, without whole turns; positions (...,) -> (..., ceil(size / 2)).
+
+    The product is made in fp64: in fp32 an angle of 10^6 is off by 0.06. The result is fp32, or fp64 if `like` is.
+    """
+    wide = torch.float32 if positions.device.type == "mps" else torch.float64  # mps has no fp64
+    exponent = torch.arange(0, size, 2, device=positions.device, dtype=wide) / size
+    angle = positions.to(wide)[..., None] * torch.exp(-math.log(theta) * exponent)
+    return angle if like.dtype == torch.float64 else angle.remainder(2 * math.pi).to(torch.float32)
