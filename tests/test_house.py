@@ -191,7 +191,8 @@ FORBIDDEN = [
     ("errors", "config"), ("config", "data"), ("config", "torch"), ("data", "evaluation"),
     ("evaluation", "attention"), ("decoding", "model"), ("reporting", "training"), ("attention", "model"),
     ("attention", "data"), ("model", "training"), ("model", "data"), ("model", "tasks"), ("training", "model"),
-    ("training", "attention"), ("training", "data"), ("training", "reporting"), ("tasks", "cli"),
+    ("training", "attention"), ("training", "data"), ("training", "reporting"), ("analysis", "model"),
+    ("analysis", "training"), ("analysis", "tasks"), ("tasks", "cli"),
 ]  # fmt: skip
 
 

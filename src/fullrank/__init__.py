@@ -32,13 +32,17 @@ _HOMES = {
     "Layout": "fullrank.attention.layout",
     "Trace": "fullrank.attention.trace",
     "kernel": "fullrank.attention.kernels",
+    "SkipRetain": "fullrank.training.skip_retain",
     "orthogonality": "fullrank.attention.penalty",
     "overlap": "fullrank.attention.penalty",
 }
 
-__all__ = ["__version__", *_HOMES]
+_PACKAGES = ("analysis",)
+
+__all__ = ["__version__", *_HOMES, *_PACKAGES]
 
 if TYPE_CHECKING:
+    from fullrank import analysis as analysis
     from fullrank.attention.kernels import kernel as kernel
     from fullrank.attention.layer import Attention as Attention
     from fullrank.attention.layout import Layout as Layout
@@ -58,9 +62,12 @@ if TYPE_CHECKING:
     from fullrank.model.adaptive import AdaptiveSoftmax as AdaptiveSoftmax
     from fullrank.model.embedding import AdaptiveInput as AdaptiveInput
     from fullrank.model.language_model import LanguageModel as LanguageModel
+    from fullrank.training.skip_retain import SkipRetain as SkipRetain
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return importlib.import_module(f"fullrank.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'fullrank' has no attribute '{name}'")
     value = getattr(importlib.import_module(_HOMES[name]), name)

@@ -15,11 +15,16 @@ from fullrank.errors import RunError
 
 def write_text(path: Path, text: str) -> None:
     """Write `text` to `path` in one step; RunError if that fails, and then an older file is untouched."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write `content` to `path` in one step; RunError if that fails, and then an older file is untouched."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with fresh.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with fresh.open("wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(fresh, path)

@@ -9,6 +9,7 @@ from decoding_standin import PROMPTS, padded
 import fullrank as fr
 from fullrank.decoding import beam_search, sample
 from fullrank.errors import InputError
+from fullrank.tasks.generation import Remembering
 
 
 def model(mix: str, position: str) -> fr.LanguageModel:
@@ -50,3 +51,33 @@ def test_learned_positions_limit_the_length() -> None:
     assert sample(lm, torch.ones(1, 6, dtype=torch.int64), max_new_tokens=10, seed=0).ids.shape == (1, 10)
     with pytest.raises(InputError, match="make 17, but the model takes at most 16"):
         sample(lm, torch.ones(1, 6, dtype=torch.int64), max_new_tokens=11, seed=0)
+
+
+@pytest.mark.parametrize("position", ["relative", "rotary"])
+def test_a_memory_takes_the_place_of_the_cache(position: str) -> None:
+    """A model that remembers four tokens writes what it writes when every window is read anew."""
+    score = "relative" if position == "relative" else "dot_product"
+    torch.manual_seed(1)
+    config = fr.ModelConfig(
+        vocab_size=11, hidden_size=12, num_hidden_layers=1, num_attention_heads=3, position=position, memory_length=4,
+        attention=fr.AttentionConfig(score=score, mix="position_wise"),
+    )  # fmt: skip
+    lm = fr.LanguageModel(config).double().eval()
+    with torch.no_grad():
+        for parameter in lm.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    ids, mask = padded(PROMPTS)
+    reader = Remembering(lm)
+    batch = sample(reader, ids, greedy=True, attention_mask=mask, max_new_tokens=9)
+    found = beam_search(reader, ids, beams=3, n_best=3, attention_mask=mask, max_new_tokens=9)
+    for b, prompt in enumerate(PROMPTS):
+        text = list(prompt)
+        for n in range(9):  # with one layer, what a token sees is all that counts
+            window = text if n == 0 else text[-5:]
+            log_probs = torch.log_softmax(lm(torch.tensor([window])).logits[0, -1].detach(), -1)
+            token = int(log_probs.argmax())
+            assert batch.ids[b, n] == token
+            assert abs(float(batch.log_probs[b, n] - log_probs[token])) < 1e-10
+            text.append(token)
+        alone = beam_search(reader, torch.tensor([prompt]), beams=3, n_best=3, max_new_tokens=9)
+        torch.testing.assert_close(found.scores[b], alone.scores[0], rtol=0, atol=1e-10)

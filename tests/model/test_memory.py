@@ -472,3 +472,22 @@ def test_without_memory_a_layer_may_rest_too() -> None:
     x = made.embedding(ids)
     x = made.blocks[1](x, fr.Layout.of(19))
     assert torch.equal(made(ids, skip={0, 2}).logits, made.output(made.final_norm(x)))
+
+
+def test_the_cost_of_a_memory() -> None:
+    """A query sees M keys more, 4 H D multiply-adds each; a training step projects M keys and values a layer again."""
+    from fullrank.model.size import size
+
+    n, m, layers, width, heads, head_dim = 6, 9, 2, 12, 3, 5
+    sizes = dict(
+        vocab_size=20, hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, head_dim=head_dim
+    )
+    plain, found = (size(fr.ModelConfig(**sizes, memory_length=length), n) for length in (0, m))
+    forward = plain["flops_per_token"]["forward"] + layers * 4 * heads * head_dim * m
+    assert found["flops_per_token"]["forward"] == forward
+    again = layers * 2 * 2 * width * heads * head_dim * m // n
+    assert found["flops_per_token"]["training"] == 3 * (forward + again)
+    assert found["bytes"]["memory_per_text_fp32"] == 4 * layers * m * width
+    assert plain["bytes"]["memory_per_text_fp32"] == 0
+    window = size(fr.ModelConfig(**sizes, memory_length=m, same_length=True), n)["flops_per_token"]["forward"]
+    assert forward - window == round(layers * 4 * heads * head_dim * (n + 1) / 2)

@@ -308,6 +308,35 @@ def decoding_equals_one_pass(combination: Combination, dtype: torch.dtype) -> No
                 _close(torch.cat(parts, 1), expected, TOLERANCES[dtype], f"cut at {bounds}", mask)
 
 
+def segments_with_memory_equal_one_pass(combination: Combination, dtype: torch.dtype) -> None:
+    """A memory as long as the text makes segments one pass, with cached keys or without; a short one is the same for every
+    kernel, also where a layer rests."""
+    read, cuts = tokens(3, 12), [0, 4, 5, 12]
+    model = combination.moved(dtype=dtype, memory_length=12)
+    with model.remembers(0), torch.no_grad():
+        expected = model(read).logits
+    for cached in (False, True):
+        memory, parts = None, []
+        for start, end in itertools.pairwise(cuts):
+            with torch.set_grad_enabled(not cached):
+                out = model(read[:, start:end], memory)
+            memory = out.memory
+            parts.append(out.logits.detach())
+        _close(torch.cat(parts, 1), expected, TOLERANCES[dtype], f"cached: {cached}", None)
+    found = []
+    with model.remembers(3):
+        for kernel in kernels_for(model):
+            memory, parts = None, []
+            for skip, (start, end) in zip([(), (1,), ()], itertools.pairwise(cuts), strict=True):
+                with fr.kernel(kernel):
+                    out = model(read[:, start:end], memory, skip=skip)
+                memory = out.memory
+                parts.append(out.logits.detach())
+            found.append(torch.cat(parts, 1))
+    for other in found[1:]:
+        _close(other, found[0], TOLERANCES[dtype], "kernels disagree", None)
+
+
 def padding_changes_nothing(combination: Combination, dtype: torch.dtype) -> None:
     """A batch of texts of different lengths gives each text what it gets alone; padding on either side."""
     model, lengths, longest = combination.moved(dtype=dtype), (7, 1, 4), 7

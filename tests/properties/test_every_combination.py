@@ -85,6 +85,12 @@ def test_decoding_equals_one_pass(combination: Combination, dtype: torch.dtype) 
 
 @every_attention
 @precisions
+def test_segments_with_memory_equal_one_pass(combination: Combination, dtype: torch.dtype) -> None:
+    checks.segments_with_memory_equal_one_pass(combination, dtype)
+
+
+@every_attention
+@precisions
 def test_padding_changes_nothing(combination: Combination, dtype: torch.dtype) -> None:
     checks.padding_changes_nothing(combination, dtype)
 

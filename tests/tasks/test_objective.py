@@ -10,6 +10,7 @@ import fullrank as fr
 from fullrank.config.schema import TrainConfig
 from fullrank.data import Batch
 from fullrank.tasks.objective import CausalObjective, evaluate_model
+from fullrank.training import Place
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def test_value_nll_and_tokens(model: fr.LanguageModel, batch: Batch) -> None:
     logits, kept = model(batch.inputs).logits, batch.weights.bool()  # type: ignore[union-attr]
     smoothed = F.cross_entropy(logits[kept], batch.targets[kept], label_smoothing=0.1)
     plain = F.cross_entropy(logits[kept], batch.targets[kept], reduction="sum")
-    loss = CausalObjective(model, TrainConfig(label_smoothing=0.1))(batch, {})
+    loss = CausalObjective(model, TrainConfig(label_smoothing=0.1))(batch, {}, Place(step=1))
     torch.testing.assert_close(loss.value, smoothed, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(torch.as_tensor(loss.nll), plain, rtol=1e-12, atol=1e-12)
     assert loss.tokens == int(kept.sum())
@@ -43,8 +44,8 @@ def test_value_nll_and_tokens(model: fr.LanguageModel, batch: Batch) -> None:
 def test_penalties_are_added_with_their_coefficients(model: fr.LanguageModel, batch: Batch) -> None:
     trace = fr.Trace()
     model(batch.inputs, trace=trace)
-    plain = CausalObjective(model, TrainConfig())(batch, {}).value
-    both = CausalObjective(model, TrainConfig(orthogonality=0.3, overlap=0.02))(batch, {}).value
+    plain = CausalObjective(model, TrainConfig())(batch, {}, Place(step=1)).value
+    both = CausalObjective(model, TrainConfig(orthogonality=0.3, overlap=0.02))(batch, {}, Place(step=1)).value
     expected = 0.3 * fr.orthogonality(trace) + 0.02 * fr.overlap(trace)
     assert expected > 1e-3
     torch.testing.assert_close(both - plain, expected, rtol=1e-9, atol=1e-12)
@@ -56,7 +57,7 @@ def test_orthogonality_in_training_pulls_mixing_to_orthogonal_matrices(model: fr
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for _ in range(40):
         optimizer.zero_grad()
-        objective(batch, {}).value.backward()
+        objective(batch, {}, Place(step=1)).value.backward()
         optimizer.step()
     assert fr.orthogonality(model).item() < 0.2 * before
 

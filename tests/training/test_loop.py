@@ -15,7 +15,7 @@ from torch import Tensor
 from training_toy import LENGTH, STREAMS, Found, Objective, Told, Toy, ToyBatches, train
 
 from fullrank.errors import RunError
-from fullrank.training import Loss, load_weights
+from fullrank.training import Loss, Place, load_weights
 
 
 def lines(folder: Path, split: str) -> list[dict[str, Any]]:
@@ -44,9 +44,9 @@ def without_dropout(model: Toy) -> Any:
     model.double()
     model.dropout.p = 0.0
 
-    def objective(given: Any, carry: Any) -> Loss:
+    def objective(given: Any, carry: Any, place: Place) -> Loss:
         parts = given if isinstance(given, list) else [given]
-        losses = [Objective(model)(part, {}) for part in parts]
+        losses = [Objective(model)(part, {}, place) for part in parts]
         tokens = sum(loss.tokens for loss in losses)
         total = sum(loss.value * loss.tokens for loss in losses)
         return Loss(total / tokens, sum(float(loss.nll) for loss in losses), tokens)
@@ -85,8 +85,8 @@ def test_lines_are_means_over_tokens_since_the_line_before(tmp_path: Path) -> No
     seen: list[tuple[float, int]] = []
 
     def noting(model: Toy) -> Any:
-        def objective(batch: Tensor, carry: Any) -> Loss:
-            loss = Objective(model)(batch, carry)
+        def objective(batch: Tensor, carry: Any, place: Place) -> Loss:
+            loss = Objective(model)(batch, carry, place)
             seen.append((float(loss.nll), loss.tokens))
             return loss
 
@@ -111,9 +111,9 @@ def test_the_carry_goes_from_batch_to_batch_and_is_empty_at_the_start_of_an_epoc
     given: list[float | None] = []
 
     def counting(model: Toy) -> Any:
-        def objective(batch: Tensor, carry: Mapping[str, Tensor]) -> Loss:
+        def objective(batch: Tensor, carry: Mapping[str, Tensor], place: Place) -> Loss:
             given.append(float(carry["count"]) if carry else None)
-            loss = Objective(model)(batch, {})
+            loss = Objective(model)(batch, {}, place)
             return Loss(loss.value, loss.nll, loss.tokens, {"count": torch.tensor((given[-1] or 0.0) + 1)})
 
         return objective
@@ -126,9 +126,9 @@ def test_bf16_computes_in_bf16_and_keeps_fp32_weights(tmp_path: Path) -> None:
     types: set[torch.dtype] = set()
 
     def noting(model: Toy) -> Any:
-        def objective(batch: Tensor, carry: Any) -> Loss:
+        def objective(batch: Tensor, carry: Any, place: Place) -> Loss:
             types.add(model.inner(torch.zeros(1, 6)).dtype)
-            return Objective(model)(batch, carry)
+            return Objective(model)(batch, carry, place)
 
         return objective
 
@@ -140,8 +140,8 @@ def test_bf16_computes_in_bf16_and_keeps_fp32_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_checkpoint(value: float, tmp_path: Path) -> None:
     def breaking(model: Toy) -> Any:
-        def objective(batch: Tensor, carry: Any) -> Loss:
-            loss = Objective(model)(batch, carry)
+        def objective(batch: Tensor, carry: Any, place: Place) -> Loss:
+            loss = Objective(model)(batch, carry, place)
             late = int(model.seen) > 11 * STREAMS * LENGTH
             return Loss(loss.value * value, loss.nll, loss.tokens) if late else loss
 
@@ -162,8 +162,8 @@ def test_an_infinite_gradient_is_not_saved(tmp_path: Path) -> None:
     """The loss of the step is a number, its gradient is not: the square root at zero."""
 
     def breaking(model: Toy) -> Any:
-        def objective(batch: Tensor, carry: Any) -> Loss:
-            loss = Objective(model)(batch, carry)
+        def objective(batch: Tensor, carry: Any, place: Place) -> Loss:
+            loss = Objective(model)(batch, carry, place)
             return Loss(loss.value + (model.inner.weight * 0).abs().sqrt().sum(), loss.nll, loss.tokens)
 
         return objective
@@ -204,10 +204,10 @@ def test_a_budget_of_tokens_ends_with_the_step_that_reaches_it(tmp_path: Path) -
 
 def test_evaluation_leaves_every_module_in_its_mode(tmp_path: Path) -> None:
     def freezing(model: Toy) -> Any:
-        def objective(batch: Tensor, carry: Any) -> Loss:
+        def objective(batch: Tensor, carry: Any, place: Place) -> Loss:
             modes.append((model.training, model.dropout.training))
             model.dropout.eval()
-            return Objective(model)(batch, carry)
+            return Objective(model)(batch, carry, place)
 
         return objective
 

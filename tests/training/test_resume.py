@@ -9,36 +9,45 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from training_toy import LENGTH, STREAMS, Even, Found, Objective, Told, Toy, ToyBatches, train, train_in_child
+from training_toy import (
+    LENGTH,
+    STREAMS,
+    Death,
+    Even,
+    Found,
+    Told,
+    ToyBatches,
+    at_call,
+    die,
+    outcome,
+    train,
+    train_in_child,
+)
 
+from fullrank.config.schema import PhaseConfig, PlateauConfig
 from fullrank.errors import InputError, RunError
-from fullrank.training import Interrupted, Loss
+from fullrank.training import Interrupted
 
+PHASES = [
+    PhaseConfig(name="a", skip="linear", epochs=3.5, plateau=PlateauConfig(ppl=1e9, steps=10)),  # ends on the plateau
+    PhaseConfig(name="b", steps=21),
+    PhaseConfig(name="c", skip="uniform", p=0.2),
+]
 CASES: dict[str, dict[str, Any]] = {
     "sgd": {"optimizer": "sgd", "momentum": 0.5, "schedule": "plateau", "gradient_accumulation_steps": 2, "learning_rate": 0.5,
             "epochs": 12.5, "eval_options": {"every_epochs": 0.4}},
     "nag": {"optimizer": "nag", "momentum": 0.9, "averaging": "ema", "ema_decay": 0.9, "steps": 60, "save_every_steps": 3},
     "adam": {"optimizer": "adam", "averaging": "swa", "swa_start": 0.3, "schedule": "cosine", "tokens": 800,
              "weight_decay": 0.1},
+    "phases": {"steps": 70, "save_every_steps": 2, "phases": PHASES, "averaging": "ema"},
     "adamw": {"optimizer": "adamw", "schedule": "inverse_sqrt", "warmup_steps": 9, "max_grad_norm": 0.5, "precision": "bf16",
               "steps": 60, "weight_decay": 0.1},
 }  # fmt: skip
-
-
-def outcome(folder: Path) -> dict[str, bytes]:
-    """What a run leaves, times aside."""
-    files = {"metrics": folder / "metrics.jsonl"}
-    for link in ("last", "best"):
-        files |= {
-            f"{link}/{name}": folder / "checkpoints" / link / f"{name}.safetensors" for name in ("model", "training")
-        }
-    return {name: path.read_bytes() for name, path in files.items()}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -68,31 +77,6 @@ def test_killed_at_random_moments(name: str, tmp_path: Path) -> None:
     process.join()
     assert process.exitcode == 0
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
-
-
-def at_call(number: int, act: Callable[[], None]) -> Callable[[Toy], Callable[[Any, Any], Loss]]:
-    """The toy's objective, which calls `act` before its `number`-th batch."""
-
-    def make(model: Toy) -> Callable[[Any, Any], Loss]:
-        calls = iter(range(1, 10**6))
-        inner = Objective(model)
-
-        def call(batch: Any, carry: Any) -> Loss:
-            if next(calls) == number:
-                act()
-            return inner(batch, carry)
-
-        return call
-
-    return make
-
-
-class Death(BaseException):
-    """Stands for a SIGKILL: nothing catches it."""
-
-
-def die() -> None:
-    raise Death
 
 
 @pytest.mark.cuda

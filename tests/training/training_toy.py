@@ -4,6 +4,7 @@ a buffer, a carry between batches, and a last batch of another size."""
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from fullrank.config.schema import EvalConfig, TrainConfig
 from fullrank.training import (
     FitResult,
     Loss,
+    Place,
     choose_device,
     fit,
     make_optimizer,
@@ -25,6 +27,7 @@ from fullrank.training import (
 )
 
 VOCABULARY, WIDTH, STREAMS, LENGTH = 11, 6, 3, 5
+FIRST = Place(step=1)
 
 
 class Mixing(nn.Module):
@@ -83,7 +86,7 @@ class Even(ToyBatches):
 class Objective:
     model: Toy
 
-    def __call__(self, batch: Tensor, carry: Any) -> Loss:
+    def __call__(self, batch: Tensor, carry: Any, place: Place) -> Loss:
         batch = batch.to(self.model.norm.weight.device)
         memory = carry.get("memory", torch.zeros(len(batch), WIDTH).to(self.model.norm.weight))
         hidden = self.model(batch[:, :-1], memory)
@@ -102,7 +105,7 @@ def evaluate(model: nn.Module) -> Found:
     assert isinstance(model, Toy)
     assert not model.training
     batch = ToyBatches().batch(999, 0)
-    loss = Objective(model)(batch, {})
+    loss = Objective(model)(batch, {}, FIRST)
     torch.rand(3)  # training must not notice that an evaluation draws
     return Found(float(loss.nll), loss.tokens)
 
@@ -130,6 +133,41 @@ def train(folder: Path, *, eval_options: dict[str, Any] | None = None, **options
         **handed,
     )
     return model, result
+
+
+def outcome(folder: Path) -> dict[str, bytes]:
+    """What a run leaves, times aside."""
+    files = {"metrics": folder / "metrics.jsonl"}
+    for link in ("last", "best"):
+        files |= {
+            f"{link}/{name}": folder / "checkpoints" / link / f"{name}.safetensors" for name in ("model", "training")
+        }
+    return {name: path.read_bytes() for name, path in files.items()}
+
+
+def at_call(number: int, act: Callable[[], None]) -> Callable[[Toy], Callable[[Any, Any, Place], Loss]]:
+    """The toy's objective, which calls `act` before its `number`-th batch."""
+
+    def make(model: Toy) -> Callable[[Any, Any, Place], Loss]:
+        calls = iter(range(1, 10**6))
+        inner = Objective(model)
+
+        def call(batch: Any, carry: Any, place: Place) -> Loss:
+            if next(calls) == number:
+                act()
+            return inner(batch, carry, place)
+
+        return call
+
+    return make
+
+
+class Death(BaseException):
+    """Stands for a SIGKILL: nothing catches it."""
+
+
+def die() -> None:
+    raise Death
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fullrank.cli import inspection, training, use
+from fullrank.cli import analysis, inspection, training, use
 
 app = typer.Typer(
     name="fullrank",
@@ -39,4 +39,5 @@ def _options(
 
 training.add_to(app)
 use.add_to(app)
+analysis.add_to(app)
 inspection.add_to(app)

@@ -74,6 +74,7 @@ def info(
     print(
         f"memory: weights {sizes['weights_fp32'] / 2**20:,.1f} MiB in fp32, with gradients and Adam "
         f"{sizes['training_adam_fp32'] / 2**20:,.1f} MiB, cache {sizes['cache_per_token_fp32'] / 2**10:,.1f} KiB per token"
+        + (f", {sizes['memory_per_text_fp32'] / 2**20:,.1f} MiB of memory per text" if run.model.memory_length else "")
     )
 
 

@@ -83,6 +83,9 @@ def generate(
     stop: Annotated[
         bool, typer.Option("--stop/--no-stop", help="Stop at the end of the line or text (<eos>).")
     ] = False,
+    memory_length: Annotated[
+        int | None, typer.Option("--memory-length", min=0, help="Tokens remembered; as trained if not given.")
+    ] = None,
     checkpoint: Checkpoint = "best",
     device: Device = "auto",
     kernel: Kernel = "auto",
@@ -114,7 +117,9 @@ def generate(
         number,
         stop,
     )
-    texts = write(run, prompt, how, checkpoint=checkpoint, device_name=device, kernel_name=kernel)
+    texts = write(
+        run, prompt, how, memory_length=memory_length, checkpoint=checkpoint, device_name=device, kernel_name=kernel
+    )
     if json:
         print_json(texts)
         return

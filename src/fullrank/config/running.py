@@ -46,7 +46,7 @@ class PlateauConfig(Strict):
 
     def __post_init__(self) -> None:
         problems: list[str] = []
-        check_numbers(problems, self, "train.phases.plateau", ("ppl",), zero=True)
+        check_numbers(problems, self, "train.phases.plateau", ("ppl",))
         check_numbers(problems, self, "train.phases.plateau", ("steps",), below=COUNTS)
         raise_problems(problems)
 
@@ -72,6 +72,8 @@ class PhaseConfig(Strict):
     def __post_init__(self) -> None:
         problems: list[str] = []
         key = f"train.phases.{self.name}"
+        if not self.name:
+            problems.append("train.phases: a phase needs a name")
         check_numbers(problems, self, key, ("steps",), below=COUNTS)
         check_numbers(problems, self, key, ("epochs",))
         if self.steps is not None and self.epochs is not None:

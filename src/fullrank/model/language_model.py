@@ -124,9 +124,9 @@ class LanguageModel(nn.Module):
         rows, tokens = input_ids.shape
         layers = len(self.blocks)
         read = self.embedding(input_ids)
-        if memory is None:
-            zeros = self.config.memory_start == "zeros"
-            memory = Memory.zeros(layers, rows, self.memory_length, read) if zeros else Memory.empty(layers)
+        memory = memory or self.new_memory()
+        if self.config.memory_start == "zeros" and memory.length == 0:
+            memory = Memory.zeros(layers, rows, self.memory_length, read)
         memory.check(layers, rows)
         if attention_mask is not None and attention_mask.shape != (rows, tokens):
             raise InputError(
@@ -252,6 +252,10 @@ class LanguageModel(nn.Module):
     def new_cache(self) -> Cache:
         """An empty cache of keys and values, for decoding token by token."""
         return Cache((None,) * len(self.blocks))
+
+    def new_memory(self) -> Memory:
+        """The memory of a model that has read nothing; the same as None."""
+        return Memory.empty(len(self.blocks))
 
     @property
     def max_length(self) -> int | None:

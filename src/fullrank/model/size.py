@@ -56,6 +56,13 @@ def _matrices(model: LanguageModel) -> int:
     return count
 
 
+def _memory_flops(model: LanguageModel, length: int) -> float:
+    """Per token of a training step: keys and values of the memory, which are projected again for every segment."""
+    projections = [m for m in model.modules() if isinstance(m, Projection)]
+    numbers = sum(m.value.weight.numel() + (m.key.weight.numel() if m.key and m.reads_keys else 0) for m in projections)
+    return 2 * numbers * model.memory_length / length
+
+
 def _mixing_flops(model: LanguageModel, keys: float) -> float:
     """Per token: H^2 multiply-adds a key and, position-wise, D H^2 for the matrix."""
     flops = 0.0
@@ -72,8 +79,9 @@ def size(config: ModelConfig, length: int) -> dict[str, Any]:
     """Parameters by part, bytes and FLOPs of a model on sequences of `length` tokens, as plain numbers.
 
     FLOPs per token count a multiply-add as two; forward = 2 x the matrix parameters that a token meets + attention over
-    the (length + 1) / 2 keys that a query sees on average; a training step costs three forwards. How many tokens meet the
-    tails of an adaptive softmax is reckoned by Zipf's law.
+    the (length + 1) / 2 keys of its segment that a query sees on average, and over the memory; a training step costs three
+    forwards, and projects the memory again, which evaluation does not. How many tokens meet the tails of an adaptive softmax
+    is reckoned by Zipf's law.
     """
     with warnings.catch_warnings(), torch.device("meta"):
         warnings.simplefilter("ignore")
@@ -81,10 +89,11 @@ def size(config: ModelConfig, length: int) -> dict[str, Any]:
     parts = parameters_by_part(model)
     assert config.vocab_size is not None
     assert config.head_dim is not None
-    keys = (length + 1) / 2
+    keys = config.memory_length if config.same_length else config.memory_length + (length + 1) / 2
     ends: tuple[Any, ...] = (model.embedding, model.output)
     vocabulary = sum(end.flops_per_token() for end in ends if hasattr(end, "flops_per_token"))
     forward = 2 * _matrices(model) + _attention_flops(config, keys) + _mixing_flops(model, keys) + vocabulary
+    again = _memory_flops(model, length)
     cached = sum(1 + m.reads_keys for m in model.modules() if isinstance(m, Projection))
     cache = cached * config.num_attention_heads * config.head_dim
     return {
@@ -93,6 +102,7 @@ def size(config: ModelConfig, length: int) -> dict[str, Any]:
             "weights_fp32": 4 * parts["total"],
             "training_adam_fp32": 16 * parts["total"],
             "cache_per_token_fp32": 4 * cache,
+            "memory_per_text_fp32": 4 * config.num_hidden_layers * config.memory_length * config.hidden_size,
         },
-        "flops_per_token": {"length": length, "forward": round(forward), "training": round(3 * forward)},
+        "flops_per_token": {"length": length, "forward": round(forward), "training": round(3 * (forward + again))},
     }

@@ -31,6 +31,7 @@ from fullrank.tasks.language_modeling import training_batches, with_vocabulary
 from fullrank.tasks.objective import CausalObjective
 from fullrank.training.interrupt import only_one
 from fullrank.training.optimizer import make_optimizer, parameter_groups
+from fullrank.training.values import Place
 
 RECIPE = "demo/builtin"
 _STARTUP, _REPORT = (
@@ -157,7 +158,8 @@ def _seconds_per_token(resolved: Resolved, corpus: Corpus, spend: float = 2.5) -
         end = time.perf_counter() + spend
         while len(times) < 4 or time.perf_counter() < end:
             begin = time.perf_counter()
-            loss = objective(batches.batch(0, len(times) % batches.batches_per_epoch), {})
+            place = Place(step=len(times) + 1)
+            loss = objective(batches.batch(0, len(times) % batches.batches_per_epoch), {}, place)
             optimizer.zero_grad(set_to_none=True)
             loss.value.backward()
             optimizer.step()

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fullrank.attention.kernels import kernel
 from fullrank.data import load_tokenizer
 from fullrank.decoding import beam_search, sample
 from fullrank.errors import InputError
 from fullrank.model.language_model import LanguageModel
+from fullrank.model.memory import Memory
 from fullrank.tasks.run_folder import open_run
 from fullrank.training.device import choose_device
 
@@ -33,29 +35,59 @@ class Decoding:
     stop: bool = False
 
 
+@dataclass(frozen=True)
+class _Read:
+    logits: Tensor
+    cache: Memory | None
+
+
+class Remembering:
+    """A model with memory as one that is decoded token by token: what it remembers takes the place of a growing cache.
+
+    The prompt is one segment; after it every token sees the `memory_length` tokens before it.
+    """
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.model, self.max_length = model, model.max_length
+
+    def new_cache(self) -> Memory:
+        """Nothing was read yet."""
+        return self.model.new_memory()
+
+    def __call__(self, input_ids: Tensor, *, attention_mask: Tensor | None, cache: Memory | None = None) -> _Read:
+        mask = None if attention_mask is None else attention_mask[:, -input_ids.shape[1] :]
+        out = self.model(input_ids, cache, attention_mask=mask)
+        return _Read(out.logits, out.memory)
+
+
 def generate(
     folder: Path,
     prompt: str,
     how: Decoding,
     *,
+    memory_length: int | None = None,
     checkpoint: str = "best",
     device_name: str = "auto",
     kernel_name: str = "auto",
 ) -> dict[str, Any]:
-    """`how.number` continuations of `prompt` by the run in `folder`, each with its log-probability in nats."""
+    """`how.number` continuations of `prompt` by the run in `folder`, each with its log-probability in nats.
+
+    A model with memory remembers the last `memory_length` tokens (null: as many as it was trained with).
+    """
     open_run(folder)
     if how.beam is not None and how.number > how.beam:
         raise InputError(f"--number: {how.number} texts from a beam of {how.beam}; make --beam at least {how.number}")
     tokenizer = load_tokenizer(folder)
     device = choose_device(device_name, "--device")
-    model = LanguageModel.load(folder, checkpoint).to(device)
+    model = LanguageModel.load(folder, checkpoint, memory_length=memory_length).to(device)
+    reader = Remembering(model) if model.memory_length else model
     # the model was trained to read a text from its start mark on
     ids = torch.tensor([[tokenizer.start_id, *tokenizer.encode(prompt)]], device=device)
     eos = tokenizer.eos_id if how.stop else None
     with kernel(kernel_name), torch.no_grad():
         if how.beam is not None:
             beams = beam_search(
-                model,
+                reader,
                 ids,
                 max_new_tokens=how.max_new_tokens,
                 beams=how.beam,
@@ -66,7 +98,7 @@ def generate(
             new, lengths, scores = beams.ids[0], beams.lengths[0], beams.log_probs[0]
         else:
             drawn = sample(
-                model,
+                reader,
                 ids.expand(how.number, -1),
                 max_new_tokens=how.max_new_tokens,
                 temperature=how.temperature,

@@ -13,7 +13,7 @@ from torch import nn
 
 from fullrank.attention.kernels import kernel
 from fullrank.config.recipe import Resolved
-from fullrank.config.schema import RunConfig
+from fullrank.config.schema import RunConfig, stage_name
 from fullrank.data import Batch, Blocks, Corpus, Streams, load_corpus, prepare, unigram_perplexity
 from fullrank.errors import ConfigError, FullRankError, InputError
 from fullrank.evaluation.perplexity import Evaluation, figures
@@ -112,9 +112,23 @@ def training_batches(config: RunConfig, corpus: Corpus) -> Blocks | Streams:
     """What training reads: blocks in a new order every epoch, or contiguous streams (`train.order`)."""
     options, ids, start = config.train, corpus.ids("train"), corpus.tokenizer.start_id
     size, length = options.batch_size, options.segment_length
+    _check_positions(config, len(ids) // size)
     if options.order == "shuffled":
         return Blocks(ids, batch_size=size, segment_length=length, start_id=start, shuffle=True, seed=options.seed)
     return Streams(ids, batch_size=size, segment_length=length, start_id=start)
+
+
+def _check_positions(config: RunConfig, stream: int) -> None:
+    """InputError where positions continue through a memory beyond the last one that is learned."""
+    model = config.model
+    ends = model.position == "learned" or stage_name(model.attention.score).endswith("_synthesizer")
+    if model.memory_length and ends and stream > model.max_position_embeddings:
+        what = "model.position: learned" if model.position == "learned" else "a synthesizer score"
+        raise InputError(
+            f"with memory, positions go on through a whole stream of {stream:,} tokens, but {what} ends at "
+            f"model.max_position_embeddings {model.max_position_embeddings:,}; choose position relative, rotary, sinusoidal or "
+            "none with another score, or set model.memory_length to 0"
+        )
 
 
 def _train(config: RunConfig, identity: dict[str, Any], corpus: Corpus, folder: Path, quiet: bool) -> dict[str, Any]:
@@ -160,7 +174,7 @@ def _train(config: RunConfig, identity: dict[str, Any], corpus: Corpus, folder: 
         "tokens_seen": done.tokens,
         "stopped_early": done.stopped_early,
         "tokens_per_second": done.tokens_per_second,
-        "ms_per_step": {"train": done.ms_per_step},
+        "ms_per_step": done.ms_per_step_by_phase,
         "wall_seconds": done.seconds,
         "peak_memory_mib": done.peak_memory_mib,
         "environment": environment(device, options.precision),

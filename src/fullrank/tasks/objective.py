@@ -9,26 +9,31 @@ from torch import Tensor, nn
 
 from fullrank.attention.penalty import orthogonality, overlap
 from fullrank.attention.trace import Trace
-from fullrank.config.schema import TrainConfig
+from fullrank.config.schema import PhaseConfig, TrainConfig
 from fullrank.data import Batch
+from fullrank.errors import ConfigError
 from fullrank.evaluation.perplexity import Evaluation, evaluate_blocks
 from fullrank.model.language_model import LanguageModel
 from fullrank.model.memory import Memory
-from fullrank.training.values import Loss
+from fullrank.training.skip_retain import SkipRetain
+from fullrank.training.values import Loss, Place
 
 
 class CausalObjective:
     """Mean nll of the next token, with label smoothing, plus the penalties of Mixhead Eq. 16 and Eq. 20 if asked for.
 
-    A model with memory finds in the carry what it read before.
+    A model with memory finds in the carry what it read before. In a phase with Skip-Retain, the layers that rest are drawn
+    for every pass; the draw is a function of `train.seed` and the number of the pass.
+    Raises ConfigError if the probabilities of a phase do not fit the model.
     """
 
     def __init__(self, model: LanguageModel, options: TrainConfig) -> None:
         self.model, self.options = model, options
         self.device = next(model.parameters()).device
+        self.rests = {phase.name: _rest(phase, model.config.num_hidden_layers) for phase in options.phases}
 
-    def __call__(self, batch: Batch, carry: Mapping[str, Tensor]) -> Loss:
-        options = self.options
+    def __call__(self, batch: Batch, carry: Mapping[str, Tensor], place: Place) -> Loss:
+        options, phase = self.options, place.phase
         trace = Trace() if options.orthogonality or options.overlap else None
         inputs, targets = batch.inputs.to(self.device), batch.targets.to(self.device)
         weights = None if batch.weights is None else batch.weights.to(self.device)
@@ -40,12 +45,22 @@ class CausalObjective:
             Memory.from_tensors(carry) if carry else None,
             label_smoothing=options.label_smoothing,
             trace=trace,
+            skip=frozenset() if phase is None else self.rests[phase.name].skipped(options.seed, place.number),
+            drifting=phase is not None and phase.gaps == "drifting",
         )
-        if trace is not None and options.orthogonality:
-            value = value + options.orthogonality * orthogonality(trace)
-        if trace is not None and options.overlap:
-            value = value + options.overlap * overlap(trace)
+        if trace is not None and trace.layers:  # none where all layers rest
+            if options.orthogonality:
+                value = value + options.orthogonality * orthogonality(trace)
+            if options.overlap:
+                value = value + options.overlap * overlap(trace)
         return Loss(value, nll * tokens, tokens, {} if memory is None else memory.to_tensors())
+
+
+def _rest(phase: PhaseConfig, layers: int) -> SkipRetain:
+    try:
+        return SkipRetain(phase.skip, phase.p, num_layers=layers)
+    except ValueError as error:
+        raise ConfigError(f"train.phases.{phase.name}: {error}; change train.phases.{phase.name}.p") from error
 
 
 def evaluate_model(model: nn.Module, batches: Iterable[Batch], device: torch.device) -> Evaluation:

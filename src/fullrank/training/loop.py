@@ -1,6 +1,6 @@
 """The one training loop. It is handed the model and every policy, and knows none of them.
 
-    step = update -> line of metrics -> evaluation -> checkpoint        each of the last three when it is due
+    step = update -> line of metrics -> evaluation -> next phase -> checkpoint        each of the last four when it is due
 
 A run is a function of its configuration and seed: killed at any moment and started again it goes on from the last
 checkpoint and writes the same metrics and the same weights, byte for byte.
@@ -8,13 +8,11 @@ checkpoint and writes the same metrics and the same weights, byte for byte.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,15 +24,15 @@ from fullrank.training.checkpoint import load_checkpoint, save_checkpoint
 from fullrank.training.clock import Clock
 from fullrank.training.device import autocast, compile_blocks, device_of, explaining, peak_memory_mib
 from fullrank.training.interrupt import StopRequest, listening, only_one
+from fullrank.training.notify import Notify
 from fullrank.training.plan import Plan, make_plan
 from fullrank.training.randomness import seed_everything, undisturbed
-from fullrank.training.records import JsonLines, metrics_line, timing_line
+from fullrank.training.records import JsonLines, metrics_line, perplexity, timing_line
+from fullrank.training.result import result
 from fullrank.training.schedule import Schedule
 from fullrank.training.state import Counters, Training
-from fullrank.training.values import Batches, Evaluate, FitResult, Interrupted, Objective, Observer
+from fullrank.training.values import Batches, Evaluate, FitResult, Interrupted, Objective, Observer, Place
 from fullrank.training.window import Window, diverged
-
-logger = logging.getLogger("fullrank")
 
 
 def fit(
@@ -53,8 +51,9 @@ def fit(
     """Train `model` in the run folder `folder`, from its last checkpoint if it has one; at the end the model holds
     the last weights (the averaged ones when averaging). `load_weights(model, folder / "checkpoints" / "best")` gives the best.
 
-    The objective sees every batch with the carry of the batch before it, {} at the start of an epoch. Evaluation runs
-    in evaluation mode, in the precision of training, without gradients, and draws from its own random numbers.
+    The objective sees every batch with the carry of the batch before it, {} at the start of an epoch (not of a phase),
+    and with its place in training. Evaluation runs in evaluation mode, in the precision of training, without gradients,
+    and draws from its own random numbers.
     RunError: the loss is not a number, or the disk is full. Interrupted: SIGINT or SIGTERM. InputError: a checkpoint
     that is damaged or belongs to another configuration.
     """
@@ -72,7 +71,7 @@ def fit(
     )
     with ExitStack() as stack:
         stack.enter_context(only_one(folder))
-        notify = _Notify(observers)
+        notify = Notify(observers)
         resumed_from = _begin(training, plan, options, folder, notify)
         metrics = JsonLines(folder / "metrics.jsonl", keep=training.counters.metrics_bytes)
         stack.callback(metrics.close)
@@ -89,61 +88,22 @@ def fit(
             stack.enter_context(explaining(options))
             run.to_the_end(stack.enter_context(listening()))
         training.average.settle()
-    return _result(training.counters, plan, resumed_from)
+    return result(training.counters, plan, resumed_from)
 
 
-def _begin(training: Training, plan: Plan, options: TrainConfig, folder: Path, notify: _Notify) -> int | None:
+def _begin(training: Training, plan: Plan, options: TrainConfig, folder: Path, notify: Notify) -> int | None:
     """Restore the last checkpoint and return its step, or start anew."""
     snapshot = load_checkpoint(folder / "checkpoints", notify.notice)
     if snapshot is None:
         seed_everything(options.seed)
+        plan.phases.begin(training.counters)
         return None
-    training.restore(snapshot, folder / "checkpoints" / "last")
+    last = folder / "checkpoints" / "last"
+    training.restore(snapshot, last)
     counters = training.counters
-    counters.finished = counters.stopped_early or plan.done(counters.step, counters.tokens)
+    plan.phases.check(counters, last)
+    counters.finished = counters.stopped_early or plan.finished(counters)
     return counters.step
-
-
-def _result(counters: Counters, plan: Plan, resumed_from: int | None) -> FitResult:
-    per_step = (
-        counters.timed_seconds / counters.timed_steps
-        if counters.timed_steps
-        else counters.seconds / max(1, counters.step)
-    )
-    return FitResult(
-        steps=counters.step,
-        epochs=counters.step / plan.steps_per_epoch,
-        tokens=counters.tokens,
-        best_step=counters.best_step,
-        best_nll=counters.best_nll,
-        stopped_early=counters.stopped_early,
-        ms_per_step=1000 * per_step,
-        tokens_per_second=counters.timed_tokens / counters.timed_seconds if counters.timed_seconds else 0.0,
-        seconds=counters.seconds,
-        peak_memory_mib=counters.peak_memory_mib,
-        resumed_from=resumed_from,
-    )
-
-
-class _Notify:
-    """Tells the observers; a notice nobody would see goes to the log."""
-
-    def __init__(self, observers: Sequence[Observer]) -> None:
-        self.observers = observers
-
-    def advance(self, step: int, tokens: int) -> None:
-        for observer in self.observers:
-            observer.advance(step, tokens)
-
-    def record(self, line: dict[str, Any]) -> None:
-        for observer in self.observers:
-            observer.record(line)
-
-    def notice(self, text: str) -> None:
-        if not self.observers:
-            logger.warning(text)
-        for observer in self.observers:
-            observer.notice(text)
 
 
 @dataclass
@@ -158,10 +118,10 @@ class _Run:
     folder: Path
     metrics: JsonLines
     timing: JsonLines
-    notify: _Notify
+    notify: Notify
 
     def to_the_end(self, stop: StopRequest) -> None:
-        """Step after step until the plan is done, patience is out, or somebody asks for a stop."""
+        """Step after step until plan or phases are done, patience is out, or somebody asks for a stop."""
         plan, counters = self.plan, self.training.counters
         self.training.model.train()
         self.parameters = [p for group in self.training.optimizer.param_groups for p in group["params"]]
@@ -169,11 +129,14 @@ class _Run:
         while not counters.finished:
             self.update()
             self.notify.advance(counters.step, counters.tokens)
-            counters.finished = plan.done(counters.step, counters.tokens)
-            if plan.log_due(counters.step) or counters.finished:
+            counters.finished = plan.finished(counters)
+            over = plan.phases.over(counters)
+            if plan.log_due(counters.step) or over or counters.finished:
                 self.log()
             evaluating = plan.evaluation_due(counters.step) or counters.finished
-            better = self.judge() if evaluating else False
+            better, flat = self.judge() if evaluating else (False, False)
+            if over or flat:
+                self.next_phase()
             if plan.save_due(counters.step) or better or counters.finished or stop.signal:
                 self.save(better)
             if stop.signal and not counters.finished:
@@ -211,10 +174,13 @@ class _Run:
         training = self.training
         total, first = 0, 0
         loss = torch.zeros((), device=self.device)
-        for epoch, index in self.plan.batches_of(step):
+        now = self.plan.phases.current(training.counters)
+        phase = None if now is None else now.config
+        for number, (epoch, index) in enumerate(self.plan.batches_of(step)):
+            place = Place(step, number, phase, self.plan.accumulation)
             batch = self.batches.batch(epoch, index)
             with autocast(self.options.precision, self.device):
-                part = self.objective(batch, training.carry if index else {})
+                part = self.objective(batch, training.carry if index else {}, place)
             training.carry = {name: tensor.detach() for name, tensor in part.carry.items()}
             if part.tokens == 0:
                 continue
@@ -234,7 +200,7 @@ class _Run:
         self.check_loss()
         rate = training.schedule.rate(counters.step)
         nll = training.window.close()
-        self.write(metrics_line(step=counters.step, split="train", nll=nll, tokens=counters.tokens, lr=rate))
+        self.write(split="train", nll=nll, lr=rate)
         speed = self.clock.lap()
         counters.peak_memory_mib = max(counters.peak_memory_mib, peak_memory_mib(self.device))
         line = timing_line(
@@ -246,8 +212,11 @@ class _Run:
         self.timing.write(line)
         self.notify.record(line)
 
-    def judge(self) -> bool:
-        """Evaluate, tell the schedule, and say whether this is the best so far; may end training (`train.patience`)."""
+    def judge(self) -> tuple[bool, bool]:
+        """Evaluate, tell the schedule; whether this is the best so far, and whether the phase is on its plateau.
+
+        May end training (`train.patience`, which is about all phases together).
+        """
         training, counters = self.training, self.training.counters
         self.check_loss()
         self.clock.pause()
@@ -266,8 +235,9 @@ class _Run:
         self.clock.resume()
         if not math.isfinite(nll):
             raise diverged("the validation loss", counters.step, self.options, self.kept())
-        self.write(metrics_line(step=counters.step, split="valid", nll=nll, tokens=counters.tokens))
+        self.write(split="valid", nll=nll)
         training.schedule.observe(nll)
+        flat = self.plan.phases.observe(counters, perplexity(nll))
         better = counters.best_nll is None or nll < counters.best_nll
         if better:
             counters.best_step, counters.best_nll, counters.since_best = counters.step, nll, 0
@@ -279,7 +249,18 @@ class _Run:
                 and not counters.finished
             ):
                 counters.stopped_early = counters.finished = True
-        return better
+        return better, flat
+
+    def next_phase(self) -> None:
+        """The phase ends with this step: what is told of it is told, the next one begins, or training is over."""
+        counters, phases = self.training.counters, self.plan.phases
+        if self.training.window.tokens:
+            self.log()
+        if not phases.last(counters):
+            self.clock.new_phase()
+            phases.next(counters)
+        elif not counters.finished:
+            counters.stopped_early = counters.finished = True
 
     def save(self, better: bool) -> None:
         """A checkpoint of this step, unless the weights are no longer numbers."""
@@ -292,7 +273,12 @@ class _Run:
         save_checkpoint(self.folder / "checkpoints", self.training.capture(), step=counters.step, best=better)
         self.clock.resume()
 
-    def write(self, line: dict[str, Any]) -> None:
+    def write(self, *, split: str, nll: float, lr: float | None = None) -> None:
+        """A line of metrics about this step."""
+        counters = self.training.counters
+        line = metrics_line(
+            step=counters.step, split=split, nll=nll, tokens=counters.tokens, lr=lr, phase=counters.phase
+        )
         self.metrics.write(line)
         self.notify.record(line)
 

@@ -50,6 +50,7 @@ class Status:
         self.step = self.total = self.first = self.tokens = self.first_tokens = 0
         self.nll: float | None = None
         self.valid: float | None = None
+        self.phase: str | None = None
         self.began = time.monotonic()
 
     def start(self, step: int, total: int) -> None:
@@ -64,6 +65,7 @@ class Status:
         self.step, self.tokens = step, tokens
 
     def record(self, line: Mapping[str, Any]) -> None:
+        self.phase = line.get("phase", self.phase)
         match line.get("split"):
             case "train":
                 self.nll = line["nll"]
@@ -73,6 +75,8 @@ class Status:
     def words(self) -> str:
         """The line, with what is not known yet left out."""
         parts = [f"step {self.step}/{self.total}"]
+        if self.phase is not None:
+            parts.append(f"phase {self.phase}")
         if self.nll is not None:
             parts += [f"loss {self.nll:.3f}", f"ppl {math.exp(min(self.nll, 700)):.1f}"]
         if self.valid is not None:
@@ -228,7 +232,8 @@ class WandB:
 def _scalars(line: Mapping[str, Any]) -> dict[str, float]:
     """`train/nll`, `valid/ppl`, `timing/tokens_per_second` ... of a recorded line."""
     prefix = line.get("split", "timing")
-    return {f"{prefix}/{name}": value for name, value in line.items() if name not in ("step", "split", "tokens")}
+    other = ("step", "split", "tokens", "phase")
+    return {f"{prefix}/{name}": value for name, value in line.items() if name not in other}
 
 
 def _missing(package: str) -> str:

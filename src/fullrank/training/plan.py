@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from fullrank.config.schema import EvalConfig, TrainConfig
 from fullrank.errors import InputError
+from fullrank.training.phases import Phases, check_all_begin, plan_phases
+from fullrank.training.state import Counters
 from fullrank.training.values import Batches
 
 
@@ -19,8 +21,9 @@ class Plan:
     """Length and rhythm of a training.
 
     `total_steps` is where it ends, and what schedules decay over; with a budget of `tokens` it is an estimate, and
-    the first step that reaches the budget is the last one. `evaluate_every` may be a fraction of a step's grid:
-    an evaluation is due at the first step at or after each multiple of it.
+    the first step that reaches the budget is the last one. It stays what was planned when a phase ends early on a plateau:
+    learning rates go on as if it had not, and training ends when the last phase has had its own steps.
+    `evaluate_every` may be a fraction of a step's grid: an evaluation is due at the first step at or after each multiple of it.
     """
 
     total_steps: int
@@ -31,6 +34,7 @@ class Plan:
     evaluate_every: float
     save_every: int | None
     log_every: int
+    phases: Phases
 
     def batches_of(self, step: int) -> list[tuple[int, int]]:
         """(epoch, index) of the batches that update `step`, counted from 1, is made of."""
@@ -42,6 +46,12 @@ class Plan:
     def done(self, step: int, tokens: int) -> bool:
         """Whether training is over after `step` updates on `tokens` tokens."""
         return step >= self.total_steps if self.tokens is None else tokens >= self.tokens
+
+    def finished(self, counters: Counters) -> bool:
+        """The same where `counters` stand, or whether the last of the phases has had its steps."""
+        if self.done(counters.step, counters.tokens):
+            return True
+        return self.phases.over(counters) and self.phases.last(counters)
 
     def evaluation_due(self, step: int) -> bool:
         """Whether to evaluate after `step` updates (the last one aside, which always is)."""
@@ -62,8 +72,10 @@ def _multiples(step: int, every: float) -> int:
 
 
 def make_plan(options: TrainConfig, eval_options: EvalConfig, batches: Batches) -> Plan:
-    """The plan of a training; InputError if there is nothing to train on.
+    """The plan of a training; InputError if there is nothing to train on, or a phase that would never begin.
 
+    It ends with its last phase where every phase says after how many steps or epochs it ends, else with
+    `train.steps/epochs/tokens`, or earlier with a last phase that has had its steps or is on its plateau.
     A budget in tokens counts steps exactly where the batches know their `tokens_per_epoch`, else as full batches.
     """
     per_epoch = batches.batches_per_epoch
@@ -74,7 +86,10 @@ def make_plan(options: TrainConfig, eval_options: EvalConfig, batches: Batches) 
         )
     accumulation = options.gradient_accumulation_steps
     steps_per_epoch = math.ceil(per_epoch / accumulation)
-    if options.steps is not None:
+    phases = plan_phases(options, steps_per_epoch)
+    if phases.total is not None:
+        total = phases.total
+    elif options.steps is not None:
         total = options.steps
     elif options.tokens is not None:
         tokens_per_step = options.batch_size * options.segment_length * accumulation
@@ -83,6 +98,8 @@ def make_plan(options: TrainConfig, eval_options: EvalConfig, batches: Batches) 
         total = epochs * steps_per_epoch + math.ceil(rest / tokens_per_step)
     else:
         total = max(1, round((options.epochs or 1.0) * steps_per_epoch))
+    if phases.total is None:
+        check_all_begin(phases, total, options)
     if eval_options.every_steps is not None:
         evaluate_every: float = eval_options.every_steps
     else:
@@ -96,4 +113,5 @@ def make_plan(options: TrainConfig, eval_options: EvalConfig, batches: Batches) 
         evaluate_every=evaluate_every,
         save_every=options.save_every_steps,
         log_every=options.log_every_steps,
+        phases=phases,
     )

@@ -16,10 +16,16 @@ from typing import Any
 from fullrank.errors import RunError
 
 
-def metrics_line(*, step: int, split: str, nll: float, tokens: int, lr: float | None = None) -> dict[str, Any]:
-    """A line of metrics.jsonl; `nll` is a mean in nats per token, rounded to nine digits like everything else."""
+def metrics_line(
+    *, step: int, split: str, nll: float, tokens: int, lr: float | None = None, phase: str | None = None
+) -> dict[str, Any]:
+    """A line of metrics.jsonl; `nll` is a mean in nats per token, rounded to nine digits like everything else.
+
+    `phase`: the phase of update `step`; a line about training never covers more than one.
+    """
     line = {"step": step, "split": split, "nll": _short(nll), "ppl": _short(perplexity(nll)), "tokens": tokens}
-    return line if lr is None else line | {"lr": _short(lr)}
+    line |= {} if lr is None else {"lr": _short(lr)}
+    return line if phase is None else line | {"phase": phase}
 
 
 def timing_line(*, step: int, seconds: float, tokens_per_second: float, peak_memory_mib: float) -> dict[str, Any]:

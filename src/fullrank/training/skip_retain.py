@@ -6,7 +6,6 @@ function of (seed, step, layer), so that every rank and every resumed run draws 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -77,7 +76,10 @@ def listed(p: Given = None) -> Probability:
     """One's own schedule: a probability for each layer, the first layer first."""
     if isinstance(p, str | int | float) or p is None or not p:
         raise ValueError(f"'listed' skips with a list of probabilities, one for each layer, given {p!r}")
-    each = [_one(q, "listed") for q in p]
+    for layer, q in enumerate(p):
+        if not isinstance(q, int | float) or isinstance(q, bool) or not 0 <= q <= 1:
+            raise ValueError(f"'listed' skips with probabilities from 0 to 1, given {q!r} for layer {layer}")
+    each = [float(q) for q in p]
 
     def of(layer: int, layers: int) -> float:
         if len(each) != layers:
@@ -88,10 +90,18 @@ def listed(p: Given = None) -> Probability:
 
 
 class SkipRetain:
-    """A schedule of Eq. 1 to 5, or one's own, for a model of `num_layers` layers.
+    """A schedule of Eq. 1 to 5, or one's own, for a model of `num_layers` layers (Skip Cross-head §2.1).
 
     `SkipRetain("linear", num_layers=16)`; `SkipRetain("uniform", 0.1, num_layers=8)`; `SkipRetain("listed", [0, 0.2, 0],
-    num_layers=3)`.  `probabilities`: of each layer, the first layer first.
+    num_layers=3)`; a schedule of one's own is a function of p that gives a function of a layer (from 0) and of the number
+    of layers::
+
+        @fr.register("skip", "even")
+        def even(p=None):
+            return lambda layer, layers: 0.1 if layer % 2 else 0.0
+
+    `probabilities`: that a layer rests at a step, the first layer first. Layers rest independently of each other and of
+    other steps.
     Raises ValueError for probabilities that do not fit, ConfigError for an unknown name.
     """
 
@@ -100,9 +110,12 @@ class SkipRetain:
             raise ValueError(f"num_layers: one or more, given {num_layers}")
         of: Probability = lookup("skip", schedule, "skip")(p)
         self.schedule, self.p = schedule, p
-        self.probabilities = tuple(of(layer, num_layers) for layer in range(num_layers))
-        if any(not (0 <= q <= 1) or math.isnan(q) for q in self.probabilities):
-            raise ValueError(f"'{schedule}' gives {self.probabilities}, which are not all probabilities")
+        self.probabilities = tuple(float(of(layer, num_layers)) for layer in range(num_layers))
+        if wrong := [layer for layer, q in enumerate(self.probabilities) if not 0 <= q <= 1]:
+            raise ValueError(
+                f"'{schedule}' gives layer {wrong[0]} of {num_layers} the probability {self.probabilities[wrong[0]]}; "
+                "a probability is from 0 to 1"
+            )
 
     def skips(self, seed: int, step: int, layer: int) -> bool:
         """Whether `layer` (from 0) rests at `step`: true with its probability, and always the same for the same numbers."""
@@ -116,5 +129,7 @@ class SkipRetain:
 
 def _uniform(seed: int, step: int, layer: int) -> float:
     """A number in [0, 1) that depends on the three alone, whatever was drawn before."""
-    words = np.random.SeedSequence([seed, step, layer]).generate_state(2, np.uint32)
+    # as a key of its own and not [seed, step, layer]: numpy fills a short list up with zeros, so that layer 0 would share
+    # its draw with whoever seeds a generator with [seed, epoch], as the order of the data does
+    words = np.random.SeedSequence(seed, spawn_key=(step, layer)).generate_state(2, np.uint32)
     return ((int(words[0]) << 21) | (int(words[1]) >> 11)) / 2**53

@@ -25,6 +25,20 @@ from fullrank.training.window import Window
 
 
 @dataclass
+class Timed:
+    """Steps whose time was taken."""
+
+    seconds: float = 0.0
+    steps: int = 0
+    tokens: int = 0
+
+    def add(self, seconds: float, steps: int, tokens: int) -> None:
+        self.seconds += seconds
+        self.steps += steps
+        self.tokens += tokens
+
+
+@dataclass
 class Counters:
     """Where a training stands, in plain values."""
 
@@ -36,12 +50,32 @@ class Counters:
     stopped_early: bool = False
     finished: bool = False
     seconds: float = 0.0  # wall clock, all parts
-    timed_seconds: float = 0.0  # training alone, without the first step of each part
+    phase: str | None = None  # of the next step; None without phases
+    phase_began: int = 0  # steps made before it
+    phase_bests: list[tuple[int, float]] = field(default_factory=list)  # (step of the phase, ppl), see phases.look_back
+    timed_seconds: float = 0.0  # training alone, without the first step of each part and phase
     timed_steps: int = 0
     timed_tokens: int = 0
+    timed_by_phase: dict[str, Timed] = field(default_factory=dict)
     peak_memory_mib: float = 0.0
     metrics_bytes: int = 0
     batches_per_epoch: int = 0
+
+    def took(self, seconds: float, steps: int, tokens: int) -> None:
+        """`steps` updates of the current phase took `seconds` of training alone."""
+        self.timed_seconds += seconds
+        self.timed_steps += steps
+        self.timed_tokens += tokens
+        if self.phase is not None:
+            self.timed_by_phase.setdefault(self.phase, Timed()).add(seconds, steps, tokens)
+
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> Counters:
+        """From the plain values of a checkpoint; one of an earlier version has fewer."""
+        counters = cls(**state)
+        counters.phase_bests = [(step, ppl) for step, ppl in counters.phase_bests]
+        counters.timed_by_phase = {name: Timed(**timed) for name, timed in state.get("timed_by_phase", {}).items()}
+        return counters
 
 
 @dataclass
@@ -107,7 +141,7 @@ class Training:
         self.carry = {name: tensor.to(device) for name, tensor in parts.get("carry", {}).items()}
         self.window.nll = parts["window"]["nll"].to(device)
         self.window.tokens = window_tokens
-        self.counters = Counters(**state)
+        self.counters = Counters.of(state)
         restore_random_state(device, parts["random"], random_plain)
 
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from fullrank.config.schema import PhaseConfig
 from fullrank.errors import RunError
 
 # What one batch leaves for the next (memories): named tensors, opaque to the loop, saved with every checkpoint.
@@ -47,7 +48,26 @@ class Batches(Protocol):
     def batch(self, epoch: int, index: int) -> Any: ...
 
 
-Objective = Callable[[Any, Carry], Loss]
+@dataclass(frozen=True)
+class Place:
+    """Where in training a batch is read.
+
+    `step`: the update it is part of, from 1.  `part`: which of that update's batches, from 0.  `phase`: of `train.phases`,
+    None without phases.  `accumulation`: batches of an update.
+    """
+
+    step: int
+    part: int = 0
+    phase: PhaseConfig | None = None
+    accumulation: int = 1
+
+    @property
+    def number(self) -> int:
+        """The number of the forward pass, from 1; an update cut short by the end of an epoch leaves numbers out."""
+        return (self.step - 1) * self.accumulation + self.part + 1
+
+
+Objective = Callable[[Any, Carry, Place], Loss]
 Evaluate = Callable[[nn.Module], Evaluation]
 
 
@@ -56,7 +76,9 @@ class FitResult:
     """What came out of training; times add up over all parts of a resumed run.
 
     `epochs`: steps made, in epochs.  `tokens`: tokens trained on.  `best_nll`: lowest validation nll, nats per token.
-    `ms_per_step`: training alone, without evaluation, saving and the first step of each part.  `seconds`: wall clock.
+    `ms_per_step`: training alone, without evaluation, saving and the first step of each part and phase.
+    `ms_per_step_by_phase`: the same for each phase that was timed, `train` where there are no phases.
+    `stopped_early`: by `train.patience`, or by the plateau of the last phase.  `seconds`: wall clock.
     `resumed_from`: the step this part began at, None for a run begun here.
     """
 
@@ -67,6 +89,7 @@ class FitResult:
     best_nll: float | None
     stopped_early: bool
     ms_per_step: float
+    ms_per_step_by_phase: dict[str, float]
     tokens_per_second: float
     seconds: float
     peak_memory_mib: float

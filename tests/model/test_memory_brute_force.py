@@ -1,0 +1,155 @@
+"""Memory and resting layers: values, ages and gradients against the loops of `memory_loops`, which share no code with them."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from memory_loops import LAYERS, LENGTHS, ROWS, STARTS, TOKENS, VOCABULARY, Loops, Remembered, Setting, Vector
+
+import fullrank as fr
+
+PATTERNS: dict[str, tuple[set[int], ...]] = {
+    "none": (set(), set(), set(), set(), set()),
+    "some": ({1}, set(), {1, 2}, {2}, set()),
+    "often": ({0, 2}, {1}, {0, 1, 2}, {2}, {0}),
+}
+
+
+def check(setting: Setting, pattern: tuple[set[int], ...], drifting: bool = False) -> None:
+    """Values of every segment and memories with their ages, by every kernel, cached or projected anew."""
+    model, text = setting.build(), texts()
+    expected = [Loops(setting, numbers(model)).read(row, pattern, drifting) for row in text.tolist()]
+    for kernel in ("reference", "auto"):
+        for cached in (False, True):
+            memory = None
+            with fr.kernel(kernel), torch.no_grad() if cached else nullcontext():
+                for number, (first, size, resting) in enumerate(zip(STARTS, LENGTHS, pattern, strict=True)):
+                    where = f"segment {number}, {kernel}, cached={cached}"
+                    ids, targets = text[:, first : first + size], text[:, first + 1 : first + size + 1]
+                    hidden, memory, _ = model.hidden(ids, memory, skip=frozenset(resting), drifting=drifting)
+                    found = model.output.nll(hidden, targets).detach().numpy()
+                    close(found, np.array([one.nll[number] for one in expected]), where)
+                    for i in range(LAYERS):
+                        same_memory(memory, i, first + size, [one.memories[number][i] for one in expected], where)
+
+
+def numbers(model: torch.nn.Module) -> dict[str, Vector]:
+    return {name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}
+
+
+def texts() -> torch.Tensor:
+    return torch.randint(VOCABULARY, (ROWS, TOKENS + 1), generator=torch.Generator().manual_seed(3))
+
+
+def close(found: Vector, right: Vector, where: str, tolerance: float = 1e-10) -> None:
+    assert found.shape == right.shape, where
+    off = float(np.abs(found - right).max())
+    assert off <= tolerance * max(1, float(np.abs(right).max())), f"{where} is off by {off:.1e}"
+
+
+def same_memory(memory: Any, layer: int, length: int, expected: list[Remembered], where: str) -> None:
+    ages, hidden = memory.ages(layer).tolist(), memory.layers[layer].hidden
+    assert memory.length == length, where
+    assert ages == [length - place for place, _ in expected[0]], f"ages of layer {layer}, {where}"
+    if not ages:
+        assert hidden is None or hidden.shape[1] == 0
+        return
+    assert not hidden.requires_grad
+    right = np.array([[x for _, x in row] for row in expected])
+    close(hidden.numpy(), right, f"memory of layer {layer}, {where}")
+
+
+patterns = pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
+
+
+@patterns
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("position", ["relative", "rotary", "sinusoidal", "learned"])
+def test_every_position(position: str, norm: str, pattern: tuple[set[int], ...]) -> None:
+    """Memory of three tokens: as long as the first segment, shorter than the second, longer than the third."""
+    check(Setting(position, norm), pattern)
+
+
+@patterns
+@pytest.mark.parametrize("memory_length", [1, 7, 40])
+@pytest.mark.parametrize("position", ["relative", "rotary"])
+def test_every_length_of_memory(position: str, memory_length: int, pattern: tuple[set[int], ...]) -> None:
+    """Shorter than most segments, longer than all, and longer than the text."""
+    check(Setting(position, "pre", memory_length), pattern)
+
+
+@patterns
+@pytest.mark.parametrize("memory_length", [2, 6])
+@pytest.mark.parametrize("position", ["relative", "rotary", "sinusoidal"])
+def test_a_window(position: str, memory_length: int, pattern: tuple[set[int], ...]) -> None:
+    """`same_length` counts tokens of the text, so that a memory may be too old to be seen."""
+    check(Setting(position, "post", memory_length, same_length=True), pattern)
+
+
+@patterns
+@pytest.mark.parametrize(
+    "setting",
+    [
+        Setting("relative", "post", 4, clamp_length=3),
+        Setting("relative", "pre", 4, clamp_length=3, same_length=True),
+        Setting("relative", "post", 4, mixed=True),
+        Setting("rotary", "pre", 4, mixed=True),
+        Setting("relative", "post", 4, zeros=True),
+        Setting("relative", "pre", 4, zeros=True),
+    ],
+    ids=["clamped", "clamped-window", "mixed", "rotary-mixed", "zeros", "zeros-pre"],
+)
+def test_other_settings(setting: Setting, pattern: tuple[set[int], ...]) -> None:
+    check(setting, pattern)
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_the_drifting_gap(norm: str) -> None:
+    """The released code's labels: a layer's memory stands ever farther away by the tokens at which the layer ever rested."""
+    check(Setting("relative", norm, 4), PATTERNS["some"], drifting=True)
+    check(Setting("relative", norm, 4), PATTERNS["often"], drifting=True)
+
+
+@pytest.mark.parametrize("kernel", ["reference", "auto"])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        Setting("relative", "post", 4),
+        Setting("relative", "pre", 6, same_length=True, clamp_length=4),
+        Setting("relative", "post", 4, mixed=True),
+        Setting("rotary", "pre", 4),
+    ],
+    ids=["relative", "window", "mixed", "rotary"],
+)
+def test_gradients_take_memory_as_a_constant(setting: Setting, kernel: str) -> None:
+    """Of the mean nll of the last segment, along a random direction of every parameter, against differences of the loops."""
+    model, text, pattern = setting.build(), texts(), PATTERNS["some"]
+    p = numbers(model)
+    before = [Loops(setting, p).read(row, pattern).memories[-2] for row in text.tolist()]
+    first, size = STARTS[-1], LENGTHS[-1]
+
+    def mean(p: dict[str, Vector]) -> float:
+        loops = Loops(setting, p)
+        rows = [
+            loops.segment(row, first, size, pattern[-1], known, None)[0]
+            for row, known in zip(text.tolist(), before, strict=True)
+        ]
+        return float(np.mean(rows))
+
+    memory = None
+    with fr.kernel(kernel):
+        for start, length, resting in zip(STARTS[:-1], LENGTHS[:-1], pattern, strict=False):
+            memory = model.hidden(text[:, start : start + length], memory, skip=frozenset(resting)).memory
+        parts = model.loss_parts(text[:, first:-1], text[:, first + 1 :], memory=memory, skip=frozenset(pattern[-1]))
+        parts.loss.backward()
+    close(parts.loss.detach().numpy(), np.array(mean(p)), "loss")
+    random, step = np.random.default_rng(5), 1e-6
+    for name, parameter in model.named_parameters():
+        direction = random.normal(size=p[name].shape)
+        up, down = (mean(p | {name: p[name] + sign * step * direction}) for sign in (1, -1))
+        found = np.array(0.0 if parameter.grad is None else (parameter.grad.numpy() * direction).sum())
+        close(found, np.array((up - down) / (2 * step)), f"gradient of {name}", 1e-7)

@@ -1,0 +1,463 @@
+"""`train.phases`: when a phase ends, what follows, what the objective is told, and that a kill changes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from training_toy import (
+    LENGTH,
+    STREAMS,
+    Death,
+    Even,
+    Found,
+    Objective,
+    Told,
+    Toy,
+    ToyBatches,
+    at_call,
+    die,
+    outcome,
+    train,
+)
+
+from fullrank.config.schema import EvalConfig, PhaseConfig, PlateauConfig, TrainConfig
+from fullrank.errors import ConfigError, InputError
+from fullrank.training import Loss, Place, Plan, make_plan
+from fullrank.training.observers import Status, TensorBoard
+from fullrank.training.phases import look_back
+
+
+def phase(name: str, plateau: tuple[float, int] | None = None, **options: Any) -> PhaseConfig:
+    flat = None if plateau is None else PlateauConfig(ppl=plateau[0], steps=plateau[1])
+    return PhaseConfig(name=name, plateau=flat, **options)
+
+
+def plan(*phases: PhaseConfig, **options: Any) -> Plan:
+    """Of a training of 7 batches of 15 tokens an epoch."""
+    options = {"batch_size": 3, "segment_length": 5, "phases": list(phases)} | options
+    return make_plan(TrainConfig(**options), EvalConfig(), ToyBatches(7))
+
+
+class Places:
+    """The toy's objective, which notes where it is called."""
+
+    def __init__(self) -> None:
+        self.seen: list[Place] = []
+
+    def __call__(self, model: Toy) -> Any:
+        def objective(batch: Tensor, carry: Any, place: Place) -> Loss:
+            self.seen.append(place)
+            return Objective(model)(batch, carry, place)
+
+        return objective
+
+    def phases(self) -> str:
+        """The names of the phases, a letter for each update."""
+        return "".join("-" if place.phase is None else place.phase.name for place in self.seen if place.part == 0)
+
+
+def judged(perplexities: Mapping[int, float]) -> Any:
+    """An evaluation with these perplexities after these updates (on batches of one size, each)."""
+
+    def evaluate(model: nn.Module) -> Found:
+        assert isinstance(model, Toy)
+        return Found(float(torch.tensor(perplexities[int(model.seen) // (STREAMS * LENGTH)]).double().log()), 1)
+
+    return evaluate
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_phases_on_steps_and_epochs_follow_each_other(tmp_path: Path) -> None:
+    """Three steps, one epoch of 7, and half an epoch of 7, rounded to 4."""
+    places = Places()
+    phases = [phase("a", steps=3, skip="linear"), phase("b", epochs=1), phase("c", epochs=0.5)]
+    _, result = train(tmp_path, phases=phases, objective=places, log_every_steps=100, schedule="linear")
+    assert places.phases() == "aaa" + 7 * "b" + 4 * "c"
+    assert {place.phase for place in places.seen} == set(phases)
+    assert (result.steps, result.stopped_early) == (14, False)
+    train_lines = [line for line in lines(tmp_path) if line["split"] == "train"]
+    assert [(line["step"], line["phase"]) for line in train_lines] == [(3, "a"), (10, "b"), (14, "c")]
+    valid_lines = [line for line in lines(tmp_path) if line["split"] == "valid"]
+    assert [(line["step"], line["phase"]) for line in valid_lines] == [(5, "b"), (10, "b"), (14, "c")]
+    assert train_lines[0]["lr"] == pytest.approx(1e-3 * (1 - 3 / 14))
+
+
+def test_a_line_about_training_covers_one_phase(tmp_path: Path) -> None:
+    """Each is the mean since the line before; the phases end in the middle of the rhythm of lines."""
+    seen: list[tuple[float, int]] = []
+
+    def noting(model: Toy) -> Any:
+        def objective(batch: Tensor, carry: Any, place: Place) -> Loss:
+            loss = Objective(model)(batch, carry, place)
+            seen.append((float(loss.nll), loss.tokens))
+            return loss
+
+        return objective
+
+    train(tmp_path, phases=[phase("a", steps=6), phase("b", steps=4)], objective=noting)
+    found = [line for line in lines(tmp_path) if line["split"] == "train"]
+    assert [line["step"] for line in found] == [4, 6, 8, 10]
+    for line, (first, last) in zip(found, [(0, 4), (4, 6), (6, 8), (8, 10)], strict=True):
+        mean = sum(nll for nll, _ in seen[first:last]) / sum(tokens for _, tokens in seen[first:last])
+        assert line["nll"] == pytest.approx(mean, rel=1e-7)
+
+
+def test_without_phases_nothing_is_said_of_them(tmp_path: Path) -> None:
+    places = Places()
+    _, result = train(tmp_path, steps=6, objective=places)
+    assert places.phases() == "------"
+    assert all("phase" not in line for line in lines(tmp_path))
+    assert result.ms_per_step_by_phase == {"train": result.ms_per_step}
+
+
+def test_the_objective_is_told_its_place(tmp_path: Path) -> None:
+    """Seven batches an epoch by threes: updates of 3, 3 and 1; the number of the pass grows, and counts updates alone
+    where each has one batch."""
+    places = Places()
+    a, b = phase("a", steps=2), phase("b", steps=3)
+    train(tmp_path / "three", phases=[a, b], gradient_accumulation_steps=3, objective=places)
+    expected = [(1, 0, a), (1, 1, a), (1, 2, a), (2, 0, a), (2, 1, a), (2, 2, a), (3, 0, b)]
+    expected += [(4, 0, b), (4, 1, b), (4, 2, b), (5, 0, b), (5, 1, b), (5, 2, b)]
+    assert [(place.step, place.part, place.phase) for place in places.seen] == expected
+    assert [place.number for place in places.seen] == [1, 2, 3, 4, 5, 6, 7, 10, 11, 12, 13, 14, 15]
+    places = Places()
+    train(tmp_path / "one", steps=9, objective=places)
+    assert [place.number for place in places.seen] == [place.step for place in places.seen] == list(range(1, 10))
+
+
+def test_the_carry_outlives_a_phase(tmp_path: Path) -> None:
+    given: list[tuple[int, float]] = []
+
+    def counting(model: Toy) -> Any:
+        def objective(batch: Tensor, carry: Mapping[str, Tensor], place: Place) -> Loss:
+            given.append((place.step, float(carry.get("count", 0))))
+            loss = Objective(model)(batch, {}, place)
+            return Loss(loss.value, loss.nll, loss.tokens, {"count": torch.tensor(given[-1][1] + 1)})
+
+        return objective
+
+    train(tmp_path, phases=[phase("a", steps=3), phase("b", steps=6)], objective=counting)
+    assert given == [(1, 0), (2, 1), (3, 2), (4, 3), (5, 4), (6, 5), (7, 6), (8, 0), (9, 1)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_plateau_is_what_its_equation_says(seed: int) -> None:
+    """Against all evaluations ever made, and what is remembered is no more than the window holds."""
+    draw = random.Random(seed)
+    plateau = PlateauConfig(ppl=draw.choice([0.3, 1.0, 3.0]), steps=draw.randint(1, 12))
+    every: list[tuple[int, float]] = []
+    bests: list[tuple[int, float]] = []
+    step, level, verdicts = 0, 100.0, set()
+    for _ in range(200):
+        step += draw.randint(1, 4)
+        level *= draw.choice([0.97, 0.999, 1.0])
+        ppl = level + draw.choice([0.0, 0.5, 2.0])
+        every.append((step, ppl))
+        bests, flat = look_back(bests, step, ppl, plateau)
+        before = [value for at, value in every if at <= step - plateau.steps]
+        assert flat == (bool(before) and min(before) - min(value for _, value in every) < plateau.ppl)
+        assert len(bests) <= plateau.steps + 1
+        verdicts.add(flat)
+    assert verdicts == {False, True}
+
+
+CURVE = {5: 90.0, 10: 80.0, 15: 78.8, 20: 85.0, 25: 78.5, 30: 60.0, 35: 59.9, 40: 61.0, 45: 59.85, 50: 59.84, 55: 59.0}
+
+
+def test_a_plateau_ends_its_phase_and_looks_at_its_phase_only(tmp_path: Path) -> None:
+    """a: from 78.8 (step 15) to 78.5 (step 25) is less than 1 in ten steps; b: 60 after 5 of its steps, 59.85 after 20."""
+    places = Places()
+    phases = [phase("a", plateau=(1.0, 10)), phase("b", plateau=(0.16, 15)), phase("c")]
+    options = {"batches": Even(), "schedule": "linear", "log_every_steps": 100}
+    _, result = train(tmp_path, steps=55, phases=phases, objective=places, evaluate=judged(CURVE), **options)
+    assert places.phases() == 25 * "a" + 20 * "b" + 10 * "c"
+    assert (result.steps, result.stopped_early) == (55, False)
+    found = lines(tmp_path)
+    assert [(line["step"], line["phase"]) for line in found if line["split"] == "train"] == [
+        (25, "a"),
+        (45, "b"),
+        (55, "c"),
+    ]
+    assert found[-1]["split"] == "valid"
+    assert found[5]["lr"] == pytest.approx(1e-3 * (1 - 25 / 55)), "the rate follows what was planned"
+
+
+@pytest.mark.parametrize(
+    ("a", "expected"),
+    [
+        (phase("a", plateau=(1.0, 10), steps=40), 25 * "a" + 5 * "b"),  # flat before its steps are over
+        (phase("a", plateau=(1.0, 10), steps=25), 25 * "a" + 5 * "b"),  # both at once
+        (phase("a", plateau=(1.0, 10), steps=12), 12 * "a" + 5 * "b"),  # its steps first
+        (phase("a", plateau=(0.2, 10), steps=30), 30 * "a" + 5 * "b"),  # never flat
+    ],
+)
+def test_a_phase_with_steps_and_a_plateau_ends_with_whatever_comes_first(
+    a: PhaseConfig, expected: str, tmp_path: Path
+) -> None:
+    """When all phases say when they end, training ends when the last has had its own steps."""
+    places = Places()
+    curve = dict.fromkeys(range(100), 50.0) | CURVE
+    _, result = train(
+        tmp_path, phases=[a, phase("b", steps=5)], batches=Even(), evaluate=judged(curve), objective=places
+    )
+    assert places.phases() == expected
+    assert (result.steps, result.stopped_early) == (len(expected), False)
+
+
+def test_a_plateau_of_the_last_phase_ends_training(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"phases": [phase("a", steps=3), phase("b", plateau=(1.0, 10))], "epochs": 99.0}
+    options |= {"batches": Even(), "evaluate": judged(CURVE), "log_every_steps": 100}
+    _, result = train(tmp_path, **options)
+    assert (result.steps, result.stopped_early) == (25, True)
+    assert [line["step"] for line in lines(tmp_path) if line["split"] == "train"] == [3, 25]
+    _, again = train(tmp_path, **options, objective=at_call(1, die))
+    assert (again.steps, again.resumed_from) == (25, 25)
+
+
+def test_the_last_phase_ends_with_training_at_the_latest(tmp_path: Path) -> None:
+    for name, budget, steps in [("steps", 9, 9), ("epochs", 2.0, 14), ("tokens", 121, 9)]:  # 6 x 15 + 9 + 15 + 15
+        for last in (phase("b"), phase("b", plateau=(1.0, 1000)), phase("b", steps=500)):
+            first = phase("a", steps=4) if last.steps is None else phase("a", plateau=(1e9, 1))
+            places = Places()
+            folder = tmp_path / f"{name}-{last.ends}-{last.steps}"
+            _, result = train(folder, phases=[first, last], objective=places, **{name: budget})
+            assert result.steps == steps
+            if last.steps is None:
+                assert places.phases() == 4 * "a" + (steps - 4) * "b"
+            assert not result.stopped_early
+    places = Places()
+    train(tmp_path / "soon", phases=[phase("a", plateau=(1e9, 5)), phase("b", steps=3)], steps=60, objective=places)
+    assert places.phases() == 10 * "a" + 3 * "b", "its own steps come before those of the whole"
+
+
+def test_patience_is_about_all_phases_together(tmp_path: Path) -> None:
+    phases = [phase("a", steps=12), phase("b", steps=40)]
+    curve = dict.fromkeys(range(60), 50.0) | {5: 40.0}
+    _, result = train(tmp_path, phases=phases, patience=3, batches=Even(), evaluate=judged(curve))
+    assert (result.steps, result.stopped_early, result.best_step) == (20, True, 5)
+
+
+def test_the_length_of_the_whole() -> None:
+    assert plan(phase("a", steps=5), phase("b", epochs=2)).total_steps == 19
+    assert plan(phase("a", epochs=0.5), phase("b", epochs=0.001)).total_steps == 5
+    assert plan(phase("a", epochs=1), phase("b", epochs=1), gradient_accumulation_steps=2).total_steps == 8
+    assert plan(phase("a", steps=50, plateau=(0.2, 5)), phase("b", steps=9)).total_steps == 59
+    assert plan(phase("a", steps=5), phase("b"), steps=30).total_steps == 30
+    assert plan(phase("a", steps=5), phase("b"), epochs=3).total_steps == 21
+    assert plan(phase("a", steps=5), phase("b"), tokens=150).total_steps == 10
+    assert plan(phase("a", steps=5), phase("b", plateau=(0.2, 5))).total_steps == 7, "one epoch if nothing is said"
+
+
+def test_a_phase_that_would_never_begin_is_refused_with_the_keys_to_change() -> None:
+    plan(phase("a", steps=29), phase("b"), steps=30)
+    with pytest.raises(InputError) as caught:
+        plan(phase("a", steps=30), phase("b"), steps=30)
+    assert str(caught.value) == (
+        "train.phases.b would never begin: the phases before it take at least 30 steps (train.phases.a.steps 30), the whole "
+        "training has 30 (train.steps 30); shorten them or raise train.steps"
+    )
+    three = [phase("a", steps=10), phase("b", epochs=2), phase("c", plateau=(0.2, 100)), phase("d")]
+    with pytest.raises(InputError, match=r"phases.c would never begin: .* 24 steps \(train.phases.a.steps 10, train.phases.b"
+                       r".epochs 2\), .* 21 \(train.epochs 3"):  # fmt: skip
+        plan(*three, epochs=3)
+    with pytest.raises(
+        InputError, match=r"phases.d would never begin: .* 125 steps .*train.phases.c.plateau.steps 100\)"
+    ):
+        plan(*three, steps=125)
+    assert plan(*three, steps=126).total_steps == 126
+    plan(phase("a", steps=100, plateau=(0.2, 5)), phase("b"), steps=30)  # it may end after six steps
+    with pytest.raises(InputError, match=r"at least 20 steps \(train.phases.a.steps 20\).*10 \(train.tokens 150\)"):
+        plan(phase("a", steps=20, plateau=(0.2, 90)), phase("b"), tokens=150)
+
+
+def test_a_plateau_that_nothing_could_reach_and_a_phase_without_a_name_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"train.phases.plateau.ppl: a positive number, given 0"):
+        PlateauConfig(ppl=0.0)
+    with pytest.raises(ConfigError, match=r"train.phases: a phase needs a name"):
+        PhaseConfig(name="", steps=3)
+
+
+KILLED = {
+    "steps": {"phases": [phase("a", steps=4), phase("b", epochs=1.0), phase("c", steps=5)]},
+    "plateau": {"phases": [phase("a", plateau=(1e9, 4)), phase("b", plateau=(1e9, 3), steps=8), phase("c")], "tokens": 230},
+    "accumulation": {"phases": [phase("a", steps=3), phase("b")], "steps": 7, "gradient_accumulation_steps": 2,
+                     "averaging": "ema"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("every", [1, 3, 100])
+@pytest.mark.parametrize("name", KILLED)
+def test_killed_before_every_batch_it_ends_as_if_it_had_not_been(name: str, every: int, tmp_path: Path) -> None:
+    """One run, killed before the first batch, then before the second, and so on, so also between two phases; with checkpoints
+    after every step, every third, or only where validation improves."""
+    options: dict[str, Any] = KILLED[name] | {"save_every_steps": every, "log_every_steps": 3}
+    options |= {"eval_options": {"every_steps": 2}}
+    places = Places()
+    train(tmp_path / "whole", **options, objective=places)
+    names = [config.name for config in options["phases"]]
+    assert sorted(set(places.phases())) == names
+    begun = {where.step: at for at, where in reversed(list(enumerate(places.seen)))}  # update -> its first batch
+    done = 0
+    for number in range(len(places.seen)):
+        with pytest.raises(Death):
+            train(tmp_path / "killed", **options, objective=at_call(number - done + 1, die))
+        last = tmp_path / "killed" / "checkpoints" / "last" / "checkpoint.json"
+        done = begun[json.loads(last.read_text())["content"]["state"]["step"] + 1] if last.exists() else 0
+    rest = Places()
+    _, result = train(tmp_path / "killed", **options, objective=rest)
+    assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
+    assert rest.seen == places.seen[done:]
+    assert result.resumed_from or every == 100
+
+
+def test_killed_between_the_end_of_a_phase_and_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new phase has begun, the line of the old one is written, and nothing of it is saved."""
+    options: dict[str, Any] = {"phases": [phase("a", plateau=(1e9, 4)), phase("b")], "steps": 20, "save_every_steps": 1}
+    options |= {"eval_options": {"every_steps": 3}, "log_every_steps": 4}
+    train(tmp_path / "whole", **options)
+
+    def dying(*arguments: Any, step: int, **others: Any) -> Any:
+        return die() if step == 9 else save(*arguments, step=step, **others)
+
+    with monkeypatch.context() as patch:
+        from fullrank.training import loop
+
+        save = loop.save_checkpoint
+        patch.setattr(loop, "save_checkpoint", dying)
+        with pytest.raises(Death):
+            train(tmp_path / "killed", **options)
+    assert [(line["step"], line["phase"]) for line in lines(tmp_path / "killed")][-1] == (9, "a")
+    _, result = train(tmp_path / "killed", **options)
+    assert result.resumed_from == 8
+    assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
+
+
+def test_the_time_of_a_step_is_kept_by_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock of the test's own: 0.5 s a step in a and 0.25 s in b, the first step of each takes 9 s, as does an evaluation."""
+    now = [100.0]
+    monkeypatch.setattr("fullrank.training.clock.time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def slow(kill_at: int | None = None) -> Any:
+        def make(model: Toy) -> Any:
+            before: list[str] = []
+
+            def objective(batch: Tensor, carry: Any, place: Place) -> Loss:
+                if place.step == kill_at:
+                    raise Death
+                assert place.phase is not None
+                first = before[-1:] != [place.phase.name]
+                now[0] += 9.0 if first else {"a": 0.5, "b": 0.25}[place.phase.name]
+                before.append(place.phase.name)
+                return Objective(model)(batch, carry, place)
+
+            return objective
+
+        return make
+
+    def evaluate(model: nn.Module) -> Found:
+        now[0] += 9.0
+        return Found(1.0, 1)
+
+    options: dict[str, Any] = {"phases": [phase("a", steps=7), phase("b", steps=13)], "evaluate": evaluate}
+    _, result = train(tmp_path / "whole", **options, objective=slow())
+    assert result.ms_per_step_by_phase == {"a": 500.0, "b": 250.0}
+    assert result.ms_per_step == pytest.approx(1000 * (6 * 0.5 + 12 * 0.25) / 18)
+    assert result.seconds == pytest.approx(2 * 9 + 6 * 0.5 + 12 * 0.25 + 4 * 9)
+    with pytest.raises(Death):
+        train(tmp_path / "killed", **options, save_every_steps=3, objective=slow(kill_at=4))
+    with pytest.raises(Death):
+        train(tmp_path / "killed", **options, save_every_steps=3, objective=slow(kill_at=17))
+    _, result = train(tmp_path / "killed", **options, save_every_steps=3, objective=slow())
+    assert result.resumed_from == 15
+    assert result.ms_per_step_by_phase == {"a": 500.0, "b": 250.0}
+    timed = {"a": 2 + 3, "b": 7 + 4}  # steps 2, 3, 5, 6, 7 of a, then 9 .. 15 and 17 .. 20 of b
+    assert result.ms_per_step == pytest.approx((timed["a"] * 500 + timed["b"] * 250) / (timed["a"] + timed["b"]))
+
+
+def test_a_phase_of_one_step_has_no_time(tmp_path: Path) -> None:
+    _, result = train(tmp_path, phases=[phase("b", steps=4), phase("a", steps=1), phase("c", steps=4)])
+    assert list(result.ms_per_step_by_phase) == ["b", "c"]
+    assert all(value > 0 for value in result.ms_per_step_by_phase.values())
+
+
+def test_other_phases_are_refused_and_longer_ones_are_not(tmp_path: Path) -> None:
+    options = {"phases": [phase("a", steps=4), phase("b", steps=4)]}
+    train(tmp_path / "a", **options)
+    with pytest.raises(
+        InputError, match=r"last was made in phase 'b', train.phases now has a, c; set it back or start again"
+    ):
+        train(tmp_path / "a", phases=[phase("a", steps=4), phase("c", steps=5)])
+    with pytest.raises(InputError, match=r"was made in phase 'b', train.phases now has none"):
+        train(tmp_path / "a", steps=20)
+    train(tmp_path / "b", steps=5)
+    with pytest.raises(InputError, match=r"was made without phases, train.phases now has a, b"):
+        train(tmp_path / "b", **options)
+    places = Places()
+    _, result = train(tmp_path / "a", phases=[phase("a", steps=4), phase("b", steps=7)], objective=places)
+    assert (result.resumed_from, result.steps, places.phases()) == (8, 11, "bbb")
+
+
+BEFORE_PHASES = {
+    *("step", "tokens", "best_step", "best_nll", "since_best", "stopped_early", "finished", "seconds", "timed_seconds"),
+    *("timed_steps", "timed_tokens", "peak_memory_mib", "metrics_bytes", "batches_per_epoch", "window_tokens"),
+    *("optimizer", "schedule", "average", "random"),
+}
+
+
+def test_a_checkpoint_written_before_there_were_phases_goes_on(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"steps": 24, "save_every_steps": 5, "averaging": "ema"}
+    train(tmp_path / "whole", **options)
+    with pytest.raises(Death):
+        train(tmp_path / "old", **options, objective=at_call(14, die))
+    path = tmp_path / "old" / "checkpoints" / "last" / "checkpoint.json"
+    content = json.loads(path.read_text())["content"]
+    assert set(content["state"]) > BEFORE_PHASES
+    content["state"] = {key: content["state"][key] for key in BEFORE_PHASES}
+    seal = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps({"content": content, "sha256": seal}))
+    told = Told()
+    _, result = train(tmp_path / "old", **options, observers=[told])
+    assert (result.resumed_from, told.notices) == (10, [])
+    assert outcome(tmp_path / "old") == outcome(tmp_path / "whole")
+
+
+def test_observers_know_the_phase(tmp_path: Path) -> None:
+    told = Told()
+    train(tmp_path, phases=[phase("warm", steps=4), phase("cool", steps=4)], observers=[told])
+    assert told.began == (0, 8)
+    status = Status()
+    status.start(0, 8)
+    assert status.words() == "step 0/8"
+    for line in told.lines:
+        status.record(line)
+        if line.get("step") == 4:
+            assert status.words().startswith("step 0/8  phase warm  loss ")
+    assert status.words().startswith("step 0/8  phase cool  loss ")
+
+
+def test_tensorboard_is_given_numbers_only() -> None:
+    board = object.__new__(TensorBoard)
+    drawn: list[str] = []
+    board.writer = SimpleNamespace(add_scalar=lambda name, value, step: drawn.append(name))
+    board.record({"step": 3, "split": "train", "nll": 1.0, "ppl": 2.0, "tokens": 9, "lr": 0.1, "phase": "a"})
+    assert drawn == ["train/nll", "train/ppl", "train/lr"]
+
+
+def test_a_place_is_a_plain_value() -> None:
+    place = Place(step=4, part=1, phase=None, accumulation=2)
+    assert place.number == 8
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        place.step = 5  # type: ignore[misc]

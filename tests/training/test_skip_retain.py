@@ -1,0 +1,216 @@
+"""Skip-Retain: the schedules against the equations of the paper, the draw against its distribution."""
+
+from __future__ import annotations
+
+import math
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+import fullrank as fr
+from fullrank.config import registry
+from fullrank.config.schema import PhaseConfig
+from fullrank.errors import ConfigError
+
+# The paper's equations: of i = 1 .. N, as fractions
+Equation = Callable[[int, int, Fraction], Fraction]
+EQUATIONS: dict[str, Equation] = {
+    "linear": lambda i, n, p: Fraction(1, 2) * Fraction(i - 1, n) if i != n else Fraction(0),
+    "uniform": lambda i, n, p: p,
+    "not_first": lambda i, n, p: Fraction(0) if i == 1 else p,
+    "not_last": lambda i, n, p: Fraction(0) if i == n else p,
+    "not_first_or_last": lambda i, n, p: Fraction(0) if i in (1, n) else p,
+}
+
+
+@pytest.mark.parametrize("name", EQUATIONS)
+@pytest.mark.parametrize("num_layers", [1, 2, 3, 8, 12, 15, 16, 31])
+def test_schedules_are_the_equations(name: str, num_layers: int) -> None:
+    p = Fraction(3, 16)
+    given = None if name == "linear" else float(p)
+    found = fr.SkipRetain(name, given, num_layers=num_layers).probabilities
+    assert len(found) == num_layers
+    for i, probability in enumerate(found, start=1):
+        assert probability == pytest.approx(float(EQUATIONS[name](i, num_layers, p)), abs=1e-15)
+
+
+def test_layers_that_rest_on_average() -> None:
+    """Eq. 1 sums to (N - 1)(N - 2) / (4 N): 91 / 30 of the 15 layers of the paper's WikiText-103 model."""
+    assert sum(fr.SkipRetain(num_layers=15).probabilities) == pytest.approx(91 / 30)
+    for n in range(1, 40):
+        assert sum(fr.SkipRetain("linear", num_layers=n).probabilities) == pytest.approx((n - 1) * (n - 2) / (4 * n))
+
+
+def test_none_never_rests_and_one_always() -> None:
+    never = fr.SkipRetain("none", num_layers=3)
+    always = fr.SkipRetain("listed", [1, 0, 1.0], num_layers=3)
+    assert never.probabilities == (0.0, 0.0, 0.0)
+    assert always.probabilities == (1.0, 0.0, 1.0)
+    for step in range(300):
+        assert never.skipped(3, step) == frozenset()
+        assert always.skipped(3, step) == {0, 2}
+
+
+def test_the_draw_depends_on_nothing_else() -> None:
+    """Neither on the generators of Python, numpy and torch, nor on what was asked before, nor on the other layers."""
+    policy = fr.SkipRetain("uniform", 0.5, num_layers=6)
+    expected = [policy.skipped(7, step) for step in range(40)]
+    np.random.seed(5)
+    torch.manual_seed(5)
+    random.seed(5)
+    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # type: ignore[union-attr,index]
+    backwards = [policy.skipped(7, step) for step in reversed(range(40))]
+    assert backwards[::-1] == expected
+    assert states == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())  # type: ignore[union-attr,index]
+    deeper = fr.SkipRetain("listed", [0.5, 0, 0.5, 1, 0.5, 0.5, 0.9], num_layers=7)
+    for step, before in enumerate(expected):
+        assert {layer for layer in range(6) if policy.skips(7, step, layer)} == before
+        assert deeper.skipped(7, step) & {0, 2, 4, 5} == before & {0, 2, 4, 5}
+
+
+def test_a_greater_probability_rests_whenever_a_smaller_one_does() -> None:
+    """One number is drawn for a layer and a step, whatever the schedule: schedules can be compared draw by draw."""
+    draws = [fr.SkipRetain("uniform", p, num_layers=3) for p in (0.1, 0.3, 0.7)]
+    for step in range(200):
+        few, some, many = (policy.skipped(11, step) for policy in draws)
+        assert few <= some <= many
+
+
+def test_another_process_draws_the_same() -> None:
+    """Every rank and every resumed run is another process, with other hashes of strings and other generators."""
+    program = (
+        "import fullrank as fr\npolicy = fr.SkipRetain('linear', num_layers=15)\n"
+        "print([sorted(policy.skipped(2**40 + 3, step)) for step in range(1, 60)])"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    policy = fr.SkipRetain("linear", num_layers=15)
+    assert ran.stdout.strip() == str([sorted(policy.skipped(2**40 + 3, step)) for step in range(1, 60)])
+
+
+def _draws(policy: fr.SkipRetain, seed: int, steps: range) -> np.ndarray:
+    """(steps, layers), 1 where a layer rests."""
+    layers = len(policy.probabilities)
+    found = np.zeros((len(steps), layers))
+    for row, step in zip(found, steps, strict=True):
+        row[list(policy.skipped(seed, step))] = 1
+    return found
+
+
+def test_layers_rest_as_often_as_they_should() -> None:
+    """Counts of a layer over n steps are binomial: within 4 standard deviations n p (1 - p), and as spread as they should."""
+    policy = fr.SkipRetain("linear", num_layers=15)
+    p = np.array(policy.probabilities)
+    steps = 2000
+    scores = []
+    for seed in (1, 2):
+        counts = _draws(policy, seed, range(1, steps + 1)).sum(0)
+        assert counts[0] == counts[-1] == 0
+        inner = slice(1, -1)
+        z = (counts[inner] - steps * p[inner]) / np.sqrt(steps * p[inner] * (1 - p[inner]))
+        assert np.abs(z).max() < 4  # 26 standard normals: P = 0.0016
+        scores.append(z)
+    # sum of 26 squares: chi-squared, mean 26, standard deviation sqrt(52); also not suspiciously even
+    assert abs((np.concatenate(scores) ** 2).sum() - 26) < 4 * math.sqrt(52)
+
+
+def test_draws_of_other_layers_steps_and_seeds_are_unrelated() -> None:
+    """Correlations of n fair coins have standard deviation 1 / sqrt(n): between layers, from step to step, between seeds."""
+    policy, steps = fr.SkipRetain("uniform", 0.5, num_layers=8), 2000
+    one, other, far = (_draws(policy, seed, range(steps)) * 2 - 1 for seed in (1, 2, 1 + 2**32))
+    limit = 5 / math.sqrt(steps)  # some 300 correlations: P = 2e-4
+    between = one.T @ one / steps
+    assert np.abs(between - np.eye(8)).max() < limit + 1e-12
+    for lag in (1, 2, 7):
+        assert np.abs(one[lag:].T @ one[:-lag] / (steps - lag)).max() < 5 / math.sqrt(steps - lag)
+    for seeds in (other, far):
+        assert np.abs(one.T @ seeds / steps).max() < limit
+    # how many of the 8 rest together is binomial: variance 2, fourth central moment 3 * 2^2 + 2 (1 - 6 / 4) = 11
+    together = ((one + 1) / 2).sum(1)
+    assert abs(together.var() - 2) < 5 * math.sqrt((11 - 2**2) / steps)
+
+
+def test_seeds_steps_and_layers_do_not_run_into_each_other() -> None:
+    """No two of many (seed, step, layer) share their draw, however large the seed; nor with the order of the data."""
+    from fullrank.training.skip_retain import _uniform
+
+    places = [
+        (seed, step, layer)
+        for seed in (0, 1, 5, 2**32, 5 + 2**32, 2**63 - 1)
+        for step in (0, 1, 2, 7, 2**32, 2**40)
+        for layer in range(8)
+    ]
+    drawn = {place: _uniform(*place) for place in places}
+    assert len(set(drawn.values())) == len(places)
+    for seed in (0, 1, 5):
+        for epoch in (0, 1, 2, 7):
+            words = np.random.SeedSequence([seed, epoch]).generate_state(2, np.uint32)
+            assert ((int(words[0]) << 21) | (int(words[1]) >> 11)) / 2**53 not in drawn.values()
+    assert all(0 <= value < 1 for value in drawn.values())
+
+
+def test_the_uniform_is_uniform() -> None:
+    """Kolmogorov's distance of 4000 draws from the diagonal: beyond 1.95 / sqrt(n) with probability 0.001."""
+    from fullrank.training.skip_retain import _uniform
+
+    values = np.sort([_uniform(3, step, step % 5) for step in range(4000)])
+    grid = np.arange(4001) / 4000
+    distance = max(np.abs(values - grid[1:]).max(), np.abs(values - grid[:-1]).max())
+    assert distance < 1.95 / math.sqrt(4000)
+
+
+@pytest.fixture
+def mine() -> object:
+    @fr.register("skip", "mine")
+    def mine(p: float | None = None) -> Callable[[int, int], float]:
+        return lambda layer, layers: (p or 0.5) * (layer % 2) + (layers == 7)
+
+    yield mine
+    registry.unregister("skip", "mine")
+
+
+@pytest.mark.usefixtures("mine")
+def test_a_schedule_of_ones_own() -> None:
+    assert fr.SkipRetain("mine", num_layers=4).probabilities == (0, 0.5, 0, 0.5)
+    assert fr.SkipRetain("mine", 0.25, num_layers=3).probabilities == (0, 0.25, 0)
+    assert PhaseConfig(name="first", skip="mine", p=0.25).skip == "mine"
+    with pytest.raises(
+        ValueError, match=r"'mine' gives layer 1 of 7 the probability 1\.5; a probability is from 0 to 1"
+    ):
+        fr.SkipRetain("mine", num_layers=7)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "p", "num_layers", "message"),
+    [
+        ("uniform", None, 4, "'uniform' skips with one probability from 0 to 1, given None"),
+        ("uniform", 1.5, 4, "given 1.5"),
+        ("uniform", -0.1, 4, "given -0.1"),
+        ("not_first", math.nan, 4, "'not_first' .* given nan"),
+        ("not_last", [0.1], 4, r"'not_last' .* given \[0.1\]"),
+        ("not_first_or_last", True, 4, "given True"),
+        ("linear", 0.5, 4, "'linear' takes no probability, given 0.5; leave it out"),
+        ("none", 0.0, 4, "'none' takes no probability, given 0.0"),
+        ("listed", 0.5, 4, "'listed' skips with a list of probabilities, one for each layer, given 0.5"),
+        ("listed", [], 4, r"a list of probabilities, one for each layer, given \[\]"),
+        ("listed", [0.1, 2], 2, "'listed' skips with probabilities from 0 to 1, given 2 for layer 1"),
+        ("listed", [0.1, None], 2, "given None for layer 1"),
+        ("listed", [0.1, 0.2, 0.3], 4, "3 probabilities are listed, but the model has 4 layers"),
+        ("linear", None, 0, "num_layers: one or more, given 0"),
+    ],
+)
+def test_what_does_not_fit_is_refused(schedule: str, p: object, num_layers: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fr.SkipRetain(schedule, p, num_layers=num_layers)  # type: ignore[arg-type]
+
+
+def test_an_unknown_schedule_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"skip: 'liner' is not available; did you mean 'linear'"):
+        fr.SkipRetain("liner", num_layers=4)
+    with pytest.raises(ConfigError, match=r"train\.phases\.first\.p: 'linear' takes no probability"):
+        PhaseConfig(name="first", skip="linear", p=0.2)
