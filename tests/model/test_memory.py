@@ -479,9 +479,13 @@ def test_the_cost_of_a_memory() -> None:
     from fullrank.model.size import size
 
     n, m, layers, width, heads, head_dim = 6, 9, 2, 12, 3, 5
-    sizes = dict(
-        vocab_size=20, hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, head_dim=head_dim
-    )
+    sizes = {
+        "vocab_size": 20,
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "head_dim": head_dim,
+    }
     plain, found = (size(fr.ModelConfig(**sizes, memory_length=length), n) for length in (0, m))
     forward = plain["flops_per_token"]["forward"] + layers * 4 * heads * head_dim * m
     assert found["flops_per_token"]["forward"] == forward

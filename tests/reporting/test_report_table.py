@@ -12,7 +12,7 @@ from reporting_runs import CORPUS, SLICE, make_run, two_kinds
 from rich.console import Console
 
 from fullrank.errors import InputError
-from fullrank.reporting import as_json, comparison, find_runs, print_table, read_run, read_runs
+from fullrank.reporting import as_json, comparison, find_runs, print_table, read_run, read_runs, write_report
 
 
 def test_seeds_are_gathered_into_mean_and_sample_deviation(tmp_path: Path) -> None:
@@ -191,3 +191,30 @@ def test_the_terminal_without_paper_has_no_paper_columns_and_takes_names_literal
     print_table(Console(file=out, width=140), comparison([make_run(tmp_path / "x", row="[bold]odd[/]")]))
     assert "[bold]odd[/]" in out.getvalue()
     assert "paper" not in out.getvalue()
+
+
+def test_rows_of_other_protocols_are_marked_everywhere(tmp_path: Path) -> None:
+    runs = [
+        make_run(tmp_path / "plain", row="plain", result={"protocol": "blocks of 64"}),
+        make_run(tmp_path / "xl", row="xl", result={"protocol": "memory of 640"}),
+        make_run(tmp_path / "b", row="b", result={"protocol": "blocks of 64"}),
+        make_run(tmp_path / "old", row="old", result={"protocol": None}),
+    ]
+    compared = comparison(runs)
+    assert [compared.mark(row) for row in compared.rows] == ["[1]", "[2]", "[1]", "[3]"]
+    assert [row["protocol"] for row in as_json(compared)["rows"]][:2] == ["blocks of 64", "memory of 640"]
+    out = io.StringIO()
+    print_table(Console(file=out, width=200), compared)
+    for line in ("plain [1] ", "xl [2] ", "b [1] ", "[1] blocks of 64; [2] memory of 640; [3] not recorded"):
+        assert line in out.getvalue()
+    page = write_report(runs, tmp_path / "page.html").read_text(encoding="utf-8")
+    for part in ("protocol [1]", "protocol [2]", "[1] blocks of 64; [2] memory of 640"):
+        assert part in page
+
+
+def test_rows_of_one_protocol_have_no_marks(tmp_path: Path) -> None:
+    compared = comparison(two_kinds(tmp_path))
+    assert [compared.mark(row) for row in compared.rows] == ["", ""]
+    out = io.StringIO()
+    print_table(Console(file=out, width=200), compared)
+    assert "[1]" not in out.getvalue()

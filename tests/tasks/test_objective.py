@@ -9,7 +9,8 @@ from torch.nn import functional as F
 import fullrank as fr
 from fullrank.config.schema import TrainConfig
 from fullrank.data import Batch
-from fullrank.tasks.objective import CausalObjective, evaluate_model
+from fullrank.tasks.measuring import evaluate_model
+from fullrank.tasks.objective import CausalObjective
 from fullrank.training import Place
 
 

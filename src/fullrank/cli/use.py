@@ -17,7 +17,12 @@ Checkpoint = Annotated[str, typer.Option("--checkpoint", help="best or last.")]
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command("eval", epilog="Example:  [cyan]fullrank eval runs/demo/b --split valid --json[/cyan]")(evaluate)
+    app.command(
+        "eval",
+        epilog="Examples:  [cyan]fullrank eval runs/demo/b --split valid --json[/cyan]   "
+        "[cyan]fullrank eval runs/demo/b --context 48 --stride 16[/cyan]   "
+        "[cyan]fullrank eval runs/xl --segment-length 64 --memory-length 640 --clamp-length 400[/cyan]",
+    )(evaluate)
     app.command(
         epilog="Examples:  [cyan]fullrank generate runs/demo/b --prompt 'the function returns' --top-p 0.9[/cyan]   "
         "[cyan]fullrank generate runs/demo/b --prompt 'if the' --beam 4[/cyan]",
@@ -28,32 +33,54 @@ def add_to(app: typer.Typer) -> None:
 def evaluate(
     run: Run,
     split: Annotated[str, typer.Option("--split", help="train, valid or test.")] = "test",
-    segment_length: Annotated[int | None, typer.Option("--segment-length", min=1, help="Tokens of a block.")] = None,
-    batch_size: Annotated[int | None, typer.Option("--batch-size", min=1, help="Blocks at a time.")] = None,
+    segment_length: Annotated[
+        int | None, typer.Option("--segment-length", min=1, help="Tokens read at a time.")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", min=1, help="Blocks or windows at a time; with memory, streams.")
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option("--context", min=0, help="Slide: tokens that each window reads again, unscored.")
+    ] = None,
+    stride: Annotated[
+        int | None,
+        typer.Option("--stride", min=1, help="Slide: tokens each window scores; the segment less --context."),
+    ] = None,
+    memory_length: Annotated[
+        int | None, typer.Option("--memory-length", min=0, help="Tokens that every layer remembers; 0: blocks.")
+    ] = None,
+    same_length: Annotated[
+        bool | None,
+        typer.Option("--same-length/--no-same-length", help="Every query sees as many keys as are remembered."),
+    ] = None,
+    clamp_length: Annotated[
+        int | None, typer.Option("--clamp-length", min=1, help="Relative positions beyond it count as it.")
+    ] = None,
     checkpoint: Checkpoint = "best",
     device: Device = "auto",
     kernel: Kernel = "auto",
     json: Json = False,
 ) -> None:
     """Perplexity of a run (and bits per character and byte where tokens spell text), with its protocol."""
+    from fullrank.evaluation.protocol import Flags
     from fullrank.tasks.language_modeling import evaluate as measure
 
-    found = measure(
-        run,
-        split,
-        checkpoint=checkpoint,
+    flags = Flags(
         segment_length=segment_length,
         batch_size=batch_size,
-        device_name=device,
-        kernel_name=kernel,
-        say=say,
+        context=context,
+        stride=stride,
+        memory_length=memory_length,
+        same_length=same_length,
+        clamp_length=clamp_length,
     )
+    found = measure(run, split, checkpoint=checkpoint, flags=flags, device_name=device, kernel_name=kernel, say=say)
     if json:
         print_json(found)
         return
     print(f"{found['run']}: {found['corpus']}, {split}, {found['tokens']:,} tokens")
     for key, words in (
-        ("perplexity", "perplexity"),
+        ("perplexity", "perplexity per token"),
         ("perplexity_per_word", "perplexity per word"),
         ("bits_per_character", "bits per character"),
         ("bits_per_byte", "bits per byte"),

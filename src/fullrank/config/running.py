@@ -241,6 +241,14 @@ class RunConfig(Strict):
                 "eval.context: a sliding window is for models without memory; leave eval.context and eval.stride out, or "
                 "set eval.memory_length to 0"
             )
+        segment = self.eval.segment_length or self.train.segment_length
+        for key, other, most in (("context", "stride", segment - 1), ("stride", "context", segment)):
+            value = getattr(self.eval, key)
+            if value is not None and getattr(self.eval, other) is None and value > most:
+                problems.append(
+                    f"eval.{key}: at most {most}, for a window has eval.segment_length (else train.segment_length) tokens, "
+                    f"here {segment}; given {value}; lower it, or give eval.{other} too"
+                )
         if self.eval.same_length and not remembers:
             problems.append("eval.same_length: goes with a memory; set eval.memory_length")
         if self.eval.clamp_length is not None and self.model.position != "relative":

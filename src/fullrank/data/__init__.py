@@ -4,7 +4,7 @@ from fullrank.data.bpe import BpeTokenizer, train_bpe
 from fullrank.data.build import Split
 from fullrank.data.corpus import Corpus, load_corpus, prepare
 from fullrank.data.known import CorpusInfo, known_corpora
-from fullrank.data.stream import Batch, Blocks, Streams
+from fullrank.data.stream import Batch, Blocks, Streams, Windows
 from fullrank.data.unigram import unigram_perplexity
 from fullrank.data.vocab import ByteVocabulary, CharacterVocabulary, Tokenizer, WordVocabulary, load_tokenizer
 
@@ -19,6 +19,7 @@ __all__ = [
     "Split",
     "Streams",
     "Tokenizer",
+    "Windows",
     "WordVocabulary",
     "known_corpora",
     "load_corpus",

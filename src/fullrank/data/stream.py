@@ -43,6 +43,13 @@ def _checked(ids: np.ndarray, batch_size: int, segment_length: int) -> None:
             raise InputError(f"{key}: a positive number, given {value}")
 
 
+def _check_window(context: int, stride: int) -> None:
+    if context < 0:
+        raise InputError(f"eval.context: zero or more tokens, given {context}")
+    if stride < 1:
+        raise InputError(f"eval.stride: a positive number, given {stride}")
+
+
 def _check_place(epoch: int, index: int, batches: int) -> None:
     if epoch < 0 or not 0 <= index < batches:
         raise IndexError(
@@ -153,3 +160,34 @@ class Streams:
         starts = np.minimum(self._starts + index * self._length, self._ends)
         ends = np.minimum(starts + self._length, self._ends)
         return _rows(self._ids, starts, ends, self._length, self._start_id)
+
+
+class Windows:
+    """Overlapping windows of `context + stride` inputs; the last `stride` targets of each count, in reading order.
+
+    Window k reads from token k * stride - context on (the first ones from the beginning of the text, so they are shorter) and
+    scores tokens k * stride .. k * stride + stride - 1. Every token is a target exactly once. Weights are 0 where a target is
+    context; windows shorter than others of their batch are padded at their ends, with weight 0. All epochs are alike.
+    """
+
+    def __init__(self, ids: np.ndarray, *, batch_size: int, context: int, stride: int, start_id: int) -> None:
+        _check_window(context, stride)
+        _checked(ids, batch_size, context + stride)
+        self._ids, self._start_id, self._batch_size = np.asarray(ids), start_id, batch_size
+        self._stride = min(stride, len(ids))
+        self._context = min(context, len(ids))
+        self._windows = -(-len(ids) // self._stride)
+        self.tokens_per_epoch = len(ids)
+        self.batches_per_epoch = -(-self._windows // batch_size)
+
+    def batch(self, epoch: int, index: int) -> Batch:
+        """Batch `index` of an epoch; IndexError if there is none."""
+        _check_place(epoch, index, self.batches_per_epoch)
+        windows = np.arange(index * self._batch_size, min((index + 1) * self._batch_size, self._windows))
+        scored = windows * self._stride
+        starts = np.maximum(scored - self._context, 0)
+        ends = np.minimum(scored + self._stride, len(self._ids))
+        batch = _rows(self._ids, starts, ends, int((ends - starts).max()), self._start_id)
+        weights = torch.ones(batch.targets.shape) if batch.weights is None else batch.weights
+        weights[torch.arange(weights.shape[1]) < torch.from_numpy(scored - starts)[:, None]] = 0
+        return Batch(batch.inputs, batch.targets, weights)

@@ -37,38 +37,55 @@ class Evaluation:
         return Evaluation(self.nll + other.nll, self.tokens + other.tokens)
 
 
+class Tally:
+    """Nats summed in float64 on the device; nothing is read back before `total`."""
+
+    def __init__(self, device: torch.device | str) -> None:
+        self._nats = torch.zeros((), dtype=torch.float64, device=device)
+        self._padding = torch.zeros((), dtype=torch.float64, device=device)
+        self._fractions = torch.zeros((), dtype=torch.bool, device=device)
+        self._targets = 0
+
+    def add(self, nll: Tensor, targets: Tensor, weights: Tensor | None = None) -> None:
+        """nll, targets and weights (B, N); where a weight is 0, nothing is added, whatever the model says there.
+
+        Raises ValueError if nll has another shape than targets.
+        """
+        if nll.shape != targets.shape:
+            raise ValueError(f"nll_fn returned shape {tuple(nll.shape)} for targets {tuple(targets.shape)}")
+        nll = nll.double()
+        self._targets += targets.numel()
+        if weights is not None:
+            nll = torch.where(weights == 0, 0.0, nll)  # not a product: what stands in padding may be infinite
+            self._padding += (weights == 0).sum()
+            self._fractions |= ((weights != 0) & (weights != 1)).any()
+        self._nats += nll.sum()
+
+    def total(self) -> Evaluation:
+        """The sums. InputError if there was no target at all, ValueError if weights were fractions."""
+        if self._fractions:
+            raise ValueError("weights must be 1 where a target counts and 0 where it is padding")
+        tokens = self._targets - int(self._padding)
+        if tokens == 0:
+            raise InputError("nothing to evaluate: the text has no tokens")
+        return Evaluation(self._nats.item(), tokens)
+
+
 def evaluate_blocks(
     nll_fn: Callable[[Tensor, Tensor], Tensor], batches: Iterable[Block], *, device: torch.device | str
 ) -> Evaluation:
     """Sum the nats of `nll_fn(inputs, targets)`, (B, N) per target, over all batches, without gradients.
 
-    Padding adds exactly nothing, whatever the model says there. Nothing is read back from the device before the end.
+    Padding adds exactly nothing, whatever the model says there.
     Raises InputError if there is no target at all, ValueError if `nll_fn` returns another shape or weights are fractions.
     """
-    nats = torch.zeros((), dtype=torch.float64, device=device)
-    padding = torch.zeros((), dtype=torch.float64, device=device)
-    fractions = torch.zeros((), dtype=torch.bool, device=device)
-    targets_seen = 0
+    tally = Tally(device)
     with torch.no_grad():
         for batch in batches:
             inputs, targets = batch.inputs.to(device), batch.targets.to(device)
-            nll = nll_fn(inputs, targets)
-            if nll.shape != targets.shape:
-                raise ValueError(f"nll_fn returned shape {tuple(nll.shape)} for targets {tuple(targets.shape)}")
-            nll = nll.double()
-            targets_seen += targets.numel()
-            if batch.weights is not None:
-                weights = batch.weights.to(device)
-                nll = torch.where(weights == 0, 0.0, nll)  # not a product: what stands in padding may be infinite
-                padding += (weights == 0).sum()
-                fractions |= ((weights != 0) & (weights != 1)).any()
-            nats += nll.sum()
-    if fractions:
-        raise ValueError("weights must be 1 where a target counts and 0 where it is padding")
-    tokens = targets_seen - int(padding)
-    if tokens == 0:
-        raise InputError("nothing to evaluate: the text has no tokens")
-    return Evaluation(nats.item(), tokens)
+            weights = None if batch.weights is None else batch.weights.to(device)
+            tally.add(nll_fn(inputs, targets), targets, weights)
+    return tally.total()
 
 
 def figures(
@@ -81,6 +98,7 @@ def figures(
 
     S is the sum of nats; `nll` is in nats per token. Figures per word, character and byte do not depend on how the text was
     cut into tokens, and compare models with different vocabularies. The counts must be those of the text evaluated.
+    On enwik8, what papers call bits per character (bpc) is `bits_per_byte`: they count bytes.
     A figure that is not finite (a perplexity beyond every float, a diverged model) is left out.
     Raises InputError for a count that is not positive.
     """

@@ -146,6 +146,8 @@ def _comparison_row(
     label = [swatch(place), el("span", row.name, cls="name")]
     if row.is_slice:
         label.append(el("span", "slice", cls="badge", attrs={"title": row.label}))
+    if mark := compared.mark(row):
+        label.append(el("span", f"protocol {mark}", cls="badge", attrs={"title": row.protocol}))
     if not compared.comparable:
         label.append(el("span", row.label or "text not recorded", cls="sub"))
     cells = [th(*label, scope="row", cls="row-name")]

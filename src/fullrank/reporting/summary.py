@@ -32,7 +32,7 @@ def summarise(compared: Comparison) -> Summary:
     groups: dict[int, list[Row]] = {}
     for row in compared.rows:
         groups.setdefault(row.text, []).append(row)
-    cautions = tuple(sentence for rows in groups.values() for sentence in _cautions(rows))
+    cautions = (*(sentence for rows in groups.values() for sentence in _cautions(rows)), *_protocols(compared))
     if len(groups) > 1:
         parts = [f"On {rows[0].label or 'a text that is not recorded'}: {_paragraph(rows)}" for rows in groups.values()]
         headline = "Not one comparison: the runs differ in text or vocabulary"
@@ -210,13 +210,22 @@ def _cautions(rows: Sequence[Row]) -> list[str]:
     budgets = sorted({tokens for result in results if (tokens := integer(result.get("tokens_seen"))) is not None})
     if len(budgets) > 1:
         found.append(f"The runs did not train on equally many tokens: {budgets[0]:,} to {budgets[-1]:,}.")
-    if len({str(result.get("protocol")) for result in results}) > 1:
-        found.append("The runs were not all evaluated by the same protocol; part of a difference may come from that.")
     if len({_machine(result) for result in results}) > 1:
         found.append(
             "The runs were not all made on the same kind of machine; tokens/s, ms and wall time do not compare."
         )
     return found
+
+
+def _protocols(compared: Comparison) -> list[str]:
+    """What the marks of the rows mean, where there are any."""
+    if len(compared.protocols) < 2:
+        return []
+    ways = "; ".join(f"[{number}] {protocol}" for number, protocol in enumerate(compared.protocols, start=1))
+    return [
+        "The runs were not all evaluated by the same protocol; part of a difference may come from that. "
+        f"Rows are marked with theirs: {ways}."
+    ]
 
 
 def _machine(result: object) -> str:

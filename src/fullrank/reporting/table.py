@@ -25,6 +25,7 @@ class Row:
     """One row of the comparison: the finished runs that differ only in their seed.
 
     `text` numbers the text and vocabulary of the measurement: perplexities compare only where it is equal.
+    `protocol` says how perplexity was measured; where rows differ in it, their names are marked (`Comparison.mark`).
     `difference` is the relative difference in perplexity to the first row, by split, where the two compare.
     `best` names the splits in which no comparable row has a lower mean. `ms_per_step` is by phase of training.
     """
@@ -32,6 +33,7 @@ class Row:
     name: str
     runs: tuple[RunRecord, ...]
     text: int
+    protocol: str
     parameters: int | None
     extra_parameters: int | None
     perplexity: Mapping[str, Stat]
@@ -67,6 +69,15 @@ class Comparison:
     def comparable(self) -> bool:
         """Whether every row was measured on the same text with the same vocabulary."""
         return len({row.text for row in self.rows}) <= 1
+
+    @property
+    def protocols(self) -> tuple[str, ...]:
+        """How the rows were measured, each way once, in the order of the rows."""
+        return tuple(dict.fromkeys(row.protocol for row in self.rows))
+
+    def mark(self, row: Row) -> str:
+        """`[1]`, `[2]` .. by the place of the row's protocol among `protocols`; empty where all rows have the same."""
+        return f"[{self.protocols.index(row.protocol) + 1}]" if len(self.protocols) > 1 else ""
 
     @property
     def has_paper(self) -> bool:
@@ -127,6 +138,7 @@ def _row(name: str, runs: tuple[RunRecord, ...], text: int) -> Row:
         name=name,
         runs=runs,
         text=text,
+        protocol=" and ".join(dict.fromkeys(str(result.get("protocol") or "not recorded") for result in results)),
         parameters=total_parameters(runs[0]),
         extra_parameters=None,
         perplexity={split: stat for split, stat in found.items() if stat is not None},
@@ -182,6 +194,7 @@ def _row_as_json(row: Row) -> dict[str, Any]:
         "corpus": row.label,
         "is_slice": row.is_slice,
         "text": row.text,
+        "protocol": row.protocol,
         "parameters": row.parameters,
         "extra_parameters": row.extra_parameters,
         "perplexity": {split: plain(stat) for split, stat in row.perplexity.items()},

@@ -58,7 +58,7 @@ def _table(compared: Comparison, title: str | None, *, narrow: bool) -> Table:
     for heading in (parameters, f"+{parameters}", *_perplexity_headings(compared, narrow), "tokens/s"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in compared.rows:
-        name = f"{row.name} (slice)" if row.is_slice else row.name
+        name = " ".join(filter(None, (row.name, "(slice)" if row.is_slice else "", compared.mark(row))))
         table.add_row(
             Text(name),
             format.count(row.parameters),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,16 @@ from torch import nn
 from fullrank.attention.kernels import kernel
 from fullrank.config.recipe import Resolved
 from fullrank.config.schema import RunConfig, stage_name
-from fullrank.data import Batch, Blocks, Corpus, Streams, load_corpus, prepare, unigram_perplexity
+from fullrank.data import Blocks, Corpus, Streams, load_corpus, prepare, unigram_perplexity
 from fullrank.errors import ConfigError, FullRankError, InputError
 from fullrank.evaluation.perplexity import Evaluation, figures
+from fullrank.evaluation.protocol import EvaluationProtocol, Flags, final_protocol, judging_protocol
 from fullrank.files import write_json
 from fullrank.model.language_model import LanguageModel
 from fullrank.model.size import parameters_by_part
 from fullrank.tasks.environment import environment
-from fullrank.tasks.objective import CausalObjective, evaluate_model
+from fullrank.tasks.measuring import check_length, measure
+from fullrank.tasks.objective import CausalObjective
 from fullrank.tasks.run_folder import absolute, check_place, claim, is_run, open_run
 from fullrank.training.device import choose_device, prepare_machine
 from fullrank.training.interrupt import only_one
@@ -51,6 +53,7 @@ def train(
 ) -> dict[str, Any]:
     """Train what `resolved` says in `folder` (continuing a run that was stopped there) and return its `result.json`."""
     config = dataclasses.replace(resolved.config, data=absolute(resolved.config.data))
+    final_protocol(config)  # a fault in it is told before any work
     check_place(folder)
     known = open_run(folder)[1] if is_run(folder) else {}
     corpus = _kept(known) or prepare(config.data, allow_slice=resolved.scale != "paper", report=say)
@@ -101,13 +104,6 @@ def _finished(folder: Path) -> dict[str, Any] | None:
     return result
 
 
-def _in_order(corpus: Corpus, split: str, batch_size: int, length: int, limit: int | None = None) -> Iterator[Batch]:
-    """All of `split`, or its first `limit` tokens, block by block."""
-    ids = corpus.ids(split)[:limit]
-    blocks = Blocks(ids, batch_size=batch_size, segment_length=length, start_id=corpus.tokenizer.start_id)
-    return (blocks.batch(0, index) for index in range(blocks.batches_per_epoch))
-
-
 def training_batches(config: RunConfig, corpus: Corpus) -> Blocks | Streams:
     """What training reads: blocks in a new order every epoch, or contiguous streams (`train.order`)."""
     options, ids, start = config.train, corpus.ids("train"), corpus.tokenizer.start_id
@@ -137,11 +133,18 @@ def _train(config: RunConfig, identity: dict[str, Any], corpus: Corpus, folder: 
     seed_everything(options.seed)
     model = LanguageModel(config.model).to(device)
     batches = training_batches(config, corpus)
-    length = judging.segment_length or options.segment_length
+    watched, judged, reported = (
+        corpus.ids("valid")[: judging.max_tokens],
+        judging_protocol(config),
+        final_protocol(config),
+    )
+    check_length(model, judged, len(watched))
+    for split in ("valid", "test"):
+        check_length(model, reported, corpus.splits[split].tokens)
 
     def judge(model: nn.Module) -> Evaluation:
-        watched = _in_order(corpus, "valid", judging.batch_size, length, judging.max_tokens)
-        return evaluate_model(model, watched, device)
+        start = corpus.tokenizer.start_id
+        return measure(model, watched, judged, batch_size=judging.batch_size, start_id=start, device=device)
 
     done = fit(
         model,
@@ -158,7 +161,7 @@ def _train(config: RunConfig, identity: dict[str, Any], corpus: Corpus, folder: 
         ),
     )
     best = LanguageModel.load(folder, "best").to(device)
-    final = {split: _measure(best, corpus, split, judging.batch_size, length, device) for split in ("valid", "test")}
+    final = {split: _figures(best, corpus, split, reported, judging.batch_size, device) for split in ("valid", "test")}
     parts = parameters_by_part(model)
     result = {
         **{key: identity[key] for key in ("name", "recipe", "row", "scale", "paper", "kernel")},
@@ -166,8 +169,9 @@ def _train(config: RunConfig, identity: dict[str, Any], corpus: Corpus, folder: 
         "parameters": parts,
         "mixing_parameters": parts["mixing"],
         "final": final,
-        "best": {"step": done.best_step, "nll": done.best_nll},
-        "protocol": protocol(length),
+        "best": {"step": done.best_step, "nll": done.best_nll, "protocol": judged.in_words()},
+        "protocol": reported.in_words(),
+        "protocol_settings": dataclasses.asdict(reported),
         "corpus": describe(corpus),
         "steps": done.steps,
         "epochs": done.epochs,
@@ -181,14 +185,6 @@ def _train(config: RunConfig, identity: dict[str, Any], corpus: Corpus, folder: 
     }
     write_json(folder / "result.json", result)
     return result
-
-
-def protocol(length: int) -> str:
-    """How perplexity was measured, in words."""
-    return (
-        f"consecutive blocks of {length} tokens, every token scored once, given the tokens before it in its block "
-        "and the one before the block"
-    )
 
 
 def describe(corpus: Corpus) -> dict[str, Any]:
@@ -206,18 +202,20 @@ def describe(corpus: Corpus) -> dict[str, Any]:
     }
 
 
-def _measure(
-    model: LanguageModel, corpus: Corpus, split: str, batch_size: int, length: int, device: torch.device
+def _figures(
+    model: LanguageModel,
+    corpus: Corpus,
+    split: str,
+    protocol: EvaluationProtocol,
+    batch_size: int,
+    device: torch.device,
 ) -> dict[str, Any]:
-    info = corpus.splits[split]
-    found = evaluate_model(model, _in_order(corpus, split, batch_size, length), device)
-    spelled = corpus.tokenizer.kind != "word"  # a word model scores <unk>, so bits per character would flatter it
-    return figures(
-        found,
-        words=info.words if spelled else None,
-        characters=info.characters if spelled else None,
-        bytes=info.bytes if spelled else None,
-    )
+    """What is reported of a split. A word model scores `<unk>` for words it lacks, so bits per character would flatter it."""
+    info, start = corpus.splits[split], corpus.tokenizer.start_id
+    found = measure(model, corpus.ids(split), protocol, batch_size=batch_size, start_id=start, device=device)
+    if corpus.tokenizer.kind == "word":
+        return figures(found, words=found.tokens)
+    return figures(found, words=info.words, characters=info.characters, bytes=info.bytes)
 
 
 def evaluate(
@@ -225,14 +223,14 @@ def evaluate(
     split: str,
     *,
     checkpoint: str = "best",
-    segment_length: int | None = None,
-    batch_size: int | None = None,
+    flags: Flags | None = None,
     device_name: str = "auto",
     kernel_name: str = "auto",
     say: Say = print,
 ) -> dict[str, Any]:
-    """Perplexity of the run in `folder` on `split`, with the protocol it was measured by."""
+    """Perplexity of the run in `folder` on `split`, with the protocol it was measured by: the run's, or as `flags` say."""
     config, identity = open_run(folder)
+    protocol, flags = final_protocol(config, flags), flags or Flags()
     corpus = _kept(identity) or prepare(config.data, allow_slice=True, report=say)
     if split not in corpus.splits:
         raise InputError(f"--split: '{split}' is not a split; {corpus.label} has {', '.join(corpus.splits)}")
@@ -242,16 +240,16 @@ def evaluate(
         )
     if corpus.splits[split].sha256 != identity["text"].get(split):
         raise InputError(f"the {split} text of {corpus.label} is not the one that {folder} was started with")
-    length = segment_length or config.eval.segment_length or config.train.segment_length
     device = choose_device(device_name, "--device")
     model = LanguageModel.load(folder, checkpoint).to(device)
     with kernel(kernel_name):
-        measured = _measure(model, corpus, split, batch_size or config.eval.batch_size, length, device)
+        measured = _figures(model, corpus, split, protocol, flags.batch_size or config.eval.batch_size, device)
     return {
         "run": str(folder),
         "split": split,
         **measured,
-        "protocol": protocol(length),
+        "protocol": protocol.in_words(),
+        "protocol_settings": dataclasses.asdict(protocol),
         "checkpoint": checkpoint,
         "corpus": corpus.label,
         "kernel": kernel_name,

@@ -1,18 +1,16 @@
-"""What training minimises and evaluation measures, for causal language models."""
+"""What training minimises, for causal language models."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fullrank.attention.penalty import orthogonality, overlap
 from fullrank.attention.trace import Trace
 from fullrank.config.schema import PhaseConfig, TrainConfig
 from fullrank.data import Batch
 from fullrank.errors import ConfigError
-from fullrank.evaluation.perplexity import Evaluation, evaluate_blocks
 from fullrank.model.language_model import LanguageModel
 from fullrank.model.memory import Memory
 from fullrank.training.skip_retain import SkipRetain
@@ -61,18 +59,3 @@ def _rest(phase: PhaseConfig, layers: int) -> SkipRetain:
         return SkipRetain(phase.skip, phase.p, num_layers=layers)
     except ValueError as error:
         raise ConfigError(f"train.phases.{phase.name}: {error}; change train.phases.{phase.name}.p") from error
-
-
-def evaluate_model(model: nn.Module, batches: Iterable[Batch], device: torch.device) -> Evaluation:
-    """Summed nll of `batches` under the model in evaluation mode; the training mode is restored.
-
-    In the precision around the call: while training that of training, for final figures fp32.
-    """
-    assert isinstance(model, LanguageModel)
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            return evaluate_blocks(lambda x, y: model.nll(x, y).per_token, batches, device=device)
-    finally:
-        model.train(training)

@@ -1,0 +1,150 @@
+"""A model measured on a text: blocks, sliding windows, or streams with memory. Every token is scored exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import nn
+
+from fullrank.data import Batch, Blocks, Streams, Windows
+from fullrank.errors import InputError
+from fullrank.evaluation.perplexity import Evaluation, Tally, evaluate_blocks
+from fullrank.evaluation.protocol import EvaluationProtocol
+from fullrank.model.language_model import LanguageModel
+
+
+def measure(
+    model: nn.Module,
+    ids: np.ndarray,
+    protocol: EvaluationProtocol,
+    *,
+    batch_size: int,
+    start_id: int,
+    device: torch.device,
+) -> Evaluation:
+    """Summed nll of the text `ids` under the model in evaluation mode, read as `protocol` says; the mode is restored.
+
+    batch_size: blocks or windows at a time; streams are as many as the protocol says.
+    Raises InputError where the model cannot read so many tokens (`check_length`).
+    """
+    assert isinstance(model, LanguageModel)
+    check_length(model, protocol, len(ids))
+    match protocol.kind:
+        case "blocks":
+            source: Blocks | Streams | Windows = Blocks(
+                ids, batch_size=batch_size, segment_length=protocol.segment_length, start_id=start_id
+            )
+            score = _score_rows
+        case "window":
+            assert protocol.context is not None
+            assert protocol.stride is not None
+            context, stride = protocol.context, protocol.stride
+            source = Windows(ids, batch_size=batch_size, context=context, stride=stride, start_id=start_id)
+            score = _score_ends
+        case "memory":
+            assert protocol.streams is not None
+            source = Streams(
+                ids,
+                batch_size=protocol.streams,
+                segment_length=protocol.segment_length,
+                start_id=start_id,
+                remainder="keep",
+            )
+            score = _score_streams
+    batches = (source.batch(0, index) for index in range(source.batches_per_epoch))
+    with _as_measured(model, protocol), torch.no_grad():
+        return score(model, batches, device)
+
+
+def evaluate_model(model: nn.Module, batches: Iterable[Batch], device: torch.device) -> Evaluation:
+    """Summed nll of `batches`, each read by itself, under the model in evaluation mode; the training mode is restored.
+
+    In the precision around the call: while training that of training, for final figures fp32.
+    """
+    assert isinstance(model, LanguageModel)
+    with _in_evaluation(model), torch.no_grad():
+        return _score_rows(model, batches, device)
+
+
+def check_length(model: LanguageModel, protocol: EvaluationProtocol, tokens: int) -> None:
+    """InputError if the model has no positions for what is read in one go: a block, a window, or a whole stream."""
+    limit = model.max_length
+    if limit is None:
+        return
+    if protocol.kind == "memory":
+        assert protocol.streams is not None
+        longest = -(-tokens // protocol.streams)
+        if longest > limit:
+            raise InputError(
+                f"a stream of {longest:,} tokens is longer than the {limit:,} positions of this model "
+                "(model.max_position_embeddings), and positions go on through the memory; measure it in more streams "
+                "(eval.batch_size or --batch-size) or without memory (eval.memory_length or --memory-length 0)"
+            )
+    elif (longest := min(tokens, protocol.segment_length)) > limit:
+        raise InputError(
+            f"a {'block' if protocol.kind == 'blocks' else 'window'} of {longest:,} tokens is longer than the {limit:,} "
+            "positions of this model (model.max_position_embeddings); shorten it (eval.segment_length or --segment-length)"
+        )
+
+
+def _score_rows(model: LanguageModel, batches: Iterable[Batch], device: torch.device) -> Evaluation:
+    return evaluate_blocks(lambda inputs, targets: model.nll(inputs, targets).per_token, batches, device=device)
+
+
+def _score_ends(model: LanguageModel, batches: Iterable[Batch], device: torch.device) -> Evaluation:
+    """Windows: the vocabulary layer reads only the hidden states of targets that count."""
+    tally = Tally(device)
+    for batch in batches:
+        batch = batch.to(device)
+        assert batch.weights is not None
+        hidden = model.hidden(batch.inputs).hidden  # (B, N, E)
+        counts = batch.weights != 0
+        targets = batch.targets[counts][None]  # (1, T)
+        tally.add(model.output.nll(hidden[counts][None], targets), targets)
+    return tally.total()
+
+
+def _score_streams(model: LanguageModel, batches: Iterable[Batch], device: torch.device) -> Evaluation:
+    """Streams: what a segment leaves in memory is read by the next."""
+    tally, memory = Tally(device), None
+    for batch in batches:
+        batch = _without_padded_columns(batch).to(device)
+        found = model.nll(batch.inputs, batch.targets, memory=memory)
+        memory = found.memory
+        tally.add(found.per_token, batch.targets, batch.weights)
+    return tally.total()
+
+
+def _without_padded_columns(batch: Batch) -> Batch:
+    """Without the columns at the end that are padding in every row: they would take positions that a model may lack."""
+    if batch.weights is None:
+        return batch
+    last = int(batch.weights.any(0).sum())
+    return Batch(batch.inputs[:, :last], batch.targets[:, :last], batch.weights[:, :last])
+
+
+@contextmanager
+def _in_evaluation(model: LanguageModel) -> Iterator[None]:
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
+@contextmanager
+def _as_measured(model: LanguageModel, protocol: EvaluationProtocol) -> Iterator[None]:
+    """The model in evaluation mode, remembering as the protocol says."""
+    with (
+        _in_evaluation(model),
+        model.remembers(
+            memory_length=protocol.memory_length,
+            same_length=protocol.same_length,
+            clamp_length=protocol.clamp_length,
+        ),
+    ):
+        yield

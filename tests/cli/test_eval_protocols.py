@@ -1,0 +1,251 @@
+"""`fullrank eval` under every protocol: right once, and wrong in every way a flag can be."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from cli_runs import SMALL, write_config, write_text
+
+import fullrank as fr
+from fullrank.cli import main
+
+XL = ["model.position=relative", "model.attention.score=relative", "model.memory_length=8"]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text(tmp_path_factory.mktemp("text"))
+
+
+def train(text: Path, name: str, *settings: str) -> Path:
+    config = write_config(text / f"{name}.yaml", text, text / "cache", steps=12)
+    with pytest.raises(SystemExit) as stopped:
+        main([str(word) for word in ("train", config, *SMALL, *settings, "--out", text / name, "--quiet")])
+    assert stopped.value.code in (0, None)
+    return text / name
+
+
+@pytest.fixture(scope="module")
+def plain(text: Path) -> Path:
+    """Words, no memory; its final figures are those of a sliding window."""
+    return train(text, "plain", "eval.context=5")
+
+
+@pytest.fixture(scope="module")
+def xl(text: Path) -> Path:
+    """Bytes, memory of 8; its final figures are those of a longer one."""
+    return train(text, "xl", *XL, "data.tokens=byte", "eval.memory_length=24", "eval.clamp_length=20")
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stopped:
+        main([str(word) for word in (*words, "--device", "cpu")])
+    said = capsys.readouterr()
+    code = stopped.value.code
+    return (code if isinstance(code, int) else 0), said.out, said.err
+
+
+def figures(capsys: pytest.CaptureFixture[str], folder: Path, *flags: object) -> dict[str, Any]:
+    code, out, err = run(capsys, "eval", folder, "--json", *flags)
+    assert code == 0, err
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+def result(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    return found
+
+
+def test_the_final_figures_are_those_of_eval(plain: Path, xl: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder, words in ((plain, "windows of 8 tokens that overlap by 5"), (xl, "up to 24 tokens of memory")):
+        kept, found = result(folder), figures(capsys, folder)
+        assert found["perplexity"] == pytest.approx(kept["final"]["test"]["perplexity"], rel=1e-6)
+        assert found["tokens"] == kept["corpus"]["tokens"]["test"]
+        assert found["protocol"] == kept["protocol"]
+        assert words in found["protocol"]
+        assert found["protocol_settings"] == kept["protocol_settings"]
+
+
+def test_while_training_a_model_is_judged_as_it_is_trained(
+    plain: Path, xl: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last line of metrics.jsonl is of the last weights, measured without the `eval` section's protocol."""
+    for folder, flags, words in (
+        (plain, ["--context", 0], "consecutive blocks of 8 tokens"),
+        (xl, ["--memory-length", 8, "--clamp-length", 10**6], "up to 8 tokens of memory"),
+    ):
+        last = json.loads((folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+        assert last["split"] == "valid"
+        found = figures(capsys, folder, "--split", "valid", "--checkpoint", "last", *flags)
+        assert found["nll"] == pytest.approx(last["nll"], rel=1e-6)
+        assert words in result(folder)["best"]["protocol"]
+        assert result(folder)["protocol"] != result(folder)["best"]["protocol"]
+
+
+@pytest.mark.parametrize(
+    ("which", "flags", "settings"),
+    [
+        ("plain", [], {"kind": "window", "context": 5, "stride": 3}),
+        ("plain", ["--context", 0], {"kind": "blocks", "segment_length": 8}),
+        (
+            "plain",
+            ["--context", 12, "--stride", 2],
+            {"kind": "window", "context": 12, "stride": 2, "segment_length": 14},
+        ),
+        ("plain", ["--stride", 1, "--segment-length", 20], {"kind": "window", "context": 19, "stride": 1}),
+        ("plain", ["--memory-length", 16], {"kind": "memory", "memory_length": 16, "streams": 10}),
+        ("plain", ["--memory-length", 16, "--same-length", "--batch-size", 2], {"same_length": True, "streams": 2}),
+        ("xl", [], {"kind": "memory", "memory_length": 24, "clamp_length": 20, "same_length": False}),
+        ("xl", ["--memory-length", 0], {"kind": "blocks", "clamp_length": 20, "streams": None}),
+        ("xl", ["--memory-length", 0, "--context", 4], {"kind": "window", "context": 4, "stride": 4}),
+        ("xl", ["--segment-length", 3, "--clamp-length", 5], {"segment_length": 3, "clamp_length": 5}),
+    ],
+)
+def test_flags_set_the_protocol(
+    which: str, flags: list[object], settings: dict[str, Any], plain: Path, xl: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = plain if which == "plain" else xl
+    found = figures(capsys, folder, *flags)
+    assert {key: found["protocol_settings"][key] for key in settings} == settings
+    assert found["tokens"] == result(folder)["corpus"]["tokens"]["test"]
+    assert found["perplexity"] == pytest.approx(math.exp(found["nll"]), rel=1e-12)
+    own = result(folder)["final"]["test"]["nll"]
+    assert (found["nll"] == pytest.approx(own, rel=1e-9)) == (not flags), "a protocol of its own has figures of its own"
+
+
+def test_a_sliding_window_equals_a_plain_computation(plain: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From the text itself and logits, window by window."""
+    words = (plain.parent / "test.txt").read_text(encoding="utf-8").replace("\n", " <eos> ").split()
+    entries = [line.split()[0] for line in (plain / "vocabulary.txt").read_text(encoding="utf-8").splitlines()]
+    ids = [entries.index(word) for word in words]
+    inputs = [entries.index("<eos>"), *ids[:-1]]
+    model = fr.LanguageModel.load(plain)
+    total = 0.0
+    for first in range(0, len(ids), 3):
+        begin, end = max(0, first - 7), min(first + 3, len(ids))
+        with torch.no_grad():
+            log_prob = model(torch.tensor([inputs[begin:end]])).logits.log_softmax(-1)[0]
+        total -= sum(float(log_prob[n - begin, ids[n]]) for n in range(first, end))
+    found = figures(capsys, plain, "--context", 7, "--stride", 3, "--batch-size", 4)
+    assert found["nll"] == pytest.approx(total / len(ids), rel=1e-5)
+
+
+def test_a_memory_equals_one_long_pass_and_need_not_be_cut_as_in_training(
+    xl: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = list((xl.parent / "test.txt").read_bytes())
+    found = [
+        figures(
+            capsys, xl, "--memory-length", 10**5, "--clamp-length", 10**5, "--batch-size", 1, "--segment-length", size
+        )
+        for size in (50, 333)
+    ]
+    whole = figures(capsys, xl, "--memory-length", 0, "--clamp-length", 10**5, "--segment-length", len(ids))
+    assert found[0]["tokens"] == len(ids)
+    for one in found:
+        assert one["nll"] == pytest.approx(whole["nll"], rel=1e-5)
+    assert "1 stream, begun without memory" in found[0]["protocol"]
+
+
+def test_figures_per_word_character_and_byte(plain: Path, xl: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A word model has words for tokens; of bytes, the text's own words, characters and bytes are counted."""
+    found = figures(capsys, plain)
+    assert found["perplexity_per_word"] == found["perplexity"]
+    assert "bits_per_character" not in found
+    found, content = figures(capsys, xl), (xl.parent / "test.txt").read_text(encoding="utf-8")
+    nats = found["nll"] * len(content.encode())
+    assert found["bits_per_byte"] == pytest.approx(found["nll"] / math.log(2), rel=1e-12)
+    assert found["bits_per_character"] == pytest.approx(nats / math.log(2) / len(content), rel=1e-12)
+    words = len(content.replace("\n", " <eos> ").split())
+    assert found["perplexity_per_word"] == pytest.approx(math.exp(nats / words), rel=1e-9)
+    code, out, _ = run(capsys, "eval", xl)
+    assert code == 0
+    for line in (
+        "perplexity per token",
+        "perplexity per word",
+        "bits per character",
+        "bits per byte",
+        "nats per token",
+    ):
+        assert line in out
+    assert found["protocol"] in out
+
+
+@pytest.mark.parametrize(
+    ("which", "flags", "said"),
+    [
+        ("plain", ["--context", 8], "--context: shorter than the segment, and train.segment_length is 8; given 8"),
+        (
+            "plain",
+            ["--context", 8, "--stride", 2, "--segment-length", 8],
+            "--segment-length: a window has context + stride = 10 tokens, given 8; give two of",
+        ),
+        (
+            "xl",
+            ["--context", 4],
+            "--context: a sliding window is for models without memory, given eval.memory_length 24",
+        ),
+        ("xl", ["--stride", 4], "give --memory-length 0 too"),
+        ("plain", ["--stride", 4, "--memory-length", 4], "--stride: a sliding window is for models without memory"),
+        ("plain", ["--stride", 9, "--segment-length", 8], "--stride: at most the segment, and --segment-length is 8"),
+        ("plain", ["--same-length"], "--same-length: goes with a memory"),
+        ("xl", ["--same-length", "--memory-length", 0], "--same-length: goes with a memory"),
+        ("plain", ["--clamp-length", 5], "--clamp-length: goes with model.position: relative"),
+        ("plain", ["--context", -1], "--context"),
+        ("plain", ["--stride", 0], "--stride"),
+        ("plain", ["--memory-length", -1], "--memory-length"),
+        ("plain", ["--clamp-length", 0], "--clamp-length"),
+    ],
+)
+def test_flags_that_cannot_be(
+    which: str, flags: list[object], said: str, plain: Path, xl: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(capsys, "eval", plain if which == "plain" else xl, *flags)
+    assert (code, out) == (2, "")
+    assert said in " ".join(err.split())
+    assert "Traceback" not in err
+
+
+def test_keys_that_cannot_be_are_refused_before_any_work(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = write_config(text / "wrong.yaml", text, text / "cache", steps=12)
+    for settings, said in (
+        (["eval.context=8"], "eval.context: at most 7"),
+        (["model.memory_length=4", "eval.stride=2"], "eval.context"),
+        (["model.position=learned", "model.max_position_embeddings=8", "eval.context=4", "eval.stride=5"],
+         "a window of 9 tokens is longer than the 8 positions"),
+        (["model.position=learned", "model.max_position_embeddings=8", "eval.memory_length=8"],
+         "tokens is longer than the 8 positions"),
+    ):  # fmt: skip
+        with pytest.raises(SystemExit) as stopped:
+            main(["train", str(config), *SMALL, *settings, "--out", str(text / "wrong")])
+        assert stopped.value.code == 2
+        assert said in capsys.readouterr().err
+        assert not (text / "wrong" / "metrics.jsonl").exists()
+
+
+def test_a_run_of_before_there_were_protocols(plain: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its files lack what was added since; its figures are still those of blocks."""
+    old = text / "old"
+    old.mkdir()
+    for name in ("run.json", "vocabulary.txt"):
+        (old / name).write_bytes((plain / name).read_bytes())
+    (old / "checkpoints").symlink_to(plain / "checkpoints")
+    config = yaml.safe_load((plain / "config.yaml").read_text(encoding="utf-8"))
+    for key in ("context", "stride", "memory_length", "same_length", "clamp_length"):
+        del config["eval"][key]
+    for key in ("memory_start", "same_length"):
+        del config["model"][key]
+    (old / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    found = figures(capsys, old)
+    assert found["protocol"] == (
+        "consecutive blocks of 8 tokens, every token scored once, given the tokens before it in its block and the one "
+        "before the block"
+    )
+    assert found["nll"] == figures(capsys, plain, "--context", 0)["nll"]

@@ -1,0 +1,198 @@
+"""Which protocol a configuration and flags make, what is refused, and what is said of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from fullrank.config.load import build
+from fullrank.config.schema import RunConfig
+from fullrank.errors import FullRankError, InputError
+from fullrank.evaluation.protocol import EvaluationProtocol, Flags, final_protocol, judging_protocol
+
+RELATIVE = {"position": "relative", "attention": {"score": "relative"}}
+
+
+def config(model: dict[str, Any] | None = None, **evaluation: Any) -> RunConfig:
+    """Segments of 512 tokens in training, 10 streams in evaluation."""
+    return build({"model": model or {}, "train": {"segment_length": 512}, "eval": evaluation})
+
+
+def settings(protocol: EvaluationProtocol) -> dict[str, Any]:
+    """What is not as in a plain protocol."""
+    return {
+        field.name: value
+        for field in dataclasses.fields(protocol)
+        if (value := getattr(protocol, field.name)) != field.default
+    }
+
+
+def window(context: int, stride: int) -> dict[str, Any]:
+    return {"kind": "window", "segment_length": context + stride, "context": context, "stride": stride}
+
+
+def memory(length: int, segment: int = 512, streams: int = 10, **more: Any) -> dict[str, Any]:
+    return {"kind": "memory", "segment_length": segment, "streams": streams, "memory_length": length, **more}
+
+
+@pytest.mark.parametrize(
+    ("model", "evaluation", "flags", "expected"),
+    [
+        ({}, {}, {}, {"kind": "blocks", "segment_length": 512}),
+        ({}, {"segment_length": 64}, {}, {"kind": "blocks", "segment_length": 64}),
+        ({}, {"segment_length": 64}, {"segment_length": 32}, {"kind": "blocks", "segment_length": 32}),
+        # fairseq: T = 512, C = 400 leaves 112 tokens at a time
+        ({}, {"context": 400}, {}, window(400, 112)),
+        ({}, {"stride": 112}, {}, window(400, 112)),
+        ({}, {}, {"context": 400}, window(400, 112)),
+        ({}, {}, {"stride": 1}, window(511, 1)),
+        ({}, {}, {"stride": 1, "segment_length": 64}, window(63, 1)),
+        ({}, {"context": 2560, "stride": 512}, {}, window(2560, 512)),
+        ({}, {"context": 400, "segment_length": 500}, {"stride": 50}, window(400, 50)),
+        ({}, {"context": 400, "stride": 112}, {"segment_length": 500}, window(400, 100)),
+        ({}, {"context": 400, "stride": 112}, {"segment_length": 500, "stride": 50}, window(450, 50)),
+        ({}, {"context": 400, "stride": 112}, {"segment_length": 500, "context": 450}, window(450, 50)),
+        ({}, {}, {"context": 400, "stride": 112, "segment_length": 512}, window(400, 112)),
+        ({}, {}, {"context": 0}, {"kind": "blocks", "segment_length": 512}),
+        ({}, {"context": 400}, {"context": 0, "stride": 64}, {"kind": "blocks", "segment_length": 64}),
+        ({"memory_length": 64}, {}, {}, memory(64)),
+        ({"memory_length": 64}, {"memory_length": 640, "batch_size": 1}, {}, memory(640, streams=1)),
+        ({"memory_length": 64}, {"memory_length": 640}, {"memory_length": 10, "batch_size": 3}, memory(10, streams=3)),
+        ({"memory_length": 64}, {"memory_length": 0}, {}, {"kind": "blocks", "segment_length": 512}),
+        ({"memory_length": 64}, {}, {"memory_length": 0}, {"kind": "blocks", "segment_length": 512}),
+        ({"memory_length": 64}, {"memory_length": 0, "context": 400}, {}, window(400, 112)),
+        ({"memory_length": 64}, {}, {"memory_length": 0, "context": 400}, window(400, 112)),
+        ({}, {}, {"memory_length": 640, "segment_length": 64}, memory(640, 64)),
+        ({}, {"context": 400}, {"memory_length": 640}, memory(640)),  # the flag wins over a key that it excludes
+        ({}, {"context": 400}, {"memory_length": 0}, window(400, 112)),
+        ({"memory_length": 64, "same_length": True}, {}, {}, memory(64, same_length=True)),
+        ({"memory_length": 64, "same_length": True}, {"same_length": False}, {}, memory(64)),
+        ({"memory_length": 64, "same_length": True}, {}, {"same_length": False}, memory(64)),
+        ({"memory_length": 64}, {"same_length": True}, {}, memory(64, same_length=True)),
+        ({"memory_length": 64}, {"same_length": True}, {"memory_length": 0}, {"kind": "blocks", "segment_length": 512}),
+        ({"memory_length": 64, "memory_start": "zeros"}, {}, {}, memory(64, memory_start="zeros")),
+        (RELATIVE, {"clamp_length": 400}, {}, {"kind": "blocks", "segment_length": 512, "clamp_length": 400}),
+        ({**RELATIVE, "memory_length": 64}, {"clamp_length": 400}, {"clamp_length": 9}, memory(64, clamp_length=9)),
+        (
+            {"position": "relative", "attention": {"score": {"name": "relative", "clamp_length": 70}}},
+            {"context": 400},
+            {},
+            {**window(400, 112), "clamp_length": 70},
+        ),
+    ],
+)
+def test_what_configuration_and_flags_make(
+    model: dict[str, Any], evaluation: dict[str, Any], flags: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    assert settings(final_protocol(config(model, **evaluation), Flags(**flags))) == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "flags", "said"),
+    [
+        ({}, {"context": 512}, "--context: shorter than the segment, and train.segment_length is 512; given 512"),
+        (
+            {},
+            {"stride": 65, "segment_length": 64},
+            "--stride: at most the segment, and --segment-length is 64; given 65",
+        ),
+        (
+            {},
+            {"context": 400, "stride": 100, "segment_length": 512},
+            "--segment-length: a window has context + stride = 500 tokens, given 512; give two of",
+        ),
+        (
+            {"memory_length": 64},
+            {"context": 400},
+            "--context: a sliding window is for models without memory, given model.memory_length 64; "
+            "give --memory-length 0 too",
+        ),
+        (
+            {},
+            {"stride": 100, "memory_length": 32},
+            "--stride: a sliding window is for models without memory, given --memory-length 32; give one of the two",
+        ),
+        ({}, {"same_length": True}, "--same-length: goes with a memory"),
+        ({"memory_length": 64}, {"same_length": True, "memory_length": 0}, "--same-length: goes with a memory"),
+        (
+            {},
+            {"clamp_length": 5},
+            "--clamp-length: goes with model.position: relative, given model.position: sinusoidal",
+        ),
+    ],
+)
+def test_flags_that_exclude_each_other(model: dict[str, Any], flags: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        final_protocol(config(model), Flags(**flags))
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "evaluation", "said"),
+    [
+        ({}, {"context": 512}, "eval.context: at most 511"),
+        ({}, {"stride": 65, "segment_length": 64}, "eval.stride: at most 64"),
+        ({"memory_length": 64}, {"context": 400}, "eval.context: a sliding window is for models without memory"),
+        ({}, {"same_length": True}, "eval.same_length: goes with a memory"),
+        ({}, {"clamp_length": 5}, "eval.clamp_length: goes with model.position: relative"),
+    ],
+)
+def test_keys_that_exclude_each_other_are_refused_with_the_configuration(
+    model: dict[str, Any], evaluation: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(FullRankError) as caught:
+        config(model, **evaluation)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ({}, {"kind": "blocks", "segment_length": 64}),
+        ({**RELATIVE, "memory_length": 32, "same_length": True}, memory(32, 64, same_length=True)),
+    ],
+)
+def test_a_model_is_judged_as_it_is_trained(model: dict[str, Any], expected: dict[str, Any]) -> None:
+    """What the final figures are measured by plays no part."""
+    different = {"memory_length": 640, "clamp_length": 400} if model else {"context": 50}
+    judged = judging_protocol(config(model, segment_length=64, **different))
+    assert settings(judged) == expected
+    assert final_protocol(config(model, segment_length=64, **different)) != judged
+
+
+@pytest.mark.parametrize(
+    ("protocol", "words"),
+    [
+        (
+            EvaluationProtocol(kind="blocks", segment_length=64),
+            "consecutive blocks of 64 tokens, every token scored once, given the tokens before it in its block and the one "
+            "before the block",
+        ),
+        (
+            EvaluationProtocol(kind="window", segment_length=512, context=400, stride=112),
+            "windows of 512 tokens that overlap by 400, every token scored once, as one of the last 112 of its window, "
+            "given the 401 to 512 tokens before it (fewer at the beginning of the text)",
+        ),
+        (
+            EvaluationProtocol(kind="window", segment_length=64, context=63, stride=1),
+            "windows of 64 tokens that overlap by 63, every token scored once, as the last of its window, "
+            "given the 64 tokens before it (fewer at the beginning of the text)",
+        ),
+        (
+            EvaluationProtocol(
+                kind="memory", segment_length=64, streams=10, memory_length=640, same_length=True, clamp_length=400
+            ),
+            "10 streams, each begun without memory, read in segments of 64 tokens with up to 640 tokens of memory, every "
+            "query sees at most 640 keys, its own included; every token scored once; positions clamped at 400",
+        ),
+        (
+            EvaluationProtocol(kind="memory", segment_length=64, streams=1, memory_length=640, memory_start="zeros"),
+            "1 stream, begun with a memory of zeros, read in segments of 64 tokens with up to 640 tokens of memory; "
+            "every token scored once",
+        ),
+    ],
+)
+def test_in_words(protocol: EvaluationProtocol, words: str) -> None:
+    assert protocol.in_words() == words
