@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import json
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 import yaml
 
@@ -209,15 +210,23 @@ def _without(cls: type, raw: dict[str, Any], place: tuple[Any, ...]) -> dict[str
     return kept
 
 
+@functools.cache
+def _adapter(cls: type) -> Any:
+    """Making one takes longer than all its checks."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(cls)
+
+
 def _validated(cls: type[Config], raw: Mapping[str, Any], prefix: str = "") -> Config:
     """A faulty section keeps pydantic from checking the one around it, so that is checked again without it."""
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     lines: list[str] = []
     rest, before = _no_booleans(cls, raw), None
     while rest != before:
         try:
-            config: Config = TypeAdapter(cls).validate_python(rest)
+            config: Config = _adapter(cast(Any, cls)).validate_python(rest)
             break
         except ValidationError as error:
             lines += [line for fault in error.errors() for line in _describe(fault, cls, prefix)]

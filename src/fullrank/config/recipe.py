@@ -7,11 +7,14 @@
       plain: {paper: {parameters: 156M, valid: 30.75, test: 29.78}}
       b:     {set: {model.attention.mix: position_wise}, paper: {...}}
 
-`base`, a scale and a row's `set` may use dotted keys. A plain YAML of `model data train eval` is a recipe with one row.
+`base`, a scale and a row's `set` may use dotted keys. A row may have `scales` of its own, laid on last. `extends: NAME` (a
+shipped recipe, or a file beside this one) takes that recipe's base and scales, on which this recipe's are laid; rows are
+always its own. A plain YAML of `model data train eval` is a recipe with one row.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -27,7 +30,10 @@ SCALES = ("paper", "small", "tiny")
 
 @dataclass(frozen=True)
 class Recipe:
-    """One table. `rows` maps a row's name to `{set: {...}, paper: {...}}`; `notes` say what the paper leaves open."""
+    """One table. `rows` maps a row's name to `{set: {...}, scales: {...}, paper: {...}}`.
+
+    `base` and `scales` hold what an extended recipe brought, too; `notes` say what the paper leaves open.
+    """
 
     name: str
     table: str
@@ -49,7 +55,8 @@ class Resolved:
     paper: Mapping[str, Any] | None = None
 
 
-_KEYS = {"table", "paper", "base", "scales", "rows", "notes"}
+_KEYS = {"table", "paper", "extends", "base", "scales", "rows", "notes"}
+_ROW = {"set": "settings", "scales": "settings by scale", "paper": "figures"}
 
 
 def _mapping(name: str, key: str, value: Any, holds: str) -> dict[Any, Any]:
@@ -61,32 +68,76 @@ def _mapping(name: str, key: str, value: Any, holds: str) -> dict[Any, Any]:
     return dict(value)
 
 
-def parse(name: str, raw: Mapping[str, Any]) -> Recipe:
-    """A recipe from its YAML mapping; a mapping without `rows` is a plain configuration."""
+def _scales(name: str, key: str, value: Any) -> dict[str, dict[Any, Any]]:
+    """The mapping `scales` of a recipe or a row, checked."""
+    scales = _mapping(name, key, value, "settings by scale")
+    if unknown := set(scales) - set(SCALES):
+        raise ConfigError(f"{name}: unknown scale {sorted(map(str, unknown))}; scales are {', '.join(SCALES)}")
+    return {scale: _mapping(name, f"scale '{scale}'", settings, "settings") for scale, settings in scales.items()}
+
+
+def _row(name: str, row: str, value: Any) -> dict[Any, Any]:
+    """One row, checked."""
+    found = _mapping(name, f"row '{row}'", value, "`set`, `scales` and `paper`")
+    if unknown := set(found) - set(_ROW):
+        raise ConfigError(
+            f"{name}: row '{row}' holds {sorted(map(str, unknown))}; a row has `set`, `scales` and `paper`"
+        )
+    for key, holds in _ROW.items():
+        _mapping(name, f"`{key}` of row '{row}'", found.get(key), holds)
+    _scales(name, f"`scales` of row '{row}'", found.get("scales"))
+    return found
+
+
+def _extended(name: str, parent: Any, folder: Path | None, below: tuple[str, ...]) -> Recipe:
+    """The recipe that `name` extends; one that is a file is beside it, in `folder`."""
+    if not isinstance(parent, str):
+        raise InputError(f"{name}: `extends` names a recipe or a YAML file, given {parent!r}")
+    is_file = parent.endswith((".yaml", ".yml"))
+    where = str(folder / parent) if is_file and folder is not None else parent
+    if where in below:
+        raise InputError(f"{name}: `extends` goes round in a circle: {' -> '.join((*below, where))}")
+    try:
+        recipe = _load(where, below)
+    except InputError as error:
+        raise InputError(f"{name}: `extends: {parent}`: {error}") from error
+    if not recipe.rows:
+        raise InputError(
+            f"{name}: `extends: {parent}`: a single configuration; only a recipe with `rows` can be extended"
+        )
+    return recipe
+
+
+def parse(name: str, raw: Mapping[str, Any], folder: Path | None = None, below: tuple[str, ...] = ()) -> Recipe:
+    """A recipe from its YAML mapping; a mapping without `rows` is a plain configuration.
+
+    `folder` is where files that it extends are looked for, `below` the recipes that extend this one.
+    """
     if "rows" not in raw:
+        if "extends" in raw:
+            raise InputError(f"{name}: `extends` belongs to a recipe; name its `rows`")
         return Recipe(name, name, "", undotted(raw), {}, {})
     if unknown := set(raw) - _KEYS:
         raise ConfigError(
             *(f"{name}: unknown key '{key}' of a recipe; {suggest(key, _KEYS)}" for key in sorted(map(str, unknown)))
         )
     base = _mapping(name, "`base`", raw.get("base"), "settings")
-    rows = {
-        str(row): _mapping(name, f"row '{row}'", value, "`set` and `paper`")
-        for row, value in _mapping(name, "`rows`", raw["rows"], "row names").items()
-    }
+    given = _mapping(name, "`rows`", raw["rows"], "row names")
+    rows = {str(row): _row(name, str(row), value) for row, value in given.items()}
     if not rows:
         raise InputError(f"{name}: `rows` names no row; name one, or leave `rows` out for a single configuration")
-    for row, value in rows.items():
-        if unknown := set(value) - {"set", "paper"}:
-            found = sorted(map(str, unknown))
-            raise ConfigError(f"{name}: row '{row}' holds {found}; a row has `set` and `paper`")
-        for key in ("set", "paper"):
-            _mapping(name, f"`{key}` of row '{row}'", value.get(key), "settings" if key == "set" else "figures")
-    scales = _mapping(name, "`scales`", raw.get("scales"), "settings by scale")
-    if unknown := set(scales) - set(SCALES):
-        raise ConfigError(f"{name}: unknown scale {sorted(map(str, unknown))}; scales are {', '.join(SCALES)}")
-    scales = {scale: _mapping(name, f"scale '{scale}'", value, "settings") for scale, value in scales.items()}
-    table, paper, notes = (str(raw.get(key) or other) for key, other in (("table", name), ("paper", ""), ("notes", "")))
+    scales = _scales(name, "`scales`", raw.get("scales"))
+    paper = str(raw.get("paper") or "")
+    if raw.get("extends") is not None:
+        parent = _extended(name, raw["extends"], folder, (*below, name))
+        base = lay(undotted(parent.base), base)
+        scales = {
+            scale: lay(undotted(parent.scales.get(scale, {})), scales.get(scale, {}))
+            for scale in SCALES
+            if scale in parent.scales or scale in scales
+        }
+        paper = paper or parent.paper
+    table, notes = (str(raw.get(key) or other) for key, other in (("table", name), ("notes", "")))
     return Recipe(name, table, paper, base, scales, rows, notes)
 
 
@@ -104,23 +155,32 @@ def shipped() -> list[str]:
 
 def load(name: str) -> Recipe:
     """A shipped recipe by name, or a YAML file by path; a run folder gives the configuration saved in it."""
+    return _load(name, ())
+
+
+def _load(name: str, below: tuple[str, ...]) -> Recipe:
     path = Path(name)
     if path.is_dir():
         if not (path / "config.yaml").is_file():
             raise InputError(
                 f"{name}: a folder without config.yaml is not a run; give a run folder, a YAML file or a recipe"
             )
-        return parse(name, read_yaml(path / "config.yaml"))
+        return parse(name, read_yaml(path / "config.yaml"), path, below)
     if path.suffix in (".yaml", ".yml") or path.is_file():
         if not path.is_file():
             raise InputError(f"{name}: no such file")
-        return parse(name, read_yaml(path))
+        return parse(name, read_yaml(path), path.parent, below)
     known = shipped()
     if name not in known:
         raise InputError(f"'{name}' is neither a file nor a shipped recipe; {suggest(name, known)}")
+    return parse(name, _shipped_yaml(name), None, below)
+
+
+@functools.cache
+def _shipped_yaml(name: str) -> Any:
     folder, _, leaf = name.partition("/")
     text = (resources.files("fullrank") / "recipes" / folder / f"{leaf}.yaml").read_text(encoding="utf-8")
-    return parse(name, parse_yaml(text, name))
+    return parse_yaml(text, name)
 
 
 def resolve(name: str, row: str | None = None, scale: str | None = None, overrides: Iterable[str] = ()) -> Resolved:
@@ -140,5 +200,7 @@ def resolve(name: str, row: str | None = None, scale: str | None = None, overrid
     if recipe.scales and scale not in recipe.scales:
         raise InputError(f"{name} has no scale '{scale}'; scales: {', '.join(recipe.scales)}")
     raw = lay(raw, recipe.scales.get(scale) or {})
-    raw = lay(raw, recipe.rows[row].get("set") or {})
-    return Resolved(build(apply_overrides(raw, overrides)), name, row, scale, recipe.rows[row].get("paper"))
+    chosen = recipe.rows[row]
+    raw = lay(raw, chosen.get("set") or {})
+    raw = lay(raw, (chosen.get("scales") or {}).get(scale) or {})
+    return Resolved(build(apply_overrides(raw, overrides)), name, row, scale, chosen.get("paper"))

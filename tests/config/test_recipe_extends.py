@@ -1,0 +1,120 @@
+"""`extends`: a recipe that takes another's base and scales; `scales` of a row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fullrank.config.recipe import load, resolve
+from fullrank.errors import InputError
+
+
+def write(folder: Path, name: str, text: str) -> str:
+    (folder / name).write_text(text, encoding="utf-8")
+    return str(folder / name)
+
+
+PARENT = """
+table: parent
+paper: Somebody 2020
+notes: of the parent
+base: {model: {hidden_size: 32, num_attention_heads: 4}, train.seed: 7}
+scales:
+  paper: {model: {num_hidden_layers: 9}, train: {steps: 100}}
+  tiny: {model: {num_hidden_layers: 2}, train: {steps: 5, batch_size: 3}}
+rows: {plain: {paper: {valid: 1}}}
+"""
+
+
+def test_base_and_scales_are_laid_on_the_parents(tmp_path: Path) -> None:
+    write(tmp_path, "parent.yaml", PARENT)
+    child = write(
+        tmp_path,
+        "child.yaml",
+        """
+extends: parent.yaml
+base: {model.num_attention_heads: 8, train: {seed: 9}}
+scales:
+  tiny: {train: {epochs: 2}}
+  small: {model.num_hidden_layers: 4}
+rows: {other: {set: {model.norm: post}}}
+""",
+    )
+    recipe = load(child)
+    assert (recipe.table, recipe.paper, recipe.notes) == (child, "Somebody 2020", "")
+    assert list(recipe.rows) == ["other"]
+    assert list(recipe.scales) == ["paper", "small", "tiny"]
+    tiny = resolve(child, "other", "tiny").config
+    assert (tiny.model.hidden_size, tiny.model.num_attention_heads, tiny.model.num_hidden_layers) == (32, 8, 2)
+    assert (tiny.train.seed, tiny.train.steps, tiny.train.epochs, tiny.train.batch_size) == (9, None, 2, 3)
+    assert tiny.model.norm == "post"
+    paper = resolve(child, "other", "paper").config
+    assert (paper.model.num_hidden_layers, paper.train.steps, paper.train.seed) == (9, 100, 9)
+    assert resolve(child, "other", "small").config.model.num_hidden_layers == 4
+
+
+def test_extending_one_that_extends_and_a_shipped_one(tmp_path: Path) -> None:
+    write(tmp_path, "parent.yaml", PARENT)
+    write(tmp_path, "child.yaml", "extends: parent.yaml\nbase: {train.seed: 9}\nrows: {x: }\n")
+    grandchild = write(tmp_path, "grandchild.yaml", "extends: child.yaml\nbase: {train.batch_size: 2}\nrows: {y: }\n")
+    config = resolve(grandchild, "y", "paper").config
+    assert (config.model.num_hidden_layers, config.train.seed, config.train.batch_size) == (9, 9, 2)
+    mine = write(tmp_path, "mine.yaml", "extends: mixhead/table1-vanilla\nbase: {train.seed: 3}\nrows: {z: }\n")
+    shipped = resolve("mixhead/table1-vanilla", "plain", "tiny").config
+    config = resolve(mine, "z", "tiny").config
+    assert config.train.seed == 3
+    assert (config.model, config.data, config.eval) == (shipped.model, shipped.data, shipped.eval)
+
+
+def test_a_parent_is_not_changed_by_its_children(tmp_path: Path) -> None:
+    before = resolve("mixhead/table1-vanilla", "plain", "tiny")
+    mine = write(
+        tmp_path,
+        "mine.yaml",
+        "extends: mixhead/table1-vanilla\nbase: {model.norm: post}\nscales: {tiny: {model.hidden_size: 8}}\nrows: {z: }\n",
+    )
+    assert resolve(mine, "z", "tiny").config.model.hidden_size == 8
+    assert resolve("mixhead/table1-vanilla", "plain", "tiny") == before
+
+
+def test_scales_of_a_row_are_laid_on_last(tmp_path: Path) -> None:
+    file = write(
+        tmp_path,
+        "mine.yaml",
+        """
+scales: {paper: {train.batch_size: 1}, tiny: {train.batch_size: 2}}
+rows:
+  a: {set: {train.batch_size: 3, train.seed: 4}, scales: {tiny: {train: {batch_size: 5, steps: 6}}}}
+""",
+    )
+    paper, tiny = (resolve(file, "a", scale).config.train for scale in ("paper", "tiny"))
+    assert (paper.batch_size, paper.seed, paper.steps) == (3, 4, None)
+    assert (tiny.batch_size, tiny.seed, tiny.steps) == (5, 4, 6)
+    assert resolve(file, "a", "tiny", ["train.batch_size=7"]).config.train.batch_size == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("extends: [a]\nrows: {x: }", "names a recipe or a YAML file, given"),
+        ("extends: mixhead/table1-vanila\nrows: {x: }", "did you mean 'mixhead/table1-vanilla'"),
+        ("extends: nowhere.yaml\nrows: {x: }", "no such file"),
+        ("extends: mine.yaml\nrows: {x: }", "goes round in a circle"),
+        ("extends: plain.yaml\nrows: {x: }", "only a recipe with `rows` can be extended"),
+        ("extends: parent.yaml", "`extends` belongs to a recipe; name its `rows`"),
+        ("extends: broken.yaml\nrows: {x: }", "broken.yaml`: .*unknown scale"),
+    ],
+)
+def test_what_cannot_be_extended(tmp_path: Path, text: str, message: str) -> None:
+    write(tmp_path, "parent.yaml", PARENT)
+    write(tmp_path, "plain.yaml", "train: {seed: 3}\n")
+    write(tmp_path, "broken.yaml", "scales: {huge: {}}\nrows: {x: }\n")
+    with pytest.raises(InputError, match=message):
+        load(write(tmp_path, "mine.yaml", text))
+
+
+def test_a_circle_of_two(tmp_path: Path) -> None:
+    write(tmp_path, "a.yaml", "extends: b.yaml\nrows: {x: }\n")
+    with pytest.raises(InputError, match=r"goes round in a circle: .*a\.yaml -> .*b\.yaml -> .*a\.yaml"):
+        load(write(tmp_path, "b.yaml", "extends: a.yaml\nrows: {x: }\n").replace("b.yaml", "a.yaml"))
