@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any
@@ -510,3 +511,72 @@ def test_the_cost_of_a_memory() -> None:
     assert plain["bytes"]["memory_per_text_fp32"] == 0
     window = size(fr.ModelConfig(**sizes, memory_length=m, same_length=True), n)["flops_per_token"]["forward"]
     assert forward - window == round(layers * 4 * heads * head_dim * (n + 1) / 2)
+
+
+def test_cached_keys_of_distances_are_not_used_where_distances_are_clamped_otherwise() -> None:
+    made, ids = model("relative"), text()
+    with torch.no_grad():
+        cached = made(ids[:, :8]).memory
+        with made.remembers(clamp_length=2):
+            found = made(ids[:, 8:12], cached).logits
+            want = made(ids[:, 8:12], without_heads(cached)).logits
+        there = made(ids[:, 8:12], cached).logits
+        back = made(ids[:, 8:12], without_heads(cached)).logits
+    torch.testing.assert_close(found, want, rtol=0, atol=1e-12)
+    torch.testing.assert_close(there, back, rtol=0, atol=1e-12)
+    assert (want - back).abs().max() > 1e-3
+
+
+def test_a_memory_of_an_evaluation_does_not_end_the_dropout_of_distances() -> None:
+    made, ids = model("relative", dropout=fr.DropoutConfig(embedding=0.5)), text()
+    with torch.no_grad():
+        cached = made(ids[:, :8]).memory
+    made.train()
+    found = []
+    for memory in (cached, without_heads(cached)):
+        torch.manual_seed(3)
+        found.append(made(ids[:, 8:12], memory).logits)
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_memory_of_another_precision(position: str, cached: bool) -> None:
+    made, ids = model(position), text()
+    with torch.no_grad():
+        low = copy.deepcopy(made).float()
+        memory = low(ids[:, :8]).memory
+        want = made(ids[:, 8:12], made(ids[:, :8]).memory).logits
+    with torch.set_grad_enabled(not cached):
+        torch.testing.assert_close(made(ids[:, 8:12], memory).logits, want, rtol=0, atol=1e-4)
+        with torch.autocast("cpu", torch.bfloat16):
+            low(ids[:, 8:12], memory)
+            memory = low(ids[:, :8]).memory
+        low(ids[:, 8:12], memory)
+
+
+def test_cached_keys_of_one_model_are_not_used_by_another() -> None:
+    made, other, ids = model("rotary"), model("rotary", seed=1), text()
+    with torch.no_grad():
+        memory = made(ids[:, :8]).memory
+        found = other(ids[:, 8:12], memory).logits
+        assert torch.equal(found, other(ids[:, 8:12], without_heads(memory)).logits)
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_segment_of_no_tokens_changes_nothing(position: str, masked: bool) -> None:
+    made, ids = model(position), text()
+    nothing = {"attention_mask": torch.ones(2, 0, dtype=torch.bool)} if masked else {}
+    with torch.no_grad():
+        begun = made(ids[:, :0], **nothing)
+        first = made(ids[:, :8], begun.memory)
+        between = made(ids[:, 8:8], first.memory, **nothing)
+        assert begun.logits.shape == between.logits.shape == (2, 0, V)
+        assert torch.equal(made(ids[:, 8:12], between.memory).logits, made(ids[:, 8:12], first.memory).logits)
+        assert torch.equal(first.logits, made(ids[:, :8]).logits)
+
+
+def without_heads(memory: Memory) -> Memory:
+    """Nothing projected: keys and values are made anew from the hidden states."""
+    return Memory.from_tensors(memory.to_tensors())

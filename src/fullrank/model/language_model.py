@@ -106,6 +106,9 @@ class LanguageModel(nn.Module):
             layout = self._with_encodings(layout, x, cache.layers[0], True)
             x, after = stack.read_after_cache(self.blocks, x, cache, layout, mask, trace)
             return Pass(self._finished(x), None, after)
+        if input_ids.shape[1] == 0:  # nothing is read, nothing is remembered
+            begun = (memory or self.new_memory()) if self.memory_length else None
+            return Pass(self._finished(self.embedding(input_ids)), begun, None)
         if self.memory_length:
             return self._after_memory(input_ids, memory, attention_mask, trace, skip, drifting)
         x, layout, _ = self._embedded(input_ids, None, attention_mask)
@@ -137,7 +140,7 @@ class LanguageModel(nn.Module):
             self.position.check(memory.length + tokens if segment.mask is None else int(segment.positions.max()) + 1)
         x = self.embedding_dropout(self.position(read, segment.positions))  # (B, N, E)
         keeps_heads = not self.training and not torch.is_grad_enabled()
-        how = stack.Remembering(self.memory_length, self._window, skip, drifting, keeps_heads)
+        how = stack.Remembering(self.memory_length, self._window, skip, drifting, keeps_heads, self._clamp_length)
 
         def encode(layout: Layout, known: KeyValues | None) -> Layout:
             return self._with_encodings(layout, x, known, keeps_heads)

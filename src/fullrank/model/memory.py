@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,8 +25,8 @@ class LayerMemory:
     hidden (B, M, E): its inputs, detached; None for an empty memory.
     runs: which tokens these are, as pieces of consecutive positions, oldest first; None where texts differ in length.
     positions (B, M), mask (B, M): the same for texts that differ; padding, False in the mask, stands on the left.
-    heads: in evaluation without gradients, their keys and values, so that nothing is projected twice; version: of the
-    parameters that made them.
+    heads: in evaluation without gradients, their keys and values, so that nothing is projected twice; made: with which
+    weights, precision and clamped distances, so that no others use them.
     rested: tokens of all segments at which the layer rested.
     """
 
@@ -34,7 +35,7 @@ class LayerMemory:
     positions: Tensor | None = None
     mask: Tensor | None = None
     heads: KeyValues | None = None
-    version: int = 0
+    made: tuple[Any, ...] = ()
     rested: int = 0
 
     @property
@@ -119,12 +120,12 @@ class Memory:
             raise InputError(
                 f"the memory is of {len(self.layers)} layers, the model has {layers}; begin with memory=None"
             )
-        for layer in self.layers:
-            if layer.hidden is not None and layer.hidden.shape[0] != rows:
-                raise InputError(
-                    f"the memory is of {layer.hidden.shape[0]} texts, input_ids of {rows}; see memory.reorder, or begin "
-                    "with memory=None"
-                )
+        texts = [len(layer.hidden) for layer in self.layers if layer.hidden is not None]
+        texts += [] if self.lengths is None else [len(self.lengths)]
+        if wrong := [count for count in texts if count != rows]:
+            raise InputError(
+                f"the memory is of {wrong[0]} texts, input_ids of {rows}; see memory.reorder, or begin with memory=None"
+            )
 
     def to_tensors(self) -> dict[str, Tensor]:
         """Everything but cached keys and values as named tensors, for a checkpoint."""

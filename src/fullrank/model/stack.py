@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fullrank.attention.layer import KeyValues
@@ -42,7 +43,8 @@ class Remembering:
     """How a segment is read after a memory.
 
     limit: tokens that a layer remembers; window: keys that a query sees, None for all; skip: layers that rest; drifting:
-    see `Segment.layout`; keeps_heads: let the memory hold keys and values too (nothing is differentiated).
+    see `Segment.layout`; keeps_heads: let the memory hold keys and values too (nothing is differentiated); clamp: distances
+    beyond it count as it.
     """
 
     limit: int
@@ -50,6 +52,7 @@ class Remembering:
     skip: Collection[int] = ()
     drifting: bool = False
     keeps_heads: bool = False
+    clamp: int | None = None
 
 
 def read_after_memory(
@@ -69,9 +72,11 @@ def read_after_memory(
         if i in how.skip:
             after.append(replace(known, rested=known.rested + segment.tokens))
             continue
-        version = _version(block)
-        if known.heads is not None and known.version != version:
-            known = replace(known, heads=None)  # made with weights that have changed since
+        made = _made(block, x, how.clamp)
+        if known.heads is not None and (not how.keeps_heads or known.made != made):
+            known = replace(known, heads=None)  # their table of distances, too, has no gradient and no dropout
+        if known.hidden is not None and known.hidden.dtype != x.dtype:
+            known = replace(known, hidden=known.hidden.to(x.dtype))
         place = (known.runs, known.rested if how.drifting else 0, i if known.runs is None else None)
         if place not in layouts:
             layouts[place] = encode(segment.layout(known, how.window, how.drifting), known.heads)
@@ -81,10 +86,13 @@ def read_after_memory(
             x, heads = block.continued(x, known.heads, layout, trace, hidden)
         else:
             x = block(x, layout, trace, known.hidden)
-        after.append(replace(segment.remember(known, before, heads, how.limit), version=version))
+        after.append(replace(segment.remember(known, before, heads, how.limit), made=made))
     return x, Memory(tuple(after), memory.length + segment.tokens, segment.lengths)
 
 
-def _version(block: nn.Module) -> int:
-    """Grows whenever an optimizer, or anybody, changes a parameter of the block in place."""
-    return sum(p._version for p in block.parameters() if not p.is_inference())
+def _made(block: nn.Module, x: Tensor, clamp: int | None) -> tuple[Any, ...]:
+    """What cached keys and values depend on beside the hidden states; a parameter counts how often it was changed."""
+    weights = tuple((id(p), 0 if p.is_inference() else p._version) for p in block.parameters())
+    device = x.device.type
+    lower = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    return weights, clamp, x.dtype, lower
