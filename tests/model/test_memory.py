@@ -479,8 +479,22 @@ def test_misuse() -> None:
         made.remembers(clamp_length=3),
     ):
         pass
-    with pytest.raises(InputError, match="zero or more tokens, given -1"), made.remembers(-1):
+    for length in (-1, 1.5, True):
+        with pytest.raises(InputError, match=f"zero or more tokens, given {length}"), made.remembers(length):
+            pass
+    with (
+        pytest.raises(InputError, match=r"clamp_length: .* given 2\.5"),
+        model("relative").remembers(clamp_length=2.5),  # type: ignore[arg-type]
+    ):
         pass
+    with pytest.raises(InputError, match=r"skip: layers 0 to 2, given \[True, False\]"):
+        made(ids, skip=[True, False])  # which layers, not whether they rest
+    with pytest.raises(InputError, match="hidden_size 24, this one has 12"):
+        made(ids, replace(memory, layers=tuple(_twice_as_wide(layer) for layer in memory.layers)))
+
+
+def _twice_as_wide(layer: Any) -> Any:
+    return replace(layer, hidden=layer.hidden.repeat(1, 1, 2))
 
 
 def test_without_memory_a_layer_may_rest_too() -> None:

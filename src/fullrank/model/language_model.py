@@ -93,7 +93,7 @@ class LanguageModel(nn.Module):
         """
         if input_ids.dim() != 2:
             raise InputError(f"input_ids must be (B, N), given shape {tuple(input_ids.shape)}")
-        if wrong := sorted(layer for layer in skip if not 0 <= layer < len(self.blocks)):
+        if wrong := [layer for layer in skip if isinstance(layer, bool) or not 0 <= layer < len(self.blocks)]:
             raise InputError(f"skip: layers 0 to {len(self.blocks) - 1}, given {wrong}")
         if memory is not None and self.memory_length == 0:
             raise InputError(
@@ -129,7 +129,7 @@ class LanguageModel(nn.Module):
         memory = memory or self.new_memory()
         if self.config.memory_start == "zeros" and memory.length == 0:
             memory = Memory.zeros(len(self.blocks), rows, self.memory_length, read)
-        memory.check(len(self.blocks), rows)
+        memory.check(len(self.blocks), rows, self.config.hidden_size)
         if attention_mask is not None and attention_mask.shape != (rows, tokens):
             raise InputError(
                 f"attention_mask must be {(rows, tokens)} like input_ids, given {tuple(attention_mask.shape)}"
@@ -211,11 +211,12 @@ class LanguageModel(nn.Module):
     def _remember(self, memory_length: int | None, same_length: bool | None, clamp_length: int | None) -> None:
         length = self.memory_length if memory_length is None else memory_length
         same = self.same_length if same_length is None else same_length
-        if length < 0:
+        if type(length) is not int or length < 0:
             raise InputError(f"memory_length: zero or more tokens, given {length}")
         if same_length and length == 0:
             raise InputError("same_length: goes with a memory, but memory_length is 0")
-        if clamp_length is not None and not (isinstance(self.position, Relative) and clamp_length > 0):
+        relative = isinstance(self.position, Relative)
+        if clamp_length is not None and not (relative and type(clamp_length) is int and clamp_length > 0):
             raise InputError(
                 f"clamp_length: a positive number of tokens, for models with model.position: relative; given {clamp_length} "
                 f"with model.position: {self.config.position}"

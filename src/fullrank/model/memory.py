@@ -114,11 +114,16 @@ class Memory:
         lengths = None if self.lengths is None else self.lengths.index_select(0, index)
         return replace(self, layers=tuple(layer.reorder(index) for layer in self.layers), lengths=lengths)
 
-    def check(self, layers: int, rows: int) -> None:
-        """Raises InputError unless this is the memory of a model of `layers` layers that reads `rows` texts."""
+    def check(self, layers: int, rows: int, width: int) -> None:
+        """Raises InputError unless this is the memory of a model of `layers` layers and `width` that reads `rows` texts."""
         if len(self.layers) != layers:
             raise InputError(
                 f"the memory is of {len(self.layers)} layers, the model has {layers}; begin with memory=None"
+            )
+        widths = [layer.hidden.shape[2] for layer in self.layers if layer.hidden is not None]
+        if other := [found for found in widths if found != width]:
+            raise InputError(
+                f"the memory is of a model with hidden_size {other[0]}, this one has {width}; begin with memory=None"
             )
         texts = [len(layer.hidden) for layer in self.layers if layer.hidden is not None]
         texts += [] if self.lengths is None else [len(self.lengths)]

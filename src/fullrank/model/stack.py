@@ -94,5 +94,5 @@ def _made(block: nn.Module, x: Tensor, clamp: int | None) -> tuple[Any, ...]:
     """What cached keys and values depend on beside the hidden states; a parameter counts how often it was changed."""
     weights = tuple((id(p), 0 if p.is_inference() else p._version) for p in block.parameters())
     device = x.device.type
-    lower = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    return weights, clamp, x.dtype, lower
+    cast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return weights, clamp, x.dtype, torch.get_autocast_dtype(device) if cast else None
