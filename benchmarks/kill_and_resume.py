@@ -77,7 +77,8 @@ def main() -> None:
         "kills": kills,
         "identical": {name: a == b for name, (a, b) in digests.items()},
         "sha256": {name: a for name, (a, _) in digests.items()},
-        **{key: result[key] for key in ("seed", "steps", "ms_per_step", "final", "protocol", "corpus", "environment")},
+        **{key: result[key] for key in ("seed", "steps", "ms_per_step", "final", "protocol", "environment")},
+        "corpus": {key: value for key, value in result["corpus"].items() if key != "details"},  # these name local paths
     }
     text = json.dumps(found, indent=1)
     print(text)

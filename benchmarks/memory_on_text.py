@@ -69,7 +69,8 @@ def main() -> None:
     document = {
         "rows": rows,
         "seeds": sorted({result["seed"] for _, result in results}),
-        **{key: first[key] for key in ("recipe", "corpus", "environment")},
+        **{key: first[key] for key in ("recipe", "environment")},
+        "corpus": {key: value for key, value in first["corpus"].items() if key != "details"},  # these name local paths
     }
     given.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
