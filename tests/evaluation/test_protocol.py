@@ -192,6 +192,11 @@ def test_a_model_is_judged_as_it_is_trained(model: dict[str, Any], expected: dic
             "1 stream, begun with a memory of zeros, read in segments of 64 tokens with up to 640 tokens of memory; "
             "every token scored once",
         ),
+        (
+            EvaluationProtocol(kind="memory", segment_length=1, streams=2, memory_length=1, same_length=True),
+            "2 streams, each begun without memory, read in segments of 1 token with up to 1 token of memory, every query sees "
+            "at most 1 key, its own included; every token scored once",
+        ),
     ],
 )
 def test_in_words(protocol: EvaluationProtocol, words: str) -> None:

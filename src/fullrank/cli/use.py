@@ -111,7 +111,8 @@ def generate(
         bool, typer.Option("--stop/--no-stop", help="Stop at the end of the line or text (<eos>).")
     ] = False,
     memory_length: Annotated[
-        int | None, typer.Option("--memory-length", min=0, help="Tokens remembered; as trained if not given.")
+        int | None,
+        typer.Option("--memory-length", min=0, help="Tokens remembered, 0: all of them; as trained if not given."),
     ] = None,
     checkpoint: Checkpoint = "best",
     device: Device = "auto",

@@ -44,7 +44,7 @@ class EvaluationProtocol:
         match self.kind:
             case "blocks":
                 said = (
-                    f"consecutive blocks of {self.segment_length} tokens, every token scored once, given the tokens "
+                    f"consecutive blocks of {_tokens(self.segment_length)}, every token scored once, given the tokens "
                     "before it in its block and the one before the block"
                 )
             case "window":
@@ -57,21 +57,26 @@ class EvaluationProtocol:
         assert self.context is not None
         assert self.stride is not None
         fewest, most = self.context + 1, self.context + self.stride  # the input of a target is the token before it
-        span = f"{fewest} to {most}" if most > fewest else f"{most}"
+        span = f"{fewest} to {most} tokens" if most > fewest else _tokens(most)
         last = f"one of the last {self.stride}" if self.stride > 1 else "the last"
         return (
             f"windows of {self.segment_length} tokens that overlap by {self.context}, every token scored once, "
-            f"as {last} of its window, given the {span} tokens before it (fewer at the beginning of the text)"
+            f"as {last} of its window, given the {span} before it (fewer at the beginning of the text)"
         )
 
     def _memory_in_words(self) -> str:
         many = self.streams != 1
         begun = "without memory" if self.memory_start == "empty" else "with a memory of zeros"
-        keys = f", every query sees at most {self.memory_length} keys, its own included" if self.same_length else ""
+        most = f"{self.memory_length} key{'s' if self.memory_length != 1 else ''}"
+        keys = f", every query sees at most {most}, its own included" if self.same_length else ""
         return (
             f"{self.streams} {'streams, each begun' if many else 'stream, begun'} {begun}, read in segments of "
-            f"{self.segment_length} tokens with up to {self.memory_length} tokens of memory{keys}; every token scored once"
+            f"{_tokens(self.segment_length)} with up to {_tokens(self.memory_length)} of memory{keys}; every token scored once"
         )
+
+
+def _tokens(count: int) -> str:
+    return "1 token" if count == 1 else f"{count} tokens"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,7 +69,9 @@ class LanguageModel(nn.Module):
         up to itself and the `memory_length` tokens before the segment; with `same_length` memory_length tokens in all.
         attention_mask (B, N), 1 for tokens and 0 for padding on either side; positions count tokens only.
         cache: from `new_cache()` or the call before; then input_ids are the new tokens only (an attention_mask may cover
-        them alone or all tokens so far). trace collects attention weights. skip: layers, from 0, that rest at this call.
+        them alone or all tokens so far). With a cache the whole text is one segment: a token sees all before it, however short
+        `memory_length` is (with `same_length` memory_length tokens in all), and no memory of zeros.
+        trace collects attention weights. skip: layers, from 0, that rest at this call.
         """
         hidden, memory, cache = self.hidden(
             input_ids, memory, cache=cache, attention_mask=attention_mask, trace=trace, skip=skip
