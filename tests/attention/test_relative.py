@@ -16,7 +16,7 @@ from fullrank.attention.project import Heads
 from fullrank.attention.relative import XLRelative, encode_distances, shifted_scores
 from fullrank.attention.size import HeadSize
 from fullrank.attention.weighted import WeightedValues
-from fullrank.errors import InputError
+from fullrank.errors import ConfigError, InputError
 
 E, H, D = 10, 3, 4
 
@@ -130,6 +130,18 @@ def test_as_published_measures_from_the_end_of_the_block() -> None:
     other = x.clone()
     other[:, 5] += 1  # but not by what it says
     assert np.array_equal(made(other)[0, :5].detach().numpy(), given[:5])
+
+
+def test_as_published_has_no_window() -> None:
+    made, x = layer(as_published=True), torch.randn(1, 6, E, dtype=torch.float64)
+    assert torch.equal(made(x, layout=fr.Layout.of(6, window=6)), made(x))
+    with pytest.raises(InputError, match="same_length: not with a score that is as_published"):
+        made(x, layout=fr.Layout.of(6, window=3))
+    with pytest.raises(ConfigError, match=r"model\.same_length: not with as_published"):
+        fr.ModelConfig(
+            position="relative", memory_length=4, same_length=True,
+            attention=fr.AttentionConfig(score={"name": "relative", "as_published": True}),
+        )  # fmt: skip
 
 
 def test_sinusoids_stand_in_two_halves() -> None:

@@ -14,6 +14,7 @@ from fullrank.attention.layout import Layout
 from fullrank.attention.shift import shifted
 from fullrank.attention.size import HeadSize
 from fullrank.config.registry import register
+from fullrank.errors import InputError
 
 
 def encode_distances(
@@ -83,6 +84,7 @@ class XLRelative(nn.Module):
     `as_published`: the formula of Skip Cross-head's paper and code, which takes the distance of the key to the last token of
     the block instead of to the query, R(p_last - p_m), for comparison only: a query does not know how far a key is, and the
     weights of a token change with what is appended to its block, so that decoding token by token is another function.
+    It goes without `same_length`.
     """
 
     needs = ("scored", "keys", "relative")
@@ -127,6 +129,10 @@ class XLRelative(nn.Module):
     def forward(self, query: Tensor, keys: Tensor, relative: Tensor, layout: Layout) -> Tensor:
         content, position = self.queries(query)
         by_distance = position @ relative.transpose(-1, -2)  # (B, H, N, T)
+        if self.as_published and layout.window is not None and layout.reach[1] >= layout.window:
+            raise InputError(
+                "same_length: not with a score that is as_published, which measures distances beyond the window; leave it out"
+            )
         places = layout.query_positions[..., -1:] if self.as_published else layout.query_positions
         distances = places[..., :, None] - layout.key_positions[..., None, :]  # (N, M), (B, N, M); one row as published
         index = layout.distance_rows(distances)

@@ -14,6 +14,7 @@ from fullrank.config.checks import (
     check_stage,
     raise_problems,
     stage_name,
+    stage_options,
 )
 from fullrank.config.clusters import cluster_problems
 
@@ -222,6 +223,11 @@ class ModelConfig(Strict):
                 problems.append("model.same_length: goes with a memory; set model.memory_length")
             if self.memory_start == "zeros":
                 problems.append("model.memory_start: zeros goes with a memory; set model.memory_length")
+        if self.same_length is True and stage_options(self.attention.score).get("as_published") is True:
+            problems.append(
+                "model.same_length: not with as_published, which measures distances that no window bounds; set one of them to "
+                "false"
+            )
 
     def _check_adaptive(self, problems: list[str]) -> None:
         """Clusters of the input and the output layer; what the output leaves open is the input's."""
