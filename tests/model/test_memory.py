@@ -531,13 +531,19 @@ def test_cached_keys_of_distances_are_not_used_where_distances_are_clamped_other
     made, ids = model("relative"), text()
     with torch.no_grad():
         cached = made(ids[:, :8]).memory
+        cache = made(ids[:, :8], cache=made.new_cache()).cache
         with made.remembers(clamp_length=2):
             found = made(ids[:, 8:12], cached).logits
             want = made(ids[:, 8:12], without_heads(cached)).logits
+            beside = made(ids[:, 8:12], cache=cache).logits
+            whole = made(
+                ids[:, 8:12], cache=replace(cache, layers=tuple(kv._replace(relative=None) for kv in cache.layers))
+            )
         there = made(ids[:, 8:12], cached).logits
         back = made(ids[:, 8:12], without_heads(cached)).logits
     torch.testing.assert_close(found, want, rtol=0, atol=1e-12)
     torch.testing.assert_close(there, back, rtol=0, atol=1e-12)
+    torch.testing.assert_close(beside, whole.logits, rtol=0, atol=1e-12)
     assert (want - back).abs().max() > 1e-3
 
 

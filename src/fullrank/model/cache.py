@@ -17,16 +17,25 @@ class Cache:
 
     layers: keys, values (B, H, M, D) and keys of distances of each layer, None before the first token.
     key_mask (B, M), True for tokens and False for padding; None when nothing was padded.
+    clamp_length: what the keys of distances were clamped at.
     """
 
     layers: tuple[KeyValues | None, ...]
     key_mask: Tensor | None = None
+    clamp_length: int | None = None
 
     @property
     def length(self) -> int:
         """M, tokens and padding read so far."""
         first = self.layers[0]
         return 0 if first is None else first.values.shape[2]
+
+    def clamped(self, length: int | None) -> Cache:
+        """The cache for a model that clamps distances at `length`: without keys of distances that were clamped otherwise."""
+        if length == self.clamp_length:
+            return self
+        layers = tuple(None if kv is None else kv._replace(relative=None) for kv in self.layers)
+        return replace(self, layers=layers, clamp_length=length)
 
     def check(self, layers: int, rows: int) -> None:
         """Raises InputError unless this is the cache of a model of `layers` layers that reads `rows` texts."""

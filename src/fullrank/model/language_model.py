@@ -104,6 +104,7 @@ class LanguageModel(nn.Module):
         if cache is not None:
             if memory is not None or skip:
                 raise InputError("a cache holds all earlier tokens of every layer: give no memory and no skip with it")
+            cache = cache.clamped(self._clamp_length)
             x, layout, mask = self._embedded(input_ids, cache, attention_mask)
             layout = self._with_encodings(layout, x, cache.layers[0], True)
             x, after = stack.read_after_cache(self.blocks, x, cache, layout, mask, trace)

@@ -35,7 +35,7 @@ def read_after_cache(
     for block, past in zip(blocks, cache.layers, strict=True):
         x, present = block.continued(x, past, layout, trace)
         layers.append(present)
-    return x, Cache(tuple(layers), mask)
+    return x, replace(cache, layers=tuple(layers), key_mask=mask)
 
 
 @dataclass(frozen=True)
