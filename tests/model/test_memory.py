@@ -595,6 +595,12 @@ def test_a_segment_of_no_tokens_changes_nothing(position: str, masked: bool) -> 
         assert begun.logits.shape == between.logits.shape == (2, 0, V)
         assert torch.equal(made(ids[:, 8:12], between.memory).logits, made(ids[:, 8:12], first.memory).logits)
         assert torch.equal(first.logits, made(ids[:, :8]).logits)
+        cache = made(ids[:, :0], cache=made.new_cache()).cache
+        cache = made(ids[:, 8:8], cache=made(ids[:, :8], cache=cache).cache).cache
+        assert torch.equal(
+            made(ids[:, 8:12], cache=cache).logits,
+            made(ids[:, 8:12], cache=made(ids[:, :8], cache=made.new_cache()).cache).logits,
+        )
 
 
 def without_heads(memory: Memory) -> Memory:

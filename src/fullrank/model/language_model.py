@@ -101,17 +101,17 @@ class LanguageModel(nn.Module):
             raise InputError(
                 "memory was given, but model.memory_length is 0: this model has none (model.remembers gives it one)"
             )
+        if cache is not None and (memory is not None or skip):
+            raise InputError("a cache holds all earlier tokens of every layer: give no memory and no skip with it")
+        if input_ids.shape[1] == 0:  # nothing is read, nothing is remembered
+            begun = (memory or self.new_memory()) if self.memory_length and cache is None else None
+            return Pass(self._finished(self.embedding(input_ids)), begun, cache)
         if cache is not None:
-            if memory is not None or skip:
-                raise InputError("a cache holds all earlier tokens of every layer: give no memory and no skip with it")
             cache = cache.clamped(self._clamp_length)
             x, layout, mask = self._embedded(input_ids, cache, attention_mask)
             layout = self._with_encodings(layout, x, cache.layers[0], True)
             x, after = stack.read_after_cache(self.blocks, x, cache, layout, mask, trace)
             return Pass(self._finished(x), None, after)
-        if input_ids.shape[1] == 0:  # nothing is read, nothing is remembered
-            begun = (memory or self.new_memory()) if self.memory_length else None
-            return Pass(self._finished(self.embedding(input_ids)), begun, None)
         if self.memory_length:
             return self._after_memory(input_ids, memory, attention_mask, trace, skip, drifting)
         x, layout, _ = self._embedded(input_ids, None, attention_mask)
