@@ -575,6 +575,21 @@ def test_a_memory_of_another_precision(position: str, cached: bool) -> None:
         low(ids[:, 8:12], memory)
 
 
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_memory_made_in_inference_mode_can_be_trained_after(masked: bool) -> None:
+    made, ids = model("relative"), text()
+    more = {"attention_mask": torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])} if masked else {}
+    with torch.inference_mode():
+        memory = made(ids[:, :4], **more).memory
+    gradients = []
+    for before in (memory, made(ids[:, :4], **more).memory):
+        made.zero_grad()
+        made.loss(ids[:, 4:8], ids[:, 5:9], memory=before, **more).backward()
+        gradients.append([p.grad.clone() for p in made.parameters() if p.grad is not None])
+    for found, want in zip(*gradients, strict=True):
+        torch.testing.assert_close(found, want, rtol=0, atol=1e-12)
+
+
 def test_cached_keys_of_one_model_are_not_used_by_another() -> None:
     made, other, ids = model("rotary"), model("rotary", seed=1), text()
     with torch.no_grad():

@@ -75,8 +75,8 @@ def read_after_memory(
         made = _made(block, x, how.clamp)
         if known.heads is not None and (not how.keeps_heads or known.made != made):
             known = replace(known, heads=None)  # their table of distances, too, has no gradient and no dropout
-        if known.hidden is not None and known.hidden.dtype != x.dtype:
-            known = replace(known, hidden=known.hidden.to(x.dtype))
+        if known.hidden is not None and (known.hidden.dtype != x.dtype or _closed(known.hidden)):
+            known = replace(known, hidden=known.hidden.to(x.dtype, copy=True))
         place = (known.runs, known.rested if how.drifting else 0, i if known.runs is None else None)
         if place not in layouts:
             layouts[place] = encode(segment.layout(known, how.window, how.drifting), known.heads)
@@ -96,3 +96,8 @@ def _made(block: nn.Module, x: Tensor, clamp: int | None) -> tuple[Any, ...]:
     device = x.device.type
     cast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     return weights, clamp, x.dtype, torch.get_autocast_dtype(device) if cast else None
+
+
+def _closed(hidden: Tensor) -> bool:
+    """Made in inference mode: what is computed from it cannot be differentiated, what is computed from a copy can."""
+    return torch.is_grad_enabled() and hidden.is_inference()
