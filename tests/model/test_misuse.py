@@ -89,6 +89,19 @@ def test_losses_on_the_meta_device() -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_memory_on_the_meta_device(grad: bool) -> None:
+    attention = fr.AttentionConfig(score="relative")
+    with torch.device("meta"):
+        config = fr.ModelConfig(
+            vocab_size=7, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, position="relative", memory_length=3,
+            attention=attention,
+        )  # fmt: skip
+        model, ids = fr.LanguageModel(config).eval(), torch.zeros(2, 4, dtype=torch.int64)
+        with torch.set_grad_enabled(grad):
+            assert model(ids, model(ids).memory).logits.shape == (2, 4, 7)
+
+
 def test_a_forced_kernel_does_what_it_says_or_refuses() -> None:
     model, ids = build(), torch.randint(11, (2, 5))
     with fr.kernel("sdpa"), pytest.raises(InputError, match="'sdpa' cannot give attention weights"):

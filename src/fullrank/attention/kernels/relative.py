@@ -43,9 +43,11 @@ _EVALUATION_ROWS = {torch.bfloat16: 128, torch.float16: 128}  # on a CPU; otherw
 def relative(attend: WeightedValues, heads: Heads, layout: Layout, trace: Trace | None) -> Tensor:
     """Relative score, any row-wise normaliser and mixing; (B, H, N, D).
 
-    Left to the reference: layouts without runs (padding, rows that differ), queries that see later keys, `as_published`.
+    Left to the reference: layouts without runs (padding, rows that differ), queries that see later keys, `as_published`,
+    and the device `meta`, which knows no autocast.
     """
-    if layout.runs is None or not layout.causal or layout.key_mask is not None or attend.score.as_published:
+    other = layout.runs is None or not layout.causal or layout.key_mask is not None
+    if other or attend.score.as_published or heads.values.is_meta:
         return reference(attend, heads, layout, trace)
     query, keys, distances = heads.scored, heads.keys, heads.relative
     assert query is not None
