@@ -1,10 +1,13 @@
 """Relative attention: the kernel of this package against the published pad-and-reshape formula and the reference.
 
-    python benchmarks/relative.py [--rounds 9] [--forward] [--memory]
+    python benchmarks/relative.py [--rounds 9] [--only training | evaluation | layouts | memory] [--json FILE]
 
-Candidates run interleaved in one process on one thread; times are CPU time (other work on the machine hardly shows in it),
-and each figure is the median over rounds of the ratio to the published formula in the same round. `--memory` measures instead
-how far the peak of resident memory rises during one forward and backward pass, each in a process of its own.
+    training    forward and backward of contiguous text with earlier keys
+    evaluation  forward without gradients, also in bf16 and for one query
+    layouts     forward and backward of keys with a gap, and of a window of keys; the formula, which has neither, stands
+                beside them with contiguous text of the same size
+    memory      how far the peak of resident memory rises during one forward and backward pass, each in a process of its own
+
 The formula is Transformer-XL's (Dai et al. 2019, appendix B), written anew: all scores of all heads at once, a zero column put
 in front of the position scores, the whole read again as if rows were one longer.
 """
@@ -12,12 +15,13 @@ in front of the position scores, the whole read again as if rows were one longer
 from __future__ import annotations
 
 import argparse
-import platform
-import statistics
+import dataclasses
 import subprocess
 import sys
-import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,23 +30,78 @@ import fullrank as fr
 from fullrank.attention.project import Heads
 from fullrank.attention.size import HeadSize
 from fullrank.attention.weighted import WeightedValues
+from harness import interleave, peak_growth_mib, save
 
-# texts, heads, queries, earlier keys, size of a head
-SHAPES = [(4, 10, 150, 0, 41), (4, 10, 150, 150, 41), (1, 8, 512, 0, 64), (1, 8, 512, 512, 64), (4, 10, 512, 512, 41)]
+PUBLISHED = "published formula"
 Run = Callable[[], object]
 
 
-def operands(shape: tuple[int, ...]) -> list[Tensor]:
+@dataclass(frozen=True)
+class Shape:
+    """Texts, heads, queries, earlier keys, size of a head; tokens left out amid the earlier keys; window in tokens, 0: none."""
+
+    batch: int
+    heads: int
+    queries: int
+    earlier: int
+    size: int
+    gap: int = 0
+    window: int = 0
+
+    def __str__(self) -> str:
+        text = f"B {self.batch}, H {self.heads}, N {self.queries}, M {self.queries}+{self.earlier}, D {self.size}"
+        text += f", gap of {self.gap}" if self.gap else ""
+        return text + (f", window of {self.window}" if self.window else "")
+
+    def layout(self) -> fr.Layout:
+        old = self.earlier // 2
+        runs = (
+            ((-self.gap, old), (old, self.earlier - old + self.queries))
+            if self.gap
+            else ((0, self.earlier + self.queries),)
+        )
+        return fr.Layout.of_runs(self.queries, runs, window=self.window or None)
+
+
+TRAINING = [
+    Shape(4, 10, 150, 0, 41),
+    Shape(4, 10, 150, 150, 41),
+    Shape(1, 8, 512, 0, 64),
+    Shape(1, 8, 512, 512, 64),
+    Shape(4, 10, 512, 512, 41),
+]
+EVALUATION = [
+    Shape(1, 10, 64, 640, 41),
+    Shape(1, 10, 128, 1600, 41),
+    Shape(4, 10, 150, 150, 41),
+    Shape(1, 10, 1, 640, 41),
+]
+LAYOUTS = [
+    Shape(4, 10, 150, 150, 41, gap=50),
+    Shape(4, 10, 150, 150, 41, gap=600),
+    Shape(4, 10, 150, 150, 41, window=150),
+    Shape(1, 8, 512, 512, 64, gap=512),
+    Shape(1, 8, 512, 512, 64, window=512),
+]
+STAGES: dict[str, dict[str, str]] = {
+    "relative": {},
+    "relative, sigsoftmax": {"normalize": "sigsoftmax"},
+    "relative, Mixhead A": {"mix": "position_independent"},
+    "relative, Mixhead B": {"mix": "position_wise"},
+}
+
+
+def operands(shape: Shape, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     """query, keys, values (B, H, ., D), keys of distances (H, M, D), u and v (H, D)."""
-    batch, heads, queries, earlier, size = shape
     generator = torch.Generator().manual_seed(0)
 
     def drawn(*dims: int) -> Tensor:
-        return torch.randn(*dims, generator=generator).requires_grad_()
+        return torch.randn(*dims, generator=generator).to(dtype).requires_grad_()
 
-    keys = queries + earlier
-    return [drawn(batch, heads, queries, size), drawn(batch, heads, keys, size), drawn(batch, heads, keys, size),
-            drawn(heads, keys, size), drawn(heads, size), drawn(heads, size)]  # fmt: skip
+    lead, keys = (shape.batch, shape.heads), shape.queries + shape.earlier
+    count = shape.layout().distances if shape.gap or shape.window else keys
+    return [drawn(*lead, shape.queries, shape.size), drawn(*lead, keys, shape.size), drawn(*lead, keys, shape.size),
+            drawn(shape.heads, count, shape.size), drawn(shape.heads, shape.size), drawn(shape.heads, shape.size)]  # fmt: skip
 
 
 def published(query: Tensor, keys: Tensor, values: Tensor, distances: Tensor, u: Tensor, v: Tensor) -> Tensor:
@@ -60,10 +119,10 @@ def published(query: Tensor, keys: Tensor, values: Tensor, distances: Tensor, u:
     return torch.einsum("ijbn,jbnd->ibnd", weights, values).permute(1, 2, 0, 3)
 
 
-def ours(shape: tuple[int, ...], kernel: str, **stages: str) -> Callable[..., Tensor]:
-    _, heads, queries, earlier, size = shape
-    attend = WeightedValues(fr.AttentionConfig(score="relative", **stages), HeadSize(heads, size, heads * size, 1), 0.0)
-    layout = fr.Layout.of(queries, queries + earlier)
+def ours(shape: Shape, kernel: str, **stages: str) -> Callable[..., Tensor]:
+    """Heads as they are given, a table as long as the layout asks for."""
+    size = HeadSize(shape.heads, shape.size, shape.heads * shape.size, 1)
+    attend, layout = WeightedValues(fr.AttentionConfig(score="relative", **stages), size, 0.0), shape.layout()
 
     def run(query: Tensor, keys: Tensor, values: Tensor, distances: Tensor, u: Tensor, v: Tensor) -> Tensor:
         attend.score.biases.content_bias, attend.score.biases.position_bias = u, v
@@ -74,19 +133,8 @@ def ours(shape: tuple[int, ...], kernel: str, **stages: str) -> Callable[..., Te
     return run
 
 
-def candidates(shape: tuple[int, ...]) -> dict[str, Callable[..., Tensor]]:
-    return {
-        "published formula": published,
-        "reference": ours(shape, "reference"),
-        "relative": ours(shape, "relative"),
-        "relative, sigsoftmax": ours(shape, "relative", normalize="sigsoftmax"),
-        "relative, Mixhead A": ours(shape, "relative", mix="position_independent"),
-        "relative, Mixhead B": ours(shape, "relative", mix="position_wise"),
-    }
-
-
 def pass_of(attend: Callable[..., Tensor], inputs: list[Tensor], backward: bool) -> Run:
-    cotangent = torch.randn(inputs[0].shape, generator=torch.Generator().manual_seed(1))
+    cotangent = torch.randn(inputs[0].shape, generator=torch.Generator().manual_seed(1)).to(inputs[0].dtype)
 
     def run() -> None:
         if not backward:
@@ -100,73 +148,78 @@ def pass_of(attend: Callable[..., Tensor], inputs: list[Tensor], backward: bool)
     return run
 
 
-def times(shape: tuple[int, ...], rounds: int, backward: bool) -> None:
-    inputs = operands(shape)
-    made = candidates(shape)
-    expected = made["published formula"](*inputs)
-    for name in ("reference", "relative"):
-        off = float((made[name](*inputs) - expected).detach().abs().max())
-        assert off < 1e-4, f"{name} is off by {off:.1e}"
-    runs = {name: pass_of(attend, inputs, backward) for name, attend in made.items()}
-    taken: dict[str, list[float]] = {name: [] for name in runs}
-    for index in range(rounds + 2):
-        for name, run in runs.items():
-            start = time.process_time()
-            run()
-            if index >= 2:  # the first two warm up
-                taken[name].append(time.process_time() - start)
-    for name, seconds in taken.items():
-        ratio = statistics.median(a / b for a, b in zip(taken["published formula"], seconds, strict=True))
-        print(f"  {name:22} {1e3 * statistics.median(seconds):8.1f} ms   {ratio:5.2f}x", flush=True)
+def candidates(shape: Shape, backward: bool) -> dict[str, Run]:
+    """Passes by name. The formula and the reference are first compared with the kernel, where they compute the same."""
+    contiguous, inputs = dataclasses.replace(shape, gap=0, window=0), operands(shape)
+    checks = [ours(shape, "reference")] + ([published] if shape == contiguous else [])
+    given = ours(shape, "relative")(*inputs)
+    for other in checks:
+        off = float((given - other(*inputs)).detach().abs().max())
+        assert off < 1e-4, f"{shape}: off by {off:.1e}"
+    made = {PUBLISHED: pass_of(published, operands(contiguous), backward)}
+    made["reference"] = pass_of(ours(shape, "reference"), inputs, backward)
+    made |= {name: pass_of(ours(shape, "relative", **stages), inputs, backward) for name, stages in STAGES.items()}
+    if not backward:
+        low = operands(shape, torch.bfloat16)
+        made[f"{PUBLISHED}, bf16"] = pass_of(published, low, False)
+        made["relative, bf16"] = pass_of(ours(shape, "relative"), low, False)
+    if shape != contiguous:
+        made["relative, all keys, no gap"] = pass_of(ours(contiguous, "relative"), operands(contiguous), backward)
+    return made
 
 
-def resident(key: str) -> float:
-    with open("/proc/self/status", encoding="ascii") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith(key)) / 1024  # MiB
+def times(shape: Shape, backward: bool, rounds: int) -> dict[str, Any]:
+    print(f"{shape}: {'forward and backward' if backward else 'forward'}")
+    made = candidates(shape, backward)
+    timings, _ = interleave(made, PUBLISHED, rounds=rounds)
+    for timing in timings:
+        quartiles = f"[{1 / timing.high:.2f}, {1 / timing.low:.2f}]"
+        print(f"  {timing.name:28} {1e3 * timing.seconds:8.2f} ms   {1 / timing.ratio:5.2f}x {quartiles}", flush=True)
+    return {"candidates": [{**dataclasses.asdict(timing), "speed_up": 1 / timing.ratio} for timing in timings]}
 
 
-def peak(shape: tuple[int, ...], name: str) -> float:
+def peak(shape: Shape, name: str) -> float:
     """MiB above what was there before the pass."""
-    small = (1, *shape[1:2], 8, 8, shape[4])
-    pass_of(candidates(small)[name], operands(small), True)()
-    run = pass_of(candidates(shape)[name], operands(shape), True)
-    with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
-        file.write("5")
-    before = resident("VmRSS")
-    run()
-    return resident("VmHWM") - before
+
+    def made(shape: Shape) -> Run:
+        attend = published if name == PUBLISHED else ours(shape, "relative", **STAGES.get(name, {}))
+        return pass_of(ours(shape, name) if name == "reference" else attend, operands(shape), True)
+
+    made(Shape(1, shape.heads, 8, 8, shape.size))()  # what a first call allocates once and for all
+    return peak_growth_mib(made(shape))
 
 
-def memory(shape: tuple[int, ...]) -> None:
+def memory(shape: Shape) -> dict[str, Any]:
+    print(f"{shape}: peak memory of forward and backward")
     found: dict[str, float] = {}
-    for name in candidates(shape):
-        command = [sys.executable, __file__, "--peak", name, *map(str, shape)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        found[name] = float(done.stdout)
-        print(f"  {name:22} {found[name]:8.1f} MiB  {found[name] / found['published formula']:5.2f}", flush=True)
+    numbers = [str(number) for number in dataclasses.astuple(shape)]
+    for name in (PUBLISHED, "reference", *STAGES):
+        command = [sys.executable, __file__, "--peak", name, *numbers]
+        found[name] = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        print(f"  {name:28} {found[name]:8.1f} MiB  {found[name] / found[PUBLISHED]:5.2f}", flush=True)
+    return {"mib": found, "share": {name: size / found[PUBLISHED] for name, size in found.items()}}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--forward", action="store_true", help="forward only, without gradients")
-    parser.add_argument("--memory", action="store_true", help="peak memory instead of time")
-    parser.add_argument("--peak", nargs=6, help=argparse.SUPPRESS)
+    parser.add_argument("--only", choices=["training", "evaluation", "layouts", "memory"])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--peak", nargs=8, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.peak:
-        name, *shape = options.peak
-        print(peak(tuple(map(int, shape)), name))
+        name, *numbers = options.peak
+        print(peak(Shape(*map(int, numbers)), name))
         return
-    print(f"torch {torch.__version__}, {platform.processor() or platform.machine()}, one thread, fp32")
-    for shape in SHAPES:
-        batch, heads, queries, earlier, size = shape
-        what = "forward" if options.forward else "forward + backward"
-        print(f"B {batch}, H {heads}, N {queries}, M {queries}+{earlier}, D {size}: {what}")
-        if options.memory:
-            memory(shape)
-        else:
-            times(shape, options.rounds, not options.forward)
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        "training": lambda: {str(shape): times(shape, True, options.rounds) for shape in TRAINING},
+        "evaluation": lambda: {str(shape): times(shape, False, options.rounds) for shape in EVALUATION},
+        "layouts": lambda: {str(shape): times(shape, True, options.rounds) for shape in LAYOUTS},
+        "memory": lambda: {str(shape): memory(shape) for shape in TRAINING},
+    }
+    results = {name: part() for name, part in parts.items() if options.only in (None, name)}
+    save(options.json, {"what": "relative attention", "rounds": options.rounds, "results": results})
 
 
 if __name__ == "__main__":

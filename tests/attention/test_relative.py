@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.attention.kernels import relative as kernels_relative
+from fullrank.attention.kernels import blocks
 from fullrank.attention.project import Heads
 from fullrank.attention.relative import XLRelative, encode_distances, shifted_scores
 from fullrank.attention.size import HeadSize
@@ -190,11 +190,8 @@ def test_blocks_equal_the_reference(queries: int, keys: int, mix: str, normalize
 
 @pytest.mark.parametrize(("rows", "numbers"), [(4, 1), (7, 10**6), (1, 600), (64, 1)])
 def test_however_the_blocks_are_cut(rows: int, numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    module = sys.modules[kernels_relative.__module__]
-    monkeypatch.setitem(module._ROWS, "cpu", rows)
-    monkeypatch.setitem(module._NUMBERS, "cpu", numbers)
+    monkeypatch.setitem(blocks._ROWS, "cpu", rows)
+    monkeypatch.setitem(blocks._NUMBERS, "cpu", numbers)
     made, (given, wrt) = attend("position_wise"), heads(3, 10, 15)
     where = fr.Layout.of(10, 15)
     found, expected = (with_gradients(made, kernel, given, wrt, where) for kernel in ("relative", "reference"))

@@ -9,8 +9,13 @@ import torch
 from torch import Tensor
 
 from fullrank.attention.dropout import dropout, keep_mask
+from fullrank.attention.kernels import kernel
 from fullrank.attention.kernels.rows import attend_rows
 from fullrank.attention.layout import Layout
+from fullrank.attention.project import Heads
+from fullrank.attention.size import HeadSize
+from fullrank.attention.weighted import WeightedValues
+from fullrank.config.schema import AttentionConfig
 
 SHAPES = [(2, 3, 5, 5, 4), (1, 2, 130, 130, 8), (2, 2, 3, 9, 4), (2, 1, 1, 7, 2)]  # B, H, N, M, D
 
@@ -122,3 +127,25 @@ def test_a_mask_is_a_function_of_the_seed_and_advances_it() -> None:
 def test_certain_and_impossible_dropout() -> None:
     assert dropout(torch.ones(9), 1.0).tolist() == [0.0] * 9
     assert dropout(torch.ones(9), 0.0).tolist() == [1.0] * 9
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [Layout.of(9, 14, window=4), Layout.of_runs(9, ((0, 3), (20, 11))), Layout.of_runs(5, ((0, 6), (9, 9)), window=8)],
+    ids=["window", "gap", "gap and window"],
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=["fp64", "bf16"])
+def test_dropout_with_memory_drops_what_the_reference_drops(layout: Layout, dtype: torch.dtype) -> None:
+    """The kernel's one draw is the reference's, so that output and gradients are the same numbers."""
+    attend = WeightedValues(AttentionConfig(), HeadSize(2, 4, 8, 16), 0.3).train()
+    *inputs, cotangent = operands(2, 2, *layout.shape, 4, dtype)
+    found = {}
+    for name in ("sdpa", "reference"):
+        torch.manual_seed(1)
+        with kernel(name):
+            out = attend(Heads(None, *inputs), layout)
+        found[name] = [out.detach(), *torch.autograd.grad(out, inputs, cotangent)]
+    assert float((found["reference"][0] == 0).double().mean()) < 0.5
+    for got, want in zip(found["sdpa"], found["reference"], strict=True):
+        tolerance = 1e-12 if dtype == torch.float64 else 0.04 * float(want.abs().max())
+        assert float((got - want).abs().max()) <= tolerance

@@ -215,6 +215,21 @@ def test_keys_and_values_of_the_memory_receive_gradient() -> None:
     assert (found - block.attention.project.value.weight.grad).abs().max() < 1e-12
 
 
+def test_cached_keys_are_not_used_after_the_weights_have_changed() -> None:
+    made, ids = model("relative"), text()
+    with torch.no_grad():
+        memory = made(ids[:, :6]).memory
+        before = made(ids[:, 6:9], memory).logits
+    optimizer = torch.optim.SGD(made.parameters(), lr=0.5)
+    made.loss(ids[:, :6], ids[:, 1:7]).backward()
+    optimizer.step()
+    with torch.no_grad():
+        found = made(ids[:, 6:9], memory).logits
+        forgetful = Memory.from_tensors(memory.to_tensors())  # hidden states alone
+        assert torch.equal(found, made(ids[:, 6:9], forgetful).logits)
+    assert (found - before).abs().max() > 1e-3
+
+
 def test_all_ways_in_return_the_memory() -> None:
     made, ids = model("relative"), text()
     inputs, targets = ids[:, :6], ids[:, 1:7]

@@ -112,3 +112,28 @@ def test_a_compiled_model_with_memory(score: str) -> None:
     for (name, a), b in zip(eager.named_parameters(), compiled.named_parameters(), strict=True):
         assert torch.allclose(a.grad, b[1].grad, atol=1e-4), name
     assert frames[-1] == frames[-4], "a graph that was known is made again"
+
+
+BESIDE = [
+    fr.Layout.of(7, 12, window=4),
+    fr.Layout.of_runs(7, ((0, 3), (20, 9))),
+    fr.Layout.of_runs(7, ((0, 3), (5, 9)), window=8),
+]
+
+
+@pytest.mark.parametrize("layout", BESIDE, ids=["window", "gap", "gap and window"])
+@pytest.mark.parametrize("score", ["dot_product", "relative"])
+def test_whole_graph_with_memory_and_cross_head(score: str, layout: fr.Layout) -> None:
+    """One graph for keys in pieces and a window, while heads are permuted; the numbers are those of eager code."""
+    combination = next(c for c in checks.pairwise() if (c.mix, c.score) == ("position_wise", score))
+    memory = torch.randn(2, layout.shape[1] - layout.shape[0], WIDTH, generator=torch.Generator().manual_seed(9))
+    for beta in (0.0, 1.0):
+        torch._dynamo.reset()
+        block = checks.moved(Block(combination.config(attention={"cross_head": beta}))).train()
+        compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
+        expected, given = (
+            outputs(block, lambda x, where, run=run: run(x, where, None, memory), layout) for run in (block, compiled)
+        )
+        for name, want in expected.items():
+            off, scale = float((given[name] - want).abs().max()), max(1.0, float(want.abs().max()))
+            assert off <= 5e-6 * scale, f"{name} is off by {off:.1e}"

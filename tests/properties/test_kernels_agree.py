@@ -23,7 +23,7 @@ FAST = [name for name in KERNELS if name != "reference"]
 
 
 def layout(name: str) -> fr.Layout:
-    """Seven queries after four past keys, or none; two texts."""
+    """Seven queries (or one) after four past keys, or none, at their places; two texts."""
     padded = torch.ones(2, 11, dtype=torch.bool)
     padded[0, :3] = False
     padded[1, 9:] = False
@@ -42,6 +42,12 @@ def layout(name: str) -> fr.Layout:
             return fr.Layout.of(7, 11, key_mask=padded)
         case "only padding":
             return fr.Layout.of(7, 11, key_mask=nothing)
+        case "gaps":
+            return fr.Layout.of_runs(7, ((0, 2), (4, 1), (8, 8)))
+        case "window":
+            return fr.Layout.of(7, 11, window=4)
+        case "gaps and window":
+            return fr.Layout.of_runs(7, ((0, 2), (4, 1), (7, 8)), window=6)
         case "cross":
             return fr.Layout.of(7, 11, causal=False)
         case "cross, more queries":
@@ -50,8 +56,8 @@ def layout(name: str) -> fr.Layout:
             return fr.Layout.of(7, 11, causal=False, key_mask=nothing)
 
 
-LAYOUTS = ["causal", "past", "one new token", "padding", "past and padding", "only padding", "cross", "cross, more queries",
-           "cross and padding"]  # fmt: skip
+LAYOUTS = ["causal", "past", "one new token", "padding", "past and padding", "only padding", "gaps", "window",
+           "gaps and window", "cross", "cross, more queries", "cross and padding"]  # fmt: skip
 
 
 def run(attend: WeightedValues, where: fr.Layout, kernel: str, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -117,3 +117,38 @@ def two_kinds(root: Path) -> list[Path]:
         ),
         make_run(root / "a-1", row="a", seed=1, mix="position_independent", finished=False),
     ]
+
+
+def spelling_run(
+    folder: Path,
+    *,
+    row: str = "plain",
+    seed: int = 1,
+    valid: float = 1.5,
+    test: float = 1.4,
+    kind: str = "byte",
+    bytes_per_token: float = 1.0,
+    result: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Path:
+    """A finished run whose tokens spell text. `valid`, `test`: bits per token; two bytes of text are one character."""
+    final = {
+        split: {
+            "nll": bits * math.log(2),
+            "perplexity": 2**bits,
+            "tokens": 40_000,
+            "bits_per_character": 2 * bits / bytes_per_token,
+            "bits_per_byte": bits / bytes_per_token,
+        }
+        for split, bits in (("valid", valid), ("test", test))
+    }
+    corpus = CORPUS | {
+        "label": f"text of {kind}s",
+        "vocabulary": 256,
+        "unigram_perplexity": {"valid": 2.0**4.5, "test": 2.0**4.75},
+        "details": {"settings": {"kind": kind}},
+    }
+    return make_run(
+        folder, row=row, seed=seed, valid=2**valid, test=2**test, corpus=corpus, result={"final": final, **(result or {})},
+        **options,
+    )  # fmt: skip

@@ -159,8 +159,9 @@ class Layout:
         index = torch.arange(keys, device=device)
         seen = (index <= own if self.causal else torch.ones(queries, keys, dtype=torch.bool, device=device))[None, None]
         if self.window is not None:
-            apart = self.query_positions[..., :, None] - self.key_positions[..., None, :]  # (N, M) or (B, N, M)
-            near = apart < self.window
+            near = (
+                self.key_positions[..., None, :] > self.query_positions[..., :, None] - self.window
+            )  # (N, M), (B, N, M)
             seen = seen & (near[:, None] if near.dim() == 3 else near)
         if self.key_mask is None:
             return seen

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from fullrank.attention.angles import angles
 from fullrank.attention.layout import Layout
+from fullrank.attention.shift import shifted
 from fullrank.attention.size import HeadSize
 from fullrank.config.registry import register
 
@@ -133,15 +134,15 @@ class XLRelative(nn.Module):
         return content @ keys.transpose(-1, -2) + by_distance.gather(-1, index)
 
 
-def shifted_scores(score: XLRelative, query: Tensor, keys: Tensor, relative: Tensor) -> Tensor:
-    """The same for a contiguous causal layout without a gather; scores of later keys are finite and mean nothing.
+def shifted_scores(
+    score: XLRelative, query: Tensor, keys: Tensor, relative: Tensor, layout: Layout | None = None
+) -> Tensor:
+    """The same without a gather, for a causal layout with runs; scores of keys that are not seen are finite and mean nothing.
 
-    With the farthest distance first and one idle column, row n of (Q + v) R^T, laid out without gaps behind row n - 1, is
-    the row of scores already: column m of row n is number (N - 1) + n M + m, so the shift is a view.
+    With the farthest distance first the wanted numbers of row n of (Q + v) R^T, laid out without gaps behind row n - 1, are
+    those of row n - 1 one step shorter than a row further on, so the shift is a view (`attention/shift.py`).
+    `layout`: by default contiguous text that ends with the queries.
     """
-    queries, length = query.shape[2], keys.shape[2]
     content, position = score.queries(query)
-    descending = F.pad(relative[:, :length].flip(1), (0, 0, 0, 1))  # (H, M + 1, D)
-    raw = (position @ descending.transpose(-1, -2)).flatten(2)  # (B, H, N (M + 1))
-    shifted = raw[..., queries - 1 : queries - 1 + queries * length].unflatten(-1, (queries, length))
-    return content @ keys.transpose(-1, -2) + shifted
+    layout = Layout.of(query.shape[2], keys.shape[2], device=query.device) if layout is None else layout
+    return content @ keys.transpose(-1, -2) + shifted(position, relative, layout)

@@ -129,14 +129,17 @@ def _refuse_half_a_run(folder: Path) -> None:
         )
 
 
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
 def _summary(result: dict[str, Any], folder: Path, page: Path) -> None:
-    valid, test = (_figure(result["final"][split].get("perplexity")) for split in ("valid", "test"))
+    final = result["final"]
     print(
         f"{result['name']}: {result['parameters']['total']:,} parameters, {result['corpus']['label']}, seed {result['seed']}"
     )
-    print(f"  perplexity  valid {valid}   test {test}   ({result['protocol']})")
+    for key, words, digits in (("perplexity", "perplexity", 2), ("bits_per_byte", "bits per byte", 3)):
+        found = {split: final[split].get(key) for split in ("valid", "test")}
+        if key == "perplexity" or any(value is not None for value in found.values()):
+            said = "   ".join(f"{split} {'-' if v is None else format(v, f'.{digits}f')}" for split, v in found.items())
+            print(f"  {words}  {said}")
+    print(f"  {result['protocol']}")
+    if len(result["ms_per_step"]) > 1:
+        print("  ms per step: " + ", ".join(f"{phase} {ms:.1f}" for phase, ms in result["ms_per_step"].items()))
     print(f"  {result['tokens_seen']:,} tokens at {result['tokens_per_second']:,.0f} tokens/s   {folder}   {page}")

@@ -17,12 +17,13 @@ from fullrank.attention.trace import Trace
 from fullrank.config import registry
 from fullrank.config.schema import ModelConfig
 from fullrank.errors import InputError
+from fullrank.model import stack
 from fullrank.model import weights as storage
 from fullrank.model.block import Block
 from fullrank.model.cache import Cache
 from fullrank.model.dropout import Dropout
 from fullrank.model.initialize import initialize
-from fullrank.model.memory import LayerMemory, Memory, Segment
+from fullrank.model.memory import Memory, Segment
 from fullrank.model.outputs import LossParts, ModelOutput, Pass, TokenNll
 from fullrank.model.position import Learned, Relative
 
@@ -102,17 +103,16 @@ class LanguageModel(nn.Module):
             if memory is not None or skip:
                 raise InputError("a cache holds all earlier tokens of every layer: give no memory and no skip with it")
             x, layout, mask = self._embedded(input_ids, cache, attention_mask)
-            return self._with_cache(x, cache, layout, mask, trace)
+            layout = self._with_encodings(layout, x, cache.layers[0], True)
+            x, after = stack.read_after_cache(self.blocks, x, cache, layout, mask, trace)
+            return Pass(self._finished(x), None, after)
         if self.memory_length:
-            return self._with_memory(input_ids, memory, attention_mask, trace, skip, drifting)
+            return self._after_memory(input_ids, memory, attention_mask, trace, skip, drifting)
         x, layout, _ = self._embedded(input_ids, None, attention_mask)
-        layout = self._with_encodings(layout, x, None, False)
-        for i, block in enumerate(self.blocks):
-            if i not in skip:
-                x = block(x, layout, trace)
+        x = stack.read(self.blocks, x, self._with_encodings(layout, x, None, False), trace, skip)
         return Pass(self._finished(x), None, None)
 
-    def _with_memory(
+    def _after_memory(
         self,
         input_ids: Tensor,
         memory: Memory | None,
@@ -122,12 +122,11 @@ class LanguageModel(nn.Module):
         drifting: bool,
     ) -> Pass:
         rows, tokens = input_ids.shape
-        layers = len(self.blocks)
         read = self.embedding(input_ids)
         memory = memory or self.new_memory()
         if self.config.memory_start == "zeros" and memory.length == 0:
-            memory = Memory.zeros(layers, rows, self.memory_length, read)
-        memory.check(layers, rows)
+            memory = Memory.zeros(len(self.blocks), rows, self.memory_length, read)
+        memory.check(len(self.blocks), rows)
         if attention_mask is not None and attention_mask.shape != (rows, tokens):
             raise InputError(
                 f"attention_mask must be {(rows, tokens)} like input_ids, given {tuple(attention_mask.shape)}"
@@ -138,32 +137,13 @@ class LanguageModel(nn.Module):
             self.position.check(memory.length + tokens if segment.mask is None else int(segment.positions.max()) + 1)
         x = self.embedding_dropout(self.position(read, segment.positions))  # (B, N, E)
         keeps_heads = not self.training and not torch.is_grad_enabled()
-        layouts: dict[Any, Layout] = {}
-        after: list[LayerMemory] = []
-        for i, block in enumerate(self.blocks):
-            known = memory.layers[i].last(self.memory_length)
-            if i in skip:
-                after.append(replace(known, rested=known.rested + tokens))
-                continue
-            place = (known.runs, known.rested if drifting else 0, i if known.runs is None else None)
-            if place not in layouts:
-                made = segment.layout(known, self._window, drifting)
-                layouts[place] = self._with_encodings(made, x, known.heads, keeps_heads)
-            layout, before, heads = layouts[place], x, None
-            if keeps_heads:
-                x, heads = block.continued(x, known.heads, layout, trace, known.hidden if known.heads is None else None)
-            else:
-                x = block(x, layout, trace, known.hidden)
-            after.append(segment.remember(known, before, heads, self.memory_length))
-        return Pass(self._finished(x), Memory(tuple(after), memory.length + tokens, segment.lengths), None)
+        how = stack.Remembering(self.memory_length, self._window, skip, drifting, keeps_heads)
 
-    def _with_cache(self, x: Tensor, cache: Cache, layout: Layout, mask: Tensor | None, trace: Trace | None) -> Pass:
-        layout = self._with_encodings(layout, x, cache.layers[0], True)
-        layers = []
-        for i, block in enumerate(self.blocks):
-            x, present = block.continued(x, cache.layers[i], layout, trace)
-            layers.append(present)
-        return Pass(self._finished(x), None, Cache(tuple(layers), mask))
+        def encode(layout: Layout, known: KeyValues | None) -> Layout:
+            return self._with_encodings(layout, x, known, keeps_heads)
+
+        x, after = stack.read_after_memory(self.blocks, x, memory, segment, how, encode, trace)
+        return Pass(self._finished(x), after, None)
 
     def _embedded(
         self, input_ids: Tensor, cache: Cache | None, attention_mask: Tensor | None

@@ -24,7 +24,8 @@ class LayerMemory:
     hidden (B, M, E): its inputs, detached; None for an empty memory.
     runs: which tokens these are, as pieces of consecutive positions, oldest first; None where texts differ in length.
     positions (B, M), mask (B, M): the same for texts that differ; padding, False in the mask, stands on the left.
-    heads: in evaluation without gradients, their keys and values, so that nothing is projected twice.
+    heads: in evaluation without gradients, their keys and values, so that nothing is projected twice; version: of the
+    parameters that made them.
     rested: tokens of all segments at which the layer rested.
     """
 
@@ -33,6 +34,7 @@ class LayerMemory:
     positions: Tensor | None = None
     mask: Tensor | None = None
     heads: KeyValues | None = None
+    version: int = 0
     rested: int = 0
 
     @property
@@ -230,7 +232,7 @@ class Segment:
             positions.gather(1, order),
             mask.gather(1, order),
             None if heads is None else heads.columns(order),
-            known.rested,
+            rested=known.rested,
         )
 
     def _beside(self, known: LayerMemory) -> tuple[Tensor, Tensor]:

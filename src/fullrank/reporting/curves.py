@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fullrank.reporting.measure import PERPLEXITY, Measure
 from fullrank.reporting.results import RunRecord, mapping, number
 
 POINTS = 260  # more are not to be told apart at the width of a figure
@@ -52,11 +53,11 @@ class Series:
         return float(np.mean([curve.y[-1] for curve in self.curves]))
 
 
-def validation(record: RunRecord) -> Curve | None:
-    """Validation perplexity over training tokens."""
+def validation(record: RunRecord, measure: Measure = PERPLEXITY) -> Curve | None:
+    """Validation perplexity, or bits per token, over training tokens."""
     tokens = _tokens_by_step(record)
     lines = (line for line in record.metrics if line.get("split") == "valid")
-    found = ((tokens(line), _value(line, "ppl")) for line in lines)
+    found = ((tokens(line), measure.of_line(line)) for line in lines)
     return _curve(record, ((x, y) for x, y in found if y is not None and y > 0))
 
 

@@ -12,11 +12,29 @@ import yaml
 from fullrank.config.load import flatten
 from fullrank.reporting import format
 from fullrank.reporting.markup import Html, details, el, join, preformatted, section, swatch, table, td, th
-from fullrank.reporting.results import RunRecord, integer, mapping, number
+from fullrank.reporting.measure import MEASURES, Measure
+from fullrank.reporting.results import SPLITS, RunRecord, integer, mapping, number
 from fullrank.reporting.table import Comparison, Row, parameters_by_part
 
 _ABSENT = object()
 Named = tuple[str, int, Sequence[RunRecord]]  # name, colour, runs
+
+
+def rest_of_paper(rows: Sequence[Row]) -> Html | None:
+    """What the recipe says of the rows in the paper besides figures; None if that is parameters at most."""
+    figures = {split + end for measure in MEASURES for end in measure.paper for split in SPLITS}
+    keys = list(dict.fromkeys(key for row in rows for key in row.paper if key not in figures))
+    if set(keys) <= {"parameters", "extra_parameters"}:
+        return None
+    head = [th("Row"), *(th(_readable(str(key)), cls="num") for key in keys)]
+    body = [
+        [
+            th(swatch(place), el("span", row.name, cls="name"), scope="row", cls="row-name"),
+            *(td(format.figure(row.paper.get(key), format.plain), cls="num") for key in keys),
+        ]
+        for place, row in enumerate(rows)
+    ]
+    return table([head], body, caption="What else the paper states")
 
 
 def parameters_section(rows: Sequence[Row]) -> Html:
@@ -121,6 +139,8 @@ def environment_section(compared: Comparison) -> Html:
     if not rows:
         return Html("")
     results = [(row.name, mapping(run.result)) for row in rows for run in row.runs]
+    measure = compared.measure
+    unigrams = _shared([(row.name, row.unigram) for row in rows], lambda found: _unigram(found, measure))
     environments = [(name, mapping(result.get("environment"))) for name, result in results]
     keys = dict.fromkeys(key for _, environment in environments for key in environment)
     machine = [
@@ -128,7 +148,13 @@ def environment_section(compared: Comparison) -> Html:
         for key in keys
     ]
     cards = [
-        _card("Text", [(label, _shared(results, read)) for label, read in _TEXT]),
+        _card(
+            "Text",
+            [
+                *((label, _shared(results, read)) for label, read in _TEXT),
+                (f"unigram {measure.words} (valid / test)", unigrams),
+            ],
+        ),
         _card(
             "Training and protocol",
             [("seeds", _seeds_line(rows)), *((label, _shared(results, read)) for label, read in _TRAINING)],
@@ -149,9 +175,8 @@ def _split_tokens(result: Mapping[str, Any]) -> str:
     )
 
 
-def _unigram(result: Mapping[str, Any]) -> str:
-    found = mapping(_corpus(result).get("unigram_perplexity"))
-    return " / ".join(format.perplexity(number(found.get(split))) for split in ("valid", "test")) if found else ""
+def _unigram(found: Mapping[str, Any], measure: Measure) -> str:
+    return " / ".join(measure.show(number(found.get(split))) for split in SPLITS) if found else ""
 
 
 def _plain(value: object) -> str:
@@ -176,7 +201,6 @@ _TEXT: tuple[tuple[str, _Reader], ...] = (
     ("slice", lambda result: "yes" if _corpus(result).get("is_slice") else "no"),
     ("tokens (train / valid / test)", _split_tokens),
     ("vocabulary", lambda result: _count(_corpus(result).get("vocabulary"))),
-    ("unigram perplexity (valid / test)", _unigram),
 )
 _TRAINING: tuple[tuple[str, _Reader], ...] = (
     ("protocol", lambda result: _plain(result.get("protocol"))),

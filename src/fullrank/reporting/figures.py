@@ -1,4 +1,4 @@
-"""The figures of a report: curves with direct labels, and final perplexities as dots."""
+"""The figures of a report: curves with direct labels, and final figures as dots."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from fullrank.reporting import format
 from fullrank.reporting.curves import Curve, Series
+from fullrank.reporting.measure import Measure
 from fullrank.reporting.svg import LINE, MUTED, SLOTS, SURFACE, clean, series_colour, settings, to_svg
 from fullrank.reporting.table import Row
 
@@ -53,17 +54,17 @@ def line_figure(
         return to_svg(figure, alt)
 
 
-def dot_figure(rows: Sequence[Row], slots: Sequence[int], split: str, alt: str) -> str:
-    """Final perplexities: a dot for each seed, a bar for the mean, a line for mean ± standard deviation."""
+def dot_figure(rows: Sequence[Row], slots: Sequence[int], split: str, measure: Measure, alt: str) -> str:
+    """Final figures: a dot for each seed, a bar for the mean, a line for mean ± standard deviation."""
     height = 46 + 30 * len(rows)
     with matplotlib.rc_context(settings()):  # type: ignore[arg-type]
         figure = Figure(figsize=(WIDTH / 72, height / 72))
         axes = figure.add_axes((112 / WIDTH, 36 / height, (WIDTH - 112 - 18) / WIDTH, (height - 36 - 8) / height))
-        _furnish(axes, f"{'test' if split == 'test' else 'validation'} perplexity (lower is better)", "")
+        _furnish(axes, f"{'test' if split == 'test' else 'validation'} {measure.words} (lower is better)", "")
         axes.grid(True, axis="x", color=LINE, linewidth=0.8)
         axes.grid(False, axis="y")
         for place, (row, slot) in enumerate(zip(rows, slots, strict=True)):
-            _dots(axes, row, slot, -place, split)
+            _dots(axes, row, slot, -place, split, measure)
         axes.set_ylim(-len(rows) + 0.4, 0.6)
         axes.set_yticks([-place for place in range(len(rows))], [_short(row.name) for row in rows])
         for text, slot in zip(axes.get_yticklabels(), slots, strict=True):
@@ -74,15 +75,15 @@ def dot_figure(rows: Sequence[Row], slots: Sequence[int], split: str, alt: str) 
         return to_svg(figure, alt)
 
 
-def _dots(axes: Axes, row: Row, slot: int, place: float, split: str) -> None:
+def _dots(axes: Axes, row: Row, slot: int, place: float, split: str, measure: Measure) -> None:
     colour = series_colour(slot)
-    stat = row.perplexity.get(split)
+    stat = row.figures.get(split)
     if stat is None:
         axes.text(
             0.01, place, "not measured", transform=axes.get_yaxis_transform(), color=MUTED, fontsize=11, va="center"
         )
         return
-    seeds = [value for run in row.runs if (value := run.final(split)) is not None]
+    seeds = [value for run in row.runs if (value := measure.final(run, split)) is not None]
     _disc(axes, seeds, [place] * len(seeds), colour, slot)
     if stat.deviation is not None:
         spread = [stat.mean - stat.deviation, stat.mean + stat.deviation]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fullrank.reporting.stats import Stat
 
 MISSING = "–"
@@ -26,19 +28,32 @@ def perplexity(value: float | None) -> str:
     return f"{value:,.2f}" if value < 1000 else f"{value:,.1f}" if value < 10000 else f"{value:,.0f}"
 
 
-def spread(stat: Stat | None) -> str:
-    """A perplexity over seeds: mean ± standard deviation; the mean alone where there is one seed."""
+def bits(value: float | None) -> str:
+    """Bits per byte or character: three decimals, as papers have them."""
+    return MISSING if value is None else f"{value:.3f}"
+
+
+def stated_bits(value: float) -> str:
+    """A paper's bits: up to three decimals, without the zeros at the end that a recipe cannot tell; at least two."""
+    return f"{value:.3f}".removesuffix("0")
+
+
+def plain(value: float) -> str:
+    """A number as it was given, whole ones with thousands separators: 1600.0 -> '1,600', 0.25 -> '0.25'."""
+    return f"{value:,.0f}" if value.is_integer() else f"{value:g}"
+
+
+def spread(stat: Stat | None, show: Callable[[float], str] = perplexity) -> str:
+    """A figure over seeds: mean ± standard deviation; the mean alone where there is one seed."""
     if stat is None:
         return MISSING
-    return (
-        perplexity(stat.mean) if stat.deviation is None else f"{perplexity(stat.mean)} ± {perplexity(stat.deviation)}"
-    )
+    return show(stat.mean) if stat.deviation is None else f"{show(stat.mean)} ± {show(stat.deviation)}"
 
 
-def figure(value: object) -> str:
-    """A figure of a paper: numbers as perplexities, words as they stand."""
+def figure(value: object, show: Callable[[float], str] = perplexity) -> str:
+    """A figure of a paper: numbers as `show` writes them, words as they stand."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return perplexity(float(value))
+        return show(float(value))
     return MISSING if value is None else str(value)
 
 

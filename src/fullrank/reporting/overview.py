@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fullrank.reporting import format
+from fullrank.reporting.details import rest_of_paper
 from fullrank.reporting.figures import dot_figure
 from fullrank.reporting.markup import Html, details, el, join, section, swatch, table, td, th
-from fullrank.reporting.results import RunRecord, integer, mapping, number
+from fullrank.reporting.measure import BITS_PER_BYTE, BITS_PER_CHARACTER, Measure
+from fullrank.reporting.results import SPLITS, RunRecord, integer, mapping, number
 from fullrank.reporting.stats import Stat
 from fullrank.reporting.summary import Summary, best_row, judged_split
-from fullrank.reporting.table import SPLITS, Comparison, Row, ms_per_step
+from fullrank.reporting.table import Comparison, Row, ms_per_step
 
 _SPLIT = {"valid": "validation", "test": "test"}
 
@@ -35,23 +37,21 @@ def summary_block(compared: Comparison, summary: Summary) -> Html:
 
 
 def _tiles(compared: Comparison) -> Html:
-    rows = compared.rows
+    rows, measure = compared.rows, compared.measure
     if not rows:
         return Html("")
     split = judged_split(rows)
     best, first = best_row(rows, split), rows[0]
-    shown = best or next(row for row in rows if split in row.perplexity)
+    shown = best or next(row for row in rows if split in row.figures)
     lowest = "Lowest" if best else "Final"
-    tiles = [(f"{lowest} {_SPLIT[split]} perplexity", format.perplexity(shown.perplexity[split].mean), shown.name)]
+    tiles = [(f"{lowest} {_SPLIT[split]} {measure.words}", measure.show(shown.figures[split].mean), shown.name)]
     if best is not None and split in best.difference:
         change = format.signed_percent(best.difference[split])
-        tiles.append(
-            ("Against the first row", change, f"{first.name}: {format.perplexity(first.perplexity[split].mean)}")
-        )
+        tiles.append(("Against the first row", change, f"{first.name}: {measure.show(first.figures[split].mean)}"))
     if best is not None and best is not first and best.extra_parameters is not None:
         tiles.append(("Parameters added", format.extra(best.extra_parameters), f"to {format.count(first.parameters)}"))
     if split in first.unigram:
-        tiles.append(("Unigram perplexity", format.perplexity(first.unigram[split]), "same vocabulary"))
+        tiles.append((f"Unigram {measure.words}", measure.show(first.unigram[split]), "same vocabulary"))
     seen = [
         tokens
         for row in rows
@@ -73,28 +73,45 @@ def comparison_section(compared: Comparison) -> Html:
     rows = compared.rows
     if not rows:
         return Html("")
-    seeds = any(len(row.runs) > 1 for row in rows)
-    notes = ["Perplexity: lower is better; the lowest of comparable rows is set bold."]
-    if any(row.difference for row in rows):
-        notes.append("Beneath a perplexity: its difference to the first row.")
-    if seeds:
-        notes.append(
-            "Rows with several seeds (n) show mean ± sample standard deviation; the mean is that of the runs' "
-            "perplexities. Speeds and times are means."
-        )
-    if compared.has_paper:
-        notes.append("“Paper” is the published figure, as the recipe states it.")
-    parts = [_comparison_table(compared), el("p", " ".join(notes), cls="note")]
+    parts = [_comparison_table(compared), el("p", " ".join(_notes(compared)), cls="note")]
     if compared.comparable and len(rows) > 1:
-        parts.append(_dots(rows))
-    parts.append(details(f"Single runs ({sum(len(row.runs) for row in rows)})", _single_runs(rows), cls="printed"))
+        parts.append(_dots(rows, compared.measure))
+    if (more := rest_of_paper(rows)) is not None:
+        parts.append(details("What else the paper states", more, cls="printed"))
+    parts.append(
+        details(
+            f"Single runs ({sum(len(row.runs) for row in rows)})", _single_runs(rows, compared.measure), cls="printed"
+        )
+    )
     return section("comparison", "Comparison", *parts)
 
 
-def _dots(rows: Sequence[Row]) -> Html:
+def _notes(compared: Comparison) -> list[str]:
+    """How to read the table."""
+    rows, measure = compared.rows, compared.measure
+    notes = [f"{measure.words.capitalize()}: lower is better; the lowest of comparable rows is set bold."]
+    if any(row.difference for row in rows):
+        whose = "their" if measure.in_bits else "its"
+        notes.append(f"Beneath {measure.article or 'the '}{measure.words}: {whose} difference to the first row.")
+    if any(len(row.runs) > 1 for row in rows):
+        notes.append(
+            "Rows with several seeds (n) show mean ± sample standard deviation; the mean is that of the runs' "
+            f"{measure.plural}. Speeds and times are means."
+        )
+    if compared.has_paper:
+        notes.append("“Paper” is the published figure, as the recipe states it.")
+    if measure is BITS_PER_BYTE and compared.states(BITS_PER_CHARACTER):
+        notes.append(
+            "The paper calls its figure bits per character; where the corpus is bytes (enwik8), a character is a byte."
+        )
+    return notes
+
+
+def _dots(rows: Sequence[Row], measure: Measure) -> Html:
     split = judged_split(rows)
-    values = ", ".join(f"{row.name} {format.spread(row.perplexity.get(split))}" for row in rows)
-    figure = Html(dot_figure(rows, range(len(rows)), split, f"Final {_SPLIT[split]} perplexity: {values}."))
+    words = f"Final {_SPLIT[split]} {measure.words}"
+    values = ", ".join(f"{row.name} {measure.spread(row.figures.get(split))}" for row in rows)
+    figure = Html(dot_figure(rows, range(len(rows)), split, measure, f"{words}: {values}."))
     several = any(len(row.runs) > 1 for row in rows)
     caption = (
         "A dot is one run; the bar is the mean, the line mean ± standard deviation. "
@@ -105,7 +122,7 @@ def _dots(rows: Sequence[Row]) -> Html:
         "figure",
         el(
             "figcaption",
-            el("b", f"Final {_SPLIT[split]} perplexity"),
+            el("b", words),
             el("span", caption + "The axis does not start at zero."),
         ),
         figure,
@@ -116,33 +133,29 @@ def _dots(rows: Sequence[Row]) -> Html:
 def _comparison_table(compared: Comparison) -> Html:
     rows = compared.rows
     paper, seeds = compared.has_paper, any(len(row.runs) > 1 for row in rows)
-    phases = list(dict.fromkeys(phase for row in rows for phase in row.ms_per_step))
-    split_heads = [th("Perplexity", scope="colgroup", cls="num group", span=2)]
+    words = compared.measure.words
+    split_heads = [th(words.capitalize(), scope="colgroup", cls="num group", span=2)]
     if paper:
         split_heads = [
-            th(f"{_SPLIT[split].capitalize()} perplexity", scope="colgroup", cls="num group", span=2)
-            for split in SPLITS
+            th(f"{_SPLIT[split].capitalize()} {words}", scope="colgroup", cls="num group", span=2) for split in SPLITS
         ]
     upper = [
         *([td("")] * (1 + seeds)),
         th("Parameters", scope="colgroup", cls="num group", span=2),
         *split_heads,
-        th("Speed", scope="colgroup", cls="num group", span=2 + len(phases)),
+        th("Speed", scope="colgroup", cls="num group", span=3),
     ]
     lower = [th("Row"), *([th("n", cls="num")] if seeds else []), th("total", cls="num"), th("over first", cls="num")]
     for split in SPLITS:
         lower += [th("paper", cls="num"), th("ours", cls="num")] if paper else [th(_SPLIT[split], cls="num")]
-    steps = ["ms/step" if len(phases) == 1 else f"ms/step, {phase}" for phase in phases]
-    lower += [th(word, cls="num") for word in ("tokens/s", *steps, "wall time")]
-    body = [_comparison_row(compared, row, place, paper, seeds, phases) for place, row in enumerate(rows)]
-    foot = _unigram_rows(compared, paper, seeds, len(phases))
+    lower += [th(word, cls="num") for word in ("tokens/s", "ms/step", "wall time")]
+    body = [_comparison_row(compared, row, place, paper, seeds) for place, row in enumerate(rows)]
+    foot = _unigram_rows(compared, paper, seeds)
     return table([upper, lower], body, caption="Rows compared", foot=foot, cls="comparison")
 
 
-def _comparison_row(
-    compared: Comparison, row: Row, place: int, paper: bool, seeds: bool, phases: Sequence[str]
-) -> list[Html]:
-    first = row is compared.rows[0]
+def _comparison_row(compared: Comparison, row: Row, place: int, paper: bool, seeds: bool) -> list[Html]:
+    first, measure = row is compared.rows[0], compared.measure
     label = [swatch(place), el("span", row.name, cls="name")]
     if row.is_slice:
         label.append(el("span", "slice", cls="badge", attrs={"title": row.label}))
@@ -157,29 +170,40 @@ def _comparison_row(
     cells.append(td("first" if first else format.extra(row.extra_parameters), cls="num quiet" if first else "num"))
     for split in SPLITS:
         if paper:
-            cells.append(td(format.figure(row.paper.get(split)), cls="num quiet"))
+            cells.append(td(measure.stated(measure.of_paper(row.paper, split)), cls="num quiet"))
         best = split in row.best
-        value = el("strong" if best else "span", format.spread(row.perplexity.get(split)))
+        value = el("strong" if best else "span", measure.spread(row.figures.get(split)))
         change = format.signed_percent(row.difference[split]) if split in row.difference else ""
         cells.append(td(value, el("span", change, cls="sub") if change else "", cls="num best" if best else "num"))
-    speeds = [format.milliseconds(_mean(row.ms_per_step.get(phase))) for phase in phases]
-    cells += [
-        td(text, cls="num")
-        for text in (format.count(_mean(row.tokens_per_second)), *speeds, format.duration(_mean(row.wall_seconds)))
+    steps = {phase: stat.mean for phase, stat in row.ms_per_step.items()}
+    return [
+        *cells,
+        td(format.count(_mean(row.tokens_per_second)), cls="num"),
+        td(*_by_phase(steps), cls="num"),
+        td(format.duration(_mean(row.wall_seconds)), cls="num"),
     ]
-    return cells
 
 
-def _unigram_rows(compared: Comparison, paper: bool, seeds: bool, phases: int) -> list[list[Html]]:
-    """One row for each text: the perplexity of word frequencies alone."""
+def _by_phase(steps: Mapping[str, float]) -> list[Html]:
+    """Milliseconds per step: a number, or a line for each phase with its name."""
+    if len(steps) < 2:
+        return [Html(format.milliseconds(next(iter(steps.values()), None)))]
+    return [
+        el("span", el("span", f"{phase} ", cls="quiet"), format.milliseconds(value), cls="phase")
+        for phase, value in steps.items()
+    ]
+
+
+def _unigram_rows(compared: Comparison, paper: bool, seeds: bool) -> list[list[Html]]:
+    """One row for each text: the figure of word frequencies alone."""
     texts = {row.text: row for row in reversed(compared.rows) if row.unigram}
     found: list[list[Html]] = []
     for _, row in sorted(texts.items()):
         name = "Unigram, same vocabulary" if compared.comparable else f"Unigram: {row.label}"
         cells = [th(name, scope="row", cls="row-name"), *([td("")] if seeds else []), td(""), td("")]
         for split in SPLITS:
-            cells += [*([td("")] if paper else []), td(format.perplexity(row.unigram.get(split)), cls="num")]
-        found.append([*cells, *([td("")] * (2 + phases))])
+            cells += [*([td("")] if paper else []), td(compared.measure.show(row.unigram.get(split)), cls="num")]
+        found.append([*cells, *([td("")] * 3)])
     return found
 
 
@@ -187,10 +211,9 @@ def _mean(stat: Stat | None) -> float | None:
     return None if stat is None else stat.mean
 
 
-def _single_runs(rows: Sequence[Row]) -> Html:
+def _single_runs(rows: Sequence[Row], measure: Measure) -> Html:
     heads = (
-        "validation",
-        "test",
+        *_SPLIT.values(),
         "best at step",
         "steps",
         "tokens seen",
@@ -200,21 +223,20 @@ def _single_runs(rows: Sequence[Row]) -> Html:
         "peak memory",
     )
     head = [th("Row"), th("seed", cls="num"), *(th(word, cls="num") for word in heads), th("folder")]
-    body = [_single_run(row, run, place) for place, row in enumerate(rows) for run in row.runs]
+    body = [_single_run(row, run, place, measure) for place, row in enumerate(rows) for run in row.runs]
     return table([head], body, caption="Single runs")
 
 
-def _single_run(row: Row, run: RunRecord, place: int) -> list[Html]:
+def _single_run(row: Row, run: RunRecord, place: int, measure: Measure) -> list[Html]:
     result = mapping(run.result)
     memory = number(result.get("peak_memory_mib"))
     cells = [
-        format.perplexity(run.final("valid")),
-        format.perplexity(run.final("test")),
+        *(measure.show(measure.final(run, split)) for split in SPLITS),
         format.count(integer(mapping(result.get("best")).get("step"))),
         format.count(integer(result.get("steps"))),
         format.count(integer(result.get("tokens_seen"))),
         format.count(number(result.get("tokens_per_second"))),
-        " / ".join(format.milliseconds(value) for value in ms_per_step(run).values()) or format.MISSING,
+        join(_by_phase(ms_per_step(run))),
         format.duration(number(result.get("wall_seconds"))),
         format.MISSING if memory is None else f"{memory:,.0f} MiB",
     ]
@@ -228,7 +250,7 @@ def troubles_section(compared: Comparison) -> Html:
     parts: list[Html] = []
     for run in compared.unfinished:
         resume = el("p", "Resume with ", el("code", f"fullrank train {shlex.quote(str(run.folder))}"), cls="note")
-        parts.append(_trouble(run, "not finished", [*_progress(run), *run.problems], resume))
+        parts.append(_trouble(run, "not finished", [*_progress(run, compared.measure), *run.problems], resume))
     for row in compared.rows:
         parts += [
             _trouble(run, "finished, damaged in part", list(run.problems), Html("")) for run in row.runs if run.problems
@@ -241,15 +263,14 @@ def _trouble(run: RunRecord, state: str, reasons: Sequence[str], more: Html) -> 
     return el("div", heading, el("ul", *(el("li", reason) for reason in reasons)), more, cls="trouble")
 
 
-def _progress(run: RunRecord) -> list[str]:
+def _progress(run: RunRecord, measure: Measure) -> list[str]:
     """How far an unfinished run has come."""
     steps = [step for line in run.metrics if (step := integer(line.get("step"))) is not None]
     if not steps:
         return ["no step is recorded yet"]
-    found = [
-        value for line in run.metrics if line.get("split") == "valid" and (value := number(line.get("ppl"))) is not None
-    ]
-    last = f"; last validation perplexity {format.perplexity(found[-1])}" if found else ""
+    lines = (line for line in run.metrics if line.get("split") == "valid")
+    found = [value for line in lines if (value := measure.of_line(line)) is not None]
+    last = f"; last validation {measure.unit} {measure.show(found[-1])}" if found else ""
     return [f"reached step {max(steps):,}{last}"]
 
 

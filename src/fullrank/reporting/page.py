@@ -122,33 +122,36 @@ def _curves_section(compared: Comparison, named: Sequence[details.Named]) -> Htm
         found = [(name, slot, tuple(c for run in runs if (c := read(run)) is not None)) for name, slot, runs in named]
         return [Series(name, slot, drawn, slot < finished) for name, slot, drawn in found if drawn]
 
-    validation, loss = series(curves.validation), series(curves.training_loss)
+    unit = compared.measure.unit
+    validation = series(lambda run: curves.validation(run, compared.measure))
+    loss = series(curves.training_loss)
     rate, speed = curves.merged(series(curves.learning_rate)), series(curves.speed)
     late = curves.latter(validation)
-    wide = validation and max(c.y.max() for s in validation for c in s.curves) > 4 * min(
-        c.y.min() for s in validation for c in s.curves
-    )
+    ends = [value for one in validation for c in one.curves for value in (c.y.min(), c.y.max())]
+    wide = bool(ends) and not compared.measure.in_bits and max(ends) > 4 * min(ends)  # bits are logarithms already
     seeds = (
         " Thin lines are single seeds, the thick one is their mean."
         if any(len(s.curves) > 1 for s in validation)
         else ""
     )
     smooth = _smoothing(named)
-    perplexities = [
+    judged = [
         _figure(
-            "Validation perplexity",
+            f"Validation {unit}",
             f"Whole training{', logarithmic axis' if wide else ''}.{seeds}",
             validation,
-            "perplexity",
+            unit,
             _TOKENS,
-            log=bool(wide),
+            log=wide,
+            show_value=compared.measure.tick,
         ),
         _figure(
-            "Validation perplexity, second half",
+            f"Validation {unit}, second half",
             "The same curves from half of the longest training on; the axis does not start at zero.",
             late,
-            "perplexity",
+            unit,
             _TOKENS,
+            show_value=compared.measure.tick,
         ),
     ]
     others = [
@@ -166,11 +169,11 @@ def _curves_section(compared: Comparison, named: Sequence[details.Named]) -> Htm
             width=NARROW,
         ),
     ]
-    if not any(perplexities + others):
+    if not any(judged + others):
         return Html("")
     grids = [
         el("div", *figures, cls=cls)
-        for figures, cls in ((perplexities, "figures"), (others, "figures small"))
+        for figures, cls in ((judged, "figures"), (others, "figures small"))
         if any(figures)
     ]
     key = overview.legend([(name, slot, slot < finished) for name, slot, _ in named])
@@ -203,13 +206,23 @@ def _figure(
     log: bool = False,
     from_zero: bool = False,
     width: int = WIDTH,
+    show_value: Callable[[float], str] = format.short_count,
 ) -> Html:
     if not series:
         return Html("")
     ends = ", ".join(f"{one.name} {one.last:.4g}" for one in series)
     alt = f"{heading} over {x_label}. Last values: {ends}."
     drawing = Html(
-        line_figure(series, y_label=y_label, x_label=x_label, alt=alt, log=log, from_zero=from_zero, width=width)
+        line_figure(
+            series,
+            y_label=y_label,
+            x_label=x_label,
+            alt=alt,
+            log=log,
+            from_zero=from_zero,
+            width=width,
+            show_value=show_value,
+        )
     )
     return el("figure", el("figcaption", el("b", heading), el("span", note)), drawing)
 

@@ -13,6 +13,7 @@ from typing import Any
 from fullrank.config.load import read_yaml
 from fullrank.errors import InputError
 
+SPLITS = ("valid", "test")
 RUN_FILES = ("config.yaml", "metrics.jsonl", "result.json")
 
 
@@ -20,7 +21,7 @@ RUN_FILES = ("config.yaml", "metrics.jsonl", "result.json")
 class RunRecord:
     """One run folder. `result` is None until the run has finished; `problems` says what is missing or damaged.
 
-    `identity` is run.json, which a run has from its beginning: name, recipe, row, scale.
+    `identity` is run.json, which a run has from its beginning: name, recipe, row, scale; so is `vocabulary`, vocabulary.json.
     `metrics` and `timing` hold the readable lines of the two files, in file order.
     """
 
@@ -32,6 +33,7 @@ class RunRecord:
     result: Mapping[str, Any] | None = None
     problems: tuple[str, ...] = ()
     identity: Mapping[str, Any] = field(default_factory=dict)
+    vocabulary: Mapping[str, Any] = field(default_factory=dict)
 
     def origin(self, key: str) -> str:
         """`recipe`, `row` or `scale` of the run, from its result or else its identity; empty if there is none."""
@@ -42,6 +44,13 @@ class RunRecord:
         """The seed of the run, from its result or else from its configuration."""
         found = self.result.get("seed") if self.result else None
         return integer(found if found is not None else mapping(self.config.get("train")).get("seed"))
+
+    @property
+    def tokens(self) -> str:
+        """What the tokens are: `word`, `byte`, `character` or `bpe`; empty if not recorded."""
+        details = mapping(mapping(mapping(self.result).get("corpus")).get("details"))
+        found = mapping(details.get("settings")).get("kind") or self.vocabulary.get("kind")
+        return str(found or mapping(self.config.get("data")).get("tokens") or "")
 
     def final(self, split: str) -> float | None:
         """Perplexity of the finished run on a split; None if it was not measured or is no positive number."""
@@ -98,9 +107,9 @@ def read_run(folder: Path) -> RunRecord:
     metrics = _read_lines(folder / "metrics.jsonl", problems)
     timing = _read_lines(folder / "timing.jsonl", problems)
     result = _read_result(folder / "result.json", problems)
-    identity = _read_identity(folder / "run.json")
+    identity, vocabulary = _read_object(folder / "run.json"), _read_object(folder / "vocabulary.json")
     name = str(mapping(result).get("name") or identity.get("name") or folder.name or folder.resolve().name)
-    record = RunRecord(folder, name, config, metrics, timing, result, tuple(problems), identity)
+    record = RunRecord(folder, name, config, metrics, timing, result, tuple(problems), identity, vocabulary)
     return record if result is None else _without_unusable_result(record)
 
 
@@ -120,8 +129,8 @@ def _without_unusable_result(record: RunRecord) -> RunRecord:
     return dataclasses.replace(record, result=None, problems=problems)
 
 
-def _read_identity(path: Path) -> Mapping[str, Any]:
-    """What a run was called when it began; whatever is wrong with it, the rest of the folder says more."""
+def _read_object(path: Path) -> Mapping[str, Any]:
+    """What a run wrote down of itself when it began; whatever is wrong with it, the rest of the folder says more."""
     try:
         return mapping(json.loads(path.read_bytes()))
     except (OSError, ValueError):

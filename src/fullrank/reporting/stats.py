@@ -11,7 +11,7 @@ from dataclasses import dataclass
 class Stat:
     """Mean over `count` runs and the sample standard deviation (n - 1); one run has no deviation.
 
-    Of perplexities it is the mean of the runs' perplexities, not the exponential of a mean loss.
+    Of perplexities it is the mean of the runs' perplexities, not the exponential of a mean loss; of bits it is theirs.
     """
 
     mean: float

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fullrank.reporting import format
 from fullrank.reporting.grouping import measured_on, text_differences
+from fullrank.reporting.measure import MEASURES, Measure
 from fullrank.reporting.results import integer, mapping
 from fullrank.reporting.stats import apart
 from fullrank.reporting.table import Comparison, Row
@@ -32,51 +33,85 @@ def summarise(compared: Comparison) -> Summary:
     groups: dict[int, list[Row]] = {}
     for row in compared.rows:
         groups.setdefault(row.text, []).append(row)
-    cautions = (*(sentence for rows in groups.values() for sentence in _cautions(rows)), *_protocols(compared))
+    found = [sentence for rows in groups.values() for sentence in _cautions(rows)]
+    cautions = tuple(dict.fromkeys([*found, *_protocols(compared), *_other_measure(compared)]))
     if len(groups) > 1:
-        parts = [f"On {rows[0].label or 'a text that is not recorded'}: {_paragraph(rows)}" for rows in groups.values()]
+        parts = [
+            f"On {rows[0].label or 'a text that is not recorded'}: {_paragraph(rows, _judged(rows, compared))}"
+            for rows in groups.values()
+        ]
         headline = "Not one comparison: the runs differ in text or vocabulary"
-        return Summary(
-            headline, "\n".join(parts), (_incomparable(list(groups.values())),), tuple(dict.fromkeys(cautions))
-        )
+        warning = _incomparable(list(groups.values()), compared.measure)
+        return Summary(headline, "\n".join(parts), (warning,), cautions)
     rows = list(compared.rows)
-    return Summary(_headline(rows), _paragraph(rows), (), tuple(dict.fromkeys(cautions)))
+    figure = _judged(rows, compared)
+    return Summary(_headline(rows, figure), _paragraph(rows, figure), (), cautions)
+
+
+def _judged(rows: Sequence[Row], compared: Comparison) -> _Figure:
+    return _Figure(compared.measure, judged_split(rows))
 
 
 def judged_split(rows: Sequence[Row]) -> str:
     """`test` if any row has it, else `valid`."""
-    return "test" if any("test" in row.perplexity for row in rows) else "valid"
+    return "test" if any("test" in row.figures for row in rows) else "valid"
 
 
 def best_row(rows: Sequence[Row], split: str) -> Row | None:
-    """The row with the lowest mean perplexity; None unless at least two rows were measured."""
-    measured = [row for row in rows if split in row.perplexity]
-    return min(measured, key=lambda row: row.perplexity[split].mean) if len(measured) > 1 else None
+    """The row with the lowest mean; None unless at least two rows were measured."""
+    measured = [row for row in rows if split in row.figures]
+    return min(measured, key=lambda row: row.figures[split].mean) if len(measured) > 1 else None
 
 
-def _word(split: str) -> str:
-    return "test perplexity" if split == "test" else "validation perplexity"
+@dataclass(frozen=True)
+class _Figure:
+    """The figure by which rows are judged: the measure of the comparison on one split. The rows asked for must have it."""
+
+    measure: Measure
+    split: str
+
+    @property
+    def words(self) -> str:
+        return f"{'test' if self.split == 'test' else 'validation'} {self.measure.words}"
+
+    @property
+    def one(self) -> str:
+        return f"{self.measure.article}{self.words}"
+
+    def short(self, row: Row) -> str:
+        return self.measure.spread(row.figures[self.split])
+
+    def long(self, row: Row) -> str:
+        stat = row.figures[self.split]
+        seeds = "" if stat.deviation is None else f" (mean and standard deviation of {stat.count} seeds)"
+        return self.short(row) + seeds
+
+    def same(self, first: Row, second: Row) -> bool:
+        means = [self.measure.show(row.figures[self.split].mean) for row in (first, second)]
+        return means[0] == means[1]
+
+    def below(self, row: Row, base: Row) -> str:
+        share = row.figures[self.split].mean / base.figures[self.split].mean - 1
+        return f"{format.percent(share)} below"
+
+    def apart(self, first: Row, second: Row) -> bool | None:
+        return apart(first.figures[self.split], second.figures[self.split])
 
 
-def _same(first: Row, second: Row, split: str) -> bool:
-    return format.perplexity(first.perplexity[split].mean) == format.perplexity(second.perplexity[split].mean)
-
-
-def _headline(rows: Sequence[Row]) -> str:
-    split = judged_split(rows)
-    first, best = rows[0], best_row(rows, split)
+def _headline(rows: Sequence[Row], figure: _Figure) -> str:
+    first, best = rows[0], best_row(rows, figure.split)
     if best is None:
-        row = next(row for row in rows if split in row.perplexity)
-        return f"{row.name}: {_word(split)} {format.spread(row.perplexity[split])}"
-    value = f"{_word(split)} {format.spread(best.perplexity[split])}"
+        row = next(row for row in rows if figure.split in row.figures)
+        return f"{row.name}: {figure.words} {figure.short(row)}"
+    value = f"{figure.words} {figure.short(best)}"
     if best is first:
         return f"{best.name}, the first row, stays lowest: {value}"
-    if split not in first.perplexity:
+    if figure.split not in first.figures:
         return f"{best.name} is lowest: {value}"
-    if _same(best, first, split):
+    if figure.same(best, first):
         return f"{best.name} and {first.name} are equal: {value}"
-    below = f"{format.percent(_gap(best, first, split))} below {first.name}"
-    match apart(best.perplexity[split], first.perplexity[split]):
+    below = f"{figure.below(best, first)} {first.name}"
+    match figure.apart(best, first):
         case True:
             return f"{best.name} is best: {value}, {below}"
         case False:
@@ -90,48 +125,36 @@ def _seeds_short(best: Row, first: Row) -> str:
     return "one seed" if len(lone) != 1 else f"one seed of {lone[0]}"
 
 
-def _gap(row: Row, base: Row, split: str) -> float:
-    return row.perplexity[split].mean / base.perplexity[split].mean - 1
-
-
-def _paragraph(rows: Sequence[Row]) -> str:
-    split = judged_split(rows)
-    best = best_row(rows, split)
-    sentences = [_unigram(rows, split)]
+def _paragraph(rows: Sequence[Row], figure: _Figure) -> str:
+    best = best_row(rows, figure.split)
+    sentences = [_unigram(rows, figure)]
     if best is None:
-        row = next(row for row in rows if split in row.perplexity)
-        sentences.insert(0, f"{row.name} reaches a {_word(split)} of {_value(row, split)}.")
+        row = next(row for row in rows if figure.split in row.figures)
+        sentences.insert(0, f"{row.name} reaches {figure.one} of {figure.long(row)}.")
         if len(row.runs) == 1:
             sentences.append("One seed says nothing about the spread.")
         return " ".join(filter(None, sentences))
-    sentences[:0] = [_best_sentence(rows, best, split), _against_first(rows[0], best, split)]
-    sentences += [_neighbours(rows, best, split), _other_split(rows, best, split), _certainty(rows)]
+    sentences[:0] = [_best_sentence(rows, best, figure), _against_first(rows[0], best, figure)]
+    sentences += [_neighbours(rows, best, figure), _other_split(rows, best, figure), _certainty(rows)]
     return " ".join(filter(None, sentences))
 
 
-def _value(row: Row, split: str) -> str:
-    stat = row.perplexity[split]
-    if stat.deviation is None:
-        return format.perplexity(stat.mean)
-    return f"{format.spread(stat)} (mean and standard deviation of {stat.count} seeds)"
-
-
-def _best_sentence(rows: Sequence[Row], best: Row, split: str) -> str:
-    measured = sum(split in row.perplexity for row in rows)
+def _best_sentence(rows: Sequence[Row], best: Row, figure: _Figure) -> str:
+    measured = sum(figure.split in row.figures for row in rows)
     of, word = (f"Of {measured} rows", "lowest") if measured > 2 else ("Of two rows", "lower")
-    return f"{of}, {best.name} has the {word} {_word(split)}: {_value(best, split)}."
+    return f"{of}, {best.name} has the {word} {figure.words}: {figure.long(best)}."
 
 
-def _against_first(first: Row, best: Row, split: str) -> str:
+def _against_first(first: Row, best: Row, figure: _Figure) -> str:
     if best is first:
         return "It is the first row: none of the others is below it."
-    if split not in first.perplexity:
-        return f"The first row, {first.name}, has no {_word(split)} to compare with."
-    base = f"{first.name}, the first row, at {_value(first, split)}"
-    if _same(best, first, split):
+    if figure.split not in first.figures:
+        return f"The first row, {first.name}, has no {figure.words} to compare with."
+    base = f"{first.name}, the first row, at {figure.long(first)}"
+    if figure.same(best, first):
         return f"To the digits shown it equals {base}."
-    below = f"That is {format.percent(_gap(best, first, split))} below {base}"
-    match apart(best.perplexity[split], first.perplexity[split]):
+    below = f"That is {figure.below(best, first)} {base}"
+    match figure.apart(best, first):
         case True:
             return f"{below}; the difference is larger than the spread of the seeds."
         case False:
@@ -140,30 +163,29 @@ def _against_first(first: Row, best: Row, split: str) -> str:
             return f"{below}."
 
 
-def _neighbours(rows: Sequence[Row], best: Row, split: str) -> str:
+def _neighbours(rows: Sequence[Row], best: Row, figure: _Figure) -> str:
     """Rows besides the first that the best cannot be told from."""
     near = [
         row.name
         for row in rows
-        if row is not best and row is not rows[0] and split in row.perplexity
-        and apart(best.perplexity[split], row.perplexity[split]) is False
+        if row is not best and row is not rows[0] and figure.split in row.figures and figure.apart(best, row) is False
     ]  # fmt: skip
     if best is rows[0] and not near:
         return ""
     return f"Within the spread of {best.name}: {format.listed(near)}." if near else ""
 
 
-def _other_split(rows: Sequence[Row], best: Row, split: str) -> str:
-    if split != "test":
-        return "No row has a test perplexity."
-    lowest = best_row(rows, "valid")
-    if lowest is None or lowest is best or ("valid" in best.perplexity and _same(lowest, best, "valid")):
+def _other_split(rows: Sequence[Row], best: Row, figure: _Figure) -> str:
+    if figure.split != "test":
+        return f"No row has {_Figure(figure.measure, 'test').one}."
+    other, lowest = _Figure(figure.measure, "valid"), best_row(rows, "valid")
+    if lowest is None or lowest is best or ("valid" in best.figures and other.same(lowest, best)):
         return ""
-    return f"On the validation split another row is lowest: {lowest.name} with {format.spread(lowest.perplexity['valid'])}."
+    return f"On the validation split another row is lowest: {lowest.name} with {other.short(lowest)}."
 
 
-def _unigram(rows: Sequence[Row], split: str) -> str:
-    values = {format.perplexity(row.unigram[split]) for row in rows if split in row.unigram}
+def _unigram(rows: Sequence[Row], figure: _Figure) -> str:
+    values = {figure.measure.show(row.unigram[figure.split]) for row in rows if figure.split in row.unigram}
     if len(values) != 1:
         return ""
     return f"A unigram model with the same vocabulary has {values.pop()}."
@@ -184,14 +206,14 @@ def _certainty(rows: Sequence[Row]) -> str:
     return meaning
 
 
-def _incomparable(groups: Sequence[Sequence[Row]]) -> str:
+def _incomparable(groups: Sequence[Sequence[Row]], measure: Measure) -> str:
     texts = [measured_on(rows[0].runs[0]) for rows in groups]
     words = dict.fromkeys(word for text in texts[1:] for word in text_differences(texts[0], text))
     members = "; ".join(
         f"{format.listed([row.name for row in rows])} on {rows[0].label or 'a text not recorded'}" for rows in groups
     )
     differ = f"They differ in: {', '.join(words)}."
-    return f"Perplexities of these runs cannot be compared. {differ} Compare only within a group: {members}."
+    return f"{measure.plural.capitalize()} of these runs cannot be compared. {differ} Compare only within a group: {members}."
 
 
 def _cautions(rows: Sequence[Row]) -> list[str]:
@@ -225,6 +247,16 @@ def _protocols(compared: Comparison) -> list[str]:
     return [
         "The runs were not all evaluated by the same protocol; part of a difference may come from that. "
         f"Rows are marked with theirs: {ways}."
+    ]
+
+
+def _other_measure(compared: Comparison) -> list[str]:
+    """Figures of a paper that no column can hold."""
+    others = [measure.plural for measure in MEASURES if compared.states(measure)]
+    if not others or compared.has_paper:
+        return []
+    return [
+        f"The paper's figures are {others[-1]}, and these runs are compared by {compared.measure.words}: they are left out."
     ]
 
 

@@ -6,28 +6,24 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fullrank.errors import InputError
-from fullrank.reporting import format
 from fullrank.reporting.grouping import row_names, seeds_of_rows, texts_of_rows
-from fullrank.reporting.results import RunRecord, integer, mapping, number, read_runs
+from fullrank.reporting.measure import MEASURES, PERPLEXITY, Measure, choose, paper_of
+from fullrank.reporting.results import SPLITS, RunRecord, integer, mapping, number, read_runs
 from fullrank.reporting.stats import Stat, over_runs
-
-if TYPE_CHECKING:
-    pass
-
-SPLITS = ("valid", "test")
 
 
 @dataclass(frozen=True)
 class Row:
     """One row of the comparison: the finished runs that differ only in their seed.
 
-    `text` numbers the text and vocabulary of the measurement: perplexities compare only where it is equal.
-    `protocol` says how perplexity was measured; where rows differ in it, their names are marked (`Comparison.mark`).
-    `difference` is the relative difference in perplexity to the first row, by split, where the two compare.
-    `best` names the splits in which no comparable row has a lower mean. `ms_per_step` is by phase of training.
+    `text` numbers the text and vocabulary of the measurement: figures compare only where it is equal.
+    `protocol` says how it was measured; where rows differ in it, their names are marked (`Comparison.mark`).
+    `figures` are in the measure of the comparison, by split, and so are `difference` (relative, to the first row, where
+    the two compare), `best` (the splits in which no comparable row has a lower mean) and `unigram`; `perplexity` is
+    perplexity always. `ms_per_step` is by phase of training.
     """
 
     name: str
@@ -36,6 +32,7 @@ class Row:
     protocol: str
     parameters: int | None
     extra_parameters: int | None
+    figures: Mapping[str, Stat]
     perplexity: Mapping[str, Stat]
     difference: Mapping[str, float]
     best: tuple[str, ...]
@@ -60,10 +57,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Finished rows in the order given (the first is what the others are compared with), and runs not finished."""
+    """Finished rows in the order given (the first is what the others are compared with), and runs not finished.
+
+    `measure` is that of every figure of it: chosen by the finished runs, or by the others where none has finished.
+    """
 
     rows: tuple[Row, ...]
     unfinished: tuple[RunRecord, ...]
+    measure: Measure = PERPLEXITY
 
     @property
     def comparable(self) -> bool:
@@ -81,12 +82,16 @@ class Comparison:
 
     @property
     def has_paper(self) -> bool:
-        """Whether a row has figures of a paper."""
-        return any(row.paper.get(split) is not None for row in self.rows for split in SPLITS)
+        """Whether a row has figures of a paper in the measure of the comparison."""
+        return self.states(self.measure)
+
+    def states(self, measure: Measure) -> bool:
+        """Whether a row has figures of a paper in this measure."""
+        return any(measure.of_paper(row.paper, split) is not None for row in self.rows for split in SPLITS)
 
 
 def comparison(runs: Sequence[Path | RunRecord]) -> Comparison:
-    """Compares run folders (or records read before). Means over seeds are means of perplexities.
+    """Compares run folders (or records read before). Means over seeds are means of the figures, never of losses.
 
     Raises InputError for a folder that is no run; an unfinished or damaged run is listed, never an error.
     """
@@ -95,10 +100,12 @@ def comparison(runs: Sequence[Path | RunRecord]) -> Comparison:
     records = [run for run in runs if isinstance(run, RunRecord)]
     if len(records) != len(runs):
         records = read_runs([run.folder if isinstance(run, RunRecord) else Path(run) for run in runs])
-    groups = seeds_of_rows([record for record in records if record.result is not None])
-    drafts = [_row(*parts) for parts in zip(row_names(groups), groups, texts_of_rows(groups), strict=True)]
-    rows = tuple(_compared(row, drafts) for row in drafts)
-    return Comparison(rows, tuple(record for record in records if record.result is None))
+    finished = [record for record in records if record.result is not None]
+    measure = choose(finished or records)
+    groups = seeds_of_rows(finished)
+    drafts = [_row(*parts, measure) for parts in zip(row_names(groups), groups, texts_of_rows(groups), strict=True)]
+    rows = tuple(_compared(row, drafts, measure) for row in drafts)
+    return Comparison(rows, tuple(record for record in records if record.result is None), measure)
 
 
 def parameters_by_part(record: RunRecord) -> dict[str, int]:
@@ -128,12 +135,19 @@ def ms_per_step(record: RunRecord) -> dict[str, float]:
     return {str(phase): value for phase, raw in phases.items() if (value := number(raw)) is not None}
 
 
-def _row(name: str, runs: tuple[RunRecord, ...], text: int) -> Row:
+def _over_seeds(runs: Sequence[RunRecord], measure: Measure) -> dict[str, Stat]:
+    found = {split: over_runs(measure.final(run, split) for run in runs) for split in SPLITS}
+    return {split: stat for split, stat in found.items() if stat is not None}
+
+
+def _unigram(run: RunRecord, measure: Measure) -> dict[str, float]:
+    return {split: value for split in SPLITS if (value := measure.unigram(run, split)) is not None}
+
+
+def _row(name: str, runs: tuple[RunRecord, ...], text: int, measure: Measure) -> Row:
     results = [mapping(run.result) for run in runs]
-    found = {split: over_runs(run.final(split) for run in runs) for split in SPLITS}
     phases = dict.fromkeys(phase for run in runs for phase in ms_per_step(run))
     speeds = {phase: over_runs(ms_per_step(run).get(phase) for run in runs) for phase in phases}
-    unigram = mapping(mapping(results[0].get("corpus")).get("unigram_perplexity"))
     return Row(
         name=name,
         runs=runs,
@@ -141,19 +155,20 @@ def _row(name: str, runs: tuple[RunRecord, ...], text: int) -> Row:
         protocol=" and ".join(dict.fromkeys(str(result.get("protocol") or "not recorded") for result in results)),
         parameters=total_parameters(runs[0]),
         extra_parameters=None,
-        perplexity={split: stat for split, stat in found.items() if stat is not None},
+        figures=_over_seeds(runs, measure),
+        perplexity=_over_seeds(runs, PERPLEXITY),
         difference={},
         best=(),
         tokens_per_second=over_runs(number(result.get("tokens_per_second")) for result in results),
         ms_per_step={phase: stat for phase, stat in speeds.items() if stat is not None},
         wall_seconds=over_runs(number(result.get("wall_seconds")) for result in results),
         peak_memory_mib=over_runs(number(result.get("peak_memory_mib")) for result in results),
-        paper=dict(mapping(results[0].get("paper"))),
-        unigram={split: value for split in SPLITS if (value := number(unigram.get(split))) is not None},
+        paper=dict(paper_of(runs[0])),
+        unigram=_unigram(runs[0], measure),
     )
 
 
-def _compared(row: Row, rows: Sequence[Row]) -> Row:
+def _compared(row: Row, rows: Sequence[Row], measure: Measure) -> Row:
     """The row with what follows from its neighbours: extra parameters, differences, where it is best."""
     first = rows[0]
     extra = None
@@ -161,23 +176,24 @@ def _compared(row: Row, rows: Sequence[Row]) -> Row:
         extra = row.parameters - first.parameters
     difference: dict[str, float] = {}
     best: list[str] = []
-    for split, stat in row.perplexity.items():
-        base = first.perplexity.get(split)
+    for split, stat in row.figures.items():
+        base = first.figures.get(split)
         if row is not first and base is not None and base.mean and row.text == first.text:
             difference[split] = stat.mean / base.mean - 1
-        rivals = [
-            other.perplexity[split].mean for other in rows if other.text == row.text and split in other.perplexity
-        ]
-        if len(rivals) > 1 and format.perplexity(stat.mean) == format.perplexity(min(rivals)):
+        rivals = [other.figures[split].mean for other in rows if other.text == row.text and split in other.figures]
+        if len(rivals) > 1 and measure.show(stat.mean) == measure.show(min(rivals)):
             best.append(split)
     return dataclasses.replace(row, extra_parameters=extra, difference=difference, best=tuple(best))
 
 
 def as_json(compared: Comparison) -> dict[str, Any]:
-    """The comparison as plain objects for one JSON document; numbers in full precision."""
+    """The comparison as plain objects for one JSON document; numbers in full precision.
+
+    `measure` of a row is its key under which the figures compared stand (beside `perplexity`).
+    """
     return {
         "comparable": compared.comparable,
-        "rows": [_row_as_json(row) for row in compared.rows],
+        "rows": [_row_as_json(row, compared.measure) for row in compared.rows],
         "unfinished": [
             {"folder": str(run.folder), "name": run.name, "seed": run.seed, "problems": list(run.problems)}
             for run in compared.unfinished
@@ -185,7 +201,21 @@ def as_json(compared: Comparison) -> dict[str, Any]:
     }
 
 
-def _row_as_json(row: Row) -> dict[str, Any]:
+def _bits(row: Row) -> list[Measure]:
+    """The measures in bits that its runs have."""
+    return [measure for measure in MEASURES if measure.in_bits and _over_seeds(row.runs, measure)]
+
+
+def _bits_as_json(row: Row) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for measure in _bits(row):
+        stats = _over_seeds(row.runs, measure)
+        found[measure.key] = {split: dataclasses.asdict(stat) for split, stat in stats.items()}
+        found[f"unigram_{measure.key}"] = _unigram(row.runs[0], measure)
+    return found
+
+
+def _row_as_json(row: Row, measure: Measure) -> dict[str, Any]:
     def plain(stat: Stat | None) -> dict[str, Any] | None:
         return None if stat is None else dataclasses.asdict(stat)
 
@@ -197,18 +227,20 @@ def _row_as_json(row: Row) -> dict[str, Any]:
         "protocol": row.protocol,
         "parameters": row.parameters,
         "extra_parameters": row.extra_parameters,
+        "measure": measure.key,
         "perplexity": {split: plain(stat) for split, stat in row.perplexity.items()},
+        **_bits_as_json(row),
         "difference": dict(row.difference),
         "best": list(row.best),
         "paper": dict(row.paper) or None,
-        "unigram_perplexity": dict(row.unigram),
+        "unigram_perplexity": _unigram(row.runs[0], PERPLEXITY),
         "tokens_per_second": plain(row.tokens_per_second),
         "ms_per_step": {phase: plain(stat) for phase, stat in row.ms_per_step.items()},
         "wall_seconds": plain(row.wall_seconds),
         "peak_memory_mib": plain(row.peak_memory_mib),
         "runs": [
             {"folder": str(run.folder), "name": run.name, "seed": run.seed, "problems": list(run.problems)}
-            | {"perplexity": {split: run.final(split) for split in SPLITS}}
+            | {one.key: {split: one.final(run, split) for split in SPLITS} for one in (PERPLEXITY, *_bits(row))}
             for run in row.runs
         ],
     }

@@ -10,8 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from fullrank.reporting import format
+from fullrank.reporting.measure import Measure
+from fullrank.reporting.results import SPLITS
 from fullrank.reporting.summary import summarise
-from fullrank.reporting.table import SPLITS, Comparison, Row
+from fullrank.reporting.table import Comparison, Row
 
 
 def print_table(console: Console, compared: Comparison, title: str | None = None) -> None:
@@ -55,7 +57,7 @@ def _table(compared: Comparison, title: str | None, *, narrow: bool) -> Table:
     )
     table.add_column("model", no_wrap=True)
     parameters = "params" if narrow else "parameters"
-    for heading in (parameters, f"+{parameters}", *_perplexity_headings(compared, narrow), "tokens/s"):
+    for heading in (parameters, f"+{parameters}", *_headings(compared, narrow), "tokens/s"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in compared.rows:
         name = " ".join(filter(None, (row.name, "(slice)" if row.is_slice else "", compared.mark(row))))
@@ -63,34 +65,37 @@ def _table(compared: Comparison, title: str | None, *, narrow: bool) -> Table:
             Text(name),
             format.count(row.parameters),
             "" if row is compared.rows[0] else format.extra(row.extra_parameters),
-            *_perplexity_cells(row, compared.has_paper, narrow),
+            *_cells(row, compared.measure, compared.has_paper, narrow),
             format.count(row.tokens_per_second.mean if row.tokens_per_second else None),
         )
     for label, unigram in _unigrams(compared).items():
         cells = [
             cell
             for split in SPLITS
-            for cell in ([""] if compared.has_paper else []) + [format.perplexity(unigram.get(split))]
+            for cell in ([""] if compared.has_paper else []) + [compared.measure.show(unigram.get(split))]
         ]
         name = "unigram" if compared.comparable else f"unigram, {label}"
         table.add_row(Text(name, style="dim"), "", "", *(Text(cell, style="dim") for cell in cells), "")
     return table
 
 
-def _perplexity_headings(compared: Comparison, narrow: bool) -> list[str]:
+def _headings(compared: Comparison, narrow: bool) -> list[str]:
+    short = compared.measure.short
     if not compared.has_paper:
-        return [f"{split} ppl" for split in SPLITS]
+        return [f"{split} {short}" for split in SPLITS]
     return [
-        f"{split}\n{whose}" if narrow else f"{split} ppl\n{whose}" for split in SPLITS for whose in ("paper", "ours")
+        f"{split}\n{whose}" if narrow else f"{split} {short}\n{whose}"
+        for split in SPLITS
+        for whose in ("paper", "ours")
     ]
 
 
-def _perplexity_cells(row: Row, has_paper: bool, narrow: bool) -> list[Text]:
+def _cells(row: Row, measure: Measure, has_paper: bool, narrow: bool) -> list[Text]:
     cells: list[Text] = []
     for split in SPLITS:
         if has_paper:
-            cells.append(Text(format.figure(row.paper.get(split)), style="dim"))
-        value = format.spread(row.perplexity.get(split))
+            cells.append(Text(measure.stated(measure.of_paper(row.paper, split)), style="dim"))
+        value = measure.spread(row.figures.get(split))
         value = value.replace(" ±", "\n±") if narrow else value
         cells.append(Text(value, style="bold green" if split in row.best else ""))
     return cells

@@ -1,12 +1,11 @@
-"""Relative attention of contiguous causal text, a block of query rows at a time, for every normaliser and mixing.
+"""Relative attention of causal text, a block of query rows at a time, for every normaliser and mixing.
 
     A = S + shift(T),      S = (Q + u) K^T / sqrt(D),      T = (Q + v) R^T / sqrt(D)
     O = W V,               W = dropout(mix(normalize(A)))
 
-Row n of T is wanted from distance p_n on downwards. With R in descending order and one idle row behind it, the rows of T laid
-out one after the other hold row n of shift(T) at N - 1 + n M: the shift is a view (docs/derivations/relative_attention.md),
-in both directions. A block of rows stays in cache, leaves out the keys after its last row, and is computed again in the
-backward pass, where normaliser and mixing differentiate themselves and the rest is written out:
+The shift is a view of T in both directions, also for keys with gaps between them and within a window (`attention/shift.py`,
+docs/derivations/relative_attention.md). A block of rows stays in cache, leaves out the keys that none of its rows sees, and
+is computed again in the backward pass, where normaliser and mixing differentiate themselves and the rest is written out:
 
     dV = W^T dO,  dK = dA^T (Q + u) / sqrt(D),  dR = shift^T(dA)^T (Q + v) / sqrt(D),  dQ = (dA K + shift^T(dA) R) / sqrt(D)
 
@@ -17,114 +16,102 @@ Limits: no double backward, no functorch transforms; a compiler gets the same sh
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fullrank.attention.dropout import keep_mask
+from fullrank.attention.kernels.blocks import Block, Scores, add_product, blocks, table_rows
 from fullrank.attention.kernels.reference import reference, weigh
 from fullrank.attention.layout import Layout
+from fullrank.attention.mix import KeepHeads
+from fullrank.attention.normalize import Softmax
 from fullrank.attention.project import Heads
 from fullrank.attention.relative import shifted_scores
+from fullrank.attention.shift import descending, kept_descending
 from fullrank.attention.trace import Trace
 
 if TYPE_CHECKING:
     from fullrank.attention.weighted import WeightedValues
 
-_ROWS = {"cpu": 64}  # query rows of a block, at most; elsewhere 512
-_NUMBERS = {"cpu": 2**17}  # about so many scores in a block, so that it stays in cache; elsewhere 2^25
+_EVALUATION_ROWS = {torch.bfloat16: 128, torch.float16: 128}  # on a CPU; otherwise as in training
 
 
 def relative(attend: WeightedValues, heads: Heads, layout: Layout, trace: Trace | None) -> Tensor:
-    """Relative score, any row-wise normaliser and mixing; (B, H, N, D). Other layouts are left to the reference."""
-    if (
-        not layout.contiguous
-        or layout.window is not None
-        or not layout.causal
-        or layout.key_mask is not None
-        or attend.score.as_published
-    ):
+    """Relative score, any row-wise normaliser and mixing; (B, H, N, D).
+
+    Left to the reference: layouts without runs (padding, rows that differ), queries that see later keys, `as_published`.
+    """
+    if layout.runs is None or not layout.causal or layout.key_mask is not None or attend.score.as_published:
         return reference(attend, heads, layout, trace)
     query, keys, distances = heads.scored, heads.keys, heads.relative
     assert query is not None
     assert keys is not None
     assert distances is not None
     if torch.compiler.is_compiling():
-        return weigh(attend, shifted_scores(attend.score, query, keys, distances), heads, layout, trace)
+        return weigh(attend, shifted_scores(attend.score, query, keys, distances, layout), heads, layout, trace)
     u, v = attend.score.u_and_v()
-    inner = (*attend.normalize.parameters(), *attend.mix.parameters())
     reads = heads.query if "query" in attend.mix.needs else None
-    needed = distances[:, : keys.shape[2]]
-    out: Tensor = _Blocks.apply(attend, reads, query, keys, heads.values, needed, u, v, *inner)
+    needed = distances[:, : layout.distances]
+    if not torch.is_grad_enabled() and not (attend.training and attend.dropout):
+        return _evaluate(attend, layout, reads, query, keys, heads.values, needed, u, v)
+    inner = (*attend.normalize.parameters(), *attend.mix.parameters())
+    out: Tensor = _Blocks.apply(attend, layout, reads, query, keys, heads.values, needed, u, v, *inner)
     return out
 
 
-@dataclass(frozen=True)
-class _Block:
-    """Texts and query rows of one block, and how many keys its last row sees."""
+def _evaluate(
+    attend: WeightedValues,
+    layout: Layout,
+    mixing_query: Tensor | None,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    distances: Tensor,
+    u: Tensor,
+    v: Tensor,
+) -> Tensor:
+    """Without gradients and dropout. Plain attention needs no fp32 copy of its scores: softmax is fp32 inside."""
+    device = query.device.type
+    autocast = (torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
+    plain = _is_plain(attend)
+    with torch.autocast(device, enabled=False):
+        if query.shape[2] == 1:
+            scores, seen = _one_query(query, keys, distances, u, v)
+            weights = torch.softmax(scores, -1) if plain else _weights(attend, scores, mixing_query, autocast)
+            return weights.to(values.dtype) @ values[:, :, seen]
+        fused = plain and device == "cpu" and query.dtype in (torch.float32, torch.float64)
+        found = blocks(query, layout, _EVALUATION_ROWS.get(query.dtype) if device == "cpu" else None)
+        table, out = kept_descending(distances, table_rows(found)), torch.empty_like(query)
+        for block in found:
+            parts, at_values = Scores(block, query, keys, table, u, v), values[block.texts, :, block.keys]
+            if fused:
+                bias, at_keys = parts.hide(parts.bias(), float("-inf")), keys[block.texts, :, block.keys]
+                content = parts.content.view(parts.shape)
+                seen_values = F.scaled_dot_product_attention(content, at_keys, at_values, attn_mask=bias, scale=1.0)
+            else:
+                scores = parts.forward()
+                if plain:
+                    weights = torch.softmax(scores, -1)
+                else:
+                    weights = _weights(attend, scores, _part(mixing_query, block), autocast)
+                seen_values = weights.to(values.dtype) @ at_values
+            out[block.texts, :, block.rows] = seen_values
+        return out
 
-    texts: slice
-    rows: slice
-    seen: int
 
-
-def _blocks(query: Tensor, keys: Tensor) -> Iterator[_Block]:
-    batch, heads, queries, length = *query.shape[:3], keys.shape[2]
-    count = max(1, -(-queries // _ROWS.get(query.device.type, 512)))  # blocks of nearly as many rows each
-    ends, rows = [queries * i // count for i in range(count + 1)], max(1, -(-queries // count))
-    texts = max(1, _NUMBERS.get(query.device.type, 2**25) // (heads * rows * length))
-    for text in range(0, batch, texts):
-        for row, end in pairwise(ends):
-            yield _Block(slice(text, min(text + texts, batch)), slice(row, end), length - queries + end)
-
-
-class _Scores:
-    """The scores of one block, with what their gradients read. Heads of all texts of a block stand in one dimension G."""
-
-    def __init__(self, block: _Block, query: Tensor, keys: Tensor, descending: Tensor, u: Tensor, v: Tensor) -> None:
-        self.scale, self.seen = query.shape[-1] ** -0.5, block.seen
-        part = query[block.texts, :, block.rows]  # (b, H, n, D)
-        self.shape = part.shape
-        self.content = ((part + u[:, None]) * self.scale).to(query.dtype).flatten(0, 1)  # (G, n, D)
-        self.position = ((part + v[:, None]) * self.scale).to(query.dtype).flatten(0, 1)
-        self.keys = keys[block.texts, :, : block.seen].flatten(0, 1)  # (G, m, D)
-        far = descending[:, descending.shape[1] - block.seen - 1 :]  # (H, m + 1, D), the last row idle
-        self.distances = far if part.shape[0] == 1 else far.expand(part.shape[0], -1, -1, -1).flatten(0, 1)
-
-    def hidden(self, of: Tensor) -> Tensor:
-        """The corner (.., n, n) of scores in which alone there are keys after their query, and which of it they are."""
-        return torch.ones(self.shape[2], self.shape[2], dtype=torch.bool, device=of.device).triu_(1)
-
-    def forward(self) -> Tensor:
-        """Masked, (b, H, n, m), in fp32 at least."""
-        (batch, heads, rows, _), seen = self.shape, self.seen
-        raw = torch.bmm(self.position, self.distances.transpose(1, 2)).view(-1, rows * (seen + 1))
-        shifted = raw[:, rows - 1 : rows - 1 + rows * seen].unflatten(1, (rows, seen))
-        scores = torch.baddbmm(shifted, self.content, self.keys.transpose(1, 2))
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        scores[:, :, seen - rows :].masked_fill_(self.hidden(scores), float("-inf"))
-        return scores.view(batch, heads, rows, seen)
-
-    def backward(self, d_scores: Tensor, d_keys: Tensor, d_distances: Tensor) -> tuple[Tensor, Tensor]:
-        """Adds to d_keys (b, H, m, D) and d_distances (H, m + 1, D); gradients at Q + u and at Q + v, (b, H, n, D) each."""
-        (batch, heads, rows, _), seen = self.shape, self.seen
-        flat = d_scores.to(self.content.dtype).reshape(-1, rows, seen)
-        flat[:, :, seen - rows :].masked_fill_(self.hidden(flat), 0.0)
-        at_content = torch.bmm(flat, self.keys).mul_(self.scale)
-        _add_product(d_keys, flat.transpose(1, 2), self.content)
-        raw = flat.new_zeros(flat.shape[0], rows * (seen + 1))
-        raw[:, rows - 1 : rows - 1 + rows * seen] = flat.view(-1, rows * seen)
-        raw = raw.view(-1, rows, seen + 1)
-        at_position = torch.bmm(raw, self.distances).mul_(self.scale)
-        if batch == 1:
-            _add_product(d_distances[None], raw.transpose(1, 2), self.position)
-        else:
-            d_distances += torch.bmm(raw.transpose(1, 2), self.position).view(batch, heads, seen + 1, -1).sum(0)
-        return at_content.view(self.shape), at_position.view(self.shape)
+def _one_query(query: Tensor, keys: Tensor, distances: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, slice]:
+    """Scores (B, H, 1, T) of the last T keys, those in sight: every distance is that of one key, so nothing is shifted."""
+    scale, seen = query.shape[-1] ** -0.5, slice(keys.shape[2] - distances.shape[1], None)
+    content = ((query + u[:, None]) * scale).to(query.dtype)
+    position = ((query + v[:, None]) * scale).to(query.dtype)[:, :, 0].transpose(0, 1)  # (H, B, D)
+    by_distance = torch.bmm(position, distances.transpose(1, 2)).flip(-1)
+    scores = by_distance.transpose(0, 1).contiguous()[:, :, None]  # (B, H, 1, T)
+    scores.flatten(0, 1).baddbmm_(content.flatten(0, 1), keys[:, :, seen].flatten(0, 1).transpose(1, 2))
+    return scores, seen
 
 
 class _Blocks(torch.autograd.Function):
@@ -132,6 +119,7 @@ class _Blocks(torch.autograd.Function):
     def forward(
         ctx: Any,
         attend: WeightedValues,
+        layout: Layout,
         mixing_query: Tensor | None,
         query: Tensor,
         keys: Tensor,
@@ -145,76 +133,134 @@ class _Blocks(torch.autograd.Function):
         # what the stages themselves compute follows autocast, the products here do not
         ctx.autocast = (torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
         ctx.attend, ctx.p = attend, attend.dropout if attend.training else 0.0
+        ctx.blocks = blocks(query, layout)
         keys, values = keys.contiguous(), values.contiguous()
-        descending = torch.cat((distances.flip(1), torch.zeros_like(distances[:, :1])), dim=1)  # (H, M + 1, D)
+        table = descending(distances, table_rows(ctx.blocks))
         out = torch.empty_like(query)
         kept = []
         with torch.autocast(device, enabled=False):
-            for block in _blocks(query, keys):
-                scores = _Scores(block, query, keys, descending, u, v).forward()
-                mixed = _stages(attend, scores, _part(mixing_query, block), ctx.autocast).to(values.dtype)
+            for block in ctx.blocks:
+                scores = Scores(block, query, keys, table, u, v).forward()
+                mixed = _weights(attend, scores, _part(mixing_query, block), ctx.autocast).to(values.dtype)
                 if ctx.p:
                     kept.append(_draw(mixed, ctx.p))
-                    mixed = mixed * kept[-1] / (1 - ctx.p)
-                out[block.texts, :, block.rows] = mixed @ values[block.texts, :, : block.seen]
+                    mixed = (mixed * kept[-1]).div_(1 - ctx.p)
+                out[block.texts, :, block.rows] = mixed @ values[block.texts, :, block.keys]
+                del scores, mixed  # before the next block needs the room
         # the parameters of the stages are saved for the check that nobody changed them before the backward pass
-        ctx.save_for_backward(mixing_query, query, keys, values, descending, u, v, *inner, *kept)
+        ctx.save_for_backward(mixing_query, query, keys, values, table, u, v, *inner, *kept)
+        ctx.distances = distances.shape[1]
         return out
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise RuntimeError("this attention kernel has no second derivative; use fullrank.kernel('reference')")
-        mixing_query, query, keys, values, descending, u, v, *rest = ctx.saved_tensors
+        mixing_query, query, keys, values, table, u, v, *rest = ctx.saved_tensors
         inner = [*ctx.attend.normalize.parameters(), *ctx.attend.mix.parameters()]
         kept = rest[len(inner) :]
         wide = torch.promote_types(query.dtype, torch.float32)
-        d_query = torch.empty_like(query, dtype=wide)
-        d_mixing = None if mixing_query is None or not ctx.needs_input_grad[1] else torch.zeros_like(mixing_query)
-        d_keys, d_values, d_far = (torch.zeros_like(x, dtype=wide) for x in (keys, values, descending))
-        d_u, d_v = torch.zeros_like(u, dtype=wide), torch.zeros_like(v, dtype=wide)
-        learned = [parameter for parameter in inner if parameter.requires_grad]
-        d_learned = [torch.zeros_like(parameter) for parameter in learned]
+        total = _Gradients(
+            mixing_query=None
+            if mixing_query is None or not ctx.needs_input_grad[2]
+            else torch.zeros_like(mixing_query),
+            query=torch.empty_like(query, dtype=wide),
+            keys=torch.zeros_like(keys, dtype=wide),
+            values=torch.zeros_like(values, dtype=wide),
+            table=torch.zeros_like(table, dtype=wide),
+            u=torch.zeros_like(u, dtype=wide),
+            v=torch.zeros_like(v, dtype=wide),
+            learned={id(parameter): torch.zeros_like(parameter) for parameter in inner if parameter.requires_grad},
+        )
         with torch.autocast(query.device.type, enabled=False):
-            for i, block in enumerate(_blocks(query, keys)):
-                parts = _Scores(block, query, keys, descending, u, v)
-                scores = parts.forward().requires_grad_()
-                reads = _part(mixing_query, block)
-                reads = reads if reads is None else reads.detach().requires_grad_(d_mixing is not None)
-                with torch.enable_grad():
-                    mixed = _stages(ctx.attend, scores, reads, ctx.autocast)
-                dropped = mixed.detach().to(values.dtype)
-                at_values, at_out = values[block.texts, :, : block.seen], cotangent[block.texts, :, block.rows]
-                d_mixed = at_out @ at_values.transpose(-1, -2)
-                if ctx.p:
-                    dropped, d_mixed = dropped * kept[i] / (1 - ctx.p), d_mixed * kept[i] / (1 - ctx.p)
-                into = d_values[block.texts, :, : block.seen]
-                _add_product(into, dropped.flatten(0, 1).transpose(1, 2), at_out.flatten(0, 1))
-                wanted = [scores, *([] if d_mixing is None else [reads]), *learned]
-                found = torch.autograd.grad(mixed, wanted, d_mixed.to(mixed.dtype), allow_unused=True)
-                if d_mixing is not None and found[1] is not None:
-                    d_mixing[block.texts, :, block.rows] = found[1]
-                for total, part in zip(d_learned, found[len(found) - len(learned) :], strict=True):
-                    if part is not None:
-                        total += part
-                far = d_far[:, d_far.shape[1] - block.seen - 1 :]
-                at_content, at_position = parts.backward(found[0], d_keys[block.texts, :, : block.seen], far)
-                d_u += at_content.sum((0, 2))
-                d_v += at_position.sum((0, 2))
-                d_query[block.texts, :, block.rows] = at_content + at_position
-        d_distances = d_far[:, :-1].flip(1)
-        by_parameter = {id(parameter): d for parameter, d in zip(learned, d_learned, strict=True)}
+            for i, block in enumerate(ctx.blocks):
+                parts = Scores(block, query, keys, table, u, v)
+                drop = (kept[i], ctx.p) if ctx.p else None
+                _differentiate(
+                    ctx.attend, ctx.autocast, parts, _part(mixing_query, block), values, cotangent, drop, total
+                )
+        learned = (total.learned.get(id(parameter)) for parameter in inner)
         return (
             None,
-            d_mixing,
-            d_query.to(query.dtype),
-            d_keys.to(keys.dtype),
-            d_values.to(values.dtype),
-            d_distances.to(query.dtype),
-            d_u.to(u.dtype),
-            d_v.to(v.dtype),
-            *(by_parameter.get(id(parameter)) for parameter in inner),
+            None,
+            total.mixing_query,
+            total.query.to(query.dtype),
+            total.keys.to(keys.dtype),
+            total.values.to(values.dtype),
+            total.table[:, : ctx.distances].flip(1).to(query.dtype),
+            total.u.to(u.dtype),
+            total.v.to(v.dtype),
+            *learned,
         )
+
+
+@dataclass(frozen=True)
+class _Gradients:
+    """Summed over blocks, in fp32 at least; `learned` by the id of a parameter of the stages."""
+
+    mixing_query: Tensor | None
+    query: Tensor
+    keys: Tensor
+    values: Tensor
+    table: Tensor
+    u: Tensor
+    v: Tensor
+    learned: dict[int, Tensor]
+
+
+def _differentiate(
+    attend: WeightedValues,
+    autocast: tuple[torch.dtype, bool],
+    parts: Scores,
+    mixing_query: Tensor | None,
+    values: Tensor,
+    cotangent: Tensor,
+    drop: tuple[Tensor, float] | None,
+    total: _Gradients,
+) -> None:
+    """Add the gradients of one block to `total`. A function, so that what it needs is free before the next block."""
+    block = parts.block
+    at_values, at_out = values[block.texts, :, block.keys], cotangent[block.texts, :, block.rows]
+    parameters = [*attend.normalize.parameters(), *attend.mix.parameters()]
+    learned = [parameter for parameter in parameters if parameter.requires_grad]
+    scores, reads = _wide(parts.forward()), None
+    if plain := _is_plain(attend):
+        mixed = torch.softmax(scores, -1)
+    else:
+        scores.requires_grad_()
+        reads = None if mixing_query is None else mixing_query.detach().requires_grad_(total.mixing_query is not None)
+        with torch.enable_grad():
+            mixed = _weights(attend, scores, reads, autocast)
+    weights = mixed.detach().to(values.dtype)
+    d_weights = at_out @ at_values.transpose(-1, -2)
+    if drop is not None:
+        kept, p = drop
+        weights, d_weights = (weights * kept).div_(1 - p), d_weights.mul_(kept).div_(1 - p)
+    add_product(total.values[block.texts, :, block.keys], weights.flatten(0, 1).transpose(1, 2), at_out.flatten(0, 1))
+    wanted = [scores, *([] if total.mixing_query is None else [reads]), *learned]
+    d_weights = d_weights.to(mixed.dtype)
+    del weights, scores
+    others: list[Tensor | None] = []
+    if plain:  # nothing but the weights has to stay
+        wanted.clear()
+        d_scores = torch._softmax_backward_data(d_weights, mixed, -1, mixed.dtype)
+    else:
+        d_scores, *rest = torch.autograd.grad(mixed, wanted, d_weights, allow_unused=True)
+        others.extend(rest)
+    del mixed, d_weights, wanted
+    if total.mixing_query is not None and (found := others.pop(0)) is not None:
+        total.mixing_query[block.texts, :, block.rows] = found
+    for parameter, found in zip(learned, others, strict=True):
+        if found is not None:
+            total.learned[id(parameter)].add_(found)
+    at_content, at_position = parts.backward(d_scores, total.keys[block.texts, :, block.keys], total.table)
+    total.u.add_(at_content.sum((0, 2)))
+    total.v.add_(at_position.sum((0, 2)))
+    total.query[block.texts, :, block.rows] = at_content + at_position
+
+
+def _is_plain(attend: WeightedValues) -> bool:
+    return type(attend.normalize) is Softmax and type(attend.mix) is KeepHeads
 
 
 def _draw(like: Tensor, p: float) -> Tensor:
@@ -223,20 +269,18 @@ def _draw(like: Tensor, p: float) -> Tensor:
     return torch.rand_like(like, dtype=torch.float32) >= p if kept is None else kept.bool()
 
 
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total (b, H, m, D) += a b, of (b H, m, n) and (b H, n, D)."""
-    if total.dtype == a.dtype:
-        total.flatten(0, 1).baddbmm_(a, b)  # a view: texts and heads lie evenly
-    else:
-        total += torch.bmm(a, b).view(total.shape)
-
-
-def _part(query: Tensor | None, block: _Block) -> Tensor | None:
+def _part(query: Tensor | None, block: Block) -> Tensor | None:
     return None if query is None else query[block.texts, :, block.rows]
 
 
-def _stages(attend: WeightedValues, scores: Tensor, query: Tensor | None, autocast: tuple[torch.dtype, bool]) -> Tensor:
+def _wide(scores: Tensor) -> Tensor:
+    return scores.to(torch.promote_types(scores.dtype, torch.float32))
+
+
+def _weights(
+    attend: WeightedValues, scores: Tensor, query: Tensor | None, autocast: tuple[torch.dtype, bool]
+) -> Tensor:
     dtype, enabled = autocast
     with torch.autocast(scores.device.type, dtype=dtype) if enabled else contextlib.nullcontext():
-        mixed: Tensor = attend.mix(attend.normalize(scores), query)
+        mixed: Tensor = attend.mix(attend.normalize(_wide(scores)), query)
     return mixed

@@ -1,0 +1,125 @@
+"""By what runs are compared: perplexity, or bits per byte or character. Chosen here, once for a comparison."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fullrank.reporting import format
+from fullrank.reporting.results import SPLITS, RunRecord, mapping, number
+from fullrank.reporting.stats import Stat
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A figure of a run, lower is better: where it is found, what it is called, how it is written.
+
+    key: its name in `final.<split>` of a result, and in the JSON of a report.
+    words, plural: its name, of one run and of several; `article`: before the name; `short`: the name in narrow headings.
+    unit: what a split of text is measured in while a model trains (metrics.jsonl counts by token).
+    paper: the ends of the keys, after the split, under which a recipe states a paper's figure; the first that is there counts.
+    """
+
+    key: str
+    words: str
+    article: str
+    plural: str
+    short: str
+    unit: str
+    paper: tuple[str, ...]
+
+    @property
+    def in_bits(self) -> bool:
+        """Whether it is bits per something; else it is perplexity."""
+        return self.unit != "perplexity"
+
+    def final(self, record: RunRecord, split: str) -> float | None:
+        """The figure of a finished run on a split; None if it was not measured or is out of range."""
+        if not self.in_bits:
+            return record.final(split)
+        found = number(mapping(mapping(mapping(record.result).get("final")).get(split)).get(self.key))
+        return found if found is not None and found >= 0 else None
+
+    def unigram(self, record: RunRecord, split: str) -> float | None:
+        """The figure of word frequencies alone on the same split, from their recorded perplexity p per token.
+
+        bits = log2(p) * b / log2(q)        q, b: the run's own perplexity and bits per byte (or character)
+
+        b / log2(q) is tokens per byte, for both count one text; None where the run has no b.
+        """
+        perplexity = number(mapping(mapping(mapping(record.result).get("corpus")).get("unigram_perplexity")).get(split))
+        if not self.in_bits or perplexity is None:
+            return perplexity
+        own, bits = record.final(split), self.final(record, split)
+        if bits is None or own is None or own <= 1 or perplexity <= 0:
+            return None
+        return math.log2(perplexity) * bits / math.log2(own)
+
+    def of_paper(self, paper: Mapping[str, Any], split: str) -> Any:
+        """The paper's figure of a split as the recipe states it, None if it states none in this measure."""
+        return next((paper[split + end] for end in self.paper if paper.get(split + end) is not None), None)
+
+    def of_line(self, line: Mapping[str, Any]) -> float | None:
+        """The value of a line of metrics.jsonl, in `unit`."""
+        if not self.in_bits:
+            return number(line.get("ppl"))
+        nats = number(line.get("nll"))
+        return None if nats is None else nats / math.log(2)
+
+    def show(self, value: float | None) -> str:
+        """A figure of ours."""
+        return format.bits(value) if self.in_bits else format.perplexity(value)
+
+    def tick(self, value: float) -> str:
+        """A value at the axis of a curve: bits move in the third decimal."""
+        return f"{value:.4g}" if self.in_bits else format.short_count(value)
+
+    def spread(self, stat: Stat | None) -> str:
+        """A figure over seeds: mean ± standard deviation; the mean alone where there is one seed."""
+        return format.spread(stat, self.show)
+
+    def stated(self, value: object) -> str:
+        """A figure of a paper: numbers in our digits (bits in no more than the recipe has), words as they stand."""
+        return format.figure(value, format.stated_bits if self.in_bits else format.perplexity)
+
+
+PERPLEXITY = Measure("perplexity", "perplexity", "a ", "perplexities", "ppl", "perplexity", ("",))
+BITS_PER_BYTE = Measure(
+    "bits_per_byte", "bits per byte", "", "bits per byte", "bits/byte", "bits per token",
+    ("_bits_per_byte", "_bits_per_character"),  # published "bits per character" of enwik8 count bytes
+)  # fmt: skip
+BITS_PER_CHARACTER = Measure(
+    "bits_per_character", "bits per character", "", "bits per character", "bits/char", "bits per token",
+    ("_bits_per_character",),
+)  # fmt: skip
+MEASURES = (PERPLEXITY, BITS_PER_BYTE, BITS_PER_CHARACTER)
+
+
+def choose(records: Sequence[RunRecord]) -> Measure:
+    """The measure in which runs are compared.
+
+    Bits where all of them read bytes or characters, or where a paper's figures of one are in bits: per character if all
+    read characters, else per byte. Perplexity otherwise, and wherever a finished run has no bits for a split that it
+    has a perplexity for, as a model of words.
+    """
+    kinds = {record.tokens for record in records}
+    stated = any(_papers_bits(record) for record in records)
+    if not records or not (stated or kinds <= {"byte", "character"}):
+        return PERPLEXITY
+    measure = BITS_PER_CHARACTER if kinds == {"character"} else BITS_PER_BYTE
+    return measure if all(_has(record, measure) for record in records) else PERPLEXITY
+
+
+def paper_of(record: RunRecord) -> Mapping[str, Any]:
+    """What the recipe says of the run's row in the paper."""
+    return mapping(mapping(record.result).get("paper") or record.identity.get("paper"))
+
+
+def _papers_bits(record: RunRecord) -> bool:
+    return any(BITS_PER_BYTE.of_paper(paper_of(record), split) is not None for split in SPLITS)
+
+
+def _has(record: RunRecord, measure: Measure) -> bool:
+    return all(measure.final(record, split) is not None for split in SPLITS if record.final(split) is not None)
