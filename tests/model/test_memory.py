@@ -448,6 +448,18 @@ def test_load_with_other_lengths(tmp_path: Any) -> None:
     with made.remembers(6, same_length=True, clamp_length=5):
         assert torch.equal(in_segments(loaded, ids, [5, 6])[0], in_segments(made, ids, [5, 6])[0])
     assert fr.LanguageModel.load(tmp_path).memory_length == 3
+    loaded.save(tmp_path / "again")
+    again = fr.LanguageModel.load(tmp_path / "again")
+    assert (again.memory_length, again.same_length) == (6, True)
+    assert torch.equal(in_segments(again, ids, [5, 6])[0], in_segments(loaded, ids, [5, 6])[0])
+    without = fr.LanguageModel.load(tmp_path / "again", memory_length=0)
+    assert (without.memory_length, without.same_length) == (0, False)
+    with pytest.raises(InputError, match="memory_length"):
+        fr.LanguageModel.load(tmp_path, memory_length=-1)
+    rotary = model("rotary")
+    rotary.save(tmp_path / "rotary")
+    with pytest.raises(InputError, match=r"clamp_length: goes with model\.position: relative"):
+        fr.LanguageModel.load(tmp_path / "rotary", clamp_length=5)
 
 
 def test_learned_positions_end() -> None:

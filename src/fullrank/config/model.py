@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from fullrank.config.checks import (
     SIZES,
@@ -17,6 +17,7 @@ from fullrank.config.checks import (
     stage_options,
 )
 from fullrank.config.clusters import cluster_problems
+from fullrank.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,3 +255,31 @@ class ModelConfig(Strict):
                 "use model.dropout.output"
             )
         object.__setattr__(self, "output", replace(written, cutoffs=cutoffs, div_val=div_val))
+
+
+def with_memory(
+    config: ModelConfig,
+    memory_length: int | None = None,
+    *,
+    same_length: bool | None = None,
+    clamp_length: int | None = None,
+) -> ModelConfig:
+    """`config` with another memory, window or clamp; None: as it is. Without memory there is no window and no start of it.
+
+    Raises ConfigError for values that the model cannot have.
+    """
+    changes: dict[str, Any] = {}
+    if memory_length is not None:
+        changes["memory_length"] = memory_length
+        if memory_length == 0:
+            changes |= {"same_length": False, "memory_start": "empty"}
+    if same_length is not None:
+        changes["same_length"] = same_length
+    if clamp_length is not None:
+        if config.position != "relative":
+            raise ConfigError(
+                f"clamp_length: goes with model.position: relative, given {clamp_length} with {config.position}"
+            )
+        score = {"name": "relative", **stage_options(config.attention.score), "clamp_length": clamp_length}
+        changes["attention"] = replace(config.attention, score=score)
+    return replace(config, **changes)

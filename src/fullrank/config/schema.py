@@ -13,6 +13,7 @@ from fullrank.config.model import DropoutConfig as DropoutConfig
 from fullrank.config.model import InputConfig as InputConfig
 from fullrank.config.model import ModelConfig as ModelConfig
 from fullrank.config.model import OutputConfig as OutputConfig
+from fullrank.config.model import with_memory as with_memory
 from fullrank.config.running import DataConfig as DataConfig
 from fullrank.config.running import EvalConfig as EvalConfig
 from fullrank.config.running import PhaseConfig as PhaseConfig

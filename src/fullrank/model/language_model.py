@@ -15,7 +15,7 @@ from fullrank.attention.layer import KeyValues
 from fullrank.attention.layout import Layout
 from fullrank.attention.trace import Trace
 from fullrank.config import registry
-from fullrank.config.schema import ModelConfig
+from fullrank.config.schema import ModelConfig, with_memory
 from fullrank.errors import InputError
 from fullrank.model import stack
 from fullrank.model import weights as storage
@@ -344,13 +344,13 @@ class LanguageModel(nn.Module):
     ) -> LanguageModel:
         """The model saved in `path`: a folder written by `save`, or a run folder (its `best` or `last` checkpoint).
 
-        memory_length, same_length, clamp_length: other values than it was trained with.
+        memory_length, same_length, clamp_length: other values than it was saved with, for good (`save` writes them).
         Raises InputError if the folder holds no model, its weights are damaged or do not fit their configuration.
         """
         file, config = storage.find(Path(path), checkpoint)
+        config = with_memory(config, memory_length, same_length=same_length, clamp_length=clamp_length)
         tensors = storage.read(file)
         with torch.device("meta"):
             model = cls(config)
         storage.assign(model, tensors, file)
-        model._remember(memory_length, same_length, clamp_length)
         return model.eval()
