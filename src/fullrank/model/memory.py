@@ -225,10 +225,11 @@ class Segment:
         if limit == 0:
             return LayerMemory(rested=known.rested)
         new = hidden.detach()
-        joined = new if known.hidden is None else torch.cat((known.hidden.to(new.dtype), new), dim=1)
         if self.mask is None and known.mask is None:
-            runs = join_runs((*(known.runs or ()), (self.first, self.tokens)))
-            return LayerMemory(joined, runs, heads=heads, rested=known.rested).last(limit)
+            runs = last_runs(join_runs((*(known.runs or ()), (self.first, self.tokens))), limit)
+            heads = None if heads is None else _last_heads(heads, limit)
+            return LayerMemory(_last_joined(known.hidden, new, limit), runs, heads=heads, rested=known.rested)
+        joined = new if known.hidden is None else torch.cat((known.hidden.to(new.dtype), new), dim=1)
         positions, mask = self._beside(known)
         # padding goes to the left of every row, so that the last tokens of a row are its last columns
         order = mask.to(torch.uint8).argsort(dim=1, stable=True)[:, -limit:]
@@ -252,6 +253,15 @@ class Segment:
         before = torch.cat(old) if old else torch.empty(0, dtype=torch.int64, device=device)
         seen = torch.ones(rows, before.shape[0], dtype=torch.bool, device=device)
         return torch.cat((before.expand(rows, -1), self.positions), dim=1), torch.cat((seen, mask), dim=1)
+
+
+def _last_joined(old: Tensor | None, new: Tensor, limit: int) -> Tensor:
+    """The last `limit` tokens of old and new ones, (B, M, E) and (B, N, E); what will be forgotten is not copied."""
+    kept = limit - new.shape[1]
+    if old is not None and kept > 0:
+        return torch.cat((old[:, -kept:].to(new.dtype), new), dim=1)
+    # a short view would keep a long tensor alive
+    return new[:, -limit:].clone() if 2 * limit < new.shape[1] else new[:, -limit:]
 
 
 def _last_heads(heads: KeyValues, limit: int) -> KeyValues:
