@@ -633,3 +633,15 @@ def test_a_segment_of_no_tokens_changes_nothing(position: str, masked: bool) -> 
 def without_heads(memory: Memory) -> Memory:
     """Nothing projected: keys and values are made anew from the hidden states."""
     return Memory.from_tensors(memory.to_tensors())
+
+
+@pytest.mark.parametrize("position", ["relative", "rotary"])
+def test_no_texts_and_a_cache_of_another_precision(position: str) -> None:
+    made, ids = model(position), text()
+    assert made(ids[:0]).logits.shape == (0, 19, V)
+    assert made(ids[:0], made(ids[:0]).memory).logits.shape == (0, 19, V)
+    with torch.no_grad():
+        expected = made(ids[:, 6:9], cache=made(ids[:, :6], cache=made.new_cache()).cache).logits
+        cache = made.float()(ids[:, :6], cache=made.new_cache()).cache
+        found = made.double()(ids[:, 6:9], cache=cache).logits
+    assert (found - expected).abs().max() < 1e-4

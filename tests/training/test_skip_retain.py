@@ -214,3 +214,9 @@ def test_an_unknown_schedule_lists_the_known_ones() -> None:
         fr.SkipRetain("liner", num_layers=4)
     with pytest.raises(ConfigError, match=r"train\.phases\.first\.p: 'linear' takes no probability"):
         PhaseConfig(name="first", skip="linear", p=0.2)
+
+
+@pytest.mark.parametrize(("seed", "step", "layer"), [(1, 1, -1), (1, 1, 4), (-1, 1, 0), (1, -1, 0)])
+def test_draws_that_do_not_exist_are_refused(seed: int, step: int, layer: int) -> None:
+    with pytest.raises(ValueError, match="a layer from 0 to 3"):
+        fr.SkipRetain("uniform", 0.5, num_layers=4).skips(seed, step, layer)

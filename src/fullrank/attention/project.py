@@ -110,6 +110,8 @@ class Projection(nn.Module):
         if self.rotary is not None and keys is not None:
             own = layout.key_positions[..., layout.key_positions.shape[-1] - keys.shape[2] :]
             keys = self.rotary(keys, own)
+        if relative is not None and relative.dtype != values.dtype:
+            relative = None  # made in another precision
         if self.relative is not None and not serves(relative, layout):
             relative = self.relative(layout, x)
         return Heads(query, scored, keys, values, relative)

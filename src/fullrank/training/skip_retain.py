@@ -118,7 +118,15 @@ class SkipRetain:
             )
 
     def skips(self, seed: int, step: int, layer: int) -> bool:
-        """Whether `layer` (from 0) rests at `step`: true with its probability, and always the same for the same numbers."""
+        """Whether `layer` (from 0) rests at `step`: true with its probability, and always the same for the same numbers.
+
+        Raises ValueError for a layer that does not exist, and for a seed or step below 0.
+        """
+        if not 0 <= layer < len(self.probabilities) or min(seed, step) < 0:
+            raise ValueError(
+                f"seed and step from 0 on, a layer from 0 to {len(self.probabilities) - 1}; given seed {seed}, step {step}, "
+                f"layer {layer}"
+            )
         q = self.probabilities[layer]
         return q > 0 and bool(_uniform(seed, step, layer) < q)
 

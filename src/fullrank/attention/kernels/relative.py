@@ -44,10 +44,10 @@ def relative(attend: WeightedValues, heads: Heads, layout: Layout, trace: Trace 
     """Relative score, any row-wise normaliser and mixing; (B, H, N, D).
 
     Left to the reference: layouts without runs (padding, rows that differ), queries that see later keys, `as_published`,
-    and the device `meta`, which knows no autocast.
+    the device `meta`, which knows no autocast, and batches of no texts.
     """
     other = layout.runs is None or not layout.causal or layout.key_mask is not None
-    if other or attend.score.as_published or heads.values.is_meta:
+    if other or attend.score.as_published or heads.values.is_meta or heads.values.numel() == 0:
         return reference(attend, heads, layout, trace)
     query, keys, distances = heads.scored, heads.keys, heads.relative
     assert query is not None
