@@ -8,8 +8,9 @@ from torch.nn import functional as F
 
 import fullrank as fr
 from fullrank.config.schema import TrainConfig
-from fullrank.data import Batch
-from fullrank.tasks.measuring import evaluate_model
+from fullrank.data import Batch, Blocks
+from fullrank.evaluation.protocol import EvaluationProtocol
+from fullrank.tasks.measuring import measure
 from fullrank.tasks.objective import CausalObjective
 from fullrank.training import Place
 
@@ -63,13 +64,17 @@ def test_orthogonality_in_training_pulls_mixing_to_orthogonal_matrices(model: fr
     assert fr.orthogonality(model).item() < 0.2 * before
 
 
-def test_evaluation_is_in_evaluation_mode_and_leaves_the_model_as_it_was(model: fr.LanguageModel, batch: Batch) -> None:
+def test_evaluation_is_in_evaluation_mode_and_leaves_the_model_as_it_was(model: fr.LanguageModel) -> None:
     model.embedding_dropout.p = 0.5
     model.train()
-    found = [evaluate_model(model, [batch], torch.device("cpu")) for _ in range(2)]
+    ids = torch.randint(13, (18,)).numpy()
+    protocol = EvaluationProtocol(kind="blocks", segment_length=7)
+    device = torch.device("cpu")
+    found = [measure(model, ids, protocol, batch_size=3, start_id=0, device=device) for _ in range(2)]
     assert found[0].nll == found[1].nll
     assert model.training
+    batch = Blocks(ids, batch_size=3, segment_length=7, start_id=0).batch(0, 0)
     kept = batch.weights.bool()  # type: ignore[union-attr]
     expected = F.cross_entropy(model.eval()(batch.inputs).logits[kept], batch.targets[kept], reduction="sum")
     assert found[0].nll == pytest.approx(expected.item(), rel=1e-12)
-    assert found[0].tokens == int(kept.sum())
+    assert found[0].tokens == int(kept.sum()) == 18

@@ -13,7 +13,7 @@ from torch import nn
 
 from fullrank.attention.kernels import kernel
 from fullrank.config.recipe import Resolved
-from fullrank.config.schema import RunConfig, stage_name
+from fullrank.config.schema import RunConfig
 from fullrank.data import Blocks, Corpus, Streams, load_corpus, prepare, unigram_perplexity
 from fullrank.errors import ConfigError, FullRankError, InputError
 from fullrank.evaluation.perplexity import Evaluation, figures
@@ -108,22 +108,18 @@ def training_batches(config: RunConfig, corpus: Corpus) -> Blocks | Streams:
     """What training reads: blocks in a new order every epoch, or contiguous streams (`train.order`)."""
     options, ids, start = config.train, corpus.ids("train"), corpus.tokenizer.start_id
     size, length = options.batch_size, options.segment_length
-    _check_positions(config, len(ids) // size)
     if options.order == "shuffled":
         return Blocks(ids, batch_size=size, segment_length=length, start_id=start, shuffle=True, seed=options.seed)
     return Streams(ids, batch_size=size, segment_length=length, start_id=start)
 
 
-def _check_positions(config: RunConfig, stream: int) -> None:
-    """InputError where positions continue through a memory beyond the last one that is learned."""
-    model = config.model
-    ends = model.position == "learned" or stage_name(model.attention.score).endswith("_synthesizer")
-    if model.memory_length and ends and stream > model.max_position_embeddings:
-        what = "model.position: learned" if model.position == "learned" else "a synthesizer score"
+def _check_positions(model: LanguageModel, stream: int) -> None:
+    """InputError where positions go on through a memory beyond the last one that the model has."""
+    if model.memory_length and model.max_length is not None and stream > model.max_length:
         raise InputError(
-            f"with memory, positions go on through a whole stream of {stream:,} tokens, but {what} ends at "
-            f"model.max_position_embeddings {model.max_position_embeddings:,}; choose position relative, rotary, sinusoidal or "
-            "none with another score, or set model.memory_length to 0"
+            f"with memory, positions go on through a whole stream of {stream:,} tokens, but this model's (learned ones, or "
+            f"a synthesizer's) end at model.max_position_embeddings {model.max_length:,}; choose position relative, rotary, "
+            "sinusoidal or none with another score, or set model.memory_length to 0"
         )
 
 
@@ -132,6 +128,7 @@ def _train(config: RunConfig, identity: dict[str, Any], corpus: Corpus, folder: 
     device = prepare_machine(options)
     seed_everything(options.seed)
     model = LanguageModel(config.model).to(device)
+    _check_positions(model, corpus.splits["train"].tokens // options.batch_size)
     batches = training_batches(config, corpus)
     watched, judged, reported = (
         corpus.ids("valid")[: judging.max_tokens],

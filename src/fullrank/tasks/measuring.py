@@ -28,6 +28,7 @@ def measure(
     """Summed nll of the text `ids` under the model in evaluation mode, read as `protocol` says; the mode is restored.
 
     batch_size: blocks or windows at a time; streams are as many as the protocol says.
+    In the precision around the call: while training that of training, for final figures fp32.
     Raises InputError where the model cannot read so many tokens (`check_length`).
     """
     assert isinstance(model, LanguageModel)
@@ -57,16 +58,6 @@ def measure(
     batches = (source.batch(0, index) for index in range(source.batches_per_epoch))
     with _as_measured(model, protocol), torch.no_grad():
         return score(model, batches, device)
-
-
-def evaluate_model(model: nn.Module, batches: Iterable[Batch], device: torch.device) -> Evaluation:
-    """Summed nll of `batches`, each read by itself, under the model in evaluation mode; the training mode is restored.
-
-    In the precision around the call: while training that of training, for final figures fp32.
-    """
-    assert isinstance(model, LanguageModel)
-    with _in_evaluation(model), torch.no_grad():
-        return _score_rows(model, batches, device)
 
 
 def check_length(model: LanguageModel, protocol: EvaluationProtocol, tokens: int) -> None:
