@@ -149,7 +149,7 @@ def test_misuse() -> None:
     ):
         pass
     for length in (-1, 1.5, True):
-        with pytest.raises(InputError, match=f"zero or more tokens, given {length}"), made.remembers(length):
+        with pytest.raises(InputError, match=r"memory_length: 0, or a whole number of tokens"), made.remembers(length):
             pass
     with (
         pytest.raises(InputError, match=r"clamp_length: .* given 2\.5"),

@@ -278,7 +278,7 @@ def with_memory(
     if clamp_length is not None:
         if config.position != "relative":
             raise ConfigError(
-                f"clamp_length: goes with model.position: relative, given {clamp_length} with {config.position}"
+                f"clamp_length: goes with model.position: relative, given {clamp_length} with model.position: {config.position}"
             )
         score = {"name": "relative", **stage_options(config.attention.score), "clamp_length": clamp_length}
         changes["attention"] = replace(config.attention, score=score)

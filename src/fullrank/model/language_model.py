@@ -48,7 +48,6 @@ class LanguageModel(nn.Module):
         )
         self.output_dropout = Dropout(config.dropout.output, config.dropout.locked)
         self.output: Any = registry.lookup("output", config.output.kind)(config, self.embedding)
-        self.memory_length, self.same_length = config.memory_length, config.same_length
         initialize(self, config.initializer)
 
     # -- forward ------------------------------------------------------------------------------------------------------
@@ -195,44 +194,38 @@ class LanguageModel(nn.Module):
         hidden: Tensor = self.output_dropout(self.final_norm(x))
         return hidden
 
+    @property
+    def memory_length(self) -> int:
+        """Tokens before a segment that every layer remembers."""
+        return self.config.memory_length
+
+    @property
+    def same_length(self) -> bool:
+        """Whether every query sees `memory_length` keys, itself included, instead of all of the memory."""
+        return self.config.same_length
+
     @contextlib.contextmanager
     def remembers(
         self, memory_length: int | None = None, *, same_length: bool | None = None, clamp_length: int | None = None
     ) -> Iterator[None]:
         """Inside a `with` block: another length of memory, another window, other distances clamped (None: as they are).
 
-        Raises InputError for values that the model cannot have.
+        Raises ConfigError, an InputError, for values that the model cannot have.
         """
-        before = self.memory_length, self.same_length, self._clamp_length
-        self._remember(memory_length, same_length, clamp_length)
+        before, clamped = self.config, self._clamp_length
+        self.config = with_memory(before, memory_length, same_length=same_length, clamp_length=clamp_length)
+        self._clamp(clamped if clamp_length is None else clamp_length)
         try:
             yield
         finally:
-            self.memory_length, self.same_length = before[:2]
-            self._set_clamp(before[2])
-
-    def _remember(self, memory_length: int | None, same_length: bool | None, clamp_length: int | None) -> None:
-        length = self.memory_length if memory_length is None else memory_length
-        same = self.same_length if same_length is None else same_length
-        if type(length) is not int or length < 0:
-            raise InputError(f"memory_length: zero or more tokens, given {length}")
-        if same_length and length == 0:
-            raise InputError("same_length: goes with a memory, but memory_length is 0")
-        relative = isinstance(self.position, Relative)
-        if clamp_length is not None and not (relative and type(clamp_length) is int and clamp_length > 0):
-            raise InputError(
-                f"clamp_length: a positive number of tokens, for models with model.position: relative; given {clamp_length} "
-                f"with model.position: {self.config.position}"
-            )
-        self.memory_length, self.same_length = length, same
-        if clamp_length is not None:
-            self._set_clamp(clamp_length)
+            self.config = before
+            self._clamp(clamped)
 
     @property
     def _clamp_length(self) -> int | None:
         return self.position.clamp_length if isinstance(self.position, Relative) else None
 
-    def _set_clamp(self, length: int | None) -> None:
+    def _clamp(self, length: int | None) -> None:
         if isinstance(self.position, Relative):
             self.position.clamp(length, self.blocks)
 
