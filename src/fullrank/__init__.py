@@ -28,6 +28,7 @@ _HOMES = {
     "LanguageModel": "fullrank.model.language_model",
     "AdaptiveInput": "fullrank.model.embedding",
     "AdaptiveSoftmax": "fullrank.model.adaptive",
+    "MixtureOfSoftmaxes": "fullrank.model.mixture",
     "Attention": "fullrank.attention.layer",
     "Layout": "fullrank.attention.layout",
     "Trace": "fullrank.attention.trace",
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from fullrank.model.adaptive import AdaptiveSoftmax as AdaptiveSoftmax
     from fullrank.model.embedding import AdaptiveInput as AdaptiveInput
     from fullrank.model.language_model import LanguageModel as LanguageModel
+    from fullrank.model.mixture import MixtureOfSoftmaxes as MixtureOfSoftmaxes
     from fullrank.training.skip_retain import SkipRetain as SkipRetain
 
 

@@ -22,8 +22,11 @@ from fullrank.config import registry
 from fullrank.config.registry import register
 from fullrank.model.adaptive import AdaptiveSoftmax
 from fullrank.model.embedding import AdaptiveInput, TokenEmbedding
+from fullrank.model.mixture import MixtureOfSoftmaxes
 from fullrank.model.output import SoftmaxOutput
 from fullrank.model.position import Learned
+
+_Matrix = SoftmaxOutput | MixtureOfSoftmaxes  # vocabulary layers with one matrix
 
 Initializer = Callable[[nn.Module], None]
 
@@ -48,7 +51,7 @@ def _uniform(fan_in: int, *parameters: Tensor | None) -> None:
 
 def _tables(module: nn.Module, std: float) -> None:
     """Embeddings, learned positions and an untied vocabulary matrix: N(0, std^2); the vocabulary bias: 0."""
-    if isinstance(module, TokenEmbedding | Learned | SoftmaxOutput) and module.weight is not None:
+    if isinstance(module, TokenEmbedding | Learned | _Matrix) and module.weight is not None:
         nn.init.normal_(module.weight, std=std)
 
 
@@ -58,8 +61,8 @@ def fairseq(module: nn.Module) -> None:
     1/sqrt(2), their biases as in `nn.Linear`; merge Xavier-uniform with bias 0; feed-forward as in `nn.Linear`. Of relative
     attention, keys of distances start like keys, u and v Xavier-uniform; synthesizers and adaptive layers as their classes
     say."""
-    if isinstance(module, TokenEmbedding | Learned | SoftmaxOutput):
-        width = (module.matrix if isinstance(module, SoftmaxOutput) else module.weight).shape[1]
+    if isinstance(module, TokenEmbedding | Learned | _Matrix):
+        width = (module.matrix if isinstance(module, _Matrix) else module.weight).shape[1]
         _tables(module, width**-0.5)
     elif isinstance(module, AdaptiveInput | AdaptiveSoftmax):
         module.reset_parameters()
@@ -118,7 +121,7 @@ def pytorch(module: nn.Module) -> None:
         for i, width in enumerate(widths):
             _uniform(width, *(own[i] for own in (module.weights, module.biases) if len(own)))
         _uniform(hidden, module.class_weight, module.class_bias, *module.projections.parameters())
-    elif isinstance(module, SoftmaxOutput):
+    elif isinstance(module, _Matrix):
         _uniform(module.matrix.shape[1], module.weight, module.bias)
     elif isinstance(module, Attention):
         layers = module.project.layers()

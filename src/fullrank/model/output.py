@@ -12,6 +12,7 @@ from fullrank.errors import ConfigError
 from fullrank.model.adaptive import AdaptiveSoftmax as AdaptiveSoftmax  # registers itself
 from fullrank.model.cross_entropy import shares, token_nll, weighted_loss
 from fullrank.model.embedding import TokenEmbedding
+from fullrank.model.mixture import MixtureOfSoftmaxes as MixtureOfSoftmaxes  # registers itself
 
 
 @register("output", "softmax")
