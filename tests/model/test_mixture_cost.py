@@ -12,8 +12,8 @@ from mixture_equations import DOUBLE, Case, watched
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-LARGE = Case((1, 300), 10_007, 4, 10)
-TOKENS, ALL = 300 * 10_007, 300 * 10_007 * 10  # numbers in (T, V) and in (T, K, V)
+LARGE = Case((1, 260), 10_007, 4, 10)
+TOKENS, ALL = 260 * 10_007, 260 * 10_007 * 10  # numbers in (T, V) and in (T, K, V)
 
 
 def large() -> tuple[nn.Module, Tensor, Tensor]:
@@ -24,8 +24,8 @@ def large() -> tuple[nn.Module, Tensor, Tensor]:
 def naive() -> None:
     """The formula of the released codes, forward and backward."""
     layer, hidden, targets = large()
-    latents = torch.tanh(layer.mixture.latent(hidden)).view(300, 10, 4)
-    prior = torch.softmax(layer.mixture.prior(hidden), -1).view(300, 10, 1)
+    latents = torch.tanh(layer.mixture.latent(hidden)).view(260, 10, 4)
+    prior = torch.softmax(layer.mixture.prior(hidden), -1).view(260, 10, 1)
     each = torch.softmax(F.linear(latents, layer.weight, layer.bias), -1)
     F.nll_loss((prior * each).sum(1).log(), targets.flatten()).backward()
 
@@ -53,19 +53,19 @@ def test_the_loss_takes_a_tenth_of_the_naive_memory_and_less_than_one_stock_soft
 def test_nothing_builds_all_logits() -> None:
     """Neither forward nor backward; log-probabilities of the whole vocabulary are (T, V), a few times."""
     layer, hidden, targets = large()
-    runs: dict[str, tuple[Callable[[], object], float]] = {
-        "nll": (lambda: layer.nll(hidden, targets).sum().backward(), 1.4),
-        "smoothed": (lambda: layer.loss(hidden, targets, None, 0.1)[0].backward(), 1.4),
-        "log_prob": (lambda: layer.log_prob(hidden).sum().backward(), 1.4),
-        "forward": (lambda: layer(hidden)[..., 0].sum().backward(), 1.4),
+    runs: dict[str, Callable[[], object]] = {
+        "nll": lambda: layer.nll(hidden, targets).sum().backward(),
+        "smoothed": lambda: layer.loss(hidden, targets, None, 0.1)[0].backward(),
+        "log_prob": lambda: layer.log_prob(hidden).sum().backward(),
+        "forward": lambda: layer(hidden)[..., 0].sum().backward(),
     }
-    for name, (run, most) in runs.items():
+    for name, run in runs.items():
         watch = watched(run)
-        assert watch.largest <= most * TOKENS, name
+        assert watch.largest <= 1.7 * TOKENS, name
         assert watch.peak < 6 * 4 * TOKENS, f"{name}: {watch.peak / 2**20:.0f} MiB"
         with torch.no_grad():
             watch = watched(lambda run=run: _ignoring_backward(run))
-        assert watch.largest <= most * TOKENS, name
+        assert watch.largest <= 1.7 * TOKENS, name
 
 
 def _ignoring_backward(run: Callable[[], object]) -> None:
