@@ -81,7 +81,7 @@ def test_sigsoftmax_is_for_every_output() -> None:
 @pytest.mark.parametrize(
     ("output", "message"),
     [
-        ({"kind": "softmax", "mixtures": 3}, r"model\.output\.mixtures: goes with .*mixture_of_softmaxes.*given with 'softmax'"),
+        ({"kind": "softmax", "mixtures": 3}, r"model\.output\.mixtures: goes with .*mixture_of_softmaxes.* with 'softmax'"),
         ({"kind": "adaptive", "cutoffs": [5], "mixtures": 3}, r"model\.output\.mixtures: goes with .*given with 'adaptive'"),
         ({"kind": "softmax", "components": "softmax"}, r"model\.output\.components: goes with .*mixture_of_softmaxes"),
         ({"kind": "softmax", "latent": True}, r"model\.output\.latent: goes with .*mixture_of_softmaxes"),
@@ -97,7 +97,7 @@ def test_sigsoftmax_is_for_every_output() -> None:
         ({"mixtures": "many"}, r"model\.output\.mixtures: "),
         ({"mixtures": 2, "latent": False}, r"model\.output\.latent: .*given 2 .*model\.output\.mixtures to 1"),
         ({"latent": False}, r"model\.output\.latent: .*given 10 .*model\.output\.mixtures to 1"),
-        ({"mixtures": 1, "latent": False, "latent_dropout": 0.1}, r"model\.output\.latent_dropout: goes with `model\.output\.lat"),
+        ({"mixtures": 1, "latent": False, "latent_dropout": 0.1}, r"model\.output\.latent_dropout: goes with `model"),
         ({"components": "sparse"}, r"model\.output\.components: .*'softmax' or 'adaptive'"),
         ({"components": "softmax", "cutoffs": [10]}, r"model\.output\.cutoffs: .*components: adaptive.*\[10\]"),
         ({"components": "adaptive"}, r"model\.output\.cutoffs: an adaptive layer needs"),

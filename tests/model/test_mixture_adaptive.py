@@ -34,7 +34,9 @@ class Adaptive:
     tokens: tuple[int, int] = (2, 7)
 
     def __str__(self) -> str:
-        ties = ("tied" if self.tied else "untied") + {None: "", True: "-projections", False: "-own"}[self.tied_projections]
+        ties = ("tied" if self.tied else "untied") + {None: "", True: "-projections", False: "-own"}[
+            self.tied_projections
+        ]
         extra = "-".join(str(x) for x in (self.normalize, self.epsilon, "bias" if self.bias else "") if x)
         return f"K{self.mixtures}-{self.form}-{ties}-div{self.div_val}-{len(self.cutoffs) + 1}-{extra}"
 
@@ -277,7 +279,9 @@ def test_dropout_of_latents_and_tails() -> None:
     ):  # fmt: skip
         assert torch.autograd.gradcheck(seeded(run), (hidden, layer.mixture.latent.bias))
     assert torch.allclose(
-        seeded(lambda: layer.nll(hidden, targets).mean())(), seeded(lambda: layer.loss(hidden, targets)[0])(), atol=1e-12
+        seeded(lambda: layer.nll(hidden, targets).mean())(),
+        seeded(lambda: layer.loss(hidden, targets)[0])(),
+        atol=1e-12,
     )
     layer.eval()
     expected = case.log_prob(dict(layer.named_parameters()), hidden)
@@ -294,7 +298,9 @@ def test_under_autocast() -> None:
             assert layer(hidden).dtype == layer.nll(hidden, targets).dtype == loss.dtype == torch.float32
         assert abs(float((loss / right).detach()) - 1) < 3e-3
         asked = list(leaves.values())
-        for name, one, other in zip(leaves, torch.autograd.grad(loss, asked), torch.autograd.grad(right, asked), strict=True):
+        for name, one, other in zip(
+            leaves, torch.autograd.grad(loss, asked), torch.autograd.grad(right, asked), strict=True
+        ):
             assert one.dtype == torch.float32
             assert float((one - other).norm() / other.norm()) < 5e-2, name
 

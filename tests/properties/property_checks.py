@@ -32,7 +32,8 @@ OUTPUTS: dict[str, dict[str, Any]] = {
     "adaptive": CLUSTERED,
     "mixture_of_softmaxes": MIXED,
     "mixture_of_adaptive": CLUSTERED | MIXED | {"latent_dropout": 0.1},
-    "mixture_of_sigsoftmaxes": MIXED | {"normalize": "sigsoftmax", "latent_dropout": 0.1, "latent_dropout_locked": True},
+    "mixture_of_sigsoftmaxes": MIXED
+    | {"normalize": "sigsoftmax", "latent_dropout": 0.1, "latent_dropout_locked": True},
 }
 
 # The two mixings of the paper's ablation (§4.4.2) do not start as plain attention; every other stage has to, unless its
