@@ -19,6 +19,7 @@ SHAPES = [
     Case((1, 1), 11, 5, 3),
     Case((2, 5), 11, 5, 1),
     Case((1, 3), 13, 4, 10, bias=False),  # more softmaxes than tokens
+    Case((1, 3), 7, 2, 70),  # a single token has more rows than a chunk needs
     Case((7, 13), 97, 6, 5),
     Case((1, 67), 101, 3, 10),
     Case((3, 23), 1009, 7, 2, tied=True),
@@ -182,6 +183,26 @@ def test_second_derivatives_are_right_or_refused() -> None:
             assert "no second derivative" in str(error)  # noqa: PT017 - it may also succeed
         else:
             equations.compared(found, expected, leaves, copies, torch.ones(()))
+
+
+@pytest.mark.parametrize("normalize", ["softmax", "sigsoftmax"])
+@pytest.mark.parametrize("epsilon", [0.0, 1e-3])
+def test_kernels_agree(normalize: str, epsilon: float) -> None:
+    """The formulas of the reference, which keep all logits, and the fast ones: 1e-6 in fp32, values and gradients."""
+    layer, hidden, targets, leaves, _ = both(Case((3, 17), 211, 6, 4, True, False, normalize, epsilon), torch.float32)
+    weights, every = torch.rand(3, 17), list(leaves.values())
+    results = []
+    for name in ("auto", "reference"):
+        with fr.kernel(name):
+            values = [
+                layer(hidden), layer.nll(hidden, targets), layer.loss(hidden, targets, weights)[0],
+                layer.loss(hidden, targets, None, 0.2)[0],
+            ]  # fmt: skip
+            torch.manual_seed(8)
+            results.append([(v.detach(), *torch.autograd.grad(v, every, torch.randn_like(v))) for v in values])
+    for fast, slow in zip(*results, strict=True):
+        for found, expected in zip(fast, slow, strict=True):
+            equations.close("value or gradient", found, expected.double(), 1e-6)
 
 
 def improbable(dtype: torch.dtype, epsilon: float = 0.0) -> tuple[torch.nn.Module, Tensor, dict[str, Tensor], Case]:
