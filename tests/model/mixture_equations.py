@@ -34,6 +34,11 @@ class Case:
         flags += [str(self.epsilon)] if self.epsilon else []
         return f"{self.tokens[0]}x{self.tokens[1]}-K{self.mixtures}-V{self.vocabulary}-E{self.width}-{'-'.join(flags)}"
 
+    @property
+    def small(self) -> bool:
+        """Whether everything about it may be tried."""
+        return self.tokens[0] * self.tokens[1] * self.vocabulary * self.mixtures < 100_000
+
     def config(self, **changes: Any) -> fr.ModelConfig:
         output: dict[str, Any] = {
             "kind": "mixture_of_softmaxes", "mixtures": self.mixtures, "bias": self.bias, "tied": self.tied,

@@ -26,8 +26,8 @@ SHAPES = [
     Case((1, 2111), 37, 3, 3, bias=False),
     Case((3, 3), 40_000, 3, 2),
     Case((1, 5), 33_333, 3, 10, bias=False),
-    Case((1, 71), 40_000, 2, 2, bias=False),  # more rows than fit into a chunk of 16 MiB
-    Case((1, 29), 39_999, 2, 5, tied=True),
+    Case((1, 53), 40_000, 2, 2, bias=False),  # more rows than fit into a chunk of 16 MiB
+    Case((1, 23), 39_999, 2, 5, tied=True),
 ]
 KINDS = [
     Case((3, 7), 19, 5, 3, bias, tied, normalize, epsilon)
@@ -35,7 +35,7 @@ KINDS = [
         [False, True], [False, True], ["softmax", "sigsoftmax"], [0.0, 1e-8, 1e-3]
     )
 ]
-BIG = [Case((1, 41), 9_011, 3, 5, epsilon=1e-3), Case((1, 41), 9_011, 3, 5, normalize="sigsoftmax")]
+BIG = [Case((1, 29), 9_011, 3, 5, epsilon=1e-3), Case((1, 29), 9_011, 3, 5, normalize="sigsoftmax")]
 cases = pytest.mark.parametrize("case", SHAPES + KINDS + BIG, ids=str)
 LOSSES = list(itertools.product((0.0, 0.1, 0.6), (False, True)))  # label smoothing, weighted
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, DOUBLE], ids=["fp32", "fp64"])
@@ -56,13 +56,12 @@ def both(
 def test_log_probabilities(case: Case, dtype: torch.dtype) -> None:
     layer, hidden, _, leaves, copies = both(case, dtype)
     expected = equations.log_prob(case, copies, copies["hidden"])
-    cotangent = torch.randn(expected.shape, dtype=DOUBLE)
-    for found in (layer(hidden), layer.log_prob(hidden)):
-        equations.compared(found, expected, leaves, copies, cotangent)
-    sums = expected.exp().sum(-1) - (1 + case.vocabulary * case.epsilon)
-    assert float(sums.detach().abs().max()) < 1e-10
-    sums = layer.log_prob(hidden).exp().sum(-1) - (1 + case.vocabulary * case.epsilon)
-    assert float(sums.detach().abs().max()) < (1e-10 if dtype == DOUBLE else 1e-4)
+    found = layer.log_prob(hidden)
+    equations.compared(found, expected, leaves, copies, torch.randn(expected.shape, dtype=DOUBLE))
+    assert torch.equal(layer(hidden), found)
+    for logs, tolerance in ((expected, 1e-10), (found, 1e-10 if dtype == DOUBLE else 1e-4)):
+        sums = logs.detach().exp().sum(-1) - (1 + case.vocabulary * case.epsilon)
+        assert float(sums.abs().max()) < tolerance
 
 
 @dtypes
@@ -74,7 +73,8 @@ def test_nll(case: Case, dtype: torch.dtype) -> None:
     found = layer.nll(hidden, targets)
     single = torch.zeros(case.tokens, dtype=DOUBLE)
     single[-1, -1] = -2.5
-    for cotangent in (torch.randn(case.tokens, dtype=DOUBLE), torch.ones(()).expand(case.tokens), single):
+    cotangents = [torch.randn(case.tokens, dtype=DOUBLE), single, torch.ones(()).expand(case.tokens)]
+    for cotangent in cotangents if case.small else cotangents[:1]:
         equations.compared(found, expected, leaves, copies, cotangent)
 
 
@@ -86,7 +86,7 @@ def test_loss(case: Case, dtype: torch.dtype) -> None:
     logs = equations.log_prob(case, copies, copies["hidden"])
     weights = torch.rand(case.tokens, dtype=DOUBLE).to(dtype) + 0.1
     weights[:, 1::3] = 0
-    for smoothing, weighted in LOSSES if logs.numel() < 100_000 else ((0.0, True), (0.1, False)):
+    for smoothing, weighted in LOSSES if case.small else ((0.0, True), (0.1, False)):
         share = weights if weighted else None
         expected = equations.mean_loss(logs, targets, share, smoothing)
         loss, nll = layer.loss(hidden, targets, share, smoothing)
@@ -94,7 +94,7 @@ def test_loss(case: Case, dtype: torch.dtype) -> None:
         plain = equations.mean_loss(logs, targets, share, 0.0).detach()
         assert abs(float(nll - plain)) <= (1e-9 if dtype == DOUBLE else 1e-5) * max(1, float(plain))
         assert not nll.requires_grad
-        for cotangent in (1.0, -1.7):
+        for cotangent in (1.0, -1.7) if case.small else (-1.7,):
             equations.compared(loss, expected, leaves, copies, torch.tensor(cotangent, dtype=DOUBLE))
 
 
