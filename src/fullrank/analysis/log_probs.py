@@ -54,7 +54,11 @@ def doubled(model: nn.Module) -> nn.Module:
     numbers = [p for p in model.parameters() if p.is_floating_point()]
     if all(p.dtype == torch.float64 for p in numbers) and not any(module.training for module in model.modules()):
         return model
-    return copy.deepcopy(model).double().eval()
+    model = copy.deepcopy(model).double().eval()
+    for choose in ("set_experts_implementation", "set_attn_implementation"):  # Hugging Face's fast ones are for floats
+        if callable(choice := getattr(model, choose, None)):
+            choice("eager")
+    return model
 
 
 class _Ours:
@@ -100,7 +104,9 @@ class _HuggingFace:
                 scaled, error = _scaled(head.flatten(0, 1)[chosen], found)
                 eps = torch.finfo(found.dtype).eps
                 if error > 32 * eps:
-                    self._exempt("its logits are not those of the output embedding up to a factor: more follows after it")
+                    self._exempt(
+                        "its logits are not those of the output embedding up to a factor: more follows after it"
+                    )
                 elif eps > self.eps:
                     found = scaled
             self.eps = max(self.eps, torch.finfo(found.dtype).eps)

@@ -22,7 +22,8 @@ class LogProbRank:
     """The spectrum of A (contexts T, columns C), log p of the words at C columns after each of T contexts.
 
     singular_values (min(T, C),), largest first; eps: the rounding of A's entries (double precision: 2.2e-16).
-    vocab_size V: C is smaller where not all words were looked at. repeats: contexts left out, as they stood there before.
+    vocab_size V: C is smaller where not all words were looked at. wanted: the contexts that were asked for, T where the
+    text had as many. repeats: contexts left out, as they stood there before.
     """
 
     layer: OutputLayer
@@ -31,6 +32,7 @@ class LogProbRank:
     columns: int
     vocab_size: int
     eps: float
+    wanted: int
     repeats: int
 
     @property
@@ -102,5 +104,13 @@ def rank(
         columns = drawn[:most].sort().values
     matrix = collect(reader, chosen, columns)
     values = singular_values(matrix.to(reader.device))
-    width = matrix.shape[1]
-    return LogProbRank(reader.layer, values, chosen.count, width, reader.vocab_size, reader.eps, chosen.repeats)
+    return LogProbRank(
+        layer=reader.layer,
+        singular_values=values,
+        contexts=chosen.count,
+        columns=matrix.shape[1],
+        vocab_size=reader.vocab_size,
+        eps=reader.eps,
+        wanted=wanted,
+        repeats=chosen.repeats,
+    )
