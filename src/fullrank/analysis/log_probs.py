@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import inspect
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -49,15 +50,17 @@ def reader_of(model: nn.Module) -> Reader:
     raise InputError(f"rank: give a LanguageModel or a causal model of Hugging Face, given {type(model).__name__}")
 
 
-def doubled(model: nn.Module) -> nn.Module:
+def doubled(model: Any) -> Any:
     """The model in double precision and evaluation mode: itself if it is so, else a copy."""
     numbers = [p for p in model.parameters() if p.is_floating_point()]
     if all(p.dtype == torch.float64 for p in numbers) and not any(module.training for module in model.modules()):
         return model
     model = copy.deepcopy(model).double().eval()
-    for choose in ("set_experts_implementation", "set_attn_implementation"):  # Hugging Face's fast ones are for floats
-        if callable(choice := getattr(model, choose, None)):
-            choice("eager")
+    # Hugging Face's fast kernels lack double precision
+    if callable(choose := getattr(model, "set_experts_implementation", None)):
+        choose("eager")
+    if "flash" in str(getattr(model.config, "_attn_implementation", None)):
+        model.set_attn_implementation("eager")
     return model
 
 
@@ -112,6 +115,11 @@ class _HuggingFace:
             self.eps = max(self.eps, torch.finfo(found.dtype).eps)
             yield torch.log_softmax(found.double(), dim=-1)
 
+    def _masks(self, ids: Tensor) -> dict[str, Tensor]:
+        """Nothing is padding, also where a token has the id of padding."""
+        takes = "attention_mask" in inspect.signature(self.model.forward).parameters
+        return {"attention_mask": torch.ones_like(ids)} if takes else {}
+
     def _exempt(self, why: str) -> None:
         if self.layer.exempt is None:
             self.layer = replace(self.layer, exempt=why)
@@ -121,7 +129,7 @@ class _HuggingFace:
         seen: list[Any] = []
         handle = self.model.get_output_embeddings().register_forward_hook(lambda _module, _args, out: seen.append(out))
         try:
-            logits = getattr(self.model(ids), "logits", None)
+            logits = getattr(self.model(ids, **self._masks(ids)), "logits", None)
         finally:
             handle.remove()
         if not isinstance(logits, Tensor) or logits.shape[:2] != ids.shape:

@@ -103,6 +103,8 @@ def rank(
         drawn = torch.randperm(reader.vocab_size, generator=torch.Generator().manual_seed(seed))
         columns = drawn[:most].sort().values
     matrix = collect(reader, chosen, columns)
+    if not bool(matrix.any()):
+        raise InputError("every log-probability is zero: the vocabulary has one word only")
     values = singular_values(matrix.to(reader.device))
     return LogProbRank(
         layer=reader.layer,

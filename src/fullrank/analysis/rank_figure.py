@@ -22,7 +22,7 @@ from fullrank.reporting.svg import clean, settings
 
 INK, MUTED, LINE, SHADE = "#1b1d22", "#5c616b", "#dfe0e3", "#f3f3f4"
 COLOURS = ("#0072b2", "#c04f00", "#00795a", "#b0508b", "#7a6a00", "#4b5bd0", "#8c3b2f", "#5c616b")
-_WIDTH, _PLOT, _LEGEND_ROW = 8.6, 3.7, 0.26  # inches
+_WIDTH, _PLOT, _LEGEND_ROW = 8.6, 3.7, 0.21  # inches
 
 
 def write_figure(found: Mapping[str, LogProbRank], folder: Path) -> list[Path]:
@@ -49,7 +49,7 @@ def write_figure(found: Mapping[str, LogProbRank], folder: Path) -> list[Path]:
 
 
 def _figure(found: Mapping[str, LogProbRank]) -> Figure:
-    below = 0.62 + _LEGEND_ROW * (len(found) + 1)
+    below = 0.72 + _LEGEND_ROW * (len(found) + 1)
     height = 0.95 + _PLOT + below
     figure = Figure(figsize=(_WIDTH, height))
     axes = figure.add_axes((0.085, below / height, 0.885, _PLOT / height))
@@ -64,13 +64,14 @@ def _figure(found: Mapping[str, LogProbRank]) -> Figure:
         axes.axvline(bound, color=INK, linewidth=1.2, linestyle=(0, (4, 3)), zorder=2)
     _furnish(axes, found, lowest)
     _name_bounds(axes, found, bounds)
-    noise = Line2D([], [], color=MUTED, linewidth=1.0, linestyle=(0, (1, 2)), label="paler: rounding, not counted")
+    tolerance = "tolerance, s_max max(contexts, words) eps: what lies below is rounding and does not count"
+    noise = Line2D([], [], color=MUTED, linewidth=1.2, linestyle=(0, (1, 2)), label=tolerance)
     title = "How many dimensions the log-probabilities have"
     left = 0.085
     figure.text(left, 1 - 0.3 / height, title, color=INK, fontsize=13, fontweight="bold", va="center")
     figure.text(left, 1 - 0.58 / height, _subtitle(found), color=MUTED, fontsize=9.5, va="center")
     figure.legend(
-        handles=[*lines, noise], loc="lower left", bbox_to_anchor=(0.078, 0.02 / height), ncols=1, frameon=False,
+        handles=[*lines, noise], loc="lower left", bbox_to_anchor=(0.078, 0.06 / height), ncols=1, frameon=False,
         fontsize=9.5, labelcolor=MUTED, handlelength=2.2, labelspacing=0.35,
     )  # fmt: skip
     return figure
@@ -137,6 +138,8 @@ def _furnish(axes: Axes, found: Mapping[str, LogProbRank], lowest: float) -> Non
 
 def _power(value: float, _place: int | None) -> str:
     """10 to a whole power, written with raised digits: a formula would need another font."""
+    if value == 1:
+        return "1"
     raised = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
     return f"10{str(round(np.log10(value))).translate(raised)}"
 

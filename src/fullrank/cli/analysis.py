@@ -105,11 +105,12 @@ def rank(
     device: Device = "auto",
     json: Json = False,
 ) -> None:
-    """The softmax bottleneck: the rank of log p(word | context) over many contexts, beside the bound of the output layer.
+    """The softmax bottleneck: the rank of log p(word | context) over many contexts, and its bound.
 
-    A softmax over d hidden dimensions has at most rank d + 1, d + 2 with an output bias; a mixture of softmaxes, sigsoftmax
-    and a soft-cap on the logits escape it. In double precision; a singular value counts above s_max max(shape) eps.
-    The effective rank is exp(entropy) of the singular values as shares of their sum.
+    A softmax over d hidden dimensions has rank d + 1 at most, d + 2 with an output bias;
+    a mixture of softmaxes, sigsoftmax and a soft-cap on the logits are exempt.
+    In double precision; a singular value counts above s_max max(shape) eps.
+    Effective rank: exp(entropy) of the singular values as shares of their sum.
     """
     from fullrank.tasks.rank import Reading, as_dict, find_ranks
 
@@ -147,7 +148,7 @@ def _rank_table(found: list[FoundRank]) -> Table:
             f"{layer.hidden_size:,}",
             f"{layer.bound:,}" if layer.exempt is None else f"exempt ({layer.bound:,})",
             f"{figures.rank:,}",
-            f"{figures.effective_rank:,.1f}",
+            f"{figures.effective_rank:,.2f}",
             f"{figures.contexts:,}",
             f"{figures.columns:,}" + ("" if figures.columns == figures.vocab_size else f" of {figures.vocab_size:,}"),
         )

@@ -60,15 +60,19 @@ def load_causal(name: str, dtype: torch.dtype) -> HuggingFaceModel:
 
 @contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    """Without progress bars and remarks of transformers."""
+    """Without progress bars, remarks and reports of retries."""
+    from huggingface_hub.utils import logging as hub
+
     said = transformers.utils.logging
-    level, bars = said.get_verbosity(), said.is_progress_bar_enabled()
+    level, of_hub, bars = said.get_verbosity(), hub.get_verbosity(), said.is_progress_bar_enabled()
     said.set_verbosity_error()
+    hub.set_verbosity_error()
     said.disable_progress_bar()
     try:
         yield
     finally:
         said.set_verbosity(level)
+        hub.set_verbosity(of_hub)
         if bars:
             said.enable_progress_bar()
 

@@ -142,6 +142,8 @@ def _find(name: str, label: str, reading: Reading, say: Say) -> FoundRank:
     read: Iterable[list[int]]
     text = str(reading.text)
     if kind == "Hugging Face":
+        if not Path(name).expanduser().is_dir():
+            say(f"{name}: no such folder; looking for it on the Hugging Face hub")
         loaded = load_causal(name, torch.float64)
         model, longest, usual, first = loaded.model, loaded.max_length, LENGTH, loaded.tokenizer.bos_token_id
         assert reading.text is not None
