@@ -17,126 +17,17 @@ Limits: no double backward and no functorch transforms; `fullrank.kernel("refere
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from fullrank.attention.kernels import forced
+from fullrank.model import cross_entropy_blocks as blocks
 from fullrank.model import cross_entropy_reference as reference
 from fullrank.model.chunks import Gradients, Layer, device_kind, product_dtype
-
-
-@dataclass(frozen=True)
-class Form:
-    """What stands between logits and loss: the normaliser `softmax` or `sigsoftmax`, and `epsilon` (see above)."""
-
-    normalize: str = "softmax"
-    epsilon: float = 0.0
-
-
-PLAIN = Form()
-
-
-class _Target(NamedTuple):
-    """What q is: (1 - smoothing) [v = ids] + smoothing spread_v, where `spread` (V,) sums to one; None: 1 / V each."""
-
-    ids: Tensor
-    smoothing: float = 0.0
-    spread: Tensor | None = None
-
-    def at(self, tokens: slice) -> _Target:
-        return self._replace(ids=self.ids[tokens])
-
-
-class _Found(NamedTuple):
-    """Of a block of tokens.
-
-    loss, nll (C,): with and without label smoothing.  gradient (C K, V), of `loss` with respect to z, to be multiplied by
-    `share` (C, K); None: by one.  prior (C, K): with respect to log pi.
-    """
-
-    loss: Tensor
-    nll: Tensor
-    gradient: Tensor
-    share: Tensor | None
-    prior: Tensor | None
-
-
-def _softmax_and_nll(z: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """softmax (R, V), nll (R,) and logsumexp (R,) of z (R, V), from one pass of exponentials.
-
-    The largest probability is 1 / sum_v exp(z_v - max), at least 1/V: unlike that of an improbable target it never
-    underflows, and -log of it is what the logsumexp is above the largest z.
-    """
-    top, target = z.amax(1), z.gather(1, ids[:, None]).squeeze(1)
-    probability = torch.softmax(z, dim=1)
-    above = -probability.amax(1).log()
-    return probability, (top - target) + above, top + above
-
-
-def _one(z: Tensor, target: _Target) -> _Found:
-    """A single softmax: d loss / d z = softmax(z) - q."""
-    ids, e, spread = target
-    gradient, nll, total = _softmax_and_nll(z, ids)
-    loss = nll
-    if e:
-        loss = (1 - e) * nll + e * (total - (z.mean(1) if spread is None else z @ spread))
-        gradient.sub_(e / z.shape[1] if spread is None else e * spread)
-    gradient.scatter_add_(1, ids[:, None], gradient.new_full((1, 1), e - 1).expand(len(ids), 1))
-    return _Found(loss, nll, gradient, None, None)
-
-
-def _mixed(z: Tensor, target: _Target, log_prior: Tensor, epsilon: float) -> _Found:
-    """A mixture where only the target counts: K cross entropies, weighted by how much each explains of it."""
-    tokens, mixtures = log_prior.shape
-    ids = target.ids.repeat_interleave(mixtures)
-    gradient, each, _ = _softmax_and_nll(z, ids)
-    joint = log_prior - each.view(tokens, mixtures)
-    total = _with_epsilon(torch.logsumexp(joint, dim=1), epsilon)
-    share = torch.exp(joint - total[:, None])
-    gradient.scatter_add_(1, ids[:, None], gradient.new_full((1, 1), -1.0).expand(len(ids), 1))
-    return _Found(-total, -total, gradient, share, -share)
-
-
-def _mixed_log_prob(z: Tensor, log_prior: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """log p (C, V) and the logarithms of its summands, log pi_k softmax(z_k)_v (C, K, V)."""
-    joint = torch.log_softmax(z, dim=1).view(*log_prior.shape, -1).add_(log_prior[:, :, None])
-    return _with_epsilon(torch.logsumexp(joint, dim=1), epsilon), joint
-
-
-def _coupled(z: Tensor, log_prior: Tensor, q: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
-    """log p (C, V), and the gradients of -sum_v q_v log p(v) with respect to z (C K, V) and log pi (C, K); q (C, V)."""
-    log_prob, joint = _mixed_log_prob(z, log_prior, epsilon)
-    explained = torch.exp(joint - log_prob[:, None]).mul_(q[:, None])  # q_v gamma_kv
-    share = explained.sum(2)
-    gradient = joint.sub_(log_prior[:, :, None]).exp_().mul_(share[:, :, None]).sub_(explained)
-    return log_prob, gradient.view_as(z), -share
-
-
-def _smoothed(z: Tensor, target: _Target, log_prior: Tensor, epsilon: float) -> _Found:
-    """A mixture with label smoothing."""
-    ids, e, spread = target
-    even = z.new_full((1, z.shape[1]), e / z.shape[1]) if spread is None else e * spread[None]
-    q = even.repeat(len(ids), 1).scatter_add_(1, ids[:, None], z.new_full((1, 1), 1 - e).expand(len(ids), 1))
-    log_prob, gradient, prior = _coupled(z, log_prior, q, epsilon)
-    loss, nll = -(q * log_prob).sum(1), -log_prob.gather(1, ids[:, None]).squeeze(1)
-    return _Found(loss, nll, gradient, None, prior)
-
-
-def _with_epsilon(log_prob: Tensor, epsilon: float) -> Tensor:
-    return torch.logaddexp(log_prob, log_prob.new_tensor(math.log(epsilon))) if epsilon else log_prob
-
-
-def _normalized(logits: Tensor, form: Form, slope: bool) -> tuple[Tensor, Tensor | None]:
-    """z, and d z / d s where it is not one and `slope` is wanted; spoils `logits`."""
-    if form.normalize == "softmax":
-        return logits, None
-    steep = torch.sigmoid(-logits).add_(1) if slope else None
-    return logits.add_(F.logsigmoid(logits)), steep
+from fullrank.model.cross_entropy_blocks import PLAIN, Form, Found, Target
 
 
 class _Work:
@@ -152,20 +43,20 @@ class _Work:
         self.sums = Gradients(self.layer, (needs[0], needs[2], needs[3])) if any(needs) else None
         self.prior = torch.empty_like(self.log_prior) if self.log_prior is not None and needs[1] else None
 
-    def losses(self, target: _Target, scale: Tensor | None) -> tuple[Tensor, Tensor]:
+    def losses(self, target: Target, scale: Tensor | None) -> tuple[Tensor, Tensor]:
         """loss and nll (T,); the gradients are those of sum_t scale_t loss_t, scale (T,)."""
         loss = torch.empty(target.ids.shape, dtype=self.layer.wide, device=self.layer.hidden.device)
         nll = loss if target.smoothing == 0 else torch.empty_like(loss)
         spread = None if target.spread is None else target.spread.to(loss.dtype)
 
-        def found(z: Tensor, tokens: slice, prior: Tensor | None) -> _Found:
+        def found(z: Tensor, tokens: slice, prior: Tensor | None) -> Found:
             of = target._replace(spread=spread).at(tokens)
             if prior is None:
-                block = _one(z, of)
+                block = blocks.one(z, of)
             elif of.smoothing:
-                block = _smoothed(z, of, prior, self.form.epsilon)
+                block = blocks.smoothed(z, of, prior, self.form.epsilon)
             else:
-                block = _mixed(z, of, prior, self.form.epsilon)
+                block = blocks.mixed(z, of, prior, self.form.epsilon)
             loss[tokens], nll[tokens] = block.loss, block.nll
             return block
 
@@ -179,33 +70,34 @@ class _Work:
             for piece, block in self.layer.blocks(logits):
                 assert self.log_prior is not None
                 tokens = slice(chunk.start + piece.start, chunk.start + piece.stop)
-                z, _ = _normalized(block, self.form, False)
-                out[tokens] = _mixed_log_prob(z, self.log_prior[tokens], self.form.epsilon)[0]
+                z, _ = blocks.normalized(block, self.form, False)
+                out[tokens] = blocks.mixed_log_prob(z, self.log_prior[tokens], self.form.epsilon)[0]
         return out
 
     def log_prob_backward(self, cotangent: Tensor) -> None:
         """The gradients of sum_tv cotangent_tv log p_tv, cotangent (T, V)."""
 
-        def found(z: Tensor, tokens: slice, prior: Tensor | None) -> _Found:
+        def found(z: Tensor, tokens: slice, prior: Tensor | None) -> Found:
             assert prior is not None
-            log_prob, gradient, to_prior = _coupled(z, prior, -cotangent[tokens].to(z.dtype), self.form.epsilon)
-            return _Found(log_prob, log_prob, gradient, None, to_prior)
+            log_prob, gradient, to_prior = blocks.coupled(z, prior, -cotangent[tokens].to(z.dtype), self.form.epsilon)
+            return Found(log_prob, log_prob, gradient, None, to_prior)
 
         self._each(found, cotangent.new_ones(self.layer.tokens, dtype=self.layer.wide))
 
-    def _each(self, find: Any, scale: Tensor | None) -> None:
+    def _each(self, find: Callable[[Tensor, slice, Tensor | None], Found], scale: Tensor | None) -> None:
         layer, sums = self.layer, self.sums
         for chunk, logits in layer.chunks():
             scales = logits.new_empty(logits.shape[0], dtype=layer.wide)
             for piece, block in layer.blocks(logits):
                 tokens = slice(chunk.start + piece.start, chunk.start + piece.stop)
-                z, slope = _normalized(block, self.form, sums is not None)
+                z, slope = blocks.normalized(block, self.form, sums is not None)
                 of = find(z, tokens, None if self.log_prior is None else self.log_prior[tokens])
                 if sums is None:
                     continue
                 assert scale is not None
                 known, rows = scale[tokens, None], layer.rows(piece)
                 if self.prior is not None:
+                    assert of.prior is not None
                     self.prior[tokens] = known * of.prior
                 each = known.expand(-1, layer.group) if of.share is None else known * of.share
                 scales[rows] = each.reshape(-1)
@@ -240,15 +132,15 @@ class _TokenNll(torch.autograd.Function):
         ctx.dtype, ctx.form = product_dtype(hidden, weight), form
         ctx.save_for_backward(hidden, log_prior, weight, bias, ids)
         with torch.autocast(device_kind(hidden), enabled=False):
-            return _Work(hidden, log_prior, weight, bias, form, ctx.dtype).losses(_Target(ids), None)[1]
+            return _Work(hidden, log_prior, weight, bias, form, ctx.dtype).losses(Target(ids), None)[1]
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
         _refuse_second_order()
-        *given, ids = ctx.saved_tensors
+        hidden, log_prior, weight, bias, ids = ctx.saved_tensors
         with torch.autocast(device_kind(ids), enabled=False):
-            work = _Work(*given, ctx.form, ctx.dtype, ctx.needs_input_grad[:4])
-            work.losses(_Target(ids), cotangent)
+            work = _Work(hidden, log_prior, weight, bias, ctx.form, ctx.dtype, ctx.needs_input_grad[:4])
+            work.losses(Target(ids), cotangent)
         return *work.gradients(), None, None
 
 
@@ -261,7 +153,7 @@ class _WeightedLoss(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, log_prior: Tensor | None, weight: Tensor, bias: Tensor | None, scale: Tensor,
-        target: _Target, form: Form,
+        target: Target, form: Form,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         dtype, wanted = product_dtype(hidden, weight), ctx.needs_input_grad[:4]
         with torch.autocast(device_kind(hidden), enabled=False):
@@ -294,8 +186,9 @@ class _MixedLogProb(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
         _refuse_second_order()
+        hidden, log_prior, weight, bias = ctx.saved_tensors
         with torch.autocast(device_kind(cotangent), enabled=False):
-            work = _Work(*ctx.saved_tensors, ctx.form, ctx.dtype, ctx.needs_input_grad[:4])
+            work = _Work(hidden, log_prior, weight, bias, ctx.form, ctx.dtype, ctx.needs_input_grad[:4])
             work.log_prob_backward(cotangent)
         return *work.gradients(), None
 
@@ -343,7 +236,7 @@ def weighted_loss(
     given: tuple[Tensor | None, ...] = (_rows(hidden, log_prior), log_prior, weight, bias)
     if not torch.is_grad_enabled():  # a Function is told what requires gradients even then, and would form them in vain
         given = tuple(None if tensor is None else tensor.detach() for tensor in given)
-    loss, nll = _WeightedLoss.apply(*given, scale, _Target(ids, label_smoothing, spread), form)
+    loss, nll = _WeightedLoss.apply(*given, scale, Target(ids, label_smoothing, spread), form)
     return loss, nll
 
 
