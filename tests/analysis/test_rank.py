@@ -92,8 +92,18 @@ ESCAPES: dict[str, tuple[dict[str, Any], str]] = {
         {"kind": "mixture_of_softmaxes", "mixtures": 1, "epsilon": 1e-6},
         "log(p + 1e-06)",
     ),
-    "sigsoftmax": (
-        {"kind": "mixture_of_softmaxes", "mixtures": 1, "latent": False, "normalize": "sigsoftmax"},
+    "sigsoftmax": ({"normalize": "sigsoftmax"}, "log sigmoid"),
+    "adaptive sigsoftmax": ({"kind": "adaptive", "cutoffs": [15, 30], "normalize": "sigsoftmax"}, "log sigmoid"),
+    "mixture of 2 adaptive softmaxes": (
+        {"kind": "mixture_of_softmaxes", "mixtures": 2, "cutoffs": [15, 30]},
+        "sum of softmaxes",
+    ),
+    "mixture of 2 sigsoftmaxes": (
+        {"kind": "mixture_of_softmaxes", "mixtures": 2, "normalize": "sigsoftmax"},
+        "sum of softmaxes",
+    ),
+    "sigsoftmax of a latent state": (
+        {"kind": "mixture_of_softmaxes", "mixtures": 1, "normalize": "sigsoftmax"},
         "log sigmoid",
     ),
 }
@@ -107,7 +117,7 @@ def test_what_escapes_the_bound_has_as_many_dimensions_as_can_be_seen(kind: str,
     assert found.layer.kind == kind
     assert found.layer.exempt is not None
     assert why in found.layer.exempt
-    assert found.layer.bound == 8 + 2
+    assert found.layer.bound == 8 + (4 if found.layer.clusters == 3 else 2)
     assert found.rank == min(contexts, V)
     assert found.full
 
