@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from cli_runs import SMALL, write_config
 
 import fullrank as fr
@@ -28,7 +29,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A plain run, a mixture and two Hugging Face models, with the text that they read."""
     folder = tmp_path_factory.mktemp("rank")
     rng = random.Random(0)
-    for split, lines in (("train", 60), ("valid", 30), ("test", 5)):
+    for split, lines in (("train", 60), ("valid", 130), ("test", 5)):
         text = "\n".join(" ".join(rng.choice(WORDS) for _ in range(9)) for _ in range(lines))
         (folder / f"{split}.txt").write_text(text + "\n", encoding="utf-8")
     config = write_config(folder / "c.yaml", folder, folder / "cache", steps=3)
@@ -41,7 +42,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     tiny.save(tiny.gpt2(), folder / "gpt2")
     tiny.save(tiny.gemma2(), folder / "gemma2")
-    tiny.write_text(folder / "words.txt")
+    tiny.write_text(folder / "words.txt", lines=150)
     return folder
 
 
@@ -100,15 +101,20 @@ def test_the_text_is_the_runs_own(called: Called, place: Path) -> None:
     other = found(called, "@plain", "--text", "@test.txt", "--segment-length", "5")["models"][0]
     assert other["singular_values"] != own["singular_values"]
     assert other["segment_length"] == 5
-    tokenizer = [line.split("\t")[0] for line in (place / "plain" / "vocabulary.txt").read_text().splitlines()]
+    entries = [line.split("\t")[0] for line in (place / "plain" / "vocabulary.txt").read_text().splitlines()]
     text = (place / "valid.txt").read_text().replace("\n", " <eos> ").split()
-    stream = torch.tensor([tokenizer.index(word) for word in ["<eos>", *text]])
+    stream = torch.tensor([entries.index(word) for word in ["<eos>", *text]])
+    assert len(stream) == 1301  # more than is read at once
     model = fr.LanguageModel.load(place / "plain")
-    expected = fr.analysis.rank(model, stream[: 80 // 8 * 8].view(-1, 8))
-    assert own["singular_values"] == pytest.approx(expected.singular_values.tolist(), abs=1e-9)
+    whole = found(called, "@plain", "--contexts", "2000")["models"][0]
+    expected = fr.analysis.rank(model, [stream[:1296].view(-1, 8), stream[None, 1296:]], contexts=2000)
+    assert whole["contexts"] == expected.contexts > 1000
+    assert whole["singular_values"] == pytest.approx(expected.singular_values.tolist(), abs=1e-9)
+    first = fr.analysis.rank(model, stream[:80].view(-1, 8))
+    assert own["singular_values"] == pytest.approx(first.singular_values.tolist(), abs=1e-9)
 
 
-def test_hugging_face_models(called: Called) -> None:
+def test_hugging_face_models(called: Called, place: Path) -> None:
     content = found(called, "@gpt2", "@gemma2", "--text", "@words.txt", "--segment-length", "12")
     gpt2, gemma2 = content["models"]
     assert (gpt2["rank"], gpt2["bound"], gpt2["bound_applies"]) == (9, 9, True)
@@ -117,6 +123,16 @@ def test_hugging_face_models(called: Called) -> None:
     assert "soft-cap" in gemma2["exempt"]
     assert {gpt2["source"], gemma2["source"]} == {"Hugging Face"}
     assert (gpt2["contexts"], gpt2["repeated_contexts"]) == (52, 4)  # <bos> begins every segment
+    words = (place / "words.txt").read_text().split()
+    ids = torch.tensor([tiny.WORDS.index(word) for word in words])
+    assert len(ids) == 1350
+    rows = torch.cat([torch.ones(122, 1, dtype=torch.long), ids[:1342].view(-1, 11)], dim=1)
+    model = transformers.AutoModelForCausalLM.from_pretrained(place / "gpt2")
+    rest = torch.tensor([[1, *ids[1342:].tolist()]])
+    expected = fr.analysis.rank(model, [rows, rest], contexts=2000)
+    whole = found(called, "@gpt2", "--text", "@words.txt", "--segment-length", "12", "--contexts", "2000")["models"][0]
+    assert whole["contexts"] == expected.contexts > 1000
+    assert whole["singular_values"] == pytest.approx(expected.singular_values.tolist(), abs=1e-9)
     longest = found(called, "@gpt2", "--text", "@words.txt")["models"][0]
     assert longest["segment_length"] == 32  # its positions
 

@@ -205,14 +205,13 @@ def collect(reader: Reader, contexts: Contexts, columns: Tensor | None) -> Tenso
     width = reader.vocab_size if columns is None else len(columns)
     matrix = torch.empty(contexts.count, width, dtype=torch.float64)
     done = 0
-    with torch.autocast(reader.device.type, enabled=False):
-        for ids, places in contexts.batches:
-            for rows in reader.log_probs(ids.to(reader.device), places.to(reader.device)):
-                kept = rows if columns is None else rows[:, columns.to(rows.device)]
-                if not bool(torch.isfinite(kept).all()):
-                    raise RunError("a log-probability is NaN or infinite: such a matrix has no singular values")
-                matrix[done : done + len(kept)] = kept
-                done += len(kept)
+    for ids, places in contexts.batches:
+        for rows in reader.log_probs(ids.to(reader.device), places.to(reader.device)):
+            kept = rows if columns is None else rows[:, columns.to(rows.device)]
+            if not bool(torch.isfinite(kept).all()):
+                raise RunError("a log-probability is NaN or infinite: such a matrix has no singular values")
+            matrix[done : done + len(kept)] = kept
+            done += len(kept)
     return matrix
 
 
