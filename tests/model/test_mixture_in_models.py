@@ -192,8 +192,9 @@ def test_memory_of_segments(output: str) -> None:
     assert torch.allclose(torch.stack(losses).sum() / 12, whole.mean(), atol=1e-12)
 
 
-def test_a_call_without_tokens() -> None:
-    assert model("plain").eval()(torch.zeros(2, 0, dtype=torch.int64)).logits.shape == (2, 0, V)
+@outputs
+def test_a_call_without_tokens(output: str) -> None:
+    assert model(output).eval()(torch.zeros(2, 0, dtype=torch.int64)).logits.shape == (2, 0, V)
 
 
 @outputs
