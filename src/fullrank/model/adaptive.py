@@ -15,8 +15,8 @@ from fullrank.config.registry import register
 from fullrank.config.schema import ModelConfig, OutputConfig
 from fullrank.errors import ConfigError
 from fullrank.model.clusters import Clusters
-from fullrank.model.cross_entropy import Form, shares, token_nll, weighted_loss
-from fullrank.model.cross_entropy_reference import logits, mix, smoothed_nll
+from fullrank.model.cross_entropy import Form, counted, flat, token_nll, weighted_loss
+from fullrank.model.cross_entropy_reference import logits, mix, weighted
 from fullrank.model.dropout import Dropout
 from fullrank.model.embedding import AdaptiveInput
 from fullrank.model.latents import Components, Latents
@@ -184,7 +184,7 @@ class AdaptiveSoftmax(nn.Module):
     @torch.compiler.disable
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """(B, N) nats, in the order of the tokens; a tail is computed for its own tokens only."""
-        ids = targets.flatten()
+        ids = flat(hidden, targets)
         groups = self._grouped(ids)
         states, log_prior = self._components(hidden)
         inside = self._inside(states, ids, groups)
@@ -226,8 +226,8 @@ class AdaptiveSoftmax(nn.Module):
         (1 - e) [v = x] + e / V: exact, but then every token has a say in every tail, so each is computed for all tokens (of a
         mixture a few tokens at a time, and once more in the backward pass).
         """
-        ids, e = targets.flatten(), label_smoothing
-        scale = shares(weights, targets, torch.float64 if hidden.dtype == torch.float64 else torch.float32)
+        e = label_smoothing
+        ids, scale = counted(hidden, targets, weights, e)
         states, log_prior = self._components(hidden)
         if log_prior is None:
             return self._loss(states[:, 0], ids, scale, e)
@@ -268,7 +268,7 @@ class AdaptiveSoftmax(nn.Module):
 
         def few(hidden: Tensor, log_prior: Tensor, ids: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
             log_prob = self._mixed_log_prob(hidden, log_prior)
-            return smoothed_nll(log_prob, ids, e, None) @ scale, smoothed_nll(log_prob.detach(), ids, 0.0, None) @ scale
+            return weighted(log_prob, ids, scale, e, None), weighted(log_prob.detach(), ids, scale, 0.0, None)
 
         loss, nll, start = scale.new_zeros(()), scale.new_zeros(()), 0
         for hidden, log_prior in self._few(components):

@@ -160,7 +160,8 @@ class _WeightedLoss(torch.autograd.Function):
         with torch.autocast(device_kind(hidden), enabled=False):
             work = _Work(hidden, log_prior, weight, bias, form, dtype, wanted)
             loss, nll = work.losses(target, scale)
-        ctx.gradients = work.gradients() if any(wanted) else (None,) * 4
+        # saved, so that they go with the graph: a loss that is kept after its backward pass keeps no gradients
+        ctx.save_for_backward(*(work.gradients() if any(wanted) else (None,) * 4))
         total, plain_total = (loss * scale).sum(), (nll * scale).sum()
         ctx.mark_non_differentiable(plain_total)
         return total, plain_total
@@ -171,7 +172,12 @@ class _WeightedLoss(torch.autograd.Function):
         unit = (
             cotangent.device.type == "cpu" and float(cotangent) == 1.0
         )  # the usual case; asking a GPU would wait for it
-        return *(g if g is None or unit else g.to(cotangent.dtype) * cotangent for g in ctx.gradients), None, None, None
+        return (
+            *(g if g is None or unit else g.to(cotangent.dtype) * cotangent for g in ctx.saved_tensors),
+            None,
+            None,
+            None,
+        )
 
 
 class _MixedLogProb(torch.autograd.Function):
@@ -231,8 +237,7 @@ def weighted_loss(
     """
     if forced() == "reference":
         log_prob = _reference(hidden, weight, bias, log_prior, form)
-        losses = (reference.smoothed_nll(log_prob, ids, e, spread) @ scale for e in (label_smoothing, 0.0))
-        loss, nll = losses
+        loss, nll = (reference.weighted(log_prob, ids, scale, e, spread) for e in (label_smoothing, 0.0))
         return loss, nll.detach()
     given: tuple[Tensor | None, ...] = (_rows(hidden, log_prior), log_prior, weight, bias)
     if not torch.is_grad_enabled():  # a Function is told what requires gradients even then, and would form them in vain
@@ -258,14 +263,29 @@ def _reference(hidden: Tensor, weight: Tensor, bias: Tensor | None, log_prior: T
     return reference.log_prob(hidden, log_prior, weight, bias, form.normalize, form.epsilon)
 
 
-def shares(weights: Tensor | None, targets: Tensor, dtype: torch.dtype) -> Tensor:
-    """(T,): how much each token of targets (B, N) counts in a weighted mean, w_t / sum(w); all alike without weights.
+def flat(hidden: Tensor, targets: Tensor) -> Tensor:
+    """The ids (T,) of targets (B, N), one for each of hidden (B, N, E); InputError unless they stand at the same places."""
+    if targets.shape != hidden.shape[:-1]:
+        raise InputError(
+            f"targets {tuple(targets.shape)}: one for each hidden state, of which there are {tuple(hidden.shape[:-1])}"
+        )
+    return targets.flatten()
 
-    Raises InputError for weights that require a gradient: they would not get it.
+
+def counted(hidden: Tensor, targets: Tensor, weights: Tensor | None, label_smoothing: float) -> tuple[Tensor, Tensor]:
+    """The ids (T,) of targets (B, N), and how much each counts in a weighted mean, w_t / sum(w) (T,); without weights 1 / T.
+
+    Raises InputError for shapes that differ, for weights that require a gradient (they would not get it), and for label
+    smoothing that is no share.
     """
+    ids, dtype = flat(hidden, targets), torch.float64 if hidden.dtype == torch.float64 else torch.float32
+    if not 0 <= label_smoothing < 1:
+        raise InputError(f"label_smoothing: at least 0 and below 1, given {label_smoothing}")
     if weights is None:
-        return torch.full((targets.numel(),), 1 / max(1, targets.numel()), device=targets.device, dtype=dtype)
+        return ids, torch.full(ids.shape, 1 / max(1, len(ids)), device=ids.device, dtype=dtype)
+    if weights.shape != targets.shape:
+        raise InputError(f"weights {tuple(weights.shape)} must have the shape of targets {tuple(targets.shape)}")
     if weights.requires_grad:
         raise InputError("weights of a loss take no gradient; pass weights.detach(), or weigh the nll of each token")
     scale = weights.flatten().to(dtype)
-    return scale / scale.sum().clamp_min(torch.finfo(dtype).tiny)
+    return ids, scale / scale.sum().clamp_min(torch.finfo(dtype).tiny)

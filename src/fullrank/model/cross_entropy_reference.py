@@ -41,5 +41,10 @@ def smoothed_nll(log_prob: Tensor, targets: Tensor, smoothing: float, spread: Te
     nll = -log_prob.gather(1, targets[:, None]).squeeze(1)
     if smoothing == 0:
         return nll
-    even = log_prob.mean(1) if spread is None else log_prob @ spread.to(log_prob.dtype)
+    even = log_prob.mean(1) if spread is None else (log_prob * spread.to(log_prob.dtype)).sum(1)
     return (1 - smoothing) * nll - smoothing * even
+
+
+def weighted(log_prob: Tensor, targets: Tensor, scale: Tensor, smoothing: float, spread: Tensor | None) -> Tensor:
+    """sum_t scale_t nll_t, a scalar; not by a matrix product, which autocast would round to its dtype."""
+    return (smoothed_nll(log_prob, targets, smoothing, spread) * scale).sum()

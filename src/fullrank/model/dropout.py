@@ -11,7 +11,8 @@ from fullrank.attention.dropout import dropout
 class Dropout(nn.Module):
     """Zero entries with probability p and scale the rest by 1/(1 - p), in training only.
 
-    x (B, N, E) -> (B, N, E).  `locked` (variational dropout, Gal & Ghahramani 2016): one mask for all N positions.
+    x (B, N, E) -> (B, N, E), or one sequence (N, E).  `locked` (variational dropout, Gal & Ghahramani 2016): one mask for all
+    N positions.
     """
 
     def __init__(self, p: float, locked: bool = False) -> None:
@@ -23,7 +24,7 @@ class Dropout(nn.Module):
             return x
         if not self.locked:
             return dropout(x, self.p)
-        kept = torch.empty_like(x[:, :1]).bernoulli_(1 - self.p)
+        kept = torch.empty_like(x[..., :1, :]).bernoulli_(1 - self.p)
         return x * kept.div_(1 - self.p)
 
     def extra_repr(self) -> str:

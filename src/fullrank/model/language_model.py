@@ -289,10 +289,6 @@ class LanguageModel(nn.Module):
         A trace collects what penalties need; `skip` are the layers that rest, `drifting` is explained at `hidden`.
         """
         self._check_targets(input_ids, targets)
-        if weights is not None and weights.shape != targets.shape:
-            raise InputError(f"weights {tuple(weights.shape)} must have the shape of targets {tuple(targets.shape)}")
-        if not 0 <= label_smoothing < 1:
-            raise InputError(f"label_smoothing: at least 0 and below 1, given {label_smoothing}")
         hidden, after, _ = self.hidden(
             input_ids, memory, attention_mask=attention_mask, trace=trace, skip=skip, drifting=drifting
         )

@@ -11,7 +11,7 @@ from fullrank.config.registry import register
 from fullrank.config.schema import ModelConfig, OutputConfig
 from fullrank.errors import ConfigError
 from fullrank.model.adaptive import AdaptiveSoftmax
-from fullrank.model.cross_entropy import Form, mixed_log_prob, shares, token_nll, weighted_loss
+from fullrank.model.cross_entropy import Form, counted, flat, mixed_log_prob, token_nll, weighted_loss
 from fullrank.model.embedding import TokenEmbedding
 from fullrank.model.latents import Latents
 
@@ -84,8 +84,8 @@ class MixtureOfSoftmaxes(nn.Module):
 
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """(B, N) nats."""
-        states, log_prior = self.mixture(hidden)
-        found = token_nll(states, self.matrix, self.bias, targets.flatten(), log_prior=log_prior, form=self.form)
+        ids, (states, log_prior) = flat(hidden, targets), self.mixture(hidden)
+        found = token_nll(states, self.matrix, self.bias, ids, log_prior=log_prior, form=self.form)
         return found.view(targets.shape)
 
     def loss(
@@ -95,17 +95,10 @@ class MixtureOfSoftmaxes(nn.Module):
 
         Gradients are formed in the forward pass, chunk by chunk.
         """
+        ids, scale = counted(hidden, targets, weights, label_smoothing)
         states, log_prior = self.mixture(hidden)
-        scale = shares(weights, targets, log_prior.dtype)
         return weighted_loss(
-            states,
-            self.matrix,
-            self.bias,
-            targets.flatten(),
-            scale,
-            label_smoothing,
-            log_prior=log_prior,
-            form=self.form,
+            states, self.matrix, self.bias, ids, scale, label_smoothing, log_prior=log_prior, form=self.form
         )
 
     def flops_per_token(self) -> float:

@@ -10,7 +10,7 @@ from fullrank.config.registry import register
 from fullrank.config.schema import ModelConfig
 from fullrank.errors import ConfigError
 from fullrank.model.adaptive import AdaptiveSoftmax as AdaptiveSoftmax  # registers itself
-from fullrank.model.cross_entropy import PLAIN, Form, shares, token_nll, weighted_loss
+from fullrank.model.cross_entropy import PLAIN, Form, counted, flat, token_nll, weighted_loss
 from fullrank.model.cross_entropy_reference import logits
 from fullrank.model.embedding import TokenEmbedding
 from fullrank.model.mixture import MixtureOfSoftmaxes as MixtureOfSoftmaxes  # registers itself
@@ -60,16 +60,15 @@ class SoftmaxOutput(nn.Module):
 
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """(B, N) nats."""
-        rows = hidden.flatten(0, -2)
-        return token_nll(rows, self.matrix, self.bias, targets.flatten(), form=self.form).view(targets.shape)
+        ids, rows = flat(hidden, targets), hidden.flatten(0, -2)
+        return token_nll(rows, self.matrix, self.bias, ids, form=self.form).view(targets.shape)
 
     def loss(
         self, hidden: Tensor, targets: Tensor, weights: Tensor | None = None, label_smoothing: float = 0.0
     ) -> tuple[Tensor, Tensor]:
         """Weighted means, nats per token, two scalars: the smoothed loss and, without gradient, sum(w nll) / sum(w)."""
-        rows, ids = hidden.flatten(0, -2), targets.flatten()
-        scale = shares(weights, targets, torch.float64 if hidden.dtype == torch.float64 else torch.float32)
-        return weighted_loss(rows, self.matrix, self.bias, ids, scale, label_smoothing, form=self.form)
+        ids, scale = counted(hidden, targets, weights, label_smoothing)
+        return weighted_loss(hidden.flatten(0, -2), self.matrix, self.bias, ids, scale, label_smoothing, form=self.form)
 
     def flops_per_token(self) -> float:
         """Multiply-adds, counted as two, of the logits of one token."""
