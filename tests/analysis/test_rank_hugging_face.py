@@ -94,6 +94,7 @@ class Behind(nn.Module):
             "row by row": lambda: row * z - z.amax(-1, keepdim=True),
             "cut": lambda: z[..., :40],
             "single": lambda: (2 * z).float(),
+            "double": lambda: z.double(),
             "cubic": lambda: z + 1e-9 * z**3,
             "hidden": lambda: out,
             "none": lambda: z,
@@ -117,6 +118,23 @@ def test_logits_in_single_precision_are_read_at_the_output_embedding() -> None:
         z = model.double().eval().model(IDS).logits.flatten(0, 1)[:40]
     expected = np.linalg.svd(torch.log_softmax(2 * z, dim=-1).numpy(), compute_uv=False)
     assert found.singular_values[:9] == pytest.approx(expected[:9], rel=1e-5)
+
+
+class SingleHead(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x.float(), self.weight.float())
+
+
+@pytest.mark.parametrize("change", ["double", "row by row"])
+def test_an_output_embedding_in_single_precision(change: str) -> None:
+    """Nothing more exact is there to be read: the rounding is that of floats, whatever dtype the logits have later."""
+    model = Behind(change)
+    head = SingleHead(model.model.lm_head.in_features, 1, bias=False)
+    head.weight = model.model.lm_head.weight
+    model.model.lm_head = head
+    found = fr.analysis.rank(model, IDS, contexts=40)
+    assert (found.layer.exempt, found.eps) == (None, 2.0**-23)
+    assert found.rank <= found.layer.bound
 
 
 def test_what_no_configuration_names_is_seen() -> None:

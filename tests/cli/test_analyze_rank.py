@@ -84,7 +84,7 @@ def test_a_run_and_a_mixture(called: Called, place: Path) -> None:
     assert plain["text"].endswith(", valid")
     assert (mixture["rank"], mixture["full"], mixture["bound_applies"]) == (52, True, False)
     assert mixture["output"] == "mixture of 3 softmaxes"
-    assert plain["precision"] == "float64"
+    assert (plain["precision"], plain["rounding"]) == ("float64", 2.0**-52)
     assert len(plain["singular_values"]) == 52
     assert sum(value > plain["tolerance"] for value in plain["singular_values"]) == plain["rank"]
     assert content["remarks"] == content["files"] == []

@@ -101,18 +101,20 @@ class _HuggingFace:
         logits, head = self._read(ids)
         for chosen in places.split(max(1, _CHUNK // self.vocab_size)):
             found = logits.flatten(0, 1)[chosen]
+            eps = torch.finfo(found.dtype).eps
             if head is None:
                 self._exempt("its output embedding is not called, so that what makes the logits cannot be seen")
             else:
                 scaled, error = _scaled(head.flatten(0, 1)[chosen], found)
-                eps = torch.finfo(found.dtype).eps
-                if error > 32 * eps:
+                of_head = torch.finfo(head.dtype).eps
+                if error > 32 * max(eps, of_head):
                     self._exempt(
                         "its logits are not those of the output embedding up to a factor: more follows after it"
                     )
-                elif eps > self.eps:
-                    found = scaled
-            self.eps = max(self.eps, torch.finfo(found.dtype).eps)
+                elif of_head < eps:
+                    found, eps = scaled, of_head
+                eps = max(eps, of_head)
+            self.eps = max(self.eps, eps)
             yield torch.log_softmax(found.double(), dim=-1)
 
     def _masks(self, ids: Tensor) -> dict[str, Tensor]:

@@ -95,6 +95,7 @@ def as_dict(found: FoundRank) -> dict[str, Any]:
         "columns": figures.columns,
         "vocab_size": figures.vocab_size,
         "precision": "float64",
+        "rounding": figures.eps,
         "tolerance": figures.tolerance,
         "singular_values": figures.singular_values.tolist(),
         "remarks": list(found.remarks),
@@ -183,12 +184,14 @@ def _pieces(text: Path, tokenizer: Tokenizer) -> Iterator[str]:
 def _encoded(tokenizer: Any, text: Path) -> Iterator[list[int]]:
     """Token ids of a text file by a tokenizer of Hugging Face, some lines at a time, without special tokens."""
     lines: list[str] = []
+    size = 0
     for piece in pieces(Section(text), exact=False, key="--text"):
         for line in piece.splitlines(keepends=True):
             lines.append(line)
-            if sum(map(len, lines)) >= _PIECE:
+            size += len(line)
+            if size >= _PIECE:
                 yield tokenizer("".join(lines), add_special_tokens=False, verbose=False).input_ids
-                lines = []
+                lines, size = [], 0
     if lines:
         yield tokenizer("".join(lines), add_special_tokens=False, verbose=False).input_ids
 
