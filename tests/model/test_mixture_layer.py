@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import fullrank as fr
 from fullrank.errors import ConfigError
+from fullrank.model.embedding import TokenEmbedding
 from fullrank.model.output import SoftmaxOutput
 
 # -- parameters -------------------------------------------------------------------------------------------------------
@@ -46,6 +47,10 @@ def test_what_the_layer_alone_refuses() -> None:
         (lambda: fr.MixtureOfSoftmaxes(fr.OutputConfig(), **sizes), r"model\.output\.kind: .*given 'softmax'"),
         (lambda: fr.MixtureOfSoftmaxes(Case(tied=True).config()), r"model\.output\.tied: .*`model\.input\.kind: token`"),
         (lambda: fr.MixtureOfSoftmaxes(Case(tied=True).config(), nn.Linear(2, 2)), r"model\.output\.tied: "),
+        (
+            lambda: fr.MixtureOfSoftmaxes(Case(tied=True, vocabulary=9).config(), TokenEmbedding(Case().config())),
+            r"model\.output\.tied: the embedding has a table \(11, 5\), the mixture asks for vocab_size 9",
+        ),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=message):
             build()

@@ -16,7 +16,12 @@ Overrides = Annotated[
 Row = Annotated[str | None, typer.Option("--row", help="The row of the recipe's table; the first one if not given.")]
 Scale = Annotated[str | None, typer.Option("--scale", help="paper, small or tiny; the recipe's largest if not given.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else on stdout.")]
-Kernel = Annotated[str, typer.Option("--kernel", help="The attention kernel: auto, reference, sdpa or relative.")]
+Kernel = Annotated[
+    str,
+    typer.Option(
+        "--kernel", help="The attention kernel: auto, reference (for the vocabulary layer, too), sdpa or relative."
+    ),
+]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:0.")]
 Source = Annotated[
     str | None, typer.Option("--from", metavar="DIR", help="A local folder that holds the corpus (data.dir).")

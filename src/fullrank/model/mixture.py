@@ -55,6 +55,13 @@ class MixtureOfSoftmaxes(nn.Module):
                 "model.output.tied: a mixture of softmaxes can be tied to `model.input.kind: token` only; to an adaptive "
                 "input with model.output.components: adaptive"
             )
+        if isinstance(embedding, TokenEmbedding) and config.tied:
+            shape = tuple(embedding.weight.shape)
+            if shape != (vocab_size, hidden_size):
+                raise ConfigError(
+                    f"model.output.tied: the embedding has a table {shape}, the mixture asks for vocab_size {vocab_size} and "
+                    f"hidden_size {hidden_size}"
+                )
         # in a tuple, so that the embedding is not registered as a child and its weight is saved once
         self._tied: tuple[Any, ...] = (embedding,) if config.tied else ()
         self.form = Form(config.normalize, config.epsilon)
