@@ -142,7 +142,7 @@ def xavier_uniform(module: nn.Module) -> None:
     if isinstance(module, Projection):
         return  # packed by its attention, just now
     if isinstance(module, _TABLES | RelativeKeys | RelativeBiases):
-        found = list(module.parameters())
+        found: list[Tensor] = list(module.parameters())
     else:
         found = [layer.weight for layer in module.children() if isinstance(layer, nn.Linear)]
     for parameter in found:
