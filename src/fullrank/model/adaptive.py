@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from fullrank.config.registry import register
 from fullrank.config.schema import ModelConfig, OutputConfig
 from fullrank.errors import ConfigError
 from fullrank.model.clusters import Clusters
-from fullrank.model.cross_entropy import shares, token_nll, weighted_loss
+from fullrank.model.cross_entropy import Form, shares, token_nll, weighted_loss
+from fullrank.model.cross_entropy_reference import logits, mix, smoothed_nll
 from fullrank.model.dropout import Dropout
 from fullrank.model.embedding import AdaptiveInput
+from fullrank.model.latents import Components, Latents
 
 
 class _Grouped(NamedTuple):
@@ -26,9 +30,7 @@ class _Grouped(NamedTuple):
     ends: list[int]  # where each cluster ends in `order`
 
 
-def _softmax(logits: Tensor) -> Tensor:
-    """log_softmax in fp32 at least."""
-    return torch.log_softmax(logits if logits.dtype == torch.float64 else logits.float(), dim=-1)
+_SCRATCH = 1 << 23  # log-probabilities of all components that a mixture holds at a time
 
 
 @register("output", "adaptive")
@@ -43,6 +45,8 @@ class AdaptiveSoftmax(nn.Module):
     W_i is `weights[i]` (V_i, E // div_val^i), P_i `projections[str(i)]` (E, E // div_val^i), C `class_weight`: one row for each
     tail, in their order. `tied` takes W_i, and `tied_projections` P_i of the tails, from the adaptive input; they are not
     parameters of this layer then. P_0 is never shared. With div_val 1 there are no projections and the forms are one.
+    As a mixture of softmaxes (`components: adaptive`), log p(v | g) = log sum_k pi_k p(v | h_k) with the h_k and pi of
+    `mixture` (`Latents`): the class of a word and the word in its tail are of one component.
     Built from a `ModelConfig`, or from an `OutputConfig` and the sizes it lacks; tied, it needs the `embedding`.
     Differs from Transformer-XL's code: nll is in the order of the tokens, and classes are not stored in reverse. From
     fairseq's: no square projections where its factor is 1.
@@ -85,6 +89,8 @@ class AdaptiveSoftmax(nn.Module):
         self.class_weight = nn.Parameter(torch.empty(len(tails), hidden_size))
         self.class_bias = nn.Parameter(torch.empty(len(tails))) if config.bias else None
         self.tail_dropout = Dropout(config.tail_dropout)
+        self.form = Form(config.normalize, config.epsilon)
+        self.mixture = Latents(config, hidden_size) if config.kind == "mixture_of_softmaxes" else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -140,28 +146,75 @@ class AdaptiveSoftmax(nn.Module):
         return self.log_prob(hidden)
 
     def log_prob(self, hidden: Tensor) -> Tensor:
-        """Log-probabilities (B, N, V), in fp32 at least: every tail for every token."""
+        """Log-probabilities (B, N, V), in fp32 at least: every tail for every token; of a mixture a few tokens at a time."""
+        if self.mixture is None:
+            return self._each_log_prob(hidden)
+        return self._few_by_few(self.mixture(hidden)).view(*hidden.shape[:-1], -1)
+
+    @torch.compiler.disable
+    def _few_by_few(self, components: Components) -> Tensor:
+        return torch.cat([self._checkpointed(self._mixed_log_prob, *some) for some in self._few(components)])
+
+    def _each_log_prob(self, hidden: Tensor) -> Tensor:
+        """log p(v | h), hidden (..., E) -> (..., V)."""
         words = self.clusters.sizes[0]
-        head = _softmax(F.linear(self._read(0, hidden), *self._head()))
+
+        def softmax(i: int, weight: Tensor, bias: Tensor | None) -> Tensor:
+            return torch.log_softmax(logits(self._read(i, hidden), weight, bias, self.form.normalize), dim=-1)
+
+        head = softmax(0, *self._head())
         parts = [head[..., :words]]
         for i in range(1, len(self.clusters.sizes)):
-            tail = _softmax(F.linear(self._read(i, hidden), self.matrix(i), self.bias(i)))
-            parts.append(tail + head[..., words + i - 1, None])
+            parts.append(softmax(i, self.matrix(i), self.bias(i)) + head[..., words + i - 1, None])
         return torch.cat(parts, dim=-1)
+
+    def _mixed_log_prob(self, hidden: Tensor, log_prior: Tensor) -> Tensor:
+        """log sum_k pi_k p(v | h_k), hidden (T, K, E), log_prior (T, K) -> (T, V)."""
+        return mix(self._each_log_prob(hidden), log_prior, self.form.epsilon)
+
+    def _few(self, components: Components) -> Iterator[tuple[Tensor, Tensor]]:
+        hidden, log_prior = components
+        tokens = max(1, _SCRATCH // (sum(self.clusters.sizes) * log_prior.shape[1]))
+        return zip(hidden.split(tokens), log_prior.split(tokens), strict=True)
+
+    def _checkpointed(self, compute: Callable[..., Any], *given: Any) -> Any:
+        """`compute(*given)`, of which only what is given is kept for the backward pass."""
+        return checkpoint(compute, *given, use_reentrant=False) if torch.is_grad_enabled() else compute(*given)
 
     @torch.compiler.disable
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """(B, N) nats, in the order of the tokens; a tail is computed for its own tokens only."""
-        rows, ids = hidden.flatten(0, -2), targets.flatten()
+        ids = targets.flatten()
         groups = self._grouped(ids)
+        states, log_prior = self._components(hidden)
+        inside = self._inside(states, ids, groups)
         weight, bias = self._head()
-        head = token_nll(self._read(0, rows), weight, bias, self._head_targets(ids, groups))
+        of = self._head_targets(ids, groups)
+        if log_prior is None:
+            found = token_nll(self._read(0, states[:, 0]), weight, bias, of, form=self.form) + inside[:, 0]
+        else:
+            found = token_nll(self._read(0, states), weight, bias, of, log_prior=log_prior - inside, form=self.form)
+        return found.view(targets.shape)
+
+    def _components(self, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Hidden states (T, K, E), and the log-prior of a mixture."""
+        return self.mixture(hidden) if self.mixture is not None else (hidden.flatten(0, -2)[:, None], None)
+
+    def _inside(self, states: Tensor, ids: Tensor, groups: _Grouped) -> Tensor:
+        """(T, K): nll of each target within its tail, of each component; 0 for words of the head."""
+        form, mixtures = Form(self.form.normalize), states.shape[1]
         found = [
-            token_nll(self._read(i, own), self.matrix(i), self.bias(i), chosen)
-            for i, (_, own, chosen) in enumerate(self._tails(rows, ids, groups), start=1)
+            token_nll(
+                self._read(i, own.flatten(0, 1)),
+                self.matrix(i),
+                self.bias(i),
+                chosen.repeat_interleave(mixtures),
+                form=form,
+            )
+            for i, (_, own, chosen) in enumerate(self._tails(states, ids, groups), start=1)
         ]
-        outside = groups.order[groups.ends[0] :]
-        return head.index_add(0, outside, torch.cat(found)).view(targets.shape)
+        outside, nll = groups.order[groups.ends[0] :], torch.cat(found).view(-1, mixtures)
+        return nll.new_zeros(states.shape[:2]).index_add(0, outside, nll)
 
     @torch.compiler.disable
     def loss(
@@ -170,40 +223,59 @@ class AdaptiveSoftmax(nn.Module):
         """Weighted means, nats per token, two scalars: the smoothed loss and, without gradient, sum(w nll) / sum(w).
 
         Gradients are formed in the forward pass. Label smoothing e is that of any softmax over the vocabulary, target
-        (1 - e) [v = x] + e / V: exact, but then every token has a say in every tail, so each is computed for all tokens.
+        (1 - e) [v = x] + e / V: exact, but then every token has a say in every tail, so each is computed for all tokens (of a
+        mixture a few tokens at a time, and once more in the backward pass).
         """
-        rows, ids, e = hidden.flatten(0, -2), targets.flatten(), label_smoothing
+        ids, e = targets.flatten(), label_smoothing
         scale = shares(weights, targets, torch.float64 if hidden.dtype == torch.float64 else torch.float32)
+        states, log_prior = self._components(hidden)
+        if log_prior is None:
+            return self._loss(states[:, 0], ids, scale, e)
+        if e:
+            return self._smoothed_loss(Components(states, log_prior), ids, scale, e)
+        groups = self._grouped(ids)
+        joint = log_prior - self._inside(states, ids, groups)
+        weight, bias = self._head()
+        of = self._head_targets(ids, groups)
+        return weighted_loss(self._read(0, states), weight, bias, of, scale, log_prior=joint, form=self.form)
+
+    def _loss(self, rows: Tensor, ids: Tensor, scale: Tensor, e: float) -> tuple[Tensor, Tensor]:
+        """`loss` without a mixture: rows (T, E), and how much each token counts (T,)."""
+        sizes, form = self.clusters.sizes, self.form
         groups = self._grouped(ids)
         weight, bias = self._head()
-        read = self._read(0, rows)
-        loss, nll = weighted_loss(read, weight, bias, self._head_targets(ids, groups), scale, e)
-        if e:
-            loss = loss + e * self._uneven(read, weight, bias, scale)
+        spread = torch.cat((scale.new_ones(sizes[0]), scale.new_tensor(sizes[1:]))) / sum(
+            sizes
+        )  # a class: all its words
+        of = self._head_targets(ids, groups)
+        loss, nll = weighted_loss(self._read(0, rows), weight, bias, of, scale, e, spread=spread, form=form)
         for i, (places, own, chosen) in enumerate(self._tails(rows, ids, groups), start=1):
-            even = e * self.clusters.sizes[i] / sum(self.clusters.sizes)  # what smoothing gives to this tail
+            even = e * sizes[i] / sum(sizes)  # what smoothing gives to this tail
             mass = 1 - e + even
             matrix, bias = self.matrix(i), self.bias(i)
-            part, plain = weighted_loss(self._read(i, own), matrix, bias, chosen, scale[places] * mass, even / mass)
+            part, plain = weighted_loss(
+                self._read(i, own), matrix, bias, chosen, scale[places] * mass, even / mass, form=form
+            )
             loss, nll = loss + part, nll + plain / mass
             if e:
                 others = torch.cat((groups.order[: groups.ends[i - 1]], groups.order[groups.ends[i] :]))
                 read, anything = self._read(i, rows.index_select(0, others)), torch.zeros_like(others)
-                loss = loss + weighted_loss(read, matrix, bias, anything, scale[others] * even, label_smoothing=1.0)[0]
+                loss = loss + weighted_loss(read, matrix, bias, anything, scale[others] * even, 1.0, form=form)[0]
         return loss, nll
 
-    def _uneven(self, read: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor) -> Tensor:
-        """Smoothing over the n entries of the head, corrected for classes that stand for V_i words, words for one:
+    def _smoothed_loss(self, components: Components, ids: Tensor, scale: Tensor, e: float) -> tuple[Tensor, Tensor]:
+        """Of a mixture with label smoothing: which component explains a word depends on the word, in every tail."""
 
-        sum_v (1 / n - q_v) s_v,   q_v = 1 / V for a word and V_i / V for class i;  linear in the logits s, as sum(q) = 1.
-        """
-        sizes, count = self.clusters.sizes, weight.shape[0]
-        with torch.autocast(read.device.type, enabled=False):
-            uneven = scale.new_full((count,), 1 / count - 1 / sum(sizes))
-            for i, size in enumerate(sizes[1:]):
-                uneven[sizes[0] + i] = 1 / count - size / sum(sizes)
-            logits = (scale @ read.to(scale.dtype)) @ (uneven @ weight.to(scale.dtype))  # of the tokens' weighted mean
-            return logits if bias is None else logits + scale.sum() * (uneven @ bias.to(scale.dtype))
+        def few(hidden: Tensor, log_prior: Tensor, ids: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+            log_prob = self._mixed_log_prob(hidden, log_prior)
+            return smoothed_nll(log_prob, ids, e, None) @ scale, smoothed_nll(log_prob.detach(), ids, 0.0, None) @ scale
+
+        loss, nll, start = scale.new_zeros(()), scale.new_zeros(()), 0
+        for hidden, log_prior in self._few(components):
+            at = slice(start, start := start + len(hidden))
+            more = self._checkpointed(few, hidden, log_prior, ids[at], scale[at])
+            loss, nll = loss + more[0], nll + more[1].detach()
+        return loss, nll
 
     # -- targets ------------------------------------------------------------------------------------------------------
 
@@ -215,7 +287,7 @@ class AdaptiveSoftmax(nn.Module):
         return _Grouped(cluster, order, torch.searchsorted(ordered, last, right=True).tolist())
 
     def _tails(self, rows: Tensor, ids: Tensor, groups: _Grouped) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """For each tail its tokens: their places, hidden states and targets, these counted from the tail's first word."""
+        """For each tail its tokens: places, hidden states (rows of `rows`) and targets, counted from the tail's first word."""
         places = groups.order[groups.ends[0] :]
         counts = [last - first for first, last in itertools.pairwise(groups.ends)]
         chosen = [ids[own] - start for own, start in zip(places.split(counts), self.clusters.starts[1:], strict=True)]
@@ -231,7 +303,8 @@ class AdaptiveSoftmax(nn.Module):
             for i in range(len(self.clusters.sizes))
         ]
         tails = sum(share * own for share, own in zip(self.clusters.shares()[1:], cost[1:], strict=True))
-        return 2.0 * (cost[0] + self.class_weight.numel() + tails)
+        mixtures = 1 if self.mixture is None else self.mixture.mixtures
+        return 2.0 * mixtures * (cost[0] + self.class_weight.numel() + tails)
 
     def extra_repr(self) -> str:
         tied = f", tied={bool(self._tied)}, tied_projections={self._tied_projections}"

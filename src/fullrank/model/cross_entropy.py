@@ -1,136 +1,124 @@
-"""Cross entropy of a linear vocabulary layer without the (T, V) matrix of logits.
+"""Cross entropy of a softmax over the vocabulary, or of a mixture of them, without the matrix of logits.
 
-    nll_t = logsumexp_v(s_tv) - s_{t,x_t},      s_t = W h_t + b
-    d nll_t / d s_tv = softmax_v(s_t) - [v = x_t] =: G_tv
-    of sum_t c_t nll_t:    dW = G^T (c h),    dh = c (G W),    db = G^T c
+    s_k = W h_k + b,   z = s, or s + log sigmoid(s) for sigsoftmax,   a_k = log pi_k + log softmax(z_k)_x
+    nll = -log sum_k exp(a_k)                                                            (one softmax: -a)
+    d nll / d z_k = gamma_k (softmax(z_k) - [v = x]),   d nll / d log pi_k = -gamma_k,   gamma = softmax(a)
 
-With label smoothing e the target is (1 - e) [v = x_t] + e / V.  Rows are worked off in chunks, so that the scratch memory is
-chunk x V numbers: as much as the gradient of W takes, but 16 MiB at least and 128 MiB at most (on a GPU always 256 MiB), and
-never less than 64 rows. Under autocast the operands and results of the matrix products have its dtype; bias, softmax, nll and
-the sums over chunks are always fp32 (or fp64).
-Limits: no double backward and no functorch transforms; use `output(hidden)` and a stock loss there.
+With weights c_t known, sum_t c_t nll_t has its gradients formed in the forward pass, from the one matrix of logits: three
+products for each chunk of tokens (docs/derivations/mixture_of_softmaxes.md). gamma couples the K rows of a token.
+Where every word counts (label smoothing, log-probabilities), gamma depends on the word:
+
+    sum_v q_v log p(v),   gamma_kv = pi_k softmax(z_k)_v / p(v),   Q_k = sum_v q_v gamma_kv
+    d / d z_kv = q_v gamma_kv - Q_k softmax(z_k)_v,                d / d log pi_k = Q_k
+
+`epsilon`: log(p + epsilon) for log p, as a softmax more that knows all words alike.
+Limits: no double backward and no functorch transforms; `fullrank.kernel("reference")` has them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-
-def _pieces(total: int, longest: int) -> Iterator[slice]:
-    """0 .. total in the fewest pieces of at most `longest`, all nearly equally long."""
-    count = -(-total // longest)
-    return (slice(total * i // count, total * (i + 1) // count) for i in range(count))
-
-
-class _Layer:
-    """The vocabulary layer as its matrix products see it, worked off in chunks of rows.
-
-    hidden (T, E), weight (V, E), bias (V,) or None; `dtype` is that of the products, `wide` that of softmax and sums.
-    """
-
-    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
-        self.wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
-        self.hidden, self.weight = hidden.to(dtype), weight.to(dtype)
-        self.bias = None if bias is None else bias.to(self.wide)
-        self.on_cpu = hidden.device.type == "cpu"
-
-    def chunks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Rows, and their logits (C, V) without the bias: so many that a pass over dW for each chunk costs little.
-
-        All chunks share one scratch: done with a chunk, it may be written to.
-        """
-        (rows, _), (vocabulary, width) = self.hidden.shape, self.weight.shape
-        budget = min(max(4 * width * vocabulary, 16 << 20), 128 << 20) if self.on_cpu else 256 << 20  # bytes
-        longest = max(budget // (vocabulary * self.weight.element_size()), 64)
-        pieces = list(_pieces(rows, longest if self.on_cpu else min(longest, 4096)))
-        scratch = self.hidden.new_empty(max((p.stop - p.start for p in pieces), default=0), vocabulary)
-        for piece in pieces:
-            logits = scratch[: piece.stop - piece.start]
-            yield piece, torch.mm(self.hidden[piece], self.weight.t(), out=logits)
-
-    def blocks(self, logits: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """A few rows at a time, in `wide` and with the bias: on a CPU so few that they stay in its cache.
-
-        A block may be the memory of `logits`.
-        """
-        rows, vocabulary = logits.shape
-        for piece in _pieces(rows, max((1 << 19) // vocabulary, 16) if self.on_cpu else rows):
-            block = logits[piece].to(self.wide)
-            yield piece, block if self.bias is None else block.add_(self.bias)
+from fullrank.attention.kernels import forced
+from fullrank.model import cross_entropy_blocks as blocks
+from fullrank.model import cross_entropy_reference as reference
+from fullrank.model.chunks import Gradients, Layer, device_kind, product_dtype
+from fullrank.model.cross_entropy_blocks import PLAIN, Form, Found, Target
 
 
-def _kind(tensor: Tensor) -> str:
-    """The device as autocast knows it; it does not know `meta`."""
-    return "cpu" if tensor.device.type == "meta" else tensor.device.type
+class _Work:
+    """One pass over all tokens, with or without gradients; their sums stay in `sums` and `prior`."""
 
+    def __init__(
+        self, hidden: Tensor, log_prior: Tensor | None, weight: Tensor, bias: Tensor | None, form: Form, dtype: torch.dtype,
+        needs: tuple[bool, ...] = (False,) * 4,
+    ) -> None:  # fmt: skip
+        group = 1 if log_prior is None else log_prior.shape[1]
+        self.layer, self.form = Layer(hidden, weight, bias, dtype, group), form
+        self.log_prior = None if log_prior is None else log_prior.to(self.layer.wide)
+        self.sums = Gradients(self.layer, (needs[0], needs[2], needs[3])) if any(needs) else None
+        self.prior = torch.empty_like(self.log_prior) if self.log_prior is not None and needs[1] else None
 
-def _product_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
-    """The dtype that autocast asks matrix products to have."""
-    kind = _kind(hidden)
-    autocast = torch.is_autocast_enabled(kind) and weight.dtype != torch.float64
-    return torch.get_autocast_dtype(kind) if autocast else weight.dtype
+    def losses(self, target: Target, scale: Tensor | None) -> tuple[Tensor, Tensor]:
+        """loss and nll (T,); the gradients are those of sum_t scale_t loss_t, scale (T,)."""
+        loss = torch.empty(target.ids.shape, dtype=self.layer.wide, device=self.layer.hidden.device)
+        nll = loss if target.smoothing == 0 else torch.empty_like(loss)
+        spread = None if target.spread is None else target.spread.to(loss.dtype)
 
+        def found(z: Tensor, tokens: slice, prior: Tensor | None) -> Found:
+            of = target._replace(spread=spread).at(tokens)
+            if prior is None:
+                block = blocks.one(z, of)
+            elif of.smoothing:
+                block = blocks.smoothed(z, of, prior, self.form.epsilon)
+            else:
+                block = blocks.mixed(z, of, prior, self.form.epsilon)
+            loss[tokens], nll[tokens] = block.loss, block.nll
+            return block
 
-def _softmax_and_nll(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor, Tensor]:
-    """softmax (C, V), nll (C,) and smoothed nll (C,) of logits (C, V), from one pass of exponentials.
+        self._each(found, scale)
+        return loss, nll
 
-    The largest probability is 1 / sum_v exp(s_v - max), at least 1/V: unlike that of an improbable target it never
-    underflows, and -log of it is what the logsumexp is above the largest logit.
-    """
-    top, target = logits.amax(1), logits.gather(1, targets[:, None]).squeeze(1)
-    probability = torch.softmax(logits, dim=1)
-    above = -probability.amax(1).log()
-    nll = (top - target) + above
-    if smoothing == 0:
-        return probability, nll, nll
-    return probability, nll, (1 - smoothing) * nll + smoothing * ((top - logits.mean(1)) + above)
+    def log_prob(self) -> Tensor:
+        """log p (T, V) of a mixture."""
+        out = self.layer.hidden.new_empty(self.layer.tokens, self.layer.weight.shape[0], dtype=self.layer.wide)
+        for chunk, logits in self.layer.chunks():
+            for piece, block in self.layer.blocks(logits):
+                assert self.log_prior is not None
+                tokens = slice(chunk.start + piece.start, chunk.start + piece.stop)
+                z, _ = blocks.normalized(block, self.form, False)
+                out[tokens] = blocks.mixed_log_prob(z, self.log_prior[tokens], self.form.epsilon)[0]
+        return out
 
+    def log_prob_backward(self, cotangent: Tensor) -> None:
+        """The gradients of sum_tv cotangent_tv log p_tv, cotangent (T, V)."""
 
-class _Gradients:
-    """Sums of the gradients with respect to W and b, and the rows of the gradient with respect to h."""
+        def found(z: Tensor, tokens: slice, prior: Tensor | None) -> Found:
+            assert prior is not None
+            log_prob, gradient, to_prior = blocks.coupled(z, prior, -cotangent[tokens].to(z.dtype), self.form.epsilon)
+            return Found(log_prob, log_prob, gradient, None, to_prior)
 
-    def __init__(self, layer: _Layer, needs: tuple[bool, ...], smoothing: float) -> None:
-        self.layer, self.smoothing = layer, smoothing
-        self.wanted, self.wants_weight = any(needs), needs[1]
-        self.hidden = torch.empty_like(layer.hidden, dtype=layer.wide) if needs[0] else None
-        self.weight = torch.zeros_like(layer.weight) if needs[1] and layer.hidden.shape[0] == 0 else None
-        self.bias = torch.zeros_like(layer.bias) if layer.bias is not None and needs[2] else None
+        self._each(found, cotangent.new_ones(self.layer.tokens, dtype=self.layer.wide))
 
-    def block(self, probability: Tensor, targets: Tensor, scale: Tensor, out: Tensor) -> None:
-        """Write G (C, V) to `out`, in the dtype of the products; spoils `probability`."""
-        if self.smoothing:
-            probability.sub_(self.smoothing / probability.shape[1])
-        less = probability.new_full((1, 1), self.smoothing - 1).expand(targets.shape[0], 1)
-        probability.scatter_add_(1, targets[:, None], less)
-        if self.bias is not None:
-            self.bias.addmv_(probability.t(), scale)
-        out.copy_(probability)
+    def _each(self, find: Callable[[Tensor, slice, Tensor | None], Found], scale: Tensor | None) -> None:
+        layer, sums = self.layer, self.sums
+        for chunk, logits in layer.chunks():
+            scales = logits.new_empty(logits.shape[0], dtype=layer.wide)
+            for piece, block in layer.blocks(logits):
+                tokens = slice(chunk.start + piece.start, chunk.start + piece.stop)
+                z, slope = blocks.normalized(block, self.form, sums is not None)
+                of = find(z, tokens, None if self.log_prior is None else self.log_prior[tokens])
+                if sums is None:
+                    continue
+                assert scale is not None
+                known, rows = scale[tokens, None], layer.rows(piece)
+                if self.prior is not None:
+                    assert of.prior is not None
+                    self.prior[tokens] = known * of.prior
+                each = known.expand(-1, layer.group) if of.share is None else known * of.share
+                scales[rows] = each.reshape(-1)
+                gradient = of.gradient if slope is None else of.gradient.mul_(slope)
+                sums.block(gradient, scales[rows])
+                logits[rows].copy_(gradient)
+            if sums is not None:
+                sums.chunk(chunk, logits, scales)
 
-    def chunk(self, rows: slice, gradient: Tensor, scale: Tensor) -> None:
-        """Add what `rows` contribute: gradient G (C, V) in the dtype of the products, scale c (C,)."""
-        layer = self.layer
-        if self.hidden is not None:
-            self.hidden[rows] = (gradient @ layer.weight) * scale[:, None]
-        if not self.wants_weight:
-            return
-        hidden = (layer.hidden[rows] * scale[:, None]).to(gradient.dtype)
-        if self.weight is None:
-            self.weight = gradient.t() @ hidden  # one chunk needs no sum: autograd widens it
-        elif gradient.dtype == layer.wide:
-            self.weight.addmm_(gradient.t(), hidden)
-        else:
-            self.weight = self.weight.to(layer.wide).add_(gradient.t() @ hidden)
+    def gradients(self) -> tuple[Tensor | None, ...]:
+        """With respect to hidden, log_prior, weight and bias."""
+        assert self.sums is not None
+        return self.sums.hidden, self.prior, self.sums.weight, self.sums.bias
 
 
 def _refuse_second_order() -> None:
     """Autograd would take the gradients below for constants where their cotangent is one, and say nothing."""
     if torch.is_grad_enabled():
         raise RuntimeError(
-            "nll and loss have no second derivative (create_graph=True); use the model's logits and F.cross_entropy"
+            "nll, loss and the log-probabilities of a mixture have no second derivative (create_graph=True); compute them "
+            'inside `with fullrank.kernel("reference"):`, which keeps all logits'
         )
 
 
@@ -138,30 +126,22 @@ class _TokenNll(torch.autograd.Function):
     """Per-token nll; the backward pass computes the logits again, so that any cotangent gives the exact gradient."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
-        ctx.dtype = _product_dtype(hidden, weight)
-        ctx.save_for_backward(hidden, weight, bias, targets)
-        with torch.autocast(_kind(hidden), enabled=False):
-            layer = _Layer(hidden, weight, bias, ctx.dtype)
-            found = torch.empty(targets.shape, dtype=layer.wide, device=hidden.device)
-            for rows, logits in layer.chunks():
-                for piece, block in layer.blocks(logits):
-                    found[rows][piece] = _softmax_and_nll(block, targets[rows][piece], 0.0)[1]
-        return found
+    def forward(
+        ctx: Any, hidden: Tensor, log_prior: Tensor | None, weight: Tensor, bias: Tensor | None, ids: Tensor, form: Form
+    ) -> Tensor:
+        ctx.dtype, ctx.form = product_dtype(hidden, weight), form
+        ctx.save_for_backward(hidden, log_prior, weight, bias, ids)
+        with torch.autocast(device_kind(hidden), enabled=False):
+            return _Work(hidden, log_prior, weight, bias, form, ctx.dtype).losses(Target(ids), None)[1]
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
         _refuse_second_order()
-        hidden, weight, bias, targets = ctx.saved_tensors
-        with torch.autocast(_kind(hidden), enabled=False):
-            layer = _Layer(hidden, weight, bias, ctx.dtype)
-            sums = _Gradients(layer, ctx.needs_input_grad, 0.0)
-            for rows, logits in layer.chunks():
-                chosen, scale = targets[rows], cotangent[rows]
-                for piece, block in layer.blocks(logits):
-                    sums.block(torch.softmax(block, dim=1), chosen[piece], scale[piece], out=logits[piece])
-                sums.chunk(rows, logits, scale)
-        return sums.hidden, sums.weight, sums.bias, None
+        hidden, log_prior, weight, bias, ids = ctx.saved_tensors
+        with torch.autocast(device_kind(ids), enabled=False):
+            work = _Work(hidden, log_prior, weight, bias, ctx.form, ctx.dtype, ctx.needs_input_grad[:4])
+            work.losses(Target(ids), cotangent)
+        return *work.gradients(), None, None
 
 
 class _WeightedLoss(torch.autograd.Function):
@@ -172,24 +152,15 @@ class _WeightedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, scale: Tensor, smoothing: float
-    ) -> tuple[Tensor, Tensor]:
-        dtype = _product_dtype(hidden, weight)
-        with torch.autocast(_kind(hidden), enabled=False):
-            layer = _Layer(hidden, weight, bias, dtype)
-            sums = _Gradients(layer, ctx.needs_input_grad, smoothing)
-            losses, plain = torch.empty_like(scale), torch.empty_like(scale)
-            for rows, logits in layer.chunks():
-                chosen, c = targets[rows], scale[rows]
-                for piece, block in layer.blocks(logits):
-                    probability, nll, smoothed = _softmax_and_nll(block, chosen[piece], smoothing)
-                    plain[rows][piece], losses[rows][piece] = nll, smoothed
-                    if sums.wanted:
-                        sums.block(probability, chosen[piece], c[piece], out=logits[piece])
-                if sums.wanted:
-                    sums.chunk(rows, logits, c)
-        ctx.gradients = (sums.hidden, sums.weight, sums.bias)
-        total, plain_total = (losses * scale).sum(), (plain * scale).sum()
+        ctx: Any, hidden: Tensor, log_prior: Tensor | None, weight: Tensor, bias: Tensor | None, scale: Tensor,
+        target: Target, form: Form,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        dtype, wanted = product_dtype(hidden, weight), ctx.needs_input_grad[:4]
+        with torch.autocast(device_kind(hidden), enabled=False):
+            work = _Work(hidden, log_prior, weight, bias, form, dtype, wanted)
+            loss, nll = work.losses(target, scale)
+        ctx.gradients = work.gradients() if any(wanted) else (None,) * 4
+        total, plain_total = (loss * scale).sum(), (nll * scale).sum()
         ctx.mark_non_differentiable(plain_total)
         return total, plain_total
 
@@ -199,26 +170,91 @@ class _WeightedLoss(torch.autograd.Function):
         unit = (
             cotangent.device.type == "cpu" and float(cotangent) == 1.0
         )  # the usual case; asking a GPU would wait for it
-        hidden, weight, bias = (g if g is None or unit else g.to(cotangent.dtype) * cotangent for g in ctx.gradients)
-        return hidden, weight, bias, None, None, None
+        return *(g if g is None or unit else g.to(cotangent.dtype) * cotangent for g in ctx.gradients), None, None, None
+
+
+class _MixedLogProb(torch.autograd.Function):
+    """log p over the whole vocabulary; the backward pass computes the logits again."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, log_prior: Tensor, weight: Tensor, bias: Tensor | None, form: Form) -> Tensor:
+        ctx.dtype, ctx.form = product_dtype(hidden, weight), form
+        ctx.save_for_backward(hidden, log_prior, weight, bias)
+        with torch.autocast(device_kind(hidden), enabled=False):
+            return _Work(hidden, log_prior, weight, bias, form, ctx.dtype).log_prob()
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
+        _refuse_second_order()
+        hidden, log_prior, weight, bias = ctx.saved_tensors
+        with torch.autocast(device_kind(cotangent), enabled=False):
+            work = _Work(hidden, log_prior, weight, bias, ctx.form, ctx.dtype, ctx.needs_input_grad[:4])
+            work.log_prob_backward(cotangent)
+        return *work.gradients(), None
+
+
+def _rows(hidden: Tensor, log_prior: Tensor | None) -> Tensor:
+    return hidden if log_prior is None else hidden.flatten(0, 1)
 
 
 @torch.compiler.disable
-def token_nll(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
-    """nll in nats of each token: hidden (T, E), weight (V, E), bias (V,) or None, targets (T,) int64 -> (T,)."""
-    nll: Tensor = _TokenNll.apply(hidden, weight, bias, targets)
+def token_nll(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor, *, log_prior: Tensor | None = None, form: Form = PLAIN
+) -> Tensor:  # fmt: skip
+    """nll in nats of each token, (T,), exact under any cotangent.
+
+    hidden (T, E), or of a mixture (T, K, E) with log_prior (T, K); weight (V, E), bias (V,) or None, ids (T,) int64.
+    """
+    if forced() == "reference":
+        return reference.smoothed_nll(_reference(hidden, weight, bias, log_prior, form), ids, 0.0, None)
+    nll: Tensor = _TokenNll.apply(_rows(hidden, log_prior), log_prior, weight, bias, ids, form)
     return nll
 
 
 @torch.compiler.disable
 def weighted_loss(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, scale: Tensor, label_smoothing: float = 0.0
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    ids: Tensor,
+    scale: Tensor,
+    label_smoothing: float = 0.0,
+    *,
+    spread: Tensor | None = None,
+    log_prior: Tensor | None = None,
+    form: Form = PLAIN,
 ) -> tuple[Tensor, Tensor]:
-    """sum_t scale_t loss_t and, without gradient, sum_t scale_t nll_t; scale (T,). Shapes as in `token_nll`."""
+    """sum_t scale_t loss_t and, without gradient, sum_t scale_t nll_t; scale (T,), other shapes as in `token_nll`.
+
+    With label smoothing e the target is (1 - e) [v = x] + e spread_v; spread (V,) sums to one, None: 1 / V each.
+    """
+    if forced() == "reference":
+        log_prob = _reference(hidden, weight, bias, log_prior, form)
+        losses = (reference.smoothed_nll(log_prob, ids, e, spread) @ scale for e in (label_smoothing, 0.0))
+        loss, nll = losses
+        return loss, nll.detach()
+    given: tuple[Tensor | None, ...] = (_rows(hidden, log_prior), log_prior, weight, bias)
     if not torch.is_grad_enabled():  # a Function is told what requires gradients even then, and would form them in vain
-        hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
-    loss, nll = _WeightedLoss.apply(hidden, weight, bias, targets, scale, label_smoothing)
+        given = tuple(None if tensor is None else tensor.detach() for tensor in given)
+    loss, nll = _WeightedLoss.apply(*given, scale, Target(ids, label_smoothing, spread), form)
     return loss, nll
+
+
+@torch.compiler.disable
+def mixed_log_prob(
+    hidden: Tensor, log_prior: Tensor, weight: Tensor, bias: Tensor | None, form: Form = PLAIN
+) -> Tensor:
+    """log p over the vocabulary of a mixture, (T, V), in fp32 at least; hidden (T, K, E), log_prior (T, K)."""
+    if forced() == "reference":
+        return _reference(hidden, weight, bias, log_prior, form)
+    found: Tensor = _MixedLogProb.apply(hidden.flatten(0, 1), log_prior, weight, bias, form)
+    return found
+
+
+def _reference(hidden: Tensor, weight: Tensor, bias: Tensor | None, log_prior: Tensor | None, form: Form) -> Tensor:
+    if log_prior is None:
+        hidden, log_prior = hidden[:, None], hidden.new_zeros(len(hidden), 1, dtype=torch.float32)
+    return reference.log_prob(hidden, log_prior, weight, bias, form.normalize, form.epsilon)
 
 
 def shares(weights: Tensor | None, targets: Tensor, dtype: torch.dtype) -> Tensor:

@@ -27,7 +27,11 @@ def log_prob(
     hidden: Tensor, log_prior: Tensor, weight: Tensor, bias: Tensor | None, normalize: str, epsilon: float
 ) -> Tensor:
     """log p(v) (T, V)."""
-    each = torch.log_softmax(logits(hidden, weight, bias, normalize), dim=-1)  # (T, K, V)
+    return mix(torch.log_softmax(logits(hidden, weight, bias, normalize), dim=-1), log_prior, epsilon)
+
+
+def mix(each: Tensor, log_prior: Tensor, epsilon: float) -> Tensor:
+    """log p(v) (T, V) from the log-probabilities of the components, (T, K, V)."""
     mixed = torch.logsumexp(log_prior[:, :, None] + each, dim=1)
     return torch.logaddexp(mixed, mixed.new_tensor(math.log(epsilon))) if epsilon else mixed
 

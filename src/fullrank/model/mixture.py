@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from fullrank.config.registry import register
 from fullrank.config.schema import ModelConfig, OutputConfig
 from fullrank.errors import ConfigError
-from fullrank.model import cross_entropy_reference as reference
 from fullrank.model.adaptive import AdaptiveSoftmax
-from fullrank.model.cross_entropy import shares
+from fullrank.model.cross_entropy import Form, mixed_log_prob, shares, token_nll, weighted_loss
 from fullrank.model.embedding import TokenEmbedding
 from fullrank.model.latents import Latents
 
@@ -58,7 +57,7 @@ class MixtureOfSoftmaxes(nn.Module):
             )
         # in a tuple, so that the embedding is not registered as a child and its weight is saved once
         self._tied: tuple[Any, ...] = (embedding,) if config.tied else ()
-        self.normalize, self.epsilon = config.normalize, config.epsilon
+        self.form = Form(config.normalize, config.epsilon)
         self.mixture = Latents(config, hidden_size)
         weight = None if config.tied else nn.Parameter(torch.empty(vocab_size, hidden_size))
         self.register_parameter("weight", weight)
@@ -79,29 +78,42 @@ class MixtureOfSoftmaxes(nn.Module):
 
     def log_prob(self, hidden: Tensor) -> Tensor:
         """Log-probabilities (B, N, V), in fp32 at least."""
-        hidden_states, log_prior = self.mixture(hidden)
-        found = reference.log_prob(hidden_states, log_prior, self.matrix, self.bias, self.normalize, self.epsilon)
+        states, log_prior = self.mixture(hidden)
+        found = mixed_log_prob(states, log_prior, self.matrix, self.bias, self.form)
         return found.view(*hidden.shape[:-1], -1)
 
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """(B, N) nats."""
-        return -self.log_prob(hidden).gather(-1, targets[..., None]).squeeze(-1)
+        states, log_prior = self.mixture(hidden)
+        found = token_nll(states, self.matrix, self.bias, targets.flatten(), log_prior=log_prior, form=self.form)
+        return found.view(targets.shape)
 
     def loss(
         self, hidden: Tensor, targets: Tensor, weights: Tensor | None = None, label_smoothing: float = 0.0
     ) -> tuple[Tensor, Tensor]:
-        """Weighted means, nats per token, two scalars: the smoothed loss and, without gradient, sum(w nll) / sum(w)."""
-        scale = shares(weights, targets, torch.float64 if hidden.dtype == torch.float64 else torch.float32)
-        log_prob, ids = self.log_prob(hidden).flatten(0, -2), targets.flatten()
-        loss, nll = (reference.smoothed_nll(log_prob, ids, e, None) @ scale for e in (label_smoothing, 0.0))
-        return loss, nll.detach()
+        """Weighted means, nats per token, two scalars: the smoothed loss and, without gradient, sum(w nll) / sum(w).
+
+        Gradients are formed in the forward pass, chunk by chunk.
+        """
+        states, log_prior = self.mixture(hidden)
+        scale = shares(weights, targets, log_prior.dtype)
+        return weighted_loss(
+            states,
+            self.matrix,
+            self.bias,
+            targets.flatten(),
+            scale,
+            label_smoothing,
+            log_prior=log_prior,
+            form=self.form,
+        )
 
     def flops_per_token(self) -> float:
         """Multiply-adds, counted as two, of the logits of one token; the latents are linear layers, counted as such."""
         return 2.0 * self.mixture.mixtures * self.matrix.numel()
 
     def extra_repr(self) -> str:
-        return f"vocab_size={self.matrix.shape[0]}, tied={bool(self._tied)}, normalize={self.normalize}"
+        return f"vocab_size={self.matrix.shape[0]}, tied={bool(self._tied)}, normalize={self.form.normalize}"
 
 
 @register("output", "mixture_of_softmaxes")

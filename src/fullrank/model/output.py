@@ -10,7 +10,8 @@ from fullrank.config.registry import register
 from fullrank.config.schema import ModelConfig
 from fullrank.errors import ConfigError
 from fullrank.model.adaptive import AdaptiveSoftmax as AdaptiveSoftmax  # registers itself
-from fullrank.model.cross_entropy import shares, token_nll, weighted_loss
+from fullrank.model.cross_entropy import PLAIN, Form, shares, token_nll, weighted_loss
+from fullrank.model.cross_entropy_reference import logits
 from fullrank.model.embedding import TokenEmbedding
 from fullrank.model.mixture import MixtureOfSoftmaxes as MixtureOfSoftmaxes  # registers itself
 
@@ -19,6 +20,7 @@ from fullrank.model.mixture import MixtureOfSoftmaxes as MixtureOfSoftmaxes  # r
 class SoftmaxOutput(nn.Module):
     """One softmax over the vocabulary: log p(v | h) = log_softmax(W h + b)_v.
 
+    With `normalize: sigsoftmax` the logits are z = s + log sigmoid(s), s = W h + b (Kanai et al. 2018).
     weight (V, E) is the layer's own, or with `tied: true` the embedding's (then this layer holds no weight of its own).
     """
 
@@ -31,6 +33,7 @@ class SoftmaxOutput(nn.Module):
             raise ConfigError("model.vocab_size: must be a number to build a model (a run takes it from its data)")
         if config.output.tied and not isinstance(embedding, TokenEmbedding):
             raise ConfigError("model.output.tied: a softmax can be tied to `model.input.kind: token` only")
+        self.form = Form(config.output.normalize)
         # in a tuple, so that the embedding is not registered as a child and its weight is saved once
         self._tied = (embedding,) if config.output.tied else ()
         self.register_parameter(
@@ -46,24 +49,27 @@ class SoftmaxOutput(nn.Module):
         return weight
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Logits (B, N, V)."""
-        return F.linear(hidden, self.matrix, self.bias)
+        """Logits (B, N, V): what the probabilities are the softmax of."""
+        if self.form == PLAIN:
+            return F.linear(hidden, self.matrix, self.bias)
+        return logits(hidden, self.matrix, self.bias, self.form.normalize)
 
     def log_prob(self, hidden: Tensor) -> Tensor:
         """Log-probabilities (B, N, V), in fp32 at least."""
-        logits = self(hidden)
-        return torch.log_softmax(logits if logits.dtype == torch.float64 else logits.float(), dim=-1)
+        return torch.log_softmax(logits(hidden, self.matrix, self.bias, self.form.normalize), dim=-1)
 
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """(B, N) nats."""
-        return token_nll(hidden.flatten(0, -2), self.matrix, self.bias, targets.flatten()).view(targets.shape)
+        rows = hidden.flatten(0, -2)
+        return token_nll(rows, self.matrix, self.bias, targets.flatten(), form=self.form).view(targets.shape)
 
     def loss(
-        self, hidden: Tensor, targets: Tensor, weights: Tensor | None, label_smoothing: float
+        self, hidden: Tensor, targets: Tensor, weights: Tensor | None = None, label_smoothing: float = 0.0
     ) -> tuple[Tensor, Tensor]:
         """Weighted means, nats per token, two scalars: the smoothed loss and, without gradient, sum(w nll) / sum(w)."""
+        rows, ids = hidden.flatten(0, -2), targets.flatten()
         scale = shares(weights, targets, torch.float64 if hidden.dtype == torch.float64 else torch.float32)
-        return weighted_loss(hidden.flatten(0, -2), self.matrix, self.bias, targets.flatten(), scale, label_smoothing)
+        return weighted_loss(rows, self.matrix, self.bias, ids, scale, label_smoothing, form=self.form)
 
     def flops_per_token(self) -> float:
         """Multiply-adds, counted as two, of the logits of one token."""

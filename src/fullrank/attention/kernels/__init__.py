@@ -63,9 +63,16 @@ def _fast(attend: WeightedValues) -> Kernel | None:
     return None
 
 
+def forced() -> str | None:
+    """The kernel that is fixed by `kernel(...)`; None: the fastest."""
+    return _forced
+
+
 @contextlib.contextmanager
 def kernel(name: str) -> Iterator[None]:
     """Fix the attention kernel inside a `with` block: `auto`, `reference`, `sdpa` or `relative`.
+
+    `reference` also has vocabulary layers computed as their equations read: twice differentiable, with all logits in memory.
 
     Raises InputError for an unknown name, and in a forward pass if the kernel cannot compute the model's stages.
     """
