@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fullrank.reporting import format
-from fullrank.reporting.markup import Html, el, join, swatch, table, td, th
+from fullrank.reporting.markup import Html, el, swatch, table, td, th
 from fullrank.reporting.measure import MEASURES, WITHOUT_SOS
 from fullrank.reporting.results import SPLITS
 from fullrank.reporting.table import Comparison, Row
@@ -30,15 +30,8 @@ def rest_of_paper(rows: Sequence[Row]) -> Html | None:
 
 def without_sos_table(compared: Comparison) -> Html:
     """Perplexity in the usual count of tokens, of the best checkpoint and, where it has a column, of the last."""
-    ours = {"final": "ours, best", "last": "ours, last"} if compared.shows_last else {"final": "ours"}
-    head = [
-        th("Row"),
-        *(
-            th(f"{split}, {words}" if len(ours) > 1 else split, cls="num")
-            for split in SPLITS
-            for words in ours.values()
-        ),
-    ]
+    ours = {"final": ", best", "last": ", last"} if compared.shows_last else {"final": ""}
+    head = [th("Row"), *(th(f"{split}{ending}", cls="num") for split in SPLITS for ending in ours.values())]
     body = [
         [
             th(swatch(place), el("span", row.name, cls="name"), scope="row", cls="row-name"),
@@ -51,4 +44,4 @@ def without_sos_table(compared: Comparison) -> Html:
         for place, row in enumerate(compared.rows)
     ]
     words = f"{WITHOUT_SOS.words.capitalize()}, as tokens are usually counted"
-    return join([el("h3", words), table([head], body, caption=words)])
+    return el("div", el("h3", words), table([head], body, caption=words), cls="below")

@@ -116,7 +116,7 @@ def _figure(stat: Stat | None, measure: Measure, narrow: bool, style: str = "") 
 
 def _without_sos(compared: Comparison) -> Table:
     """Perplexity in the usual count of tokens."""
-    checkpoints = {"final": "", "last": "\nlast"} if compared.shows_last else {"final": ""}
+    checkpoints = {"final": "\nbest", "last": "\nlast"} if compared.shows_last else {"final": ""}
     table = Table(
         title=Text(f"{WITHOUT_SOS.words}, as tokens are usually counted"),
         title_justify="left", title_style="", box=box.SIMPLE_HEAD, pad_edge=False,
