@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fullrank.cli.options import Config, Json, Overrides, Row, Scale
-from fullrank.cli.output import print_json
+from fullrank.cli.options import Config, Device, Json, Overrides, Row, Scale
+from fullrank.cli.output import print_json, say
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from fullrank.tasks.context import FoundContext
+    from fullrank.tasks.rank import FoundRank
 
 analyze = typer.Typer(
     no_args_is_help=True,
@@ -73,6 +74,85 @@ def context(
         print(remark)
     for file in files:
         print(file)
+
+
+@analyze.command(
+    epilog="Examples:  [cyan]fullrank analyze rank runs/plain runs/mixture --out figures[/cyan]   "
+    "[cyan]fullrank analyze rank gpt2 --text book.txt --contexts 2000 --json[/cyan]",
+)
+def rank(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL...",
+            help="Run folders, folders of saved models, or Hugging Face models (folder or hub name).",
+        ),
+    ],
+    text: Annotated[
+        Path | None, typer.Option("--text", metavar="FILE", help="What is read; a run's own valid split if not given.")
+    ] = None,
+    contexts: Annotated[
+        int | None, typer.Option("--contexts", metavar="N", min=2, help="How many; 2 (d + 2) + 32 if not given.")
+    ] = None,
+    segment_length: Annotated[
+        int | None,
+        typer.Option("--segment-length", metavar="N", min=2, help="Tokens read at a time; as evaluated, or 128."),
+    ] = None,
+    checkpoint: Annotated[str, typer.Option("--checkpoint", help="Of a run: best or last.")] = "best",
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Draw rank.png and rank.svg into this folder.")
+    ] = None,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """The softmax bottleneck: the rank of log p(word | context) over many contexts, and its bound.
+
+    A softmax over d hidden dimensions has rank d + 1 at most, d + 2 with an output bias;
+    a mixture of softmaxes, sigsoftmax and a soft-cap on the logits are exempt.
+    In double precision; a singular value counts above s_max max(shape) eps.
+    Effective rank: exp(entropy) of the singular values as shares of their sum.
+    """
+    from fullrank.tasks.rank import Reading, as_dict, find_ranks
+
+    found, together = find_ranks(names, Reading(text, contexts, segment_length, checkpoint, device), say)
+    files: list[Path] = []
+    if out is not None:
+        from fullrank.analysis.rank_figure import write_figure
+
+        files = write_figure({one.name: one.figures for one in found}, out)
+    if json:
+        content = {"models": [as_dict(one) for one in found], "remarks": list(together)}
+        print_json({**content, "files": [str(file) for file in files]})
+        return
+    _show(_rank_table(found))
+    for one in found:
+        print("\n".join([f"{one.name} ({one.text}, segments of {one.segment_length:,}):", *one.remarks]))
+    for line in (*together, *files):
+        print(line)
+
+
+def _rank_table(found: list[FoundRank]) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("model", "output", "d", "bound", "rank", "effective\nrank", "contexts", "words"):
+        justify: Literal["left", "right"] = "left" if heading in ("model", "output") else "right"
+        table.add_column(heading, justify=justify, no_wrap=True, vertical="bottom")
+    for one in found:
+        figures, layer = one.figures, one.figures.layer
+        table.add_row(
+            Text(one.name),
+            layer.kind,
+            f"{layer.hidden_size:,}",
+            f"{layer.bound:,}" if layer.exempt is None else f"exempt ({layer.bound:,})",
+            f"{figures.rank:,}",
+            f"{figures.effective_rank:,.2f}",
+            f"{figures.contexts:,}",
+            f"{figures.columns:,}" + ("" if figures.columns == figures.vocab_size else f" of {figures.vocab_size:,}"),
+        )
+    return table
 
 
 def _table(found: FoundContext, drifting: int | None) -> Table:

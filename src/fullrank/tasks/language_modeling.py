@@ -224,6 +224,24 @@ def _figures(
     return figures(found, words=info.words, characters=info.characters, bytes=info.bytes, line_starts=begun)
 
 
+def corpus_of(folder: Path, split: str, say: Say = print) -> Corpus:
+    """The corpus that the run in `folder` was started on, as it was prepared then, or prepared again.
+
+    Raises InputError if it has no such split, or if the vocabulary or that split is not what it was.
+    """
+    config, identity = open_run(folder)
+    corpus = _kept(identity) or prepare(config.data, allow_slice=True, report=say)
+    if split not in corpus.splits:
+        raise InputError(f"--split: '{split}' is not a split; {corpus.label} has {', '.join(corpus.splits)}")
+    if corpus.tokenizer.fingerprint != identity["vocabulary"]:
+        raise InputError(
+            f"{folder} was trained with another vocabulary than {corpus.label} has now; has the text changed?"
+        )
+    if corpus.splits[split].sha256 != identity["text"].get(split):
+        raise InputError(f"the {split} text of {corpus.label} is not the one that {folder} was started with")
+    return corpus
+
+
 def evaluate(
     folder: Path,
     split: str,
@@ -235,17 +253,9 @@ def evaluate(
     say: Say = print,
 ) -> dict[str, Any]:
     """Perplexity of the run in `folder` on `split`, with the protocol it was measured by: the run's, or as `flags` say."""
-    config, identity = open_run(folder)
+    config, _ = open_run(folder)
     protocol, flags = final_protocol(config, flags), flags or Flags()
-    corpus = _kept(identity) or prepare(config.data, allow_slice=True, report=say)
-    if split not in corpus.splits:
-        raise InputError(f"--split: '{split}' is not a split; {corpus.label} has {', '.join(corpus.splits)}")
-    if corpus.tokenizer.fingerprint != identity["vocabulary"]:
-        raise InputError(
-            f"{folder} was trained with another vocabulary than {corpus.label} has now; has the text changed?"
-        )
-    if corpus.splits[split].sha256 != identity["text"].get(split):
-        raise InputError(f"the {split} text of {corpus.label} is not the one that {folder} was started with")
+    corpus = corpus_of(folder, split, say)
     device = choose_device(device_name, "--device")
     model = LanguageModel.load(folder, checkpoint).to(device)
     with kernel(kernel_name):

@@ -1,0 +1,250 @@
+"""The rank of log-probabilities against numpy on matrices made in the test, and the bounds that the equations give."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fullrank as fr
+from fullrank.analysis import LogProbRank
+from fullrank.errors import InputError, RunError
+
+V = 47
+
+
+def random_model(output: dict[str, Any], *, width: int = 8, final_norm: bool = False, **model: Any) -> fr.LanguageModel:
+    """A model of one layer whose every parameter was moved, so that nothing is zero or equal by its start."""
+    config = fr.ModelConfig(
+        vocab_size=V, hidden_size=width, num_hidden_layers=1, num_attention_heads=2, final_norm=final_norm,
+        output=fr.OutputConfig(**output), **model,
+    )  # fmt: skip
+    made = fr.LanguageModel(config)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(0.5 * torch.randn_like(parameter))
+    return made
+
+
+def ids(rows: int = 6, length: int = 12, vocab_size: int = V) -> Tensor:
+    return torch.randint(vocab_size, (rows, length), generator=torch.Generator().manual_seed(3))
+
+
+def log_probs(model: fr.LanguageModel, read: Tensor, contexts: int) -> np.ndarray:
+    """Contexts by words in double precision, context by context: one forward pass for every prefix that is new."""
+    model = copy.deepcopy(model).double().eval()
+    rows: list[np.ndarray] = []
+    seen: list[list[int]] = []
+    for row in read.tolist():
+        for end in range(1, len(row) + 1):
+            if row[:end] not in seen and len(rows) < contexts:
+                seen.append(row[:end])
+                with torch.no_grad():
+                    logits = model(torch.tensor([row[:end]])).logits[0, -1]
+                rows.append(torch.log_softmax(logits, dim=-1).numpy())
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize("width", [6, 8, 10])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_softmax_has_rank_d_plus_1_and_with_a_bias_d_plus_2(width: int, tied: bool, bias: bool) -> None:
+    found = fr.analysis.rank(random_model({"tied": tied, "bias": bias}, width=width), ids())
+    assert found.rank == found.layer.bound == width + 1 + bias
+    assert found.layer.exempt is None
+    assert found.contexts == 2 * (width + 2) + 32
+    assert (found.columns, found.vocab_size) == (V, V)
+    assert found.conclusive
+    assert not found.full
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_after_a_layer_norm_a_bias_adds_nothing(bias: bool) -> None:
+    """H = N G + 1 beta' with N 1 = 0: d - 1 dimensions, W beta + b, and the normaliser."""
+    found = fr.analysis.rank(random_model({"bias": bias}, final_norm=True), ids())
+    assert found.rank == 8 + 1
+    assert found.layer.bound == 8 + 1 + bias
+    assert found.layer.normed
+
+
+@pytest.mark.parametrize("div_val", [1, 2])
+@pytest.mark.parametrize("bias", [False, True])
+def test_an_adaptive_softmax_has_a_normaliser_for_every_cluster(div_val: int, bias: bool) -> None:
+    output = {"kind": "adaptive", "cutoffs": [15, 30], "div_val": div_val, "bias": bias}
+    found = fr.analysis.rank(random_model(output), ids(), contexts=60)
+    assert found.rank == found.layer.bound == 8 + 3 + bias
+
+
+def test_one_softmax_of_latent_states_is_a_softmax() -> None:
+    output = {"kind": "mixture_of_softmaxes", "mixtures": 1}
+    assert fr.analysis.rank(random_model(output), ids()).rank == 8 + 2
+    assert fr.analysis.rank(random_model({**output, "bias": False}), ids()).rank == 8 + 1
+    assert fr.analysis.rank(random_model({**output, "latent": False}), ids()).rank == 8 + 2
+
+
+ESCAPES: dict[str, tuple[dict[str, Any], str]] = {
+    "mixture of 3 softmaxes": ({"kind": "mixture_of_softmaxes", "mixtures": 3}, "sum of softmaxes"),
+    "softmax of a latent state": (
+        {"kind": "mixture_of_softmaxes", "mixtures": 1, "epsilon": 1e-6},
+        "log(p + 1e-06)",
+    ),
+    "sigsoftmax": ({"normalize": "sigsoftmax"}, "log sigmoid"),
+    "adaptive sigsoftmax": ({"kind": "adaptive", "cutoffs": [15, 30], "normalize": "sigsoftmax"}, "log sigmoid"),
+    "mixture of 2 adaptive softmaxes": (
+        {"kind": "mixture_of_softmaxes", "mixtures": 2, "cutoffs": [15, 30]},
+        "sum of softmaxes",
+    ),
+    "mixture of 2 sigsoftmaxes": (
+        {"kind": "mixture_of_softmaxes", "mixtures": 2, "normalize": "sigsoftmax"},
+        "sum of softmaxes",
+    ),
+    "sigsoftmax of a latent state": (
+        {"kind": "mixture_of_softmaxes", "mixtures": 1, "normalize": "sigsoftmax"},
+        "log sigmoid",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ESCAPES)
+@pytest.mark.parametrize("contexts", [33, 60])
+def test_what_escapes_the_bound_has_as_many_dimensions_as_can_be_seen(kind: str, contexts: int) -> None:
+    output, why = ESCAPES[kind]
+    found = fr.analysis.rank(random_model(output), ids(), contexts=contexts)
+    assert found.layer.kind == kind
+    assert found.layer.exempt is not None
+    assert why in found.layer.exempt
+    assert found.layer.bound == 8 + (4 if found.layer.clusters == 3 else 2)
+    assert found.rank == min(contexts, V)
+    assert found.full
+
+
+@pytest.mark.parametrize("output", [{}, {"kind": "mixture_of_softmaxes", "mixtures": 2}])
+@pytest.mark.parametrize("contexts", [30, 60])  # a wide matrix and a long one
+def test_figures_are_those_of_numpy(output: dict[str, Any], contexts: int) -> None:
+    model = random_model(output, memory_length=5)
+    found = fr.analysis.rank(model, ids(), contexts=contexts)
+    matrix = log_probs(model, ids(), contexts)
+    expected = np.linalg.svd(matrix, compute_uv=False)
+    assert matrix.shape == (found.contexts, found.columns) == (contexts, V)
+    np.testing.assert_allclose(found.singular_values, expected, rtol=0, atol=1e-12 * expected[0])
+    assert found.rank == np.linalg.matrix_rank(matrix)
+    assert found.tolerance == pytest.approx(expected[0] * max(contexts, V) * 2.0**-52, rel=1e-12)
+    shares = expected / expected.sum()
+    assert found.effective_rank == pytest.approx(np.exp(-sum(q * np.log(q) for q in shares if q > 0)), rel=1e-6)
+
+
+def test_effective_rank_of_equal_values_is_their_number() -> None:
+    layer = fr.analysis.OutputLayer(kind="softmax", hidden_size=3, bias=False)
+    four = LogProbRank(layer, np.array([2.0, 2, 2, 2, 0]), 5, 9, 9, 2.0**-52, 5, 0)
+    assert four.effective_rank == pytest.approx(4)
+    assert (four.rank, four.full, four.conclusive) == (4, False, True)
+
+
+def test_contexts_are_not_taken_twice() -> None:
+    """Rows of one text: their beginnings are shared, and a repeated context would be a repeated row of the matrix."""
+    twice = ids(4, 9)
+    twice[1, :5] = twice[0, :5]
+    twice = torch.cat([twice, twice])
+    found = fr.analysis.rank(random_model({}), twice, contexts=1000)
+    assert found.contexts == 4 * 9 - 5
+    assert found.repeats == 4 * 9 + 5
+    assert found.wanted == 1000
+    in_parts = fr.analysis.rank(random_model({}), iter([twice[:3], twice[3:]]), contexts=1000)
+    assert (in_parts.contexts, in_parts.repeats) == (4 * 9 - 5, 4 * 9 + 5)
+
+
+def test_reading_stops_when_there_are_enough() -> None:
+    def batches() -> Any:
+        yield ids(2, 10)
+        yield ids(2, 10) + 0
+        raise AssertionError("no more was needed")
+
+    assert fr.analysis.rank(random_model({}), batches(), contexts=20).contexts == 20
+
+
+def test_too_few_contexts_are_said() -> None:
+    model = random_model({})
+    assert not fr.analysis.rank(model, ids(), contexts=10).conclusive  # d + 2 = 10: no more could be seen
+    assert fr.analysis.rank(model, ids(), contexts=11).conclusive
+    few = fr.analysis.rank(model, ids(1, 5))
+    assert (few.contexts, few.rank, few.conclusive) == (5, 5, False)
+
+
+def test_a_part_of_the_vocabulary() -> None:
+    """12 contexts of 47 words are 4,512 bytes. What is kept are columns of the whole matrix, normalised as before."""
+    model = random_model({"kind": "mixture_of_softmaxes", "mixtures": 2})
+    whole = log_probs(model, ids(), 12)
+    found = fr.analysis.rank(model, ids(), contexts=12, most_bytes=20 * 12 * 8 + 7)
+    assert (found.contexts, found.columns, found.vocab_size) == (12, 20, V)
+    again = fr.analysis.rank(model, ids(), contexts=12, most_bytes=20 * 12 * 8 + 7)
+    other = fr.analysis.rank(model, ids(), contexts=12, most_bytes=20 * 12 * 8 + 7, seed=1)
+    assert (found.singular_values == again.singular_values).all()
+    assert not np.allclose(found.singular_values, other.singular_values)
+    drawn = torch.randperm(V, generator=torch.Generator().manual_seed(0))[:20].tolist()
+    expected = np.linalg.svd(whole[:, drawn], compute_uv=False)
+    np.testing.assert_allclose(found.singular_values, expected, rtol=0, atol=1e-12 * expected[0])
+    assert fr.analysis.rank(model, ids(), contexts=12, most_bytes=1).columns == 12  # never fewer words than contexts
+    assert fr.analysis.rank(model, ids(), contexts=12, most_bytes=8 * 12 * V).columns == V
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = random_model({"tied": True}, dropout=fr.DropoutConfig(embedding=0.5))
+    model.blocks.eval()
+    modes = [module.training for module in model.modules()]
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    first = fr.analysis.rank(model, ids())
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.float32}
+    assert all(parameter.grad is None for parameter in model.parameters())
+    again = fr.analysis.rank(model, ids())
+    assert (first.singular_values == again.singular_values).all()  # no dropout
+
+
+def test_a_model_in_double_precision_is_read_as_it_is() -> None:
+    model = random_model({}).double().eval()
+    calls = []
+    model.output.register_forward_pre_hook(lambda *_: calls.append(1))
+    model.final_norm.register_forward_pre_hook(lambda *_: calls.append(1))
+    found = fr.analysis.rank(model, ids())
+    assert calls
+    assert found.rank == 10
+
+
+def test_autocast_around_the_call_changes_nothing() -> None:
+    model = random_model({})
+    plain = fr.analysis.rank(model, ids())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert (fr.analysis.rank(model, ids()).singular_values == plain.singular_values).all()
+
+
+def test_an_output_layer_of_ones_own() -> None:
+    """No bound is known for it."""
+    layer = fr.analysis.softmax_bound.of_config(random_model({}).config)
+    assert layer.exempt is None
+    config = random_model({}).config
+    object.__setattr__(config.output, "kind", "my_own")
+    own = fr.analysis.softmax_bound.of_config(config)
+    assert own.exempt == "no bound is known for output layers of kind 'my_own'"
+
+
+def test_what_is_refused() -> None:
+    model = random_model({})
+    with pytest.raises(InputError, match="contexts: two or more, given 1"):
+        fr.analysis.rank(model, ids(), contexts=1)
+    with pytest.raises(InputError, match="has 1 different contexts"):
+        fr.analysis.rank(model, torch.zeros(3, 1, dtype=torch.long))
+    with pytest.raises(InputError, match="token ids from 0 to 47, but the model reads 0 to 46"):
+        fr.analysis.rank(model, torch.arange(48)[None])
+    with pytest.raises(InputError, match=r"integers \(B, N\), given torch.int64 \(5,\)"):
+        fr.analysis.rank(model, torch.arange(5))
+    with pytest.raises(InputError, match="given Linear"):
+        fr.analysis.rank(nn.Linear(2, 2), ids())
+    with torch.no_grad():
+        model.output.bias[0] = float("nan")
+    with pytest.raises(RunError, match="NaN or infinite"):
+        fr.analysis.rank(model, ids())

@@ -1,0 +1,262 @@
+"""`fullrank analyze rank`: runs, saved models and Hugging Face models, its figure, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import sys
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from cli_runs import SMALL, write_config
+
+import fullrank as fr
+import hugging_face_models as tiny
+from fullrank.cli import main
+
+WIDTH = 8
+WORDS = [f"w{i}" for i in range(60)]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plain run, a mixture and two Hugging Face models, with the text that they read."""
+    folder = tmp_path_factory.mktemp("rank")
+    rng = random.Random(0)
+    for split, lines in (("train", 60), ("valid", 130), ("test", 5)):
+        text = "\n".join(" ".join(rng.choice(WORDS) for _ in range(9)) for _ in range(lines))
+        (folder / f"{split}.txt").write_text(text + "\n", encoding="utf-8")
+    config = write_config(folder / "c.yaml", folder, folder / "cache", steps=3)
+    settings = [*SMALL, f"model.hidden_size={WIDTH}", "model.final_norm=false", "model.dropout.output=0.3"]
+    for name, more in (("plain", []), ("mixture", ["kind=mixture_of_softmaxes", "mixtures=3"])):
+        words = [*settings, *(f"model.output.{one}" for one in more)]
+        with pytest.raises(SystemExit) as stopped:
+            main(["train", str(config), *words, "--out", str(folder / name)])
+        assert stopped.value.code in (0, None)
+    torch.manual_seed(0)
+    tiny.save(tiny.gpt2(), folder / "gpt2")
+    tiny.save(tiny.gemma2(), folder / "gemma2")
+    tiny.write_text(folder / "words.txt", lines=150)
+    return folder
+
+
+@pytest.fixture
+def called(place: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[object, str, str]]:
+    """Exit status, stdout and stderr of `fullrank analyze rank` in this process; `@x` is a file of the place."""
+
+    def run(*words: object) -> tuple[object, str, str]:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stopped:
+            main(["analyze", "rank", *(str(word).replace("@", f"{place}/") for word in words)])
+        said = capsys.readouterr()
+        return stopped.value.code or 0, said.out, said.err
+
+    return run
+
+
+Called = Callable[..., tuple[object, str, str]]
+
+
+def found(called: Called, *words: object) -> dict[str, Any]:
+    code, out, said = called(*words, "--json")
+    assert (code, said) == (0, "")
+    content: dict[str, Any] = json.loads(out)
+    return content
+
+
+def test_a_run_and_a_mixture(called: Called, place: Path) -> None:
+    """The mixture's rank is that of its contexts, or of its vocabulary of 60 words, <eos> and <unk>."""
+    content = found(called, "@plain", "@mixture")
+    plain, mixture = content["models"]
+    assert [plain["model"], mixture["model"]] == ["plain", "mixture"]
+    assert (plain["rank"], plain["bound"], plain["bound_in_words"]) == (WIDTH + 2, WIDTH + 2, "d + 2")
+    assert (plain["bound_applies"], plain["exempt"]) == (True, None)
+    assert (plain["source"], plain["output"], plain["d"], plain["bias"]) == ("run", "softmax", WIDTH, True)
+    assert plain["contexts"] == mixture["contexts"] == 2 * (WIDTH + 2) + 32
+    assert plain["columns"] == plain["vocab_size"] == 62
+    assert plain["segment_length"] == 8  # as it was evaluated
+    assert plain["text"].endswith(", valid")
+    assert (mixture["rank"], mixture["full"], mixture["bound_applies"]) == (52, True, False)
+    assert mixture["output"] == "mixture of 3 softmaxes"
+    assert plain["precision"] == "float64"
+    assert len(plain["singular_values"]) == 52
+    assert sum(value > plain["tolerance"] for value in plain["singular_values"]) == plain["rank"]
+    assert content["remarks"] == content["files"] == []
+    model = fr.LanguageModel.load(place / "plain")
+    assert plain["rank"] == fr.analysis.rank(model, torch.randint(62, (9, 8))).rank
+
+
+def test_the_text_is_the_runs_own(called: Called, place: Path) -> None:
+    """The valid split after its start mark, segment after segment; a file of the same text gives the same matrix."""
+    by_file = found(called, "@plain", "--text", "@valid.txt")["models"][0]
+    own = found(called, "@plain")["models"][0]
+    assert own["singular_values"] == by_file["singular_values"]
+    assert by_file["text"].endswith("valid.txt")
+    other = found(called, "@plain", "--text", "@test.txt", "--segment-length", "5")["models"][0]
+    assert other["singular_values"] != own["singular_values"]
+    assert other["segment_length"] == 5
+    entries = [line.split("\t")[0] for line in (place / "plain" / "vocabulary.txt").read_text().splitlines()]
+    text = (place / "valid.txt").read_text().replace("\n", " <eos> ").split()
+    stream = torch.tensor([entries.index(word) for word in ["<eos>", *text]])
+    assert len(stream) == 1301  # more than is read at once
+    model = fr.LanguageModel.load(place / "plain")
+    whole = found(called, "@plain", "--contexts", "2000")["models"][0]
+    expected = fr.analysis.rank(model, [stream[:1296].view(-1, 8), stream[None, 1296:]], contexts=2000)
+    assert whole["contexts"] == expected.contexts > 1000
+    assert whole["singular_values"] == pytest.approx(expected.singular_values.tolist(), abs=1e-9)
+    first = fr.analysis.rank(model, stream[:80].view(-1, 8))
+    assert own["singular_values"] == pytest.approx(first.singular_values.tolist(), abs=1e-9)
+
+
+def test_hugging_face_models(called: Called, place: Path) -> None:
+    content = found(called, "@gpt2", "@gemma2", "--text", "@words.txt", "--segment-length", "12")
+    gpt2, gemma2 = content["models"]
+    assert (gpt2["rank"], gpt2["bound"], gpt2["bound_applies"]) == (9, 9, True)
+    assert (gemma2["rank"], gemma2["bound"], gemma2["bound_applies"]) == (47, 9, False)
+    assert gemma2["output"] == "softmax, soft-cap 30"
+    assert "soft-cap" in gemma2["exempt"]
+    assert {gpt2["source"], gemma2["source"]} == {"Hugging Face"}
+    assert (gpt2["contexts"], gpt2["repeated_contexts"]) == (52, 4)  # <bos> begins every segment
+    words = (place / "words.txt").read_text().split()
+    ids = torch.tensor([tiny.WORDS.index(word) for word in words])
+    assert len(ids) == 1350
+    rows = torch.cat([torch.ones(122, 1, dtype=torch.long), ids[:1342].view(-1, 11)], dim=1)
+    model = transformers.AutoModelForCausalLM.from_pretrained(place / "gpt2")
+    rest = torch.tensor([[1, *ids[1342:].tolist()]])
+    expected = fr.analysis.rank(model, [rows, rest], contexts=2000)
+    whole = found(called, "@gpt2", "--text", "@words.txt", "--segment-length", "12", "--contexts", "2000")["models"][0]
+    assert whole["contexts"] == expected.contexts > 1000
+    assert whole["singular_values"] == pytest.approx(expected.singular_values.tolist(), abs=1e-9)
+    longest = found(called, "@gpt2", "--text", "@words.txt")["models"][0]
+    assert longest["segment_length"] == 32  # its positions
+
+
+def test_a_saved_model_with_a_vocabulary(called: Called, place: Path, tmp_path: Path) -> None:
+    fr.LanguageModel.load(place / "plain").save(tmp_path / "saved")
+    code, out, said = called(tmp_path / "saved", "--text", "@valid.txt")
+    assert (code, out) == (2, "")
+    assert "no vocabulary.json there" in said
+    for name in ("vocabulary.json", "vocabulary.txt"):
+        shutil.copy(place / "plain" / name, tmp_path / "saved")
+    content = found(called, tmp_path / "saved", "--text", "@valid.txt")["models"][0]
+    assert (content["source"], content["rank"], content["segment_length"]) == ("saved model", WIDTH + 2, 128)
+    last = found(called, "@plain", "--checkpoint", "last", "--text", "@valid.txt", "--segment-length", "128")
+    assert last["models"][0]["rank"] == content["rank"]
+
+
+def test_the_table_and_what_it_means(called: Called) -> None:
+    code, out, said = called("@plain", "@mixture")
+    assert (code, said) == (0, "")
+    rows = [line.split() for line in out.splitlines()]
+    plain = next(row for row in rows if row[:1] == ["plain"])
+    assert plain[:5] == ["plain", "softmax", str(WIDTH), str(WIDTH + 2), str(WIDTH + 2)]
+    assert plain[6:] == ["52", "62"]
+    mixture = next(row for row in rows if row[:1] == ["mixture"])
+    assert mixture[1:8] == ["mixture", "of", "3", "softmaxes", str(WIDTH), "exempt", f"({WIDTH + 2})"]
+    assert "the rank stays at or below d + 2 = 10, as log p is linear in the 8 hidden dimensions" in out
+    assert "The bound of a single softmax, d + 2 = 10, does not hold here: the logarithm of a sum of softmaxes" in out
+    assert "The rank is the highest that 52 contexts and 62 words can show." in out
+
+
+def test_what_is_too_little_is_said(called: Called) -> None:
+    few = found(called, "@plain", "@mixture", "--contexts", "9")["models"]
+    assert [one["conclusive"] for one in few] == [False, False]
+    for one in few:
+        assert "9 contexts and 62 words are too few to show a rank above d + 2 = 10" in " ".join(one["remarks"])
+    short = found(called, "@plain", "--text", "@test.txt", "--contexts", "500")["models"][0]
+    assert any("different contexts of the 500 that were asked for" in remark for remark in short["remarks"])
+    together = found(called, "@plain", "@gpt2", "--text", "@words.txt", "--segment-length", "12", "--contexts", "50")
+    assert together["remarks"] == []
+
+
+def test_the_figure(called: Called, tmp_path: Path) -> None:
+    """Two readable files; the drawing names models, ranks and bounds, and is the same to the byte the next time."""
+    out = tmp_path / "new" / "figures"
+    content = found(called, "@plain", "@mixture", "--out", out)
+    assert content["files"] == [str(out / "rank.png"), str(out / "rank.svg")]
+    assert (out / "rank.png").read_bytes().startswith(b"\x89PNG\r\n")
+    root = ET.fromstring((out / "rank.svg").read_text(encoding="utf-8"))
+    words = [text.strip() for text in root.itertext() if text.strip()]
+    assert "plain: softmax, d = 8, rank 10" in words
+    assert "mixture: mixture of 3 softmaxes, d = 8, rank 52" in words
+    assert words.count("d + 2 = 10: a softmax ends here") == 1
+    assert {"singular value", "number of the singular value", "1"} <= set(words)
+    assert any("52 contexts by 62 words" in text for text in words)
+    before = [(out / f"rank.{kind}").read_bytes() for kind in ("png", "svg")]
+    code, shown, _ = called("@plain", "@mixture", "--out", out)
+    assert code == 0
+    assert str(out / "rank.svg") in shown.splitlines()
+    assert [(out / f"rank.{kind}").read_bytes() for kind in ("png", "svg")] == before
+
+
+WRONG: dict[str, tuple[list[str], str]] = {
+    "no such folder": (["/no/such/folder"], "/no/such/folder: no such folder"),
+    "a path beside the runs": (["@gpt2/none"], "no such folder"),
+    "a file": (["@c.yaml"], "a file; give a run folder"),
+    "an empty folder": (["@cache"], "no model there; give a run folder"),
+    "no text": (["@gpt2"], "not a run of fullrank, so no text of its own; give one with --text FILE"),
+    "no such text": (["@gpt2", "--text", "@none.txt"], "--text: no such file"),
+    "too long": (["@gpt2", "--text", "@words.txt", "--segment-length", "33"], "--segment-length: 33, but"),
+    "one context": (["@plain", "--contexts", "1"], "--contexts"),
+    "no checkpoint": (["@plain", "--checkpoint", "first"], "checkpoints/first"),
+    "a device": (["@plain", "--device", "abacus"], "--device: 'abacus' is not a device"),
+    "a file for a folder": (["@plain", "--out", "@c.yaml"], "a file of that name exists"),
+    "the second of two": (["@plain", "@gpt2"], "give one with --text FILE"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_refused(case: str, called: Called) -> None:
+    words, part = WRONG[case]
+    code, out, said = called(*words)
+    assert (code, out) == (2, "")
+    assert part in " ".join(said.replace("│", " ").split())
+    assert "Traceback" not in said
+
+
+def test_hugging_face_folders_that_cannot_be_used(called: Called, tmp_path: Path) -> None:
+    """Without tokenizer, without some weights, and what is no causal model."""
+    torch.manual_seed(0)
+    bare = tiny.save(tiny.llama(), tmp_path / "bare", tokenizer=False)
+    cut = tiny.save(tiny.llama(), tmp_path / "cut")
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(cut / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, cut / "model.safetensors", metadata={"format": "pt"})
+    other = tiny.save(tiny.llama(), tmp_path / "other")
+    (other / "config.json").write_text('{"model_type": "t5"}')
+    for folder, part in (
+        (bare, "holds no tokenizer (tokenizer.json or the like)"),
+        (cut, "lacks weights of LlamaForCausalLM: lm_head.weight"),
+        (other, "no causal model that transformers can load"),
+    ):
+        code, out, said = called(folder, "--text", "@words.txt")
+        assert (code, out) == (2, "")
+        assert part in said
+        assert len(said.splitlines()) == 1
+
+
+def test_without_transformers(called: Called, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs need it not, models of Hugging Face say how to install it."""
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    code, out, said = called("@gpt2", "--text", "@words.txt")
+    assert (code, out) == (2, "")
+    assert "a Hugging Face model needs transformers; install it: pip install 'fullrank[hf]'" in said
+    code, _, said = called("no-such-run", "--text", "@words.txt")
+    assert code == 2
+    assert "no such folder, and a model of the Hugging Face hub needs transformers" in said.splitlines()[-1]
+    assert found(called, "@plain")["models"][0]["rank"] == WIDTH + 2
+
+
+def test_help_shows_examples(called: Called) -> None:
+    code, out, _ = called("--help")
+    assert code == 0
+    assert "Examples" in out
+    assert "softmax bottleneck" in out

@@ -1,0 +1,87 @@
+"""Tiny causal models of Hugging Face, built from configurations and moved away from where they start; no network."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+WIDTH, VOCABULARY = 8, 47
+WORDS = ["<unk>", "<bos>", *(f"w{i}" for i in range(VOCABULARY - 2))]
+_IDS = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
+_SIZES = {
+    "hidden_size": WIDTH, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 16,
+}  # fmt: skip
+
+
+def gpt2() -> Any:
+    """LayerNorm before a head without bias."""
+    return built(transformers.GPT2Config(n_embd=WIDTH, n_layer=1, n_head=2, n_positions=32, **_IDS))
+
+
+def llama(**options: Any) -> Any:
+    """RMSNorm before a head without bias."""
+    return built(transformers.LlamaConfig(**_SIZES, **_IDS, **options))
+
+
+def gemma2(cap: float | None = 30.0) -> Any:
+    """A soft-cap behind the head."""
+    config = transformers.Gemma2Config(
+        **_SIZES, **_IDS, head_dim=4, query_pre_attn_scalar=4, final_logit_softcapping=cap
+    )
+    return built(config)
+
+
+def gptj() -> Any:
+    """LayerNorm before a head with bias."""
+    return built(transformers.GPTJConfig(n_embd=WIDTH, n_layer=1, n_head=2, rotary_dim=4, n_positions=32, **_IDS))
+
+
+def opt() -> Any:
+    """Narrower than its hidden states at the head: 6 of 8."""
+    config = transformers.OPTConfig(
+        hidden_size=WIDTH, word_embed_proj_dim=6, ffn_dim=16, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=32, **_IDS,
+    )  # fmt: skip
+    return built(config)
+
+
+def built(config: Any, scale: float = 0.3) -> Any:
+    """The causal model of a configuration with random parameters, also where they start at 0 or 1."""
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    moved(model, scale)
+    return model
+
+
+@torch.no_grad()
+def moved(model: torch.nn.Module, scale: float) -> None:
+    for parameter in model.parameters():
+        parameter.add_(scale * torch.randn_like(parameter))
+
+
+def save(model: Any, folder: Path, *, tokenizer: bool = True) -> Path:
+    """The model with a tokenizer of its words, as `save_pretrained` writes them."""
+    bars = transformers.utils.logging
+    bars.disable_progress_bar()
+    try:
+        model.save_pretrained(folder)
+    finally:
+        bars.enable_progress_bar()
+    if tokenizer:
+        words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+        words.pre_tokenizer = pre_tokenizers.Whitespace()
+        fast = transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", bos_token="<bos>")
+        fast.save_pretrained(folder)
+    return folder
+
+
+def write_text(path: Path, lines: int = 40) -> Path:
+    """Random words of the vocabulary, nine a line."""
+    rng = random.Random(0)
+    text = "\n".join(" ".join(rng.choice(WORDS[2:]) for _ in range(9)) for _ in range(lines))
+    path.write_text(text + "\n", encoding="utf-8")
+    return path
