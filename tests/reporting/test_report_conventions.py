@@ -106,6 +106,7 @@ def test_page_and_json(runs: list[Path], tmp_path: Path) -> None:
     assert page.count(">ours, last<") == 2
     assert "Perplexity without &lt;sos&gt;, as tokens are usually counted" in page
     assert ">131.00 ± 1.41<" in page
+    assert ">136.00 ± 1.41<" in page, "valid, last"
     assert ">test, last<" in page
     first = as_json(comparison(runs))["rows"][0]
     assert first["last"]["perplexity"]["test"]["mean"] == 111

@@ -49,13 +49,13 @@ class BpeTokenizer:
         lines = text.split("\n")
         if not self.line_end:  # a newline stays with the line that it ends
             lines = [line + "\n" for line in lines[:-1]] + lines[-1:]
+        last = len(lines) - 1
         ids: list[int] = []
         for place, encoding in enumerate(self._backend.encode_batch_fast(lines, add_special_tokens=False)):
             if place and self.line_end:
                 ids.append(self.start_id)
-            if self.sos_id is not None and (
-                place < len(lines) - 1 or lines[-1]
-            ):  # nothing begins after the last newline
+            begins = place < last or bool(lines[last])  # after the last newline of a text no line begins
+            if self.sos_id is not None and begins:
                 ids.append(self.sos_id)
             ids.extend(encoding.ids)
         return ids
