@@ -74,7 +74,7 @@ def test_cutoffs_may_be_a_tuple_and_come_from_the_command_line() -> None:
          r"model\.input\.div_val: the last of 3 clusters would have 16 / 5\^2 < 1 dimensions"),
         ({"input": {**CLUSTERS, "div_val": 0}}, {"div_val": 1}, r"model\.input\.div_val: a whole number, 1 or more, given 0"),
         ({"input": {"kind": "token", "cutoffs": [5]}}, {"cutoffs": [5]}, r"model\.input\.cutoffs: go with .*adaptive"),
-        ({}, {"kind": "softmax", "cutoffs": [5]}, r"model\.output\.cutoffs: go with .*adaptive"),
+        ({}, {"kind": "softmax", "cutoffs": [5]}, r"model\.output\.cutoffs: goes with .*adaptive"),
         ({}, {"cutoffs": [5, 4]}, r"model\.output\.cutoffs: .*increase strictly"),
         ({}, {"cutoffs": [5, 120]}, r"model\.output\.cutoffs: below model\.vocab_size 100"),
         ({}, {"div_val": 5}, r"model\.output\.div_val: the last of 3 clusters"),

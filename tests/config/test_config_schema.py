@@ -37,6 +37,13 @@ def raw_configs(draw: Any) -> dict[str, Any]:
     )
     options = {"clamp_length": st.none() | count, "shared_biases": st.booleans(), "as_published": st.booleans()}
     relative = st.just("relative") | st.fixed_dictionaries({"name": st.just("relative")}, optional=options)
+    of_any_output = {"tied": st.booleans(), "bias": st.none() | st.booleans(),
+                     "normalize": st.sampled_from(["softmax", "sigsoftmax"])}  # fmt: skip
+    mixture = {"mixtures": st.none() | count, "components": st.none() | st.just("softmax"), "latent": st.none() | st.just(True),
+               "latent_dropout": probability, "latent_dropout_locked": st.booleans(), "epsilon": probability}  # fmt: skip
+    outputs = st.fixed_dictionaries({}, optional=of_any_output) | st.fixed_dictionaries(
+        {"kind": st.just("mixture_of_softmaxes")}, optional=of_any_output | mixture
+    )
     heads = draw(st.integers(1, 16))
     model = st.fixed_dictionaries(
         {"num_attention_heads": st.just(heads), "hidden_size": st.integers(1, 64).map(lambda n: n * heads * 2)},
@@ -52,7 +59,7 @@ def raw_configs(draw: Any) -> dict[str, Any]:
                 {}, optional={"score": scores, "mix": mixes, "normalize": of("normalize"), "cross_head": st.floats(0, 1),
                               "bias": st.booleans()}
             ),
-            "output": st.fixed_dictionaries({}, optional={"tied": st.booleans(), "bias": st.none() | st.booleans()}),
+            "output": outputs,
         },
     )  # fmt: skip
     words = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12)
@@ -180,6 +187,9 @@ def test_the_schema_accepts_what_the_program_accepts(raw: dict[str, Any]) -> Non
         {"model": {"norm": "middle"}},
         {"model": {"attention": {"mix": "position_wize"}}},
         {"model": {"attention": {"normalize": "softmx"}}},
+        {"model": {"output": {"normalize": "softmx"}}},
+        {"model": {"output": {"kind": "mixture_of_softmaxes", "components": "adaptve"}}},
+        {"model": {"output": {"kind": "mixture_of_softmaxes", "latent": "no"}}},
         {"train": {"optimizer": "adamm"}},
         {"train": {"schedule": "cosin"}},
         {"train": {"precision": "fp8"}},

@@ -44,6 +44,37 @@ def test_the_papers_totals(vocabulary: int, layers: int, total: int, a: int, b: 
         assert parts.get("other", 0) == 0
 
 
+MIXTURES = {  # vocabulary (with <sos>), width -> softmaxes (0: no mixture) -> parameters, by the papers' code
+    (10_001, 300): {0: 8_182_601, 10: 9_088_601},
+    (10_001, 200): {0: 4_978_401, 10: 5_382_401},
+    (33_279, 300): {0: 22_172_679, 10: 23_078_679},
+    (33_279, 200): {0: 14_312_879, 2: 14_393_679, 5: 14_514_879, 10: 14_716_879, 15: 14_918_879},
+}
+
+
+@pytest.mark.parametrize(("vocabulary", "width"), MIXTURES, ids=str)
+def test_mixtures_of_softmaxes(vocabulary: int, width: int) -> None:
+    """Transformer-MoS: four layers with their norms behind them, no tie, an output bias; K d^2 + 2 K d for a mixture.
+
+    FLOPs: latents and prior K d^2 + K d, and the vocabulary K times instead of once.
+    """
+    shape = {"vocab_size": vocabulary, "hidden_size": width, "num_hidden_layers": 4, "num_attention_heads": 4,
+             "intermediate_size": width, "norm": "post"}  # fmt: skip
+    plain = size(fr.ModelConfig(**shape), 35)
+    for mixtures, total in MIXTURES[vocabulary, width].items():
+        mixture = fr.OutputConfig(kind="mixture_of_softmaxes", mixtures=mixtures or 1)
+        found = size(fr.ModelConfig(**shape, output=mixture), 35) if mixtures else plain
+        assert found["parameters"]["total"] == total
+        assert found["parameters"].get("other", 0) == 0
+        if mixtures:
+            more = {part: number - plain["parameters"][part] for part, number in found["parameters"].items()}
+            assert {part: number for part, number in more.items() if number} == dict.fromkeys(
+                ("total", "output"), mixtures * width**2 + 2 * mixtures * width
+            )
+            flops = 2 * (mixtures * width**2 + mixtures * width + (mixtures - 1) * vocabulary * width)
+            assert found["flops_per_token"]["forward"] - plain["flops_per_token"]["forward"] == flops
+
+
 def adaptive(
     vocabulary: int, width: int, cutoffs: list[int], div_val: int, form: str, tied: bool, projections: bool
 ) -> dict[str, int]:

@@ -25,6 +25,16 @@ Module = TypeVar("Module", bound=nn.Module)
 VOCABULARY, WIDTH, HEADS, HEAD_DIM, LAYERS, LENGTH = 11, 10, 3, 4, 2, 7  # no size divides another
 
 CLUSTERED = {"kind": "adaptive", "cutoffs": [4, 8], "div_val": 2}  # widths 10, 5, 2
+MIXED = {"kind": "mixture_of_softmaxes", "mixtures": 3}
+
+# outputs that need more than their name, and variants of them whose names are known here only
+OUTPUTS: dict[str, dict[str, Any]] = {
+    "adaptive": CLUSTERED,
+    "mixture_of_softmaxes": MIXED,
+    "mixture_of_adaptive": CLUSTERED | MIXED | {"latent_dropout": 0.1},
+    "mixture_of_sigsoftmaxes": MIXED
+    | {"normalize": "sigsoftmax", "latent_dropout": 0.1, "latent_dropout_locked": True},
+}
 
 # The two mixings of the paper's ablation (§4.4.2) do not start as plain attention; every other stage has to, unless its
 # class says `starts_plain = False`.
@@ -82,7 +92,7 @@ class Combination:
             "initializer": self.initializer,
             "attention": fr.AttentionConfig(**attention),
             "input": fr.InputConfig(**CLUSTERED if self.input == "adaptive" else {"kind": self.input}),
-            "output": fr.OutputConfig(**CLUSTERED if self.output == "adaptive" else {"kind": self.output}),
+            "output": fr.OutputConfig(**OUTPUTS.get(self.output, {"kind": self.output})),
         }
         return fr.ModelConfig(**settings | changes)
 
@@ -114,7 +124,7 @@ def slots() -> dict[str, list[str]]:
         "activation": registry.names("activation"),
         "initializer": registry.names("initializer"),
         "input": registry.names("input"),
-        "output": registry.names("output"),
+        "output": sorted({*registry.names("output"), *OUTPUTS}),
     }
 
 

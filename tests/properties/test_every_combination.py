@@ -32,9 +32,10 @@ def test_something_was_found() -> None:
         "activation": {"relu", "gelu", "swiglu"},
         "initializer": {"fairseq", "transformer_xl", "pytorch"},
         "input": {"token", "adaptive"},
-        "output": {"softmax", "adaptive"},
+        "output": {"softmax", *checks.OUTPUTS},
     }.items():
         assert names <= set(found[slot]), f"{slot}: {names - set(found[slot])} is not registered"
+    assert {"adaptive", "mixture_of_softmaxes"} <= set(checks.OUTPUTS)
     assert len(ATTENTION) >= (4 + 1 + 1 + 1) * 2 * 5 * 2
     assert PLAIN_STARTS
     assert {c.mix for c in PLAIN_STARTS} >= {"position_independent", "position_wise"}

@@ -119,11 +119,16 @@ class OutputConfig(Strict):
             if self.tied_projections is None:
                 object.__setattr__(self, "tied_projections", self.tied)
             self._check_adaptive(problems)
-        elif self.kind in ("softmax", "mixture_of_softmaxes") and self.cutoffs:
-            problems.append(
-                "model.output.cutoffs: go with `model.output.kind: adaptive`, or a mixture with `components: adaptive`; given "
-                f"{self.cutoffs} with '{self.kind}'"
-            )
+        elif self.kind in ("softmax", "mixture_of_softmaxes"):
+            given = {
+                key: getattr(self, key) for key in ("cutoffs", "div_val", "form", "tied_projections", "tail_dropout")
+            }
+            problems += [
+                f"model.output.{key}: goes with `model.output.kind: adaptive`, or a mixture with `components: adaptive`; given "
+                f"{value} with '{self.kind}'"
+                for key, value in given.items()
+                if value
+            ]
         self._check_mixture(problems)
         raise_problems(problems)
 

@@ -149,7 +149,7 @@ class AdaptiveSoftmax(nn.Module):
         """Log-probabilities (B, N, V), in fp32 at least: every tail for every token; of a mixture a few tokens at a time."""
         if self.mixture is None:
             return self._each_log_prob(hidden)
-        return self._few_by_few(self.mixture(hidden)).view(*hidden.shape[:-1], -1)
+        return self._few_by_few(self.mixture(hidden)).view(*hidden.shape[:-1], sum(self.clusters.sizes))
 
     @torch.compiler.disable
     def _few_by_few(self, components: Components) -> Tensor:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from fullrank.attention.kernels import forced
+from fullrank.errors import InputError
 from fullrank.model import cross_entropy_blocks as blocks
 from fullrank.model import cross_entropy_reference as reference
 from fullrank.model.chunks import Gradients, Layer, device_kind, product_dtype
@@ -258,8 +259,13 @@ def _reference(hidden: Tensor, weight: Tensor, bias: Tensor | None, log_prior: T
 
 
 def shares(weights: Tensor | None, targets: Tensor, dtype: torch.dtype) -> Tensor:
-    """(T,): how much each token of targets (B, N) counts in a weighted mean, w_t / sum(w); all alike without weights."""
+    """(T,): how much each token of targets (B, N) counts in a weighted mean, w_t / sum(w); all alike without weights.
+
+    Raises InputError for weights that require a gradient: they would not get it.
+    """
     if weights is None:
         return torch.full((targets.numel(),), 1 / max(1, targets.numel()), device=targets.device, dtype=dtype)
+    if weights.requires_grad:
+        raise InputError("weights of a loss take no gradient; pass weights.detach(), or weigh the nll of each token")
     scale = weights.flatten().to(dtype)
     return scale / scale.sum().clamp_min(torch.finfo(dtype).tiny)

@@ -291,10 +291,6 @@ class LanguageModel(nn.Module):
         self._check_targets(input_ids, targets)
         if weights is not None and weights.shape != targets.shape:
             raise InputError(f"weights {tuple(weights.shape)} must have the shape of targets {tuple(targets.shape)}")
-        if weights is not None and weights.requires_grad:
-            raise InputError(
-                "weights of a loss take no gradient; pass weights.detach(), or weigh model.nll(...).per_token"
-            )
         if not 0 <= label_smoothing < 1:
             raise InputError(f"label_smoothing: at least 0 and below 1, given {label_smoothing}")
         hidden, after, _ = self.hidden(

@@ -41,10 +41,12 @@ class Latents(nn.Module):
         tokens = hidden.shape[:-1].numel()
         wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         if self.latent is None or self.prior is None:
-            return Components(hidden.reshape(tokens, 1, -1), hidden.new_zeros(tokens, 1, dtype=wide))
+            return Components(hidden.reshape(tokens, 1, hidden.shape[-1]), hidden.new_zeros(tokens, 1, dtype=wide))
         latents = self.dropout(torch.tanh(self.latent(hidden)))  # (B, N, K E)
         log_prior = torch.log_softmax(self.prior(hidden).to(wide), dim=-1)
-        return Components(latents.reshape(tokens, self.mixtures, -1), log_prior.reshape(tokens, self.mixtures))
+        return Components(
+            latents.reshape(tokens, self.mixtures, hidden.shape[-1]), log_prior.reshape(tokens, self.mixtures)
+        )
 
     def extra_repr(self) -> str:
         return f"mixtures={self.mixtures}"

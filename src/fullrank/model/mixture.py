@@ -80,7 +80,7 @@ class MixtureOfSoftmaxes(nn.Module):
         """Log-probabilities (B, N, V), in fp32 at least."""
         states, log_prior = self.mixture(hidden)
         found = mixed_log_prob(states, log_prior, self.matrix, self.bias, self.form)
-        return found.view(*hidden.shape[:-1], -1)
+        return found.view(*hidden.shape[:-1], found.shape[-1])
 
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """(B, N) nats."""
