@@ -41,10 +41,13 @@ def test_recipes_are_there() -> None:
         "skip-cross-head/table8": ["eq2-p0.1", "eq2-p0.3", "eq5-p0.1", "eq1"],
         "skip-cross-head/table9": ["plain", "eq5-p0.1", "eq1"],
         "skip-cross-head/table10": [f"h{h}-{kind}" for h in (4, 8, 12, 16) for kind in ("plain", "cross-head")],
+        "mos/table1-ptb": ["plain", "k10", "plain-d300", "k10-d300"],
+        "mos/table1-wikitext2": ["plain", "k10", "plain-d300", "k10-d300"],
+        "mos/table2": [f"k{k}{width}" for width in ("", "-d300") for k in (2, 5, 10, 15)],
     }
     for name in NAMES:
         assert set(load(name).scales) == {"paper", "small", "tiny"}
-        assert load(name).table.startswith(("Mixhead, Table ", "Skip Cross-head, Table "))
+        assert load(name).table.startswith(("Mixhead, Table ", "Skip Cross-head, Table ", "Transformer-MoS, Table "))
         assert load(name).paper
         assert load(name).notes
 
@@ -71,7 +74,7 @@ def test_the_papers_columns(name: str, row: str) -> None:
             assert round(total(name, row) / 1e6) == int(millions[1])
     if "extra_parameters" in paper:
         assert total(name, row) - total(name, "plain") == paper["extra_parameters"]
-    one_split = {"skip-cross-head/table10"} if not row.startswith("transformer-xl") else {name}
+    one_split = {"skip-cross-head/table10", "mos/table2"} if not row.startswith("transformer-xl") else {name}
     unit = "_bits_per_character" if name == "skip-cross-head/table1" else ""
     assert {f"{split}{unit}" for split in (("test",) if name in one_split else ("valid", "test"))} <= set(paper)
 

@@ -131,6 +131,25 @@ def test_figures_that_are_not_finite_are_left_out() -> None:
     assert large == {"nll": 100.0, "perplexity": math.exp(100), "tokens": 8}, "per word: beyond every float"
 
 
+def test_the_same_text_in_the_usual_count_of_tokens() -> None:
+    """Transformer-MoS's figures with `<sos>`, and what the same probability of the text is per usual token."""
+    for reported, usual, tokens, lines in (
+        (92.95, 114.3, 86_191, 3_761),
+        (86.89, 106.5, 86_191, 3_761),
+        (100.04, 123.5, 77_130, 3_370),
+        (153.38, 167.7, 249_927, 4_358),
+        (140.57, 153.1, 221_406, 3_760),
+    ):
+        found = figures(Evaluation(math.log(reported) * tokens, tokens), line_starts=lines)
+        assert found["perplexity"] == pytest.approx(reported)
+        assert found["tokens_without_sos"] == tokens - lines
+        assert found["perplexity_without_sos"] == pytest.approx(usual, abs=0.06)
+    without = figures(Evaluation(10.0, 5), line_starts=0)
+    assert without["perplexity_without_sos"] == without["perplexity"]
+    with pytest.raises(InputError, match="line_starts: fewer than the 5 tokens evaluated, given 5"):
+        figures(Evaluation(10.0, 5), line_starts=5)
+
+
 @pytest.mark.parametrize("name", ["words", "characters", "bytes"])
 def test_counts_must_be_positive(name: str) -> None:
     with pytest.raises(InputError, match=f"{name}: a positive count"):

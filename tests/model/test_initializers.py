@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import fullrank as fr
+from fullrank.attention.mix import PositionWiseMixing
 from fullrank.config import registry
 
 E, H, D, F, V, P = 48, 4, 20, 100, 300, 64
@@ -110,12 +111,80 @@ def test_pytorch() -> None:
     norms_at_one(made)
 
 
+def xavier(tensor: Tensor) -> None:
+    rows, columns = tensor.shape
+    uniform(tensor, math.sqrt(6 / (rows + columns)))
+
+
+def test_xavier_uniform() -> None:
+    """Transformer-MoS: `xavier_uniform_` on every parameter of more than one dimension, vectors as PyTorch has them."""
+    torch.manual_seed(5)
+    config = fr.ModelConfig(
+        vocab_size=V, hidden_size=E, num_hidden_layers=2, num_attention_heads=H, head_dim=D, intermediate_size=F,
+        position="learned", max_position_embeddings=P, initializer="xavier_uniform",
+        output=fr.OutputConfig(kind="mixture_of_softmaxes", mixtures=10),
+    )  # fmt: skip
+    made = fr.LanguageModel(config)
+    for table in (made.embedding.weight, made.position.weight, made.output.weight):
+        xavier(table)
+    uniform(made.output.bias, E**-0.5)
+    latents = made.output.mixture
+    assert latents.latent.weight.shape == (10 * E, E)
+    xavier(latents.latent.weight)
+    xavier(latents.prior.weight)
+    uniform(latents.latent.bias, E**-0.5)
+    for block in made.blocks:
+        project = block.attention.project
+        for layer in (project.query, project.key, project.value):
+            uniform(layer.weight, math.sqrt(6 / (E + 3 * H * D)))
+            zero(layer.bias)
+        xavier(block.attention.merge.weight)
+        zero(block.attention.merge.bias)
+        for layer, fan_in in ((block.feed_forward.up, E), (block.feed_forward.down, F)):
+            xavier(layer.weight)
+            uniform(layer.bias, fan_in**-0.5)
+    norms_at_one(made)
+    plain = model("xavier_uniform")
+    assert plain.output.weight.shape == (V, E)
+    xavier(plain.output.weight)
+    uniform(plain.output.bias, E**-0.5)
+
+
+def test_xavier_uniform_of_other_parts() -> None:
+    """Clusters, keys of distances, u and v are matrices, too; mixing starts as plain attention."""
+    config = fr.ModelConfig(
+        vocab_size=V, hidden_size=E, num_hidden_layers=1, num_attention_heads=H, head_dim=D, intermediate_size=F,
+        position="relative", initializer="xavier_uniform", attention=fr.AttentionConfig(score="relative", mix="position_wise"),
+        input=fr.InputConfig(kind="adaptive", cutoffs=[100], div_val=2),
+        output=fr.OutputConfig(kind="adaptive", cutoffs=[100], div_val=2),
+    )  # fmt: skip
+    made = fr.LanguageModel(config)
+    named = dict(made.named_parameters())
+    of_input = [p for name, p in named.items() if name.startswith("embedding.")]
+    of_output = [p for name, p in named.items() if name.startswith("output.") and p.ndim == 2]
+    for parameter in (*of_input, *of_output):
+        xavier(parameter)
+    assert sum(p.numel() for p in of_input) == 100 * E + 200 * E // 2 + E * E + E * E // 2
+    for name in ("content_bias", "position_bias"):
+        (found,) = (p for key, p in named.items() if key.endswith(name))
+        xavier(found)
+    attention = made.blocks[0].attention
+    xavier(attention.project.relative.weight)
+    mixing = [module for module in attention.modules() if isinstance(module, PositionWiseMixing)]
+    assert len(mixing) == 1
+    assert torch.equal(mixing[0].mixing, torch.eye(H))
+    zero(mixing[0].from_query)
+
+
 @pytest.mark.parametrize("name", registry.names("initializer"))
 def test_tied_output_and_biases_of_their_own(name: str) -> None:
     made = model(name, tied=True, bias=True)
     assert made.output.weight is None
     assert made.output.matrix is made.embedding.weight
-    normal(made.embedding.weight, {"fairseq": E**-0.5, "transformer_xl": 0.02, "pytorch": 1.0}[name])
+    if name == "xavier_uniform":
+        xavier(made.embedding.weight)
+    else:
+        normal(made.embedding.weight, {"fairseq": E**-0.5, "transformer_xl": 0.02, "pytorch": 1.0}[name])
     assert made.output.bias.isfinite().all()
     model(name, mix="position_wise", bias=False)  # attention without biases
 

@@ -81,6 +81,7 @@ def evaluate(
     print(f"{found['run']}: {found['corpus']}, {split}, {found['tokens']:,} tokens")
     for key, words in (
         ("perplexity", "perplexity per token"),
+        ("perplexity_without_sos", "... without <sos>"),
         ("perplexity_per_word", "perplexity per word"),
         ("bits_per_character", "bits per character"),
         ("bits_per_byte", "bits per byte"),

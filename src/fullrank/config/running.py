@@ -25,6 +25,7 @@ class DataConfig(Strict):
     cache: str | None = None  # where prepared corpora are kept; null: $FULLRANK_CACHE or ~/.cache/fullrank
     lowercase: bool = False
     eos: bool | None = None  # append <eos> to every line
+    sos: bool = False  # ... and begin every line with <sos>, as the code of Transformer-MoS does
     min_count: int | None = None  # rarer words and characters become <unk>; null: 1, for builtin words 3
     max_vocabulary: int | None = None  # keep the most frequent; for bpe, the number of entries
     max_tokens: int | None = None  # use only the beginning of the training split

@@ -12,8 +12,9 @@ from typing import Any, Literal
 import numpy as np
 
 from fullrank.data.bpe import DEFAULT_SIZE, train_bpe
+from fullrank.data.entries import EOS, SOS
 from fullrank.data.text import Section, pieces
-from fullrank.data.vocab import EOS, ByteVocabulary, CharacterVocabulary, Tokenizer, WordVocabulary
+from fullrank.data.vocab import ByteVocabulary, CharacterVocabulary, Tokenizer, WordVocabulary
 from fullrank.errors import InputError
 
 Report = Callable[[str], None]
@@ -31,6 +32,7 @@ class Settings:
     min_count: int
     max_vocabulary: int | None
     max_tokens: int | None  # of the training split
+    line_start: bool = False  # <sos> stands before every line
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ def id_type(entries: int) -> np.dtype[Any]:
 def _texts(
     sections: Sequence[Section], settings: Settings, key: str, doing: str, report: Report
 ) -> Iterator[tuple[str, bool]]:
-    """(piece of text, whether it is the last of its section)."""
+    """(piece of text, whether it is the last of its section). A piece begins a line, unless the one before it is the
+    beginning of a very long line."""
     done, told = 0, _TELL_EVERY
     for section in sections:
         before: str | None = None
@@ -71,11 +74,21 @@ def _texts(
 
 def _counted_words(texts: Iterator[tuple[str, bool]], settings: Settings) -> Counter[str]:
     """How often each word occurs among the first `max_tokens`."""
-    splitter = WordVocabulary([EOS], lowercase=settings.lowercase, split=settings.split, line_end=settings.line_end)
+    splitter = WordVocabulary(
+        [EOS, SOS],
+        lowercase=settings.lowercase,
+        split=settings.split,
+        line_end=settings.line_end,
+        line_start=settings.line_start,
+    )
     counts: Counter[str] = Counter()
     left = settings.max_tokens
+    inside = False  # a line
     for text, last in texts:
         words = splitter.words(text)
+        if inside and settings.line_start:
+            del words[:1]
+        inside = not last and not text.endswith("\n")
         if last and settings.line_end and not text.endswith("\n"):
             words.append(EOS)
         counts.update(words if left is None else words[:left])
@@ -110,7 +123,11 @@ def build_tokenizer(sections: Sequence[Section], settings: Settings, report: Rep
     if settings.kind == "bpe":
         size = settings.max_vocabulary or DEFAULT_SIZE
         return train_bpe(
-            (text for text, _ in texts), size=size, lowercase=settings.lowercase, line_end=settings.line_end
+            (text for text, _ in texts),
+            size=size,
+            lowercase=settings.lowercase,
+            line_end=settings.line_end,
+            line_start=settings.line_start,
         )
     limits = {
         "min_count": settings.min_count,
@@ -120,9 +137,10 @@ def build_tokenizer(sections: Sequence[Section], settings: Settings, report: Rep
     if settings.kind == "character":
         return CharacterVocabulary.from_counts(_counted_characters(texts, settings), **limits)  # type: ignore[arg-type]
     counts = _counted_words(texts, settings)
-    if not counts.keys() - {EOS}:
+    if not counts.keys() - {EOS, SOS}:
         raise InputError(f"data.train: {', '.join(str(s.path) for s in sections)}: there are no words in this text")
-    return WordVocabulary.from_counts(counts, split=settings.split, line_end=settings.line_end, **limits)  # type: ignore[arg-type]
+    lines = {"line_end": settings.line_end, "line_start": settings.line_start}
+    return WordVocabulary.from_counts(counts, split=settings.split, **lines, **limits)  # type: ignore[arg-type]
 
 
 class _Tally:
@@ -151,9 +169,13 @@ def encode_split(
     dtype = id_type(len(tokenizer))
     limit = settings.max_tokens if split == "train" else None
     digest, tally, total = hashlib.sha256(), _Tally(), 0
+    inside = False  # a line
     with target.open("wb") as file:
         for text, last in _texts(sections, settings, f"data.{split}", f"encoding {split}", report):
             ids = tokenizer.encode(text)
+            if inside and settings.line_start:
+                del ids[:1]
+            inside = not last and not text.endswith("\n")
             open_end = last and not text.endswith("\n")
             if open_end and settings.line_end and tokenizer.eos_id is not None:
                 ids.append(tokenizer.eos_id)

@@ -19,6 +19,7 @@ import numpy as np
 from fullrank.config.schema import DataConfig
 from fullrank.data import builtin
 from fullrank.data.build import Settings, Split, build_tokenizer, encode_split, id_type
+from fullrank.data.entries import EOS, SOS
 from fullrank.data.files import cache_root, discard, publish, workspace, writing
 from fullrank.data.known import CorpusInfo
 from fullrank.data.sources import SPLITS, Found, corpus_info, find
@@ -72,15 +73,22 @@ def _settings(config: DataConfig, info: CorpusInfo) -> Settings:
         raise InputError(
             f"data.max_vocabulary: byte tokens have 256 entries; set it to null, given {config.max_vocabulary}"
         )
+    line_end = kind in ("word", "bpe") if config.eos is None else config.eos
+    if config.sos and not line_end:
+        raise InputError(
+            f"data.sos: {SOS} begins lines that end in {EOS}, which {kind} tokens have "
+            + (f"with data.eos=true; given {config.eos}" if kind in ("word", "bpe") else "not; set data.tokens=word")
+        )
     prose = info.name == "builtin" and kind == "word"
     return Settings(
         kind=kind,
         lowercase=config.lowercase or prose,
-        line_end=(kind in ("word", "bpe")) if config.eos is None else config.eos,
+        line_end=line_end,
         split="punctuation" if prose else "whitespace",
         min_count=config.min_count or (_BUILTIN_MIN_COUNT if prose else 1),
         max_vocabulary=config.max_vocabulary,
         max_tokens=config.max_tokens,
+        line_start=config.sos,
     )
 
 
@@ -105,7 +113,10 @@ def _sources(found: Found) -> list[dict[str, Any]]:
 
 
 def _key(info: CorpusInfo, settings: Settings, sources: list[dict[str, Any]]) -> str:
-    text: dict[str, Any] = {"format": _FORMAT, "name": info.name, "settings": dataclasses.asdict(settings)}
+    choices = dataclasses.asdict(settings)
+    if not settings.line_start:  # so that corpora prepared before there was a choice are found
+        del choices["line_start"]
+    text: dict[str, Any] = {"format": _FORMAT, "name": info.name, "settings": choices}
     if info.name == "builtin":
         text["python"] = builtin.signature()
         text["extraction"] = hashlib.sha256(Path(builtin.__file__).read_bytes()).hexdigest()
@@ -133,11 +144,12 @@ _KINDS = {"byte": "bytes", "character": "characters", "bpe": "BPE"}  # of tokens
 
 
 def _label(
-    info: CorpusInfo, kind: str, found: Found, record: Mapping[str, Any], first: int | None, is_slice: bool
+    info: CorpusInfo, settings: Settings, found: Found, record: Mapping[str, Any], first: int | None, is_slice: bool
 ) -> str:
-    """The name in reports; `kind`: of tokens; `first`: so many tokens of the training split were used."""
+    """The name in reports; `first`: so many tokens of the training split were used."""
+    kind, marked = settings.kind, [f"with {SOS}"] if settings.line_start else []
     if is_slice:
-        return f"{info.name} (slice)"
+        return f"{info.name} ({'; '.join(['slice', *marked])})"
     parts = []
     if info.name == "builtin":
         parts.append(f"Python {record['python']}")
@@ -145,6 +157,7 @@ def _label(
         names = list(dict.fromkeys(section.path.name for section in found.sections["train"]))
         kinds = [_KINDS[kind]] if kind in _KINDS else []
         parts.append(", ".join([", ".join(names[:3]) + (" ..." if len(names) > 3 else ""), *kinds]))
+    parts += marked
     if first is not None:
         parts.append(f"first {first:,} tokens")
     return f"{info.name} ({'; '.join(parts)})" if parts else info.name
@@ -188,7 +201,7 @@ def _build(
     corpus = {
         "format": _FORMAT,
         "name": info.name,
-        "label": _label(info, settings.kind, found, record, first, bool(differences)),
+        "label": _label(info, settings, found, record, first, bool(differences)),
         "is_slice": bool(differences),
         "splits": {split: dataclasses.asdict(counts) for split, counts in splits.items()},
         "details": details,

@@ -1,25 +1,26 @@
 """Vocabularies: text to token ids and back.
 
 Word and character vocabularies are sorted by frequency, then alphabetically, so that the same text always gives the same
-ids (and frequent words come first, as adaptive output layers want). `<eos>` ends a line, `<unk>` stands for what is rare or
-unseen; published corpora hold `<unk>` as a word, and it is the same entry. BPE lives in `bpe.py`.
+ids (and frequent words come first, as adaptive output layers want). `<eos>` ends a line, and on request `<sos>` begins it;
+`<unk>` stands for what is rare or unseen; published corpora hold `<unk>` as a word, and it is the same entry. BPE lives in
+`bpe.py`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
+from fullrank.data.entries import EOS, SOS, UNK, check_ids, digest, index, ranked
 from fullrank.data.vocab_files import ENTRIES_FILE, META_FILE, read_entries, save_entries, save_meta
 from fullrank.errors import InputError, RunError
 
-UNK, EOS = "<unk>", "<eos>"
 UNKNOWN_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 _PUNCTUATION = re.compile(r"<unk>|<eos>|\w+(?:['’]\w+)*|[^\w\s]")
+_PUNCTUATION_WITH_SOS = re.compile(f"{SOS}|{_PUNCTUATION.pattern}")
 
 
 @runtime_checkable
@@ -27,7 +28,8 @@ class Tokenizer(Protocol):
     """Text to ids and back. `start_id` is the context of the first token of a text.
 
     `encode` appends nothing; where lines end in `<eos>`, a newline inside the text is that `<eos>`, and `decode` makes it
-    a newline again. `fingerprint` is the sha256 of the entries in their order.
+    a newline again. Where lines begin with `<sos>` (`sos_id`), `encode` puts one before every line, an empty one too, and
+    `decode` leaves it out. `fingerprint` is the sha256 of the entries in their order.
     """
 
     @property
@@ -37,6 +39,8 @@ class Tokenizer(Protocol):
     @property
     def eos_id(self) -> int | None: ...
     @property
+    def sos_id(self) -> int | None: ...
+    @property
     def fingerprint(self) -> str: ...
     def __len__(self) -> int: ...
     def encode(self, text: str) -> list[int]: ...
@@ -44,53 +48,12 @@ class Tokenizer(Protocol):
     def save(self, folder: Path) -> None: ...
 
 
-def check_ids(ids: Sequence[int], size: int) -> None:
-    """InputError unless every id is in [0, size)."""
-    if len(ids) and (min(ids) < 0 or max(ids) >= size):
-        bad = next(i for i in ids if not 0 <= i < size)
-        raise InputError(f"token id {bad} is not in this vocabulary of {size:,} entries (ids 0 to {size - 1})")
-
-
-def digest(kind: str, entries: Iterable[str]) -> str:
-    """sha256 of a vocabulary: its kind and its entries in order."""
-    return hashlib.sha256("\0".join((kind, *entries)).encode()).hexdigest()
-
-
-def ranked(
-    counts: Mapping[str, int], *, keep: Sequence[str], unk: bool, min_count: int, max_vocabulary: int | None
-) -> tuple[list[str], list[int]]:
-    """Entries and counts, most frequent first, ties alphabetically. `keep` are entries that never drop out.
-
-    What is rarer than `min_count` or beyond `max_vocabulary` entries is counted under `<unk>`.
-    Raises InputError if something drops out and `unk` is False, or if there is no room for the entries in `keep`.
-    """
-    always = [UNK, *keep] if unk else list(keep)
-    if max_vocabulary is not None and max_vocabulary <= len(always):
-        raise InputError(
-            f"data.max_vocabulary: more than {len(always)} ({', '.join(map(repr, always))}), given {max_vocabulary}"
-        )
-    table = dict.fromkeys(always, 0) | dict(counts)
-    free = sorted(
-        ((count, entry) for entry, count in table.items() if entry not in always and count >= min_count),
-        key=lambda item: (-item[0], item[1]),
-    )
-    kept = free if max_vocabulary is None else free[: max_vocabulary - len(always)]
-    lost = sum(table.values()) - sum(table[entry] for entry in always) - sum(count for count, _ in kept)
-    if unk:
-        table[UNK] += lost
-    elif lost:
-        raise InputError(
-            f"a vocabulary without {UNK} cannot leave entries out (min_count {min_count}, max_vocabulary {max_vocabulary})"
-        )
-    kept = sorted([*kept, *((table[entry], entry) for entry in always)], key=lambda item: (-item[0], item[1]))
-    return [entry for _, entry in kept], [count for count, _ in kept]
-
-
 class WordVocabulary:
     """Words: between white space, or (`split="punctuation"`) runs of letters and digits and single punctuation marks.
 
     `entries` in the order of their ids, among them `<eos>`. Without `<unk>`, an unseen word is an InputError.
-    `line_end`: a newline is `<eos>`; otherwise it is white space. Decoding joins words with single spaces.
+    `line_end`: a newline is `<eos>`; otherwise it is white space. `line_start`: `<sos>` stands before every line.
+    Decoding joins words with single spaces.
     """
 
     kind = "word"
@@ -103,14 +66,19 @@ class WordVocabulary:
         lowercase: bool = False,
         split: Literal["whitespace", "punctuation"] = "whitespace",
         line_end: bool = True,
+        line_start: bool = False,
     ) -> None:
         self.entries = list(entries)
         self.counts = list(counts) if counts is not None else [0] * len(self.entries)
-        self.lowercase, self.split, self.line_end = lowercase, split, line_end
-        self._ids = _index(self.entries, self.counts)
+        self.lowercase, self.split, self.line_end, self.line_start = lowercase, split, line_end, line_start
+        self._pattern = _PUNCTUATION_WITH_SOS if line_start else _PUNCTUATION
+        self._ids = index(self.entries, self.counts)
         if EOS not in self._ids:
             raise InputError(f"a word vocabulary needs the entry {EOS}: it is the context of the first word")
+        if line_start and (SOS not in self._ids or not line_end):
+            raise InputError(f"lines that begin with {SOS} need it as an entry, and end in {EOS}")
         self.eos_id: int | None = self._ids[EOS]
+        self.sos_id: int | None = self._ids[SOS] if line_start else None
         self.start_id = self._ids[EOS]
         self.unk_id = self._ids.get(UNK)
         self.fingerprint = digest(self.kind, self.entries)
@@ -126,21 +94,26 @@ class WordVocabulary:
         lowercase: bool = False,
         split: Literal["whitespace", "punctuation"] = "whitespace",
         line_end: bool = True,
+        line_start: bool = False,
     ) -> WordVocabulary:
-        """The vocabulary of counted words (`<eos>` counted as a word); see `ranked`."""
-        entries, totals = ranked(counts, keep=[EOS], unk=unk, min_count=min_count, max_vocabulary=max_vocabulary)
-        return cls(entries, totals, lowercase=lowercase, split=split, line_end=line_end)
+        """The vocabulary of counted words (`<eos>` and `<sos>` counted as words); see `ranked`."""
+        keep = [EOS, SOS] if line_start else [EOS]
+        entries, totals = ranked(counts, keep=keep, unk=unk, min_count=min_count, max_vocabulary=max_vocabulary)
+        return cls(entries, totals, lowercase=lowercase, split=split, line_end=line_end, line_start=line_start)
 
     def __len__(self) -> int:
         return len(self.entries)
 
     def words(self, text: str) -> list[str]:
-        """The text as words, `<eos>` where a line ends."""
+        """The text as words, `<eos>` where a line ends and, with `line_start`, `<sos>` where one begins."""
         if self.lowercase:
             text = text.lower()
-        if self.line_end:
+        if self.line_start and text:
+            inner, last = (text[:-1], f" {EOS}") if text.endswith("\n") else (text, "")
+            text = f"{SOS} " + inner.replace("\n", f" {EOS} {SOS} ") + last
+        elif self.line_end:
             text = text.replace("\n", f" {EOS} ")
-        return text.split() if self.split == "whitespace" else _PUNCTUATION.findall(text)
+        return text.split() if self.split == "whitespace" else self._pattern.findall(text)
 
     def encode(self, text: str) -> list[int]:
         words = self.words(text)
@@ -161,13 +134,15 @@ class WordVocabulary:
         for i in ids:
             if i == self.eos_id:
                 lines.append([])
-            else:
+            elif i != self.sos_id:
                 lines[-1].append(self.entries[i])
         return "\n".join(" ".join(line) for line in lines)
 
     def save(self, folder: Path) -> None:
         save_entries(folder, self.entries, self.counts)
         options = {"lowercase": self.lowercase, "split": self.split, "line_end": self.line_end}
+        if self.line_start:
+            options["line_start"] = True
         save_meta(folder, self.kind, len(self), self.fingerprint, options)
 
 
@@ -176,12 +151,13 @@ class CharacterVocabulary:
 
     kind = "character"
     eos_id: int | None = None
+    sos_id: int | None = None
 
     def __init__(self, entries: Sequence[str], counts: Sequence[int] | None = None, *, lowercase: bool = False) -> None:
         self.entries = list(entries)
         self.counts = list(counts) if counts is not None else [0] * len(self.entries)
         self.lowercase = lowercase
-        self._ids = _index(self.entries, self.counts)
+        self._ids = index(self.entries, self.counts)
         if "\n" not in self._ids:
             raise InputError("a character vocabulary needs the newline: it is the context of the first character")
         self.start_id = self._ids["\n"]
@@ -234,6 +210,7 @@ class ByteVocabulary:
     kind = "byte"
     start_id = ord("\n")
     eos_id: int | None = None
+    sos_id: int | None = None
 
     def __init__(self, *, lowercase: bool = False) -> None:
         self.lowercase = lowercase
@@ -254,16 +231,6 @@ class ByteVocabulary:
         save_meta(folder, self.kind, 256, self.fingerprint, {"lowercase": self.lowercase})
 
 
-def _index(entries: Sequence[str], counts: Sequence[int]) -> dict[str, int]:
-    if len(counts) != len(entries):
-        raise InputError(f"a vocabulary of {len(entries)} entries with {len(counts)} counts")
-    index = {entry: i for i, entry in enumerate(entries)}
-    if len(index) != len(entries):
-        twice = next(entry for i, entry in enumerate(entries) if index[entry] != i)
-        raise InputError(f"the entry {twice!r} stands twice in the vocabulary")
-    return index
-
-
 def load_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer that `save` wrote into `folder`.
 
@@ -280,6 +247,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
                 tokenizer = WordVocabulary(
                     *read_entries(folder / ENTRIES_FILE),
                     lowercase=meta["lowercase"], split=meta["split"], line_end=meta["line_end"],
+                    line_start=meta.get("line_start", False),
                 )  # fmt: skip
             case "character":
                 tokenizer = CharacterVocabulary(*read_entries(folder / ENTRIES_FILE), lowercase=meta["lowercase"])
@@ -288,7 +256,12 @@ def load_tokenizer(folder: Path) -> Tokenizer:
             case "bpe":
                 from fullrank.data.bpe import load_bpe
 
-                tokenizer = load_bpe(folder, lowercase=meta["lowercase"], line_end=meta["line_end"])
+                tokenizer = load_bpe(
+                    folder,
+                    lowercase=meta["lowercase"],
+                    line_end=meta["line_end"],
+                    line_start=meta.get("line_start", False),
+                )
             case other:
                 raise RunError(f"{meta_path}: unknown kind of vocabulary '{other}' (known: word, byte, character, bpe)")
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -89,15 +89,23 @@ def evaluate_blocks(
 
 
 def figures(
-    evaluation: Evaluation, words: int | None = None, characters: int | None = None, bytes: int | None = None
+    evaluation: Evaluation,
+    words: int | None = None,
+    characters: int | None = None,
+    bytes: int | None = None,
+    line_starts: int | None = None,
 ) -> dict[str, float | int]:
     """What is reported of an evaluation; a figure per word, character or byte for each count of the text that is given.
 
         nll = S / tokens        perplexity = exp(nll)        perplexity_per_word = exp(S / words)
         bits_per_character = S / (ln 2 * characters)         bits_per_byte = S / (ln 2 * bytes)
 
+        tokens_without_sos = tokens - line_starts            perplexity_without_sos = exp(S / tokens_without_sos)
+
     S is the sum of nats; `nll` is in nats per token. Figures per word, character and byte do not depend on how the text was
     cut into tokens, and compare models with different vocabularies. The counts must be those of the text evaluated.
+    `line_starts`: so many of the tokens are `<sos>`. Papers that have none count the others only, for the same text and the
+    same S; after `<eos>` a `<sos>` is certain and costs almost nothing.
     On enwik8, what papers call bits per character (bpc) is `bits_per_byte`: they count bytes.
     A figure that is not finite (a perplexity beyond every float, a diverged model) is left out.
     Raises InputError for a count that is not positive.
@@ -105,11 +113,16 @@ def figures(
     for name, count in (("tokens", evaluation.tokens), ("words", words), ("characters", characters), ("bytes", bytes)):
         if count is not None and count < 1:
             raise InputError(f"{name}: a positive count of what was evaluated, given {count}")
+    if line_starts is not None and not 0 <= line_starts < evaluation.tokens:
+        raise InputError(f"line_starts: fewer than the {evaluation.tokens} tokens evaluated, given {line_starts}")
     found: dict[str, float | int] = {
         "nll": evaluation.nll / evaluation.tokens,
         "perplexity": _exp(evaluation.nll / evaluation.tokens),
         "tokens": evaluation.tokens,
     }
+    if line_starts is not None:
+        found["tokens_without_sos"] = evaluation.tokens - line_starts
+        found["perplexity_without_sos"] = _exp(evaluation.nll / (evaluation.tokens - line_starts))
     if words is not None:
         found["perplexity_per_word"] = _exp(evaluation.nll / words)
     if characters is not None:

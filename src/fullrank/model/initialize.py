@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fullrank.attention.layer import Attention
 from fullrank.attention.mix import RandomMixing
+from fullrank.attention.project import Projection
 from fullrank.attention.relative import RelativeBiases, RelativeKeys
 from fullrank.attention.score import RandomSynthesizer
 from fullrank.attention.stage import drawn_apart
@@ -27,6 +28,7 @@ from fullrank.model.output import SoftmaxOutput
 from fullrank.model.position import Learned
 
 _Matrix = SoftmaxOutput | MixtureOfSoftmaxes  # vocabulary layers with one matrix
+_TABLES = TokenEmbedding | Learned | _Matrix | AdaptiveInput | AdaptiveSoftmax
 
 Initializer = Callable[[nn.Module], None]
 
@@ -130,6 +132,22 @@ def pytorch(module: nn.Module) -> None:
             with _apart(layer):
                 nn.init.uniform_(layer.weight, -bound, bound)
         _zero_bias(*layers, module.merge)
+
+
+@register("initializer", "xavier_uniform")
+def xavier_uniform(module: nn.Module) -> None:
+    """Every matrix and table Xavier-uniform, within +-sqrt(6 / (rows + columns)), as the code of Transformer-MoS starts; query,
+    key and value as one packed matrix, the latents of a mixture as another. Everything else as in `pytorch`."""
+    pytorch(module)
+    if isinstance(module, Projection):
+        return  # packed by its attention, just now
+    if isinstance(module, _TABLES | RelativeKeys | RelativeBiases):
+        found: list[Tensor] = list(module.parameters())
+    else:
+        found = [layer.weight for layer in module.children() if isinstance(layer, nn.Linear)]
+    for parameter in found:
+        if parameter.ndim > 1:
+            nn.init.xavier_uniform_(parameter)
 
 
 def initialize(model: nn.Module, name: str) -> None:

@@ -12,29 +12,12 @@ import yaml
 from fullrank.config.load import flatten
 from fullrank.reporting import format
 from fullrank.reporting.markup import Html, details, el, join, preformatted, section, swatch, table, td, th
-from fullrank.reporting.measure import MEASURES, Measure
+from fullrank.reporting.measure import Measure
 from fullrank.reporting.results import SPLITS, RunRecord, integer, mapping, number
 from fullrank.reporting.table import Comparison, Row, parameters_by_part
 
 _ABSENT = object()
 Named = tuple[str, int, Sequence[RunRecord]]  # name, colour, runs
-
-
-def rest_of_paper(rows: Sequence[Row]) -> Html | None:
-    """What the recipe says of the rows in the paper besides figures; None if that is parameters at most."""
-    figures = {split + end for measure in MEASURES for end in measure.paper for split in SPLITS}
-    keys = list(dict.fromkeys(key for row in rows for key in row.paper if key not in figures))
-    if set(keys) <= {"parameters", "extra_parameters"}:
-        return None
-    head = [th("Row"), *(th(_readable(str(key)), cls="num") for key in keys)]
-    body = [
-        [
-            th(swatch(place), el("span", row.name, cls="name"), scope="row", cls="row-name"),
-            *(td(format.figure(row.paper.get(key), format.plain), cls="num") for key in keys),
-        ]
-        for place, row in enumerate(rows)
-    ]
-    return table([head], body, caption="What else the paper states")
 
 
 def parameters_section(rows: Sequence[Row]) -> Html:
@@ -47,7 +30,7 @@ def parameters_section(rows: Sequence[Row]) -> Html:
     bars = join(_bar(row, found, names, largest) for row, found in zip(rows, parts, strict=True))
     head = [
         th("Row"),
-        *(th(_part_chip(names, name), _readable(name), cls="num") for name in names),
+        *(th(_part_chip(names, name), format.readable(name), cls="num") for name in names),
         th("total", cls="num"),
     ]
     body = [
@@ -67,7 +50,7 @@ def _bar(row: Row, parts: Mapping[str, int], names: Sequence[str], largest: int)
         el(
             "span",
             cls=f"part part-{names.index(name) % 8}",
-            attrs={"style": f"flex-grow:{size}", "title": f"{_readable(name)}: {size:,}"},
+            attrs={"style": f"flex-grow:{size}", "title": f"{format.readable(name)}: {size:,}"},
         )
         for name, size in parts.items()
         if size > 0
@@ -81,10 +64,6 @@ def _bar(row: Row, parts: Mapping[str, int], names: Sequence[str], largest: int)
 
 def _part_chip(names: Sequence[str], name: str) -> Html:
     return el("span", cls=f"chip part-{names.index(name) % 8}", attrs={"aria-hidden": "true"})
-
-
-def _readable(name: str) -> str:
-    return name.replace("_", " ")
 
 
 def configuration_section(named: Sequence[Named]) -> Html:
@@ -144,7 +123,10 @@ def environment_section(compared: Comparison) -> Html:
     environments = [(name, mapping(result.get("environment"))) for name, result in results]
     keys = dict.fromkeys(key for _, environment in environments for key in environment)
     machine = [
-        (_readable(str(key)), _shared([(name, {"value": found.get(key)}) for name, found in environments], _value_of))
+        (
+            format.readable(str(key)),
+            _shared([(name, {"value": found.get(key)}) for name, found in environments], _value_of),
+        )
         for key in keys
     ]
     cards = [

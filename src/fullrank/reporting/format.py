@@ -106,6 +106,11 @@ def _three_digits(value: float) -> str:
     return f"{value:,.0f}" if 100 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
+def readable(key: str) -> str:
+    """A key as words."""
+    return key.replace("_", " ")
+
+
 def listed(words: list[str]) -> str:
     """'a', 'a and b', 'a, b and c'."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""

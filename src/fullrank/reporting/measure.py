@@ -35,11 +35,14 @@ class Measure:
         """Whether it is bits per something; else it is perplexity."""
         return self.unit != "perplexity"
 
-    def final(self, record: RunRecord, split: str) -> float | None:
-        """The figure of a finished run on a split; None if it was not measured or is out of range."""
+    def final(self, record: RunRecord, split: str, checkpoint: str = "final") -> float | None:
+        """The figure of a finished run on a split; None if it was not measured or is out of range.
+
+        `checkpoint`: `final` is the best one, `last` that of the last step.
+        """
         if not self.in_bits:
-            return record.final(split)
-        found = number(mapping(mapping(mapping(record.result).get("final")).get(split)).get(self.key))
+            return record.final(split, self.key, checkpoint)
+        found = number(mapping(mapping(mapping(record.result).get(checkpoint)).get(split)).get(self.key))
         return found if found is not None and found >= 0 else None
 
     def unigram(self, record: RunRecord, split: str) -> float | None:
@@ -93,6 +96,9 @@ BITS_PER_BYTE = Measure(
 BITS_PER_CHARACTER = Measure(
     "bits_per_character", "bits per character", "", "bits per character", "bits/char", "bits per token",
     ("_bits_per_character",),
+)  # fmt: skip
+WITHOUT_SOS = Measure(  # of text with a token <sos> before every line: the others alone are counted, as is usual
+    "perplexity_without_sos", "perplexity without <sos>", "a ", "perplexities without <sos>", "ppl", "perplexity", (),
 )  # fmt: skip
 MEASURES = (PERPLEXITY, BITS_PER_BYTE, BITS_PER_CHARACTER)
 

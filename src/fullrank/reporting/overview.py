@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from fullrank.reporting import format
-from fullrank.reporting.details import rest_of_paper
+from fullrank.reporting.beside import rest_of_paper, without_sos_table
 from fullrank.reporting.figures import dot_figure
 from fullrank.reporting.markup import Html, details, el, join, section, swatch, table, td, th
 from fullrank.reporting.measure import BITS_PER_BYTE, BITS_PER_CHARACTER, Measure
@@ -74,6 +74,8 @@ def comparison_section(compared: Comparison) -> Html:
     if not rows:
         return Html("")
     parts = [_comparison_table(compared), el("p", " ".join(_notes(compared)), cls="note")]
+    if compared.counts_sos:
+        parts.append(without_sos_table(compared))
     if compared.comparable and len(rows) > 1:
         parts.append(_dots(rows, compared.measure))
     if (more := rest_of_paper(rows)) is not None:
@@ -132,12 +134,13 @@ def _dots(rows: Sequence[Row], measure: Measure) -> Html:
 
 def _comparison_table(compared: Comparison) -> Html:
     rows = compared.rows
-    paper, seeds = compared.has_paper, any(len(row.runs) > 1 for row in rows)
-    words = compared.measure.words
+    seeds = any(len(row.runs) > 1 for row in rows)
+    words, kinds = compared.measure.words, _kinds(compared)
     split_heads = [th(words.capitalize(), scope="colgroup", cls="num group", span=2)]
-    if paper:
+    if len(kinds) > 1:
         split_heads = [
-            th(f"{_SPLIT[split].capitalize()} {words}", scope="colgroup", cls="num group", span=2) for split in SPLITS
+            th(f"{_SPLIT[split].capitalize()} {words}", scope="colgroup", cls="num group", span=len(kinds))
+            for split in SPLITS
         ]
     upper = [
         *([td("")] * (1 + seeds)),
@@ -147,14 +150,20 @@ def _comparison_table(compared: Comparison) -> Html:
     ]
     lower = [th("Row"), *([th("n", cls="num")] if seeds else []), th("total", cls="num"), th("over first", cls="num")]
     for split in SPLITS:
-        lower += [th("paper", cls="num"), th("ours", cls="num")] if paper else [th(_SPLIT[split], cls="num")]
+        lower += [th(kind, cls="num") for kind in kinds] if len(kinds) > 1 else [th(_SPLIT[split], cls="num")]
     lower += [th(word, cls="num") for word in ("tokens/s", "ms/step", "wall time")]
-    body = [_comparison_row(compared, row, place, paper, seeds) for place, row in enumerate(rows)]
-    foot = _unigram_rows(compared, paper, seeds)
+    body = [_comparison_row(compared, row, place, seeds) for place, row in enumerate(rows)]
+    foot = _unigram_rows(compared, seeds)
     return table([upper, lower], body, caption="Rows compared", foot=foot, cls="comparison")
 
 
-def _comparison_row(compared: Comparison, row: Row, place: int, paper: bool, seeds: bool) -> list[Html]:
+def _kinds(compared: Comparison) -> list[str]:
+    """What stands under each split: the paper's figure where there is one, and ours."""
+    ours = ["ours, best", "ours, last"] if compared.shows_last else ["ours"]
+    return ["paper", *ours] if compared.has_paper else ours
+
+
+def _comparison_row(compared: Comparison, row: Row, place: int, seeds: bool) -> list[Html]:
     first, measure = row is compared.rows[0], compared.measure
     label = [swatch(place), el("span", row.name, cls="name")]
     if row.is_slice:
@@ -169,12 +178,14 @@ def _comparison_row(compared: Comparison, row: Row, place: int, paper: bool, see
     cells.append(td(format.count(row.parameters), cls="num"))
     cells.append(td("first" if first else format.extra(row.extra_parameters), cls="num quiet" if first else "num"))
     for split in SPLITS:
-        if paper:
+        if compared.has_paper:
             cells.append(td(measure.stated(measure.of_paper(row.paper, split)), cls="num quiet"))
         best = split in row.best
         value = el("strong" if best else "span", measure.spread(row.figures.get(split)))
         change = format.signed_percent(row.difference[split]) if split in row.difference else ""
         cells.append(td(value, el("span", change, cls="sub") if change else "", cls="num best" if best else "num"))
+        if compared.shows_last:
+            cells.append(td(measure.spread(row.last.get(split)), cls="num"))
     steps = {phase: stat.mean for phase, stat in row.ms_per_step.items()}
     return [
         *cells,
@@ -194,7 +205,7 @@ def _by_phase(steps: Mapping[str, float]) -> list[Html]:
     ]
 
 
-def _unigram_rows(compared: Comparison, paper: bool, seeds: bool) -> list[list[Html]]:
+def _unigram_rows(compared: Comparison, seeds: bool) -> list[list[Html]]:
     """One row for each text: the figure of word frequencies alone."""
     texts = {row.text: row for row in reversed(compared.rows) if row.unigram}
     found: list[list[Html]] = []
@@ -202,7 +213,8 @@ def _unigram_rows(compared: Comparison, paper: bool, seeds: bool) -> list[list[H
         name = "Unigram, same vocabulary" if compared.comparable else f"Unigram: {row.label}"
         cells = [th(name, scope="row", cls="row-name"), *([td("")] if seeds else []), td(""), td("")]
         for split in SPLITS:
-            cells += [*([td("")] if paper else []), td(compared.measure.show(row.unigram.get(split)), cls="num")]
+            cells += [td("")] * compared.has_paper
+            cells += [td(compared.measure.show(row.unigram.get(split)), cls="num"), *([td("")] * compared.shows_last)]
         found.append([*cells, *([td("")] * 3)])
     return found
 

@@ -52,10 +52,13 @@ class RunRecord:
         found = mapping(details.get("settings")).get("kind") or self.vocabulary.get("kind")
         return str(found or mapping(self.config.get("data")).get("tokens") or "")
 
-    def final(self, split: str) -> float | None:
-        """Perplexity of the finished run on a split; None if it was not measured or is no positive number."""
-        final = mapping(mapping(self.result).get("final"))
-        found = number(mapping(final.get(split)).get("perplexity"))
+    def final(self, split: str, key: str = "perplexity", checkpoint: str = "final") -> float | None:
+        """Perplexity of the finished run on a split; None if it was not measured or is no positive number.
+
+        `key`: another figure of the kind; `checkpoint`: `final` is the best one, `last` that of the last step.
+        """
+        figures = mapping(mapping(self.result).get(checkpoint))
+        found = number(mapping(figures.get(split)).get(key))
         return found if found is not None and found > 0 else None
 
 

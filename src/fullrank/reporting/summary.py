@@ -34,7 +34,7 @@ def summarise(compared: Comparison) -> Summary:
     for row in compared.rows:
         groups.setdefault(row.text, []).append(row)
     found = [sentence for rows in groups.values() for sentence in _cautions(rows)]
-    cautions = tuple(dict.fromkeys([*found, *_protocols(compared), *_other_measure(compared)]))
+    cautions = tuple(dict.fromkeys([*found, *_protocols(compared), *_other_measure(compared), *_conventions(compared)]))
     if len(groups) > 1:
         parts = [
             f"On {rows[0].label or 'a text that is not recorded'}: {_paragraph(rows, _judged(rows, compared))}"
@@ -258,6 +258,22 @@ def _other_measure(compared: Comparison) -> list[str]:
     return [
         f"The paper's figures are {others[-1]}, and these runs are compared by {compared.measure.words}: they are left out."
     ]
+
+
+def _conventions(compared: Comparison) -> list[str]:
+    """Which of our figures are the paper's kind, and what counts as a token, where either is not the usual."""
+    found: list[str] = []
+    if compared.paper_is_last:
+        found.append(
+            "The paper's figures are of the weights of the last epoch: compare them with ours of the last checkpoint"
+            + (", which in these runs is the best." if compared.last_is_best else ".")
+        )
+    if compared.counts_sos:
+        found.append(
+            "Every line begins with a token <sos>, which counts in the perplexities and costs almost nothing; without it, as "
+            "tokens are usually counted, they are higher."
+        )
+    return found
 
 
 def _machine(result: object) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from fullrank.errors import InputError
 from fullrank.reporting.grouping import row_names, seeds_of_rows, texts_of_rows
-from fullrank.reporting.measure import MEASURES, PERPLEXITY, Measure, choose, paper_of
+from fullrank.reporting.measure import MEASURES, PERPLEXITY, WITHOUT_SOS, Measure, choose, paper_of
 from fullrank.reporting.results import SPLITS, RunRecord, integer, mapping, number, read_runs
 from fullrank.reporting.stats import Stat, over_runs
 
@@ -23,7 +23,8 @@ class Row:
     `protocol` says how it was measured; where rows differ in it, their names are marked (`Comparison.mark`).
     `figures` are in the measure of the comparison, by split, and so are `difference` (relative, to the first row, where
     the two compare), `best` (the splits in which no comparable row has a lower mean) and `unigram`; `perplexity` is
-    perplexity always. `ms_per_step` is by phase of training.
+    perplexity always. `last` is as `figures`, of the last checkpoint instead of the best; `without_sos` is, for both (`final`
+    and `last`), perplexity without the tokens `<sos>`, where there are any. `ms_per_step` is by phase of training.
     """
 
     name: str
@@ -34,6 +35,8 @@ class Row:
     extra_parameters: int | None
     figures: Mapping[str, Stat]
     perplexity: Mapping[str, Stat]
+    last: Mapping[str, Stat]
+    without_sos: Mapping[str, Mapping[str, Stat]]
     difference: Mapping[str, float]
     best: tuple[str, ...]
     tokens_per_second: Stat | None
@@ -85,6 +88,26 @@ class Comparison:
         """Whether a row has figures of a paper in the measure of the comparison."""
         return self.states(self.measure)
 
+    @property
+    def paper_is_last(self) -> bool:
+        """Whether the paper's figures are of the last checkpoint, as a recipe states with `checkpoint: last`."""
+        return any(row.paper.get("checkpoint") == "last" for row in self.rows)
+
+    @property
+    def shows_last(self) -> bool:
+        """Whether the last checkpoint has a column of its own: it is the paper's, and not everywhere our best."""
+        return self.paper_is_last and any(row.last and row.last != row.figures for row in self.rows)
+
+    @property
+    def last_is_best(self) -> bool:
+        """Whether the last checkpoint of every row is recorded, and is the best."""
+        return all(row.last and row.last == row.figures for row in self.rows)
+
+    @property
+    def counts_sos(self) -> bool:
+        """Whether `<sos>` is among the tokens of a row."""
+        return any(row.without_sos for row in self.rows)
+
     def states(self, measure: Measure) -> bool:
         """Whether a row has figures of a paper in this measure."""
         return any(measure.of_paper(row.paper, split) is not None for row in self.rows for split in SPLITS)
@@ -135,8 +158,8 @@ def ms_per_step(record: RunRecord) -> dict[str, float]:
     return {str(phase): value for phase, raw in phases.items() if (value := number(raw)) is not None}
 
 
-def _over_seeds(runs: Sequence[RunRecord], measure: Measure) -> dict[str, Stat]:
-    found = {split: over_runs(measure.final(run, split) for run in runs) for split in SPLITS}
+def _over_seeds(runs: Sequence[RunRecord], measure: Measure, checkpoint: str = "final") -> dict[str, Stat]:
+    found = {split: over_runs(measure.final(run, split, checkpoint) for run in runs) for split in SPLITS}
     return {split: stat for split, stat in found.items() if stat is not None}
 
 
@@ -157,6 +180,12 @@ def _row(name: str, runs: tuple[RunRecord, ...], text: int, measure: Measure) ->
         extra_parameters=None,
         figures=_over_seeds(runs, measure),
         perplexity=_over_seeds(runs, PERPLEXITY),
+        last=_over_seeds(runs, measure, "last"),
+        without_sos={
+            checkpoint: found
+            for checkpoint in ("final", "last")
+            if (found := _over_seeds(runs, WITHOUT_SOS, checkpoint))
+        },
         difference={},
         best=(),
         tokens_per_second=over_runs(number(result.get("tokens_per_second")) for result in results),
@@ -230,6 +259,12 @@ def _row_as_json(row: Row, measure: Measure) -> dict[str, Any]:
         "measure": measure.key,
         "perplexity": {split: plain(stat) for split, stat in row.perplexity.items()},
         **_bits_as_json(row),
+        "last": {measure.key: {split: plain(stat) for split, stat in row.last.items()}} if row.last else None,
+        WITHOUT_SOS.key: {
+            checkpoint: {split: plain(stat) for split, stat in stats.items()}
+            for checkpoint, stats in row.without_sos.items()
+        }
+        or None,
         "difference": dict(row.difference),
         "best": list(row.best),
         "paper": dict(row.paper) or None,

@@ -10,8 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fullrank.reporting import format
-from fullrank.reporting.measure import Measure
+from fullrank.reporting.measure import WITHOUT_SOS, Measure
 from fullrank.reporting.results import SPLITS
+from fullrank.reporting.stats import Stat
 from fullrank.reporting.summary import summarise
 from fullrank.reporting.table import Comparison, Row
 
@@ -23,6 +24,8 @@ def print_table(console: Console, compared: Comparison, title: str | None = None
         if _width(console, table) > console.width:
             table = _table(compared, title, narrow=True)
         console.print(_Whole(table), crop=False, soft_wrap=True)
+    if compared.counts_sos:
+        console.print(_Whole(_without_sos(compared)), crop=False, soft_wrap=True)
     summary = summarise(compared)
     console.print(Text(summary.headline, style="bold"))
     for sentence in (*summary.warnings, *summary.cautions):
@@ -65,14 +68,18 @@ def _table(compared: Comparison, title: str | None, *, narrow: bool) -> Table:
             Text(name),
             format.count(row.parameters),
             "" if row is compared.rows[0] else format.extra(row.extra_parameters),
-            *_cells(row, compared.measure, compared.has_paper, narrow),
+            *_cells(row, compared, narrow),
             format.count(row.tokens_per_second.mean if row.tokens_per_second else None),
         )
     for label, unigram in _unigrams(compared).items():
         cells = [
             cell
             for split in SPLITS
-            for cell in ([""] if compared.has_paper else []) + [compared.measure.show(unigram.get(split))]
+            for cell in [
+                *([""] if compared.has_paper else []),
+                compared.measure.show(unigram.get(split)),
+                *([""] if compared.shows_last else []),
+            ]
         ]
         name = "unigram" if compared.comparable else f"unigram, {label}"
         table.add_row(Text(name, style="dim"), "", "", *(Text(cell, style="dim") for cell in cells), "")
@@ -81,24 +88,47 @@ def _table(compared: Comparison, title: str | None, *, narrow: bool) -> Table:
 
 def _headings(compared: Comparison, narrow: bool) -> list[str]:
     short = compared.measure.short
-    if not compared.has_paper:
+    if not compared.has_paper and not compared.shows_last:
         return [f"{split} {short}" for split in SPLITS]
+    ours = ["ours, best", "ours, last"] if compared.shows_last else ["ours"]
     return [
-        f"{split}\n{whose}" if narrow else f"{split} {short}\n{whose}"
+        f"{split}\n{whose.replace(' ', chr(10))}" if narrow else f"{split} {short}\n{whose}"
         for split in SPLITS
-        for whose in ("paper", "ours")
+        for whose in (["paper", *ours] if compared.has_paper else ours)
     ]
 
 
-def _cells(row: Row, measure: Measure, has_paper: bool, narrow: bool) -> list[Text]:
-    cells: list[Text] = []
+def _cells(row: Row, compared: Comparison, narrow: bool) -> list[Text]:
+    measure, cells = compared.measure, []
     for split in SPLITS:
-        if has_paper:
+        if compared.has_paper:
             cells.append(Text(measure.stated(measure.of_paper(row.paper, split)), style="dim"))
-        value = measure.spread(row.figures.get(split))
-        value = value.replace(" ±", "\n±") if narrow else value
-        cells.append(Text(value, style="bold green" if split in row.best else ""))
+        cells.append(_figure(row.figures.get(split), measure, narrow, style="bold green" if split in row.best else ""))
+        if compared.shows_last:
+            cells.append(_figure(row.last.get(split), measure, narrow))
     return cells
+
+
+def _figure(stat: Stat | None, measure: Measure, narrow: bool, style: str = "") -> Text:
+    value = measure.spread(stat)
+    return Text(value.replace(" ±", "\n±") if narrow else value, style=style)
+
+
+def _without_sos(compared: Comparison) -> Table:
+    """Perplexity in the usual count of tokens."""
+    checkpoints = {"final": "\nbest", "last": "\nlast"} if compared.shows_last else {"final": ""}
+    table = Table(
+        title=Text(f"{WITHOUT_SOS.words}, as tokens are usually counted"),
+        title_justify="left", title_style="", box=box.SIMPLE_HEAD, pad_edge=False,
+    )  # fmt: skip
+    table.add_column("model", no_wrap=True)
+    for split in SPLITS:
+        for ending in checkpoints.values():
+            table.add_column(f"{split} {WITHOUT_SOS.short}{ending}", justify="right", no_wrap=True)
+    for row in compared.rows:
+        found = [row.without_sos.get(checkpoint, {}).get(split) for split in SPLITS for checkpoint in checkpoints]
+        table.add_row(Text(row.name), *(_figure(stat, WITHOUT_SOS, narrow=False) for stat in found))
+    return table
 
 
 def _unigrams(compared: Comparison) -> dict[str, dict[str, float]]:

@@ -81,8 +81,11 @@ def generate(
     device = choose_device(device_name, "--device")
     model = LanguageModel.load(folder, checkpoint, memory_length=memory_length).to(device)
     reader = Remembering(model) if model.memory_length else model
+    given = tokenizer.encode(prompt)
+    if tokenizer.sos_id is not None and (not given or given[-1] == tokenizer.eos_id):
+        given.append(tokenizer.sos_id)  # what is written begins a line
     # the model was trained to read a text from its start mark on
-    ids = torch.tensor([[tokenizer.start_id, *tokenizer.encode(prompt)]], device=device)
+    ids = torch.tensor([[tokenizer.start_id, *given]], device=device)
     eos = tokenizer.eos_id if how.stop else None
     with kernel(kernel_name), torch.no_grad():
         if how.beam is not None:
@@ -109,9 +112,8 @@ def generate(
                 seed=how.seed,
             )
             new, lengths, scores = drawn.ids, drawn.lengths, drawn.log_probs.sum(1)
-    read = ids[0, 1:].tolist()
     texts = [
-        {"text": tokenizer.decode(read + row[:length]), "tokens": length, "log_prob": score}
+        {"text": tokenizer.decode(given + row[:length]), "tokens": length, "log_prob": score}
         for row, length, score in zip(new.tolist(), lengths.tolist(), scores.tolist(), strict=True)
     ]
     return {"run": str(folder), "prompt": prompt, "texts": texts}

@@ -157,8 +157,15 @@ def _train(config: RunConfig, identity: dict[str, Any], corpus: Corpus, folder: 
             folder, track=options.track, config=dataclasses.asdict(config), label=str(identity["name"]), quiet=quiet
         ),
     )
-    best = LanguageModel.load(folder, "best").to(device)
-    final = {split: _figures(best, corpus, split, reported, judging.batch_size, device) for split in ("valid", "test")}
+
+    def measured(checkpoint: str) -> dict[str, Any]:
+        saved = LanguageModel.load(folder, checkpoint).to(device)
+        return {
+            split: _figures(saved, corpus, split, reported, judging.batch_size, device) for split in ("valid", "test")
+        }
+
+    final = measured("best")
+    last = final if done.best_step == done.steps else measured("last")
     parts = parameters_by_part(model)
     result = {
         **{key: identity[key] for key in ("name", "recipe", "row", "scale", "paper", "kernel")},
@@ -166,6 +173,7 @@ def _train(config: RunConfig, identity: dict[str, Any], corpus: Corpus, folder: 
         "parameters": parts,
         "mixing_parameters": parts["mixing"],
         "final": final,
+        "last": last,
         "best": {"step": done.best_step, "nll": done.best_nll, "protocol": judged.in_words()},
         "protocol": reported.in_words(),
         "protocol_settings": dataclasses.asdict(reported),
@@ -208,11 +216,12 @@ def _figures(
     device: torch.device,
 ) -> dict[str, Any]:
     """What is reported of a split. A word model scores `<unk>` for words it lacks, so bits per character would flatter it."""
-    info, start = corpus.splits[split], corpus.tokenizer.start_id
-    found = measure(model, corpus.ids(split), protocol, batch_size=batch_size, start_id=start, device=device)
-    if corpus.tokenizer.kind == "word":
-        return figures(found, words=found.tokens)
-    return figures(found, words=info.words, characters=info.characters, bytes=info.bytes)
+    info, tokenizer, ids = corpus.splits[split], corpus.tokenizer, corpus.ids(split)
+    found = measure(model, ids, protocol, batch_size=batch_size, start_id=tokenizer.start_id, device=device)
+    begun = None if tokenizer.sos_id is None else int((ids == tokenizer.sos_id).sum())
+    if tokenizer.kind == "word":
+        return figures(found, words=found.tokens - (begun or 0), line_starts=begun)
+    return figures(found, words=info.words, characters=info.characters, bytes=info.bytes, line_starts=begun)
 
 
 def corpus_of(folder: Path, split: str, say: Say = print) -> Corpus:

@@ -1,0 +1,175 @@
+"""`data.sos`: every line begins with <sos>. Tokens, counts, cache keys, real corpora."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fullrank.config.schema import DataConfig
+from fullrank.data import Corpus, WordVocabulary, load_tokenizer, prepare, train_bpe
+from fullrank.data import text as text_module
+from fullrank.errors import InputError
+
+WORDS = WordVocabulary.from_counts(Counter(["a", "b", "b", "<eos>", "<sos>", "<eos>", "<sos>"]), line_start=True)
+PIECES = train_bpe(["a bb cc\nbb cc\n" * 9], size=280, line_start=True)
+
+
+def config(folder: Path, **more: object) -> DataConfig:
+    given = {"train": "train.txt", "valid": "valid.txt", "test": "test.txt", "dir": str(folder)} | more
+    return DataConfig(name="text", cache=str(folder / "cache"), **given)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    for split, text in {"train": "a b\n\nb a\n", "valid": "b\n", "test": "\na\n\nb a"}.items():
+        (tmp_path / f"{split}.txt").write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def entries(corpus: Corpus, split: str) -> str:
+    assert isinstance(corpus.tokenizer, WordVocabulary)
+    return " ".join(corpus.tokenizer.entries[i] for i in corpus.ids(split).tolist())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a b\n", "<sos> a b <eos>"),
+        ("a\n\nb\n", "<sos> a <eos> <sos> <eos> <sos> b <eos>"),
+        ("a\nb", "<sos> a <eos> <sos> b"),
+        ("\n", "<sos> <eos>"),
+        ("", ""),
+    ],
+)
+def test_every_line_begins_with_sos(text: str, expected: str) -> None:
+    """As the paper's code has it: `<sos>` words `<eos>`, for a blank line, too."""
+    assert WORDS.words(text) == expected.split()
+    assert WORDS.decode(WORDS.encode(text)) == text
+    assert WORDS.start_id == WORDS.eos_id != WORDS.sos_id
+
+
+def test_punctuation_and_sos() -> None:
+    vocabulary = WordVocabulary.from_counts(Counter(["f", "(", ")"]), split="punctuation", line_start=True)
+    assert vocabulary.words("f()\n<sos>") == ["<sos>", "f", "(", ")", "<eos>", "<sos>", "<sos>"]
+    plain = WordVocabulary.from_counts(Counter(["f"]), split="punctuation")
+    assert plain.words("<sos>") == ["<", "sos", ">"]
+    assert plain.sos_id is None
+
+
+@given(st.lists(st.lists(st.sampled_from(["a", "b"]), max_size=3), max_size=4), st.booleans())
+def test_nothing_is_lost(lines: list[list[str]], ended: bool) -> None:
+    text = "\n".join(" ".join(line) for line in lines) + "\n" * ended
+    begun = text.count("\n") + (not text.endswith("\n") and bool(text))
+    for tokenizer in (WORDS, PIECES):
+        ids = tokenizer.encode(text)
+        assert tokenizer.decode(ids) == text
+        assert (ids.count(tokenizer.sos_id), ids.count(tokenizer.eos_id)) == (begun, text.count("\n"))
+
+
+@pytest.mark.parametrize("tokenizer", [WORDS, PIECES], ids=["word", "bpe"])
+def test_saved_and_loaded(tokenizer: WordVocabulary, tmp_path: Path) -> None:
+    tokenizer.save(tmp_path)
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.sos_id == tokenizer.sos_id is not None
+    assert loaded.encode("a\n\nb") == tokenizer.encode("a\n\nb")
+
+
+def test_a_corpus_with_sos(files: Path) -> None:
+    corpus = prepare(config(files, sos=True))
+    assert entries(corpus, "train") == "<sos> a b <eos> <sos> <eos> <sos> b a <eos>"
+    assert entries(corpus, "test") == "<sos> <eos> <sos> a <eos> <sos> <eos> <sos> b a <eos>"
+    assert sorted(corpus.tokenizer.entries) == ["<eos>", "<sos>", "<unk>", "a", "b"]
+    assert dict(zip(corpus.tokenizer.entries, corpus.tokenizer.counts, strict=True))["<sos>"] == 3
+    assert (corpus.splits["test"].tokens, corpus.splits["test"].words) == (11, 7)  # words as published counts are
+    assert corpus.label == "text (train.txt; with <sos>)"
+    assert entries(prepare(config(files, sos=True, max_tokens=5)), "train") == "<sos> a b <eos> <sos>"
+    pieces = prepare(config(files, sos=True, tokens="bpe"))
+    assert pieces.tokenizer.decode(pieces.ids("test").tolist()) == "\na\n\nb a\n"
+    assert pieces.ids("test").tolist().count(pieces.tokenizer.sos_id) == 4
+
+
+def test_a_line_that_is_read_in_pieces_begins_once(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Very long lines pass through memory in pieces; so do sections without a newline at their end."""
+    monkeypatch.setattr(text_module, "_PIECE", 8)
+    monkeypatch.setattr(text_module, "_LONGEST", 1 << 20)
+    (files / "train.txt").write_text("a b " * 30 + "\n" + "b a " * 20, encoding="utf-8")
+    corpus = prepare(config(files, sos=True, train=["train.txt", "valid.txt"]))
+    assert entries(corpus, "train").split() == [
+        "<sos>", *"ab" * 30, "<eos>", "<sos>", *"ba" * 20, "<eos>", "<sos>", "b", "<eos>",
+    ]  # fmt: skip
+    assert dict(zip(corpus.tokenizer.entries, corpus.tokenizer.counts, strict=True))["<sos>"] == 3
+    pieces = prepare(config(files, sos=True, tokens="bpe"))
+    assert pieces.ids("train").tolist().count(pieces.tokenizer.sos_id) == 2
+
+
+def test_corpora_without_it_keep_their_place(files: Path) -> None:
+    """The key of a corpus, and what is saved of its vocabulary, are what they were before there was a choice."""
+    settings = {
+        "kind": "word", "lowercase": False, "line_end": True, "split": "whitespace", "min_count": 1,
+        "max_vocabulary": None, "max_tokens": None,
+    }  # fmt: skip
+    sources = [
+        {"split": split, "file": f"{split}.txt", "start": 0, "end": None,
+         "sha256": hashlib.sha256((files / f"{split}.txt").read_bytes()).hexdigest()}
+        for split in ("train", "valid", "test")
+    ]  # fmt: skip
+    text = json.dumps({"format": 1, "name": "text", "settings": settings, "sources": sources}, sort_keys=True)
+    key = hashlib.sha256(text.encode()).hexdigest()[:16]
+    corpus = prepare(config(files))
+    assert corpus.folder.name == f"text-word-{key}"
+    assert "line_start" not in json.loads((corpus.folder / "vocabulary.json").read_text())
+    assert prepare(config(files, sos=True)).folder != corpus.folder
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            {"tokens": "byte"},
+            r"data.sos: <sos> begins lines that end in <eos>, which byte tokens have not; .*data.tokens",
+        ),
+        ({"tokens": "character"}, "which character tokens have not"),
+        ({"eos": False}, r"which word tokens have with data.eos=true; given False"),
+        ({"max_vocabulary": 3}, r"data.max_vocabulary: more than 3 \('<unk>', '<eos>', '<sos>'\), given 3"),
+        ({"tokens": "bpe", "max_vocabulary": 257}, r"data.max_vocabulary: at least 258 .*<eos> and <sos>\), given 257"),
+    ],
+)
+def test_errors_name_the_key(files: Path, more: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        prepare(config(files, sos=True, **more))
+
+
+def test_a_vocabulary_without_it_is_refused() -> None:
+    with pytest.raises(InputError, match="need it as an entry"):
+        WordVocabulary(["<eos>", "a"], line_start=True)
+    with pytest.raises(InputError, match="end in <eos>"):
+        WordVocabulary(["<eos>", "<sos>"], line_start=True, line_end=False)
+
+
+def test_penn_treebank(corpora: Path, tmp_path: Path) -> None:
+    """The counts of the paper's code: 10,001 entries, 77,130 and 86,191 tokens; it is no slice of the published corpus."""
+    given = DataConfig(name="ptb", dir=str(corpora), cache=str(tmp_path), sos=True)
+    corpus = prepare(given, allow_slice=False)
+    assert len(corpus.tokenizer) == 10_001
+    assert [corpus.splits[split].tokens for split in ("valid", "test")] == [77_130, 86_191]
+    assert [corpus.splits[split].words for split in ("train", "valid", "test")] == [929_589, 73_760, 82_430]
+    raw = (corpora / "ptb" / "ptb.test.txt").read_text(encoding="utf-8")
+    expected = [word for line in raw.splitlines() for word in ["<sos>", *line.split(), "<eos>"]]
+    assert entries(corpus, "test").split() == expected
+    assert (corpus.label, corpus.is_slice) == ("ptb (with <sos>)", False)
+    assert prepare(replace(given, max_tokens=5000)).label == "ptb (slice; with <sos>)"
+
+
+def test_wikitext_2(corpora: Path, tmp_path: Path) -> None:
+    """Its validation and test text: 221,406 and 249,927 tokens, blank lines included; the training file is not at hand."""
+    folder = corpora / "wikitext-2"
+    files = {split: str(folder / f"wiki.{split}.tokens") for split in ("valid", "test")}
+    corpus = prepare(DataConfig(name="text", train=files["valid"], **files, cache=str(tmp_path), sos=True))
+    assert [corpus.splits[split].tokens for split in ("valid", "test")] == [221_406, 249_927]
