@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from typing import Any
 
 import numpy as np
@@ -232,8 +233,11 @@ def test_an_output_layer_of_ones_own() -> None:
     assert own.exempt == "no bound is known for output layers of kind 'my_own'"
 
 
-def test_what_is_refused() -> None:
+def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = random_model({})
+    monkeypatch.setattr(sys.modules["fullrank.analysis.rank"], "LARGEST_SQUARE", 8 * 64**2)
+    with pytest.raises(InputError, match=r"contexts: 70 of them .*at most 64"):
+        fr.analysis.rank(model, torch.randint(40, (1, 70)), contexts=70, most_bytes=1)
     with pytest.raises(InputError, match="contexts: two or more, given 1"):
         fr.analysis.rank(model, ids(), contexts=1)
     with pytest.raises(InputError, match="has 1 different contexts"):

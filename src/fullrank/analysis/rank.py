@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,7 +15,8 @@ from fullrank.errors import InputError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-MOST_BYTES = 1 << 30  # of the matrix, beyond which a part of the vocabulary is looked at
+MOST_BYTES = 1 << 30  # of the matrix, beyond which a part of the vocabulary is looked at ...
+LARGEST_SQUARE = 1 << 32  # ... but never fewer words than contexts, up to this
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +83,7 @@ def rank(
     is a token and all before it in its row; contexts that repeat an earlier one are left out.
     contexts T: 2 (d + 2) + 32 if not given, and at most what input_ids hold.
     most_bytes: a larger matrix is made of fewer words, drawn with `seed`, but not of fewer words than contexts.
-    Raises InputError for another kind of model, ids it does not know, and fewer than two contexts; RunError for
+    Raises InputError for another kind of model, ids it does not know, or too few or too many contexts; RunError for
     log-probabilities that are not finite.
     """
     import torch
@@ -97,6 +99,11 @@ def rank(
     chosen = choose_contexts(batches, wanted, reader.known_ids)
     if chosen.count < 2:
         raise InputError(f"the text has {chosen.count} different contexts; a rank needs two or more")
+    if 8 * chosen.count**2 > (allowed := max(most_bytes, LARGEST_SQUARE)):
+        raise InputError(
+            f"contexts: {chosen.count:,} of them need as many words, a matrix of {8 * chosen.count**2 / 2**30:.1f} GiB; give "
+            f"fewer, at most {math.isqrt(allowed // 8):,}, or allow more (most_bytes)"
+        )
     columns = None
     most = max(most_bytes // (8 * chosen.count), chosen.count)
     if most < reader.vocab_size:

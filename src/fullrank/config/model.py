@@ -83,7 +83,7 @@ class OutputConfig(Strict):
     tied: bool = False
     bias: bool | None = None
     normalize: Literal["softmax", "sigsoftmax"] = "softmax"
-    mixtures: int | None = None  # K; null: 10 where there is a mixture
+    mixtures: int | None = None  # K; null: 10 where there is a mixture with latent states
     components: Literal["softmax", "adaptive"] | None = None
     latent: bool | None = None  # hidden states of the mixture are tanh(W g + b); without it mixtures is 1. null: yes
     latent_dropout: Probability = 0.0  # on them
@@ -98,7 +98,7 @@ class OutputConfig(Strict):
     def __post_init__(self) -> None:
         if self.kind == "mixture_of_softmaxes":
             for key, value in (
-                ("mixtures", 10),
+                ("mixtures", 1 if self.latent is False else 10),
                 ("components", "adaptive" if self.cutoffs else "softmax"),
                 ("latent", True),
             ):

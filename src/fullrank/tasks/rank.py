@@ -23,7 +23,7 @@ from fullrank.tasks.run_folder import is_run, open_run
 from fullrank.training.device import choose_device
 
 SPLIT, LENGTH = "valid", 128  # the text of a run; tokens of a segment where nothing else says
-_AT_ONCE = 1024  # tokens that a model reads in one pass
+_AT_ONCE, _LOGITS = 1024, 1 << 25  # tokens that a model reads in one pass, and the most logits that it makes of them
 _PIECE = 1 << 14  # characters that a Hugging Face tokenizer is given at a time
 
 
@@ -149,10 +149,11 @@ def _find(name: str, label: str, reading: Reading, say: Say) -> FoundRank:
         model, longest, usual, first = loaded.model, loaded.max_length, LENGTH, loaded.tokenizer.bos_token_id
         assert reading.text is not None
         read = _encoded(loaded.tokenizer, reading.text)
+        vocabulary = loaded.model.config.get_text_config().vocab_size
     else:
         folder, first = Path(name).expanduser(), None
         model = LanguageModel.load(folder, reading.checkpoint).double()
-        longest = model.max_length
+        longest, vocabulary = model.max_length, model.config.vocab_size
         usual = final_protocol(open_run(folder)[0]).segment_length if kind == "run" else LENGTH
         if reading.text is None:
             corpus = corpus_of(folder, SPLIT, say)
@@ -165,7 +166,8 @@ def _find(name: str, label: str, reading: Reading, say: Say) -> FoundRank:
             read = map(tokenizer.encode, _pieces(reading.text, tokenizer))
         read = itertools.chain([[start]], read)
     length = _length(name, reading.segment_length, usual, longest)
-    figures = rank(model.to(device), _segments(read, length, first), contexts=reading.contexts)
+    segments = _segments(read, length, first, min(_AT_ONCE, _LOGITS // vocabulary))
+    figures = rank(model.to(device), segments, contexts=reading.contexts)
     return FoundRank(label, kind, text, length, figures)
 
 
@@ -196,11 +198,14 @@ def _encoded(tokenizer: Any, text: Path) -> Iterator[list[int]]:
         yield tokenizer("".join(lines), add_special_tokens=False, verbose=False).input_ids
 
 
-def _segments(read: Iterable[list[int]], length: int, first: int | None) -> Iterator[Tensor]:
-    """Token ids in segments of `length`, several in a batch, the rest of the text last; `first` opens every segment."""
+def _segments(read: Iterable[list[int]], length: int, first: int | None, at_once: int) -> Iterator[Tensor]:
+    """Token ids in segments of `length`, several in a batch of `at_once` tokens, the rest of the text last.
+
+    `first` opens every segment.
+    """
     begin = [] if first is None else [first]
     own = max(1, length - len(begin))
-    rows = max(1, _AT_ONCE // length)
+    rows = max(1, at_once // length)
     left: list[int] = []
     for ids in read:
         left += ids
