@@ -244,11 +244,11 @@ class AdaptiveSoftmax(nn.Module):
         sizes, form = self.clusters.sizes, self.form
         groups = self._grouped(ids)
         weight, bias = self._head()
-        spread = torch.cat((scale.new_ones(sizes[0]), scale.new_tensor(sizes[1:]))) / sum(
-            sizes
-        )  # a class: all its words
+        counts = torch.cat((scale.new_ones(sizes[0]), scale.new_tensor(sizes[1:])))  # words of each entry of the head
         of = self._head_targets(ids, groups)
-        loss, nll = weighted_loss(self._read(0, rows), weight, bias, of, scale, e, spread=spread, form=form)
+        loss, nll = weighted_loss(
+            self._read(0, rows), weight, bias, of, scale, e, spread=counts / sum(sizes), form=form
+        )
         for i, (places, own, chosen) in enumerate(self._tails(rows, ids, groups), start=1):
             even = e * sizes[i] / sum(sizes)  # what smoothing gives to this tail
             mass = 1 - e + even
