@@ -92,7 +92,7 @@ def test_a_compiled_model_with_memory(score: str) -> None:
     """Segment after segment, with layers that rest: the same numbers, no graph break, and no new graph once a text goes on."""
     torch._dynamo.reset()
     combination = next(c for c in checks.pairwise() if (c.mix, c.score) == ("position_wise", score))
-    settings = {"memory_length": 5, "attention": {"cross_head": 0.0}}
+    settings = {"memory_length": 5, "max_position_embeddings": 64, "attention": {"cross_head": 0.0}}
     eager, compiled = combination.moved(**settings), combination.moved(**settings)
     for block in compiled.compile_targets():
         block.compile(fullgraph=True, backend="aot_eager")
