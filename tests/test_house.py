@@ -192,7 +192,8 @@ FORBIDDEN = [
     ("evaluation", "attention"), ("decoding", "model"), ("reporting", "training"), ("attention", "model"),
     ("attention", "data"), ("model", "training"), ("model", "data"), ("model", "tasks"), ("training", "model"),
     ("training", "attention"), ("training", "data"), ("training", "reporting"), ("analysis", "model"),
-    ("analysis", "training"), ("analysis", "tasks"), ("tasks", "cli"),
+    ("analysis", "training"), ("analysis", "tasks"), ("checking", "model"), ("checking", "training"),
+    ("checking", "tasks"), ("tasks", "cli"),
 ]  # fmt: skip
 
 

@@ -36,6 +36,7 @@ _HOMES = {
     "SkipRetain": "fullrank.training.skip_retain",
     "orthogonality": "fullrank.attention.penalty",
     "overlap": "fullrank.attention.penalty",
+    "check": "fullrank.checking.examine",
 }
 
 _PACKAGES = ("analysis",)
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from fullrank.attention.penalty import orthogonality as orthogonality
     from fullrank.attention.penalty import overlap as overlap
     from fullrank.attention.trace import Trace as Trace
+    from fullrank.checking.examine import check as check
     from fullrank.config.registry import register as register
     from fullrank.config.schema import AttentionConfig as AttentionConfig
     from fullrank.config.schema import DataConfig as DataConfig

@@ -110,6 +110,7 @@ class RandomMixing(nn.Module):
     """
 
     needs = ()
+    starts_plain = False
 
     @dataclass(frozen=True)
     class Config:
@@ -145,6 +146,7 @@ class AverageHeads(nn.Module):
     """Avghead: every head uses the mean of all heads' weights, m_ji = 1/H (Mixhead §4.4.2, Table 7)."""
 
     needs = ()
+    starts_plain = False
 
     def __init__(self, config: None, size: HeadSize) -> None:
         super().__init__()

@@ -27,9 +27,10 @@ class HuggingFaceModel(NamedTuple):
     max_length: int | None
 
 
-def load_causal(name: str, dtype: torch.dtype) -> HuggingFaceModel:
+def load_causal(name: str, dtype: torch.dtype, *, tokenizer: bool = True) -> HuggingFaceModel:
     """The model and tokenizer of a folder or a name on the hub, in `dtype`, in evaluation mode; its code is never run.
 
+    Without `tokenizer` there is none, and the folder need not hold one.
     Raises InputError where transformers is not installed, where there is no such model, and where it lacks its tokenizer
     or some of its weights.
     """
@@ -39,7 +40,7 @@ def load_causal(name: str, dtype: torch.dtype) -> HuggingFaceModel:
         raise InputError(f"{name}: {what} needs transformers; install it: pip install 'fullrank[hf]'")
     import transformers
 
-    if folder.is_dir() and not any((folder / file).is_file() for file in _TOKENIZER_FILES):
+    if tokenizer and folder.is_dir() and not any((folder / file).is_file() for file in _TOKENIZER_FILES):
         raise InputError(
             f"{name}: holds no tokenizer (tokenizer.json or the like); save the model's tokenizer there, "
             "tokenizer.save_pretrained(folder)"
@@ -47,7 +48,7 @@ def load_causal(name: str, dtype: torch.dtype) -> HuggingFaceModel:
     where = str(folder) if folder.is_dir() else name
     with _quiet(transformers), _explained(name):
         config = transformers.AutoConfig.from_pretrained(where, trust_remote_code=False)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False)
+        words = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False) if tokenizer else None
         model, found = transformers.AutoModelForCausalLM.from_pretrained(
             where, config=config, dtype=dtype, trust_remote_code=False, output_loading_info=True,
             experts_implementation="eager",  # the others lack double precision
@@ -55,7 +56,7 @@ def load_causal(name: str, dtype: torch.dtype) -> HuggingFaceModel:
     if missing := sorted(found["missing_keys"]):
         raise InputError(f"{name}: lacks weights of {type(model).__name__}: {', '.join(missing[:3])}")
     longest = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return HuggingFaceModel(model.eval(), tokenizer, longest if isinstance(longest, int) and longest > 0 else None)
+    return HuggingFaceModel(model.eval(), words, longest if isinstance(longest, int) and longest > 0 else None)
 
 
 @contextmanager

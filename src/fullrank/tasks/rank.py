@@ -148,7 +148,7 @@ def _find(name: str, label: str, reading: Reading, say: Say) -> FoundRank:
         loaded = load_causal(name, torch.float64)
         model, longest, usual, first = loaded.model, loaded.max_length, LENGTH, loaded.tokenizer.bos_token_id
         assert reading.text is not None
-        read = _encoded(loaded.tokenizer, reading.text)
+        read = encoded(loaded.tokenizer, reading.text)
         vocabulary = loaded.model.config.get_text_config().vocab_size
     else:
         folder, first = Path(name).expanduser(), None
@@ -163,7 +163,7 @@ def _find(name: str, label: str, reading: Reading, say: Say) -> FoundRank:
         else:
             tokenizer = load_tokenizer(folder)
             start = tokenizer.start_id
-            read = map(tokenizer.encode, _pieces(reading.text, tokenizer))
+            read = map(tokenizer.encode, own_pieces(reading.text, tokenizer))
         read = itertools.chain([[start]], read)
     length = _length(name, reading.segment_length, usual, longest)
     segments = _segments(read, length, first, min(_AT_ONCE, _LOGITS // vocabulary))
@@ -179,11 +179,12 @@ def _length(name: str, given: int | None, usual: int, longest: int | None) -> in
     return given or min(usual, longest)
 
 
-def _pieces(text: Path, tokenizer: Tokenizer) -> Iterator[str]:
+def own_pieces(text: Path, tokenizer: Tokenizer) -> Iterator[str]:
+    """A text file in pieces for a tokenizer of ours."""
     return pieces(Section(text), exact=tokenizer.kind == "byte", key="--text")
 
 
-def _encoded(tokenizer: Any, text: Path) -> Iterator[list[int]]:
+def encoded(tokenizer: Any, text: Path) -> Iterator[list[int]]:
     """Token ids of a text file by a tokenizer of Hugging Face, some lines at a time, without special tokens."""
     lines: list[str] = []
     size = 0

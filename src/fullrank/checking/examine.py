@@ -1,0 +1,91 @@
+"""All checks of one model, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from fullrank.checking import last_position
+from fullrank.checking.agreement import agreements
+from fullrank.checking.finding import Finding, Report
+from fullrank.checking.future import future
+from fullrank.checking.kernels import definitions
+from fullrank.checking.subject import subject_of
+from fullrank.errors import InputError
+
+_NAMES = {
+    "fullrank": "a language model of fullrank",
+    "hugging_face": "a causal model of Hugging Face",
+    "module": "a module",
+}
+
+
+def check(
+    model: nn.Module,
+    *,
+    vocab_size: int | None = None,
+    length: int | None = None,
+    text: Tensor | None = None,
+    description: Mapping[str, Any] | None = None,
+    shrunk: tuple[str, ...] = (),
+    say: Callable[[str], None] | None = None,
+) -> Report:
+    """Does the model see the future, and do two ways to compute the same agree?
+
+        report = fr.check(model);  report.passes, report.failures, report.layers
+
+    model: a `LanguageModel`, a causal model of Hugging Face, or any module whose `model(input_ids)` gives logits (B, N, V)
+    or an object with `.logits`; it is left as it is. Where its forward takes `attention_mask`, padding is checked too. What
+    does not apply is said, with the reason.
+    vocab_size: how many token ids it knows, where it does not say it. length: tokens of the texts it is given; by default a
+    short prime that no size of the model equals, since layers that leak are recognised by the dimension of positions.
+    text (S, N + 1) or (T,): token ids of a text it was trained for, for the last-position test; without one, a small model
+    is trained on random tokens (a copy of it). description, shrunk, say: for the report, and remarks while it works.
+    Raises InputError for what gives no logits.
+    """
+    subject = subject_of(model, vocab_size, length)
+    segments = None if text is None else _segments(text, subject.length, subject.vocab_size)
+    checks = [*future(subject), *definitions(subject), *agreements(subject)]
+    if segments is None:
+        checks.append((last_position.NAME, lambda: last_position.on_random_tokens(subject)))
+    else:
+        checks.append((last_position.NAME, lambda: last_position.on_text(subject, segments)))
+    findings = []
+    for name, one in checks:
+        findings.append(replace(_guarded(one), check=name))
+        if say is not None:
+            say(f"{findings[-1].check}: {findings[-1].verdict}")
+    about = {
+        "model": type(model).__name__,
+        "source": _NAMES[subject.kind],
+        "vocab_size": subject.vocab_size,
+        "length": subject.length,
+        "precision": str(subject.dtype).removeprefix("torch."),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+    }
+    return Report(tuple(findings), {**about, **(description or {})}, shrunk)
+
+
+def _guarded(one: Callable[[], Finding]) -> Finding:
+    """A model that cannot be run as the check runs it fails the check; the others go on."""
+    try:
+        return one()
+    except Exception as error:
+        words = " ".join(str(error).split())[:240]
+        return Finding("fails", reason="the model has to run", remark=f"{type(error).__name__}: {words}")
+
+
+def _segments(text: Tensor, length: int, vocab_size: int) -> Tensor:
+    if text.is_floating_point() or text.dim() not in (1, 2):
+        raise InputError(f"text: token ids (S, N + 1) or (T,), given {tuple(text.shape)} {text.dtype}")
+    if text.numel() and not 0 <= int(text.min()) <= int(text.max()) < vocab_size:
+        raise InputError(f"text: token ids from 0 to {vocab_size - 1}, given {int(text.min())} to {int(text.max())}")
+    if text.dim() == 1:
+        count = min(len(text) // (length + 1), 512)
+        text = text[: count * (length + 1)].view(count, length + 1)
+    if len(text) < 2 or text.shape[1] < 3:
+        raise InputError(f"text: too short for two segments of {length + 1} tokens; give a longer one")
+    return text

@@ -1,0 +1,94 @@
+"""A configuration made small: the same mechanisms, in sizes that a check reads in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+
+from fullrank.config.schema import ModelConfig
+from fullrank.model.language_model import LanguageModel
+
+VOCABULARY = 32
+_SMALL = 100_000  # parameters of a model that is taken as it is
+_LAYERS, _HEADS, _HEAD_DIM, _INTERMEDIATE, _POSITIONS, _MEMORY = 2, 4, 4, 32, 40, 8
+_ATTENTION = {"rank": 6, "cores": 3}  # sizes of attention that are no heads, where it has them
+_MIXTURES = 3
+_PARTS = ("attention", "input", "output")
+
+
+def shrunk(config: ModelConfig) -> tuple[ModelConfig, tuple[str, ...]]:
+    """`config` small, and what was changed: "hidden_size 512 -> 16". A small configuration stays as it is.
+
+    Mechanisms, kinds of positions, norms, clusters by number, tying and dropout stay.
+    """
+    as_it_is = config
+    if config.vocab_size is None and not config.input.cutoffs and not config.output.cutoffs:
+        as_it_is = replace(config, vocab_size=VOCABULARY)
+    at_least = 2 * config.num_hidden_layers * config.hidden_size * (config.intermediate_size or 0)
+    if as_it_is.vocab_size is not None and at_least <= _SMALL and _parameters(as_it_is) <= _SMALL:
+        return as_it_is, _changes(config, as_it_is)
+    heads, assumed = min(config.num_attention_heads, _HEADS), config.head_dim or 1
+    head_dim = min(assumed, _HEAD_DIM)
+    vocab_size = min(config.vocab_size or VOCABULARY, VOCABULARY)
+    clusters = [len(part.cutoffs or ()) for part in (config.input, config.output)]
+    divisors = [part.div_val or 1 for part in (config.input, config.output)]
+    least = max(d**n for d, n in zip(divisors, clusters, strict=True))  # the narrowest cluster keeps a dimension
+    width = heads * head_dim
+    if config.hidden_size != config.num_attention_heads * assumed:
+        width += heads  # heads that do not add up to the width stay so
+    while width < min(least, config.hidden_size):
+        width += heads * head_dim
+    vocab_size = max(vocab_size, 2 * (max(clusters) + 1))
+    changes: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "hidden_size": width,
+        "num_hidden_layers": min(config.num_hidden_layers, _LAYERS),
+        "num_attention_heads": heads,
+        "head_dim": width // heads if config.hidden_size == config.num_attention_heads * assumed else head_dim,
+        "intermediate_size": min(config.intermediate_size or _INTERMEDIATE, _INTERMEDIATE),
+        "max_position_embeddings": min(config.max_position_embeddings, _POSITIONS),
+        "memory_length": min(config.memory_length, _MEMORY),
+    }
+    attention = {
+        field.name: min(getattr(config.attention, field.name), _ATTENTION[field.name])
+        for field in fields(config.attention)
+        if field.name in _ATTENTION and isinstance(getattr(config.attention, field.name), int)
+    }
+    output: dict[str, Any] = {"cutoffs": _cutoffs(clusters[1], vocab_size)} if clusters[1] else {}
+    if config.output.mixtures is not None:
+        output["mixtures"] = min(config.output.mixtures, _MIXTURES)
+    small = replace(
+        config,
+        **changes,
+        attention=replace(config.attention, **attention),
+        input=replace(config.input, cutoffs=_cutoffs(clusters[0], vocab_size)) if clusters[0] else config.input,
+        output=replace(config.output, **output),
+    )
+    return small, _changes(config, small)
+
+
+def _changes(config: ModelConfig, small: ModelConfig) -> tuple[str, ...]:
+    parts: list[tuple[str, Any, Any]] = [("", config, small)]
+    parts += [(f"{part}.", getattr(config, part), getattr(small, part)) for part in _PARTS]
+    return tuple(
+        f"{section}{field.name} {_shown(getattr(before, field.name))} -> {_shown(getattr(after, field.name))}"
+        for section, before, after in parts
+        for field in fields(before)
+        if field.name not in _PARTS and getattr(before, field.name) != getattr(after, field.name)
+    )
+
+
+def _shown(value: Any) -> str:
+    return "that of the data" if value is None else str(value)
+
+
+def _cutoffs(count: int, vocab_size: int) -> list[int]:
+    """As many clusters, evenly spread."""
+    return [vocab_size * (i + 1) // (count + 1) for i in range(count)]
+
+
+def _parameters(config: ModelConfig) -> int:
+    with torch.device("meta"):
+        return LanguageModel(config).num_parameters()

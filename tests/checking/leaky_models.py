@@ -1,0 +1,195 @@
+"""Small causal models written without fullrank, honest ones and ones that leak on purpose, each in its own way."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+VOCABULARY, WIDTH, LAYERS = 29, 8, 3
+
+
+class Attention(nn.Module):
+    """Single-head attention; `sees(n)` (N, N) says which keys (columns) a query (row) sees."""
+
+    def __init__(self, sees: Callable[[int], Tensor]) -> None:
+        super().__init__()
+        self.project = nn.Linear(WIDTH, 3 * WIDTH)
+        self.sees = sees
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.project(x).chunk(3, dim=-1)
+        scores = query @ key.transpose(1, 2) / WIDTH**0.5
+        scores = scores.masked_fill(~self.sees(x.shape[1]), float("-inf"))
+        return scores.softmax(-1) @ value
+
+
+def causal(length: int) -> Tensor:
+    return torch.ones(length, length, dtype=torch.bool).tril()
+
+
+def everything(length: int) -> Tensor:
+    return torch.ones(length, length, dtype=torch.bool)
+
+
+class Convolution(nn.Module):
+    """Over three tokens: the last three, or with `ahead` one to the left and one to the right."""
+
+    def __init__(self, ahead: bool) -> None:
+        super().__init__()
+        self.taps = nn.Conv1d(WIDTH, WIDTH, 3, padding=1 if ahead else 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.taps(x.transpose(1, 2))[..., : x.shape[1]].transpose(1, 2)
+
+
+class Shifted(nn.Module):
+    """A convolution that looks one token ahead, and then one step to the right: honest, though a part of it is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taps = nn.Conv1d(WIDTH, WIDTH, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = self.taps(x.transpose(1, 2)).transpose(1, 2)
+        return torch.cat((torch.zeros_like(seen[:, :1]), seen[:, :-1]), dim=1)
+
+
+class OverPositions(nn.Module):
+    """BatchNorm of (B, N, E): in training its mean and variance are those of all positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x.transpose(1, 2)).transpose(1, 2)
+
+
+class TrainingOnly(nn.Module):
+    """Adds the mean over all positions, in training."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(dim=1, keepdim=True).expand_as(x) if self.training else x
+
+
+class Backwards(nn.Module):
+    """Honest forward; its gradient is spread over all positions."""
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(context: Any, *gradients: Tensor) -> Tensor:
+            (gradient,) = gradients
+            return gradient + gradient.mean(dim=1, keepdim=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = Backwards.Function.apply(x)
+        return out
+
+
+class Unfollowed(nn.Module):
+    """Sees the next token, but without a gradient."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat((x[:, 1:], x[:, -1:]), dim=1).detach()
+
+
+class Gated(nn.Module):
+    """Sees the mean over all positions, times a parameter that starts at zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gate * x.mean(dim=1, keepdim=True)
+
+
+class Block(nn.Module):
+    def __init__(self, mixer: nn.Module) -> None:
+        super().__init__()
+        self.attention = mixer
+        self.norm = nn.LayerNorm(WIDTH)
+        self.feed_forward = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm(x))
+        return x + self.feed_forward(x)
+
+
+class Model(nn.Module):
+    """Logits (B, N, V); `mixers` are the layers by number, causal attention where none is given."""
+
+    def __init__(self, mixers: dict[int, nn.Module] | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList(Block((mixers or {}).get(i) or Attention(causal)) for i in range(LAYERS))
+        self.output = nn.Linear(WIDTH, VOCABULARY)
+
+    def hidden(self, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+    def forward(self, input_ids: Tensor) -> Any:
+        return self.output(self.hidden(input_ids))
+
+
+class InAnObject(Model):
+    """The same, in an object with .logits."""
+
+    def forward(self, input_ids: Tensor) -> Any:
+        return types.SimpleNamespace(logits=self.output(self.hidden(input_ids)))
+
+
+class MaskedAttention(Attention):
+    """Attention that is told about padding; with `instead` the mask of padding stands in for that of the future."""
+
+    def __init__(self, instead: bool) -> None:
+        super().__init__(causal)
+        self.instead = instead
+        self.keys: Tensor | None = None  # (B, N), set by the model before a pass
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.project(x).chunk(3, dim=-1)
+        scores = query @ key.transpose(1, 2) / WIDTH**0.5
+        seen = causal(x.shape[1])[None]
+        if self.keys is not None:
+            keys = self.keys.bool()[:, None, :]
+            own = torch.eye(x.shape[1], dtype=torch.bool)[None]
+            seen = (keys | own) if self.instead else (seen & keys) | own
+        return scores.masked_fill(~seen, float("-inf")).softmax(-1) @ value
+
+
+class Padded(Model):
+    """Takes an attention_mask."""
+
+    def __init__(self, instead: int | None = None, deaf: bool = False) -> None:
+        super().__init__({i: MaskedAttention(i == instead) for i in range(LAYERS)})
+        self.deaf = deaf
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Any:
+        for block in self.blocks:
+            block.attention.keys = None if self.deaf else attention_mask  # type: ignore[union-attr]
+        return super().forward(input_ids)
+
+
+class PaddingInTheIds(Model):
+    """Takes token 0 for padding; where a text has some, its layer 1 sees all that is none."""
+
+    def __init__(self) -> None:
+        super().__init__({1: MaskedAttention(True)})
+
+    def forward(self, input_ids: Tensor) -> Any:
+        real = input_ids != 0
+        self.blocks[1].attention.keys = None if bool(real.all()) else real  # type: ignore[union-attr]
+        return super().forward(input_ids)

@@ -1,0 +1,204 @@
+"""`fullrank check`: recipes, runs, saved models and models of Hugging Face; JSON, the table, exit status."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cli_runs import SMALL, write_config, write_text
+from torch import Tensor, nn
+
+import fullrank as fr
+import hugging_face_models as tiny
+from fullrank.checking import last_position
+from fullrank.cli import main
+from fullrank.config import registry
+from fullrank.model.language_model import LanguageModel
+
+CHECKS = [
+    "future, by perturbation, evaluation", "future, by perturbation, training", "future, by perturbation, with padding",
+    "future, by gradient, evaluation", "future, by gradient, training", "starts as plain attention",
+    "kernels = reference, fp64", "kernels = reference, fp32", "padding changes nothing", "incremental decoding = one pass",
+    "memory in segments = one pass", "evaluation is deterministic", "saved and loaded: same numbers",
+    "probabilities sum to one", "last position",
+]  # fmt: skip
+
+Called = Callable[..., tuple[object, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few steps on random tokens; what they show is tested in test_last_position.py."""
+    monkeypatch.setattr(last_position, "_STEPS", 5)
+
+
+@pytest.fixture
+def called(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Called:
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def run(*words: object) -> tuple[object, str, str]:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stopped:
+            main(["check", *map(str, words)])
+        said = capsys.readouterr()
+        return stopped.value.code or 0, said.out, said.err
+
+    return run
+
+
+def test_a_recipe_is_made_small_and_passes(called: Called) -> None:
+    code, out, said = called("mixhead/table1-transformer-xl", "--row", "b", "--json")
+    assert (code, said) == (0, "")
+    found = json.loads(out)
+    assert [one["check"] for one in found["checks"]] == CHECKS
+    assert {one["verdict"] for one in found["checks"]} == {"passes"}  # it has a memory, and a mixing
+    assert all(one["looked_at"] and one["reason"] for one in found["checks"])
+    assert all(one["difference"] <= one["tolerance"] for one in found["checks"])
+    assert found["passes"] is True
+    assert (found["row"], found["scale"], found["kind"], found["full"]) == ("b", "paper", "configuration", False)
+    assert "hidden_size 410 -> 16" in found["shrunk"]
+    assert "memory_length 150 -> 8" in found["shrunk"]
+    assert found["parameters"] < 10_000
+
+
+def test_the_table(called: Called, tmp_path: Path) -> None:
+    config = write_config(tmp_path / "c.yaml", tmp_path, tmp_path)
+    code, out, said = called(config, *SMALL, "model.vocab_size=30")
+    assert (code, said) == (0, "")
+    for check in CHECKS:
+        assert out.count(f"\n {check} ") == out.count(f"\n{check}: ") == 1  # in the table, and what it looked at
+    assert "14 checks pass, 1 are not applicable" in out
+    assert "made small" not in out  # it is small
+    assert "vocabulary 30, float64" in out
+    assert "memory in segments = one pass: model.memory_length is 0" in out
+    assert "tolerance: rounding in float64" in out
+
+
+@pytest.fixture
+def leaking() -> Iterator[str]:
+    """A mixing that gives every query the mean of all keys, those after it too."""
+
+    @fr.register("mix", "test_leaks")
+    class Leaks(nn.Module):
+        starts_plain = False
+
+        def __init__(self, config: None, size: Any) -> None:
+            super().__init__()
+
+        def forward(self, weights: Tensor, query: Tensor) -> Tensor:
+            return weights.mean(dim=2, keepdim=True).expand_as(weights)
+
+        def matrix(self, query: Tensor) -> None:
+            return None
+
+    yield "test_leaks"
+    registry.unregister("mix", "test_leaks")
+
+
+def test_a_leak_is_named_and_the_status_is_1(called: Called, leaking: str, tmp_path: Path) -> None:
+    config = write_config(tmp_path / "c.yaml", tmp_path, tmp_path)
+    settings = [*SMALL, f"model.attention.mix={leaking}"]
+    code, out, said = called(config, *settings, "--json")
+    assert (code, said) == (1, "")
+    found = json.loads(out)
+    assert found["passes"] is False
+    assert found["leaking_layers"] == ["blocks.0.attention.attend", "blocks.1.attention.attend"]
+    failed = {one["check"]: one for one in found["checks"] if one["verdict"] == "fails"}
+    assert {check for check in CHECKS if check.startswith("future")} <= set(failed)
+    assert "incremental decoding = one pass" in failed
+    assert failed["future, by perturbation, evaluation"]["difference"] > 1e-3
+    assert found["shrunk"] == ["vocab_size that of the data -> 32"]
+    code, out, said = called(config, *settings)
+    assert (code, said) == (1, "")
+    assert "sees the future: blocks.0.attention.attend, blocks.1.attention.attend" in out
+    assert "fails: future, by perturbation, evaluation; " in out
+
+
+def test_full_is_the_configuration_itself(called: Called, tmp_path: Path) -> None:
+    """With the vocabulary of its data, and texts of its own length or a little less."""
+    write_text(tmp_path)
+    config = write_config(tmp_path / "c.yaml", tmp_path, tmp_path / "cache")
+    code, out, said = called(config, *SMALL, "train.segment_length=30", "--full", "--json")
+    assert code == 0, said
+    found = json.loads(out)
+    assert (found["full"], found["shrunk"], found["length"]) == (True, [], 30)
+    assert found["vocab_size"] < 30
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    write_text(folder)
+    config = write_config(folder / "c.yaml", folder, folder / "cache", steps=30)
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", str(config), *SMALL, "--out", str(folder / "run"), "--quiet"])
+    assert stopped.value.code in (0, None)
+    return folder / "run"
+
+
+def test_a_run_is_tested_on_its_own_text(called: Called, run: Path) -> None:
+    code, out, said = called(run, "--json")
+    assert (code, said) == (0, "")
+    found = json.loads(out)
+    assert (found["kind"], found["text"].endswith(", valid")) == ("run", True)
+    last = found["checks"][-1]
+    assert last["check"] == "last position"
+    assert last["looked_at"].endswith("segments of 8 tokens of the text")
+    assert last["difference"] < 0.1
+
+
+def test_a_saved_model_and_a_text(called: Called, run: Path) -> None:
+    code, out, _ = called(run, "--text", run.parent / "test.txt", "--json")
+    assert (code, json.loads(out)["text"]) == (0, str(run.parent / "test.txt"))
+
+
+def test_hugging_face(called: Called, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    folder = tiny.save(tiny.gpt2(), tmp_path / "gpt2", tokenizer=False)
+    code, out, said = called(folder, "--json")
+    assert (code, said) == (0, "")
+    found = json.loads(out)
+    assert found["source"] == "a causal model of Hugging Face"
+    verdicts = {one["check"]: one["verdict"] for one in found["checks"]}
+    assert verdicts["incremental decoding = one pass"] == "passes"
+    assert [check for check, verdict in verdicts.items() if verdict == "not applicable"] == [
+        "starts as plain attention", "kernels = reference, fp64", "kernels = reference, fp32",
+        "memory in segments = one pass", "probabilities sum to one",
+    ]  # fmt: skip
+    tiny.save(tiny.gpt2(), tmp_path / "gpt2")
+    text = tiny.write_text(tmp_path / "words.txt")
+    code, out, said = called(folder, "--text", text, "--json")
+    assert (code, said) == (0, "")
+    assert json.loads(out)["checks"][-1]["looked_at"].endswith("segments of 32 tokens of the text")
+
+
+def test_bad_input(called: Called, run: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "short.txt").write_text("the cats\n", encoding="utf-8")
+    cases: list[tuple[list[object], str]] = [
+        (["mixhead/table1-vanila"], "did you mean 'mixhead/table1-vanilla'?"),
+        (["mixhead/table1-vanilla", "--row", "z"], "has no row 'z'"),
+        (["mixhead/table1-vanilla", "--text", tmp_path / "short.txt"], "--text: for a model that was trained"),
+        ([tmp_path / "nowhere.yaml"], "no such file"),
+        ([tmp_path / "nowhere"], "no such folder, file or recipe"),
+        ([tmp_path / "empty"], "no model there"),
+        ([run, "--row", "b"], "--row: for a recipe or a configuration"),
+        ([run, "--full"], "--full: for a recipe or a configuration"),
+        ([run, "--text", tmp_path / "short.txt"], "the last-position test needs two segments"),
+        ([run, "--text", tmp_path / "nowhere.txt"], "nowhere.txt"),
+    ]
+    for words, expected in cases:
+        code, out, said = called(*words)
+        assert (code, out) == (2, ""), words
+        assert expected in said, said
+
+
+def test_a_saved_model(called: Called, tmp_path: Path) -> None:
+    config = fr.ModelConfig(vocab_size=11, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
+    LanguageModel(config).save(tmp_path / "saved")
+    code, out, _ = called(tmp_path / "saved", "--json")
+    assert (code, json.loads(out)["kind"]) == (0, "saved model")
