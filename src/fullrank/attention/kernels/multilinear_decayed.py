@@ -1,0 +1,206 @@
+"""Multi-linear attention whose output map does not depend on length: a product of two decayed prefix sums.
+
+    W_r(i, j, m) = sum_s a_s^(i-j) b_s^(i-m) U_sr       for j, m <= i, with 0 < a_s, b_s < 1
+    A_s(i) = sum_{j<=i} a_s^(i-j) K_j = a_s A_s(i-1) + K_i,        B_s(i) likewise of b_s and V
+    O_i = sum_s sum_r g_r Q_ir A_sr(i) B_sr(i) U_sr
+
+so that a token costs 2 S R numbers of state, whatever came before. In chunks of c tokens the sums are L K + a^(1..c) A_s, with
+L_in = a^(i-n) below and on the diagonal: only powers with exponents >= 0, never a quotient of powers. Decays are given as
+logarithms, which keeps those near 0 and near 1 exact. The backward pass goes through the chunks from the end, from the kept
+states before each, and computes everything else again:
+
+    dF = dO U^T,  dA = dF o q o B,  dB = dF o q o A,  dK = L^T dA,  dA_s(before) = sum_i a^(i+1) dA(i),
+    d log a = sum_in (i - n) L_in (dA K^T)_in + sum_i (i + 1) a^(i+1) dA(i) . A(before)
+Sums are fp32 (or fp64); the product with U has the dtype that autocast asks for.
+Limits: no double backward, no functorch transforms; `fullrank.kernel("reference")` has them.
+docs/derivations/multilinear.md
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fullrank.attention.kernels import forced
+from fullrank.errors import InputError
+
+_CHUNK = 16  # tokens
+
+
+class DecayedState(NamedTuple):
+    """A_s and B_s after the last token, (B, S, R) each."""
+
+    keys: Tensor
+    values: Tensor
+
+
+@torch.compiler.disable
+def decayed_multilinear(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    cores: Tensor,
+    log_decays: tuple[Tensor, Tensor],
+    weight: Tensor,
+    *,
+    key_mask: Tensor | None = None,
+    state: DecayedState | None = None,
+) -> tuple[Tensor, DecayedState]:
+    """O (B, N, E) and the state after the last token, of which a next call goes on; gradients flow through states.
+
+    query (B, N, R), keys and values (B, M, R), cores (C, R). Queries are the last N of M tokens; those before them, and
+    `state`, are the past. log_decays: log a and log b, (S,) each, below 0. weight U (S, R, E), or (S, E) for U_sr = U_s.
+    key_mask (B, M): False where a token is padding; it counts as a distance and as nothing else.
+    |A_s| <= max |K| / (1 - a_s) at any length: a U_s scaled by (1 - a_s)(1 - b_s) keeps outputs bounded as a_s nears 1.
+    Raises InputError for more queries than keys.
+    """
+    queries, length = query.shape[1], keys.shape[1]
+    if queries > length:
+        raise InputError(f"{queries} causal queries over {length} keys: they are the last ones of the keys")
+    if key_mask is not None:
+        keys, values = (tensor.masked_fill(~key_mask[..., None], 0.0) for tensor in (keys, values))
+    kind = "cpu" if query.is_meta else query.device.type
+    wide = torch.promote_types(query.dtype, torch.float32)
+    dtype = weight.dtype
+    if torch.is_autocast_enabled(kind) and dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(kind)
+    with torch.autocast(kind, enabled=False):
+        scaled, keys, values = query.to(wide) * cores.to(wide).mean(0), keys.to(wide), values.to(wide)
+        logs = [log.to(wide) for log in log_decays]
+        if state is None:
+            empty = scaled.new_zeros(query.shape[0], logs[0].shape[0], query.shape[2])
+            state = DecayedState(empty, empty)
+        if past := length - queries:
+            before = (
+                absorb(tensor[:, :past], log, of) for tensor, log, of in zip((keys, values), logs, state, strict=True)
+            )
+            state = DecayedState(*before)
+            keys, values = keys[:, past:], values[:, past:]
+        if queries == 0:
+            return scaled.new_zeros(query.shape[0], 0, weight.shape[-1], dtype=dtype), state
+        if forced() == "reference" or query.is_meta:
+            return _recurrence(scaled, keys, values, logs, weight.to(dtype), state)
+        out, *after = _Scan.apply(scaled, keys, values, *logs, weight, *state, dtype)
+    return out, DecayedState(*after)
+
+
+def absorb(tokens: Tensor, log_decay: Tensor, state: Tensor) -> Tensor:
+    """The state (B, S, R) after tokens (B, P, R) without queries: a^P A + sum_j a^(P-1-j) K_j."""
+    count = tokens.shape[1]
+    powers = torch.exp(log_decay[:, None] * torch.arange(count - 1, -1, -1, device=tokens.device))  # (S, P)
+    found: Tensor = powers @ tokens + torch.exp(log_decay * count)[:, None] * state
+    return found
+
+
+def _recurrence(
+    query: Tensor, keys: Tensor, values: Tensor, logs: list[Tensor], weight: Tensor, state: DecayedState
+) -> tuple[Tensor, DecayedState]:
+    """Token by token, as often differentiable as one likes."""
+    (a, b), outs = (torch.exp(log)[:, None] for log in logs), []
+    for i in range(query.shape[1]):
+        state = DecayedState(a * state.keys + keys[:, i, None], b * state.values + values[:, i, None])
+        outs.append(_mapped((query[:, i, None] * state.keys * state.values)[:, None], weight))
+    return torch.cat(outs, 1), state
+
+
+def _mapped(features: Tensor, weight: Tensor) -> Tensor:
+    """(B, c, S, R) -> (B, c, E)."""
+    if weight.dim() == 2:
+        return features.sum(-1).to(weight.dtype) @ weight
+    return features.flatten(2).to(weight.dtype) @ weight.flatten(0, 1)
+
+
+class _Powers:
+    """Of the decays (S,): within a chunk, and from the state before it."""
+
+    def __init__(self, log: Tensor, count: int) -> None:
+        index = torch.arange(count, device=log.device)
+        self.distance = (index[:, None] - index).clamp_min(0)  # (c, c)
+        self.inside = torch.exp(log[:, None, None] * self.distance).tril()  # L (S, c, c)
+        self.after = index + 1
+        self.before = torch.exp(log[:, None] * self.after)  # (S, c)
+
+    def sums(self, tokens: Tensor, state: Tensor) -> Tensor:
+        """(B, c, S, R), of tokens (B, c, R) and the state (B, S, R) before them."""
+        scales, count, _ = self.inside.shape
+        local = (self.inside.flatten(0, 1) @ tokens).view(-1, scales, count, tokens.shape[2])
+        return local.addcmul_(self.before[..., None], state[:, :, None]).transpose(1, 2)
+
+    def backward(self, given: Tensor, tokens: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of tokens, of the state before them and of log a, from that of the sums, (B, c, S, R)."""
+        given = given.transpose(1, 2)  # (B, S, c, R)
+        d_tokens = self.inside.flatten(0, 1).t() @ given.flatten(1, 2)
+        d_state = (self.before[:, None] @ given).squeeze(2)
+        at_pairs = torch.einsum("bsir,bnr->sin", given, tokens)
+        d_log = (at_pairs * self.inside * self.distance).sum((1, 2))
+        at_state = (given * state[:, :, None]).sum((0, 3))  # (S, c)
+        return d_tokens, d_state, d_log + (at_state * self.before * self.after).sum(1)
+
+
+class _Scan(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        log_a: Tensor,
+        log_b: Tensor,
+        weight: Tensor,
+        state_a: Tensor,
+        state_b: Tensor,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        operand, outs, states = weight.to(dtype), [], []
+        for chunk, of_keys, of_values in _chunks(query.shape[1], log_a, log_b):
+            states += [state_a, state_b]
+            a, b = of_keys.sums(keys[:, chunk], state_a), of_values.sums(values[:, chunk], state_b)
+            state_a, state_b = a[:, -1].contiguous(), b[:, -1].contiguous()
+            outs.append(_mapped(a * b * query[:, chunk, None], operand))
+        ctx.save_for_backward(query, keys, values, log_a, log_b, weight, *states)
+        ctx.dtype = dtype
+        return torch.cat(outs, 1), state_a, state_b
+
+    @staticmethod
+    def backward(ctx: Any, given: Tensor, given_a: Tensor, given_b: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "multi-linear attention has no second derivative (create_graph=True); compute it inside "
+                '`with fullrank.kernel("reference"):`, which goes token by token'
+            )
+        query, keys, values, log_a, log_b, weight, *states = ctx.saved_tensors
+        d_query, d_keys, d_values = (torch.empty_like(tensor) for tensor in (query, keys, values))
+        d_log_a, d_log_b, d_weight = (torch.zeros_like(tensor) for tensor in (log_a, log_b, weight))
+        operand = weight.to(ctx.dtype)
+        with torch.autocast(query.device.type, enabled=False):
+            for chunk, of_keys, of_values in reversed(_chunks(query.shape[1], log_a, log_b)):
+                state_b, state_a = states.pop(), states.pop()
+                a, b = of_keys.sums(keys[:, chunk], state_a), of_values.sums(values[:, chunk], state_b)
+                at_query, product = query[:, chunk, None], a * b
+                at_out = given[:, chunk]
+                if weight.dim() == 2:
+                    features = (product * at_query).sum(-1).to(ctx.dtype)
+                    d_features = (at_out @ operand.t()).to(query.dtype)[..., None]
+                else:
+                    features = (product * at_query).flatten(2).to(ctx.dtype)
+                    d_features = (at_out @ operand.flatten(0, 1).t()).to(query.dtype).view_as(product)
+                d_weight += (features.flatten(0, 1).t() @ at_out.flatten(0, 1)).view_as(weight)
+                d_query[:, chunk] = (d_features * product).sum(2)
+                d_a, d_b = d_features * at_query * b, d_features * at_query * a
+                d_a[:, -1] += given_a
+                d_b[:, -1] += given_b
+                d_keys[:, chunk], given_a, more = of_keys.backward(d_a, keys[:, chunk], state_a)
+                d_log_a += more
+                d_values[:, chunk], given_b, more = of_values.backward(d_b, values[:, chunk], state_b)
+                d_log_b += more
+        return d_query, d_keys, d_values, d_log_a, d_log_b, d_weight, given_a, given_b, None
+
+
+def _chunks(count: int, log_a: Tensor, log_b: Tensor) -> list[tuple[slice, _Powers, _Powers]]:
+    whole = (_Powers(log_a, _CHUNK), _Powers(log_b, _CHUNK)) if count >= _CHUNK else None
+    found = [(slice(i, i + _CHUNK), *whole) for i in range(0, count - _CHUNK + 1, _CHUNK)] if whole else []
+    if rest := count % _CHUNK:
+        found.append((slice(count - rest, count), _Powers(log_a, rest), _Powers(log_b, rest)))
+    return found
