@@ -56,3 +56,9 @@ def test_other_settings_need_another_place(tmp_path: Path) -> None:
     (tmp_path / "letter").write_text("", encoding="utf-8")
     with pytest.raises(InputError, match="not empty"):
         demo.run_demo(2.0, tmp_path, 1)
+
+
+def test_the_last_to_finish_decides() -> None:
+    assert demo._makespan([1.0, 1.0, 1.0], 2) == 2.0
+    assert demo._makespan([1.0, 2.0, 1.5, 1.0], 2) == 3.0
+    assert demo._makespan([1.0, 2.0], 1) == 3.0

@@ -126,16 +126,24 @@ def _plan(minutes: float, out: Path, seed: int, rows: Sequence[str], remarks: An
     remarks.print("Preparing the built-in text: the documentation of this Python's standard library ...")
     corpus = prepare(resolve(RECIPE).config.data, report=lambda text: remarks.print(text))
     remarks.print("Measuring the speed of this machine ...")
-    seconds = sum(_seconds_per_token(resolve(RECIPE, row), corpus) for row in rows)
+    seconds = _makespan([_seconds_per_token(resolve(RECIPE, row), corpus) for row in rows], _places())
     pairs = math.ceil(len(rows) / _places())
     budget = max(minutes * 60 - _REPORT - pairs * _STARTUP, 0.3 * minutes * 60)
-    tokens = int(_ALONE * budget * _places() / seconds)
+    tokens = int(_ALONE * budget / seconds)
     options = resolve(RECIPE).config.train
     per_step = options.batch_size * options.segment_length
     tokens = max(tokens // per_step, 20) * per_step
     write_json(file, {**wanted, "tokens": tokens})
     remarks.print(f"Each of the {len(rows)} models will read {tokens:,} tokens, {_places()} at a time.")
     return {**wanted, "tokens": tokens}
+
+
+def _makespan(times: Sequence[float], places: int) -> float:
+    """When the last of them is done, each beginning, in their order, at the place that is free first."""
+    ends = [0.0] * places
+    for time_ in times:
+        ends[ends.index(min(ends))] += time_
+    return max(ends)
 
 
 def _places() -> int:
