@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import platform
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -115,6 +117,12 @@ def peak_growth_mib(run: Callable[[], Any]) -> float:
     before = _status_mib("VmHWM")
     run()
     return _status_mib("VmHWM") - before
+
+
+def memory_mib(script: str, *arguments: object) -> float:
+    """The number that `script --memory ARGUMENTS` prints, in a process of its own with as many threads as this one."""
+    words = [sys.executable, script, "--memory", *map(str, arguments), "--threads", str(torch.get_num_threads())]
+    return float(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
 
 
 def _status_mib(key: str) -> float:

@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +26,7 @@ from torch import Tensor
 
 from fullrank.attention.kernels.multilinear import multilinear
 from fullrank.attention.kernels.multilinear_decayed import decayed_multilinear
-from harness import interleave, peak_growth_mib, save
+from harness import interleave, memory_mib, peak_growth_mib, save
 
 REFERENCE = "naive fp32"
 SCALES = 8
@@ -127,13 +125,6 @@ def case(size: Size, name: str) -> Callable[[], None]:
     return run
 
 
-def memory_mib(size: Size, name: str) -> float:
-    """Measured by this script in a process of its own."""
-    numbers = [str(number) for number in dataclasses.astuple(size)]
-    command = [sys.executable, __file__, "--memory", name, *numbers, "--threads", str(torch.get_num_threads())]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-
-
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rounds", type=int, default=9)
@@ -158,7 +149,7 @@ def main() -> None:
         print(f"  {'':<20} {'ms':>8}  time / {REFERENCE} [quartiles]  peak memory MiB")
         rows = []
         for timing in timings:
-            memory = memory_mib(size, timing.name)
+            memory = memory_mib(__file__, timing.name, *dataclasses.astuple(size))
             rows.append({**dataclasses.asdict(timing), "memory_mib": memory})
             figures = f"{timing.ratio:8.3f} [{timing.low:.3f}, {timing.high:.3f}] {memory:16.0f}"
             print(f"  {timing.name:<20} {1000 * timing.seconds:8.2f}  {figures}", flush=True)

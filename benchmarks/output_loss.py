@@ -25,8 +25,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +36,7 @@ from torch.nn import functional as F
 
 import fullrank as fr
 from fullrank.model.cross_entropy import weighted_loss
-from harness import interleave, peak_growth_mib, save
+from harness import interleave, memory_mib, peak_growth_mib, save
 
 REFERENCE = "cross_entropy fp32"
 
@@ -181,13 +179,6 @@ def layer(size: Size) -> Callable[[], None]:
     return run
 
 
-def memory_mib(size: Size, name: str) -> float:
-    """Measured by this script in a process of its own."""
-    numbers = [str(number) for number in dataclasses.astuple(size)]
-    command = [sys.executable, __file__, "--memory", name, *numbers, "--threads", str(torch.get_num_threads())]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-
-
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rounds", type=int, default=9)
@@ -215,7 +206,7 @@ def main() -> None:
         rows = []
         for timing in timings:
             work = gflop / size.mixtures if timing.name in (REFERENCE, "cross_entropy bf16") else gflop
-            speed, memory = work / timing.seconds, memory_mib(size, timing.name)
+            speed, memory = work / timing.seconds, memory_mib(__file__, timing.name, *dataclasses.astuple(size))
             rows.append({**dataclasses.asdict(timing), "gflop_per_second": speed, "memory_mib": memory})
             figures = f"{timing.ratio:8.3f} [{timing.low:.3f}, {timing.high:.3f}] {speed:22.0f} {memory:16.0f}"
             print(f"  {timing.name:<36} {1000 * timing.seconds:6.0f}  {figures}")

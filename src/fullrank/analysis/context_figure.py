@@ -2,53 +2,28 @@
 
 from __future__ import annotations
 
-import io
 import math
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
+from matplotlib.ticker import MaxNLocator, MultipleLocator
 
 from fullrank.analysis.context import LayerReach, Reach
-from fullrank.errors import InputError, RunError
-from fullrank.files import write_bytes
-from fullrank.reporting.svg import clean, settings
+from fullrank.analysis.figure import INK, MUTED, furnish, write
+from fullrank.reporting.svg import clean
 
-INK, MUTED, LINE, BARS, FILL, MEAN, PUBLISHED = (
-    "#1b1d22", "#5c616b", "#dfe0e3", "#0072b2", "#9fcbe6", "#c04f00", "#b0508b"
-)  # fmt: skip
+BARS, FILL, MEAN, PUBLISHED = "#0072b2", "#9fcbe6", "#c04f00", "#b0508b"
 _ROW, _LEAST_ROW, _TALLEST = 0.42, 0.16, 16.0  # inches
 _HIGHEST = 0.82  # of a row: the step of a reach that is always attained
 
 
 def write_figure(reach: Reach, folder: Path, title: str) -> list[Path]:
-    """Draw `reach` into context.png and context.svg in `folder`; equal figures give equal bytes.
-
-    Raises InputError if `folder` is a file, RunError if it cannot be written to.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"--out {folder}: a file of that name exists; give a folder")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"--out {folder}: cannot be made ({error.strerror})") from error
-    written = []
-    with matplotlib.rc_context(settings()):  # type: ignore[arg-type]
-        figure = _figure(reach, title)
-        for kind, canvas in (("png", FigureCanvasAgg(figure)), ("svg", FigureCanvasSVG(figure))):
-            buffer = io.BytesIO()
-            nobody = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
-            canvas.print_figure(buffer, format=kind, dpi=150, facecolor="white", metadata=nobody)
-            write_bytes(folder / f"context.{kind}", buffer.getvalue())
-            written.append(folder / f"context.{kind}")
-    return written
+    """Draw `reach` into context.png and context.svg in `folder` (`figure.write`)."""
+    return write(lambda: _figure(reach, title), folder, "context")
 
 
 def _figure(reach: Reach, title: str) -> Figure:
@@ -93,14 +68,9 @@ def _row(axes: Axes, layer: LayerReach) -> None:
 
 
 def _furnish(axes: Axes, reach: Reach, end: int | float) -> None:
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(LINE)
-    axes.grid(True, axis="x", color=LINE, linewidth=0.8)
-    axes.set_axisbelow(True)
+    furnish(axes, "x", "tokens before the first query of the segment", "layer")
     axes.set_xlim(0, 1.04 * end)
     axes.set_ylim(-0.6, len(reach.layers) - 0.3)
-    axes.tick_params(which="both", length=0, labelcolor=MUTED, labelsize=10, pad=5)
     if len(reach.layers) <= 32:
         axes.set_yticks([layer.layer - 0.1 for layer in reach.layers], [str(layer.layer) for layer in reach.layers])
     else:
@@ -110,9 +80,6 @@ def _furnish(axes: Axes, reach: Reach, end: int | float) -> None:
     )  # then every reach is a number of segments: so are the ticks
     step = reach.segment_length * math.ceil(end / reach.segment_length / 9)
     axes.xaxis.set_major_locator(MultipleLocator(step) if whole else MaxNLocator(nbins=8))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
-    axes.set_xlabel("tokens before the first query of the segment", color=MUTED, fontsize=10)
-    axes.set_ylabel("layer", color=MUTED, fontsize=10)
 
 
 def _legend(published: bool) -> list[Line2D | Patch]:

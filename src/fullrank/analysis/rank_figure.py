@@ -2,50 +2,26 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
+from fullrank.analysis.figure import INK, MUTED, furnish, write
 from fullrank.analysis.rank import LogProbRank
-from fullrank.errors import InputError, RunError
-from fullrank.files import write_bytes
-from fullrank.reporting.svg import clean, settings
+from fullrank.reporting.svg import clean
 
-INK, MUTED, LINE, SHADE = "#1b1d22", "#5c616b", "#dfe0e3", "#f3f3f4"
 COLOURS = ("#0072b2", "#c04f00", "#00795a", "#b0508b", "#7a6a00", "#4b5bd0", "#8c3b2f", "#5c616b")
 _WIDTH, _PLOT, _LEGEND_ROW = 8.6, 3.7, 0.21  # inches
 
 
 def write_figure(found: Mapping[str, LogProbRank], folder: Path) -> list[Path]:
-    """Draw the spectra, by the names of their models, into rank.png and rank.svg in `folder`; equal figures give equal bytes.
-
-    Raises InputError if `folder` is a file, RunError if it cannot be written to.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"--out {folder}: a file of that name exists; give a folder")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"--out {folder}: cannot be made ({error.strerror})") from error
-    written = []
-    with matplotlib.rc_context(settings()):  # type: ignore[arg-type]
-        figure = _figure(found)
-        for kind, canvas in (("png", FigureCanvasAgg(figure)), ("svg", FigureCanvasSVG(figure))):
-            buffer = io.BytesIO()
-            nobody = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
-            canvas.print_figure(buffer, format=kind, dpi=150, facecolor="white", metadata=nobody)
-            write_bytes(folder / f"rank.{kind}", buffer.getvalue())
-            written.append(folder / f"rank.{kind}")
-    return written
+    """Draw the spectra, by the names of their models, into rank.png and rank.svg in `folder` (`figure.write`)."""
+    return write(lambda: _figure(found), folder, "rank")
 
 
 def _figure(found: Mapping[str, LogProbRank]) -> Figure:
@@ -116,24 +92,16 @@ def _spectrum(axes: Axes, one: LogProbRank, colour: str, lowest: float) -> None:
 
 
 def _furnish(axes: Axes, found: Mapping[str, LogProbRank], lowest: float) -> None:
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(LINE)
-    axes.grid(True, axis="y", color=LINE, linewidth=0.8)
-    axes.set_axisbelow(True)
+    furnish(axes, "y", "number of the singular value", "singular value")
     most = max(len(one.singular_values) for one in found.values())
     largest = max(float(one.singular_values[0]) for one in found.values())
     axes.set_yscale("log")
     axes.set_ylim(lowest, 10 ** np.ceil(np.log10(largest) + 0.3))
     axes.set_xlim(0, 1.03 * max(most, *(one.layer.bound for one in found.values())))
-    axes.tick_params(which="both", length=0, labelcolor=MUTED, labelsize=10, pad=5)
     axes.yaxis.set_major_locator(LogLocator(base=10, numticks=9))
     axes.yaxis.set_minor_locator(LogLocator(base=10, subs=[]))
     axes.yaxis.set_major_formatter(FuncFormatter(_power))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=9, integer=True))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
-    axes.set_xlabel("number of the singular value", color=MUTED, fontsize=10)
-    axes.set_ylabel("singular value", color=MUTED, fontsize=10)
 
 
 def _power(value: float, _place: int | None) -> str:

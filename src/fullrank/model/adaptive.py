@@ -20,6 +20,7 @@ from fullrank.model.cross_entropy_reference import logits, mix, weighted
 from fullrank.model.dropout import Dropout
 from fullrank.model.embedding import AdaptiveInput
 from fullrank.model.latents import Components, Latents
+from fullrank.model.vocabulary_layer import sizes_of
 
 
 class _Grouped(NamedTuple):
@@ -61,12 +62,7 @@ class AdaptiveSoftmax(nn.Module):
         hidden_size: int | None = None,
     ) -> None:
         super().__init__()
-        if isinstance(config, ModelConfig):
-            if vocab_size is not None or hidden_size is not None:
-                raise ConfigError("AdaptiveSoftmax: a ModelConfig has its own sizes; change them there")
-            vocab_size, hidden_size, config = config.vocab_size, config.hidden_size, config.output
-        if hidden_size is None:
-            raise ConfigError("AdaptiveSoftmax: give a ModelConfig, or an OutputConfig with vocab_size and hidden_size")
+        config, vocab_size, hidden_size = sizes_of("AdaptiveSoftmax", config, vocab_size, hidden_size)
         self.clusters = Clusters.of("model.output", config.cutoffs, config.div_val or 1, vocab_size, hidden_size)
         if config.tied and not (isinstance(embedding, AdaptiveInput) and embedding.clusters == self.clusters):
             raise ConfigError(

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Form:
-    """What stands between logits and loss: the normaliser `softmax` or `sigsoftmax`, and `epsilon` (see above)."""
+    """What stands between logits and loss: the normaliser `softmax` or `sigsoftmax`, and `epsilon`, added to p."""
 
     normalize: str = "softmax"
     epsilon: float = 0.0

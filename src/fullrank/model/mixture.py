@@ -14,6 +14,7 @@ from fullrank.model.adaptive import AdaptiveSoftmax
 from fullrank.model.cross_entropy import Form, counted, flat, mixed_log_prob, token_nll, weighted_loss
 from fullrank.model.embedding import TokenEmbedding
 from fullrank.model.latents import Latents
+from fullrank.model.vocabulary_layer import own_or_tied, sizes_of
 
 
 class MixtureOfSoftmaxes(nn.Module):
@@ -39,13 +40,10 @@ class MixtureOfSoftmaxes(nn.Module):
         hidden_size: int | None = None,
     ) -> None:
         super().__init__()
-        if isinstance(config, ModelConfig):
-            if vocab_size is not None or hidden_size is not None:
-                raise ConfigError("MixtureOfSoftmaxes: a ModelConfig has its own sizes; change them there")
-            vocab_size, hidden_size, config = config.vocab_size, config.hidden_size, config.output
-        if hidden_size is None or vocab_size is None:
+        config, vocab_size, hidden_size = sizes_of("MixtureOfSoftmaxes", config, vocab_size, hidden_size)
+        if vocab_size is None:
             raise ConfigError(
-                "MixtureOfSoftmaxes: give a ModelConfig with vocab_size, or an OutputConfig with vocab_size and hidden_size"
+                "MixtureOfSoftmaxes: vocab_size must be a number to build it; give it, or model.vocab_size"
             )
         if config.kind != "mixture_of_softmaxes" or config.adaptive:
             given = f"components '{config.components}'" if config.adaptive else f"'{config.kind}'"
@@ -75,9 +73,7 @@ class MixtureOfSoftmaxes(nn.Module):
     @property
     def matrix(self) -> Tensor:
         """W (V, E), the own one or the embedding's."""
-        weight = self._tied[0].weight if self._tied else self.weight
-        assert isinstance(weight, Tensor)
-        return weight
+        return own_or_tied(self.weight, self._tied)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Log-probabilities (B, N, V), in fp32 at least."""

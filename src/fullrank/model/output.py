@@ -14,6 +14,7 @@ from fullrank.model.cross_entropy import PLAIN, Form, counted, flat, token_nll, 
 from fullrank.model.cross_entropy_reference import logits
 from fullrank.model.embedding import TokenEmbedding
 from fullrank.model.mixture import MixtureOfSoftmaxes as MixtureOfSoftmaxes  # registers itself
+from fullrank.model.vocabulary_layer import own_or_tied
 
 
 @register("output", "softmax")
@@ -44,9 +45,7 @@ class SoftmaxOutput(nn.Module):
     @property
     def matrix(self) -> Tensor:
         """W (V, E), the own one or the embedding's."""
-        weight = self._tied[0].weight if self._tied else self.weight
-        assert isinstance(weight, Tensor)
-        return weight
+        return own_or_tied(self.weight, self._tied)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Logits (B, N, V): what the probabilities are the softmax of."""

@@ -1,0 +1,57 @@
+"""What the drawings of analyses have in common: ink, axes without a frame, files that depend on the figures alone."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from fullrank.errors import InputError, RunError
+from fullrank.files import write_bytes
+from fullrank.reporting.svg import settings
+
+INK, MUTED, LINE = "#1b1d22", "#5c616b", "#dfe0e3"
+
+
+def write(draw: Callable[[], Figure], folder: Path, name: str) -> list[Path]:
+    """`draw()` as NAME.png and NAME.svg in `folder`; equal figures give equal bytes.
+
+    Raises InputError if `folder` is a file, RunError if it cannot be written to.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--out {folder}: a file of that name exists; give a folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"--out {folder}: cannot be made ({error.strerror})") from error
+    written = []
+    with matplotlib.rc_context(settings()):  # type: ignore[arg-type]
+        figure = draw()
+        for kind, canvas in (("png", FigureCanvasAgg(figure)), ("svg", FigureCanvasSVG(figure))):
+            buffer = io.BytesIO()
+            nobody = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
+            canvas.print_figure(buffer, format=kind, dpi=150, facecolor="white", metadata=nobody)
+            write_bytes(folder / f"{name}.{kind}", buffer.getvalue())
+            written.append(folder / f"{name}.{kind}")
+    return written
+
+
+def furnish(axes: Axes, grid: Literal["x", "y"], below: str, beside: str) -> None:
+    """Only the lower edge of the frame, thin lines across `grid`, whole numbers with commas below, and the axes' names."""
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(LINE)
+    axes.grid(True, axis=grid, color=LINE, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(which="both", length=0, labelcolor=MUTED, labelsize=10, pad=5)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    axes.set_xlabel(below, color=MUTED, fontsize=10)
+    axes.set_ylabel(beside, color=MUTED, fontsize=10)
