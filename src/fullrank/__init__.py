@@ -30,6 +30,7 @@ _HOMES = {
     "AdaptiveSoftmax": "fullrank.model.adaptive",
     "MixtureOfSoftmaxes": "fullrank.model.mixture",
     "Attention": "fullrank.attention.layer",
+    "MultiLinearAttention": "fullrank.attention.layer",
     "Layout": "fullrank.attention.layout",
     "Trace": "fullrank.attention.trace",
     "kernel": "fullrank.attention.kernels",
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from fullrank import analysis as analysis
     from fullrank.attention.kernels import kernel as kernel
     from fullrank.attention.layer import Attention as Attention
+    from fullrank.attention.layer import MultiLinearAttention as MultiLinearAttention
     from fullrank.attention.layout import Layout as Layout
     from fullrank.attention.penalty import orthogonality as orthogonality
     from fullrank.attention.penalty import overlap as overlap

@@ -8,6 +8,15 @@ import torch
 from torch import Tensor
 
 
+def halves(positions: Tensor, width: int, like: Tensor) -> Tensor:
+    """Sinusoids as Transformer-XL has them, all sines and then all cosines: (T,) -> (T, E) in the dtype of `like`.
+
+    PE(p, i) = sin(p / 10000^(2i/E)),   PE(p, E/2 + i) = cos(p / 10000^(2i/E)),      i < E/2
+    """
+    angle = angles(positions, width, 10000.0, like)
+    return torch.cat((angle.sin(), angle.cos()), dim=-1)[:, :width].to(like.dtype)
+
+
 def angles(positions: Tensor, size: int, theta: float, like: Tensor) -> Tensor:
     """p theta^(-2i / size) for 2i < size, without whole turns; positions (...,) -> (..., ceil(size / 2)).
 

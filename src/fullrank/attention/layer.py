@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fullrank.attention.layout import Layout
+from fullrank.attention.multilinear_decayed import Summed
 from fullrank.attention.project import Heads, Projection, Rotary
 from fullrank.attention.route import SameHead, StochasticCrossHead
 from fullrank.attention.size import HeadSize
 from fullrank.attention.trace import Trace
 from fullrank.config import registry
 from fullrank.config.schema import AttentionConfig, ModelConfig
-from fullrank.errors import ConfigError
+from fullrank.errors import ConfigError, InputError
 
 
 class KeyValues(NamedTuple):
@@ -27,6 +28,16 @@ class KeyValues(NamedTuple):
     keys: Tensor | None
     values: Tensor
     relative: Tensor | None = None
+
+    @property
+    def length(self) -> int:
+        """M."""
+        return self.values.shape[2]
+
+    @property
+    def texts(self) -> int:
+        """B."""
+        return self.values.shape[0]
 
     def rows(self, index: Tensor) -> KeyValues:
         """Those of texts `index` (K,); distances are the same for all texts."""
@@ -40,6 +51,9 @@ class KeyValues(NamedTuple):
             return heads.gather(2, order[:, None, :, None].expand(-1, heads.shape[1], -1, heads.shape[3]))
 
         return KeyValues(None if self.keys is None else pick(self.keys), pick(self.values), self.relative)
+
+
+Past = KeyValues | Summed  # of earlier tokens
 
 
 class Attention(nn.Module):
@@ -68,16 +82,17 @@ class Attention(nn.Module):
         if isinstance(config, ModelConfig):
             given = (hidden_size, num_attention_heads, head_dim, dropout, max_position_embeddings)
             if any(value is not None for value in given):
-                raise ConfigError("Attention: a ModelConfig has its own sizes; change them there")
+                raise ConfigError(f"{type(self).__name__}: a ModelConfig has its own sizes; change them there")
             model, config = config, config.attention
             hidden_size, num_attention_heads, head_dim = model.hidden_size, model.num_attention_heads, model.head_dim
             dropout, max_position_embeddings = model.dropout.attention, model.max_position_embeddings
             if model.position == "rotary" and head_dim is not None:
                 rotary = Rotary(head_dim, model.rope_theta)
+        if config.kind == "multilinear":  # heads play no part
+            num_attention_heads, head_dim = 1, config.rank
         if hidden_size is None or num_attention_heads is None:
-            raise ConfigError(
-                "Attention: give a ModelConfig, or an AttentionConfig with hidden_size and num_attention_heads"
-            )
+            needed = "hidden_size" if config.kind == "multilinear" else "hidden_size and num_attention_heads"
+            raise ConfigError(f"{type(self).__name__}: give a ModelConfig, or an AttentionConfig with {needed}")
         if head_dim is None:
             if num_attention_heads < 1 or hidden_size % num_attention_heads:
                 raise ConfigError(
@@ -91,10 +106,10 @@ class Attention(nn.Module):
             )
         size = HeadSize(num_attention_heads, head_dim, hidden_size, max_position_embeddings or 1024)
         attend = registry.lookup("attend", config.kind)(config, size, dropout or 0.0)
-        self.project = Projection(size, config.bias, rotary, **attend.projected())
+        self.project = Projection(attend.size, config.bias, rotary, **attend.projected())
         self.route = StochasticCrossHead(config.cross_head) if config.cross_head > 0 else SameHead()
         self.attend = attend
-        self.merge = nn.Linear(num_attention_heads * head_dim, hidden_size, bias=config.bias)
+        self.merge: nn.Module = attend.merge(config.bias)
 
     def forward(
         self, x: Tensor, source: Tensor | None = None, layout: Layout | None = None, *, trace: Trace | None = None
@@ -107,17 +122,26 @@ class Attention(nn.Module):
     def continued(
         self,
         x: Tensor,
-        past: KeyValues | None,
+        past: Past | None,
         layout: Layout,
         *,
         source: Tensor | None = None,
         trace: Trace | None = None,
-    ) -> tuple[Tensor, KeyValues]:
+    ) -> tuple[Tensor, Past]:
         """Self-attention of new tokens x (B, N, E) after `past`; returns the output and the past of the next call.
 
         `layout` covers past and new keys. The projected queries mix heads exactly as in one full pass. `source`: tokens
         that end with x, where keys and values are to be made of more than x.
+        Raises InputError where earlier tokens see later ones: then there is no going on.
         """
+        if self.attend.sees_future:
+            raise InputError(
+                "model.attention.causal: as_published lets tokens see later ones, so a text cannot be read piece by piece or "
+                "continued; read it whole, or train with 'masked'"
+            )
+        if isinstance(past, Summed):
+            out, after = self.attend.after(self.project(x, x, layout), past, layout, trace)
+            return self._merged(out), after
         heads = self.project(x, x if source is None else source, layout, None if past is None else past.relative)
         if past is not None:
             keys = None if heads.keys is None else _join(past.keys, heads.keys)
@@ -125,6 +149,11 @@ class Attention(nn.Module):
         # a table of other distances than 0, 1, 2 .. would be read wrongly by the next call
         table = heads.relative if layout.from_zero else None if past is None else past.relative
         return self._attend(heads, layout, trace), KeyValues(heads.keys, heads.values, table)
+
+    def past(self) -> Summed | None:
+        """What decoding begins with; None: keys and values of no token."""
+        found: Summed | None = self.attend.past()
+        return found
 
     def _attend(self, heads: Heads, layout: Layout, trace: Trace | None) -> Tensor:
         queries = layout.shape[0] if heads.query is None else heads.query.shape[2]
@@ -134,7 +163,52 @@ class Attention(nn.Module):
         relative = None if heads.relative is None else heads.relative[:, : layout.distances]
         keys, values, relative = self.route(heads.keys, heads.values, relative)
         out = self.attend(replace(heads, keys=keys, values=values, relative=relative), layout, trace)
-        return self.merge(out.transpose(1, 2).flatten(2))  # (B, N, E)
+        return self._merged(out)
+
+    def _merged(self, out: Tensor) -> Tensor:
+        merged: Tensor = self.merge(out.transpose(1, 2).flatten(2))  # (B, H, N, D) -> (B, N, E)
+        return merged
+
+
+class MultiLinearAttention(Attention):
+    """Multi-linear attention as a layer by itself (Ma et al. 2019, §3.2): see `MultiLinear` for its equation.
+
+        MultiLinearAttention(hidden_size=256, rank=40, cores=2, max_position_embeddings=80)
+
+    x (B, N, E), source (B, M, E) -> (B, N, E), masked like `Attention`: causal unless a layout or
+    another source says otherwise. Built from a `ModelConfig` or an `AttentionConfig` of kind `multilinear`, or from its keys. The output map of pairs has
+    max_position_embeddings^2 x E numbers. Raises ConfigError for another kind of attention, and for keys given twice.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig | AttentionConfig | None = None,
+        *,
+        hidden_size: int | None = None,
+        max_position_embeddings: int | None = None,
+        rank: int | None = None,
+        cores: int | None = None,
+        causal: Literal["masked", "as_published"] | None = None,
+        core_weights: Literal["softmax", "free"] | None = None,
+        output_map: Literal["pairs", "decayed"] | None = None,
+        decays: int | None = None,
+        bias: bool | None = None,
+    ) -> None:
+        keys = {
+            "rank": rank, "cores": cores, "causal": causal, "core_weights": core_weights, "output_map": output_map,
+            "decays": decays, "bias": bias,
+        }  # fmt: skip
+        given: dict[str, Any] = {key: value for key, value in keys.items() if value is not None}
+        if config is None:
+            config = AttentionConfig(kind="multilinear", **given)
+        elif given:
+            raise ConfigError(f"MultiLinearAttention: the configuration has {', '.join(given)}; change them there")
+        attention = config.attention if isinstance(config, ModelConfig) else config
+        if attention.kind != "multilinear":
+            raise ConfigError(
+                f"MultiLinearAttention: model.attention.kind must be 'multilinear', given '{attention.kind}'"
+            )
+        super().__init__(config, hidden_size=hidden_size, max_position_embeddings=max_position_embeddings)
 
 
 def _join(past: Tensor | None, new: Tensor) -> Tensor:

@@ -85,7 +85,7 @@ class Layout:
     @property
     def unrestricted(self) -> bool:
         """Every query sees every key."""
-        if self.key_mask is not None or self._narrow:
+        if self.key_mask is not None or self.narrow:
             return False
         return not self.causal or self.shape[0] == 1
 
@@ -93,10 +93,10 @@ class Layout:
     def plain_causal(self) -> bool:
         """Causal, without padding and without earlier keys: what a fused kernel calls `is_causal`."""
         queries, keys = self.shape
-        return self.causal and self.key_mask is None and queries == keys and not self._narrow
+        return self.causal and self.key_mask is None and queries == keys and not self.narrow
 
     @property
-    def _narrow(self) -> bool:
+    def narrow(self) -> bool:
         """Whether the window hides a key from some query."""
         return self.window is not None and self.reach[1] >= self.window
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fullrank.attention.angles import angles
+from fullrank.attention.angles import halves
 from fullrank.attention.layout import Layout
 from fullrank.attention.shift import shifted
 from fullrank.attention.size import HeadSize
@@ -32,8 +32,7 @@ def encode_distances(
     distances = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
     if clamp_length is not None:
         distances = distances.clamp(-clamp_length, clamp_length)
-    angle = angles(distances, width, 10000.0, like)
-    return torch.cat((angle.sin(), angle.cos()), dim=-1)[:, :width].to(like.dtype)
+    return halves(distances, width, like)
 
 
 def serves(table: Tensor | None, layout: Layout) -> bool:

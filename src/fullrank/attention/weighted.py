@@ -26,6 +26,7 @@ class WeightedValues(nn.Module):
 
     def __init__(self, config: AttentionConfig, size: HeadSize, dropout: float) -> None:
         super().__init__()
+        self.size = size
         self.score: Any = build_stage("score", config.score, size)
         self.normalize: Any = build_stage("normalize", config.normalize, size)
         self.mix: Any = build_stage("mix", config.mix, size)
@@ -37,6 +38,16 @@ class WeightedValues(nn.Module):
     def max_length(self) -> int | None:
         """The greatest number of keys, None if there is no limit."""
         return getattr(self.score, "max_length", None)
+
+    sees_future = False  # the mask is a stage of its own
+
+    def past(self) -> None:
+        """What decoding begins with: nothing; it keeps keys and values."""
+        return
+
+    def merge(self, bias: bool) -> nn.Module:
+        """W_O, over the heads side by side."""
+        return nn.Linear(self.size.num_heads * self.size.head_dim, self.size.hidden_size, bias=bias)
 
     def projected(self) -> dict[str, Any]:
         """What `Projection` has to make for these stages, as its arguments. A stage that does not say reads everything."""

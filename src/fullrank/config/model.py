@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from fullrank.config.attention import AttentionConfig
 from fullrank.config.checks import (
     SIZES,
     Probability,
-    Stage,
     Strict,
     check_numbers,
     check_stage,
@@ -18,28 +18,6 @@ from fullrank.config.checks import (
 )
 from fullrank.config.clusters import cluster_problems
 from fullrank.errors import ConfigError
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttentionConfig(Strict):
-    """The attention pipeline: project -> route -> attend (score, mask, normalize, mix, dropout, weighted values) -> merge."""
-
-    kind: str = "weighted"
-    score: Stage = "dot_product"
-    normalize: Stage = "softmax"
-    mix: Stage = "none"
-    cross_head: Probability = 0.0  # beta: probability that a training pass permutes key and value heads
-    bias: bool = True  # of the query, key, value and output projections
-
-    def __post_init__(self) -> None:
-        problems: list[str] = []
-        check_stage(problems, "attend", self.kind, "model.attention.kind")
-        check_stage(problems, "score", self.score, "model.attention.score")
-        check_stage(problems, "normalize", self.normalize, "model.attention.normalize")
-        check_stage(problems, "mix", self.mix, "model.attention.mix")
-        if not 0 <= self.cross_head <= 1:
-            problems.append(f"model.attention.cross_head: a probability from 0 to 1, given {self.cross_head}")
-        raise_problems(problems)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,8 +214,9 @@ class ModelConfig(Strict):
                 problems.append(f"model.{key}: a positive whole number, given {value!r}")
             elif value is not None and not value < SIZES:
                 problems.append(f"model.{key}: below {SIZES:,}, given {value}")
+        headless = self.attention.kind == "multilinear"  # one tensor of its own rank
         if self.head_dim is None and not problems:  # nothing is derived from wrong sizes
-            if self.hidden_size % self.num_attention_heads:
+            if self.hidden_size % self.num_attention_heads and not headless:
                 problems.append(
                     f"model.head_dim: hidden_size {self.hidden_size} is not divisible by num_attention_heads "
                     f"{self.num_attention_heads}; change one of them or set model.head_dim"
@@ -262,9 +241,45 @@ class ModelConfig(Strict):
             problems.append(f"model.norm: 'pre' or 'post', given '{self.norm}'")
         if self.position == "rotary" and isinstance(self.head_dim, int) and self.head_dim % 2:
             problems.append(f"model.head_dim: rotary positions need an even head size, given {self.head_dim}")
+        if headless:
+            self._check_multilinear(problems)
         self._check_memory(problems)
         self._check_adaptive(problems)
         raise_problems(problems)
+
+    @property
+    def sees_future(self) -> bool:
+        """Whether what is computed for a token depends on later ones: then its perplexity is not a next-token perplexity."""
+        return self.attention.sees_future
+
+    def _check_multilinear(self, problems: list[str]) -> None:
+        attention = self.attention
+        if self.position == "rotary":
+            problems.append(
+                "model.position: rotary turns queries and keys so that their dot product knows a distance; multi-linear "
+                "attention has no dot product, choose sinusoidal, learned, relative or none"
+            )
+        if self.dropout.attention:
+            problems.append(
+                f"model.dropout.attention: multi-linear attention has no attention weights to drop, given "
+                f"{self.dropout.attention}; set it to 0 and use model.dropout.residual"
+            )
+        if attention.sees_future and not attention.not_next_token_perplexity:
+            problems.append(
+                "model.attention.causal: as_published lets every token see the later ones of its segment, which it has to "
+                "predict; use 'masked', or say with model.attention.not_next_token_perplexity: true that its "
+                "perplexity is not a next-token perplexity"
+            )
+        if attention.output_map == "decayed" and self.same_length is True:
+            problems.append(
+                "model.same_length: not with model.attention.output_map: decayed, whose sums hold all earlier tokens; change one "
+                "of them"
+            )
+        if attention.sees_future and self.memory_length:
+            problems.append(
+                f"model.memory_length: not with model.attention.causal: as_published, whose code drops the memory; given "
+                f"{self.memory_length}, set it to 0"
+            )
 
     def _check_memory(self, problems: list[str]) -> None:
         length = self.memory_length

@@ -19,7 +19,7 @@ from fullrank.errors import ConfigError, suggest
 
 # slot -> the module that registers its built-in stages
 _HOMES = {
-    "attend": "fullrank.attention.weighted",
+    "attend": "fullrank.attention.attend",
     "score": "fullrank.attention.score",
     "normalize": "fullrank.attention.normalize",
     "mix": "fullrank.attention.mix",

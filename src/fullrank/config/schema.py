@@ -5,10 +5,10 @@ pydantic; `load.py` builds these classes from YAML through pydantic and reports 
 A field left at `None` is resolved from the others on construction, so that a saved configuration states every value.
 """
 
+from fullrank.config.attention import AttentionConfig as AttentionConfig
 from fullrank.config.checks import Stage as Stage
 from fullrank.config.checks import stage_name as stage_name
 from fullrank.config.checks import stage_options as stage_options
-from fullrank.config.model import AttentionConfig as AttentionConfig
 from fullrank.config.model import DropoutConfig as DropoutConfig
 from fullrank.config.model import InputConfig as InputConfig
 from fullrank.config.model import ModelConfig as ModelConfig

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from fullrank.attention.layer import Attention, KeyValues
+from fullrank.attention.layer import Attention, Past
 from fullrank.attention.layout import Layout
 from fullrank.attention.trace import Trace
 from fullrank.config.schema import ModelConfig
@@ -39,13 +39,13 @@ class Block(nn.Module):
     def continued(
         self,
         x: Tensor,
-        past: KeyValues | None,
+        past: Past | None,
         layout: Layout,
         trace: Trace | None = None,
         memory: Tensor | None = None,
-    ) -> tuple[Tensor, KeyValues]:
+    ) -> tuple[Tensor, Past]:
         """The same for new tokens after `past`, or after `memory`; also returns the past of the next call."""
-        kept: list[KeyValues] = []
+        kept: list[Past] = []
 
         def attend(h: Tensor) -> Tensor:
             out, present = self.attention.continued(h, past, layout, source=self._source(h, memory), trace=trace)

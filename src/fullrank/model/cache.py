@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fullrank.attention.layer import KeyValues
+from fullrank.attention.layer import KeyValues, Past
 from fullrank.errors import InputError
 
 
@@ -15,12 +15,13 @@ from fullrank.errors import InputError
 class Cache:
     """A value: pass it in, take the next one out.
 
-    layers: keys, values (B, H, M, D) and keys of distances of each layer, None before the first token.
+    layers: keys, values (B, H, M, D) and keys of distances of each layer, None before the first token; or sums that stand
+    for all tokens so far, where a layer needs no more.
     key_mask (B, M), True for tokens and False for padding; None when nothing was padded.
     clamp_length: what the keys of distances were clamped at.
     """
 
-    layers: tuple[KeyValues | None, ...]
+    layers: tuple[Past | None, ...]
     key_mask: Tensor | None = None
     clamp_length: int | None = None
 
@@ -28,13 +29,13 @@ class Cache:
     def length(self) -> int:
         """M, tokens and padding read so far."""
         first = self.layers[0]
-        return 0 if first is None else first.values.shape[2]
+        return 0 if first is None else first.length
 
     def clamped(self, length: int | None) -> Cache:
         """The cache for a model that clamps distances at `length`: without keys of distances that were clamped otherwise."""
         if length == self.clamp_length:
             return self
-        layers = tuple(None if kv is None else kv._replace(relative=None) for kv in self.layers)
+        layers = tuple(kv._replace(relative=None) if isinstance(kv, KeyValues) else kv for kv in self.layers)
         return replace(self, layers=layers, clamp_length=length)
 
     def check(self, layers: int, rows: int) -> None:
@@ -44,8 +45,8 @@ class Cache:
                 f"the cache has {len(self.layers)} layers, the model {layers}; begin with model.new_cache()"
             )
         first = self.layers[0]
-        if first is not None and first.values.shape[0] != rows:
-            raise InputError(f"the cache holds {first.values.shape[0]} texts, input_ids {rows}; see cache.reorder")
+        if first is not None and first.texts not in (None, rows):
+            raise InputError(f"the cache holds {first.texts} texts, input_ids {rows}; see cache.reorder")
 
     def check_mask(self, past: Tensor) -> None:
         """Raises InputError if `past` (B, M) is not the mask that the cached tokens were read with."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fullrank.attention.layer import Attention
 from fullrank.attention.mix import RandomMixing
+from fullrank.attention.multilinear import MultiLinear, PositionTerm
 from fullrank.attention.project import Projection
 from fullrank.attention.relative import RelativeBiases, RelativeKeys
 from fullrank.attention.score import RandomSynthesizer
@@ -51,6 +52,12 @@ def _uniform(fan_in: int, *parameters: Tensor | None) -> None:
             nn.init.uniform_(parameter, -(fan_in**-0.5), fan_in**-0.5)
 
 
+def _pairs(module: MultiLinear, start: Callable[[Tensor], object]) -> None:
+    """The output map of multi-linear attention over pairs of positions, as the matrix (P^2, E) that it is."""
+    if module.weight is not None:
+        start(module.weight.view(-1, module.weight.shape[2]))
+
+
 def _tables(module: nn.Module, std: float) -> None:
     """Embeddings, learned positions and an untied vocabulary matrix: N(0, std^2); the vocabulary bias: 0."""
     if isinstance(module, TokenEmbedding | Learned | _Matrix) and module.weight is not None:
@@ -72,10 +79,13 @@ def fairseq(module: nn.Module) -> None:
         for layer in module.project.layers():
             with _apart(layer):
                 nn.init.xavier_uniform_(layer.weight, gain=1 / math.sqrt(2))
-        nn.init.xavier_uniform_(module.merge.weight)
-        _zero_bias(module.merge)
-    elif isinstance(module, RelativeKeys):
+        if isinstance(module.merge, nn.Linear):
+            nn.init.xavier_uniform_(module.merge.weight)
+            _zero_bias(module.merge)
+    elif isinstance(module, RelativeKeys | PositionTerm):
         nn.init.xavier_uniform_(module.weight, gain=1 / math.sqrt(2))
+    elif isinstance(module, MultiLinear):
+        _pairs(module, lambda weight: nn.init.xavier_uniform_(weight))
     elif isinstance(module, RelativeBiases):
         nn.init.xavier_uniform_(module.content_bias)
         nn.init.xavier_uniform_(module.position_bias)
@@ -96,8 +106,10 @@ def transformer_xl(module: nn.Module) -> None:
         with _apart(module):
             nn.init.normal_(module.weight, std=0.02)
         _zero_bias(module)
-    elif isinstance(module, RelativeKeys):
+    elif isinstance(module, RelativeKeys | PositionTerm):
         nn.init.normal_(module.weight, std=0.02)
+    elif isinstance(module, MultiLinear):
+        _pairs(module, lambda weight: nn.init.normal_(weight, std=0.02))
     elif isinstance(module, RelativeBiases):
         nn.init.normal_(module.content_bias, std=0.02)
         nn.init.normal_(module.position_bias, std=0.02)
@@ -131,7 +143,7 @@ def pytorch(module: nn.Module) -> None:
         for layer in layers:
             with _apart(layer):
                 nn.init.uniform_(layer.weight, -bound, bound)
-        _zero_bias(*layers, module.merge)
+        _zero_bias(*layers, *(merge for merge in (module.merge,) if isinstance(merge, nn.Linear)))
 
 
 @register("initializer", "xavier_uniform")
@@ -141,7 +153,10 @@ def xavier_uniform(module: nn.Module) -> None:
     pytorch(module)
     if isinstance(module, Projection):
         return  # packed by its attention, just now
-    if isinstance(module, _TABLES | RelativeKeys | RelativeBiases):
+    if isinstance(module, MultiLinear):
+        _pairs(module, lambda weight: nn.init.xavier_uniform_(weight))
+        return
+    if isinstance(module, _TABLES | RelativeKeys | PositionTerm | RelativeBiases):
         found: list[Tensor] = list(module.parameters())
     else:
         found = [layer.weight for layer in module.children() if isinstance(layer, nn.Linear)]

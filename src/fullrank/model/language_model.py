@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullrank.attention.layer import KeyValues
+from fullrank.attention.layer import KeyValues, Past
 from fullrank.attention.layout import Layout
 from fullrank.attention.trace import Trace
 from fullrank.config import registry
@@ -183,11 +183,11 @@ class LanguageModel(nn.Module):
     def _window(self) -> int | None:
         return self.memory_length if self.same_length and self.memory_length else None
 
-    def _with_encodings(self, layout: Layout, x: Tensor, known: KeyValues | None, cached: bool) -> Layout:
+    def _with_encodings(self, layout: Layout, x: Tensor, known: Past | None, cached: bool) -> Layout:
         """The layout with what relative positions make once for all layers."""
         if not isinstance(self.position, Relative):
             return layout
-        encodings = self.position.encodings(layout, x, None if known is None else known.relative, cached)
+        encodings = self.position.encodings(layout, x, known.relative if isinstance(known, KeyValues) else None, cached)
         return layout if encodings is None else replace(layout, encodings=self.embedding_dropout(encodings[None])[0])
 
     def _finished(self, x: Tensor) -> Tensor:
@@ -231,7 +231,7 @@ class LanguageModel(nn.Module):
 
     def new_cache(self) -> Cache:
         """An empty cache of keys and values, for decoding token by token."""
-        return Cache((None,) * len(self.blocks))
+        return Cache(tuple(block.attention.past() for block in self.blocks))
 
     def new_memory(self) -> Memory:
         """The memory of a model that has read nothing; the same as None."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fullrank.attention.angles import angles
 from fullrank.attention.layout import Layout
+from fullrank.attention.multilinear import encode_places
 from fullrank.attention.relative import RelativeBiases, XLRelative, encode_distances, serves
 from fullrank.config.registry import register
 from fullrank.config.schema import ModelConfig, stage_options
@@ -87,9 +88,12 @@ class Relative(nn.Module):
         options = XLRelative.Config(**stage_options(config.attention.score))
         assert config.head_dim is not None
         self.size, self.clamp_length = config.hidden_size, options.clamp_length
-        self.biases: RelativeBiases | None = (
-            RelativeBiases(config.num_attention_heads, config.head_dim) if options.shared_biases else None
-        )
+        self.places: int | None = None  # of the position term of multi-linear attention
+        heads, width = config.num_attention_heads, config.head_dim
+        if config.attention.kind == "multilinear":
+            assert config.attention.rank is not None
+            self.places, heads, width = config.max_position_embeddings, 1, config.attention.rank
+        self.biases: RelativeBiases | None = RelativeBiases(heads, width) if options.shared_biases else None
 
     def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
         return hidden
@@ -103,14 +107,19 @@ class Relative(nn.Module):
     def clamp(self, length: int | None, blocks: Iterable[Any]) -> None:
         """Let all distances beyond `length` count as `length`, None: let them count as they are."""
         self.clamp_length = length
+        if self.places is not None:
+            return
         for block in blocks:
             block.attention.project.relative.clamp_length = length
 
     def encodings(self, layout: Layout, like: Tensor, known: Tensor | None, cached: bool) -> Tensor | None:
         """Sinusoids (T, E) for `layout`, or None where keys of its distances are `known` (H, T, D) already.
 
-        For a cache of keys, the table is made for more distances, so that it is not made again for every token.
+        For a cache of keys, the table is made for more distances, so that it is not made again for every token. The position
+        term of multi-linear attention reads places instead, all that it has: (P, E).
         """
+        if self.places is not None:
+            return encode_places(self.places, self.places, self.size, like)
         if serves(known, layout):
             return None
         rows = max(64, 1 << (layout.distances - 1).bit_length()) if cached and layout.from_zero else None

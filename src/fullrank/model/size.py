@@ -68,7 +68,9 @@ def _mixing_flops(model: LanguageModel, keys: float) -> float:
     flops = 0.0
     for module in model.modules():
         if isinstance(module, Attention):
-            heads, mix = module.project.num_heads, module.attend.mix
+            heads, mix = module.project.num_heads, getattr(module.attend, "mix", None)
+            if mix is None:
+                continue
             if mix.matrix(None) is not None:
                 flops += 2 * heads * heads * keys
             flops += sum(2 * p.numel() * heads for name, p in mix.named_parameters() if name == "from_query")

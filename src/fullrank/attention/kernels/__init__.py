@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 Kernel = Callable[["WeightedValues", "Heads", "Layout", "Trace | None"], Tensor]
 KERNELS: dict[str, Kernel] = {"reference": reference, "sdpa": sdpa, "relative": relative}
+NAMES = ("auto", *KERNELS, "multilinear")  # the last is that of attention without weights
 _forced: str | None = None  # a plain global, so that torch.compile guards on it
 
 
@@ -42,7 +43,7 @@ def kernel_for(attend: WeightedValues, tracing: bool) -> Kernel:
             raise InputError(f"kernel '{_forced}' cannot give attention weights for a trace or a penalty; use 'auto'")
         return reference
     fast = _fast(attend)
-    if _forced is not None and fast is not KERNELS[_forced]:
+    if _forced is not None and (fast is None or fast is not KERNELS.get(_forced)):
         stages = ", ".join(type(stage).__name__ for stage in (attend.score, attend.normalize, attend.mix))
         raise InputError(f"kernel '{_forced}' cannot compute {stages}; use kernel 'auto' or 'reference'")
     return fast or reference
@@ -70,15 +71,15 @@ def forced() -> str | None:
 
 @contextlib.contextmanager
 def kernel(name: str) -> Iterator[None]:
-    """Fix the attention kernel inside a `with` block: `auto`, `reference`, `sdpa` or `relative`.
+    """Fix the attention kernel inside a `with` block: `auto`, `reference`, `sdpa`, `relative` or `multilinear`.
 
     `reference` also has vocabulary layers computed as their equations read: twice differentiable, with all logits in memory.
 
     Raises InputError for an unknown name, and in a forward pass if the kernel cannot compute the model's stages.
     """
     global _forced
-    if name != "auto" and name not in KERNELS:
-        raise InputError(f"kernel: '{name}' is not available; {suggest(name, ['auto', *KERNELS])}")
+    if name not in NAMES:
+        raise InputError(f"kernel: '{name}' is not available; {suggest(name, NAMES)}")
     before, _forced = _forced, None if name == "auto" else name
     try:
         yield

@@ -86,12 +86,16 @@ def decayed_multilinear(
     return out, DecayedState(*after)
 
 
-def absorb(tokens: Tensor, log_decay: Tensor, state: Tensor) -> Tensor:
-    """The state (B, S, R) after tokens (B, P, R) without queries: a^P A + sum_j a^(P-1-j) K_j."""
+def absorb(tokens: Tensor, log_decay: Tensor, state: Tensor | None, distances: Tensor | None = None) -> Tensor:
+    """The state (B, S, R) after tokens (B, P, R) without queries: a^P A + sum_j a^(P-1-j) K_j.
+
+    distances (P,): how far each token lies before the last position, P - 1 .. 0 by default; others go without a state.
+    """
     count = tokens.shape[1]
-    powers = torch.exp(log_decay[:, None] * torch.arange(count - 1, -1, -1, device=tokens.device))  # (S, P)
-    found: Tensor = powers @ tokens + torch.exp(log_decay * count)[:, None] * state
-    return found
+    if distances is None:
+        distances = torch.arange(count - 1, -1, -1, device=tokens.device)
+    found = torch.exp(log_decay[:, None] * distances) @ tokens  # (S, P) @ (B, P, R)
+    return found if state is None else found + torch.exp(log_decay * count)[:, None] * state
 
 
 def _recurrence(
@@ -101,11 +105,11 @@ def _recurrence(
     (a, b), outs = (torch.exp(log)[:, None] for log in logs), []
     for i in range(query.shape[1]):
         state = DecayedState(a * state.keys + keys[:, i, None], b * state.values + values[:, i, None])
-        outs.append(_mapped((query[:, i, None] * state.keys * state.values)[:, None], weight))
+        outs.append(mapped((query[:, i, None] * state.keys * state.values)[:, None], weight))
     return torch.cat(outs, 1), state
 
 
-def _mapped(features: Tensor, weight: Tensor) -> Tensor:
+def mapped(features: Tensor, weight: Tensor) -> Tensor:
     """(B, c, S, R) -> (B, c, E)."""
     if weight.dim() == 2:
         return features.sum(-1).to(weight.dtype) @ weight
@@ -158,7 +162,7 @@ class _Scan(torch.autograd.Function):
             states += [state_a, state_b]
             a, b = of_keys.sums(keys[:, chunk], state_a), of_values.sums(values[:, chunk], state_b)
             state_a, state_b = a[:, -1].contiguous(), b[:, -1].contiguous()
-            outs.append(_mapped(a * b * query[:, chunk, None], operand))
+            outs.append(mapped(a * b * query[:, chunk, None], operand))
         ctx.save_for_backward(query, keys, values, log_a, log_b, weight, *states)
         ctx.dtype = dtype
         return torch.cat(outs, 1), state_a, state_b
