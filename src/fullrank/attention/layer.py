@@ -175,9 +175,9 @@ class MultiLinearAttention(Attention):
 
         MultiLinearAttention(hidden_size=256, rank=40, cores=2, max_position_embeddings=80)
 
-    x (B, N, E), source (B, M, E) -> (B, N, E), masked like `Attention`: causal unless a layout or
-    another source says otherwise. Built from a `ModelConfig` or an `AttentionConfig` of kind `multilinear`, or from its keys. The output map of pairs has
-    max_position_embeddings^2 x E numbers. Raises ConfigError for another kind of attention, and for keys given twice.
+    x (B, N, E), source (B, M, E) -> (B, N, E), masked like `Attention`: causal unless a layout or another source says
+    otherwise. Built from a `ModelConfig` or an `AttentionConfig` of kind `multilinear`, or from its keys. The output map of
+    pairs has max_position_embeddings^2 x E numbers. Raises ConfigError for another kind, and for keys given twice.
     """
 
     def __init__(

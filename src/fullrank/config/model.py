@@ -272,8 +272,8 @@ class ModelConfig(Strict):
             )
         if attention.output_map == "decayed" and self.same_length is True:
             problems.append(
-                "model.same_length: not with model.attention.output_map: decayed, whose sums hold all earlier tokens; change one "
-                "of them"
+                "model.same_length: not with model.attention.output_map: decayed, whose sums hold all earlier tokens; change "
+                "one of them"
             )
         if attention.sees_future and self.memory_length:
             problems.append(
