@@ -15,7 +15,16 @@ ROWS = [(name, row) for name in NAMES for row in load(name).rows]
 CELLS = [(name, row, scale) for name, row in [*ROWS, ("demo/builtin", "b")] for scale in load(name).scales]
 SIX = ["plain", "sigsoftmax", "a", "a-sigsoftmax", "b", "b-sigsoftmax"]
 MIXES = ["plain", "a", "b"]
-OURS = {("mixhead/table1-synthesizer", "without-keys"), ("mixhead/table1-synthesizer", "random")}  # not in the paper
+TENSORIZED = ["plain", "core1", "core2", "decayed", "core1-as-published", "core2-as-published"]
+OURS = {  # not in the paper
+    ("mixhead/table1-synthesizer", "without-keys"),
+    ("mixhead/table1-synthesizer", "random"),
+    *(
+        (f"tensorized/{table}", row)
+        for table in ("table1", "table2-ptb", "table2-wikitext103")
+        for row in ("plain", "core1", "core2", "decayed")
+    ),
+}
 
 
 def test_recipes_are_there() -> None:
@@ -44,10 +53,14 @@ def test_recipes_are_there() -> None:
         "mos/table1-ptb": ["plain", "k10", "plain-d300", "k10-d300"],
         "mos/table1-wikitext2": ["plain", "k10", "plain-d300", "k10-d300"],
         "mos/table2": [f"k{k}{width}" for width in ("", "-d300") for k in (2, 5, 10, 15)],
+        "tensorized/table1": [*TENSORIZED, "transformer-xl"],
+        "tensorized/table2-ptb": TENSORIZED,
+        "tensorized/table2-wikitext103": [*TENSORIZED, "transformer-xl"],
     }
     for name in NAMES:
         assert set(load(name).scales) == {"paper", "small", "tiny"}
-        assert load(name).table.startswith(("Mixhead, Table ", "Skip Cross-head, Table ", "Transformer-MoS, Table "))
+        papers = ("Mixhead", "Skip Cross-head", "Transformer-MoS", "Tensorized Transformer")
+        assert load(name).table.startswith(tuple(f"{paper}, Table " for paper in papers))
         assert load(name).paper
         assert load(name).notes
 
@@ -64,6 +77,8 @@ def test_the_papers_columns(name: str, row: str) -> None:
     if (name, row) in OURS:
         assert paper == {}
         return
+    if name.startswith("tensorized/"):
+        return  # tests/test_recipes_tensorized.py
     if "parameters" in paper:
         millions = re.fullmatch(r"(\d+)M", paper["parameters"])
         assert millions is not None
@@ -203,6 +218,7 @@ MAY_DIFFER = {
     "skip-cross-head/table1": {"train.phases", "train.schedule", "eval.memory_length"},
     "skip-cross-head/table2": {"train.phases", "train.schedule", "eval.memory_length"},
     **{f"skip-cross-head/table{n}": {"train.phases"} for n in (5, 7, 8, 9)},
+    **{f"tensorized/table{n}": {"eval.memory_length", "eval.same_length", "eval.clamp_length"} for n in ("1", "2-wikitext103")},
 }
 
 

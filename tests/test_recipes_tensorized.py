@@ -1,0 +1,113 @@
+"""The recipes of the Tensorized Transformer: sizes from the architecture, masked and published rows, the paper's figures."""
+
+from __future__ import annotations
+
+import pytest
+
+from fullrank.config.recipe import load
+from recipe_counts import config_of, total
+
+NAMES = ("tensorized/table1", "tensorized/table2-ptb", "tensorized/table2-wikitext103")
+MULTILINEAR = ("core1", "core2", "core1-as-published", "core2-as-published")
+SCALES = ("paper", "small", "tiny")
+
+
+def block(width: int, inner: int, length: int, cores: int, rank: int = 40) -> int:
+    """Q, K, V, keys of places, output map of all pairs, cores; two norms; feed-forward with biases."""
+    attention = 4 * width * rank + length**2 * width + cores * rank
+    return attention + 4 * width + 2 * width * inner + inner + width
+
+
+def vocabulary(size: int, width: int, cutoffs: tuple[int, ...] = (), division: int = 1, projected: int = 1) -> int:
+    """Tied vectors, biases and vectors of the clusters, and projections wherever a cluster is narrower than the model."""
+    if not cutoffs:
+        return size * width + size
+    total, ends = 0, [0, *cutoffs, size]
+    for i in range(len(cutoffs) + 1):
+        narrow = width // division**i
+        total += (ends[i + 1] - ends[i]) * (narrow + 1)
+        if division > 1:
+            total += narrow * width * (1 + projected)  # the output's own beside the input's, or shared
+    return total + len(cutoffs) * (width + 1)
+
+
+PAPER = {  # layers, width, segment, vocabulary
+    "tensorized/table1": (8, 1024, 32, vocabulary(793_471, 1024, (60_000, 100_000, 640_000), 4)),
+    "tensorized/table2-ptb": (3, 512, 32, vocabulary(10_000, 512)),
+    "tensorized/table2-wikitext103": (6, 256, 80, vocabulary(267_735, 256, (20_000, 40_000, 200_000))),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("row", MULTILINEAR)
+def test_totals_by_an_independent_formula(name: str, row: str) -> None:
+    layers, width, length, words = PAPER[name]
+    cores = int(row[4])
+    assert total(name, row) == layers * block(width, 2100, length, cores) + 2 * 40 + words
+
+
+def test_the_totals_that_are_known() -> None:
+    assert total("tensorized/table2-wikitext103", "core1") == 85_356_626  # the paper's 85.3M
+    assert total("tensorized/table2-wikitext103", "core2") == 85_356_626 + 6 * 40
+    assert total("tensorized/table1", "core1") == 156_441_250  # its 0.16B
+    assert total("tensorized/table2-ptb", "core1") == 13_414_004  # its 12M fits no script
+    later = ("model.hidden_size=256",)
+    assert total("tensorized/table2-ptb", "core1", "paper", later) == 6_715_252
+    assert total("tensorized/table2-wikitext103", "transformer-xl") == 151_107_538
+    assert total("tensorized/table1", "transformer-xl") == 357_812_082
+
+
+def test_what_compresses_and_what_does_not() -> None:
+    """Multi-head attention of the same width: smaller where N is large and E small, larger where it is the other way round."""
+    assert total("tensorized/table2-wikitext103", "core1") > total("tensorized/table2-wikitext103", "plain")
+    assert total("tensorized/table1", "core1") < total("tensorized/table1", "plain")
+    for name in NAMES:
+        assert total(name, "decayed") < total(name, "plain")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("scale", SCALES)
+def test_rows_differ_in_attention_only(name: str, scale: str) -> None:
+    base = config_of(name, "plain", scale)
+    assert base.model.attention.kind == "weighted"
+    assert base.model.max_position_embeddings == base.train.segment_length
+    for row in (*MULTILINEAR, "decayed"):
+        other = config_of(name, row, scale)
+        assert (other.data, other.train, other.eval) == (base.data, base.train, base.eval)
+        attention = other.model.attention
+        assert (attention.kind, attention.rank, attention.bias) == ("multilinear", 40, False)
+        assert attention.cores == (2 if row.startswith("core2") else 1)
+        assert attention.sees_future == row.endswith("as-published") == attention.not_next_token_perplexity
+        assert attention.output_map == ("decayed" if row == "decayed" else "pairs")
+        assert other.model.memory_length == 0
+
+
+def test_the_papers_figures_stand_at_published_rows_only() -> None:
+    """They are of a model that sees the word it has to predict; a masked model has no figure to stand beside."""
+    assert {
+        (name, row): load(name).rows[row]["paper"]
+        for name in NAMES
+        for row in load(name).rows
+        if "paper" in load(name).rows[row]
+    } == {
+        ("tensorized/table1", "core1-as-published"): {"parameters": "0.16B", "test": 20.5},
+        ("tensorized/table1", "core2-as-published"): {"parameters": "0.16B", "test": 19.5},
+        ("tensorized/table1", "transformer-xl"): {"parameters": "0.46B", "test": 23.5},
+        ("tensorized/table2-ptb", "core1-as-published"): {"parameters": "12M", "valid": 60.5, "test": 57.9},
+        ("tensorized/table2-ptb", "core2-as-published"): {"parameters": "12M", "valid": 54.25, "test": 49.8},
+        ("tensorized/table2-wikitext103", "core1-as-published"): {"parameters": "85.3M", "valid": 22.7, "test": 20.9},
+        ("tensorized/table2-wikitext103", "core2-as-published"): {"parameters": "85.3M", "valid": 19.7, "test": 18.9},
+        ("tensorized/table2-wikitext103", "transformer-xl"): {"parameters": "151M", "valid": 23.1, "test": 24.0},
+    }
+
+
+def test_penn_treebank_is_trained_as_the_paper_says() -> None:
+    run = config_of("tensorized/table2-ptb", "core2-as-published")
+    assert run.model.dropout.locked
+    assert run.train.averaging == "swa"
+    assert (run.train.steps, run.train.batch_size, run.train.segment_length, run.train.learning_rate) == (
+        20_000,
+        120,
+        32,
+        2.5e-4,
+    )
