@@ -1,6 +1,6 @@
 """Causal multi-linear attention, forward and backward, against the masked tensor of all pairs of every query.
 
-    python benchmarks/multilinear.py [--rounds 9] [--threads 1] [--json FILE]
+    python benchmarks/multilinear.py [--rounds 9] [--threads 1] [--tokens N ..] [--json FILE]
 
     naive fp32          T = (Q g o K) V^T (B, N, N, N), masked, times W (N^2, E), with autograd
     einsum fp32         the same by torch.einsum, as the equation reads
@@ -8,8 +8,9 @@
     naive bf16, multilinear bf16    the same under autocast
     length-free fp32    ours, with W(i, j, m) = sum_s a_s^(i-j) b_s^(i-m) U_sr, S = 8: no N^2 parameters, another function
 
-Sizes: B texts of N tokens, rank R, width E. Memory is the growth of the resident high-water mark in a fresh process, over
-inputs and parameters; gradients are included (that of W alone takes 4 N^2 E bytes).
+Sizes: B texts of N tokens, rank R, width E, two cores. Memory is the growth of the resident high-water mark in a fresh process,
+over inputs and parameters, gradients included (4 N^2 E bytes for W alone). The largest naive form needs about 2 GiB.
+`gflop_per_second`: products only, two for a multiply-add, those of what the backward pass computes again included.
 """
 
 from __future__ import annotations
@@ -26,10 +27,13 @@ from torch import Tensor
 
 from fullrank.attention.kernels.multilinear import multilinear
 from fullrank.attention.kernels.multilinear_decayed import decayed_multilinear
+from fullrank.attention.kernels.multilinear_plan import Shape, multiply_adds
 from harness import interleave, memory_mib, peak_growth_mib, save
 
 REFERENCE = "naive fp32"
 SCALES = 8
+CORES = 2
+SEED = 0
 
 
 @dataclass(frozen=True)
@@ -43,12 +47,8 @@ class Size:
         return f"B {self.batch}, N {self.tokens}, R {self.rank}, E {self.width}"
 
 
-SIZES = [
-    *(Size(batch, 32, 40, 256) for batch in (1, 8, 60)),
-    *(Size(batch, 80, 40, 256) for batch in (1, 8)),
-    *(Size(batch, 128, 40, 256) for batch in (1, 4)),
-    *(Size(batch, 256, 40, 256) for batch in (1, 4)),
-]
+SIZES = [Size(batch, tokens, 40, 256) for tokens in (32, 64, 80, 128, 256) for batch in (1, 4, 8)]
+SIZES.insert(3, Size(60, 32, 40, 256))
 
 
 @dataclass(frozen=True)
@@ -91,16 +91,34 @@ CANDIDATES: dict[str, tuple[Callable[[Given], Tensor], bool]] = {
     "multilinear bf16": (ours, True),
 }
 LENGTH_FREE = "length-free fp32"
+CANDIDATES_IN_WORDS = {
+    "naive": "T = (Q g o K) V^T (B, N, N, N), masked, times W (N^2, E), with autograd",
+    "einsum": "the same by two calls of torch.einsum",
+    "multilinear": "fullrank.attention.kernels.multilinear",
+    "length-free": f"another function: W(i, j, m) = sum_s a_s^(i-j) b_s^(i-m) U_sr, S = {SCALES}, no N^2 parameters",
+    "bf16": "the same under autocast, parameters in fp32",
+}
+
+
+def flops(size: Size, name: str) -> int | None:
+    """Of the products of a forward and a backward pass; None where it is not a product with T."""
+    if name == LENGTH_FREE:
+        return None
+    if name.startswith("multilinear"):
+        narrow = name.endswith("bf16")
+        shape = Shape(size.batch, size.tokens, size.tokens, size.rank, size.width, True, False, narrow=narrow)
+        return 2 * multiply_adds(shape).training
+    return 6 * size.batch * size.tokens**3 * (size.rank + size.width)
 
 
 def case(size: Size, name: str) -> Callable[[], None]:
     """One forward and backward pass of `name`."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(SEED)
     query, keys, values, cotangent = (
         torch.randn(size.batch, size.tokens, last, generator=generator) * last**-0.5
         for last in (size.rank, size.rank, size.rank, size.width)
     )
-    cores = torch.rand(2, size.rank, generator=generator)
+    cores = torch.rand(CORES, size.rank, generator=generator)
     leaves = [query, keys, values, cores]
     if name == LENGTH_FREE:
         decays = torch.linspace(-2, -0.01, SCALES)
@@ -143,21 +161,41 @@ def main() -> None:
         return
     results: dict[str, Any] = {}
     for size in (size for size in SIZES if given.tokens is None or size.tokens in given.tokens):
-        names = [*CANDIDATES, LENGTH_FREE]
-        timings, peak = interleave({name: case(size, name) for name in names}, REFERENCE, rounds=given.rounds)
-        print(f"{size}; peak fp32 {peak.fp32:.0f}, bf16 {peak.bf16:.0f} GFLOP/s")
-        print(f"  {'':<20} {'ms':>8}  time / {REFERENCE} [quartiles]  peak memory MiB")
-        rows = []
-        for timing in timings:
-            memory = memory_mib(__file__, timing.name, *dataclasses.astuple(size))
-            rows.append({**dataclasses.asdict(timing), "memory_mib": memory})
-            figures = f"{timing.ratio:8.3f} [{timing.low:.3f}, {timing.high:.3f}] {memory:16.0f}"
-            print(f"  {timing.name:<20} {1000 * timing.seconds:8.2f}  {figures}", flush=True)
-        results[str(size)] = {"peak_gflop_per_second": dataclasses.asdict(peak), "candidates": rows}
+        results[str(size)] = measured(size, given.rounds)
     save(
         given.json,
-        {"what": "multi-linear attention, forward and backward", "rounds": given.rounds, "results": results},
+        {
+            "what": "causal multi-linear attention, forward and backward",
+            "rounds": given.rounds,
+            "config": {"rank": 40, "width": 256, "cores": CORES, "causal": "masked", "decays": SCALES},
+            "seed": SEED,
+            "reference": REFERENCE,
+            "candidates": CANDIDATES_IN_WORDS,
+            "memory": "growth of the resident high-water mark over inputs and parameters, fresh process, with gradients",
+            "results": results,
+        },
     )
+
+
+def measured(size: Size, rounds: int) -> dict[str, Any]:
+    """All candidates at one size: time, speed-up and memory beside the reference."""
+    names = [*CANDIDATES, LENGTH_FREE]
+    timings, peak = interleave({name: case(size, name) for name in names}, REFERENCE, rounds=rounds)
+    print(f"{size}; peak fp32 {peak.fp32:.0f}, bf16 {peak.bf16:.0f} GFLOP/s")
+    print(f"  {'':<20} {'ms':>8}  time / {REFERENCE} [quartiles]  peak memory MiB, / {REFERENCE}")
+    rows: list[dict[str, Any]] = []
+    for timing in timings:
+        memory = memory_mib(__file__, timing.name, *dataclasses.astuple(size))
+        share = memory / rows[0]["memory_mib"] if rows else 1.0  # the reference comes first
+        done = flops(size, timing.name)
+        rate = None if done is None else done / timing.seconds / 1e9
+        rows.append(
+            {**dataclasses.asdict(timing), "speed_up": 1 / timing.ratio, "gflop_per_second": rate,
+             "memory_mib": memory, "memory_share": share}
+        )  # fmt: skip
+        figures = f"{timing.ratio:8.3f} [{timing.low:.3f}, {timing.high:.3f}] {memory:16.0f} {share:8.3f}"
+        print(f"  {timing.name:<20} {1000 * timing.seconds:8.2f}  {figures}", flush=True)
+    return {"peak_gflop_per_second": dataclasses.asdict(peak), "candidates": rows}
 
 
 if __name__ == "__main__":

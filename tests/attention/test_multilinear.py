@@ -64,7 +64,7 @@ def agree(out: Tensor, expected: Tensor, leaves: list[Tensor], tolerance: float 
 @pytest.fixture
 def no_tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is so small that T itself is built."""
-    monkeypatch.setattr(fast, "_TINY", 0)
+    monkeypatch.setattr(fast, "TINY", 0)
 
 
 def test_the_equation_by_loops() -> None:
@@ -123,7 +123,7 @@ def test_every_order_is_exact(queries: int, keys: int, limit: int, monkeypatch: 
     monkeypatch.setattr(planning, "_PAIRS", limit)
     leaves = given(2, queries, keys)
     expected = equation(*leaves, causal(2, queries, keys))
-    monkeypatch.setattr(fast, "_TINY", 0)
+    monkeypatch.setattr(fast, "TINY", 0)
     for stages in orders(queries, keys):
         monkeypatch.setattr(fast, "plan", lambda _, stages=stages: stages)
         cotangent = torch.ones_like(expected)

@@ -45,7 +45,10 @@ def info(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Parameters by part (total exact), memory and FLOPs per token. Allocates nothing."""
+    """Parameters by part (total exact), memory and FLOPs per token. Allocates nothing.
+
+    Multi-linear attention is shown beside multi-head attention of the same width, its output map included.
+    """
     from fullrank.config.recipe import resolve
     from fullrank.model.size import size
 
@@ -56,7 +59,7 @@ def info(
         from fullrank.tasks.language_modeling import with_vocabulary
 
         run = with_vocabulary(run, prepare(run.data, report=say))
-    found = size(run.model, length or run.train.segment_length)
+    found = size(run.model, length or run.train.segment_length, run.train.batch_size)
     found = {"recipe": resolved.recipe, "row": resolved.row, "scale": resolved.scale, **found, "paper": resolved.paper}
     if json:
         print_json(found)
@@ -69,13 +72,63 @@ def info(
     paper = resolved.paper or {}
     if paper:
         print("  the paper:     " + ", ".join(f"{key} {value}" for key, value in paper.items()))
+    if found["attention_block"]:
+        print(_block(found["attention_block"], run.model.num_hidden_layers))
     flops, sizes = found["flops_per_token"], found["bytes"]
     print(f"FLOPs per token at length {flops['length']}: forward {flops['forward']:,}, training {flops['training']:,}")
     print(
         f"memory: weights {sizes['weights_fp32'] / 2**20:,.1f} MiB in fp32, with gradients and Adam "
         f"{sizes['training_adam_fp32'] / 2**20:,.1f} MiB, cache {sizes['cache_per_token_fp32'] / 2**10:,.1f} KiB per token"
+        + (f" and {sizes['state_per_text_fp32'] / 2**10:,.1f} KiB per text" if sizes["state_per_text_fp32"] else "")
         + (f", {sizes['memory_per_text_fp32'] / 2**20:,.1f} MiB of memory per text" if run.model.memory_length else "")
     )
+
+
+_PIECES = {
+    "projections": "projections Q K V",
+    "output_map": "output map W_O",
+    "cores": "cores",
+    "position_term": "position term",
+    "bias": "biases",
+    "total": "all",
+}
+
+
+def _block(block: dict[str, Any], layers: int) -> str:
+    """A multi-linear attention block beside multi-head attention, in lines."""
+    own, plain, paper = block["parameters"], block["multi_head"], block["paper_formula"]
+    lines = [f"{'one attention block':<22} {'multi-linear':>14} {'multi-head':>14}"]
+    for piece, name in _PIECES.items():
+        if own[piece] or plain.get(piece):
+            lines.append(f"  {name:<20} {own[piece]:>14,} {plain.get(piece, 0):>14,}")
+    lines.append(
+        f"  {_compared(block['ratio'], 'the block')} (of {plain['heads']} heads; their number changes nothing)"
+    )
+    if own["position_term"]:
+        lines.append(f"  with relative positions as in Transformer-XL, multi-head has {plain['output_map']:,} more")
+    places = block["positions"]
+    pairs = (
+        f"has a row for each of {places:,} x {places:,} pairs of positions" if places else "does not grow with length"
+    )
+    lines.append(f"  the output map {pairs}")
+    for key, name in (("all_layers", f"attention of {layers} layers"), ("whole_model", "the whole model")):
+        one = block[key]
+        lines.append(
+            f"  {_compared(one['ratio'], name)}: {one['multilinear']:,}, with multi-head {one['multi_head']:,}"
+        )
+    lines.append(
+        f"  the paper's formula (3 h d) / (3 d + h) is {paper['ratio']:.2f} at h = {paper['heads']} heads and factors of width "
+        f"d = {paper['factor_width']}:\n  it counts projections and cores only and leaves W_O out"
+    )
+    return "\n".join(lines)
+
+
+def _compared(ratio: float, name: str) -> str:
+    """In words: multi-head over multi-linear parameters."""
+    if ratio == 1:
+        return f"{name} is as large as with multi-head attention"
+    times, word = (ratio, "smaller") if ratio > 1 else (1 / ratio, "LARGER")
+    return f"{name} is {times:.{1 if times >= 1.95 else 3}f} times {word} than with multi-head attention"
 
 
 @recipes.command("list", epilog="Example:  [cyan]fullrank recipes list --json[/cyan]")

@@ -10,9 +10,11 @@ import torch
 from torch import nn
 
 from fullrank.attention.layer import Attention
+from fullrank.attention.multilinear_decayed import Summed
 from fullrank.attention.project import Projection
 from fullrank.attention.score import DenseSynthesizer
 from fullrank.config.schema import ModelConfig, stage_name
+from fullrank.model.attention_block import attention_block, multilinear_work
 from fullrank.model.language_model import LanguageModel
 
 _PARTS = (  # first match wins
@@ -38,11 +40,18 @@ def parameters_by_part(model: nn.Module) -> dict[str, int]:
 _KEY_PRODUCTS = {"relative": 2, "random_synthesizer": 0}  # multiply-adds of a score for a key, in H D; else 1
 
 
-def _attention_flops(config: ModelConfig, keys: float) -> float:
-    """Per token: scores and weighted values; the keys of distances, made once for all texts of a batch, are left out."""
+def _attention_flops(config: ModelConfig, keys: float, length: int, batch: int) -> tuple[float, float]:
+    """Per token, forward and training: scores and weighted values, or multi-linear attention up to its output.
+
+    The keys of distances, made once for all texts of a batch, are left out.
+    """
+    if config.attention.kind == "multilinear":
+        forward, training = multilinear_work(config, length, batch)
+        return 2 * forward, 2 * training
     assert config.head_dim is not None
     products = _KEY_PRODUCTS.get(stage_name(config.attention.score), 1) + 1
-    return config.num_hidden_layers * 2 * products * config.num_attention_heads * config.head_dim * keys
+    forward = config.num_hidden_layers * 2 * products * config.num_attention_heads * config.head_dim * keys
+    return forward, 3 * forward
 
 
 def _matrices(model: LanguageModel) -> int:
@@ -60,7 +69,23 @@ def _memory_flops(model: LanguageModel, length: int) -> float:
     """Per token of a training step: keys and values of the memory, which are projected again for every segment."""
     projections = [m for m in model.modules() if isinstance(m, Projection)]
     numbers = sum(m.value.weight.numel() + (m.key.weight.numel() if m.key and m.reads_keys else 0) for m in projections)
+    config = model.config.attention
+    if config.decays is not None:  # and made into sums: S R multiply-adds for keys and for values
+        assert config.rank is not None
+        numbers += len(projections) * 2 * config.decays * config.rank
     return 2 * numbers * model.memory_length / length
+
+
+def _cached(model: LanguageModel) -> tuple[int, int]:
+    """Numbers that decoding keeps: of each token, and of a text however long it is."""
+    of_token = of_text = 0
+    for layer in (module for module in model.modules() if isinstance(module, Attention)):
+        numbers = layer.project.num_heads * layer.project.head_dim
+        if isinstance(layer.past(), Summed):
+            of_text += 2 * layer.attend.decayed.weight.shape[0] * numbers
+        elif not layer.attend.sees_future:
+            of_token += (1 + layer.project.reads_keys) * numbers
+    return of_token, of_text
 
 
 def _mixing_flops(model: LanguageModel, keys: float) -> float:
@@ -77,34 +102,40 @@ def _mixing_flops(model: LanguageModel, keys: float) -> float:
     return flops
 
 
-def size(config: ModelConfig, length: int) -> dict[str, Any]:
-    """Parameters by part, bytes and FLOPs of a model on sequences of `length` tokens, as plain numbers.
+def size(config: ModelConfig, length: int, batch: int = 1) -> dict[str, Any]:
+    """Parameters by part, bytes and FLOPs of a model on `batch` sequences of `length` tokens, as plain numbers.
 
     FLOPs per token count a multiply-add as two; forward = 2 x the matrix parameters that a token meets + attention over
     the (length + 1) / 2 keys of its segment that a query sees on average, and over the memory; a training step costs three
-    forwards, and projects the memory again, which evaluation does not. How many tokens meet the tails of an adaptive softmax
-    is reckoned by Zipf's law.
+    forwards, and projects the memory again, which evaluation does not. Multi-linear attention is counted as it is multiplied
+    out, and what its backward pass computes again with it; only there `batch` matters. How many tokens meet the tails of an
+    adaptive softmax is reckoned by Zipf's law. Decoding keeps `cache_per_token_fp32`, and `state_per_text_fp32` whatever the
+    length. Raises InputError for a length that the output map of multi-linear attention is too small for.
     """
     with warnings.catch_warnings(), torch.device("meta"):
         warnings.simplefilter("ignore")
         model = LanguageModel(config)
     parts = parameters_by_part(model)
     assert config.vocab_size is not None
-    assert config.head_dim is not None
     keys = config.memory_length if config.same_length else config.memory_length + (length + 1) / 2
     ends: tuple[Any, ...] = (model.embedding, model.output)
     vocabulary = sum(end.flops_per_token() for end in ends if hasattr(end, "flops_per_token"))
-    forward = 2 * _matrices(model) + _attention_flops(config, keys) + _mixing_flops(model, keys) + vocabulary
-    again = _memory_flops(model, length)
-    cached = sum(1 + m.reads_keys for m in model.modules() if isinstance(m, Projection))
-    cache = cached * config.num_attention_heads * config.head_dim
+    others = 2 * _matrices(model) + _mixing_flops(model, keys) + vocabulary
+    forward, training = _attention_flops(config, keys, length, batch)
+    of_token, of_text = _cached(model)
     return {
         "parameters": parts,
+        "attention_block": attention_block(model, parts),
         "bytes": {
             "weights_fp32": 4 * parts["total"],
             "training_adam_fp32": 16 * parts["total"],
-            "cache_per_token_fp32": 4 * cache,
+            "cache_per_token_fp32": 4 * of_token,
+            "state_per_text_fp32": 4 * of_text,
             "memory_per_text_fp32": 4 * config.num_hidden_layers * config.memory_length * config.hidden_size,
         },
-        "flops_per_token": {"length": length, "forward": round(forward), "training": round(3 * (forward + again))},
+        "flops_per_token": {
+            "length": length,
+            "forward": round(forward + others),
+            "training": round(training + 3 * (others + _memory_flops(model, length))),
+        },
     }

@@ -24,10 +24,8 @@ from torch import Tensor
 
 from fullrank.attention import multilinear_reference as reference
 from fullrank.attention.kernels import forced
-from fullrank.attention.kernels.multilinear_plan import Rectangle, Shape, Stage, Step, plan
+from fullrank.attention.kernels.multilinear_plan import TINY, Rectangle, Shape, Stage, Step, plan
 from fullrank.errors import InputError
-
-_TINY = 1 << 16  # numbers of T
 
 
 @torch.compiler.disable
@@ -67,7 +65,7 @@ def multilinear(
         dtype = torch.get_autocast_dtype(kind)
     with torch.autocast(kind, enabled=False):
         scaled = query.to(wide) * cores.to(wide).mean(0)
-        if query.shape[0] * queries * length**2 <= _TINY:
+        if query.shape[0] * queries * length**2 <= TINY:
             return _tiny(scaled, keys, values, weight, visible, causal and visible is None, dtype)
         shape = Shape(
             query.shape[0], queries, length, query.shape[2], weight.shape[2], causal and visible is None,

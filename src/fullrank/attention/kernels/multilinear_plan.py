@@ -33,6 +33,11 @@ class Step(NamedTuple):
     def pairs(self) -> int:
         return sum((j1 - j0) * (m1 - m0) for j0, j1, m0, m1 in self.rectangles)
 
+    @property
+    def queries(self) -> int:
+        """Those that the pairs are multiplied with, also where they do not see all of them."""
+        return self.last - self.first
+
 
 class Stage(NamedTuple):
     """Queries first .. last read the state as it is before `steps`."""
@@ -57,6 +62,15 @@ class Shape(NamedTuple):
     narrow: bool = False  # operands of 16 bits
 
 
+class Work(NamedTuple):
+    """Multiply-adds of the products of a call; `training`: forward and backward, what is computed again included."""
+
+    forward: int
+    training: int
+
+
+TINY = 1 << 16  # numbers of T up to which T itself is built
+
 # multiply-adds that take as long as what a step costs besides its products, forward and backward, on one core
 _STEP = 6e6
 _STEP_NARROW = 20e6
@@ -73,19 +87,34 @@ def plan(shape: Shape) -> tuple[Stage, ...]:
 
 
 def cost(shape: Shape, stages: tuple[Stage, ...]) -> float:
-    """Multiply-adds forward and backward: what orders differ in."""
-    batch, rank, width = shape.batch, shape.rank, shape.width
-    total = 0.0
+    """Multiply-adds forward and backward, and what orders differ in beside them."""
+    total = float(work(shape, stages).training)
+    for step in (step for stage in stages for step in stage.steps):
+        total += (_STEP_NARROW if shape.narrow else _STEP) if shape.on_cpu else _STEP_GPU
+        if len(step.rectangles) > 1 or step.rectangles[0][2:] != (0, shape.keys):
+            total += _COPY * step.pairs * shape.width
+    return total
+
+
+def work(shape: Shape, stages: tuple[Stage, ...]) -> Work:
+    """Of an order. Backward, a product with W becomes two, one of queries and pairs two, and it is computed again."""
+    by_weight = by_pairs = 0  # products with W or the state, and those of queries and pairs, of one text
     for stage in stages:
         if stage.reads:
-            total += 3 * batch * (stage.last - stage.first) * rank * width
+            by_weight += (stage.last - stage.first) * shape.rank * shape.width
         for step in stage.steps:
-            direct, state = step.last - step.first, rank if step.into_state else 0
-            total += batch * step.pairs * (3 * width * (direct + state) + 4 * rank * direct)
-            total += (_STEP_NARROW if shape.narrow else _STEP) if shape.on_cpu else _STEP_GPU
-            if len(step.rectangles) > 1 or step.rectangles[0][2:] != (0, shape.keys):
-                total += _COPY * step.pairs * width
-    return total
+            by_weight += step.pairs * (step.queries + step.into_state * shape.rank) * shape.width
+            by_pairs += step.pairs * step.queries * shape.rank
+    return Work(shape.batch * (by_weight + by_pairs), shape.batch * (3 * by_weight + 4 * by_pairs))
+
+
+def multiply_adds(shape: Shape) -> Work:
+    """Of a call, in the order that is chosen for it."""
+    triples = shape.batch * shape.queries * shape.keys**2
+    if triples <= TINY:
+        forward = triples * (shape.rank + shape.width)
+        return Work(forward, 3 * forward)
+    return work(shape, plan(shape))
 
 
 def _candidates(shape: Shape) -> list[tuple[Stage, ...]]:
