@@ -47,6 +47,7 @@ def info(
 ) -> None:
     """Parameters by part (total exact), memory and FLOPs per token. Allocates nothing."""
     from fullrank.config.recipe import resolve
+    from fullrank.config.schema import NOT_NEXT_TOKEN
     from fullrank.model.size import size
 
     resolved = resolve(name, row, scale, with_source(overrides, source))
@@ -58,6 +59,8 @@ def info(
         run = with_vocabulary(run, prepare(run.data, report=say))
     found = size(run.model, length or run.train.segment_length)
     found = {"recipe": resolved.recipe, "row": resolved.row, "scale": resolved.scale, **found, "paper": resolved.paper}
+    remark = f"its perplexity is {NOT_NEXT_TOKEN}" if run.model.sees_future else None
+    found |= {"next_token": remark is None, "remark": remark}
     if json:
         print_json(found)
         return
@@ -76,6 +79,8 @@ def info(
         f"{sizes['training_adam_fp32'] / 2**20:,.1f} MiB, cache {sizes['cache_per_token_fp32'] / 2**10:,.1f} KiB per token"
         + (f", {sizes['memory_per_text_fp32'] / 2**20:,.1f} MiB of memory per text" if run.model.memory_length else "")
     )
+    if remark is not None:
+        print(remark)
 
 
 @recipes.command("list", epilog="Example:  [cyan]fullrank recipes list --json[/cyan]")
