@@ -121,7 +121,7 @@ def _score_padded(model: LanguageModel, batches: Iterable[Batch], device: torch.
         batch = batch.to(device)
         weights = torch.ones_like(batch.targets) if batch.weights is None else batch.weights
         mask = (weights != 0).flip(1).cummax(1).values.flip(1)  # weights are 0 in what is read again, too
-        per_token = model.nll(batch.inputs, batch.targets, attention_mask=mask).per_token
+        per_token = model.nll(batch.inputs, batch.targets, attention_mask=None if mask.all() else mask).per_token
         tally.add(per_token, batch.targets, weights)
         end = mask.sum(1, keepdim=True) - 1  # (B, 1)
         lasts.add(per_token.gather(1, end), batch.targets.gather(1, end))
