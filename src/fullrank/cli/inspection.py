@@ -50,6 +50,7 @@ def info(
     Multi-linear attention is shown beside multi-head attention of the same width, its output map included.
     """
     from fullrank.config.recipe import resolve
+    from fullrank.config.schema import NOT_NEXT_TOKEN
     from fullrank.model.size import size
 
     resolved = resolve(name, row, scale, with_source(overrides, source))
@@ -61,6 +62,8 @@ def info(
         run = with_vocabulary(run, prepare(run.data, report=say))
     found = size(run.model, length or run.train.segment_length, run.train.batch_size)
     found = {"recipe": resolved.recipe, "row": resolved.row, "scale": resolved.scale, **found, "paper": resolved.paper}
+    remark = f"its perplexity is {NOT_NEXT_TOKEN}" if run.model.sees_future else None
+    found |= {"next_token": remark is None, "remark": remark}
     if json:
         print_json(found)
         return
@@ -82,6 +85,8 @@ def info(
         + (f" and {sizes['state_per_text_fp32'] / 2**10:,.1f} KiB per text" if sizes["state_per_text_fp32"] else "")
         + (f", {sizes['memory_per_text_fp32'] / 2**20:,.1f} MiB of memory per text" if run.model.memory_length else "")
     )
+    if remark is not None:
+        print(remark)
 
 
 _PIECES = {

@@ -156,3 +156,7 @@ def _figures(final: dict[str, Any]) -> None:
         if key == "perplexity" or any(value is not None for value in found.values()):
             said = "   ".join(f"{split} {'-' if v is None else format(v, f'.{digits}f')}" for split, v in found.items())
             print(f"  {words}  {said}")
+    lasts = {split: final[split].get("last_position", {}).get("perplexity") for split in ("valid", "test")}
+    if any(value is not None for value in lasts.values()):
+        said = "   ".join(f"{split} {'-' if v is None else format(v, '.2f')}" for split, v in lasts.items())
+        print(f"  perplexity at the last positions of segments, whose targets are not read  {said}")

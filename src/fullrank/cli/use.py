@@ -89,6 +89,11 @@ def evaluate(
     ):
         if found.get(key) is not None:
             print(f"  {words:<20} {found[key]:.4f}")
+    if "perplexity" in (last := found.get("last_position", {})):
+        print(
+            f"  {'at last positions':<20} {last['perplexity']:.4f} (perplexity of the {last['tokens']:,} tokens that their "
+            "segment does not hold)"
+        )
     print(f"  {found['protocol']}")
 
 

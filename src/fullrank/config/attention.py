@@ -16,6 +16,9 @@ from fullrank.config.checks import (
     stage_options,
 )
 
+# what is said of every figure of a model whose tokens see later ones
+NOT_NEXT_TOKEN = "not a next-token perplexity: its tokens see later ones (model.attention.causal: as_published)"
+
 # keys that only multi-linear attention has, and what they are there when left at null; those of `decayed` come last
 _MULTILINEAR: dict[str, Any] = {
     "cores": 1, "rank": 40, "causal": "masked", "core_weights": "softmax", "output_map": "pairs", "decays": None,

@@ -351,6 +351,11 @@ def with_memory(
             raise ConfigError(
                 f"clamp_length: goes with model.position: relative, given {clamp_length} with model.position: {config.position}"
             )
+        if config.attention.kind == "multilinear":
+            raise ConfigError(
+                f"clamp_length: the position term of multi-linear attention knows places, not distances, and has none to "
+                f"clamp; given {clamp_length} with model.attention.kind: multilinear, leave it out"
+            )
         score = {"name": "relative", **stage_options(config.attention.score), "clamp_length": clamp_length}
         changes["attention"] = replace(config.attention, score=score)
     return replace(config, **changes)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from fullrank.config import registry
 from fullrank.config.checks import COUNTS, SIZES, THREADS, Strict, check_numbers, check_stage, raise_problems
-from fullrank.config.model import ModelConfig
+from fullrank.config.model import ModelConfig, with_memory
 from fullrank.errors import ConfigError
 
 
@@ -256,4 +256,24 @@ class RunConfig(Strict):
             problems.append(
                 f"eval.clamp_length: goes with model.position: relative, given model.position: {self.model.position}"
             )
+        if not problems:
+            problems += self._unlike_the_model()
+        if self.model.attention.kind == "multilinear":
+            problems += [
+                f"train.{key}: a penalty on attention weights, and multi-linear attention has none; given "
+                f"{getattr(self.train, key)} with model.attention.kind: multilinear, set it to 0 or use kind: weighted"
+                for key in ("orthogonality", "overlap")
+                if getattr(self.train, key)
+            ]
         raise_problems(problems)
+
+    def _unlike_the_model(self) -> list[str]:
+        """What `eval` asks of the model that it cannot have: found here, not after training."""
+        asked = self.eval
+        try:
+            with_memory(self.model, asked.memory_length, same_length=asked.same_length, clamp_length=asked.clamp_length)
+        except ConfigError as error:
+            given = {key: getattr(asked, key) for key in ("memory_length", "same_length", "clamp_length")}
+            words = ", ".join(f"eval.{key}: {value}" for key, value in given.items() if value is not None)
+            return [f"{words} does not fit the model: {problem}" for problem in error.problems]
+        return []

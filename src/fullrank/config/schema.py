@@ -5,6 +5,7 @@ pydantic; `load.py` builds these classes from YAML through pydantic and reports 
 A field left at `None` is resolved from the others on construction, so that a saved configuration states every value.
 """
 
+from fullrank.config.attention import NOT_NEXT_TOKEN as NOT_NEXT_TOKEN
 from fullrank.config.attention import AttentionConfig as AttentionConfig
 from fullrank.config.checks import Stage as Stage
 from fullrank.config.checks import stage_name as stage_name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -28,13 +28,20 @@ class Block(Protocol):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """nll: nats summed over `tokens` targets. Two evaluations of different texts add up to one of both."""
+    """nll: nats summed over `tokens` targets. Two evaluations of different texts add up to one of both.
+
+    last_position: of the last target of each segment alone, where the others are among what the model reads.
+    """
 
     nll: float
     tokens: int
+    last_position: Evaluation | None = None
 
     def __add__(self, other: Evaluation) -> Evaluation:
-        return Evaluation(self.nll + other.nll, self.tokens + other.tokens)
+        lasts = [one.last_position for one in (self, other) if one.last_position is not None]
+        return Evaluation(
+            self.nll + other.nll, self.tokens + other.tokens, lasts[0] + lasts[1] if len(lasts) == 2 else None
+        )
 
 
 class Tally:
@@ -94,7 +101,7 @@ def figures(
     characters: int | None = None,
     bytes: int | None = None,
     line_starts: int | None = None,
-) -> dict[str, float | int]:
+) -> dict[str, Any]:
     """What is reported of an evaluation; a figure per word, character or byte for each count of the text that is given.
 
         nll = S / tokens        perplexity = exp(nll)        perplexity_per_word = exp(S / words)
@@ -106,6 +113,7 @@ def figures(
     cut into tokens, and compare models with different vocabularies. The counts must be those of the text evaluated.
     `line_starts`: so many of the tokens are `<sos>`. Papers that have none count the others only, for the same text and the
     same S; after `<eos>` a `<sos>` is certain and costs almost nothing.
+    `last_position` has nll, perplexity and tokens of the last targets alone, where they were counted.
     On enwik8, what papers call bits per character (bpc) is `bits_per_byte`: they count bytes.
     A figure that is not finite (a perplexity beyond every float, a diverged model) is left out.
     Raises InputError for a count that is not positive.
@@ -115,7 +123,7 @@ def figures(
             raise InputError(f"{name}: a positive count of what was evaluated, given {count}")
     if line_starts is not None and not 0 <= line_starts < evaluation.tokens:
         raise InputError(f"line_starts: fewer than the {evaluation.tokens} tokens evaluated, given {line_starts}")
-    found: dict[str, float | int] = {
+    found: dict[str, Any] = {
         "nll": evaluation.nll / evaluation.tokens,
         "perplexity": _exp(evaluation.nll / evaluation.tokens),
         "tokens": evaluation.tokens,
@@ -129,7 +137,10 @@ def figures(
         found["bits_per_character"] = evaluation.nll / (math.log(2) * characters)
     if bytes is not None:
         found["bits_per_byte"] = evaluation.nll / (math.log(2) * bytes)
-    return {key: value for key, value in found.items() if math.isfinite(value)}
+    found = {key: value for key, value in found.items() if math.isfinite(value)}
+    if evaluation.last_position is not None:
+        found["last_position"] = figures(evaluation.last_position)
+    return found
 
 
 def _exp(x: float) -> float:

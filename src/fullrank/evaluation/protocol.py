@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from fullrank.config.checks import stage_options
-from fullrank.config.schema import RunConfig
-from fullrank.errors import InputError
+from fullrank.config.schema import NOT_NEXT_TOKEN, RunConfig, with_memory
+from fullrank.errors import ConfigError, InputError
 
 T = TypeVar("T")
 
@@ -27,6 +27,8 @@ class EvaluationProtocol:
     streams: how many, each begun without memory (with one of zeros where `memory_start` says so); None unless `memory`.
     memory_length, same_length: tokens remembered; with `same_length` every query sees as many keys, itself included.
     clamp_length: relative positions beyond it count as it; None: no limit, or no relative positions.
+    next_token: every token is scored given earlier ones only. False where tokens of a model see later ones, unless
+    `only_last`: what it reads then ends before the target.
     """
 
     kind: Literal["blocks", "window", "memory"]
@@ -38,6 +40,12 @@ class EvaluationProtocol:
     memory_start: Literal["empty", "zeros"] = "empty"
     same_length: bool = False
     clamp_length: int | None = None
+    next_token: bool = True
+
+    @property
+    def only_last(self) -> bool:
+        """Whether nothing is scored but the last position of what is read at a time, whose target is not read."""
+        return self.segment_length == 1 or (self.kind == "window" and self.stride == 1)
 
     def in_words(self) -> str:
         """The protocol as a sentence, for people: printed and saved with every figure."""
@@ -51,7 +59,9 @@ class EvaluationProtocol:
                 said = self._window_in_words()
             case "memory":
                 said = self._memory_in_words()
-        return said if self.clamp_length is None else f"{said}; positions clamped at {self.clamp_length}"
+        if self.clamp_length is not None:
+            said += f"; positions clamped at {self.clamp_length}"
+        return said if self.next_token else f"{said}; {NOT_NEXT_TOKEN}"
 
     def _window_in_words(self) -> str:
         assert self.context is not None
@@ -94,15 +104,24 @@ class Flags:
 
 def judging_protocol(config: RunConfig) -> EvaluationProtocol:
     """How a model is judged while it trains: with its own memory, or in blocks; `eval.segment_length` tokens at a time."""
-    return _whole_text(config, Flags(), config.model.memory_length, config.model.same_length, None)
+    return _judged(config, _whole_text(config, Flags(), config.model.memory_length, config.model.same_length, None))
 
 
 def final_protocol(config: RunConfig, flags: Flags | None = None) -> EvaluationProtocol:
     """How final figures are measured: what the `eval` section says, else as the model was trained; `flags` come before both.
 
-    A flag wins over a key of the configuration that it excludes. Raises InputError for settings that exclude each other.
+    A flag wins over a key of the configuration that it excludes. Raises InputError for settings that exclude each other, and
+    for those that the model cannot have.
     """
-    flags = flags or Flags()
+    return _judged(config, _final_protocol(config, flags or Flags()))
+
+
+def _judged(config: RunConfig, protocol: EvaluationProtocol) -> EvaluationProtocol:
+    """`protocol`, and whether what it measures is a next-token perplexity."""
+    return replace(protocol, next_token=not config.model.sees_future or protocol.only_last)
+
+
+def _final_protocol(config: RunConfig, flags: Flags) -> EvaluationProtocol:
     memory_length, same_length = _memory(config, flags)
     clamp = _first(flags.clamp_length, config.eval.clamp_length)
     if clamp is not None and config.model.position != "relative":
@@ -110,6 +129,12 @@ def final_protocol(config: RunConfig, flags: Flags | None = None) -> EvaluationP
             f"{_name('clamp_length', config, flags)}: goes with model.position: relative, given model.position: "
             f"{config.model.position}; leave it out"
         )
+    try:  # told here, before any work
+        with_memory(config.model, memory_length, same_length=same_length and memory_length > 0, clamp_length=clamp)
+    except ConfigError as error:
+        keys = ("memory_length", "same_length", "clamp_length")
+        given = [_name(key, config, flags) for key in keys if getattr(flags, key) is not None]
+        raise InputError("; ".join(f"{', '.join(given)}: {problem}" for problem in error.problems)) from error
     context, stride = _window(config, flags)
     if context is None or stride is None:
         return _whole_text(config, flags, memory_length, same_length, clamp)

@@ -29,7 +29,8 @@ from fullrank.model.position import Learned, Relative
 
 
 class LanguageModel(nn.Module):
-    """p(x_{n+1} | x_1 .. x_n) for every n at once; what is computed for token n never depends on a later one.
+    """p(x_{n+1} | x_1 .. x_n) for every n at once; what is computed for token n never depends on a later one,
+    unless `config.sees_future`.
 
     Built from a `ModelConfig` whose `vocab_size` is known; can be built under `torch.device("meta")`.
     """

@@ -66,7 +66,7 @@ def dot_figure(rows: Sequence[Row], slots: Sequence[int], split: str, measure: M
         for place, (row, slot) in enumerate(zip(rows, slots, strict=True)):
             _dots(axes, row, slot, -place, split, measure)
         axes.set_ylim(-len(rows) + 0.4, 0.6)
-        axes.set_yticks([-place for place in range(len(rows))], [_short(row.name) for row in rows])
+        axes.set_yticks([-place for place in range(len(rows))], [row.shown(_short(row.name)) for row in rows])
         for text, slot in zip(axes.get_yticklabels(), slots, strict=True):
             text.set_color(series_colour(slot))
         axes.margins(x=0.08)

@@ -100,6 +100,9 @@ BITS_PER_CHARACTER = Measure(
 WITHOUT_SOS = Measure(  # of text with a token <sos> before every line: the others alone are counted, as is usual
     "perplexity_without_sos", "perplexity without <sos>", "a ", "perplexities without <sos>", "ppl", "perplexity", (),
 )  # fmt: skip
+LAST_POSITION = Measure(  # of a model whose tokens see later ones: the only targets that it does not read
+    "last_position.perplexity", "perplexity at last positions", "a ", "perplexities at last positions", "ppl", "perplexity", (),
+)  # fmt: skip
 MEASURES = (PERPLEXITY, BITS_PER_BYTE, BITS_PER_CHARACTER)
 
 

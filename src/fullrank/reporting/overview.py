@@ -5,15 +5,16 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 
+from fullrank.config.schema import NOT_NEXT_TOKEN
 from fullrank.reporting import format
-from fullrank.reporting.beside import rest_of_paper, without_sos_table
+from fullrank.reporting.beside import last_position_table, rest_of_paper, without_sos_table
 from fullrank.reporting.figures import dot_figure
 from fullrank.reporting.markup import Html, details, el, join, section, swatch, table, td, th
-from fullrank.reporting.measure import BITS_PER_BYTE, BITS_PER_CHARACTER, Measure
+from fullrank.reporting.measure import BITS_PER_BYTE, BITS_PER_CHARACTER, LAST_POSITION, Measure
 from fullrank.reporting.results import SPLITS, RunRecord, integer, mapping, number
 from fullrank.reporting.stats import Stat
 from fullrank.reporting.summary import Summary, best_row, judged_split
-from fullrank.reporting.table import Comparison, Row, ms_per_step
+from fullrank.reporting.table import MARK, Comparison, Row, ms_per_step
 
 _SPLIT = {"valid": "validation", "test": "test"}
 
@@ -37,14 +38,17 @@ def summary_block(compared: Comparison, summary: Summary) -> Html:
 
 
 def _tiles(compared: Comparison) -> Html:
-    rows, measure = compared.rows, compared.measure
+    rows, measure = [row.judged for row in compared.rows], compared.measure
     if not rows:
         return Html("")
-    split = judged_split(rows)
+    split = judged_split(rows if any(row.figures for row in rows) else compared.rows)
     best, first = best_row(rows, split), rows[0]
-    shown = best or next(row for row in rows if split in row.figures)
+    shown = best or next(row for row in (*rows, *compared.rows) if split in row.figures)
     lowest = "Lowest" if best else "Final"
-    tiles = [(f"{lowest} {_SPLIT[split]} {measure.words}", measure.show(shown.figures[split].mean), shown.name)]
+    value = shown.shown(measure.show(shown.figures[split].mean))
+    tiles = [(f"{lowest} {_SPLIT[split]} {measure.words}", value, shown.name)]
+    if not shown.next_token and (last := shown.last_position.get("final", {}).get(split)) is not None:
+        tiles.append(("At last positions", LAST_POSITION.show(last.mean), "targets that are not read"))
     if best is not None and split in best.difference:
         change = format.signed_percent(best.difference[split])
         tiles.append(("Against the first row", change, f"{first.name}: {measure.show(first.figures[split].mean)}"))
@@ -76,6 +80,8 @@ def comparison_section(compared: Comparison) -> Html:
     parts = [_comparison_table(compared), el("p", " ".join(_notes(compared)), cls="note")]
     if compared.counts_sos:
         parts.append(without_sos_table(compared))
+    if any(row.last_position for row in rows):
+        parts.append(last_position_table(compared))
     if compared.comparable and len(rows) > 1:
         parts.append(_dots(rows, compared.measure))
     if (more := rest_of_paper(rows)) is not None:
@@ -102,6 +108,8 @@ def _notes(compared: Comparison) -> list[str]:
         )
     if compared.has_paper:
         notes.append("“Paper” is the published figure, as the recipe states it.")
+    if compared.marked:
+        notes.append(f"{MARK} {NOT_NEXT_TOKEN}; such a figure compares with no other, and is never set bold.")
     if measure is BITS_PER_BYTE and compared.states(BITS_PER_CHARACTER):
         notes.append(
             "The paper calls its figure bits per character; where the corpus is bytes (enwik8), a character is a byte."
@@ -112,7 +120,7 @@ def _notes(compared: Comparison) -> list[str]:
 def _dots(rows: Sequence[Row], measure: Measure) -> Html:
     split = judged_split(rows)
     words = f"Final {_SPLIT[split]} {measure.words}"
-    values = ", ".join(f"{row.name} {measure.spread(row.figures.get(split))}" for row in rows)
+    values = ", ".join(f"{row.name} {row.shown(measure.spread(row.figures.get(split)))}" for row in rows)
     figure = Html(dot_figure(rows, range(len(rows)), split, measure, f"{words}: {values}."))
     several = any(len(row.runs) > 1 for row in rows)
     caption = (
@@ -126,6 +134,7 @@ def _dots(rows: Sequence[Row], measure: Measure) -> Html:
             "figcaption",
             el("b", words),
             el("span", caption + "The axis does not start at zero."),
+            el("span", f"{MARK} {NOT_NEXT_TOKEN}.") if any(not row.next_token for row in rows) else "",
         ),
         figure,
         cls="wide",
@@ -181,11 +190,11 @@ def _comparison_row(compared: Comparison, row: Row, place: int, seeds: bool) -> 
         if compared.has_paper:
             cells.append(td(measure.stated(measure.of_paper(row.paper, split)), cls="num quiet"))
         best = split in row.best
-        value = el("strong" if best else "span", measure.spread(row.figures.get(split)))
+        value = el("strong" if best else "span", row.shown(measure.spread(row.figures.get(split))))
         change = format.signed_percent(row.difference[split]) if split in row.difference else ""
         cells.append(td(value, el("span", change, cls="sub") if change else "", cls="num best" if best else "num"))
         if compared.shows_last:
-            cells.append(td(measure.spread(row.last.get(split)), cls="num"))
+            cells.append(td(row.shown(measure.spread(row.last.get(split))), cls="num"))
     steps = {phase: stat.mean for phase, stat in row.ms_per_step.items()}
     return [
         *cells,
@@ -243,7 +252,7 @@ def _single_run(row: Row, run: RunRecord, place: int, measure: Measure) -> list[
     result = mapping(run.result)
     memory = number(result.get("peak_memory_mib"))
     cells = [
-        *(measure.show(measure.final(run, split)) for split in SPLITS),
+        *(row.shown(measure.show(measure.final(run, split))) for split in SPLITS),
         format.count(integer(mapping(result.get("best")).get("step"))),
         format.count(integer(result.get("steps"))),
         format.count(integer(result.get("tokens_seen"))),
@@ -283,7 +292,8 @@ def _progress(run: RunRecord, measure: Measure) -> list[str]:
     lines = (line for line in run.metrics if line.get("split") == "valid")
     found = [value for line in lines if (value := measure.of_line(line)) is not None]
     last = f"; last validation {measure.unit} {measure.show(found[-1])}" if found else ""
-    return [f"reached step {max(steps):,}{last}"]
+    remark = f" ({NOT_NEXT_TOKEN})" if last and run.sees_future else ""
+    return [f"reached step {max(steps):,}{last}{remark}"]
 
 
 def legend(entries: Sequence[tuple[str, int, bool]]) -> Html:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 
+from fullrank.config.schema import NOT_NEXT_TOKEN
 from fullrank.errors import InputError, RunError
 from fullrank.reporting import curves, details, format, overview
 from fullrank.reporting.curves import Curve, Series
@@ -16,7 +17,7 @@ from fullrank.reporting.grouping import row_names, seeds_of_rows
 from fullrank.reporting.markup import Html, el, section
 from fullrank.reporting.results import RunRecord
 from fullrank.reporting.summary import summarise
-from fullrank.reporting.table import Comparison, comparison
+from fullrank.reporting.table import MARK, Comparison, comparison
 
 _NAVIGATION = {
     "comparison": "Comparison",
@@ -117,6 +118,9 @@ def _named(compared: Comparison) -> list[details.Named]:
 
 def _curves_section(compared: Comparison, named: Sequence[details.Named]) -> Html:
     finished = len(compared.rows)
+    # a model may be judged by next tokens at its end and not while it trains
+    marked = {name for name, _, runs in named if any(run.sees_future for run in runs)}
+    named = [(f"{name} {MARK}" if name in marked else name, slot, runs) for name, slot, runs in named]
 
     def series(read: Callable[[RunRecord], Curve | None]) -> list[Series]:
         found = [(name, slot, tuple(c for run in runs if (c := read(run)) is not None)) for name, slot, runs in named]
@@ -177,8 +181,10 @@ def _curves_section(compared: Comparison, named: Sequence[details.Named]) -> Htm
         if any(figures)
     ]
     key = overview.legend([(name, slot, slot < finished) for name, slot, _ in named])
-    hint = "Curves measured on different texts do not compare." if not compared.comparable else ""
-    return section("curves", "Curves", el("p", hint, cls="warning") if hint else "", key, *grids)
+    hints = [] if compared.comparable else ["Curves measured on different texts do not compare."]
+    if marked:
+        hints.append(f"{MARK} {NOT_NEXT_TOKEN}; such a curve compares with no other.")
+    return section("curves", "Curves", *(el("p", hint, cls="warning") for hint in hints), key, *grids)
 
 
 def _smoothing(named: Sequence[details.Named]) -> str:

@@ -52,13 +52,28 @@ class RunRecord:
         found = mapping(details.get("settings")).get("kind") or self.vocabulary.get("kind")
         return str(found or mapping(self.config.get("data")).get("tokens") or "")
 
+    @property
+    def sees_future(self) -> bool:
+        """Whether tokens of the model see later ones: what it is judged by while it trains is no next-token perplexity."""
+        return mapping(mapping(self.config.get("model")).get("attention")).get("causal") == "as_published"
+
+    @property
+    def next_token(self) -> bool:
+        """Whether the final figures are of next tokens; where it is not recorded, by the configuration."""
+        said = mapping(mapping(self.result).get("protocol_settings")).get("next_token")
+        return said if isinstance(said, bool) else not self.sees_future
+
     def final(self, split: str, key: str = "perplexity", checkpoint: str = "final") -> float | None:
         """Perplexity of the finished run on a split; None if it was not measured or is no positive number.
 
-        `key`: another figure of the kind; `checkpoint`: `final` is the best one, `last` that of the last step.
+        `key`: another figure of the kind, with dots where it is nested; `checkpoint`: `final` is the best one, `last` that of
+        the last step.
         """
-        figures = mapping(mapping(self.result).get(checkpoint))
-        found = number(mapping(figures.get(split)).get(key))
+        figures = mapping(mapping(mapping(self.result).get(checkpoint)).get(split))
+        *outer, key = key.split(".")
+        for name in outer:
+            figures = mapping(figures.get(name))
+        found = number(figures.get(key))
         return found if found is not None and found > 0 else None
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fullrank.config.schema import NOT_NEXT_TOKEN
 from fullrank.reporting import format
 from fullrank.reporting.grouping import measured_on, text_differences
-from fullrank.reporting.measure import MEASURES, Measure
+from fullrank.reporting.measure import LAST_POSITION, MEASURES, Measure
 from fullrank.reporting.results import integer, mapping
 from fullrank.reporting.stats import apart
-from fullrank.reporting.table import Comparison, Row
+from fullrank.reporting.table import MARK, Comparison, Row
+
+LAST_POSITION_TITLE = "Perplexity at the last position of every segment, the only one whose target is not read"
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ def summarise(compared: Comparison) -> Summary:
         return Summary("No run has finished yet", "There is nothing to compare until a run has written its result.")
     groups: dict[int, list[Row]] = {}
     for row in compared.rows:
-        groups.setdefault(row.text, []).append(row)
+        groups.setdefault(row.text, []).append(row.judged)
     found = [sentence for rows in groups.values() for sentence in _cautions(rows)]
     cautions = tuple(dict.fromkeys([*found, *_protocols(compared), *_other_measure(compared), *_conventions(compared)]))
     if len(groups) > 1:
@@ -42,10 +45,20 @@ def summarise(compared: Comparison) -> Summary:
         ]
         headline = "Not one comparison: the runs differ in text or vocabulary"
         warning = _incomparable(list(groups.values()), compared.measure)
-        return Summary(headline, "\n".join(parts), (warning,), cautions)
-    rows = list(compared.rows)
+        return Summary(headline, "\n".join(parts), (warning, *_not_next_token(compared)), cautions)
+    (rows,) = groups.values()
     figure = _judged(rows, compared)
-    return Summary(_headline(rows, figure), _paragraph(rows, figure), (), cautions)
+    return Summary(_headline(rows, figure), _paragraph(rows, figure), _not_next_token(compared), cautions)
+
+
+def _not_next_token(compared: Comparison) -> tuple[str, ...]:
+    """What the mark at figures means, where there are any."""
+    if not (names := [row.name for row in compared.marked]):
+        return ()
+    return (
+        f"{MARK} {format.listed(names)}: {NOT_NEXT_TOKEN}. Such a figure compares with no other; that of the last position of "
+        "every segment is an ordinary perplexity, for its target is not read.",
+    )
 
 
 def _judged(rows: Sequence[Row], compared: Comparison) -> _Figure:
@@ -101,7 +114,9 @@ class _Figure:
 def _headline(rows: Sequence[Row], figure: _Figure) -> str:
     first, best = rows[0], best_row(rows, figure.split)
     if best is None:
-        row = next(row for row in rows if figure.split in row.figures)
+        row = next((row for row in rows if figure.split in row.figures), None)
+        if row is None:
+            return f"{format.listed([row.name for row in rows])}: {figure.measure.words} is {NOT_NEXT_TOKEN}"
         return f"{row.name}: {figure.words} {figure.short(row)}"
     value = f"{figure.words} {figure.short(best)}"
     if best is first:
@@ -129,7 +144,9 @@ def _paragraph(rows: Sequence[Row], figure: _Figure) -> str:
     best = best_row(rows, figure.split)
     sentences = [_unigram(rows, figure)]
     if best is None:
-        row = next(row for row in rows if figure.split in row.figures)
+        row = next((row for row in rows if figure.split in row.figures), None)
+        if row is None:
+            return _last_positions(rows)
         sentences.insert(0, f"{row.name} reaches {figure.one} of {figure.long(row)}.")
         if len(row.runs) == 1:
             sentences.append("One seed says nothing about the spread.")
@@ -137,6 +154,15 @@ def _paragraph(rows: Sequence[Row], figure: _Figure) -> str:
     sentences[:0] = [_best_sentence(rows, best, figure), _against_first(rows[0], best, figure)]
     sentences += [_neighbours(rows, best, figure), _other_split(rows, best, figure), _certainty(rows)]
     return " ".join(filter(None, sentences))
+
+
+def _last_positions(rows: Sequence[Row]) -> str:
+    """What is left to say where no row has a next-token perplexity."""
+    found = [(row, row.last_position.get("final", {})) for row in rows]
+    split = "test" if any("test" in stats for _, stats in found) else "valid"
+    said = [f"{row.name} {LAST_POSITION.spread(stats[split])}" for row, stats in found if split in stats]
+    where = "test" if split == "test" else "validation"
+    return f"{LAST_POSITION_TITLE}, on the {where} split: {format.listed(said)}." if said else ""
 
 
 def _best_sentence(rows: Sequence[Row], best: Row, figure: _Figure) -> str:
@@ -149,7 +175,8 @@ def _against_first(first: Row, best: Row, figure: _Figure) -> str:
     if best is first:
         return "It is the first row: none of the others is below it."
     if figure.split not in first.figures:
-        return f"The first row, {first.name}, has no {figure.words} to compare with."
+        kind = "" if first.next_token else " of next tokens"
+        return f"The first row, {first.name}, has no {figure.words}{kind} to compare with."
     base = f"{first.name}, the first row, at {figure.long(first)}"
     if figure.same(best, first):
         return f"To the digits shown it equals {base}."
@@ -192,6 +219,7 @@ def _unigram(rows: Sequence[Row], figure: _Figure) -> str:
 
 
 def _certainty(rows: Sequence[Row]) -> str:
+    rows = [row for row in rows if row.next_token]
     seeds = [len(row.runs) for row in rows]
     if max(seeds) == 1:
         return (

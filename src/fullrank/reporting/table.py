@@ -8,11 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fullrank.config.schema import NOT_NEXT_TOKEN
 from fullrank.errors import InputError
+from fullrank.reporting import format
 from fullrank.reporting.grouping import row_names, seeds_of_rows, texts_of_rows
-from fullrank.reporting.measure import MEASURES, PERPLEXITY, WITHOUT_SOS, Measure, choose, paper_of
+from fullrank.reporting.measure import LAST_POSITION, MEASURES, PERPLEXITY, WITHOUT_SOS, Measure, choose, paper_of
 from fullrank.reporting.results import SPLITS, RunRecord, integer, mapping, number, read_runs
 from fullrank.reporting.stats import Stat, over_runs
+
+MARK = "†"  # at a figure that is no next-token perplexity
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,8 @@ class Row:
     the two compare), `best` (the splits in which no comparable row has a lower mean) and `unigram`; `perplexity` is
     perplexity always. `last` is as `figures`, of the last checkpoint instead of the best; `without_sos` is, for both (`final`
     and `last`), perplexity without the tokens `<sos>`, where there are any. `ms_per_step` is by phase of training.
+    `next_token` False: its figures are no next-token perplexities. They are marked, compare with none and are best of none;
+    `last_position`, as `without_sos`, has those of the last positions of segments, which are.
     """
 
     name: str
@@ -37,6 +43,8 @@ class Row:
     perplexity: Mapping[str, Stat]
     last: Mapping[str, Stat]
     without_sos: Mapping[str, Mapping[str, Stat]]
+    next_token: bool
+    last_position: Mapping[str, Mapping[str, Stat]]
     difference: Mapping[str, float]
     best: tuple[str, ...]
     tokens_per_second: Stat | None
@@ -51,6 +59,20 @@ class Row:
         """The label of the text, which says so if it is a slice; empty if not recorded."""
         corpus = mapping(mapping(self.runs[0].result).get("corpus"))
         return str(corpus.get("label") or corpus.get("name") or "")
+
+    @property
+    def reading(self) -> str:
+        """`protocol` without what a mark at the figures says."""
+        return self.protocol.removesuffix(f"; {NOT_NEXT_TOKEN}")
+
+    @property
+    def judged(self) -> Row:
+        """The row as it is compared: without its figures where they are no next-token perplexities."""
+        return self if self.next_token else dataclasses.replace(self, figures={})
+
+    def shown(self, text: str) -> str:
+        """A figure as text (or the name beside it), marked where it is no next-token perplexity."""
+        return text if self.next_token or text == format.MISSING else f"{text} {MARK}"
 
     @property
     def is_slice(self) -> bool:
@@ -77,11 +99,11 @@ class Comparison:
     @property
     def protocols(self) -> tuple[str, ...]:
         """How the rows were measured, each way once, in the order of the rows."""
-        return tuple(dict.fromkeys(row.protocol for row in self.rows))
+        return tuple(dict.fromkeys(row.reading for row in self.rows))
 
     def mark(self, row: Row) -> str:
         """`[1]`, `[2]` .. by the place of the row's protocol among `protocols`; empty where all rows have the same."""
-        return f"[{self.protocols.index(row.protocol) + 1}]" if len(self.protocols) > 1 else ""
+        return f"[{self.protocols.index(row.reading) + 1}]" if len(self.protocols) > 1 else ""
 
     @property
     def has_paper(self) -> bool:
@@ -107,6 +129,11 @@ class Comparison:
     def counts_sos(self) -> bool:
         """Whether `<sos>` is among the tokens of a row."""
         return any(row.without_sos for row in self.rows)
+
+    @property
+    def marked(self) -> tuple[Row, ...]:
+        """The rows whose figures are no next-token perplexities."""
+        return tuple(row for row in self.rows if not row.next_token)
 
     def states(self, measure: Measure) -> bool:
         """Whether a row has figures of a paper in this measure."""
@@ -163,6 +190,10 @@ def _over_seeds(runs: Sequence[RunRecord], measure: Measure, checkpoint: str = "
     return {split: stat for split, stat in found.items() if stat is not None}
 
 
+def _over_checkpoints(runs: Sequence[RunRecord], measure: Measure) -> dict[str, dict[str, Stat]]:
+    return {name: found for name in ("final", "last") if (found := _over_seeds(runs, measure, name))}
+
+
 def _unigram(run: RunRecord, measure: Measure) -> dict[str, float]:
     return {split: value for split in SPLITS if (value := measure.unigram(run, split)) is not None}
 
@@ -181,11 +212,9 @@ def _row(name: str, runs: tuple[RunRecord, ...], text: int, measure: Measure) ->
         figures=_over_seeds(runs, measure),
         perplexity=_over_seeds(runs, PERPLEXITY),
         last=_over_seeds(runs, measure, "last"),
-        without_sos={
-            checkpoint: found
-            for checkpoint in ("final", "last")
-            if (found := _over_seeds(runs, WITHOUT_SOS, checkpoint))
-        },
+        without_sos=_over_checkpoints(runs, WITHOUT_SOS),
+        next_token=all(run.next_token for run in runs),
+        last_position=_over_checkpoints(runs, LAST_POSITION),
         difference={},
         best=(),
         tokens_per_second=over_runs(number(result.get("tokens_per_second")) for result in results),
@@ -205,11 +234,12 @@ def _compared(row: Row, rows: Sequence[Row], measure: Measure) -> Row:
         extra = row.parameters - first.parameters
     difference: dict[str, float] = {}
     best: list[str] = []
-    for split, stat in row.figures.items():
-        base = first.figures.get(split)
+    judged = [other.judged for other in rows if other.text == row.text]
+    for split, stat in row.judged.figures.items():
+        base = first.judged.figures.get(split)
         if row is not first and base is not None and base.mean and row.text == first.text:
             difference[split] = stat.mean / base.mean - 1
-        rivals = [other.figures[split].mean for other in rows if other.text == row.text and split in other.figures]
+        rivals = [other.figures[split].mean for other in judged if split in other.figures]
         if len(rivals) > 1 and measure.show(stat.mean) == measure.show(min(rivals)):
             best.append(split)
     return dataclasses.replace(row, extra_parameters=extra, difference=difference, best=tuple(best))
@@ -248,6 +278,9 @@ def _row_as_json(row: Row, measure: Measure) -> dict[str, Any]:
     def plain(stat: Stat | None) -> dict[str, Any] | None:
         return None if stat is None else dataclasses.asdict(stat)
 
+    def by_checkpoint(found: Mapping[str, Mapping[str, Stat]]) -> dict[str, Any] | None:
+        return {name: {split: plain(stat) for split, stat in stats.items()} for name, stats in found.items()} or None
+
     return {
         "name": row.name,
         "corpus": row.label,
@@ -260,11 +293,10 @@ def _row_as_json(row: Row, measure: Measure) -> dict[str, Any]:
         "perplexity": {split: plain(stat) for split, stat in row.perplexity.items()},
         **_bits_as_json(row),
         "last": {measure.key: {split: plain(stat) for split, stat in row.last.items()}} if row.last else None,
-        WITHOUT_SOS.key: {
-            checkpoint: {split: plain(stat) for split, stat in stats.items()}
-            for checkpoint, stats in row.without_sos.items()
-        }
-        or None,
+        WITHOUT_SOS.key: by_checkpoint(row.without_sos),
+        "next_token": row.next_token,
+        "remark": None if row.next_token else NOT_NEXT_TOKEN,
+        "last_position": by_checkpoint(row.last_position),
         "difference": dict(row.difference),
         "best": list(row.best),
         "paper": dict(row.paper) or None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rich import box
@@ -10,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from fullrank.reporting import format
-from fullrank.reporting.measure import WITHOUT_SOS, Measure
+from fullrank.reporting.measure import LAST_POSITION, WITHOUT_SOS, Measure
 from fullrank.reporting.results import SPLITS
 from fullrank.reporting.stats import Stat
-from fullrank.reporting.summary import summarise
+from fullrank.reporting.summary import LAST_POSITION_TITLE, summarise
 from fullrank.reporting.table import Comparison, Row
 
 
@@ -26,6 +27,8 @@ def print_table(console: Console, compared: Comparison, title: str | None = None
         console.print(_Whole(table), crop=False, soft_wrap=True)
     if compared.counts_sos:
         console.print(_Whole(_without_sos(compared)), crop=False, soft_wrap=True)
+    if any(row.last_position for row in compared.rows):
+        console.print(_Whole(_last_positions(compared)), crop=False, soft_wrap=True)
     summary = summarise(compared)
     console.print(Text(summary.headline, style="bold"))
     for sentence in (*summary.warnings, *summary.cautions):
@@ -103,31 +106,50 @@ def _cells(row: Row, compared: Comparison, narrow: bool) -> list[Text]:
     for split in SPLITS:
         if compared.has_paper:
             cells.append(Text(measure.stated(measure.of_paper(row.paper, split)), style="dim"))
-        cells.append(_figure(row.figures.get(split), measure, narrow, style="bold green" if split in row.best else ""))
+        style = "bold green" if split in row.best else ""
+        cells.append(_figure(row.shown(measure.spread(row.figures.get(split))), narrow, style=style))
         if compared.shows_last:
-            cells.append(_figure(row.last.get(split), measure, narrow))
+            cells.append(_figure(row.shown(measure.spread(row.last.get(split))), narrow))
     return cells
 
 
-def _figure(stat: Stat | None, measure: Measure, narrow: bool, style: str = "") -> Text:
-    value = measure.spread(stat)
+def _figure(value: str, narrow: bool, style: str = "") -> Text:
     return Text(value.replace(" ±", "\n±") if narrow else value, style=style)
 
 
 def _without_sos(compared: Comparison) -> Table:
     """Perplexity in the usual count of tokens."""
+    title = f"{WITHOUT_SOS.words}, as tokens are usually counted"
+    return _below(title, compared, [(row, row.without_sos) for row in compared.rows], WITHOUT_SOS, marked=True)
+
+
+def _last_positions(compared: Comparison) -> Table:
+    """Perplexity at last positions of the rows whose other figures are no next-token perplexities."""
+    rows = [(row, row.last_position) for row in compared.rows if row.last_position]
+    return _below(LAST_POSITION_TITLE, compared, rows, LAST_POSITION, marked=False)
+
+
+def _below(
+    title: str,
+    compared: Comparison,
+    rows: Sequence[tuple[Row, Mapping[str, Mapping[str, Stat]]]],
+    measure: Measure,
+    *,
+    marked: bool,
+) -> Table:
+    """Figures of rows by checkpoint and split."""
     checkpoints = {"final": "\nbest", "last": "\nlast"} if compared.shows_last else {"final": ""}
     table = Table(
-        title=Text(f"{WITHOUT_SOS.words}, as tokens are usually counted"),
+        title=Text(title),
         title_justify="left", title_style="", box=box.SIMPLE_HEAD, pad_edge=False,
     )  # fmt: skip
     table.add_column("model", no_wrap=True)
     for split in SPLITS:
         for ending in checkpoints.values():
-            table.add_column(f"{split} {WITHOUT_SOS.short}{ending}", justify="right", no_wrap=True)
-    for row in compared.rows:
-        found = [row.without_sos.get(checkpoint, {}).get(split) for split in SPLITS for checkpoint in checkpoints]
-        table.add_row(Text(row.name), *(_figure(stat, WITHOUT_SOS, narrow=False) for stat in found))
+            table.add_column(f"{split} {measure.short}{ending}", justify="right", no_wrap=True)
+    for row, found in rows:
+        texts = [measure.spread(found.get(name, {}).get(split)) for split in SPLITS for name in checkpoints]
+        table.add_row(Text(row.name), *(Text(row.shown(text) if marked else text) for text in texts))
     return table
 
 

@@ -39,6 +39,11 @@ def find_context(resolved: Resolved, phase: str | None = None) -> FoundContext:
     Raises InputError for a model without memory, an unknown phase, and probabilities that give no reach.
     """
     run = resolved.config
+    if run.model.sees_future:
+        raise InputError(
+            "model.attention.causal: as_published sees every token of its segment and can have no memory, so no layer "
+            "reaches beyond it; analyse a 'masked' model with model.memory_length"
+        )
     if not run.model.memory_length:
         raise InputError(
             "model.memory_length: 0, so no layer has a memory that could reach anywhere; set it to some tokens "

@@ -74,7 +74,11 @@ def generate(
 
     A model with memory remembers the last `memory_length` tokens (null: as many as it was trained with).
     """
-    open_run(folder)
+    if open_run(folder)[0].model.sees_future:
+        raise InputError(
+            f"{folder}: its tokens see later ones (model.attention.causal: as_published), so it cannot write a text token by "
+            "token; train with model.attention.causal: masked to generate"
+        )
     if how.beam is not None and how.number > how.beam:
         raise InputError(f"--number: {how.number} texts from a beam of {how.beam}; make --beam at least {how.number}")
     tokenizer = load_tokenizer(folder)

@@ -13,7 +13,7 @@ from torch import nn
 
 from fullrank.attention.kernels import kernel
 from fullrank.config.recipe import Resolved
-from fullrank.config.schema import RunConfig
+from fullrank.config.schema import NOT_NEXT_TOKEN, RunConfig
 from fullrank.data import Blocks, Corpus, Streams, load_corpus, prepare, unigram_perplexity
 from fullrank.errors import ConfigError, FullRankError, InputError
 from fullrank.evaluation.perplexity import Evaluation, figures
@@ -22,7 +22,7 @@ from fullrank.files import write_json
 from fullrank.model.language_model import LanguageModel
 from fullrank.model.size import parameters_by_part
 from fullrank.tasks.environment import environment
-from fullrank.tasks.measuring import check_length, measure
+from fullrank.tasks.measuring import check_length, check_training_length, measure
 from fullrank.tasks.objective import CausalObjective
 from fullrank.tasks.run_folder import absolute, check_place, claim, is_run, open_run
 from fullrank.training.device import choose_device, prepare_machine
@@ -76,6 +76,8 @@ def train(
                 say(f"{folder}: already finished")
                 return finished
         corpus.tokenizer.save(folder)
+        if config.model.sees_future:
+            say(f"{folder}: its perplexity is {NOT_NEXT_TOKEN}")
         return _train(config, identity, corpus, folder, quiet)
 
 
@@ -117,9 +119,10 @@ def _check_positions(model: LanguageModel, stream: int) -> None:
     """InputError where positions go on through a memory beyond the last one that the model has."""
     if model.memory_length and model.max_length is not None and stream > model.max_length:
         raise InputError(
-            f"with memory, positions go on through a whole stream of {stream:,} tokens, but this model's (learned ones, or "
-            f"a synthesizer's) end at model.max_position_embeddings {model.max_length:,}; choose position relative, rotary, "
-            "sinusoidal or none with another score, or set model.memory_length to 0"
+            f"with memory, positions go on through a whole stream of {stream:,} tokens, but this model's (learned ones, a "
+            "synthesizer's, or those of model.attention.output_map: pairs) end at model.max_position_embeddings "
+            f"{model.max_length:,}; choose position relative, rotary, sinusoidal or none with another score, or "
+            "model.attention.output_map: decayed, or set model.memory_length to 0"
         )
 
 
@@ -135,6 +138,7 @@ def _train(config: RunConfig, identity: dict[str, Any], corpus: Corpus, folder: 
         judging_protocol(config),
         final_protocol(config),
     )
+    check_training_length(model, options.segment_length, corpus.splits["train"].tokens)
     check_length(model, judged, len(watched))
     for split in ("valid", "test"):
         check_length(model, reported, corpus.splits[split].tokens)
@@ -174,7 +178,12 @@ def _train(config: RunConfig, identity: dict[str, Any], corpus: Corpus, folder: 
         "mixing_parameters": parts["mixing"],
         "final": final,
         "last": last,
-        "best": {"step": done.best_step, "nll": done.best_nll, "protocol": judged.in_words()},
+        "best": {
+            "step": done.best_step,
+            "nll": done.best_nll,
+            "protocol": judged.in_words(),
+            "next_token": judged.next_token,
+        },
         "protocol": reported.in_words(),
         "protocol_settings": dataclasses.asdict(reported),
         "corpus": describe(corpus),

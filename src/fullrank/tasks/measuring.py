@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -27,6 +28,8 @@ def measure(
 ) -> Evaluation:
     """Summed nll of the text `ids` under the model in evaluation mode, read as `protocol` says; the mode is restored.
 
+    Where that is no next-token perplexity, also that of the last position of every block or window, alone.
+
     batch_size: blocks or windows at a time; streams are as many as the protocol says.
     In the precision around the call: while training that of training, for final figures fp32.
     Raises InputError where the model cannot read so many tokens (`check_length`).
@@ -38,13 +41,13 @@ def measure(
             source: Blocks | Streams | Windows = Blocks(
                 ids, batch_size=batch_size, segment_length=protocol.segment_length, start_id=start_id
             )
-            score = _score_rows
+            score = _score_padded if model.config.sees_future else _score_rows
         case "window":
             assert protocol.context is not None
             assert protocol.stride is not None
             context, stride = protocol.context, protocol.stride
             source = Windows(ids, batch_size=batch_size, context=context, stride=stride, start_id=start_id)
-            score = _score_ends
+            score = _score_padded if model.config.sees_future else _score_ends
         case "memory":
             assert protocol.streams is not None
             source = Streams(
@@ -57,7 +60,8 @@ def measure(
             score = _score_streams
     batches = (source.batch(0, index) for index in range(source.batches_per_epoch))
     with _as_measured(model, protocol), torch.no_grad():
-        return score(model, batches, device)
+        found = score(model, batches, device)
+    return replace(found, last_position=None) if protocol.next_token else found
 
 
 def check_length(model: LanguageModel, protocol: EvaluationProtocol, tokens: int) -> None:
@@ -81,6 +85,15 @@ def check_length(model: LanguageModel, protocol: EvaluationProtocol, tokens: int
         )
 
 
+def check_training_length(model: LanguageModel, segment_length: int, tokens: int) -> None:
+    """InputError if the model has no positions for a segment of training, or for the whole text where that is shorter."""
+    if model.max_length is not None and min(segment_length, tokens) > model.max_length:
+        raise InputError(
+            f"train.segment_length: {segment_length:,} tokens are more than the {model.max_length:,} positions of this model; "
+            "lower it, or raise model.max_position_embeddings"
+        )
+
+
 def _score_rows(model: LanguageModel, batches: Iterable[Batch], device: torch.device) -> Evaluation:
     return evaluate_blocks(lambda inputs, targets: model.nll(inputs, targets).per_token, batches, device=device)
 
@@ -96,6 +109,23 @@ def _score_ends(model: LanguageModel, batches: Iterable[Batch], device: torch.de
         targets = batch.targets[counts][None]  # (1, T)
         tally.add(model.output.nll(hidden[counts][None], targets), targets)
     return tally.total()
+
+
+def _score_padded(model: LanguageModel, batches: Iterable[Batch], device: torch.device) -> Evaluation:
+    """Blocks or windows of a model whose tokens see later ones: those of padding are masked, and last positions are counted.
+
+    The last target of a row is the only one that the model does not read in the same row.
+    """
+    tally, lasts = Tally(device), Tally(device)
+    for batch in batches:
+        batch = batch.to(device)
+        weights = torch.ones_like(batch.targets) if batch.weights is None else batch.weights
+        mask = (weights != 0).flip(1).cummax(1).values.flip(1)  # weights are 0 in what is read again, too
+        per_token = model.nll(batch.inputs, batch.targets, attention_mask=None if mask.all() else mask).per_token
+        tally.add(per_token, batch.targets, weights)
+        end = mask.sum(1, keepdim=True) - 1  # (B, 1)
+        lasts.add(per_token.gather(1, end), batch.targets.gather(1, end))
+    return replace(tally.total(), last_position=lasts.total())
 
 
 def _score_streams(model: LanguageModel, batches: Iterable[Batch], device: torch.device) -> Evaluation:

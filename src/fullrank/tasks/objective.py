@@ -41,6 +41,7 @@ class CausalObjective:
             targets,
             weights,
             Memory.from_tensors(carry) if carry else None,
+            attention_mask=weights if self.model.config.sees_future else None,  # others see no padding: it comes last
             label_smoothing=options.label_smoothing,
             trace=trace,
             skip=frozenset() if phase is None else self.rests[phase.name].skipped(options.seed, place.number),

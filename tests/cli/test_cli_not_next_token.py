@@ -1,0 +1,232 @@
+"""A model whose tokens see later ones, from `reproduce` to `generate`: every report says what its figures are not."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cli_runs import write_text
+
+from fullrank.cli import main
+from fullrank.config.schema import NOT_NEXT_TOKEN
+
+SIZES = {
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "max_position_embeddings": 8,
+    "attention": {"kind": "multilinear", "rank": 3},
+}
+TRAIN = {"steps": 2, "batch_size": 4, "segment_length": 8, "threads": 1, "device": "cpu"}
+PUBLISHED = {"model.attention.causal": "as_published", "model.attention.not_next_token_perplexity": True}
+
+
+def called(*words: object) -> int:
+    with pytest.raises(SystemExit) as stopped:
+        main([str(word) for word in words])
+    code = stopped.value.code
+    return code if isinstance(code, int) else 0
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recipe of three rows; the folder holds its runs, too."""
+    folder = tmp_path_factory.mktemp("table")
+    text = write_text(folder / "text", sentences=80)
+    data = {"name": "text", "cache": str(folder / "cache")} | {
+        split: str(text / f"{split}.txt") for split in ("train", "valid", "test")
+    }
+    recipe = {
+        "table": "masked and as published",
+        "base": {"model": SIZES, "data": data, "train": TRAIN},
+        "scales": {"paper": {}},
+        "rows": {
+            "masked": {"paper": {"test": 30.0}},
+            "published": {"set": PUBLISHED, "paper": {"test": 20.0}},
+            "slid": {"set": {**PUBLISHED, "eval.stride": 1}},
+        },
+    }
+    (folder / "table.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    return folder
+
+
+def reproduced(table: Path, *words: object) -> int:
+    return called("reproduce", table / "table.yaml", "--scale", "paper", "--out", table / "runs", "--quiet", *words)
+
+
+@pytest.fixture(scope="module")
+def runs(table: Path) -> dict[str, Path]:
+    assert reproduced(table) == 0
+    found = {}
+    for folder in (table / "runs").glob("*/"):
+        found[yaml.safe_load((folder / "run.json").read_text())["row"]] = folder
+    return found
+
+
+def result(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    return found
+
+
+def test_result_json(runs: dict[str, Path]) -> None:
+    masked, published, slid = (result(runs[row]) for row in ("masked", "published", "slid"))
+    assert published["protocol_settings"]["next_token"] is False
+    assert published["protocol"].endswith(f"; {NOT_NEXT_TOKEN}")
+    for checkpoint in ("final", "last"):
+        for split in ("valid", "test"):
+            last = published[checkpoint][split]["last_position"]
+            assert last["perplexity"] == pytest.approx(math.exp(last["nll"]))
+            assert last["tokens"] == -(-published[checkpoint][split]["tokens"] // 8), "one of each block of 8"
+            assert "last_position" not in masked[checkpoint][split]
+            assert "last_position" not in slid[checkpoint][split]
+    assert masked["protocol_settings"]["next_token"] is slid["protocol_settings"]["next_token"] is True
+    assert "next-token" not in masked["protocol"] + slid["protocol"] + masked["best"]["protocol"]
+    for found in (published, slid):  # judged in segments while training
+        assert found["best"]["next_token"] is False
+        assert found["best"]["protocol"].endswith(NOT_NEXT_TOKEN)
+    assert masked["best"]["next_token"] is True
+
+
+def test_reproduce(table: Path, runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert reproduced(table) == 0
+    text = capsys.readouterr().out
+    published = next(line for line in text.splitlines() if line.split()[:1] == ["published"])
+    assert published.count("†") == 2
+    flat = " ".join(text.split())
+    assert f"† published: {NOT_NEXT_TOKEN}." in flat
+    assert "Perplexity at the last position of every segment" in flat
+    page = (table / "runs" / "report.html").read_text(encoding="utf-8")
+    assert f"† published: {NOT_NEXT_TOKEN}." in page
+    assert reproduced(table, "--json") == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
+    assert [rows[row]["next_token"] for row in ("masked", "published", "slid")] == [True, False, True]
+    assert rows["published"]["best"] == []
+    assert rows["published"]["difference"] == {}
+
+
+def test_report_and_the_page_of_the_run(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in ((runs["published"],), (runs["masked"], runs["published"])):
+        assert called("report", *words, "--out", tmp_path / "page.html") == 0
+        assert NOT_NEXT_TOKEN in " ".join(capsys.readouterr().out.split())
+        assert NOT_NEXT_TOKEN in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert called("report", runs["masked"], "--out", tmp_path / "page.html") == 0
+    assert "next-token perplexity:" not in capsys.readouterr().out
+
+
+def test_train_says_so_before_and_after(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = table / "table.yaml"
+    assert called("train", config, "--row", "published", "--scale", "paper", "--out", tmp_path / "run") == 0
+    said = capsys.readouterr()
+    assert said.err.index(NOT_NEXT_TOKEN) < said.err.index("step")
+    assert NOT_NEXT_TOKEN in said.out
+    assert "perplexity at the last positions of segments, whose targets are not read  valid" in said.out
+    assert NOT_NEXT_TOKEN in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+
+
+def test_eval(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    folder, kept = runs["published"], result(runs["published"])["final"]["test"]
+    assert called("eval", folder, "--device", "cpu") == 0
+    text = capsys.readouterr().out
+    assert NOT_NEXT_TOKEN in text
+    assert f"at last positions    {kept['last_position']['perplexity']:.4f} " in text
+    assert called("eval", folder, "--device", "cpu", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["protocol_settings"]["next_token"] is False
+    assert found["protocol"].endswith(NOT_NEXT_TOKEN)
+    assert found["last_position"] == pytest.approx(kept["last_position"])
+    assert called("eval", folder, "--device", "cpu", "--json", "--context", 7, "--stride", 1) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["protocol_settings"]["next_token"] is True
+    assert "next-token" not in found["protocol"]
+    assert "last_position" not in found
+
+
+def test_info(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("info", table / "table.yaml", "--scale", "paper", "model.vocab_size=20")
+    assert called(*words, "--row", "published") == 0
+    assert NOT_NEXT_TOKEN in capsys.readouterr().out
+    assert called(*words, "--row", "masked") == 0
+    assert "next-token" not in capsys.readouterr().out
+    for row, honest in (("published", False), ("masked", True)):
+        assert called(*words, "--row", row, "--json") == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["next_token"] is honest
+        assert (found["remark"] is None) is honest
+
+
+@pytest.mark.parametrize("how", [[], ["--beam", 2], ["--memory-length", 4]])
+def test_generate_is_refused(runs: dict[str, Path], how: list[object], capsys: pytest.CaptureFixture[str]) -> None:
+    assert called("generate", runs["published"], "--prompt", "the", "--device", "cpu", *how) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "cannot write a text token by token" in error
+    assert "model.attention.causal" in error
+
+
+def test_generate_ends_where_the_output_map_does(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("generate", runs["masked"], "--prompt", "the", "--device", "cpu", "--max-new-tokens")
+    assert called(*words, 6) == 0
+    capsys.readouterr()
+    assert called(*words, 7) == 2
+    assert "the model takes at most 8" in capsys.readouterr().err
+
+
+def test_analyze(runs: dict[str, Path], table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [runs["masked"], runs["published"]]
+    assert called("analyze", "rank", *folders, "--device", "cpu", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert all(0 < model["rank"] <= model["bound"] for model in found["models"])
+    words = ("analyze", "context", table / "table.yaml", "--scale", "paper")
+    assert called(*words, "--row", "published") == 2
+    assert "as_published" in capsys.readouterr().err
+    assert called(*words, "--row", "masked", "model.memory_length=4") == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["train.segment_length=9"], "train.segment_length: 9 tokens are more than the 8 positions"),
+        (["train.segment_length=9", "eval.segment_length=8"], "train.segment_length: 9 tokens are more than the 8"),
+        (["train.segment_length=9", "train.order=shuffled"], "train.segment_length: 9 tokens are more than the 8"),
+        (["eval.segment_length=9"], "a block of 9 tokens is longer than the 8 positions"),
+        (["eval.context=8", "eval.stride=1"], "a window of 9 tokens is longer than the 8 positions"),
+        (["model.memory_length=4"], "with memory, positions go on through a whole stream"),
+        (["eval.memory_length=4", "eval.batch_size=2"], "tokens is longer than the 8 positions"),
+    ],
+)
+def test_longer_than_the_output_map(
+    table: Path, settings: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Refused before the first step."""
+    config = table / "table.yaml"
+    words = ("train", config, "--row", "masked", "--scale", "paper", "--out", tmp_path / "run")
+    assert called(*words, *settings) == 2
+    assert said in capsys.readouterr().err
+    assert not list((tmp_path / "run").glob("metrics.jsonl"))
+
+
+def test_the_decayed_form_has_no_such_end(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = table / "table.yaml"
+    settings = ["model.attention.output_map=decayed", "train.segment_length=12", "model.memory_length=4"]
+    assert called("train", config, "--row", "masked", "--scale", "paper", "--out", tmp_path / "run", *settings) == 0
+    assert called("analyze", "rank", tmp_path / "run", "--device", "cpu") == 0
+    capsys.readouterr()
+    words = ("generate", tmp_path / "run", "--prompt", "the", "--device", "cpu", "--max-new-tokens", 20, "--json")
+    assert called(*words) == 0
+    assert json.loads(capsys.readouterr().out)["texts"][0]["tokens"] == 20
+
+
+def test_penalties_are_refused(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = table / "table.yaml"
+    words = ("train", config, "--row", "masked", "--scale", "paper", "--out", tmp_path / "run")
+    assert called(*words, "train.orthogonality=0.1") == 2
+    error = capsys.readouterr().err
+    assert "train.orthogonality" in error
+    assert "model.attention.kind" in error
+    assert not (tmp_path / "run").exists()
