@@ -33,7 +33,7 @@ def test_every_recipe() -> None:
                 assert [getattr(small, key) for key in KEPT] == [getattr(config, key) for key in KEPT]
                 for part in ("attention", "input", "output"):
                     before, after = getattr(config, part), getattr(small, part)
-                    sizes = {"cutoffs", "mixtures", "rank", "cores"}
+                    sizes = {"cutoffs", "mixtures", "rank", "cores", "decays"}
                     same = {key: value for key, value in vars(before).items() if key not in sizes}
                     assert {key: vars(after)[key] for key in same} == same
                     if hasattr(before, "cutoffs"):

@@ -117,9 +117,10 @@ def _check_positions(model: LanguageModel, stream: int) -> None:
     """InputError where positions go on through a memory beyond the last one that the model has."""
     if model.memory_length and model.max_length is not None and stream > model.max_length:
         raise InputError(
-            f"with memory, positions go on through a whole stream of {stream:,} tokens, but this model's (learned ones, or "
-            f"a synthesizer's) end at model.max_position_embeddings {model.max_length:,}; choose position relative, rotary, "
-            "sinusoidal or none with another score, or set model.memory_length to 0"
+            f"with memory, positions go on through a whole stream of {stream:,} tokens, but this model's (learned ones, a "
+            f"synthesizer's, or those of multi-linear pairs) end at model.max_position_embeddings {model.max_length:,}; choose "
+            "position relative, rotary, sinusoidal or none with another score, or multi-linear attention with "
+            "model.attention.output_map: decayed, or set model.memory_length to 0"
         )
 
 
