@@ -49,7 +49,8 @@ def kernels(subject: Subject, precision: str) -> Finding:
             kind = key.partition(" of ")[0]
             scale = largest_gradient if kind == "gradient" else max(1.0, float(wanted.abs().max()))
             share = largest(found[key], wanted) / (scale or 1.0)
-            if not share <= worst.get(kind, -1.0):
+            known = worst.get(kind, -1.0)
+            if known == known and not share <= known:  # nothing is worse than what is no number
                 worst[kind], names[kind] = share, f"{key.partition(' of ')[2]} ({name})"
     limits = {kind: gradients if kind == "gradient" else outputs for kind in worst}
     used = {_fastest(module) for module in model.modules() if isinstance(module, WeightedValues | MultiLinear)}
