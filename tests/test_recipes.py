@@ -218,7 +218,10 @@ MAY_DIFFER = {
     "skip-cross-head/table1": {"train.phases", "train.schedule", "eval.memory_length"},
     "skip-cross-head/table2": {"train.phases", "train.schedule", "eval.memory_length"},
     **{f"skip-cross-head/table{n}": {"train.phases"} for n in (5, 7, 8, 9)},
-    **{f"tensorized/table{n}": {"eval.memory_length", "eval.same_length", "eval.clamp_length"} for n in ("1", "2-wikitext103")},
+    **{
+        f"tensorized/table{n}": {"eval.memory_length", "eval.same_length", "eval.clamp_length"}
+        for n in ("1", "2-wikitext103")
+    },
 }
 
 

@@ -14,10 +14,21 @@ from fullrank.checking.kernels import definitions
 from fullrank.checking.subject import subject_of
 from fullrank.config import registry
 
-SLOTS = ("attend", "score", "normalize", "mix", "position", "activation", "initializer", "input", "output")
+SLOTS = ("score", "normalize", "mix", "position", "activation", "initializer", "input", "output")
 CLUSTERED: dict[str, Any] = {"kind": "adaptive", "cutoffs": [6, 12], "div_val": 2}
 MIXED: dict[str, Any] = {"kind": "mixture_of_softmaxes", "mixtures": 3, "latent_dropout": 0.1}
 OUTPUTS = {"adaptive": CLUSTERED, "mixture_of_softmaxes": MIXED, "mixture_of_adaptive": CLUSTERED | MIXED}
+
+
+MULTILINEAR: dict[str, Any] = {"kind": "multilinear", "cores": 2, "rank": 5}
+DECAYED = MULTILINEAR | {"output_map": "decayed", "decays": 3}
+
+
+def attends() -> list[tuple[dict[str, Any], str]]:
+    """Every way to attend that has no weights, with a position for each; how it normalises, mixes and drops is fixed."""
+    made = [(MULTILINEAR, "sinusoidal"), (MULTILINEAR | {"score": "relative"}, "relative"), (DECAYED, "none")]
+    known = {"weighted", "multilinear"}
+    return made + [({"kind": name}, "sinusoidal") for name in registry.names("attend") if name not in known]
 
 
 def rows() -> list[dict[str, str]]:
@@ -37,7 +48,18 @@ def rows() -> list[dict[str, str]]:
 @pytest.mark.parametrize("number", range(len(rows())))
 def test_it_passes(number: int) -> None:
     row = rows()[number]
-    attention = {slot: row[slot] for slot in ("score", "normalize", "mix")} | {"kind": row["attend"]}
+    attention = {slot: row[slot] for slot in ("score", "normalize", "mix")} | {"cross_head": 0.5}
+    passes(number, row, attention, 0.1)
+
+
+@pytest.mark.parametrize("number", range(2 * len(attends())))
+def test_attention_without_weights_passes(number: int) -> None:
+    """With a memory and without, pre-norm and post-norm."""
+    attention, position = attends()[number // 2]
+    passes(number, rows()[number % len(rows())] | {"position": position}, attention, 0.0)
+
+
+def passes(number: int, row: dict[str, str], attention: dict[str, Any], dropout: float) -> None:
     config = fr.ModelConfig(
         vocab_size=19,
         hidden_size=12,
@@ -52,9 +74,9 @@ def test_it_passes(number: int) -> None:
         initializer=row["initializer"],
         memory_length=6 if number % 2 else 0,
         dropout=fr.DropoutConfig(
-            embedding=0.1, attention=0.1, activation=0.1, residual=0.1, output=0.1, locked=number == 1
+            embedding=0.1, attention=dropout, activation=0.1, residual=0.1, output=0.1, locked=number == 1
         ),
-        attention=fr.AttentionConfig(**attention, cross_head=0.5),
+        attention=fr.AttentionConfig(**attention),
         input=fr.InputConfig(**CLUSTERED if row["input"] == "adaptive" else {"kind": row["input"]}),
         output=fr.OutputConfig(**OUTPUTS.get(row["output"], {"kind": row["output"]})),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import torch
@@ -36,25 +36,45 @@ OUTPUTS: dict[str, dict[str, Any]] = {
     | {"normalize": "sigsoftmax", "latent_dropout": 0.1, "latent_dropout_locked": True},
 }
 
+# ways to attend beside weighted values: what a configuration of each of them says
+MULTILINEAR = {"kind": "multilinear", "cores": 2, "rank": 5}
+ATTENDS: dict[str, dict[str, Any]] = {
+    "multilinear": MULTILINEAR,
+    "multilinear_decayed": MULTILINEAR | {"output_map": "decayed", "decays": 3},
+}
+# they take a score: relative, which is a position term there
+POSITION_TERM = {"weighted", "multilinear"}
+
 # The two mixings of the paper's ablation (§4.4.2) do not start as plain attention; every other stage has to, unless its
 # class says `starts_plain = False`.
 NEVER_PLAIN = {"random", "average"}
 
 
-# `score: relative` and `position: relative` go together only; what the other becomes when one of them ceases to be relative
-PARTNERS = {"score": ("position", "sinusoidal"), "position": ("score", "dot_product")}
+# what goes with everything; without attention weights there is nothing else to normalise, to mix or to score
+PLAIN = {"attend": "weighted", "score": "dot_product", "normalize": "softmax", "mix": "none", "position": "sinusoidal"}
 
 
 def possible(choices: dict[str, str]) -> bool:
-    """Whether a configuration may hold these choices, of all slots or of some."""
-    score, position = choices.get("score"), choices.get("position")
-    return score is None or position is None or (score == "relative") == (position == "relative")
+    """Whether a configuration may hold these choices, of all slots or of some.
+
+    `score: relative` and `position: relative` go together only.
+    """
+    score, position, attend = (choices.get(slot) for slot in ("score", "position", "attend"))
+    if score is not None and position is not None and (score == "relative") != (position == "relative"):
+        return False
+    if attend is None or attend == "weighted":
+        return True
+    if attend not in POSITION_TERM and "relative" in (score, position):
+        return False
+    weightless = all(choices.get(slot, PLAIN[slot]) == PLAIN[slot] for slot in ("normalize", "mix"))
+    return weightless and score in (None, "dot_product", "relative") and position != "rotary"
 
 
 @dataclass(frozen=True)
 class Combination:
     """One name for each slot that a configuration fills."""
 
+    attend: str
     score: str
     normalize: str
     mix: str
@@ -66,18 +86,25 @@ class Combination:
     output: str
 
     def but(self, slot: str, choice: str) -> Combination:
-        """The same with another choice; of score and position, the other one follows if they would not go together."""
+        """The same with another choice; those that would not go with it follow."""
         changed = vars(self) | {slot: choice}
-        if slot in PARTNERS and not possible(changed):
-            partner, plain = PARTNERS[slot]
-            changed[partner] = "relative" if choice == "relative" else plain
+        for partner, plain in PLAIN.items():
+            if partner != slot and not possible({slot: choice, partner: changed[partner]}):
+                changed[partner] = "relative" if choice == "relative" and partner != "attend" else plain
+        assert possible(changed)
         return Combination(**changed)
 
     def __str__(self) -> str:
         return "-".join(getattr(self, field.name) for field in fields(self))
 
+    @property
+    def weighted(self) -> bool:
+        """Whether there are attention weights, and heads that have them."""
+        return self.attend == "weighted"
+
     def config(self, **changes: Any) -> fr.ModelConfig:
-        attention = {"score": self.score, "normalize": self.normalize, "mix": self.mix} | changes.pop("attention", {})
+        attention = {"score": self.score, "normalize": self.normalize, "mix": self.mix}
+        attention |= ATTENDS.get(self.attend, {"kind": self.attend}) | changes.pop("attention", {})
         settings: dict[str, Any] = {
             "vocab_size": VOCABULARY,
             "hidden_size": WIDTH,
@@ -116,6 +143,7 @@ def moved(module: Module, size: float = 0.3) -> Module:
 def slots() -> dict[str, list[str]]:
     """The choices of each field of a `Combination`."""
     return {
+        "attend": sorted({*registry.names("attend"), *ATTENDS}),
         "score": registry.names("score"),
         "normalize": registry.names("normalize"),
         "mix": registry.names("mix"),
@@ -129,12 +157,12 @@ def slots() -> dict[str, list[str]]:
 
 
 def every_attention() -> list[Combination]:
-    """The full product of everything attention is made of; the other slots take turns.
+    """The full product of everything attention with weights is made of; the other slots take turns.
 
-    With a score that reads no keys positions take turns too.
+    With a score that reads no keys positions take turns too. Of other ways to attend: with every position, norms in turn.
     """
     found = slots()
-    others = ("activation", "initializer", "input", "output")
+    others = ("activation", "initializer", "input", "output")  # see `_turned`
     positions = itertools.cycle(found["position"])
     turns = itertools.cycle(itertools.product(*(found[slot] for slot in others)))
     made = []
@@ -144,8 +172,20 @@ def every_attention() -> list[Combination]:
         if "keys" not in score_needs(row["score"]):
             allowed = [next(position for position in positions if position in allowed)]
         for position in allowed:
-            made.append(Combination(**row, position=position, **dict(zip(others, next(turns), strict=True))))
+            made.append(_turned("weighted", row | {"position": position}, turns))
+    norms = itertools.cycle(found["norm"])
+    for attend, position in itertools.product(found["attend"], found["position"]):
+        row = PLAIN | {"attend": attend, "position": position}
+        row["score"] = "relative" if position == "relative" else "dot_product"
+        if attend != "weighted" and possible(row):
+            made.append(_turned(attend, row | {"norm": next(norms)}, turns))
     return made
+
+
+def _turned(attend: str, row: dict[str, str], turns: Iterator[tuple[str, ...]]) -> Combination:
+    """`row` with the next choices of the slots that take turns."""
+    others = dict(zip(("activation", "initializer", "input", "output"), next(turns), strict=True))
+    return Combination(**row | others | {"attend": attend})
 
 
 def score_needs(score: str) -> tuple[str, ...]:
@@ -191,10 +231,12 @@ def _known(row: dict[str, str], names: list[str]) -> set[tuple[str, str, str, st
 
 def kernels_for(model: nn.Module) -> list[str]:
     """The kernels that can compute a model."""
-    from fullrank.attention.kernels import KERNELS
+    from fullrank.attention.kernels import NAMES
 
     able = []
-    for name in KERNELS:
+    for name in NAMES:
+        if name == "auto":
+            continue
         with fr.kernel(name):
             try:
                 model(tokens(1, 2)) if isinstance(model, fr.LanguageModel) else model(torch.zeros(1, 2, WIDTH))
@@ -212,17 +254,20 @@ def starts_plain(mix: str) -> bool:
     return getattr(registry.lookup("mix", mix), "starts_plain", mix not in NEVER_PLAIN)
 
 
-def noisy() -> dict[str, Any]:
-    """Every kind of randomness that training has."""
-    dropout = DropoutConfig(embedding=0.1, attention=0.2, activation=0.1, residual=0.1, output=0.1)
-    return {"dropout": dropout, "attention": {"cross_head": 0.5}}
+def noisy(
+    combination: Combination, attention: float = 0.2, other: float = 0.1, cross_head: float = 0.5
+) -> dict[str, Any]:
+    """Every kind of randomness that training has; without weights none is dropped, and no head permuted."""
+    attention, cross_head = (attention, cross_head) if combination.weighted else (0.0, 0.0)
+    dropout = DropoutConfig(embedding=other, attention=attention, activation=other, residual=other, output=other)
+    return {"dropout": dropout, "attention": {"cross_head": cross_head}}
 
 
 # -- what holds -------------------------------------------------------------------------------------------------------
 
 
 def changing_a_token_changes_nothing_before(combination: Combination, training: bool) -> None:
-    model = combination.moved(**noisy()).train(training)
+    model = combination.moved(**noisy(combination)).train(training)
     for kernel in kernels_for(model):
         with fr.kernel(kernel), torch.no_grad():
             read = tokens()
@@ -238,7 +283,7 @@ def changing_a_token_changes_nothing_before(combination: Combination, training: 
 
 
 def no_gradient_from_the_future(combination: Combination) -> None:
-    model = combination.moved(**noisy()).train()
+    model = combination.moved(**noisy(combination)).train()
     kept: list[Tensor] = []
     model.embedding.register_forward_hook(lambda module, args, out: kept.append(out))
     for kernel in kernels_for(model):
@@ -282,7 +327,7 @@ def _reads_query(combination: Combination) -> bool:
 
 
 def evaluation_is_deterministic(combination: Combination) -> None:
-    model = combination.moved(**noisy())
+    model = combination.moved(**noisy(combination))
     state = torch.get_rng_state()
     with torch.no_grad():
         first = model(tokens()).logits
@@ -381,7 +426,7 @@ def gradients_reach_every_parameter(combination: Combination, at_start: bool) ->
             continue
         assert parameter.grad is not None, f"no gradient for {name}"
         largest = float(parameter.grad.abs().max())
-        if name.endswith("attention.project.key.bias") and _ignores_key_bias(model):
+        if name.endswith("attention.project.key.bias") and combination.weighted and _ignores_key_bias(model):
             assert largest < 1e-15, f"{name}: adding one number to all scores of a query cannot matter, {largest:.1e}"
         else:
             least = 0 if at_start else 1e-10  # Transformer-XL starts so small that some are 1e-15 at first
@@ -405,13 +450,13 @@ def _ignores_key_bias(model: fr.LanguageModel) -> bool:
 
 
 def weight_decay_spares_mixing(combination: Combination) -> None:
-    """Decay would pull mixing towards nothing, not towards plain attention."""
+    """Decay would pull mixing towards nothing, not towards plain attention; cores, too, are scales."""
     model = combination.model()
     groups = parameter_groups(model, 0.1)
     decaying = {id(p) for group in groups if group["weight_decay"] > 0 for p in group["params"]}
     assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
     for name, parameter in model.named_parameters():
-        if ".attend.mix." in name or name.endswith(("bias", "norm.weight")):
+        if ".attend.mix." in name or name.endswith(("bias", "norm.weight", ".cores.weight", "_decay")):
             assert id(parameter) not in decaying, f"{name} decays"
         elif parameter.ndim > 1:
             assert id(parameter) in decaying, f"{name} does not decay"
@@ -456,8 +501,9 @@ def double_precision_agrees(combination: Combination) -> None:
 
 def learns(combination: Combination) -> None:
     """A text that repeats itself is learned in a few steps, with randomness on."""
-    dropout = DropoutConfig(attention=0.05, residual=0.05)
-    model = combination.model(dropout=dropout, attention={"cross_head": 0.1}, scale_embedding=True).train()
+    noise = noisy(combination, 0.05, 0.05, 0.1) | {"scale_embedding": True}
+    noise["dropout"] = replace(noise["dropout"], embedding=0.0, activation=0.0, output=0.0)
+    model = combination.model(**noise).train()
     text = torch.tensor([1, 4, 2, 8, 5, 7]).repeat(4)[None]
     inputs, targets = text[:, :15], text[:, 1:16]
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)

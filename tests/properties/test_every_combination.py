@@ -25,6 +25,7 @@ precisions = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], id
 def test_something_was_found() -> None:
     found = checks.slots()
     for slot, names in {
+        "attend": {"weighted", "multilinear", "multilinear_decayed"},
         "score": {"dot_product", "relative", "dense_synthesizer", "random_synthesizer"},
         "normalize": {"softmax", "sigsoftmax"},
         "mix": {"none", "position_independent", "position_wise", "random", "average"},
@@ -36,9 +37,24 @@ def test_something_was_found() -> None:
     }.items():
         assert names <= set(found[slot]), f"{slot}: {names - set(found[slot])} is not registered"
     assert {"adaptive", "mixture_of_softmaxes"} <= set(checks.OUTPUTS)
-    assert len(ATTENTION) >= (4 + 1 + 1 + 1) * 2 * 5 * 2
+    assert sum(c.weighted for c in ATTENTION) >= (4 + 1 + 1 + 1) * 2 * 5 * 2
+    multilinear = {(c.attend, c.position, c.score) for c in ATTENTION if not c.weighted}
+    assert multilinear >= {(way, place, "dot_product") for way in checks.ATTENDS for place in ("sinusoidal", "none")}
+    assert ("multilinear", "relative", "relative") in multilinear
+    for way in checks.ATTENDS:
+        assert {c.norm for c in ATTENTION if c.attend == way} == {"pre", "post"}
     assert PLAIN_STARTS
     assert {c.mix for c in PLAIN_STARTS} >= {"position_independent", "position_wise"}
+
+
+# pairs of choices that no configuration has
+IMPOSSIBLE = {
+    ("score", "position"): 4 + 3,  # relative with another one, either way
+    ("attend", "score"): 2 + 3,  # the synthesizers, and the position term with decayed sums
+    ("attend", "normalize"): 2 * 1,
+    ("attend", "mix"): 2 * 4,
+    ("attend", "position"): 1 + 2,  # rotary, and relative with decayed sums
+}
 
 
 def test_pairwise_holds_every_pair() -> None:
@@ -46,8 +62,7 @@ def test_pairwise_holds_every_pair() -> None:
     for a, b in itertools.combinations(found, 2):
         wanted = {(x, y) for first, x, second, y in checks.every_pair_of_choices() if (first, second) == (a, b)}
         assert {(row[a], row[b]) for row in rows} == wanted
-        impossible = 4 + 3 if {a, b} == {"score", "position"} else 0  # relative with another one, either way
-        assert len(wanted) == len(found[a]) * len(found[b]) - impossible
+        assert len(wanted) == len(found[a]) * len(found[b]) - IMPOSSIBLE.get((a, b), 0)
     for slot, names in found.items():
         assert {vars(row)[slot] for row in ATTENTION} == set(names)
 
@@ -132,6 +147,7 @@ def _belongs_to(slot: str) -> Callable[[str], bool]:
     """Whether a parameter's name belongs to the part of a model that a slot chooses."""
     scores = (".attend.score.", ".project.query.", ".project.key.", ".project.relative.")  # a score says what it reads
     marks = {
+        "attend": ("position.", ".attention.project.", ".attention.attend.", ".attention.merge."),
         "position": ("position.", *scores),  # with relative positions comes the relative score
         "activation": (".feed_forward.",),
         "score": ("position.", *scores),
@@ -150,8 +166,11 @@ def test_configurations_that_share_a_part_share_its_names_and_shapes(slot: str) 
     for row in PAIRS:
         shapes = []
         for choice in checks.slots()[slot]:
+            chosen = row.but(slot, choice)
+            if slot != "attend" and chosen.attend != row.attend:
+                continue  # that has a part of its own, and a comparison of its own
             with torch.device("meta"):
-                model = fr.LanguageModel(row.but(slot, choice).config(head_dim=None, hidden_size=12))
+                model = fr.LanguageModel(chosen.config(head_dim=None, hidden_size=12))
             state, own = model.state_dict(), _belongs_to(slot)
             shapes.append({name: tensor.shape for name, tensor in state.items() if not own(name)})
         assert all(other == shapes[0] for other in shapes)

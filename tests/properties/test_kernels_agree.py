@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import property_checks as checks
 import pytest
@@ -98,6 +99,35 @@ def test_equals_reference(stages: tuple[str, str, str], where: str, kernel: str,
         off = float((fast[name] - expected).abs().max())
         scale = max(1.0, float(expected.abs().max()))
         assert off <= (1e-6 if dtype == torch.float32 else 1e-13) * scale, f"{kernel}: {name} is off by {off:.1e}"
+
+
+POSITION_TERM = {**checks.MULTILINEAR, "score": "relative"}
+
+
+@pytest.mark.parametrize("kernel", ["multilinear", "auto"])
+@pytest.mark.parametrize("where", LAYOUTS)
+@pytest.mark.parametrize("way", [*checks.ATTENDS.values(), POSITION_TERM], ids=[*checks.ATTENDS, "position term"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
+def test_multilinear_equals_reference(way: dict[str, Any], where: str, kernel: str, dtype: torch.dtype) -> None:
+    def computed(kernel: str) -> dict[str, Tensor]:
+        torch.manual_seed(3)
+        attention = fr.Attention(fr.AttentionConfig(**way), hidden_size=17, max_position_embeddings=16)
+        attend = checks.moved(attention.attend.to(dtype))
+        queries, keys = layout(where).shape
+        generator = torch.Generator().manual_seed(8)
+        given = [torch.randn(2, 1, n, 5, generator=generator).to(dtype).requires_grad_() for n in (queries, keys, keys)]
+        with fr.kernel(kernel):
+            out = attend(Heads(given[0], *given), layout(where))
+        out.backward(torch.randn(out.shape, generator=generator).to(dtype))
+        found = {"output": out.detach()} | {f"input {i}": x.grad for i, x in enumerate(given)}
+        found |= {name: parameter.grad for name, parameter in attend.named_parameters()}
+        return {name: torch.zeros(()) if tensor is None else tensor for name, tensor in found.items()}
+
+    fast = computed(kernel)
+    for name, expected in computed("reference").items():
+        assert fast[name].isfinite().all(), f"{name} is not finite"
+        off, scale = float((fast[name] - expected).abs().max()), max(1.0, float(expected.abs().max()))
+        assert off <= (2e-6 if dtype == torch.float32 else 1e-13) * scale, f"{name} is off by {off:.1e}"
 
 
 def test_fast_kernels_are_chosen_for_plain_and_for_relative_attention() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -33,7 +34,7 @@ def test_every_recipe() -> None:
                 assert [getattr(small, key) for key in KEPT] == [getattr(config, key) for key in KEPT]
                 for part in ("attention", "input", "output"):
                     before, after = getattr(config, part), getattr(small, part)
-                    sizes = {"cutoffs", "mixtures", "rank", "cores"}
+                    sizes = {"cutoffs", "mixtures", "rank", "cores", "decays"}
                     same = {key: value for key, value in vars(before).items() if key not in sizes}
                     assert {key: vars(after)[key] for key in same} == same
                     if hasattr(before, "cutoffs"):
@@ -59,3 +60,22 @@ def test_heads_that_do_not_add_up_stay_so(head_dim: int) -> None:
     small, _ = shrunk(config)
     assert small.head_dim == min(head_dim, 4)
     assert small.hidden_size != small.num_attention_heads * small.head_dim
+
+
+@pytest.mark.parametrize("options", [{"cores": 5}, {"output_map": "decayed", "decays": 16}, {"score": "relative"}])
+def test_multilinear_attention(options: dict[str, Any]) -> None:
+    """Pairs of positions, cores, rank and decays get small; what is not there is not made up."""
+    attention = fr.AttentionConfig(kind="multilinear", rank=40, **options)
+    position = "relative" if "score" in options else "none"
+    small, changed = shrunk(
+        fr.ModelConfig(
+            vocab_size=10_000, hidden_size=256, max_position_embeddings=512, position=position, attention=attention
+        )
+    )
+    assert {"attention.rank 40 -> 6", "max_position_embeddings 512 -> 40"} <= set(changed)
+    assert small.attention.cores == min(attention.cores or 0, 3)
+    assert small.attention.decays == (3 if attention.decays else None)
+    kept = ("kind", "output_map", "causal", "core_weights", "score")
+    assert [getattr(small.attention, key) for key in kept] == [getattr(attention, key) for key in kept]
+    with torch.device("meta"):
+        assert fr.LanguageModel(small).num_parameters() <= 100_000

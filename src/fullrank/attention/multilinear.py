@@ -209,9 +209,9 @@ class MultiLinear(nn.Module):
         if self.score is not None:
             query, keys, values, cores = self.score.factors(query, keys, values, cores, layout.encodings)
         visible = None
-        if causal and not together:
+        if layout.narrow or (causal and not together):
             every = torch.arange(length, device=keys.device)
-            visible = every <= own[..., None]
+            visible = every <= own[..., None] if causal else torch.ones_like(every, dtype=torch.bool)
             if layout.window is not None:
                 visible = visible & (every > own[..., None] - layout.window)
         out = multilinear(query, keys, values, cores, self.weight, causal=causal, key_mask=occupied, visible=visible)

@@ -87,6 +87,8 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 def decoding(subject: Subject) -> Finding:
     """Token by token, or in pieces, with a cache, as in one pass."""
+    if subject.sees_future:
+        return inapplicable(f"{subject.sees_future}: a token that sees later ones cannot be read before them")
     model, takes = subject.model, accepted(subject.model)
     step: Callable[[Tensor, Any, Tensor | None], tuple[Tensor, Any]]
     if subject.kind == "fullrank" and "cache" in takes:
@@ -135,6 +137,10 @@ def memory(subject: Subject) -> Finding:
     model: Any = subject.model
     if "memory" not in accepted(model):
         return inapplicable("forward takes no memory")
+    if subject.sees_future:
+        return inapplicable(
+            f"{subject.sees_future}: tokens see their whole segment, so that it matters where segments end"
+        )
     if subject.kind == "fullrank" and not model.memory_length:
         return inapplicable("model.memory_length is 0: this model has no memory")
     if subject.kind != "fullrank" or not hasattr(model, "remembers"):

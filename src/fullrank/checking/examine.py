@@ -66,6 +66,8 @@ def check(
         "precision": str(subject.dtype).removeprefix("torch."),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
     }
+    if subject.sees_future:
+        about["sees_future"] = subject.sees_future
     return Report(tuple(findings), {**about, **(description or {})}, shrunk)
 
 

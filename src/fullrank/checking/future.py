@@ -82,12 +82,17 @@ def by_perturbation(subject: Subject, *, training: bool, padded: bool = False) -
             return out if mask is None else out * mask[..., None]
 
         layers = leaking_layers(subject.model, rerun, subject.ids, other, place, limit * size)
-        remark = f"token {place} (from 0) is seen before it{side}"
+        remark = f"token {place} (from 0) is seen before it{side}{_on_purpose(subject)}"
     if len(chosen) < subject.length - 1:
         where = f"{len(chosen)} positions of {subject.length}"
     else:
         where = f"each of {subject.length} positions"
     return judged(looked_at.format(where), share, limit, rounding(subject.dtype), remark=remark, layers=layers)
+
+
+def _on_purpose(subject: Subject) -> str:
+    """What the configuration says of a leak."""
+    return f"; {subject.sees_future} leaves the mask out" if subject.sees_future else ""
 
 
 def _changed(subject: Subject, place: int) -> list[Tensor]:
@@ -146,7 +151,7 @@ def by_gradient(subject: Subject, *, training: bool) -> Finding:
         if not later / own <= limit:
             again = (logits[:, worst] * cotangent[:, worst]).sum()
             layers = (_first_by_gradient(watch, leaves, again, worst, own * limit),)
-            remark = f"logits of token {worst} (from 0) depend on later embeddings"
+            remark = f"logits of token {worst} (from 0) depend on later embeddings{_on_purpose(subject)}"
     looked_at = f"gradient of the logits at {len(chosen)} positions with respect to later embeddings; {when} mode"
     reason = f"{rounding(subject.dtype)}: the largest gradient"
     return judged(looked_at, later / own, limit, reason, remark=remark, layers=layers)

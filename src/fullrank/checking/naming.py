@@ -15,6 +15,7 @@ ITSELF = "the model's own forward"
 _MOST = 16  # layers that are named
 
 
+@torch.no_grad()  # some modules give a parameter out as it is
 def leaking_layers(
     model: nn.Module, run: Callable[[Tensor], Tensor], clean: Tensor, changed: Tensor, place: int, least: float
 ) -> tuple[str, ...]:

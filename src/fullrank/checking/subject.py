@@ -47,6 +47,14 @@ class Subject:
         return torch.float32 if self.kind != "fullrank" and self.dtype == torch.float64 else self.dtype
 
     @property
+    def sees_future(self) -> str:
+        """The key of the configuration by which a model of ours looks ahead on purpose; empty where none does."""
+        config = getattr(self.model, "config", None)
+        if self.kind == "fullrank" and isinstance(config, ModelConfig) and config.sees_future:
+            return f"model.attention.causal: {config.attention.causal}"
+        return ""
+
+    @property
     def takes_mask(self) -> bool:
         return "attention_mask" in accepted(self.model)
 

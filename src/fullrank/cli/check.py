@@ -85,7 +85,8 @@ def _print(report: Report) -> None:
     print()
     failed = [finding.check for finding in report.failures]
     if report.layers:
-        console.print(Text(f"sees the future: {', '.join(report.layers)}", style="bold red"), soft_wrap=True)
+        why = f" ({about['sees_future']})" if about.get("sees_future") else ""
+        console.print(Text(f"sees the future: {', '.join(report.layers)}{why}", style="bold red"), soft_wrap=True)
     if failed:
         console.print(Text(f"fails: {'; '.join(failed)}", style="bold red"), soft_wrap=True)
     else:

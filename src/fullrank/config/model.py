@@ -275,6 +275,11 @@ class ModelConfig(Strict):
                 "model.same_length: not with model.attention.output_map: decayed, whose sums hold all earlier tokens; change "
                 "one of them"
             )
+        if attention.tied_to_length and self.memory_start == "zeros":
+            problems.append(
+                "model.memory_start: zeros stand before the text, where model.attention.output_map: pairs has no rows; choose "
+                "empty, or output_map: decayed"
+            )
         if attention.sees_future and self.memory_length:
             problems.append(
                 f"model.memory_length: not with model.attention.causal: as_published, whose code drops the memory; given "

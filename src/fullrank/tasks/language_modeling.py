@@ -120,7 +120,7 @@ def _check_positions(model: LanguageModel, stream: int) -> None:
     if model.memory_length and model.max_length is not None and stream > model.max_length:
         raise InputError(
             f"with memory, positions go on through a whole stream of {stream:,} tokens, but this model's (learned ones, a "
-            "synthesizer's, or those of model.attention.output_map: pairs) end at model.max_position_embeddings "
+            f"synthesizer's, or those of model.attention.output_map: pairs) end at model.max_position_embeddings "
             f"{model.max_length:,}; choose position relative, rotary, sinusoidal or none with another score, or "
             "model.attention.output_map: decayed, or set model.memory_length to 0"
         )

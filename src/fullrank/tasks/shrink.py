@@ -13,7 +13,7 @@ from fullrank.model.language_model import LanguageModel
 VOCABULARY = 32
 _SMALL = 100_000  # parameters of a model that is taken as it is
 _LAYERS, _HEADS, _HEAD_DIM, _INTERMEDIATE, _POSITIONS, _MEMORY = 2, 4, 4, 32, 40, 8
-_ATTENTION = {"rank": 6, "cores": 3}  # sizes of attention that are no heads, where it has them
+_ATTENTION = {"rank": 6, "cores": 3, "decays": 3}  # sizes of attention that are no heads, where it has them
 _MIXTURES = 3
 _PARTS = ("attention", "input", "output")
 

@@ -1,0 +1,118 @@
+"""The equations of multi-linear attention, written apart from ours: from the parameters of a layer, by name."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import fullrank as fr
+
+E, R, P = 6, 5, 16
+WIDE = torch.float64
+
+
+def layer(**keys: Any) -> fr.MultiLinearAttention:
+    """In double precision, with every parameter away from its start."""
+    torch.manual_seed(3)
+    sizes = {"hidden_size": E, "rank": R, "max_position_embeddings": P}
+    return moved(fr.MultiLinearAttention(**sizes | keys).double())
+
+
+def moved(module: Any) -> Any:
+    torch.manual_seed(17)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return module
+
+
+def tokens(rows: int, count: int, seed: int = 5) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, count, E, generator=generator, dtype=WIDE).requires_grad_()
+
+
+def factors(module: Any, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Q, K, V and the mean core from the parameters."""
+    weights = dict(module.named_parameters())
+
+    def linear(name: str, of: Tensor) -> Tensor:
+        out = of @ weights[f"project.{name}.weight"].T
+        bias = weights.get(f"project.{name}.bias")
+        return out if bias is None else out + bias
+
+    raw = weights["attend.cores.weight"]
+    cores = [raw[c] if module.attend.cores.free else raw[c].exp() / raw[c].exp().sum() for c in range(len(raw))]
+    core = torch.stack(cores).sum(0) / len(cores)
+    return linear("query", x), linear("key", source), linear("value", source), core
+
+
+def pairs_equation(module: Any, x: Tensor, source: Tensor | None = None, sees: Any = lambda b, i, j: j <= i) -> Tensor:
+    """O_i = sum_jm T_ijm W_jm + b; sees(b, i, j): whether query i sees place j."""
+    source = x if source is None else source
+    query, keys, values, core = factors(module, x, source)
+    weights = dict(module.named_parameters())
+    rows, queries, places = len(x), x.shape[1], source.shape[1]
+    seen = torch.tensor([[[sees(b, i, j) for j in range(places)] for i in range(queries)] for b in range(rows)])
+    seen = seen.to(WIDE)
+    met = torch.einsum("bjr,bmr->bjmr", keys, values)
+    if "attend.score.weight" in weights:  # the position term
+        u, v = (weights[f"attend.score.biases.{name}_bias"][0] for name in ("content", "position"))
+        places_keys = torch.stack([sinusoid(P - 1 - j) for j in range(places)]) @ weights["attend.score.weight"].T
+        beside = torch.einsum("jr,bmr->bjmr", places_keys, values)
+        entries = torch.einsum("r,bir,bjmr->bijm", core, query + u, met)
+        entries = entries + torch.einsum("r,bir,bjmr->bijm", core, query + v, beside)
+    else:
+        entries = torch.einsum("r,bir,bjmr->bijm", core, query, met)
+    entries = entries * seen[:, :, :, None] * seen[:, :, None, :]
+    out = torch.einsum("bijm,jme->bie", entries, weights["attend.weight"][:places, :places])
+    return out + weights["attend.bias"] if "attend.bias" in weights else out
+
+
+def sinusoid(position: int) -> Tensor:
+    """Sines, then cosines."""
+    angles = [position / 10000 ** (2 * i / E) for i in range((E + 1) // 2)]
+    return torch.tensor(([math.sin(a) for a in angles] + [math.cos(a) for a in angles])[:E], dtype=WIDE)
+
+
+def decayed_equation(module: Any, x: Tensor, distance: Tensor, seen: Tensor, source: Tensor | None = None) -> Tensor:
+    """The direct triple sum; distance and seen (B, N, M)."""
+    query, keys, values, core = factors(module, x, x if source is None else source)
+    weights = dict(module.named_parameters())
+    a, b = (1 / (1 + (-weights[f"attend.decayed.{name}_decay"]).exp()) for name in ("key", "value"))
+    kernel = weights["attend.decayed.weight"] * ((1 - a) * (1 - b))[:, None, None]
+    to_keys, to_values = ((decay[:, None, None, None] ** distance) * seen for decay in (a, b))  # (S, B, N, M)
+    out = torch.einsum("r,bir,bjr,bmr,sbij,sbim,sre->bie", core, query, keys, values, to_keys, to_values, kernel)
+    return out + weights["attend.bias"] if "attend.bias" in weights else out
+
+
+def distances(queries: list[int], keys: list[int], rows: int = 2) -> tuple[Tensor, Tensor]:
+    """|p_i - p_j| and whether p_j <= p_i, (B, N, M)."""
+    apart = torch.tensor([[q - k for k in keys] for q in queries]).expand(rows, -1, -1)
+    return apart.abs().to(WIDE), (apart >= 0).to(WIDE)
+
+
+def agree(module: Any, out: Tensor, expected: Tensor, inputs: list[Tensor], tolerance: float = 1e-9) -> None:
+    """Values, and the gradients of a random cotangent with respect to all parameters and inputs."""
+    assert out.shape == expected.shape
+    off = float((out - expected).detach().abs().max())
+    assert off <= tolerance * max(1.0, float(expected.detach().abs().max())), f"off by {off:.1e}"
+    cotangent = torch.randn(out.shape, generator=torch.Generator().manual_seed(8), dtype=WIDE)
+    named = [*module.named_parameters(), *((f"input {i}", x) for i, x in enumerate(inputs))]
+    leaves = [tensor for _, tensor in named]
+    wanted = torch.autograd.grad(expected, leaves, cotangent, allow_unused=True)
+    given = torch.autograd.grad(out, leaves, cotangent, allow_unused=True)
+    for (name, _), a, b in zip(named, given, wanted, strict=True):
+        assert a is not None, f"no gradient for {name}"
+        assert b is not None, f"the equation does not read {name}"
+        scale = max(1.0, float(b.abs().max()))
+        assert float((a - b).abs().max()) <= tolerance * scale, f"gradient of {name}"
+        assert float(b.abs().max()) > 0, f"the gradient of {name} is zero"
+
+
+MASKS = {"masked": lambda b, i, j: j <= i, "as_published": lambda b, i, j: True}
+
+# (B, N), 1 for tokens
+ENCODER = {"none": None, "right": [[1] * 7, [1] * 4 + [0] * 3], "left": [[1] * 7, [0, 0, 1, 1, 1, 0, 1]]}

@@ -1,0 +1,220 @@
+"""Multi-linear attention in models: caches, long texts, files, precisions; what was left out is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fullrank as fr
+from fullrank.errors import ConfigError, InputError
+from fullrank.training.optimizer import parameter_groups
+
+R, P, WIDE = 5, 16, torch.float64
+SIZES: dict[str, Any] = {
+    "vocab_size": 13, "hidden_size": 10, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 11,
+    "max_position_embeddings": P,
+}  # fmt: skip
+KINDS: dict[str, dict[str, Any]] = {
+    "pairs": {"position": "sinusoidal", "attention": {"cores": 2}},
+    "relative": {"position": "relative", "attention": {"score": "relative"}},
+    "decayed": {"position": "none", "attention": {"output_map": "decayed", "decays": 3}},
+}
+
+
+def config(kind: str = "pairs", attention: dict[str, Any] | None = None, **keys: Any) -> fr.ModelConfig:
+    chosen = KINDS[kind]
+    stages = fr.AttentionConfig(**{"kind": "multilinear", "rank": R} | chosen["attention"] | (attention or {}))
+    return fr.ModelConfig(**SIZES | {"position": chosen["position"], "attention": stages} | keys)
+
+
+def moved(module: Any) -> Any:
+    torch.manual_seed(17)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return module
+
+
+def model(kind: str = "pairs", **keys: Any) -> fr.LanguageModel:
+    torch.manual_seed(2)
+    found: fr.LanguageModel = moved(fr.LanguageModel(config(kind, **keys)).double().eval())
+    return found
+
+
+def ids(rows: int, length: int, seed: int = 1) -> Tensor:
+    return torch.randint(13, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def test_a_cache_of_decayed_sums_does_not_grow() -> None:
+    found, read = model("decayed"), ids(2, 200)
+
+    def numbers(cache: Any) -> int:
+        return sum(t.numel() for past in cache.layers for t in (past.keys, past.values))
+
+    with torch.no_grad():
+        expected = found(read).logits
+        cache, parts, sizes = found.new_cache(), [], set()
+        for place in range(200):
+            out = found(read[:, place : place + 1], cache=cache)
+            cache = out.cache
+            parts.append(out.logits)
+            sizes.add(numbers(cache))
+    torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=1e-9, atol=1e-9)
+    assert sizes == {2 * 2 * 2 * 3 * R}  # layers x (A, B) x texts x decays x rank
+    assert (cache.length, cache.key_mask) == (200, None)
+
+
+def test_decoding_with_sums_where_texts_are_padded_and_reordered() -> None:
+    found, read = model("decayed"), ids(3, 12)
+    mask = torch.ones(3, 12, dtype=torch.long)
+    mask[0, :5], mask[1, :8] = 0, 0
+    with torch.no_grad():
+        expected = found(read, attention_mask=mask).logits
+        cache, parts = found.new_cache(), []
+        for start, end in pairwise((0, 3, 6, 7, 11, 12)):
+            out = found(read[:, start:end], cache=cache, attention_mask=mask[:, start:end])
+            cache = out.cache
+            parts.append(out.logits)
+        seen = mask.bool()
+        torch.testing.assert_close(torch.cat(parts, 1)[seen], expected[seen], rtol=1e-9, atol=1e-9)
+        order = torch.tensor([2, 0, 0, 1])
+        more = ids(3, 2, seed=8)
+        beams = found(more[order], cache=cache.reorder(order)).logits
+        torch.testing.assert_close(beams, found(more, cache=cache).logits[order], rtol=1e-12, atol=1e-12)
+
+
+def test_a_text_goes_on_beyond_the_trained_length() -> None:
+    """Decayed sums have no last position; pairs do, with a cache and without."""
+    long = ids(1, 100)
+    found = model("decayed")
+    assert found.max_length is None
+    with torch.no_grad():
+        assert found(long).logits.isfinite().all()
+        memory, parts = None, []
+        with found.remembers(100):
+            for part in long.split(9, 1):
+                out = found(part, memory)
+                memory = out.memory
+                parts.append(out.logits)
+        torch.testing.assert_close(torch.cat(parts, 1), found(long).logits, rtol=1e-9, atol=1e-9)
+        for kind in ("pairs", "relative"):
+            bounded = model(kind)
+            assert bounded.max_length == P
+            with pytest.raises(InputError, match="100 positions"):
+                bounded(long)
+            cache = bounded(long[:, :16], cache=bounded.new_cache()).cache
+            with pytest.raises(InputError, match="17 positions"):
+                bounded(long[:, 16:17], cache=cache)
+
+
+def test_a_text_as_published_cannot_be_read_in_pieces() -> None:
+    found = model("pairs", attention={"causal": "as_published", "not_next_token_perplexity": True})
+    assert found.config.sees_future
+    read = ids(2, 9)
+    other = read.clone()
+    other[:, -1] = (other[:, -1] + 1) % 13
+    with torch.no_grad():
+        assert not torch.equal(found(read).logits[:, 0], found(other).logits[:, 0])
+        with pytest.raises(InputError, match="as_published lets tokens see later ones"):
+            found(read, cache=found.new_cache())
+        # padding is kept out here, too
+        mask = torch.ones(2, 9, dtype=torch.long)
+        mask[1, 6:] = 0
+        batch = found(read, attention_mask=mask).logits[1, :6]
+        torch.testing.assert_close(batch, found(read[1:, :6]).logits[0], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_position_term_of_a_model(shared: bool) -> None:
+    """u and v are one pair for all layers, held by the model, or one for each layer; a layer reads them like its own."""
+    options = {"score": {"name": "relative", "shared_biases": shared}}
+    found: Any = model("relative", attention=options)
+    names = {name for name, _ in found.named_parameters() if "_bias" in name}
+    homes = ["position"] if shared else ["blocks.0.attention.attend.score", "blocks.1.attention.attend.score"]
+    assert names == {f"{home}.biases.{part}_bias" for home in homes for part in ("content", "position")}
+    block = found.blocks[1].attention
+    alone: Any = fr.MultiLinearAttention(
+        replace(found.config.attention, score="relative"), hidden_size=10, max_position_embeddings=P
+    ).double()
+    state = block.state_dict()
+    if shared:
+        state |= {f"attend.score.biases.{name}": value for name, value in found.position.biases.state_dict().items()}
+    alone.load_state_dict(state)
+    x = torch.randn(2, 8, 10, dtype=WIDE)
+    torch.testing.assert_close(block(x), alone(x), rtol=0, atol=0)
+
+
+NAMES = {
+    "pairs": {"attend.bias", "attend.cores.weight", "attend.weight"},
+    "relative": {"attend.bias", "attend.cores.weight", "attend.weight", "attend.score.weight"},
+    "decayed": {
+        "attend.bias", "attend.cores.weight", "attend.decayed.weight", "attend.decayed.key_decay",
+        "attend.decayed.value_decay",
+    },
+}  # fmt: skip
+PROJECTIONS = {f"project.{name}.{part}" for name in ("query", "key", "value") for part in ("weight", "bias")}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_names_files_and_weight_decay(kind: str, tmp_path: Path) -> None:
+    found = model(kind)
+    names = {name.removeprefix("blocks.0.attention.") for name in found.state_dict() if "blocks.0.attention." in name}
+    assert names == NAMES[kind] | PROJECTIONS
+    found.save(tmp_path)
+    loaded = fr.LanguageModel.load(tmp_path)
+    assert loaded.config == found.config
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(ids(2, 9)).logits, found(ids(2, 9)).logits, rtol=0, atol=0)
+    groups = parameter_groups(found, 0.1)
+    decaying = {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
+    kept = {name for name, p in found.named_parameters() if "blocks.0.attention." in name and id(p) not in decaying}
+    assert {name.removeprefix("blocks.0.attention.") for name in kept} == {
+        name for name in names if name.endswith(("bias", "cores.weight", "_decay"))
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_meta_device_and_half_precision(kind: str) -> None:
+    with torch.device("meta"):
+        imagined = fr.LanguageModel(config(kind))
+        out = imagined(torch.zeros(2, 9, dtype=torch.long)).logits
+    assert out.is_meta
+    assert out.shape == (2, 9, 13)
+    found, read = model(kind).float().train(), ids(2, 9)
+    exact = found.loss(read, ids(2, 9, seed=4))
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = found.loss(read, ids(2, 9, seed=4))
+    rough.backward()
+    assert abs(float(rough.detach() - exact.detach())) < 0.05 * float(exact.detach())
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in found.parameters())
+    with torch.no_grad():
+        half = found.bfloat16()(read).logits
+    assert half.dtype == torch.bfloat16
+    assert half.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parameters_of_a_layer(kind: str) -> None:
+    """3 E R + C R + P^2 E and biases; or 2 S + S R E in place of P^2 E."""
+    own: nn.Module = model(kind).blocks[0].attention
+    cores = 2 if kind == "pairs" else 1
+    output_map = 2 * 3 + 3 * R * 10 if kind == "decayed" else P * P * 10
+    expected = 3 * 10 * R + 3 * R + cores * R + output_map + 10 + (R * 10 if kind == "relative" else 0)
+    assert sum(p.numel() for p in own.parameters()) == expected
+
+
+def test_what_a_model_refuses_when_it_runs() -> None:
+    found = model("decayed", memory_length=4)
+    with pytest.raises(ConfigError, match=r"model\.same_length"), found.remembers(same_length=True):
+        pass
+    for kind in KINDS:
+        with pytest.raises(InputError, match="no attention weights to collect"):
+            model(kind)(ids(1, 3), trace=fr.Trace())
+        with fr.kernel("relative"), pytest.raises(InputError, match="'relative' cannot compute multi-linear attention"):
+            model(kind)(ids(1, 3))
