@@ -177,7 +177,8 @@ class MultiLinearAttention(Attention):
 
     x (B, N, E), source (B, M, E) -> (B, N, E), masked like `Attention`: causal unless a layout or another source says
     otherwise. Built from a `ModelConfig` or an `AttentionConfig` of kind `multilinear`, or from its keys. The output map of
-    pairs has max_position_embeddings^2 x E numbers. Raises ConfigError for another kind, and for keys given twice.
+    pairs has max_position_embeddings^2 x E numbers. Heads may be given as for `Attention`; they play no part.
+    Raises ConfigError for another kind, and for keys given twice.
     """
 
     def __init__(
@@ -193,6 +194,8 @@ class MultiLinearAttention(Attention):
         output_map: Literal["pairs", "decayed"] | None = None,
         decays: int | None = None,
         bias: bool | None = None,
+        num_attention_heads: int | None = None,
+        head_dim: int | None = None,
     ) -> None:
         keys = {
             "rank": rank, "cores": cores, "causal": causal, "core_weights": core_weights, "output_map": output_map,
@@ -208,7 +211,13 @@ class MultiLinearAttention(Attention):
             raise ConfigError(
                 f"MultiLinearAttention: model.attention.kind must be 'multilinear', given '{attention.kind}'"
             )
-        super().__init__(config, hidden_size=hidden_size, max_position_embeddings=max_position_embeddings)
+        super().__init__(
+            config,
+            hidden_size=hidden_size,
+            num_attention_heads=num_attention_heads,
+            head_dim=head_dim,
+            max_position_embeddings=max_position_embeddings,
+        )
 
 
 def _join(past: Tensor | None, new: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from fullrank.attention.size import HeadSize
 from fullrank.attention.trace import Trace
 from fullrank.config.registry import register
 from fullrank.config.schema import AttentionConfig, stage_name
-from fullrank.errors import InputError
+from fullrank.errors import ConfigError, InputError
 
 
 class Cores(nn.Module):
@@ -109,6 +109,10 @@ class MultiLinear(nn.Module):
 
     def __init__(self, config: AttentionConfig, size: HeadSize, dropout: float) -> None:
         super().__init__()
+        if dropout:
+            raise ConfigError(
+                f"dropout: multi-linear attention has no attention weights to drop, given {dropout}; leave it out"
+            )
         assert config.rank is not None
         assert config.cores is not None
         self.size = HeadSize(1, config.rank, size.hidden_size, size.max_length)
