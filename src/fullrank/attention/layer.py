@@ -104,7 +104,10 @@ class Attention(nn.Module):
                 f"sizes are positive numbers, given hidden_size {hidden_size}, num_attention_heads {num_attention_heads}, "
                 f"head_dim {head_dim}"
             )
-        size = HeadSize(num_attention_heads, head_dim, hidden_size, max_position_embeddings or 1024)
+        longest = 1024 if max_position_embeddings is None else max_position_embeddings
+        if not (type(longest) is int and longest > 0):
+            raise ConfigError(f"max_position_embeddings: a positive whole number, given {max_position_embeddings!r}")
+        size = HeadSize(num_attention_heads, head_dim, hidden_size, longest)
         attend = registry.lookup("attend", config.kind)(config, size, dropout or 0.0)
         self.project = Projection(attend.size, config.bias, rotary, **attend.projected())
         self.route = StochasticCrossHead(config.cross_head) if config.cross_head > 0 else SameHead()
@@ -177,7 +180,7 @@ class MultiLinearAttention(Attention):
 
     x (B, N, E), source (B, M, E) -> (B, N, E), masked like `Attention`: causal unless a layout or another source says
     otherwise. Built from a `ModelConfig` or an `AttentionConfig` of kind `multilinear`, or from its keys. The output map of
-    pairs has max_position_embeddings^2 x E numbers. Heads may be given as for `Attention`; they play no part.
+    pairs has max_position_embeddings^2 x E numbers: give it, for its default is 1,024. Heads may be given as for `Attention`; they play no part.
     Raises ConfigError for another kind, and for keys given twice.
     """
 

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from fullrank.attention.kernels.multilinear_decayed import DecayedState, absorb, decayed_multilinear, mapped
 from fullrank.attention.layout import Layout
 from fullrank.attention.size import HeadSize
+from fullrank.errors import InputError
 
 _LONGEST = 64.0  # tokens; where the slowest decays start
 
@@ -74,7 +75,8 @@ class DecayedMap(nn.Module):
         """The queries of a causal layout are its last keys."""
         if not layout.causal or layout.key_mask is not None or layout.narrow or layout.runs is None:
             distances = layout.query_positions[..., :, None] - layout.key_positions[..., None, :]  # (N, M) or (B, N, M)
-            found = self._sums(keys, values, distances.abs().view(-1, *layout.shape), layout.visible()[:, 0])
+            distances = distances.abs() if distances.dim() == 3 else distances.abs()[None]
+            found = self._sums(keys, values, distances, layout.visible()[:, 0])
             return self._out(query, found, cores)
         state, past = None, keys.shape[1] - query.shape[1]
         if past:  # also in pieces, with gaps between them
@@ -87,16 +89,28 @@ class DecayedMap(nn.Module):
     def after(
         self, query: Tensor, keys: Tensor, values: Tensor, cores: Tensor, layout: Layout, past: Summed
     ) -> tuple[Tensor, Summed]:
-        """New tokens, (B, N, R) each, after `past`; `layout` covers both."""
+        """New tokens, (B, N, R) each, after `past`; `layout` covers both.
+
+        Raises InputError for a layout that is not causal or has a window: sums cannot be parted again.
+        """
+        if not layout.causal or layout.narrow:
+            raise InputError(
+                "multi-linear attention with output_map decayed keeps sums over all earlier tokens: a text is continued with a "
+                "causal layout without window; read it in one pass, or begin with past=None"
+            )
         new, length = query.shape[1], past.length + query.shape[1]
-        state = None if past.keys is None or past.values is None else DecayedState(past.keys, past.values)
-        if layout.key_mask is None:
+        state = None
+        if past.keys is not None and past.values is not None:
+            wide = torch.promote_types(query.dtype, torch.float32)
+            state = DecayedState(past.keys.to(wide), past.values.to(wide))
+        if (layout.key_mask is None and layout.contiguous) or not new:
             out, now = decayed_multilinear(query, keys, values, cores, self.log_decays(), self.map(), state=state)
             return out, Summed(now.keys, now.values, length)
-        places = layout.key_positions.expand(layout.key_mask.shape)  # (B, M)
+        places = layout.key_positions.expand(query.shape[0], -1)  # (B, M)
         own = places[:, past.length :]
-        causal = torch.ones(new, new, dtype=torch.bool, device=query.device).tril()
-        seen = layout.key_mask[:, None, past.length :] & causal
+        seen = torch.ones(1, new, new, dtype=torch.bool, device=query.device).tril()
+        if layout.key_mask is not None:
+            seen = layout.key_mask[:, None, past.length :] & seen
         found = self._sums(keys, values, (own[:, :, None] - own[:, None, :]).clamp_min(0), seen)
         if state is not None:
             since = own - places[:, past.length - 1, None]  # (B, N)
@@ -108,7 +122,7 @@ class DecayedMap(nn.Module):
     def _wide(self, compute: Callable[[Tensor, Tensor], Tensor], keys: Tensor, values: Tensor) -> DecayedState:
         """`compute` of keys and log a, and of values and log b, in fp32 at least whatever autocast says."""
         dtype = torch.promote_types(keys.dtype, torch.float32)
-        with torch.autocast(keys.device.type, enabled=False):
+        with torch.autocast(_kind(keys), enabled=False):
             log_a, log_b = (log.to(dtype) for log in self.log_decays())
             return DecayedState(compute(keys.to(dtype), log_a), compute(values.to(dtype), log_b))
 
@@ -123,12 +137,17 @@ class DecayedMap(nn.Module):
 
     def _out(self, query: Tensor, sums: DecayedState, cores: Tensor) -> Tensor:
         weight = self.map()
-        kind = query.device.type
+        kind = _kind(query)
         if torch.is_autocast_enabled(kind) and weight.dtype != torch.float64:
             weight = weight.to(torch.get_autocast_dtype(kind))
         with torch.autocast(kind, enabled=False):
             scaled = query.to(sums.keys.dtype) * cores.to(sums.keys.dtype).mean(0)
             return mapped(scaled[:, :, None] * sums.keys * sums.values, weight)
+
+
+def _kind(tensor: Tensor) -> str:
+    """The device that autocast is asked for."""
+    return "cpu" if tensor.is_meta else tensor.device.type
 
 
 def _spread(count: int) -> Tensor:

@@ -176,7 +176,8 @@ class _Scan(torch.autograd.Function):
             )
         query, keys, values, log_a, log_b, weight, *states = ctx.saved_tensors
         d_query, d_keys, d_values = (torch.empty_like(tensor) for tensor in (query, keys, values))
-        d_log_a, d_log_b, d_weight = (torch.zeros_like(tensor) for tensor in (log_a, log_b, weight))
+        d_log_a, d_log_b = torch.zeros_like(log_a), torch.zeros_like(log_b)
+        d_weight = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
         operand = weight.to(ctx.dtype)
         with torch.autocast(query.device.type, enabled=False):
             for chunk, of_keys, of_values in reversed(_chunks(query.shape[1], log_a, log_b)):
@@ -199,7 +200,7 @@ class _Scan(torch.autograd.Function):
                 d_log_a += more
                 d_values[:, chunk], given_b, more = of_values.backward(d_b, values[:, chunk], state_b)
                 d_log_b += more
-        return d_query, d_keys, d_values, d_log_a, d_log_b, d_weight, given_a, given_b, None
+        return d_query, d_keys, d_values, d_log_a, d_log_b, d_weight.to(weight.dtype), given_a, given_b, None
 
 
 def _chunks(count: int, log_a: Tensor, log_b: Tensor) -> list[tuple[slice, _Powers, _Powers]]:
