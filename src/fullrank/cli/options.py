@@ -19,7 +19,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and 
 Kernel = Annotated[
     str,
     typer.Option(
-        "--kernel", help="The attention kernel: auto, reference (for the vocabulary layer, too), sdpa, relative or multilinear."
+        "--kernel",
+        help="The attention kernel: auto, reference (for the vocabulary layer, too), sdpa, relative or multilinear.",
     ),
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:0.")]
