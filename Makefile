@@ -17,7 +17,7 @@ VENV := PYTHON="$(PYTHON)" sh scripts/venv.sh
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
 
-demo: ## train five small models on the built-in text and write runs/demo/report.html
+demo: ## train six small models on the built-in text and write runs/demo/report.html
 	@$(VENV) run
 	@$(BIN)/fullrank demo $(ARGS)
 

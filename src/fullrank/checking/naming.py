@@ -22,8 +22,8 @@ def leaking_layers(
     """The modules in which tokens from `place` on reach earlier outputs of `run`; clean, changed (B, N) differ at `place`.
 
     A module is one of them if its output before `place` differs, it is the first to differ, and putting back what it gave on
-    the clean tokens makes the leak smaller: what is looked up and not used is nobody's fault. Then the next one is
-    looked for with the first put right. `least`: differences of outputs that count.
+    the clean tokens changes the leak (a later layer that leaks too may make it larger): what is looked up and not used is
+    nobody's fault. Then the next one is looked for with the first put right. `least`: differences of outputs that count.
     """
     seen = Watch(clean.shape)
     with seen.on(model):
@@ -46,7 +46,7 @@ def leaking_layers(
         for where in watch.order:
             if where in put_back or not _differs(watch.outputs[where], known.get(where), place, seen):
                 continue
-            if leak({**put_back, where: known[where]})[1] < 0.999 * size:
+            if abs(leak({**put_back, where: known[where]})[1] - size) > 1e-6 * size:
                 put_back[where] = known[where]
                 found.append(where[0])
                 break

@@ -15,6 +15,7 @@ _SMALL = 100_000  # parameters of a model that is taken as it is
 _LAYERS, _HEADS, _HEAD_DIM, _INTERMEDIATE, _POSITIONS, _MEMORY = 2, 4, 4, 32, 40, 8
 _ATTENTION = {"rank": 6, "cores": 3, "decays": 3}  # sizes of attention that are no heads, where it has them
 _MIXTURES = 3
+_PAIRED = 23  # positions where there are parameters for each pair of them
 _PARTS = ("attention", "input", "output")
 
 
@@ -48,7 +49,9 @@ def shrunk(config: ModelConfig) -> tuple[ModelConfig, tuple[str, ...]]:
         "num_attention_heads": heads,
         "head_dim": width // heads if config.hidden_size == config.num_attention_heads * assumed else head_dim,
         "intermediate_size": min(config.intermediate_size or _INTERMEDIATE, _INTERMEDIATE),
-        "max_position_embeddings": min(config.max_position_embeddings, _POSITIONS),
+        "max_position_embeddings": min(
+            config.max_position_embeddings, _PAIRED if config.attention.tied_to_length else _POSITIONS
+        ),
         "memory_length": min(config.memory_length, _MEMORY),
     }
     attention = {

@@ -16,6 +16,7 @@ docs/derivations/multilinear.md
 
 from __future__ import annotations
 
+import contextlib
 from functools import lru_cache
 from typing import Any
 
@@ -25,6 +26,7 @@ from torch import Tensor
 from fullrank.attention import multilinear_reference as reference
 from fullrank.attention.kernels import forced
 from fullrank.attention.kernels.multilinear_plan import TINY, Rectangle, Shape, Stage, Step, plan
+from fullrank.attention.kernels.multilinear_small import SmallCausal
 from fullrank.errors import InputError
 
 
@@ -60,10 +62,10 @@ def multilinear(
     if key_mask is not None:  # a pair with a zero in it is nothing
         keys, values = (tensor.masked_fill(~key_mask[..., None], 0.0) for tensor in (keys, values))
     kind, wide = query.device.type, torch.promote_types(query.dtype, torch.float32)
-    dtype = weight.dtype
-    if torch.is_autocast_enabled(kind) and dtype != torch.float64:
+    dtype, casting = weight.dtype, torch.is_autocast_enabled(kind)
+    if casting and dtype != torch.float64:
         dtype = torch.get_autocast_dtype(kind)
-    with torch.autocast(kind, enabled=False):
+    with torch.autocast(kind, enabled=False) if casting else contextlib.nullcontext():
         scaled = query.to(wide) * cores.to(wide).mean(0)
         if query.shape[0] * queries * length**2 <= TINY:
             return _tiny(scaled, keys, values, weight, visible, causal and visible is None, dtype)
@@ -87,11 +89,14 @@ def _tiny(
     """T itself, where it is so small that cutting it up takes longer."""
     query, keys, values = (tensor.to(dtype) for tensor in (query, keys, values))
     queries, length = query.shape[1], keys.shape[1]
+    if causal:
+        later = _later(((0, length, 0, length),), length - queries, length, query.device)
+        rows = reference.leading(weight, length).to(dtype).contiguous()
+        out: Tensor = SmallCausal.apply(query, keys, values, rows, later)
+        return out
     split = (query[:, :, None] * keys[:, None]).flatten(1, 2) @ values.transpose(1, 2)  # (B, N M, M)
     split = split.view(-1, queries, length**2)
-    if causal:
-        split = split.masked_fill(_later(((0, length, 0, length),), length - queries, length, query.device), 0.0)
-    elif visible is not None:
+    if visible is not None:
         split = split.masked_fill(~(visible[..., :, None] & visible[..., None, :]).flatten(2), 0.0)
     return split @ reference.leading(weight, length).flatten(0, 1).to(dtype)
 

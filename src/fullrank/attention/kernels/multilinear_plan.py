@@ -69,7 +69,17 @@ class Work(NamedTuple):
     training: int
 
 
-TINY = 1 << 16  # numbers of T up to which T itself is built
+class Slab(NamedTuple):
+    """Keys begin .. end with all values, and the first query that sees one of them."""
+
+    begin: int
+    end: int
+    first: int
+
+
+TINY = 1 << 17  # numbers of T up to which T itself is built
+
+_HALVED = 32  # keys from which on two products are faster than one
 
 # multiply-adds that take as long as what a step costs besides its products, forward and backward, on one core
 _STEP = 6e6
@@ -112,9 +122,22 @@ def multiply_adds(shape: Shape) -> Work:
     """Of a call, in the order that is chosen for it."""
     triples = shape.batch * shape.queries * shape.keys**2
     if triples <= TINY:
-        forward = triples * (shape.rank + shape.width)
+        seen = triples
+        if shape.causal:
+            seen = sum(
+                shape.batch * (shape.queries - slab.first) * (slab.end - slab.begin) * shape.keys
+                for slab in slabs(shape.queries, shape.keys)
+            )
+        forward = triples * shape.rank + seen * shape.width
         return Work(forward, 3 * forward)
     return work(shape, plan(shape))
+
+
+def slabs(queries: int, keys: int) -> list[Slab]:
+    """Where T itself is built, what of it is multiplied with W at once: for very short texts all, else half of the keys."""
+    size = -(-keys // 2) if keys >= _HALVED else keys
+    found = [Slab(b, min(b + size, keys), max(b - (keys - queries), 0)) for b in range(0, keys, size)]
+    return [slab for slab in found if slab.first < queries]
 
 
 def _candidates(shape: Shape) -> list[tuple[Stage, ...]]:

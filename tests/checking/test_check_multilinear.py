@@ -75,6 +75,26 @@ def test_the_published_form_is_flagged_by_name(kind: str) -> None:
         assert report.of(name).verdict == "passes"
 
 
+def test_the_published_form_inside_a_users_own_module_is_flagged_by_name() -> None:
+    class Own(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.scores = torch.nn.Embedding(19, 12), torch.nn.Linear(12, 19)
+            self.attend = fr.MultiLinearAttention(
+                hidden_size=12, rank=6, causal="as_published", max_position_embeddings=34
+            )
+
+        def forward(self, input_ids: Tensor) -> Tensor:
+            out: Tensor = self.scores(self.attend(self.words(input_ids)))
+            return out
+
+    torch.manual_seed(1)
+    report = fr.check(Own(), vocab_size=19)
+    assert report.layers == ("attend.attend",)
+    failed = {f.check: f.remark for f in report.failures}
+    assert all(failed[name].endswith("model.attention.causal: as_published leaves the mask out") for name in FUTURE)
+
+
 def test_another_leak_is_not_laid_at_its_door(monkeypatch: pytest.MonkeyPatch) -> None:
     """A masked model that leaks by a fault: the layer is named, and no key of the configuration."""
     right = multilinear.multilinear
