@@ -180,7 +180,8 @@ class MultiLinearAttention(Attention):
 
     x (B, N, E), source (B, M, E) -> (B, N, E), masked like `Attention`: causal unless a layout or another source says
     otherwise. Built from a `ModelConfig` or an `AttentionConfig` of kind `multilinear`, or from its keys. The output map of
-    pairs has max_position_embeddings^2 x E numbers: give it, for its default is 1,024. Heads may be given as for `Attention`; they play no part.
+    pairs has max_position_embeddings^2 x E numbers, and 1,024 is what is taken where no max_position_embeddings is given.
+    Heads may be given as for `Attention`; they play no part.
     Raises ConfigError for another kind, and for keys given twice.
     """
 

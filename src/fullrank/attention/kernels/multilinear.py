@@ -9,7 +9,7 @@ shell, X = [q_i . P_p ; P_p] (rows: queries that meet them directly, then the R 
 
 with G = dC the sum of q_i^T dO_i over later queries. Which pairs go where is chosen by cost (`multilinear_plan`).
 Operands have the dtype that autocast asks for; sums over steps are fp32 (or fp64). The state before each stage is kept for
-the backward pass, (B, R, E) numbers each; everything else is computed again. Only a T of at most 2^16 numbers is built.
+the backward pass, (B, R, E) numbers each; everything else is computed again. Only a T of at most 2^17 numbers is built.
 Limits: no double backward, no functorch transforms; `fullrank.kernel("reference")` has them.
 docs/derivations/multilinear.md
 """

@@ -44,20 +44,21 @@ class SmallCausal(torch.autograd.Function):
                 '`with fullrank.kernel("reference"):`, which builds the tensor of all pairs'
             )
         query, keys, values, weight, later, tensor, both = ctx.saved_tensors
-        d_weight = torch.empty_like(weight) if ctx.needs_input_grad[3] else None
-        d_tensor = torch.empty_like(tensor)
-        for rows, pairs, part in _slabs(query.shape[1], weight):
-            above = given[:, rows]
-            d_tensor[:, rows, pairs] = above @ part.t()
-            if d_weight is not None:
-                seen = tensor[:, rows, pairs].flatten(0, 1)
-                torch.mm(seen.t(), above.flatten(0, 1), out=d_weight.view(-1, weight.shape[2])[pairs])
-        # what was not written is masked, too
-        d_pairs = d_tensor.masked_fill_(later, 0.0).view(query.shape[0], -1, keys.shape[1])
-        d_values = torch.bmm(d_pairs.transpose(1, 2), both)
-        d_both = torch.bmm(d_pairs, values).view(*query.shape[:2], *keys.shape[1:])
-        d_query = (d_both * keys[:, None]).sum(2)
-        d_keys = (d_both * query[:, :, None]).sum(1)
+        with torch.autocast(query.device.type, enabled=False):
+            d_weight = torch.empty_like(weight) if ctx.needs_input_grad[3] else None
+            d_tensor = torch.empty_like(tensor)
+            for rows, pairs, part in _slabs(query.shape[1], weight):
+                above = given[:, rows]
+                d_tensor[:, rows, pairs] = above @ part.t()
+                if d_weight is not None:
+                    seen = tensor[:, rows, pairs].flatten(0, 1)
+                    torch.mm(seen.t(), above.flatten(0, 1), out=d_weight.view(-1, weight.shape[2])[pairs])
+            # what was not written is masked, too
+            d_pairs = d_tensor.masked_fill_(later, 0.0).view(query.shape[0], -1, keys.shape[1])
+            d_values = torch.bmm(d_pairs.transpose(1, 2), both)
+            d_both = torch.bmm(d_pairs, values).view(*query.shape[:2], *keys.shape[1:])
+            d_query = (d_both * keys[:, None]).sum(2)
+            d_keys = (d_both * query[:, :, None]).sum(1)
         return d_query, d_keys, d_values, d_weight, None
 
 
