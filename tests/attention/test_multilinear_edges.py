@@ -97,3 +97,17 @@ def test_a_backward_pass_has_the_precision_of_its_forward_pass(count: int, outpu
 
     for a, b in zip(gradients(True), gradients(False), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_positions_before_the_text_have_no_rows() -> None:
+    """As the labels of `gaps: drifting` may say of a memory."""
+    layer = fr.MultiLinearAttention(hidden_size=6, rank=3, max_position_embeddings=9)
+    layout = fr.Layout.of_runs(2, [(-3, 2), (0, 2)])
+    with pytest.raises(InputError, match=r"position before the text.*gaps: true"):
+        layer.continued(torch.randn(1, 2, 6), None, layout, source=torch.randn(1, 4, 6))
+
+
+def test_one_decay_starts_in_the_middle() -> None:
+    layer = fr.MultiLinearAttention(hidden_size=6, rank=3, output_map="decayed", decays=1)
+    for decay in (d.detach() for d in (layer.attend.decayed.key_decay, layer.attend.decayed.value_decay)):
+        assert 7.9 < float(1 / (1 - torch.sigmoid(decay))) < 8.2  # tokens, the geometric mean of 1 and 64

@@ -193,9 +193,15 @@ class MultiLinear(nn.Module):
         assert self.weight is not None
         rows, places = keys.shape[0], layout.key_positions.expand(keys.shape[0], -1)
         seen = torch.ones_like(places, dtype=torch.bool) if layout.key_mask is None else layout.key_mask
-        length = int(places.masked_fill(~seen, 0).max()) + 1
-        leading(self.weight, length)
         index = places.masked_fill(~seen, 0)[..., None]
+        first, last = index.aminmax()
+        if first < 0:
+            raise InputError(
+                "a position before the text, for which model.attention.output_map: pairs has no row (the labels of gaps: "
+                "drifting reach there); choose gaps: true, or output_map: decayed"
+            )
+        length = int(last) + 1
+        leading(self.weight, length)
 
         def put(tokens: Tensor) -> Tensor:
             empty = tokens.new_zeros(rows, length, tokens.shape[2])

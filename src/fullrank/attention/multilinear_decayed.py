@@ -46,14 +46,15 @@ class DecayedMap(nn.Module):
 
     query (B, N, R), keys and values (B, M, R) -> (B, N, E). weight U' is (S, R, E); a = sigmoid(key_decay) and b =
     sigmoid(value_decay), (S,) each. The factor makes decayed means of the sums, so that outputs stay bounded at any length.
-    Starts with time scales 1 / (1 - a) from 1 to 64 tokens, those of the values in another order than those of the keys.
+    Starts with time scales 1 / (1 - a) from 1 to 64 tokens; those of the values come in another order, every second one first,
+    so that most pairs differ (one decay alone: 8 tokens). For finite numbers: infinite ones also reach earlier tokens.
     Distances are those in the text: padding counts nothing, and tokens that a resting layer left out count as distance.
     Between tokens that may see each other both ways (no causal layout) distances have no sign. docs/derivations/multilinear.md
     """
 
     def __init__(self, count: int, size: HeadSize) -> None:
         super().__init__()
-        share = torch.arange(count) / max(count - 1, 1)
+        share = torch.arange(count) / (count - 1) if count > 1 else torch.tensor([0.5])
         scale = _LONGEST ** (0.999 * share + 0.001)  # above 1: a decay of 0 could not learn
         start = torch.log(scale - 1)  # the logit of a = 1 - 1 / scale
         self.key_decay = nn.Parameter(start)

@@ -90,6 +90,8 @@ def decoding(subject: Subject) -> Finding:
     if subject.sees_future:
         return inapplicable(f"{subject.sees_future}: a token that sees later ones cannot be read before them")
     model, takes = subject.model, accepted(subject.model)
+    if subject.kind == "fullrank" and model.config.memory_start == "zeros":  # type: ignore[union-attr]
+        return inapplicable("model.memory_start is zeros, which stand before the text; a cache begins with nothing")
     step: Callable[[Tensor, Any, Tensor | None], tuple[Tensor, Any]]
     if subject.kind == "fullrank" and "cache" in takes:
 
