@@ -47,8 +47,8 @@ class Size:
         return f"B {self.batch}, N {self.tokens}, R {self.rank}, E {self.width}"
 
 
-SIZES = [Size(batch, tokens, 40, 256) for tokens in (32, 64, 80, 128, 256) for batch in (1, 4, 8)]
-SIZES.insert(3, Size(60, 32, 40, 256))
+BATCHES = {32: (1, 2, 4, 8, 60), 64: (1, 8), 80: (1, 8), 128: (1, 4), 256: (1, 4)}  # by tokens
+SIZES = [Size(batch, tokens, 40, 256) for tokens, batches in BATCHES.items() for batch in batches]
 
 
 @dataclass(frozen=True)
