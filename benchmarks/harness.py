@@ -6,6 +6,7 @@ times of the same round. With one thread the clock is CPU time, which a busy mac
 
 from __future__ import annotations
 
+import argparse
 import json
 import platform
 import statistics
@@ -128,6 +129,15 @@ def memory_mib(script: str, *arguments: object) -> float:
 def _status_mib(key: str) -> float:
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(key + ":")) / 1024
+
+
+def options(description: str | None) -> argparse.ArgumentParser:
+    """What every benchmark takes: --rounds, --threads, --json."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    return parser
 
 
 def save(path: Path | None, content: dict[str, Any]) -> None:

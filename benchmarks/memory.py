@@ -18,11 +18,9 @@ all layers kept, and with all layers resting, which is what cannot be saved.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,7 +29,7 @@ from torch import Tensor, nn
 import fullrank as fr
 from fullrank.model.memory import Memory
 from fullrank.training.skip_retain import SkipRetain
-from harness import interleave, save
+from harness import interleave, options, save
 from relative import published
 
 OURS, PUBLISHED = "fullrank", "published scheme"
@@ -236,12 +234,9 @@ def training(size: Size, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--rounds", type=int, default=9)
-    options.add_argument("--threads", type=int, default=1)
-    options.add_argument("--only", choices=["evaluation", "skip"])
-    options.add_argument("--json", type=Path)
-    given = options.parse_args()
+    parser = options(__doc__)
+    parser.add_argument("--only", choices=["evaluation", "skip"])
+    given = parser.parse_args()
     torch.set_num_threads(given.threads)
     results: dict[str, Any] = {}
     if given.only != "skip":

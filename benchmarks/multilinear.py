@@ -15,11 +15,9 @@ over inputs and parameters, gradients included (4 N^2 E bytes for W alone). The 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,7 +26,7 @@ from torch import Tensor
 from fullrank.attention.kernels.multilinear import multilinear
 from fullrank.attention.kernels.multilinear_decayed import decayed_multilinear
 from fullrank.attention.kernels.multilinear_plan import Shape, multiply_adds
-from harness import interleave, memory_mib, peak_growth_mib, save
+from harness import interleave, memory_mib, options, peak_growth_mib, save
 
 REFERENCE = "naive fp32"
 SCALES = 8
@@ -144,15 +142,12 @@ def case(size: Size, name: str) -> Callable[[], None]:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--rounds", type=int, default=9)
-    options.add_argument("--threads", type=int, default=1)
-    options.add_argument("--json", type=Path)
-    options.add_argument("--tokens", type=int, nargs="+", metavar="N", help="only sizes with so many tokens")
-    options.add_argument(
+    parser = options(__doc__)
+    parser.add_argument("--tokens", type=int, nargs="+", metavar="N", help="only sizes with so many tokens")
+    parser.add_argument(
         "--memory", nargs=5, metavar=("NAME", "B", "N", "R", "E"), help="print the memory of one pass, in MiB"
     )
-    given = options.parse_args()
+    given = parser.parse_args()
     torch.set_num_threads(given.threads)
     if given.memory:
         name, *numbers = given.memory

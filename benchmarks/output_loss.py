@@ -23,11 +23,9 @@ Memory is the growth of the resident high-water mark in a fresh process, over in
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,7 +34,7 @@ from torch.nn import functional as F
 
 import fullrank as fr
 from fullrank.model.cross_entropy import weighted_loss
-from harness import interleave, memory_mib, peak_growth_mib, save
+from harness import interleave, memory_mib, options, peak_growth_mib, save
 
 REFERENCE = "cross_entropy fp32"
 
@@ -180,15 +178,12 @@ def layer(size: Size) -> Callable[[], None]:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--rounds", type=int, default=9)
-    options.add_argument("--threads", type=int, default=1)
-    options.add_argument("--json", type=Path)
-    options.add_argument("--mixtures", type=int, nargs="+", metavar="K", help="only sizes with so many softmaxes")
-    options.add_argument(
+    parser = options(__doc__)
+    parser.add_argument("--mixtures", type=int, nargs="+", metavar="K", help="only sizes with so many softmaxes")
+    parser.add_argument(
         "--memory", nargs=5, metavar=("LOSS", "T", "K", "V", "D"), help="print the memory of one loss, in MiB"
     )
-    given = options.parse_args()
+    given = parser.parse_args()
     torch.set_num_threads(given.threads)
     if given.memory:
         name, *numbers = given.memory

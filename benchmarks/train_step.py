@@ -8,11 +8,9 @@ F.cross_entropy. Both: forward, backward, gradient clipping, plain SGD (fused); 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fullrank as fr
-from harness import Peak, Timing, interleave, save
+from harness import Peak, Timing, interleave, options, save
 
 REFERENCE = "fullrank fp32"
 
@@ -154,13 +152,10 @@ def show(title: str, found: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--rounds", type=int, default=9)
-    options.add_argument("--threads", type=int, default=1)
-    options.add_argument("--dropout", type=float, nargs="+", default=[0.0, 0.2])
-    options.add_argument("--only", choices=SIZES)
-    options.add_argument("--json", type=Path)
-    given = options.parse_args()
+    parser = options(__doc__)
+    parser.add_argument("--dropout", type=float, nargs="+", default=[0.0, 0.2])
+    parser.add_argument("--only", choices=SIZES)
+    given = parser.parse_args()
     torch.set_num_threads(given.threads)
     results = {}
     for name, size in SIZES.items():

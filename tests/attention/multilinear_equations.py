@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import fullrank as fr
+from moving import moved
 
 E, R, P = 6, 5, 16
 WIDE = torch.float64
@@ -19,14 +20,6 @@ def layer(**keys: Any) -> fr.MultiLinearAttention:
     torch.manual_seed(3)
     sizes = {"hidden_size": E, "rank": R, "max_position_embeddings": P}
     return moved(fr.MultiLinearAttention(**sizes | keys).double())
-
-
-def moved(module: Any) -> Any:
-    torch.manual_seed(17)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return module
 
 
 def tokens(rows: int, count: int, seed: int = 5) -> Tensor:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 import fullrank as fr
-from fullrank.attention.project import Rotary
+from fullrank.attention.layout import Layout
+from fullrank.attention.project import Heads, Rotary
+from fullrank.attention.size import HeadSize
+from fullrank.attention.trace import Trace
+from fullrank.config import registry
 from fullrank.errors import ConfigError
 
 E, H, D, N = 10, 3, 4, 6
@@ -197,3 +204,50 @@ def test_sizes_given_twice() -> None:
 def test_wrong_words(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         fr.AttentionConfig(**changes)
+
+
+def test_a_way_to_attend_of_ones_own() -> None:
+    """`Attend` says what it must have; then a model reads, remembers and decodes with it like with any other."""
+
+    class Averaged(nn.Module):
+        """The mean of the values that a query sees."""
+
+        sees_future, max_length = False, None
+
+        def __init__(self, config: fr.AttentionConfig, size: HeadSize, dropout: float) -> None:
+            super().__init__()
+            self.size = size
+
+        def projected(self) -> dict[str, Any]:
+            return {"score_needs": (), "mix_needs": ()}
+
+        def merge(self, bias: bool) -> nn.Module:
+            return nn.Linear(self.size.num_heads * self.size.head_dim, self.size.hidden_size, bias=bias)
+
+        def past(self) -> None:
+            return
+
+        def forward(self, heads: Heads, layout: Layout, trace: Trace | None = None) -> Tensor:
+            seen = layout.visible().to(heads.values.dtype)
+            return seen / seen.sum(-1, keepdim=True) @ heads.values
+
+    registry.register("attend", "averaged")(Averaged)
+    try:
+        config = fr.ModelConfig(
+            vocab_size=11, hidden_size=6, num_hidden_layers=2, num_attention_heads=2, memory_length=9,
+            attention=fr.AttentionConfig(kind="averaged"),
+        )  # fmt: skip
+        model = fr.LanguageModel(config).double().eval()
+        ids = torch.arange(9)[None] % 11
+        with torch.no_grad():
+            expected = model(ids, cache=model.new_cache()).logits
+            cache, memory, cached, remembered = model.new_cache(), None, [], []
+            for piece in ids.split(2, dim=1):
+                out = model(piece, cache=cache)
+                cache, cached = out.cache, [*cached, out.logits]
+                out = model(piece, memory)
+                memory, remembered = out.memory, [*remembered, out.logits]
+        for parts in (cached, remembered):
+            torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=0, atol=1e-12)
+    finally:
+        registry.unregister("attend", "averaged")

@@ -10,6 +10,7 @@ import leaky_models as leaky
 import pytest
 import torch
 from torch import Tensor, nn
+from wrong_kernels import WRONG
 
 import fullrank as fr
 from fullrank.attention import kernels, layer, mix
@@ -38,23 +39,6 @@ def off(finding: Finding) -> bool:
 
 
 # -- kernels ----------------------------------------------------------------------------------------------------------
-
-
-class WrongGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(context: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(context: Any, *gradients: Tensor) -> Tensor:
-        return gradients[0] * (1 + 1e-3)
-
-
-WRONG: dict[str, Callable[[Tensor], Tensor]] = {
-    "outputs": lambda out: out * (1 + 1e-4),
-    "gradients": WrongGradient.apply,
-    "not a number": lambda out: out * float("nan"),
-}
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp64"])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from wrong_kernels import WRONG
 
 import fullrank as fr
 from fullrank.attention import kernels, multilinear, multilinear_decayed
@@ -108,23 +108,6 @@ def test_another_leak_is_not_laid_at_its_door(monkeypatch: pytest.MonkeyPatch) -
 # -- faults -----------------------------------------------------------------------------------------------------------
 
 
-class WrongGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(context: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(context: Any, *gradients: Tensor) -> Tensor:
-        return gradients[0] * (1 + 1e-3)
-
-
-WRONG: dict[str, Callable[[Tensor], Tensor]] = {
-    "output": lambda out: out * (1 + 1e-4),
-    "gradient": WrongGradient.apply,
-    "not a number": lambda out: out * float("nan"),
-}
-
-
 @pytest.mark.parametrize("precision", ["fp32", "fp64"])
 @pytest.mark.parametrize("fault", WRONG)
 @pytest.mark.parametrize("kind", ["pairs", "decayed"])
@@ -143,7 +126,7 @@ def test_a_wrong_kernel(kind: str, fault: str, precision: str, monkeypatch: pyte
     found = definitions.kernels(subject(kind), precision)
     assert found.verdict == "fails"
     assert found.difference is not None
-    assert f"{'gradient' if fault == 'gradient' else 'output'} of " in found.remark.partition("worst: ")[2]
+    assert f"{'gradient' if fault == 'gradients' else 'output'} of " in found.remark.partition("worst: ")[2]
 
 
 def test_wrong_sums_of_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import fullrank as fr
 from fullrank.errors import ConfigError, InputError
 from fullrank.training.optimizer import parameter_groups
+from moving import moved
 
 R, P, WIDE = 5, 16, torch.float64
 SIZES: dict[str, Any] = {
@@ -31,14 +32,6 @@ def config(kind: str = "pairs", attention: dict[str, Any] | None = None, **keys:
     chosen = KINDS[kind]
     stages = fr.AttentionConfig(**{"kind": "multilinear", "rank": R} | chosen["attention"] | (attention or {}))
     return fr.ModelConfig(**SIZES | {"position": chosen["position"], "attention": stages} | keys)
-
-
-def moved(module: Any) -> Any:
-    torch.manual_seed(17)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return module
 
 
 def model(kind: str = "pairs", **keys: Any) -> fr.LanguageModel:

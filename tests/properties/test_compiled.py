@@ -6,10 +6,11 @@ makes of the graph is PyTorch's, takes a C++ compiler, and half a minute.
 
 from __future__ import annotations
 
+import combinations
 import property_checks as checks
 import pytest
 import torch
-from property_checks import WIDTH, Combination
+from combinations import WIDTH, Combination
 from torch import Tensor
 
 import fullrank as fr
@@ -18,7 +19,7 @@ from fullrank.model.block import Block
 # Dynamo asks every tensor for its gradient and hides the warnings of those that have none, but not from a filter that raises.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 
-COMBINATIONS = [c for c in checks.pairwise() if c.initializer == "fairseq"]
+COMBINATIONS = [c for c in combinations.pairwise() if c.initializer == "fairseq"]
 
 
 def outputs(block: Block, function: object, layout: fr.Layout) -> dict[str, Tensor]:
@@ -45,7 +46,7 @@ def compare(block: Block, compiled: object, tolerance: float, layouts: list[fr.L
 
 
 def test_combinations_were_found() -> None:
-    found = checks.slots()
+    found = combinations.slots()
     assert {c.attend for c in COMBINATIONS} == set(found["attend"])
     assert {c.score for c in COMBINATIONS} == set(found["score"])
     assert {c.mix for c in COMBINATIONS} == set(found["mix"])
@@ -65,7 +66,7 @@ def test_whole_graph_equals_eager(combination: Combination) -> None:
 @pytest.mark.parametrize("combination", COMBINATIONS[:1], ids=str)
 def test_randomness_breaks_no_graph(combination: Combination) -> None:
     torch._dynamo.reset()
-    block = Block(combination.config(**checks.noisy(combination))).train()
+    block = Block(combination.config(**combinations.noisy(combination))).train()
     compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
     x = torch.randn(2, 5, WIDTH)
     first, second = compiled(x, fr.Layout.of(5)), compiled(x, fr.Layout.of(5))
@@ -73,16 +74,16 @@ def test_randomness_breaks_no_graph(combination: Combination) -> None:
     assert not torch.equal(first, second)  # drawn anew, not frozen into the graph
 
 
-@pytest.mark.parametrize("score", checks.slots()["score"])
+@pytest.mark.parametrize("score", combinations.slots()["score"])
 def test_the_losses_of_a_compiled_model_are_those_of_the_eager_one(score: str) -> None:
     """Blocks are compiled one by one and in place, as the training loop does; names of parameters stay."""
     torch._dynamo.reset()
-    combination = next(c for c in checks.pairwise() if (c.mix, c.score) == ("position_wise", score))
+    combination = next(c for c in combinations.pairwise() if (c.mix, c.score) == ("position_wise", score))
     eager, compiled = combination.moved(), combination.moved()
     for block in compiled.compile_targets():
         block.compile(backend="aot_eager")
     assert compiled.state_dict().keys() == eager.state_dict().keys()
-    losses = [model.loss(checks.tokens(), checks.tokens(seed=6)) for model in (eager, compiled)]
+    losses = [model.loss(combinations.tokens(), combinations.tokens(seed=6)) for model in (eager, compiled)]
     for loss in losses:
         loss.backward()
     assert abs(float(losses[0].detach() - losses[1].detach())) < 1e-6
@@ -94,7 +95,7 @@ def test_the_losses_of_a_compiled_model_are_those_of_the_eager_one(score: str) -
 def test_a_compiled_model_with_memory(score: str) -> None:
     """Segment after segment, with layers that rest: the same numbers, no graph break, and no new graph once a text goes on."""
     torch._dynamo.reset()
-    combination = next(c for c in checks.pairwise() if (c.mix, c.score) == ("position_wise", score))
+    combination = next(c for c in combinations.pairwise() if (c.mix, c.score) == ("position_wise", score))
     settings = {"memory_length": 5, "max_position_embeddings": 64, "attention": {"cross_head": 0.0}}
     eager, compiled = combination.moved(**settings), combination.moved(**settings)
     for block in compiled.compile_targets():
@@ -102,7 +103,7 @@ def test_a_compiled_model_with_memory(score: str) -> None:
     memories = [None, None]
     frames = []
     for step, skip in enumerate([(), (), (), (1,), (), (), (1,), (), ()]):
-        ids, targets = checks.tokens(seed=step), checks.tokens(seed=step + 50)
+        ids, targets = combinations.tokens(seed=step), combinations.tokens(seed=step + 50)
         parts = [
             model.loss_parts(ids, targets, memory=memory, skip=skip)
             for model, memory in zip((eager, compiled), memories, strict=True)
@@ -128,7 +129,7 @@ BESIDE = [
 @pytest.mark.parametrize("score", ["dot_product", "relative"])
 def test_whole_graph_with_memory_and_cross_head(score: str, layout: fr.Layout) -> None:
     """One graph for keys in pieces and a window, while heads are permuted; the numbers are those of eager code."""
-    combination = next(c for c in checks.pairwise() if (c.mix, c.score) == ("position_wise", score))
+    combination = next(c for c in combinations.pairwise() if (c.mix, c.score) == ("position_wise", score))
     memory = torch.randn(2, layout.shape[1] - layout.shape[0], WIDTH, generator=torch.Generator().manual_seed(9))
     for beta in (0.0, 1.0):
         torch._dynamo.reset()

@@ -6,16 +6,17 @@ import itertools
 from collections.abc import Callable
 from pathlib import Path
 
+import combinations
 import property_checks as checks
 import pytest
 import torch
-from property_checks import Combination
+from combinations import Combination
 
 import fullrank as fr
 
-ATTENTION = checks.every_attention()
-PAIRS = checks.pairwise()
-PLAIN_STARTS = [c for c in ATTENTION if c.mix != "none" and checks.starts_plain(c.mix)]
+ATTENTION = combinations.every_attention()
+PAIRS = combinations.pairwise()
+PLAIN_STARTS = [c for c in ATTENTION if c.mix != "none" and combinations.starts_plain(c.mix)]
 
 every_attention = pytest.mark.parametrize("combination", ATTENTION, ids=str)
 every_pair = pytest.mark.parametrize("combination", PAIRS, ids=str)
@@ -23,7 +24,7 @@ precisions = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], id
 
 
 def test_something_was_found() -> None:
-    found = checks.slots()
+    found = combinations.slots()
     for slot, names in {
         "attend": {"weighted", "multilinear", "multilinear_decayed"},
         "score": {"dot_product", "relative", "dense_synthesizer", "random_synthesizer"},
@@ -33,15 +34,17 @@ def test_something_was_found() -> None:
         "activation": {"relu", "gelu", "swiglu"},
         "initializer": {"fairseq", "transformer_xl", "pytorch"},
         "input": {"token", "adaptive"},
-        "output": {"softmax", *checks.OUTPUTS},
+        "output": {"softmax", *combinations.OUTPUTS},
     }.items():
         assert names <= set(found[slot]), f"{slot}: {names - set(found[slot])} is not registered"
-    assert {"adaptive", "mixture_of_softmaxes"} <= set(checks.OUTPUTS)
+    assert {"adaptive", "mixture_of_softmaxes"} <= set(combinations.OUTPUTS)
     assert sum(c.weighted for c in ATTENTION) >= (4 + 1 + 1 + 1) * 2 * 5 * 2
     multilinear = {(c.attend, c.position, c.score) for c in ATTENTION if not c.weighted}
-    assert multilinear >= {(way, place, "dot_product") for way in checks.ATTENDS for place in ("sinusoidal", "none")}
+    assert multilinear >= {
+        (way, place, "dot_product") for way in combinations.ATTENDS for place in ("sinusoidal", "none")
+    }
     assert ("multilinear", "relative", "relative") in multilinear
-    for way in checks.ATTENDS:
+    for way in combinations.ATTENDS:
         assert {c.norm for c in ATTENTION if c.attend == way} == {"pre", "post"}
     assert PLAIN_STARTS
     assert {c.mix for c in PLAIN_STARTS} >= {"position_independent", "position_wise"}
@@ -58,9 +61,9 @@ IMPOSSIBLE = {
 
 
 def test_pairwise_holds_every_pair() -> None:
-    found, rows = checks.slots(), [vars(row) for row in PAIRS]
+    found, rows = combinations.slots(), [vars(row) for row in PAIRS]
     for a, b in itertools.combinations(found, 2):
-        wanted = {(x, y) for first, x, second, y in checks.every_pair_of_choices() if (first, second) == (a, b)}
+        wanted = {(x, y) for first, x, second, y in combinations.every_pair_of_choices() if (first, second) == (a, b)}
         assert {(row[a], row[b]) for row in rows} == wanted
         assert len(wanted) == len(found[a]) * len(found[b]) - IMPOSSIBLE.get((a, b), 0)
     for slot, names in found.items():
@@ -161,11 +164,11 @@ def _belongs_to(slot: str) -> Callable[[str], bool]:
     return lambda name: any(mark in name for mark in marks[slot])
 
 
-@pytest.mark.parametrize("slot", checks.slots())
+@pytest.mark.parametrize("slot", combinations.slots())
 def test_configurations_that_share_a_part_share_its_names_and_shapes(slot: str) -> None:
     for row in PAIRS:
         shapes = []
-        for choice in checks.slots()[slot]:
+        for choice in combinations.slots()[slot]:
             chosen = row.but(slot, choice)
             if slot != "attend" and chosen.attend != row.attend:
                 continue  # that has a part of its own, and a comparison of its own

@@ -6,6 +6,7 @@ import itertools
 import math
 from typing import Any
 
+import combinations
 import property_checks as checks
 import pytest
 import torch
@@ -19,7 +20,7 @@ from fullrank.attention.weighted import WeightedValues
 from fullrank.errors import InputError
 
 H, D = 3, 5
-STAGES = list(itertools.product(*(checks.slots()[slot] for slot in ("score", "normalize", "mix"))))
+STAGES = list(itertools.product(*(combinations.slots()[slot] for slot in ("score", "normalize", "mix"))))
 FAST = [name for name in KERNELS if name != "reference"]
 
 
@@ -101,12 +102,14 @@ def test_equals_reference(stages: tuple[str, str, str], where: str, kernel: str,
         assert off <= (1e-6 if dtype == torch.float32 else 1e-13) * scale, f"{kernel}: {name} is off by {off:.1e}"
 
 
-POSITION_TERM = {**checks.MULTILINEAR, "score": "relative"}
+POSITION_TERM = {**combinations.MULTILINEAR, "score": "relative"}
 
 
 @pytest.mark.parametrize("kernel", ["multilinear", "auto"])
 @pytest.mark.parametrize("where", LAYOUTS)
-@pytest.mark.parametrize("way", [*checks.ATTENDS.values(), POSITION_TERM], ids=[*checks.ATTENDS, "position term"])
+@pytest.mark.parametrize(
+    "way", [*combinations.ATTENDS.values(), POSITION_TERM], ids=[*combinations.ATTENDS, "position term"]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
 def test_multilinear_equals_reference(way: dict[str, Any], where: str, kernel: str, dtype: torch.dtype) -> None:
     def computed(kernel: str) -> dict[str, Tensor]:

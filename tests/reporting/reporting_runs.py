@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import random
@@ -10,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from rich.console import Console
 
 from fullrank.config import load, schema
+from fullrank.reporting import comparison, print_table
 
 CORPUS = {
     "name": "builtin",
@@ -152,3 +155,10 @@ def spelling_run(
         folder, row=row, seed=seed, valid=2**valid, test=2**test, corpus=corpus, result={"final": final, **(result or {})},
         **options,
     )  # fmt: skip
+
+
+def printed(runs: list[Path], width: int = 200) -> str:
+    """The table of `runs` as a terminal of that width shows it."""
+    out = io.StringIO()
+    print_table(Console(file=out, width=width, force_terminal=False), comparison(runs))
+    return out.getvalue()

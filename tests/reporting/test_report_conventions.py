@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
 import pytest
-from reporting_runs import make_run
-from rich.console import Console
+from reporting_runs import make_run, printed
 
-from fullrank.reporting import as_json, comparison, print_table, summarise, write_report
+from fullrank.reporting import as_json, comparison, summarise, write_report
 
 PAPER = {"valid": 100.04, "test": 92.95, "checkpoint": "last"}
 
@@ -36,12 +34,6 @@ def run(
         "scale": "small",
     }
     return make_run(folder, row=row, seed=seed, result=result, **({"paper": PAPER} | more))
-
-
-def printed(runs: list[Path], width: int = 160) -> str:
-    console = Console(file=io.StringIO(), width=width, force_terminal=False)
-    print_table(console, comparison(runs))
-    return console.file.getvalue()  # type: ignore[attr-defined]
 
 
 @pytest.fixture

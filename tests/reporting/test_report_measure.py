@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import re
@@ -11,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reporting_runs import make_run, spelling_run
-from rich.console import Console
+from reporting_runs import make_run, printed, spelling_run
 from test_report_page import Page
 
-from fullrank.reporting import as_json, comparison, curves, print_table, summarise, write_report
+from fullrank.reporting import as_json, comparison, curves, summarise, write_report
 from fullrank.reporting.figures import dot_figure
 from fullrank.reporting.measure import BITS_PER_BYTE, BITS_PER_CHARACTER, PERPLEXITY, choose
 from fullrank.reporting.results import RunRecord
@@ -34,12 +32,6 @@ def bytes_table(root: Path) -> list[Path]:
         spelling_run(root / "skip-1", row="skip", seed=1, valid=1.25, test=1.00, mix="average", paper=BITS, result=timed),
         spelling_run(root / "skip-2", row="skip", seed=2, valid=1.25, test=1.04, mix="average", paper=BITS, result=timed),
     ]  # fmt: skip
-
-
-def printed(runs: list[Path], width: int = 200) -> str:
-    out = io.StringIO()
-    print_table(Console(file=out, width=width), comparison(runs))
-    return out.getvalue()
 
 
 def record(

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from reporting_runs import make_run
-from rich.console import Console
+from reporting_runs import make_run, printed
 
 from fullrank.config.schema import NOT_NEXT_TOKEN
-from fullrank.reporting import as_json, comparison, print_table, summarise, write_report
+from fullrank.reporting import as_json, comparison, summarise, write_report
 
 PROTOCOL = "consecutive blocks of 64 tokens"
 
@@ -39,12 +37,6 @@ def published(folder: Path, row: str, test: float, *, recorded: bool = True, hon
     config["model"]["attention"] |= {"kind": "multilinear", "causal": "as_published"}
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     return made
-
-
-def printed(runs: list[Path], width: int = 200) -> str:
-    console = Console(file=io.StringIO(), width=width, force_terminal=False)
-    print_table(console, comparison(runs))
-    return console.file.getvalue()  # type: ignore[attr-defined]
 
 
 @pytest.fixture

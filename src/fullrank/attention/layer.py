@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fullrank.attention.attend import Attend
 from fullrank.attention.layout import Layout
 from fullrank.attention.multilinear_decayed import Summed
 from fullrank.attention.project import Heads, Projection, Rotary
@@ -108,10 +109,10 @@ class Attention(nn.Module):
         if not (type(longest) is int and longest > 0):
             raise ConfigError(f"max_position_embeddings: a positive whole number, given {max_position_embeddings!r}")
         size = HeadSize(num_attention_heads, head_dim, hidden_size, longest)
-        attend = registry.lookup("attend", config.kind)(config, size, dropout or 0.0)
+        attend: Attend = registry.lookup("attend", config.kind)(config, size, dropout or 0.0)
         self.project = Projection(attend.size, config.bias, rotary, **attend.projected())
         self.route = StochasticCrossHead(config.cross_head) if config.cross_head > 0 else SameHead()
-        self.attend = attend
+        self.attend: Any = attend
         self.merge: nn.Module = attend.merge(config.bias)
 
     def forward(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from fullrank.attention.layout import Layout
 from fullrank.attention.multilinear_decayed import DecayedMap, Summed
 from fullrank.attention.multilinear_reference import leading
 from fullrank.attention.project import Heads
-from fullrank.attention.relative import RelativeBiases
+from fullrank.attention.relative import RelativeBiases, u_and_v
 from fullrank.attention.size import HeadSize
 from fullrank.attention.trace import Trace
 from fullrank.config.registry import register
@@ -54,10 +53,6 @@ class PositionTerm(nn.Module):
     model unless `shared_biases` is false.
     """
 
-    @dataclass(frozen=True)
-    class Config:
-        shared_biases: bool = True
-
     def __init__(self, size: HeadSize) -> None:
         super().__init__()
         self.longest = size.max_length
@@ -74,12 +69,11 @@ class PositionTerm(nn.Module):
         self, query: Tensor, keys: Tensor, values: Tensor, cores: Tensor, encodings: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Both terms as one of rank 2R: [Q + u, Q + v], [K, p], [V, V], [g, g]."""
-        biases = self._shared[0] if self._shared else self.biases
-        assert biases is not None
+        u, v = u_and_v(self.biases, self._shared)
         if encodings is None:
             encodings = encode_places(self.longest, keys.shape[1], self.weight.shape[1], keys)
         places = F.linear(encodings[: keys.shape[1]], self.weight).expand(keys.shape[0], -1, -1)
-        both = torch.cat((query + biases.content_bias[0], query + biases.position_bias[0]), -1)
+        both = torch.cat((query + u[0], query + v[0]), -1)
         return (
             both.to(query.dtype), torch.cat((keys, places.to(keys.dtype)), -1), torch.cat((values, values), -1),
             torch.cat((cores, cores), -1),
@@ -116,7 +110,7 @@ class MultiLinear(nn.Module):
         assert config.rank is not None
         assert config.cores is not None
         self.size = HeadSize(1, config.rank, size.hidden_size, size.max_length)
-        self.sees_future, self.masked = config.sees_future, not config.sees_future
+        self.sees_future = config.sees_future
         self.cores = Cores(config.cores, config.rank, config.core_weights == "free")
         self.score = PositionTerm(self.size) if stage_name(config.score) == "relative" else None
         self.decayed: DecayedMap | None = None

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fullrank.attention.kernels.multilinear_decayed import DecayedState, absorb, decayed_multilinear, mapped
+from fullrank.attention.kernels.precision import device_kind, product_dtype
 from fullrank.attention.layout import Layout
 from fullrank.attention.size import HeadSize
 from fullrank.errors import InputError
@@ -123,7 +124,7 @@ class DecayedMap(nn.Module):
     def _wide(self, compute: Callable[[Tensor, Tensor], Tensor], keys: Tensor, values: Tensor) -> DecayedState:
         """`compute` of keys and log a, and of values and log b, in fp32 at least whatever autocast says."""
         dtype = torch.promote_types(keys.dtype, torch.float32)
-        with torch.autocast(_kind(keys), enabled=False):
+        with torch.autocast(device_kind(keys), enabled=False):
             log_a, log_b = (log.to(dtype) for log in self.log_decays())
             return DecayedState(compute(keys.to(dtype), log_a), compute(values.to(dtype), log_b))
 
@@ -138,17 +139,10 @@ class DecayedMap(nn.Module):
 
     def _out(self, query: Tensor, sums: DecayedState, cores: Tensor) -> Tensor:
         weight = self.map()
-        kind = _kind(query)
-        if torch.is_autocast_enabled(kind) and weight.dtype != torch.float64:
-            weight = weight.to(torch.get_autocast_dtype(kind))
-        with torch.autocast(kind, enabled=False):
+        weight = weight.to(product_dtype(query, weight))
+        with torch.autocast(device_kind(query), enabled=False):
             scaled = query.to(sums.keys.dtype) * cores.to(sums.keys.dtype).mean(0)
             return mapped(scaled[:, :, None] * sums.keys * sums.values, weight)
-
-
-def _kind(tensor: Tensor) -> str:
-    """The device that autocast is asked for."""
-    return "cpu" if tensor.is_meta else tensor.device.type
 
 
 def _spread(count: int) -> Tensor:

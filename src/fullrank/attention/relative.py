@@ -70,6 +70,13 @@ class RelativeBiases(nn.Module):
         self.position_bias = nn.Parameter(torch.zeros(num_heads, head_dim))
 
 
+def u_and_v(own: RelativeBiases | None, lent: tuple[RelativeBiases, ...]) -> tuple[Tensor, Tensor]:
+    """u and v (H, D) of a layer: its own, or those that the model holds for all layers."""
+    biases = lent[0] if lent else own
+    assert biases is not None
+    return biases.content_bias, biases.position_bias
+
+
 @register("score", "relative")
 class XLRelative(nn.Module):
     """Transformer-XL's score of content and distance (Dai et al. 2019, §3.3; Skip Cross-head app. A, Eq. 15).
@@ -121,9 +128,7 @@ class XLRelative(nn.Module):
         return content.to(query.dtype), position.to(query.dtype)
 
     def u_and_v(self) -> tuple[Tensor, Tensor]:
-        biases = self._shared[0] if self._shared else self.biases
-        assert biases is not None
-        return biases.content_bias, biases.position_bias
+        return u_and_v(self.biases, self._shared)
 
     def forward(self, query: Tensor, keys: Tensor, relative: Tensor, layout: Layout) -> Tensor:
         content, position = self.queries(query)

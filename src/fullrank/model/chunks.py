@@ -19,18 +19,6 @@ def _pieces(total: int, longest: int) -> Iterator[slice]:
     return (slice(total * i // count, total * (i + 1) // count) for i in range(count))
 
 
-def device_kind(tensor: Tensor) -> str:
-    """The device as autocast knows it; it does not know `meta`."""
-    return "cpu" if tensor.device.type == "meta" else tensor.device.type
-
-
-def product_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
-    """The dtype that autocast asks matrix products to have."""
-    kind = device_kind(hidden)
-    autocast = torch.is_autocast_enabled(kind) and weight.dtype != torch.float64
-    return torch.get_autocast_dtype(kind) if autocast else weight.dtype
-
-
 class Layer:
     """hidden (T K, E), weight (V, E), bias (V,) or None; the K rows of a token stand together and are never parted.
 

@@ -24,10 +24,11 @@ import torch
 from torch import Tensor
 
 from fullrank.attention.kernels import forced
+from fullrank.attention.kernels.precision import device_kind, product_dtype, refuse_second_order
 from fullrank.errors import InputError
 from fullrank.model import cross_entropy_blocks as blocks
 from fullrank.model import cross_entropy_reference as reference
-from fullrank.model.chunks import Gradients, Layer, device_kind, product_dtype
+from fullrank.model.chunks import Gradients, Layer
 from fullrank.model.cross_entropy_blocks import PLAIN, Form, Found, Target
 
 
@@ -114,15 +115,6 @@ class _Work:
         return self.sums.hidden, self.prior, self.sums.weight, self.sums.bias
 
 
-def _refuse_second_order() -> None:
-    """Autograd would take the gradients below for constants where their cotangent is one, and say nothing."""
-    if torch.is_grad_enabled():
-        raise RuntimeError(
-            "nll, loss and the log-probabilities of a mixture have no second derivative (create_graph=True); compute them "
-            'inside `with fullrank.kernel("reference"):`, which keeps all logits'
-        )
-
-
 class _TokenNll(torch.autograd.Function):
     """Per-token nll; the backward pass computes the logits again, so that any cotangent gives the exact gradient."""
 
@@ -137,7 +129,7 @@ class _TokenNll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
-        _refuse_second_order()
+        refuse_second_order("nll, loss and the log-probabilities of a mixture", "keeps all logits")
         hidden, log_prior, weight, bias, ids = ctx.saved_tensors
         with torch.autocast(device_kind(ids), enabled=False):
             work = _Work(hidden, log_prior, weight, bias, ctx.form, ctx.dtype, ctx.needs_input_grad[:4])
@@ -168,7 +160,7 @@ class _WeightedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-        _refuse_second_order()
+        refuse_second_order("nll, loss and the log-probabilities of a mixture", "keeps all logits")
         unit = (
             cotangent.device.type == "cpu" and float(cotangent) == 1.0
         )  # the usual case; asking a GPU would wait for it
@@ -192,7 +184,7 @@ class _MixedLogProb(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
-        _refuse_second_order()
+        refuse_second_order("nll, loss and the log-probabilities of a mixture", "keeps all logits")
         hidden, log_prior, weight, bias = ctx.saved_tensors
         with torch.autocast(device_kind(cotangent), enabled=False):
             work = _Work(hidden, log_prior, weight, bias, ctx.form, ctx.dtype, ctx.needs_input_grad[:4])

@@ -7,6 +7,7 @@ An initialiser is a function of one module, called for every module of a model i
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -52,6 +53,11 @@ def _uniform(fan_in: int, *parameters: Tensor | None) -> None:
             nn.init.uniform_(parameter, -(fan_in**-0.5), fan_in**-0.5)
 
 
+def _merge(module: Attention) -> list[nn.Linear]:
+    """W_O of weighted values; multi-linear attention has its output map instead."""
+    return [layer for layer in (module.merge,) if isinstance(layer, nn.Linear)]
+
+
 def _pairs(module: MultiLinear, start: Callable[[Tensor], object]) -> None:
     """The output map of multi-linear attention over pairs of positions, as the matrix (P^2, E) that it is."""
     if module.weight is not None:
@@ -79,13 +85,13 @@ def fairseq(module: nn.Module) -> None:
         for layer in module.project.layers():
             with _apart(layer):
                 nn.init.xavier_uniform_(layer.weight, gain=1 / math.sqrt(2))
-        if isinstance(module.merge, nn.Linear):
-            nn.init.xavier_uniform_(module.merge.weight)
-            _zero_bias(module.merge)
+        for merge in _merge(module):
+            nn.init.xavier_uniform_(merge.weight)
+            _zero_bias(merge)
     elif isinstance(module, RelativeKeys | PositionTerm):
         nn.init.xavier_uniform_(module.weight, gain=1 / math.sqrt(2))
     elif isinstance(module, MultiLinear):
-        _pairs(module, lambda weight: nn.init.xavier_uniform_(weight))
+        _pairs(module, nn.init.xavier_uniform_)
     elif isinstance(module, RelativeBiases):
         nn.init.xavier_uniform_(module.content_bias)
         nn.init.xavier_uniform_(module.position_bias)
@@ -109,7 +115,7 @@ def transformer_xl(module: nn.Module) -> None:
     elif isinstance(module, RelativeKeys | PositionTerm):
         nn.init.normal_(module.weight, std=0.02)
     elif isinstance(module, MultiLinear):
-        _pairs(module, lambda weight: nn.init.normal_(weight, std=0.02))
+        _pairs(module, functools.partial(nn.init.normal_, std=0.02))
     elif isinstance(module, RelativeBiases):
         nn.init.normal_(module.content_bias, std=0.02)
         nn.init.normal_(module.position_bias, std=0.02)
@@ -143,7 +149,7 @@ def pytorch(module: nn.Module) -> None:
         for layer in layers:
             with _apart(layer):
                 nn.init.uniform_(layer.weight, -bound, bound)
-        _zero_bias(*layers, *(merge for merge in (module.merge,) if isinstance(merge, nn.Linear)))
+        _zero_bias(*layers, *_merge(module))
 
 
 @register("initializer", "xavier_uniform")
@@ -154,7 +160,7 @@ def xavier_uniform(module: nn.Module) -> None:
     if isinstance(module, Projection):
         return  # packed by its attention, just now
     if isinstance(module, MultiLinear):
-        _pairs(module, lambda weight: nn.init.xavier_uniform_(weight))
+        _pairs(module, nn.init.xavier_uniform_)
         return
     if isinstance(module, _TABLES | RelativeKeys | PositionTerm | RelativeBiases):
         found: list[Tensor] = list(module.parameters())

@@ -13,6 +13,7 @@ from fullrank.attention.layer import Attention
 from fullrank.attention.multilinear_decayed import Summed
 from fullrank.attention.project import Projection
 from fullrank.attention.score import DenseSynthesizer
+from fullrank.attention.weighted import WeightedValues
 from fullrank.config.schema import ModelConfig, stage_name
 from fullrank.model.attention_block import attention_block, multilinear_work
 from fullrank.model.language_model import LanguageModel
@@ -92,10 +93,8 @@ def _mixing_flops(model: LanguageModel, keys: float) -> float:
     """Per token: H^2 multiply-adds a key and, position-wise, D H^2 for the matrix."""
     flops = 0.0
     for module in model.modules():
-        if isinstance(module, Attention):
-            heads, mix = module.project.num_heads, getattr(module.attend, "mix", None)
-            if mix is None:
-                continue
+        if isinstance(module, Attention) and isinstance(module.attend, WeightedValues):
+            heads, mix = module.project.num_heads, module.attend.mix
             if mix.matrix(None) is not None:
                 flops += 2 * heads * heads * keys
             flops += sum(2 * p.numel() * heads for name, p in mix.named_parameters() if name == "from_query")

@@ -16,7 +16,6 @@ docs/derivations/multilinear.md
 
 from __future__ import annotations
 
-import contextlib
 from functools import lru_cache
 from typing import Any
 
@@ -27,6 +26,7 @@ from fullrank.attention import multilinear_reference as reference
 from fullrank.attention.kernels import forced
 from fullrank.attention.kernels.multilinear_plan import TINY, Rectangle, Shape, Stage, Step, plan
 from fullrank.attention.kernels.multilinear_small import SmallCausal
+from fullrank.attention.kernels.precision import product_dtype, refuse_second_order
 from fullrank.errors import InputError
 
 
@@ -61,11 +61,8 @@ def multilinear(
         )
     if key_mask is not None:  # a pair with a zero in it is nothing
         keys, values = (tensor.masked_fill(~key_mask[..., None], 0.0) for tensor in (keys, values))
-    kind, wide = query.device.type, torch.promote_types(query.dtype, torch.float32)
-    dtype, casting = weight.dtype, torch.is_autocast_enabled(kind)
-    if casting and dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(kind)
-    with torch.autocast(kind, enabled=False) if casting else contextlib.nullcontext():
+    kind, wide, dtype = query.device.type, torch.promote_types(query.dtype, torch.float32), product_dtype(query, weight)
+    with torch.autocast(kind, enabled=False):
         scaled = query.to(wide) * cores.to(wide).mean(0)
         if query.shape[0] * queries * length**2 <= TINY:
             return _tiny(scaled, keys, values, weight, visible, causal and visible is None, dtype)
@@ -236,11 +233,7 @@ class _Pairs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "multi-linear attention has no second derivative (create_graph=True); compute it inside "
-                '`with fullrank.kernel("reference"):`, which builds the tensor of all pairs'
-            )
+        refuse_second_order("multi-linear attention", "builds the tensor of all pairs")
         query, keys, values, weight, visible, *states = ctx.saved_tensors
         with torch.autocast(query.device.type, enabled=False):
             call = _Call(query, keys, values, weight, visible, ctx.dtype)

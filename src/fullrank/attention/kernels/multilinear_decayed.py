@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from fullrank.attention.kernels import forced
+from fullrank.attention.kernels.precision import device_kind, product_dtype, refuse_second_order
 from fullrank.errors import InputError
 
 _CHUNK = 16  # tokens
@@ -61,12 +62,8 @@ def decayed_multilinear(
         raise InputError(f"{queries} causal queries over {length} keys: they are the last ones of the keys")
     if key_mask is not None:
         keys, values = (tensor.masked_fill(~key_mask[..., None], 0.0) for tensor in (keys, values))
-    kind = "cpu" if query.is_meta else query.device.type
-    wide = torch.promote_types(query.dtype, torch.float32)
-    dtype = weight.dtype
-    if torch.is_autocast_enabled(kind) and dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(kind)
-    with torch.autocast(kind, enabled=False):
+    wide, dtype = torch.promote_types(query.dtype, torch.float32), product_dtype(query, weight)
+    with torch.autocast(device_kind(query), enabled=False):
         scaled, keys, values = query.to(wide) * cores.to(wide).mean(0), keys.to(wide), values.to(wide)
         logs = [log.to(wide) for log in log_decays]
         if state is None:
@@ -169,11 +166,7 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, given: Tensor, given_a: Tensor, given_b: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "multi-linear attention has no second derivative (create_graph=True); compute it inside "
-                '`with fullrank.kernel("reference"):`, which goes token by token'
-            )
+        refuse_second_order("multi-linear attention", "goes token by token")
         query, keys, values, log_a, log_b, weight, *states = ctx.saved_tensors
         d_query, d_keys, d_values = (torch.empty_like(tensor) for tensor in (query, keys, values))
         d_log_a, d_log_b = torch.zeros_like(log_a), torch.zeros_like(log_b)

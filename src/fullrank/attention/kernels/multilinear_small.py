@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fullrank.attention.kernels.multilinear_plan import slabs
+from fullrank.attention.kernels.precision import refuse_second_order
 
 
 class SmallCausal(torch.autograd.Function):
@@ -38,11 +39,7 @@ class SmallCausal(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, given: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "multi-linear attention has no second derivative (create_graph=True); compute it inside "
-                '`with fullrank.kernel("reference"):`, which builds the tensor of all pairs'
-            )
+        refuse_second_order("multi-linear attention", "builds the tensor of all pairs")
         query, keys, values, weight, later, tensor, both = ctx.saved_tensors
         with torch.autocast(query.device.type, enabled=False):
             d_weight = torch.empty_like(weight) if ctx.needs_input_grad[3] else None

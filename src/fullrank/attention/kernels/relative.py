@@ -25,6 +25,7 @@ from torch.nn import functional as F
 
 from fullrank.attention.dropout import keep_mask
 from fullrank.attention.kernels.blocks import Block, Scores, add_product, blocks, table_rows
+from fullrank.attention.kernels.precision import refuse_second_order
 from fullrank.attention.kernels.reference import reference, weigh
 from fullrank.attention.layout import Layout
 from fullrank.attention.mix import KeepHeads
@@ -156,8 +157,7 @@ class _Blocks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError("this attention kernel has no second derivative; use fullrank.kernel('reference')")
+        refuse_second_order("this attention kernel", "keeps the weights")
         mixing_query, query, keys, values, table, u, v, *rest = ctx.saved_tensors
         inner = [*ctx.attend.normalize.parameters(), *ctx.attend.mix.parameters()]
         kept = rest[len(inner) :]

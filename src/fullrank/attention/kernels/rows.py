@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fullrank.attention.dropout import keep_mask
+from fullrank.attention.kernels.precision import refuse_second_order
 
 _BLOCK = 64  # query rows, at most
 
@@ -79,8 +80,7 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError("this attention kernel has no second derivative; use fullrank.kernel('reference')")
+        refuse_second_order("this attention kernel", "keeps the weights")
         query, keys, values, out, *saved = ctx.saved_tensors
         cotangent = cotangent.contiguous()
         count = len(ctx.blocks)

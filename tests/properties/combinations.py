@@ -1,0 +1,253 @@
+"""The models that can be configured: `Combination`s of one choice for each slot.
+
+They are discovered from the registry when the tests are collected: a stage that somebody registers is checked without a
+word in this folder (`test_new_stage.py` proves it).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import fullrank as fr
+from fullrank.config import registry
+from fullrank.config.schema import DropoutConfig
+from fullrank.errors import InputError
+from moving import moved
+
+VOCABULARY, WIDTH, HEADS, HEAD_DIM, LAYERS, LENGTH = 11, 10, 3, 4, 2, 7  # no size divides another
+
+CLUSTERED = {"kind": "adaptive", "cutoffs": [4, 8], "div_val": 2}  # widths 10, 5, 2
+MIXED = {"kind": "mixture_of_softmaxes", "mixtures": 3}
+
+# outputs that need more than their name, and variants of them whose names are known here only
+OUTPUTS: dict[str, dict[str, Any]] = {
+    "adaptive": CLUSTERED,
+    "mixture_of_softmaxes": MIXED,
+    "mixture_of_adaptive": CLUSTERED | MIXED | {"latent_dropout": 0.1},
+    "mixture_of_sigsoftmaxes": MIXED
+    | {"normalize": "sigsoftmax", "latent_dropout": 0.1, "latent_dropout_locked": True},
+}
+
+# ways to attend beside weighted values: what a configuration of each of them says
+MULTILINEAR = {"kind": "multilinear", "cores": 2, "rank": 5}
+ATTENDS: dict[str, dict[str, Any]] = {
+    "multilinear": MULTILINEAR,
+    "multilinear_decayed": MULTILINEAR | {"output_map": "decayed", "decays": 3},
+}
+# they take a score: relative, which is a position term there
+POSITION_TERM = {"weighted", "multilinear"}
+
+# The two mixings of the paper's ablation (§4.4.2) do not start as plain attention; every other stage has to, unless its
+# class says `starts_plain = False`.
+NEVER_PLAIN = {"random", "average"}
+
+
+# what goes with everything; without attention weights there is nothing else to normalise, to mix or to score
+PLAIN = {"attend": "weighted", "score": "dot_product", "normalize": "softmax", "mix": "none", "position": "sinusoidal"}
+
+
+def possible(choices: dict[str, str]) -> bool:
+    """Whether a configuration may hold these choices, of all slots or of some.
+
+    `score: relative` and `position: relative` go together only.
+    """
+    score, position, attend = (choices.get(slot) for slot in ("score", "position", "attend"))
+    if score is not None and position is not None and (score == "relative") != (position == "relative"):
+        return False
+    if attend is None or attend == "weighted":
+        return True
+    if attend not in POSITION_TERM and "relative" in (score, position):
+        return False
+    weightless = all(choices.get(slot, PLAIN[slot]) == PLAIN[slot] for slot in ("normalize", "mix"))
+    return weightless and score in (None, "dot_product", "relative") and position != "rotary"
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One name for each slot that a configuration fills."""
+
+    attend: str
+    score: str
+    normalize: str
+    mix: str
+    position: str
+    norm: str
+    activation: str
+    initializer: str
+    input: str
+    output: str
+
+    def but(self, slot: str, choice: str) -> Combination:
+        """The same with another choice; those that would not go with it follow."""
+        changed = vars(self) | {slot: choice}
+        for partner, plain in PLAIN.items():
+            if partner != slot and not possible({slot: choice, partner: changed[partner]}):
+                changed[partner] = "relative" if choice == "relative" and partner != "attend" else plain
+        assert possible(changed)
+        return Combination(**changed)
+
+    def __str__(self) -> str:
+        return "-".join(getattr(self, field.name) for field in fields(self))
+
+    @property
+    def weighted(self) -> bool:
+        """Whether there are attention weights, and heads that have them."""
+        return self.attend == "weighted"
+
+    def config(self, **changes: Any) -> fr.ModelConfig:
+        attention = {"score": self.score, "normalize": self.normalize, "mix": self.mix}
+        attention |= ATTENDS.get(self.attend, {"kind": self.attend}) | changes.pop("attention", {})
+        settings: dict[str, Any] = {
+            "vocab_size": VOCABULARY,
+            "hidden_size": WIDTH,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": HEADS,
+            "head_dim": HEAD_DIM,
+            "intermediate_size": 13,
+            "max_position_embeddings": 16,
+            "position": self.position,
+            "norm": self.norm,
+            "hidden_act": self.activation,
+            "initializer": self.initializer,
+            "attention": fr.AttentionConfig(**attention),
+            "input": fr.InputConfig(**CLUSTERED if self.input == "adaptive" else {"kind": self.input}),
+            "output": fr.OutputConfig(**OUTPUTS.get(self.output, {"kind": self.output})),
+        }
+        return fr.ModelConfig(**settings | changes)
+
+    def model(self, *, dtype: torch.dtype = torch.float32, seed: int = 3, **changes: Any) -> fr.LanguageModel:
+        torch.manual_seed(seed)
+        return fr.LanguageModel(self.config(**changes)).to(dtype).eval()
+
+    def moved(self, *, dtype: torch.dtype = torch.float32, **changes: Any) -> fr.LanguageModel:
+        """A model away from its start: every parameter, so every mixing weight too, is perturbed."""
+        return moved(self.model(dtype=dtype, **changes))
+
+
+def slots() -> dict[str, list[str]]:
+    """The choices of each field of a `Combination`."""
+    return {
+        "attend": sorted({*registry.names("attend"), *ATTENDS}),
+        "score": registry.names("score"),
+        "normalize": registry.names("normalize"),
+        "mix": registry.names("mix"),
+        "position": registry.names("position"),
+        "norm": ["post", "pre"],
+        "activation": registry.names("activation"),
+        "initializer": registry.names("initializer"),
+        "input": registry.names("input"),
+        "output": sorted({*registry.names("output"), *OUTPUTS}),
+    }
+
+
+def every_attention() -> list[Combination]:
+    """The full product of everything attention with weights is made of; the other slots take turns.
+
+    With a score that reads no keys positions take turns too. Of other ways to attend: with every position, norms in turn.
+    """
+    found = slots()
+    others = ("activation", "initializer", "input", "output")  # see `_turned`
+    positions = itertools.cycle(found["position"])
+    turns = itertools.cycle(itertools.product(*(found[slot] for slot in others)))
+    made = []
+    for stages in itertools.product(*(found[slot] for slot in ("score", "normalize", "mix", "norm"))):
+        row = dict(zip(("score", "normalize", "mix", "norm"), stages, strict=True))
+        allowed = [position for position in found["position"] if possible(row | {"position": position})]
+        if "keys" not in score_needs(row["score"]):
+            allowed = [next(position for position in positions if position in allowed)]
+        for position in allowed:
+            made.append(_turned("weighted", row | {"position": position}, turns))
+    norms = itertools.cycle(found["norm"])
+    for attend, position in itertools.product(found["attend"], found["position"]):
+        row = PLAIN | {"attend": attend, "position": position}
+        row["score"] = "relative" if position == "relative" else "dot_product"
+        if attend != "weighted" and possible(row):
+            made.append(_turned(attend, row | {"norm": next(norms)}, turns))
+    return made
+
+
+def _turned(attend: str, row: dict[str, str], turns: Iterator[tuple[str, ...]]) -> Combination:
+    """`row` with the next choices of the slots that take turns."""
+    others = dict(zip(("activation", "initializer", "input", "output"), next(turns), strict=True))
+    return Combination(**row | others | {"attend": attend})
+
+
+def score_needs(score: str) -> tuple[str, ...]:
+    """What a score reads."""
+    needs: tuple[str, ...] = getattr(registry.lookup("score", score), "needs", ("scored", "keys"))
+    return needs
+
+
+def every_pair_of_choices() -> Iterator[tuple[str, str, str, str]]:
+    """(slot, choice, other slot, its choice), for all that may stand together."""
+    found = slots()
+    for a, b in itertools.combinations(found, 2):
+        for x, y in itertools.product(found[a], found[b]):
+            if possible({a: x, b: y}):
+                yield a, x, b, y
+
+
+def pairwise() -> list[Combination]:
+    """Few combinations in which every pair of choices of two slots occurs."""
+    found = slots()
+    names = list(found)
+
+    def pairs(row: dict[str, str]) -> Iterator[tuple[str, str, str, str]]:
+        return ((a, row[a], b, row[b]) for a, b in itertools.combinations(names, 2))
+
+    missing = set(every_pair_of_choices())
+    rows = []
+    while missing:
+        a, x, b, y = min(missing)
+        row = {a: x, b: y}
+        for name in names:
+            if name not in row:
+                allowed = [c for c in found[name] if possible(row | {name: c})]
+                row[name] = max(allowed, key=lambda c: (len(missing & _known(row | {name: c}, names)), c))
+        missing -= set(pairs(row))
+        rows.append(Combination(**row))
+    return rows
+
+
+def _known(row: dict[str, str], names: list[str]) -> set[tuple[str, str, str, str]]:
+    return {(a, row[a], b, row[b]) for a, b in itertools.combinations(names, 2) if a in row and b in row}
+
+
+def kernels_for(model: nn.Module) -> list[str]:
+    """The kernels that can compute a model."""
+    from fullrank.attention.kernels import NAMES
+
+    able = []
+    for name in NAMES:
+        if name == "auto":
+            continue
+        with fr.kernel(name):
+            try:
+                model(tokens(1, 2)) if isinstance(model, fr.LanguageModel) else model(torch.zeros(1, 2, WIDTH))
+            except InputError:
+                continue
+        able.append(name)
+    return able
+
+
+def tokens(rows: int = 2, length: int = LENGTH, seed: int = 5) -> Tensor:
+    return torch.randint(VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def starts_plain(mix: str) -> bool:
+    return getattr(registry.lookup("mix", mix), "starts_plain", mix not in NEVER_PLAIN)
+
+
+def noisy(
+    combination: Combination, attention: float = 0.2, other: float = 0.1, cross_head: float = 0.5
+) -> dict[str, Any]:
+    """Every kind of randomness that training has; without weights none is dropped, and no head permuted."""
+    attention, cross_head = (attention, cross_head) if combination.weighted else (0.0, 0.0)
+    dropout = DropoutConfig(embedding=other, attention=attention, activation=other, residual=other, output=other)
+    return {"dropout": dropout, "attention": {"cross_head": cross_head}}
