@@ -279,3 +279,20 @@ def test_a_model_section_alone() -> None:
     assert build_model({"hidden_size": 64, "num_attention_heads": 4}).head_dim == 16
     with pytest.raises(ConfigError, match=r"unknown key 'model\.hiden_size'; did you mean 'model\.hidden_size'"):
         build_model({"hiden_size": 64})
+
+
+def test_a_faulty_section_is_not_blamed_for_its_defaults() -> None:
+    """`score: relative` is given; only because its section has another fault is the rest checked without it."""
+    raw = {
+        "model": {
+            "position": "relative",
+            "hidden_size": -4,
+            "attention": {"score": "relative", "cross_head": 7},
+        },
+        "eval": {"clamp_length": 9, "batch_size": 0},
+    }
+    with pytest.raises(ConfigError) as caught:
+        build(raw)
+    assert [line.partition(":")[0] for line in caught.value.problems] == [
+        "model.attention.cross_head", "eval.batch_size", "model.hidden_size",
+    ]  # fmt: skip

@@ -198,16 +198,21 @@ def _no_booleans(cls: type, raw: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _without(cls: type, raw: dict[str, Any], place: tuple[Any, ...]) -> dict[str, Any]:
-    """`raw` without the innermost section that holds `place`."""
+def _innermost(cls: type, raw: Mapping[str, Any], place: tuple[Any, ...]) -> tuple[str, ...]:
+    """The keys that lead to the innermost section of `raw` that holds `place`; () if none does."""
     inner = _sections(cls)
     if not place or place[0] not in inner or place[0] not in raw:
-        return raw
-    kept = {key: value for key, value in raw.items() if key != place[0]}
+        return ()
     section = raw[place[0]]
-    if isinstance(section, dict) and (smaller := _without(inner[place[0]], section, place[1:])) != section:
-        kept[place[0]] = smaller
-    return kept
+    deeper = _innermost(inner[place[0]], section, place[1:]) if isinstance(section, dict) else ()
+    return (place[0], *deeper)
+
+
+def _without(raw: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+    """`raw` without the section at `path`; () leaves it as it is."""
+    if len(path) < 2:
+        return {key: value for key, value in raw.items() if (key,) != path}
+    return {**raw, path[0]: _without(raw[path[0]], path[1:])}
 
 
 @functools.cache
@@ -219,20 +224,27 @@ def _adapter(cls: type) -> Any:
 
 
 def _validated(cls: type[Config], raw: Mapping[str, Any], prefix: str = "") -> Config:
-    """A faulty section keeps pydantic from checking the one around it, so that is checked again without it."""
+    """A faulty section keeps pydantic from checking the one around it, so that is checked again without it.
+
+    What is said then of the section that was left out is said of its defaults, and means nothing.
+    """
     from pydantic import ValidationError
 
     lines: list[str] = []
+    left_out: list[str] = []
     rest, before = _no_booleans(cls, raw), None
     while rest != before:
         try:
             config: Config = _adapter(cast(Any, cls)).validate_python(rest)
             break
         except ValidationError as error:
-            lines += [line for fault in error.errors() for line in _describe(fault, cls, prefix)]
+            found = [line for fault in error.errors() for line in _describe(fault, cls, prefix)]
+            lines += [line for line in found if not any(section in line for section in left_out)]
             before = rest
             for fault in error.errors():
-                rest = _without(cls, rest, fault["loc"])
+                path = _innermost(cls, rest, fault["loc"])
+                rest = _without(rest, path)
+                left_out += [f"{prefix}{'.'.join(path)}."] if path else []
     if lines:
         raise ConfigError(*dict.fromkeys(lines)) from None
     return config
