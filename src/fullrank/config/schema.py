@@ -11,9 +11,7 @@ from fullrank.config.checks import Stage as Stage
 from fullrank.config.checks import stage_name as stage_name
 from fullrank.config.checks import stage_options as stage_options
 from fullrank.config.model import DropoutConfig as DropoutConfig
-from fullrank.config.model import InputConfig as InputConfig
 from fullrank.config.model import ModelConfig as ModelConfig
-from fullrank.config.model import OutputConfig as OutputConfig
 from fullrank.config.model import with_memory as with_memory
 from fullrank.config.running import DataConfig as DataConfig
 from fullrank.config.running import EvalConfig as EvalConfig
@@ -21,3 +19,5 @@ from fullrank.config.running import PhaseConfig as PhaseConfig
 from fullrank.config.running import PlateauConfig as PlateauConfig
 from fullrank.config.running import RunConfig as RunConfig
 from fullrank.config.running import TrainConfig as TrainConfig
+from fullrank.config.vocabulary import InputConfig as InputConfig
+from fullrank.config.vocabulary import OutputConfig as OutputConfig
