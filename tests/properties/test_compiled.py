@@ -7,7 +7,6 @@ makes of the graph is PyTorch's, takes a C++ compiler, and half a minute.
 from __future__ import annotations
 
 import combinations
-import property_checks as checks
 import pytest
 import torch
 from combinations import WIDTH, Combination
@@ -15,6 +14,7 @@ from torch import Tensor
 
 import fullrank as fr
 from fullrank.model.block import Block
+from moving import moved
 
 # Dynamo asks every tensor for its gradient and hides the warnings of those that have none, but not from a filter that raises.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
@@ -57,7 +57,7 @@ def test_combinations_were_found() -> None:
 @pytest.mark.parametrize("combination", COMBINATIONS, ids=str)
 def test_whole_graph_equals_eager(combination: Combination) -> None:
     torch._dynamo.reset()
-    block = checks.moved(Block(combination.config())).train()
+    block = moved(Block(combination.config())).train()
     # multi-linear sums run as they are, between two graphs
     compiled = torch.compile(block, fullgraph=combination.weighted, backend="aot_eager")
     compare(block, compiled, 1e-6, [fr.Layout.of(7), padded()])
@@ -133,7 +133,7 @@ def test_whole_graph_with_memory_and_cross_head(score: str, layout: fr.Layout) -
     memory = torch.randn(2, layout.shape[1] - layout.shape[0], WIDTH, generator=torch.Generator().manual_seed(9))
     for beta in (0.0, 1.0):
         torch._dynamo.reset()
-        block = checks.moved(Block(combination.config(attention={"cross_head": beta}))).train()
+        block = moved(Block(combination.config(attention={"cross_head": beta}))).train()
         compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
         expected, given = (
             outputs(block, lambda x, where, run=run: run(x, where, None, memory), layout) for run in (block, compiled)

@@ -7,7 +7,6 @@ import math
 from typing import Any
 
 import combinations
-import property_checks as checks
 import pytest
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from fullrank.attention.project import Heads
 from fullrank.attention.size import HeadSize
 from fullrank.attention.weighted import WeightedValues
 from fullrank.errors import InputError
+from moving import moved
 
 H, D = 3, 5
 STAGES = list(itertools.product(*(combinations.slots()[slot] for slot in ("score", "normalize", "mix"))))
@@ -91,7 +91,7 @@ def run(attend: WeightedValues, where: fr.Layout, kernel: str, dtype: torch.dtyp
 def test_equals_reference(stages: tuple[str, str, str], where: str, kernel: str, dtype: torch.dtype) -> None:
     score, normalize, mix = stages
     config = fr.AttentionConfig(score=score, normalize=normalize, mix=mix)
-    attend = checks.moved(WeightedValues(config, HeadSize(H, D, 17, 16), 0.0).to(dtype))
+    attend = moved(WeightedValues(config, HeadSize(H, D, 17, 16), 0.0).to(dtype))
     if kernel != "auto" and KERNELS[kernel] is not kernel_for(attend, tracing=False):
         return  # it refuses these stages, see test_names
     fast = run(attend, layout(where), kernel, dtype)
@@ -115,7 +115,7 @@ def test_multilinear_equals_reference(way: dict[str, Any], where: str, kernel: s
     def computed(kernel: str) -> dict[str, Tensor]:
         torch.manual_seed(3)
         attention = fr.Attention(fr.AttentionConfig(**way), hidden_size=17, max_position_embeddings=16)
-        attend = checks.moved(attention.attend.to(dtype))
+        attend = moved(attention.attend.to(dtype))
         queries, keys = layout(where).shape
         generator = torch.Generator().manual_seed(8)
         given = [torch.randn(2, 1, n, 5, generator=generator).to(dtype).requires_grad_() for n in (queries, keys, keys)]
