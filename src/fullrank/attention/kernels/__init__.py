@@ -62,7 +62,7 @@ def _plain(attend: WeightedValues) -> bool:
 
 def fastest(attend: WeightedValues, heads: Heads, layout: Layout, trace: Trace | None) -> Tensor:
     """The kernel that is the fastest for these tensors, of stages that are `expressible`."""
-    if not torch.compiler.is_compiling() and layout.shape[0] > 1:
+    if layout.shape[0] > 1:
         pipeline = pipeline_of(attend, heads, layout)
         if native_computes(pipeline):
             _note("native")
