@@ -16,7 +16,6 @@ docs/derivations/multilinear.md
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -24,13 +23,13 @@ from torch import Tensor
 
 from fullrank.attention import multilinear_reference as reference
 from fullrank.attention.kernels import forced
-from fullrank.attention.kernels.multilinear_plan import TINY, Rectangle, Shape, Stage, Step, plan
-from fullrank.attention.kernels.multilinear_small import SmallCausal
+from fullrank.attention.kernels.multilinear_plan import TINY, Shape, Stage, plan
+from fullrank.attention.kernels.multilinear_small import small_causal
+from fullrank.attention.kernels.multilinear_steps import Call, gradients, output, readers
 from fullrank.attention.kernels.precision import product_dtype, refuse_second_order
 from fullrank.errors import InputError
 
 
-@torch.compiler.disable
 def multilinear(
     query: Tensor,
     keys: Tensor,
@@ -66,11 +65,8 @@ def multilinear(
         scaled = query.to(wide) * cores.to(wide).mean(0)
         if query.shape[0] * queries * length**2 <= TINY:
             return _tiny(scaled, keys, values, weight, visible, causal and visible is None, dtype)
-        shape = Shape(
-            query.shape[0], queries, length, query.shape[2], weight.shape[2], causal and visible is None,
-            visible is not None, kind == "cpu", dtype.itemsize == 2,
-        )  # fmt: skip
-        out: Tensor = _Pairs.apply(scaled, keys, values, weight, visible, dtype, plan(shape))
+        pairs = operator if torch.compiler.is_compiling() else _Pairs.apply
+        out: Tensor = pairs(scaled, keys, values, weight, visible, causal and visible is None, dtype)[0]
     return out
 
 
@@ -87,10 +83,7 @@ def _tiny(
     query, keys, values = (tensor.to(dtype) for tensor in (query, keys, values))
     queries, length = query.shape[1], keys.shape[1]
     if causal:
-        later = _later(((0, length, 0, length),), length - queries, length, query.device)
-        rows = reference.leading(weight, length).to(dtype).contiguous()
-        out: Tensor = SmallCausal.apply(query, keys, values, rows, later)
-        return out
+        return small_causal(query, keys, values, reference.leading(weight, length).to(dtype).contiguous())
     split = (query[:, :, None] * keys[:, None]).flatten(1, 2) @ values.transpose(1, 2)  # (B, N M, M)
     split = split.view(-1, queries, length**2)
     if visible is not None:
@@ -108,191 +101,100 @@ def _visible(
     return key_mask[:, None] if visible is None else visible & key_mask[:, None]
 
 
-class _Call:
-    """The operands of a call, in the dtype of products; keys and values are (M, B, R), as are pairs: (p, B, R)."""
-
-    def __init__(
-        self, query: Tensor, keys: Tensor, values: Tensor, weight: Tensor, visible: Tensor | None, dtype: torch.dtype
-    ) -> None:
-        self.query, self.weight, self.dtype = query.to(dtype), weight, dtype
-        self.keys, self.values = (tensor.to(dtype).transpose(0, 1).contiguous() for tensor in (keys, values))
-        self.batch, self.queries, self.rank = query.shape
-        self.past, self.visible = keys.shape[1] - self.queries, visible
-
-    def hidden(self, step: Step) -> Tensor | None:
-        """(1 or B, some of the queries, p), True where a query does not see a pair; the others see all."""
-        if step.masked == step.first:
-            return None
-        if self.visible is None:
-            key = (step.rectangles, self.past + step.first, self.past + step.masked, self.query.device)
-            few = step.pairs * (step.masked - step.first) <= 1 << 16
-            return _later(*key) if few else _later.__wrapped__(*key)
-        seen = self.visible[:, step.first : step.masked]
-        parts = [seen[:, :, j0:j1, None] & seen[:, :, None, m0:m1] for j0, j1, m0, m1 in step.rectangles]
-        return ~torch.cat([part.flatten(2) for part in parts], -1)
-
-    def factors(self, step: Step, hidden: Tensor | None) -> tuple[Tensor, Tensor]:
-        """X' (p, columns) and P (p, B, R); columns are (B, direct queries), then (B, R) where pairs go into the state."""
-        columns = self.batch * (step.last - step.first)
-        both = columns > 0 and step.into_state
-        if both:
-            x = self.query.new_empty(step.pairs, columns + self.batch * self.rank)
-            pairs = x[:, columns:].view(step.pairs, self.batch, self.rank)
-        else:
-            pairs = self.query.new_empty(step.pairs, self.batch, self.rank)
-        for (j0, j1, m0, m1), part in _parts(pairs, step):
-            torch.mul(self.keys[j0:j1, None], self.values[None, m0:m1], out=part)
-        if not columns:
-            return pairs.flatten(1), pairs
-        seen = _hide(torch.bmm(self.query[:, step.first : step.last], pairs.permute(1, 2, 0)), hidden)  # (B, direct, p)
-        if not both:
-            return seen.flatten(0, 1).t(), pairs
-        x[:, :columns].copy_(seen.flatten(0, 1).t())
-        return x, pairs
-
-    def rows(self, step: Step) -> Tensor:
-        """W (p, E) of the pairs of a step."""
-        if (found := _whole(self.weight, step)) is not None:
-            return found.to(self.dtype)
-        found = self.weight.new_empty(step.pairs, self.weight.shape[2], dtype=self.dtype)
-        for (j0, j1, m0, m1), part in _parts(found, step):
-            part.copy_(self.weight[j0:j1, m0:m1])
-        return found
+def _call(arguments: tuple[Any, ...]) -> tuple[Call, tuple[Stage, ...]]:
+    query, keys, values, weight, visible, causal, dtype = arguments
+    return Call(query, keys, values, weight, visible, dtype), _stages(*arguments)
 
 
-@lru_cache(maxsize=64)
-def _later(rectangles: tuple[Rectangle, ...], first: int, last: int, device: torch.device) -> Tensor:
-    """(1, last - first, p), True where a pair is later than a query at position first .. last."""
-    with torch.inference_mode(False):
-        times = []
-        for j0, j1, m0, m1 in rectangles:
-            times.append(
-                torch.maximum(
-                    torch.arange(j0, j1, device=device)[:, None], torch.arange(m0, m1, device=device)
-                ).flatten()
-            )
-        return (torch.cat(times) > torch.arange(first, last, device=device)[:, None])[None]
+def _stages(
+    query: Tensor, keys: Tensor, values: Tensor, weight: Tensor, visible: Tensor | None, causal: bool, dtype: torch.dtype
+) -> tuple[Stage, ...]:
+    sizes = (*query.shape[:2], keys.shape[1], query.shape[2], weight.shape[2])
+    batch, queries, length, rank, width = (int(size) for size in sizes)  # a compiler has a graph for each length
+    on_cpu = query.device.type == "cpu"
+    return plan(Shape(batch, queries, length, rank, width, causal, visible is not None, on_cpu, dtype.itemsize == 2))
 
 
-def _whole(weight: Tensor, step: Step) -> Tensor | None:
-    """The rows (p, E) of (L, L, E) as a view, where the pairs of a step lie together."""
-    j0, j1, m0, m1 = step.rectangles[0]
-    together = len(step.rectangles) == 1 and (m0, m1) == (0, weight.shape[1]) and weight.is_contiguous()
-    return weight[j0:j1].flatten(0, 1) if together else None
+def _computed(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """The output, and the states that its gradients need."""
+    return output(*_call(arguments))
 
 
-def _hide(x: Tensor, hidden: Tensor | None) -> Tensor:
-    if hidden is not None:
-        x[:, : hidden.shape[1]].masked_fill_(hidden, 0.0)
-    return x
+def _differentiated(cotangent: Tensor, states: Tensor, wants_weight: bool, *arguments: Any) -> list[Tensor]:
+    """The gradients of query, keys, values and weight; of a weight that wants none, something empty."""
+    with torch.autocast(cotangent.device.type, enabled=False):
+        call, stages = _call(arguments)
+        *found, d_weight = gradients(call, stages, states, cotangent, wants_weight)
+    tensors = [tensor.to(given.dtype) for tensor, given in zip(found, arguments[:3], strict=True)]
+    return [*tensors, cotangent.new_empty(0) if d_weight is None else d_weight]
 
 
-def _parts(x: Tensor, step: Step) -> list[tuple[Rectangle, Tensor]]:
-    """Views (keys, values, ...) of x (p, ...), one for each rectangle."""
-    found, begin = [], 0
-    for rectangle in step.rectangles:
-        keys, values = rectangle[1] - rectangle[0], rectangle[3] - rectangle[2]
-        end = begin + keys * values
-        found.append((rectangle, x[begin:end].view(keys, values, *x.shape[1:])))
-        begin = end
-    return found
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.choices = inputs[5:]
+    ctx.save_for_backward(*inputs[:5], output[1])
+    ctx.set_materialize_grads(False)
 
 
 class _Pairs(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        weight: Tensor,
-        visible: Tensor | None,
-        dtype: torch.dtype,
-        stages: tuple[Stage, ...],
-    ) -> Tensor:
-        call = _Call(query, keys, values, weight, visible, dtype)
-        wide, width = torch.promote_types(dtype, torch.float32), weight.shape[2]
-        out = query.new_zeros(call.batch, call.queries, width, dtype=wide)
-        state = query.new_zeros(call.batch * call.rank, width, dtype=wide)
-        states = []
-        for stage in stages:
-            if stage.reads:
-                states.append(state.to(dtype, copy=True).view(call.batch, call.rank, width))
-                rows = slice(stage.first, stage.last)
-                out[:, rows] = call.query[:, rows] @ states[-1]
-            for step in stage.steps:
-                x, _ = call.factors(step, call.hidden(step))
-                y, columns = x.t() @ call.rows(step), call.batch * (step.last - step.first)
-                if columns:
-                    out[:, step.first : step.last] += y[:columns].view(call.batch, -1, width)
-                if step.into_state:
-                    state += y[columns:]
-        ctx.save_for_backward(query, keys, values, weight, visible, *states)
-        ctx.dtype, ctx.stages = dtype, stages
-        return out.to(dtype)
+    """query, keys, values, weight, visible, causal, dtype -> the output (B, N, E) and the states."""
 
     @staticmethod
-    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+        output = _computed(*arguments)
+        _keep(ctx, arguments, output)
+        ctx.mark_non_differentiable(output[1])
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
         refuse_second_order("multi-linear attention", "builds the tensor of all pairs")
-        query, keys, values, weight, visible, *states = ctx.saved_tensors
-        with torch.autocast(query.device.type, enabled=False):
-            call = _Call(query, keys, values, weight, visible, ctx.dtype)
-            found = _Gradients(call, ctx.needs_input_grad[3])
-            given = cotangent.to(ctx.dtype)
-            for stage in reversed(ctx.stages):
-                for step in reversed(stage.steps):
-                    found.step(step, given)
-                rows = slice(stage.first, stage.last)
-                if stage.reads:
-                    found.query[:, rows] += given[:, rows] @ states.pop().transpose(1, 2)
-                    found.state += call.query[:, rows].transpose(1, 2) @ given[:, rows]
-        d_keys, d_values = (tensor.transpose(0, 1) for tensor in (found.keys, found.values))
-        return (
-            found.query.to(query.dtype), d_keys.to(keys.dtype), d_values.to(values.dtype), found.weight, None, None, None
-        )  # fmt: skip
+        return _gradients(ctx, cotangent, _differentiated)
 
 
-class _Gradients:
-    """Sums over steps, in fp32 at least; `state` (B, R, E) is G, of what later queries read of the state."""
+def _gradients(ctx: Any, cotangent: Tensor | None, compute: Any) -> tuple[Tensor | None, ...]:
+    if cotangent is None:
+        return (None,) * 7
+    *inputs, states = ctx.saved_tensors
+    *found, d_weight = compute(cotangent, states, ctx.needs_input_grad[3], *inputs, *ctx.choices)
+    return *found, d_weight if ctx.needs_input_grad[3] else None, None, None, None
 
-    def __init__(self, call: _Call, wants_weight: bool) -> None:
-        wide = torch.promote_types(call.dtype, torch.float32)
-        self.call = call
-        self.query = torch.zeros_like(call.query, dtype=wide)
-        self.keys, self.values = (torch.zeros_like(tensor, dtype=wide) for tensor in (call.keys, call.values))
-        self.state = call.query.new_zeros(call.batch, call.rank, call.weight.shape[2], dtype=wide)
-        self.weight: Tensor | None = None
-        if wants_weight:
-            whole = call.keys.shape[0] == call.weight.shape[0]  # each pair is in one step
-            self.weight = torch.empty_like(call.weight) if whole else torch.zeros_like(call.weight)
 
-    def step(self, step: Step, cotangent: Tensor) -> None:
-        """Add what the pairs of a step contribute."""
-        call, queries, columns = self.call, slice(step.first, step.last), self.call.batch * (step.last - step.first)
-        hidden = call.hidden(step)
-        x, pairs = call.factors(step, hidden)
-        given = cotangent[:, queries].flatten(0, 1)
-        if step.into_state:
-            later = self.state.flatten(0, 1).to(call.dtype)
-            given = torch.cat((given, later)) if columns else later
-        if self.weight is not None:
-            rows = _whole(self.weight, step)
-            if rows is not None and rows.dtype == x.dtype:
-                torch.mm(x, given, out=rows)
-            else:
-                for (j0, j1, m0, m1), part in _parts(x @ given, step):
-                    self.weight[j0:j1, m0:m1] = part
-        weight = call.rows(step)
-        if not step.into_state:
-            d_direct = (given @ weight.t()).view(call.batch, -1, step.pairs)
-        else:
-            d_x = weight @ given.t()  # (p, columns)
-            d_pairs = d_x[:, columns:].view(step.pairs, call.batch, call.rank)
-            d_direct = d_x[:, :columns].t().contiguous().view(call.batch, -1, step.pairs)
-        if columns:
-            self.query[:, queries] += torch.bmm(_hide(d_direct, hidden), pairs.transpose(0, 1))
-            to_pairs = torch.bmm(d_direct.transpose(1, 2), call.query[:, queries]).transpose(0, 1)
-            d_pairs = d_pairs.add_(to_pairs) if step.into_state else to_pairs.contiguous()
-        for (j0, j1, m0, m1), part in _parts(d_pairs, step):
-            self.keys[j0:j1] += (part * call.values[None, m0:m1]).sum(1)
-            self.values[m0:m1] += (part * call.keys[j0:j1, None]).sum(0)
+# What a compiler sees: one operator each way, whose insides it does not look into.
+_ARGUMENTS = (
+    "Tensor query, Tensor keys, Tensor values, Tensor weight, Tensor? visible, bool causal, ScalarType dtype"
+)
+
+
+def _without_gaps(*arguments: Any) -> list[Tensor]:
+    return [tensor.contiguous() for tensor in _differentiated(*arguments)]
+
+
+operator = torch.library.custom_op(
+    "fullrank::multilinear", _computed, mutates_args=(), schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)"
+)
+_backward_operator = torch.library.custom_op(
+    "fullrank::multilinear_backward",
+    _without_gaps,
+    mutates_args=(),
+    schema=f"(Tensor cotangent, Tensor states, bool wants_weight, {_ARGUMENTS}) -> Tensor[]",
+)
+
+
+@operator.register_fake
+def _(*arguments: Any) -> tuple[Tensor, Tensor]:
+    query, weight, dtype = arguments[0], arguments[3], arguments[6]
+    (batch, queries, rank), width = query.shape, weight.shape[2]
+    states = query.new_empty(readers(_stages(*arguments)), batch, rank, width, dtype=dtype)
+    return query.new_empty(batch, queries, width, dtype=dtype), states
+
+
+@_backward_operator.register_fake
+def _(cotangent: Tensor, states: Tensor, wants_weight: bool, *arguments: Any) -> list[Tensor]:
+    given = arguments[: 4 if wants_weight else 3]
+    return [tensor.new_empty(tensor.shape) for tensor in given] + [cotangent.new_empty(0)] * (not wants_weight)
+
+
+operator.register_autograd(
+    lambda ctx, cotangent, _: _gradients(ctx, cotangent, _backward_operator),
+    setup_context=lambda ctx, inputs, output: _keep(ctx, inputs, output),
+)

@@ -37,7 +37,6 @@ class DecayedState(NamedTuple):
     values: Tensor
 
 
-@torch.compiler.disable
 def decayed_multilinear(
     query: Tensor,
     keys: Tensor,
@@ -79,8 +78,9 @@ def decayed_multilinear(
             return scaled.new_zeros(query.shape[0], 0, weight.shape[-1], dtype=dtype), state
         if forced() == "reference" or query.is_meta:
             return _recurrence(scaled, keys, values, logs, weight.to(dtype), state)
-        out, *after = _Scan.apply(scaled, keys, values, *logs, weight, *state, dtype)
-    return out, DecayedState(*after)
+        scan = operator if torch.compiler.is_compiling() else _Scan.apply
+        out, a, b, _ = scan(scaled, keys, values, *logs, weight, *state, dtype)
+    return out, DecayedState(a, b)
 
 
 def absorb(tokens: Tensor, log_decay: Tensor, state: Tensor | None, distances: Tensor | None = None) -> Tensor:
@@ -140,60 +140,73 @@ class _Powers:
         return d_tokens, d_state, d_log + (at_state * self.before * self.after).sum(1)
 
 
+def _computed(
+    query: Tensor, keys: Tensor, values: Tensor, log_a: Tensor, log_b: Tensor, weight: Tensor, state_a: Tensor,
+    state_b: Tensor, dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The output, both states after it, and those before each chunk, (chunks, 2, B, S, R)."""
+    operand, outs = weight.to(dtype), []
+    chunks = _chunks(query.shape[1], log_a, log_b)
+    states = state_a.new_empty(len(chunks), 2, *state_a.shape)
+    for (chunk, of_keys, of_values), before in zip(chunks, states, strict=True):
+        before[0], before[1] = state_a, state_b
+        a, b = of_keys.sums(keys[:, chunk], state_a), of_values.sums(values[:, chunk], state_b)
+        state_a, state_b = a[:, -1].contiguous(), b[:, -1].contiguous()
+        outs.append(mapped(a * b * query[:, chunk, None], operand))
+    return torch.cat(outs, 1), state_a, state_b, states
+
+
+def _differentiated(
+    given: Tensor, given_a: Tensor, given_b: Tensor, states: Tensor, query: Tensor, keys: Tensor, values: Tensor,
+    log_a: Tensor, log_b: Tensor, weight: Tensor, dtype: torch.dtype,
+) -> list[Tensor]:  # fmt: skip
+    """The gradients of query, keys, values, log a, log b, weight and both states before."""
+    d_query, d_keys, d_values = (torch.empty_like(tensor) for tensor in (query, keys, values))
+    d_log_a, d_log_b = torch.zeros_like(log_a), torch.zeros_like(log_b)
+    d_weight = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
+    operand = weight.to(dtype)
+    with torch.autocast(query.device.type, enabled=False):
+        chunks = _chunks(query.shape[1], log_a, log_b)
+        for (chunk, of_keys, of_values), (state_a, state_b) in zip(reversed(chunks), states.flip(0), strict=True):
+            a, b = of_keys.sums(keys[:, chunk], state_a), of_values.sums(values[:, chunk], state_b)
+            at_query, product = query[:, chunk, None], a * b
+            at_out = given[:, chunk]
+            if weight.dim() == 2:
+                features = (product * at_query).sum(-1).to(dtype)
+                d_features = (at_out @ operand.t()).to(query.dtype)[..., None]
+            else:
+                features = (product * at_query).flatten(2).to(dtype)
+                d_features = (at_out @ operand.flatten(0, 1).t()).to(query.dtype).view_as(product)
+            d_weight += (features.flatten(0, 1).t() @ at_out.flatten(0, 1)).view_as(weight)
+            d_query[:, chunk] = (d_features * product).sum(2)
+            d_a, d_b = d_features * at_query * b, d_features * at_query * a
+            d_a[:, -1] += given_a
+            d_b[:, -1] += given_b
+            d_keys[:, chunk], given_a, more = of_keys.backward(d_a, keys[:, chunk], state_a)
+            d_log_a += more
+            d_values[:, chunk], given_b, more = of_values.backward(d_b, values[:, chunk], state_b)
+            d_log_b += more
+    return [d_query, d_keys, d_values, d_log_a, d_log_b, d_weight.to(weight.dtype), given_a, given_b]
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*inputs[:6], output[3])
+    ctx.dtype = inputs[8]
+
+
 class _Scan(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        log_a: Tensor,
-        log_b: Tensor,
-        weight: Tensor,
-        state_a: Tensor,
-        state_b: Tensor,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        operand, outs, states = weight.to(dtype), [], []
-        for chunk, of_keys, of_values in _chunks(query.shape[1], log_a, log_b):
-            states += [state_a, state_b]
-            a, b = of_keys.sums(keys[:, chunk], state_a), of_values.sums(values[:, chunk], state_b)
-            state_a, state_b = a[:, -1].contiguous(), b[:, -1].contiguous()
-            outs.append(mapped(a * b * query[:, chunk, None], operand))
-        ctx.save_for_backward(query, keys, values, log_a, log_b, weight, *states)
-        ctx.dtype = dtype
-        return torch.cat(outs, 1), state_a, state_b
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        output = _computed(*inputs)
+        _keep(ctx, inputs, output)
+        ctx.mark_non_differentiable(output[3])
+        return output
 
     @staticmethod
-    def backward(ctx: Any, given: Tensor, given_a: Tensor, given_b: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, given: Tensor, given_a: Tensor, given_b: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_order("multi-linear attention", "goes token by token")
-        query, keys, values, log_a, log_b, weight, *states = ctx.saved_tensors
-        d_query, d_keys, d_values = (torch.empty_like(tensor) for tensor in (query, keys, values))
-        d_log_a, d_log_b = torch.zeros_like(log_a), torch.zeros_like(log_b)
-        d_weight = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
-        operand = weight.to(ctx.dtype)
-        with torch.autocast(query.device.type, enabled=False):
-            for chunk, of_keys, of_values in reversed(_chunks(query.shape[1], log_a, log_b)):
-                state_b, state_a = states.pop(), states.pop()
-                a, b = of_keys.sums(keys[:, chunk], state_a), of_values.sums(values[:, chunk], state_b)
-                at_query, product = query[:, chunk, None], a * b
-                at_out = given[:, chunk]
-                if weight.dim() == 2:
-                    features = (product * at_query).sum(-1).to(ctx.dtype)
-                    d_features = (at_out @ operand.t()).to(query.dtype)[..., None]
-                else:
-                    features = (product * at_query).flatten(2).to(ctx.dtype)
-                    d_features = (at_out @ operand.flatten(0, 1).t()).to(query.dtype).view_as(product)
-                d_weight += (features.flatten(0, 1).t() @ at_out.flatten(0, 1)).view_as(weight)
-                d_query[:, chunk] = (d_features * product).sum(2)
-                d_a, d_b = d_features * at_query * b, d_features * at_query * a
-                d_a[:, -1] += given_a
-                d_b[:, -1] += given_b
-                d_keys[:, chunk], given_a, more = of_keys.backward(d_a, keys[:, chunk], state_a)
-                d_log_a += more
-                d_values[:, chunk], given_b, more = of_values.backward(d_b, values[:, chunk], state_b)
-                d_log_b += more
-        return d_query, d_keys, d_values, d_log_a, d_log_b, d_weight.to(weight.dtype), given_a, given_b, None
+        *inputs, states = ctx.saved_tensors
+        return *_differentiated(given, given_a, given_b, states, *inputs, ctx.dtype), None
 
 
 def _chunks(count: int, log_a: Tensor, log_b: Tensor) -> list[tuple[slice, _Powers, _Powers]]:
@@ -202,3 +215,49 @@ def _chunks(count: int, log_a: Tensor, log_b: Tensor) -> list[tuple[slice, _Powe
     if rest := count % _CHUNK:
         found.append((slice(count - rest, count), _Powers(log_a, rest), _Powers(log_b, rest)))
     return found
+
+
+# What a compiler sees: one operator each way, whose insides it does not look into.
+_TENSORS = "Tensor query, Tensor keys, Tensor values, Tensor log_a, Tensor log_b, Tensor weight"
+
+
+def _without_gaps(*arguments: Any) -> list[Tensor]:
+    return [tensor.contiguous() for tensor in _differentiated(*arguments)]
+
+
+operator = torch.library.custom_op(
+    "fullrank::decayed_multilinear",
+    _computed,
+    mutates_args=(),
+    schema=f"({_TENSORS}, Tensor state_a, Tensor state_b, ScalarType dtype) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+_backward_operator = torch.library.custom_op(
+    "fullrank::decayed_multilinear_backward",
+    _without_gaps,
+    mutates_args=(),
+    schema=f"(Tensor given, Tensor given_a, Tensor given_b, Tensor states, {_TENSORS}, ScalarType dtype) -> Tensor[]",
+)
+
+
+@operator.register_fake
+def _(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    query, weight, state, dtype = inputs[0], inputs[5], inputs[6], inputs[8]
+    out = query.new_empty(*query.shape[:2], weight.shape[-1], dtype=dtype)
+    chunks = -(-query.shape[1] // _CHUNK)
+    after = (state.new_empty(state.shape) for _ in range(2))
+    return out, *after, state.new_empty(chunks, 2, *state.shape)  # type: ignore[return-value]
+
+
+@_backward_operator.register_fake
+def _(given: Tensor, given_a: Tensor, given_b: Tensor, states: Tensor, *inputs: Any) -> list[Tensor]:
+    return [tensor.new_empty(tensor.shape) for tensor in (*inputs[:6], given_a, given_b)]
+
+
+def _operator_backward(ctx: Any, given: Tensor, given_a: Tensor, given_b: Tensor, _: Tensor) -> tuple[Any, ...]:
+    *inputs, states = ctx.saved_tensors
+    return *_backward_operator(given, given_a, given_b, states, *inputs, ctx.dtype), None
+
+
+operator.register_autograd(
+    _operator_backward, setup_context=lambda ctx, inputs, output: _keep(ctx, inputs, output)
+)
