@@ -12,6 +12,7 @@ from fullrank.attention.attend import Attend
 from fullrank.attention.layout import Layout
 from fullrank.attention.multilinear_decayed import Summed
 from fullrank.attention.project import Heads, Projection, Rotary
+from fullrank.attention.room import Room, append
 from fullrank.attention.route import SameHead, StochasticCrossHead
 from fullrank.attention.size import HeadSize
 from fullrank.attention.trace import Trace
@@ -24,11 +25,13 @@ class KeyValues(NamedTuple):
     """What was projected for earlier tokens: keys and values (B, H, M, D), and keys of distances (H, T, D).
 
     keys is None where the score has none, relative where it has no distances; T may be more than is needed yet.
+    rooms: where keys and values lie, if tokens may be written behind them.
     """
 
     keys: Tensor | None
     values: Tensor
     relative: Tensor | None = None
+    rooms: tuple[Room | None, Room | None] = (None, None)
 
     @property
     def length(self) -> int:
@@ -147,12 +150,17 @@ class Attention(nn.Module):
             out, after = self.attend.after(self.project(x, x, layout), past, layout, trace)
             return self._merged(out), after
         heads = self.project(x, x if source is None else source, layout, None if past is None else past.relative)
+        rooms = (Room.beside(heads.keys), Room.beside(heads.values))
         if past is not None:
-            keys = None if heads.keys is None else _join(past.keys, heads.keys)
-            heads = replace(heads, keys=keys, values=_join(past.values, heads.values))
+            keys, room = None, None
+            if heads.keys is not None:
+                assert past.keys is not None
+                keys, room = append(past.keys, past.rooms[0], heads.keys)
+            values, other = append(past.values, past.rooms[1], heads.values)
+            heads, rooms = replace(heads, keys=keys, values=values), (room, other)
         # a table of other distances than 0, 1, 2 .. would be read wrongly by the next call
         table = heads.relative if layout.from_zero else None if past is None else past.relative
-        return self._attend(heads, layout, trace), KeyValues(heads.keys, heads.values, table)
+        return self._attend(heads, layout, trace), KeyValues(heads.keys, heads.values, table, rooms)
 
     def past(self) -> Summed | None:
         """What decoding begins with; None: keys and values of no token."""
@@ -223,8 +231,3 @@ class MultiLinearAttention(Attention):
             head_dim=head_dim,
             max_position_embeddings=max_position_embeddings,
         )
-
-
-def _join(past: Tensor | None, new: Tensor) -> Tensor:
-    assert past is not None
-    return torch.cat((past.to(new.dtype), new), dim=2)

@@ -30,9 +30,16 @@ class Batch:
         return self.targets.numel() if self.weights is None else int(self.weights.sum().item())
 
     def to(self, device: torch.device | str) -> Batch:
-        """The same batch on another device."""
-        weights = None if self.weights is None else self.weights.to(device, non_blocking=True)
-        return Batch(self.inputs.to(device, non_blocking=True), self.targets.to(device, non_blocking=True), weights)
+        """The same batch on another device. To a GPU it goes beside what that computes, from pages that stay where they are."""
+        gpu = torch.device(device).type == "cuda"
+
+        def moved(tensor: Tensor) -> Tensor:
+            if gpu and tensor.device.type == "cpu":
+                return tensor.pin_memory().to(device, non_blocking=True)
+            return tensor.to(device)
+
+        weights = None if self.weights is None else moved(self.weights)
+        return Batch(moved(self.inputs), moved(self.targets), weights)
 
 
 def _checked(ids: np.ndarray, batch_size: int, segment_length: int) -> None:

@@ -240,7 +240,8 @@ class AdaptiveSoftmax(nn.Module):
         sizes, form = self.clusters.sizes, self.form
         groups = self._grouped(ids)
         weight, bias = self._head()
-        counts = torch.cat((scale.new_ones(sizes[0]), scale.new_tensor(sizes[1:])))  # words of each entry of the head
+        # words of each entry of the head, filled in where they are: a copy from here would wait for a GPU
+        counts = torch.cat((scale.new_ones(sizes[0]), *(scale.new_full((1,), size) for size in sizes[1:])))
         of = self._head_targets(ids, groups)
         loss, nll = weighted_loss(
             self._read(0, rows), weight, bias, of, scale, e, spread=counts / sum(sizes), form=form

@@ -1,7 +1,7 @@
 """The vocabulary layer as its matrix products see it: worked off in chunks of tokens, so that not all logits exist at once.
 
 Scratch memory is a chunk of logits: as many bytes as the gradient of W takes, but 16 MiB at least and 128 MiB at most (on a
-GPU always 256 MiB), and never less than 64 rows. Under autocast the operands and results of the matrix products have its
+GPU always 256 MiB, counted in fp32), and never less than 64 rows. Under autocast the operands and results of the matrix products have its
 dtype; bias, softmax, nll and the sums over chunks are always fp32 (or fp64).
 """
 
@@ -43,7 +43,9 @@ class Layer:
         """
         vocabulary, width = self.weight.shape
         budget = min(max(4 * width * vocabulary, 16 << 20), 128 << 20) if self.on_cpu else 256 << 20  # bytes
-        longest = max(budget // (vocabulary * self.weight.element_size()), 64)
+        # the block of a GPU is the chunk, in `wide`
+        size = self.weight.element_size() if self.on_cpu else self.wide.itemsize
+        longest = max(budget // (vocabulary * size), 64)
         longest = max((longest if self.on_cpu else min(longest, 4096)) // self.group, -(-64 // self.group))
         pieces = list(_pieces(self.tokens, longest))
         most = max((p.stop - p.start for p in pieces), default=0)

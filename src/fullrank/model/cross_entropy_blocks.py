@@ -109,7 +109,7 @@ def smoothed(z: Tensor, target: Target, log_prior: Tensor, epsilon: float) -> Fo
 
 
 def _with_epsilon(log_prob: Tensor, epsilon: float) -> Tensor:
-    return torch.logaddexp(log_prob, log_prob.new_tensor(math.log(epsilon))) if epsilon else log_prob
+    return torch.logaddexp(log_prob, log_prob.new_full((), math.log(epsilon))) if epsilon else log_prob
 
 
 def normalized(logits: Tensor, form: Form, slope: bool) -> tuple[Tensor, Tensor | None]:

@@ -33,9 +33,9 @@ class CausalObjective:
     def __call__(self, batch: Batch, carry: Mapping[str, Tensor], place: Place) -> Loss:
         options, phase = self.options, place.phase
         trace = Trace() if options.orthogonality or options.overlap else None
-        inputs, targets = batch.inputs.to(self.device), batch.targets.to(self.device)
-        weights = None if batch.weights is None else batch.weights.to(self.device)
-        tokens = targets.numel() if batch.weights is None else int(batch.weights.sum())
+        tokens = batch.tokens  # counted here, before it goes to a GPU
+        batch = batch.to(self.device)
+        inputs, targets, weights = batch.inputs, batch.targets, batch.weights
         value, nll, memory = self.model.loss_parts(
             inputs,
             targets,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fullrank.attention.kernels.native import native, native_computes
 from fullrank.attention.kernels.native_build import library
+from fullrank.attention.kernels.one_query import one_query, one_query_computes
 from fullrank.attention.kernels.pipeline import expressible, pipeline_of
 from fullrank.attention.kernels.reference import reference
 from fullrank.attention.kernels.relative import relative
@@ -69,6 +70,9 @@ def fastest(attend: WeightedValues, heads: Heads, layout: Layout, trace: Trace |
         if not short and native_computes(pipeline):
             _note("native")
             return native(pipeline)
+    elif not _plain(attend) and one_query_computes(attend, heads, layout):
+        _note("one query")
+        return one_query(attend, heads, layout)
     name = "sdpa" if _plain(attend) else "relative" if type(attend.score) is XLRelative else "reference"
     _note(name)
     return KERNELS[name](attend, heads, layout, trace)
