@@ -6,10 +6,12 @@ makes of the graph is PyTorch's, takes a C++ compiler, and half a minute.
 
 from __future__ import annotations
 
+import random
+
 import combinations
 import pytest
 import torch
-from combinations import WIDTH, Combination
+from combinations import LENGTH, WIDTH, Combination
 from torch import Tensor
 
 import fullrank as fr
@@ -115,6 +117,46 @@ def test_a_compiled_model_with_memory(score: str) -> None:
     for (name, a), b in zip(eager.named_parameters(), compiled.named_parameters(), strict=True):
         assert torch.allclose(a.grad, b[1].grad, atol=1e-4), name
     assert frames[-1] == frames[-4], "a graph that was known is made again"
+
+
+TEXTS = 11  # segments of a text, the last one short
+
+
+@pytest.mark.parametrize(
+    ("attend", "score", "most"),
+    [
+        ("weighted", "dot_product", 3),
+        ("weighted", "relative", 5),
+        ("multilinear_decayed", "dot_product", 4),
+    ],
+)
+def test_how_many_graphs_a_training_has(attend: str, score: str, most: int) -> None:
+    """Two texts with a growing memory and a short last segment, the second one with layers that rest at random.
+
+    The first segment has a graph, all later ones share a graph, and so do all short ones. Keys in two pieces are one graph
+    more; where their distances count, one for each way in which pieces touch. All layers share them.
+    PyTorch compiles no more than 8 (`recompile_limit`) and then goes on without compiling.
+    """
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    found = (c for c in combinations.pairwise() if (c.attend, c.score) == (attend, score))
+    combination = next(c for c in found if c.mix == "position_wise" or not c.weighted)
+    model = combination.moved(memory_length=5, max_position_embeddings=128)
+    for block in model.compile_targets():
+        block.compile(fullgraph=True, backend="aot_eager")
+    draw, graphs = random.Random(0), []
+    for resting in (0.0, 0.3):
+        memory = None
+        for segment in range(TEXTS):
+            tokens = LENGTH if segment < TEXTS - 1 else 3
+            skip = [layer for layer in range(len(model.blocks)) if draw.random() < resting]
+            ids, targets = (combinations.tokens(seed=segment + seed)[:, :tokens] for seed in (0, 50))
+            part = model.loss_parts(ids, targets, memory=memory, skip=skip)
+            part.loss.backward()
+            memory = part.memory
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert graphs[0] <= 3, graphs
+    assert graphs[1] <= most, graphs
 
 
 BESIDE = [

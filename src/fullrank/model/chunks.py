@@ -1,8 +1,8 @@
 """The vocabulary layer as its matrix products see it: worked off in chunks of tokens, so that not all logits exist at once.
 
 Scratch memory is a chunk of logits: as many bytes as the gradient of W takes, but 16 MiB at least and 128 MiB at most (on a
-GPU always 256 MiB, counted in fp32), and never less than 64 rows. Under autocast the operands and results of the matrix products have its
-dtype; bias, softmax, nll and the sums over chunks are always fp32 (or fp64).
+GPU always 256 MiB, counted in fp32), and never less than 64 rows. Under autocast the operands and results of the matrix
+products have its dtype; bias, softmax, nll and the sums over chunks are always fp32 (or fp64).
 """
 
 from __future__ import annotations

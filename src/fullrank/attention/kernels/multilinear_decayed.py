@@ -18,6 +18,7 @@ docs/derivations/multilinear.md
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -79,7 +80,7 @@ def decayed_multilinear(
         if forced() == "reference" or query.is_meta:
             return _recurrence(scaled, keys, values, logs, weight.to(dtype), state)
         scan = operator if torch.compiler.is_compiling() else _Scan.apply
-        out, a, b, _ = scan(scaled, keys, values, *logs, weight, *state, dtype)
+        out, a, b = scan(scaled, keys, values, *logs, weight, *state, dtype)[:3]
     return out, DecayedState(a, b)
 
 
@@ -140,24 +141,22 @@ class _Powers:
         return d_tokens, d_state, d_log + (at_state * self.before * self.after).sum(1)
 
 
-def _computed(
+def _forward(
     query: Tensor, keys: Tensor, values: Tensor, log_a: Tensor, log_b: Tensor, weight: Tensor, state_a: Tensor,
     state_b: Tensor, dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """The output, both states after it, and those before each chunk, (chunks, 2, B, S, R)."""
-    operand, outs = weight.to(dtype), []
-    chunks = _chunks(query.shape[1], log_a, log_b)
-    states = state_a.new_empty(len(chunks), 2, *state_a.shape)
-    for (chunk, of_keys, of_values), before in zip(chunks, states, strict=True):
-        before[0], before[1] = state_a, state_b
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:  # fmt: skip
+    """The output, both states after it, and A, B, A, B .. before each chunk."""
+    operand, outs, states = weight.to(dtype), [], []
+    for chunk, of_keys, of_values in _chunks(query.shape[1], log_a, log_b):
+        states += [state_a, state_b]
         a, b = of_keys.sums(keys[:, chunk], state_a), of_values.sums(values[:, chunk], state_b)
         state_a, state_b = a[:, -1].contiguous(), b[:, -1].contiguous()
         outs.append(mapped(a * b * query[:, chunk, None], operand))
     return torch.cat(outs, 1), state_a, state_b, states
 
 
-def _differentiated(
-    given: Tensor, given_a: Tensor, given_b: Tensor, states: Tensor, query: Tensor, keys: Tensor, values: Tensor,
+def _backward(
+    given: Tensor, given_a: Tensor, given_b: Tensor, states: Sequence[Tensor], query: Tensor, keys: Tensor, values: Tensor,
     log_a: Tensor, log_b: Tensor, weight: Tensor, dtype: torch.dtype,
 ) -> list[Tensor]:  # fmt: skip
     """The gradients of query, keys, values, log a, log b, weight and both states before."""
@@ -166,8 +165,9 @@ def _differentiated(
     d_weight = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
     operand = weight.to(dtype)
     with torch.autocast(query.device.type, enabled=False):
-        chunks = _chunks(query.shape[1], log_a, log_b)
-        for (chunk, of_keys, of_values), (state_a, state_b) in zip(reversed(chunks), states.flip(0), strict=True):
+        before = list(states)
+        for chunk, of_keys, of_values in reversed(_chunks(query.shape[1], log_a, log_b)):
+            state_b, state_a = before.pop(), before.pop()
             a, b = of_keys.sums(keys[:, chunk], state_a), of_values.sums(values[:, chunk], state_b)
             at_query, product = query[:, chunk, None], a * b
             at_out = given[:, chunk]
@@ -189,24 +189,19 @@ def _differentiated(
     return [d_query, d_keys, d_values, d_log_a, d_log_b, d_weight.to(weight.dtype), given_a, given_b]
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*inputs[:6], output[3])
-    ctx.dtype = inputs[8]
-
-
 class _Scan(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        output = _computed(*inputs)
-        _keep(ctx, inputs, output)
-        ctx.mark_non_differentiable(output[3])
-        return output
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        *output, states = _forward(*inputs)
+        ctx.save_for_backward(*inputs[:6], *states)
+        ctx.dtype = inputs[8]
+        return tuple(output)
 
     @staticmethod
-    def backward(ctx: Any, given: Tensor, given_a: Tensor, given_b: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, given: Tensor, given_a: Tensor, given_b: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_order("multi-linear attention", "goes token by token")
-        *inputs, states = ctx.saved_tensors
-        return *_differentiated(given, given_a, given_b, states, *inputs, ctx.dtype), None
+        inputs, states = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
+        return *_backward(given, given_a, given_b, states, *inputs, ctx.dtype), None
 
 
 def _chunks(count: int, log_a: Tensor, log_b: Tensor) -> list[tuple[slice, _Powers, _Powers]]:
@@ -221,19 +216,24 @@ def _chunks(count: int, log_a: Tensor, log_b: Tensor) -> list[tuple[slice, _Powe
 _TENSORS = "Tensor query, Tensor keys, Tensor values, Tensor log_a, Tensor log_b, Tensor weight"
 
 
-def _without_gaps(*arguments: Any) -> list[Tensor]:
-    return [tensor.contiguous() for tensor in _differentiated(*arguments)]
+def _operator(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    *output, states = _forward(*inputs)
+    return *output, torch.stack(states)
+
+
+def _operator_backward(given: Tensor, given_a: Tensor, given_b: Tensor, states: Tensor, *inputs: Any) -> list[Tensor]:
+    return [tensor.contiguous() for tensor in _backward(given, given_a, given_b, states.unbind(), *inputs)]
 
 
 operator = torch.library.custom_op(
     "fullrank::decayed_multilinear",
-    _computed,
+    _operator,
     mutates_args=(),
     schema=f"({_TENSORS}, Tensor state_a, Tensor state_b, ScalarType dtype) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 _backward_operator = torch.library.custom_op(
     "fullrank::decayed_multilinear_backward",
-    _without_gaps,
+    _operator_backward,
     mutates_args=(),
     schema=f"(Tensor given, Tensor given_a, Tensor given_b, Tensor states, {_TENSORS}, ScalarType dtype) -> Tensor[]",
 )
@@ -244,8 +244,7 @@ def _(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     query, weight, state, dtype = inputs[0], inputs[5], inputs[6], inputs[8]
     out = query.new_empty(*query.shape[:2], weight.shape[-1], dtype=dtype)
     chunks = -(-query.shape[1] // _CHUNK)
-    after = (state.new_empty(state.shape) for _ in range(2))
-    return out, *after, state.new_empty(chunks, 2, *state.shape)  # type: ignore[return-value]
+    return out, torch.empty_like(state), torch.empty_like(state), state.new_empty(2 * chunks, *state.shape)
 
 
 @_backward_operator.register_fake
@@ -253,11 +252,14 @@ def _(given: Tensor, given_a: Tensor, given_b: Tensor, states: Tensor, *inputs: 
     return [tensor.new_empty(tensor.shape) for tensor in (*inputs[:6], given_a, given_b)]
 
 
-def _operator_backward(ctx: Any, given: Tensor, given_a: Tensor, given_b: Tensor, _: Tensor) -> tuple[Any, ...]:
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*inputs[:6], output[3])
+    ctx.dtype = inputs[8]
+
+
+def _gradients(ctx: Any, given: Tensor, given_a: Tensor, given_b: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     *inputs, states = ctx.saved_tensors
     return *_backward_operator(given, given_a, given_b, states, *inputs, ctx.dtype), None
 
 
-operator.register_autograd(
-    _operator_backward, setup_context=lambda ctx, inputs, output: _keep(ctx, inputs, output)
-)
+operator.register_autograd(_gradients, setup_context=lambda ctx, inputs, output: _keep(ctx, inputs, output))
