@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from fullrank.attention.attend import Attend

@@ -106,8 +106,8 @@ class DecayedMap(nn.Module):
             wide = torch.promote_types(query.dtype, torch.float32)
             state = DecayedState(past.keys.to(wide), past.values.to(wide))
         if (layout.key_mask is None and layout.contiguous) or not new:
-            out, now = decayed_multilinear(query, keys, values, cores, self.log_decays(), self.map(), state=state)
-            return out, Summed(now.keys, now.values, length)
+            out, last = decayed_multilinear(query, keys, values, cores, self.log_decays(), self.map(), state=state)
+            return out, Summed(last.keys, last.values, length)
         places = layout.key_positions.expand(query.shape[0], -1)  # (B, M)
         own = places[:, past.length :]
         seen = torch.ones(1, new, new, dtype=torch.bool, device=query.device).tril()

@@ -134,6 +134,7 @@ class TrainConfig(Strict):
     device: str = "auto"  # auto: a GPU when there is one
     threads: int | None = None
     compile: bool = False
+    cuda_graphs: bool = False  # with `compile`, on a GPU: blocks are recorded once and replayed (not measured yet)
     averaging: Literal["none", "ema", "swa"] = "none"
     ema_decay: float = 0.999
     swa_start: float = 0.75  # share of training after which weights are averaged
@@ -173,6 +174,8 @@ class TrainConfig(Strict):
         check_numbers(problems, self, "train", ("seed", "warmup_steps", "plateau_patience"), zero=True, below=COUNTS)
         if self.threads is not None and not 1 <= self.threads <= THREADS:
             problems.append(f"train.threads: from 1 to {THREADS}, given {self.threads}")
+        if self.cuda_graphs:
+            problems += self._against_cuda_graphs()
         for key in ("label_smoothing", "swa_start", "momentum"):
             if not 0 <= getattr(self, key) < 1:
                 problems.append(f"train.{key}: at least 0 and below 1, given {getattr(self, key)}")
@@ -187,6 +190,24 @@ class TrainConfig(Strict):
         check_stage(problems, "optimizer", self.optimizer, "train.optimizer")
         check_stage(problems, "schedule", self.schedule, "train.schedule")
         raise_problems(problems)
+
+    def _against_cuda_graphs(self) -> list[str]:
+        """What a recorded graph cannot do: it is one sequence of operations on the same memory, step after step."""
+        found: list[str] = []
+        if not self.compile:
+            found.append("train.cuda_graphs: blocks are recorded as they are compiled; set train.compile: true")
+        if self.gradient_accumulation_steps > 1:
+            found.append(
+                "train.cuda_graphs: gradients of one batch lie where those of the next one are written; set "
+                f"train.gradient_accumulation_steps: 1 (given {self.gradient_accumulation_steps})"
+            )
+        found += [
+            f"train.cuda_graphs: layers that rest make every step another one; train.phases.{phase.name}.skip is "
+            f"'{phase.skip}', allowed is 'none'"
+            for phase in self.phases
+            if phase.skip != "none"
+        ]
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)

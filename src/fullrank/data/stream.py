@@ -71,6 +71,11 @@ def _permutation(seed: int, epoch: int, size: int) -> np.ndarray:
 
 def _rows(ids: np.ndarray, starts: np.ndarray, ends: np.ndarray, length: int, start_id: int) -> Batch:
     """The batch whose row r scores ids[starts[r]:ends[r]] (at most `length` of them), padded at its end."""
+    if (ends - starts == length).all():  # nearly always: read in one go, with the token before each row
+        taken = ids[np.maximum(starts[:, None] + np.arange(-1, length), 0)].astype(np.int64)
+        taken[starts == 0, 0] = start_id
+        found = torch.from_numpy(taken)
+        return Batch(found[:, :-1].contiguous(), found[:, 1:].contiguous())
     inputs = np.full((len(starts), length), start_id, dtype=np.int64)
     targets = np.full((len(starts), length), start_id, dtype=np.int64)
     weights = np.ones((len(starts), length), dtype=np.float32)
@@ -82,8 +87,7 @@ def _rows(ids: np.ndarray, starts: np.ndarray, ends: np.ndarray, length: int, st
         else:
             inputs[row, :size] = ids[start - 1 : start - 1 + size]
         weights[row, size:] = 0
-    whole = bool((ends - starts == length).all())
-    return Batch(torch.from_numpy(inputs), torch.from_numpy(targets), None if whole else torch.from_numpy(weights))
+    return Batch(torch.from_numpy(inputs), torch.from_numpy(targets), torch.from_numpy(weights))
 
 
 class Blocks:

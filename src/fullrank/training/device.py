@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fullrank.config.schema import TrainConfig
 from fullrank.errors import InputError, RunError
@@ -63,8 +63,10 @@ def peak_memory_mib(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
 
 
-def compile_blocks(model: nn.Module) -> int:
+def compile_blocks(model: nn.Module, cuda_graphs: bool = False) -> int:
     """`torch.compile` in place, names of parameters unchanged; returns how many modules are compiled.
+
+    cuda_graphs: what a block launches on a GPU is recorded once for each shape, and replayed.
 
     A model that has `compile_targets()` says which modules (its blocks: one compilation serves them all); any other is
     compiled whole, which reaches what is called as `model(...)`.
@@ -72,8 +74,35 @@ def compile_blocks(model: nn.Module) -> int:
     targets = getattr(model, "compile_targets", None)
     modules = list(targets()) if callable(targets) else [model]
     for module in modules:
-        module.compile()
+        if cuda_graphs:
+            module.compile(mode="reduce-overhead")
+        else:
+            module.compile()
     return len(modules)
+
+
+def check_cuda_graphs(options: TrainConfig, device: torch.device) -> None:
+    """Raises InputError where `train.cuda_graphs` is asked for, and there is no GPU to record."""
+    if options.cuda_graphs and device.type != "cuda":
+        raise InputError(
+            f"train.cuda_graphs: the model is on the device '{device}'; give train.device: cuda, or leave train.cuda_graphs out"
+        )
+
+
+def begin_pass(options: TrainConfig) -> None:
+    """Before a forward pass: what a recorded graph left behind may be written over from here on."""
+    if options.cuda_graphs:
+        torch.compiler.cudagraph_mark_step_begin()
+
+
+def outliving(tensor: Tensor, options: TrainConfig) -> Tensor:
+    """What a pass leaves for the next one: of a recorded graph, whose replay would write over it, a copy."""
+    return tensor.detach().clone() if options.cuda_graphs else tensor.detach()
+
+
+def judging(options: TrainConfig) -> AbstractContextManager[object]:
+    """Evaluation runs as it is where training is recorded: other shapes, and passes that nothing marks."""
+    return torch.compiler.set_stance("force_eager") if options.cuda_graphs else nullcontext()
 
 
 @contextmanager

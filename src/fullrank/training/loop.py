@@ -22,7 +22,17 @@ from fullrank.config.schema import EvalConfig, TrainConfig
 from fullrank.training.averaging import WeightAverage
 from fullrank.training.checkpoint import load_checkpoint, save_checkpoint
 from fullrank.training.clock import Clock
-from fullrank.training.device import autocast, compile_blocks, device_of, explaining, peak_memory_mib
+from fullrank.training.device import (
+    autocast,
+    begin_pass,
+    check_cuda_graphs,
+    compile_blocks,
+    device_of,
+    explaining,
+    judging,
+    outliving,
+    peak_memory_mib,
+)
 from fullrank.training.interrupt import StopRequest, listening, only_one
 from fullrank.training.notify import Notify
 from fullrank.training.plan import Plan, make_plan
@@ -59,8 +69,9 @@ def fit(
     """
     device = device_of(model)
     plan = make_plan(options, eval_options, batches)
+    check_cuda_graphs(options, device)
     if options.compile:
-        compile_blocks(model)
+        compile_blocks(model, options.cuda_graphs)
     training = Training(
         model=model,
         optimizer=optimizer,
@@ -179,9 +190,10 @@ class _Run:
         for number, (epoch, index) in enumerate(self.plan.batches_of(step)):
             place = Place(step, number, phase, self.plan.accumulation)
             batch = self.batches.batch(epoch, index)
+            begin_pass(self.options)
             with autocast(self.options.precision, self.device):
                 part = self.objective(batch, training.carry if index else {}, place)
-            training.carry = {name: tensor.detach() for name, tensor in part.carry.items()}
+            training.carry = {name: outliving(tensor, self.options) for name, tensor in part.carry.items()}
             if part.tokens == 0:
                 continue
             first = first or part.tokens
@@ -226,6 +238,7 @@ class _Run:
             training.average.applied(),
             undisturbed(self.device),
             torch.no_grad(),
+            judging(self.options),
             autocast(self.options.precision, self.device),
         ):
             found = self.evaluate(training.model)

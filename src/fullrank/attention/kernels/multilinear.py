@@ -102,12 +102,17 @@ def _visible(
 
 
 def _call(arguments: tuple[Any, ...]) -> tuple[Call, tuple[Stage, ...]]:
-    query, keys, values, weight, visible, causal, dtype = arguments
-    return Call(query, keys, values, weight, visible, dtype), _stages(*arguments)
+    return Call(*arguments[:5], dtype=arguments[6]), _stages(*arguments)
 
 
 def _stages(
-    query: Tensor, keys: Tensor, values: Tensor, weight: Tensor, visible: Tensor | None, causal: bool, dtype: torch.dtype
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    weight: Tensor,
+    visible: Tensor | None,
+    causal: bool,
+    dtype: torch.dtype,
 ) -> tuple[Stage, ...]:
     sizes = (*query.shape[:2], keys.shape[1], query.shape[2], weight.shape[2])
     batch, queries, length, rank, width = (int(size) for size in sizes)  # a compiler has a graph for each length
@@ -160,9 +165,9 @@ def _gradients(ctx: Any, cotangent: Tensor | None, compute: Any) -> tuple[Tensor
 
 
 # What a compiler sees: one operator each way, whose insides it does not look into.
-_ARGUMENTS = (
-    "Tensor query, Tensor keys, Tensor values, Tensor weight, Tensor? visible, bool causal, ScalarType dtype"
-)
+# They keep tensors for later calls, so that a CUDA graph must not hold them.
+_TAGS = (torch.Tag.cudagraph_unsafe,)
+_ARGUMENTS = "Tensor query, Tensor keys, Tensor values, Tensor weight, Tensor? visible, bool causal, ScalarType dtype"
 
 
 def _without_gaps(*arguments: Any) -> list[Tensor]:
@@ -170,12 +175,17 @@ def _without_gaps(*arguments: Any) -> list[Tensor]:
 
 
 operator = torch.library.custom_op(
-    "fullrank::multilinear", _computed, mutates_args=(), schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)"
+    "fullrank::multilinear",
+    _computed,
+    mutates_args=(),
+    tags=_TAGS,
+    schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)",
 )
 _backward_operator = torch.library.custom_op(
     "fullrank::multilinear_backward",
     _without_gaps,
     mutates_args=(),
+    tags=_TAGS,
     schema=f"(Tensor cotangent, Tensor states, bool wants_weight, {_ARGUMENTS}) -> Tensor[]",
 )
 

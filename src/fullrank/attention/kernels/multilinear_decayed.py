@@ -192,16 +192,18 @@ def _backward(
 class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-        *output, states = _forward(*inputs)
+        out, a, b, states = _forward(*inputs)
         ctx.save_for_backward(*inputs[:6], *states)
         ctx.dtype = inputs[8]
-        return tuple(output)
+        return out, a, b
 
     @staticmethod
     def backward(ctx: Any, given: Tensor, given_a: Tensor, given_b: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_order("multi-linear attention", "goes token by token")
-        inputs, states = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
-        return *_backward(given, given_a, given_b, states, *inputs, ctx.dtype), None
+        saved: list[Any] = list(ctx.saved_tensors)
+        query, keys, values, log_a, log_b, weight, *states = saved
+        found = _backward(given, given_a, given_b, states, query, keys, values, log_a, log_b, weight, ctx.dtype)
+        return *found, None
 
 
 def _chunks(count: int, log_a: Tensor, log_b: Tensor) -> list[tuple[slice, _Powers, _Powers]]:
@@ -217,8 +219,8 @@ _TENSORS = "Tensor query, Tensor keys, Tensor values, Tensor log_a, Tensor log_b
 
 
 def _operator(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    *output, states = _forward(*inputs)
-    return *output, torch.stack(states)
+    out, a, b, states = _forward(*inputs)
+    return out, a, b, torch.stack(states)
 
 
 def _operator_backward(given: Tensor, given_a: Tensor, given_b: Tensor, states: Tensor, *inputs: Any) -> list[Tensor]:

@@ -112,14 +112,21 @@ def _slabs(queries: int, weight: Tensor) -> list[tuple[slice, slice, Tensor]]:
 
 
 # What a compiler sees: one operator each way.
+# They keep tensors for later calls, so that a CUDA graph must not hold them.
+_TAGS = (torch.Tag.cudagraph_unsafe,)
 _ARGUMENTS = "Tensor query, Tensor keys, Tensor values, Tensor weight"
 operator = torch.library.custom_op(
-    "fullrank::multilinear_small", _computed, mutates_args=(), schema=f"({_ARGUMENTS}) -> (Tensor, Tensor, Tensor)"
+    "fullrank::multilinear_small",
+    _computed,
+    mutates_args=(),
+    tags=_TAGS,
+    schema=f"({_ARGUMENTS}) -> (Tensor, Tensor, Tensor)",
 )
 _backward_operator = torch.library.custom_op(
     "fullrank::multilinear_small_backward",
     _differentiated,
     mutates_args=(),
+    tags=_TAGS,
     schema=f"(Tensor given, Tensor tensor, Tensor both, bool wants_weight, {_ARGUMENTS}) -> Tensor[]",
 )
 

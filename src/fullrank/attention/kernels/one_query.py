@@ -1,6 +1,6 @@
 """One query over all keys, as decoding asks: few and small products, so that it is their number that takes time.
 
-    P_j = normalize(s q_j K_j^T),   O_i = (sum_j M_ji P_j) V_i
+P_j = normalize(s q_j K_j^T),   O_i = (sum_j M_ji P_j) V_i
 """
 
 from __future__ import annotations

@@ -1,0 +1,87 @@
+"""`train.cuda_graphs` without a GPU: what is asked of the compiler, when a pass begins, what is copied, what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from training_toy import Toy, train
+
+from fullrank.config.schema import PhaseConfig, TrainConfig
+from fullrank.errors import InputError
+from fullrank.training import compile_blocks, loop
+from fullrank.training.device import begin_pass, judging, outliving
+
+ON = TrainConfig(steps=1, compile=True, cuda_graphs=True)
+OFF = TrainConfig(steps=1, compile=True)
+
+
+def test_blocks_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **given: asked.append(given))
+    compile_blocks(Toy(), cuda_graphs=True)
+    compile_blocks(Toy())
+    assert asked == [{"mode": "reduce-overhead"}, {}]
+
+
+def test_every_pass_is_marked_and_what_outlives_it_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    marks: list[None] = []
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marks.append(None))
+    begin_pass(OFF)
+    assert not marks
+    begin_pass(ON)
+    assert len(marks) == 1
+    left = torch.ones(3, requires_grad=True) * 2
+    kept, shared = outliving(left, ON), outliving(left, OFF)
+    with torch.no_grad():
+        left.fill_(7.0)  # as a replay does
+    assert kept.tolist() == [2.0, 2.0, 2.0]
+    assert shared.tolist() == [7.0, 7.0, 7.0]
+    assert not kept.requires_grad
+    assert not shared.requires_grad
+
+
+def test_evaluation_is_not_recorded() -> None:
+    compiled: list[None] = []
+
+    def backend(module: Any, inputs: Any) -> Any:
+        compiled.append(None)
+        return module.forward
+
+    torch._dynamo.reset()
+    run = torch.compile(lambda x: x + 1, backend=backend)
+    with judging(ON):
+        run(torch.ones(2))
+    assert not compiled
+    with judging(OFF):
+        run(torch.ones(2))
+    assert len(compiled) == 1
+
+
+def test_the_loop_marks_every_batch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As if this machine could record: the same training, with a mark for each pass."""
+    marks: list[None] = []
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marks.append(None))
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **given: None)
+    monkeypatch.setattr(loop, "check_cuda_graphs", lambda options, device: None)
+    plain, _ = train(tmp_path / "plain", steps=9, compile=True)
+    assert not marks
+    recorded, _ = train(tmp_path / "recorded", steps=9, compile=True, cuda_graphs=True)
+    assert len(marks) == 9
+    for (name, a), b in zip(plain.state_dict().items(), recorded.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_what_cannot_be_recorded_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"train.cuda_graphs: .*set train.compile: true"):
+        TrainConfig(steps=1, cuda_graphs=True)
+    with pytest.raises(InputError, match=r"train.gradient_accumulation_steps: 1 \(given 2\)"):
+        TrainConfig(steps=1, compile=True, cuda_graphs=True, gradient_accumulation_steps=2)
+    phases = [PhaseConfig(name="skipping", skip="linear", steps=3), PhaseConfig(name="all", steps=3)]
+    with pytest.raises(InputError, match=r"train.phases.skipping.skip is 'linear', allowed is 'none'"):
+        TrainConfig(compile=True, cuda_graphs=True, phases=phases)
+    with pytest.raises(InputError, match=r"the device 'cpu'; give train.device: cuda, or leave train.cuda_graphs out"):
+        train(tmp_path, steps=1, compile=True, cuda_graphs=True)
