@@ -87,7 +87,7 @@ def same(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float
         assert off <= tolerance * scale, f"{name} is off by {off:.1e}"
 
 
-@pytest.mark.parametrize("kernel", ["reference", "relative"])
+@pytest.mark.parametrize("kernel", ["reference", "blocks"])
 @WHERE
 def test_the_equation(name: str, kernel: str) -> None:
     """By a loop over queries and keys, distances by subtraction of positions; with gradients and without."""
@@ -134,7 +134,7 @@ def test_gradients_equal_those_of_the_reference(
     made, where = attend(mix, normalize), layout(name)
     given = operands(where)
     expected = gradients(made, "reference", given, where)
-    same(gradients(made, "relative", given, where), expected)
+    same(gradients(made, "blocks", given, where), expected)
     with torch.no_grad():
         assert (made.eval()(heads(given), where) - expected["output"]).abs().max() < 1e-12
 
@@ -148,7 +148,7 @@ def test_sizes_at_which_there_are_blocks(queries: int, runs: tuple[tuple[int, in
     given = operands(where, batch=2)
     assert len(blocks.blocks(given["query"].transpose(1, 2), where)) > 2
     expected = gradients(made, "reference", given, where)
-    same(gradients(made, "relative", given, where), expected)
+    same(gradients(made, "blocks", given, where), expected)
     plain = attend()
     with torch.no_grad():
         found = plain(heads(given), where)
@@ -165,8 +165,8 @@ def test_dropout_drops_what_the_reference_drops(name: str) -> None:
     made, where = attend("position_wise", p=0.4).train(), layout(name)
     given = operands(where, batch=2)
     expected = gradients(made, "reference", given, where)
-    same(gradients(made, "relative", given, where), expected)
-    same_again = gradients(made, "relative", given, where)["output"]
+    same(gradients(made, "blocks", given, where), expected)
+    same_again = gradients(made, "blocks", given, where)["output"]
     torch.manual_seed(77)
     assert not torch.equal(made(heads(given), where), same_again)
 
@@ -183,7 +183,7 @@ def test_low_precision(name: str, normalize: str, autocast: bool) -> None:
     made = attend(normalize=normalize)
     made = made.float() if autocast else made.bfloat16()
     off = {}
-    for kernel in ("relative", "reference"):
+    for kernel in ("blocks", "reference"):
         given = operands(where, dtype=torch.bfloat16)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
             found = gradients(made, kernel, given, where)
@@ -195,7 +195,7 @@ def test_low_precision(name: str, normalize: str, autocast: bool) -> None:
             for key, want in ({**expected, "without gradients": expected["output"]}).items()
             for got in [found[key]]
         }
-    for key, ours in off["relative"].items():
+    for key, ours in off["blocks"].items():
         assert ours < max(1.5 * off["reference"][key], 0.01), key
 
 

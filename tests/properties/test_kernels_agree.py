@@ -142,7 +142,7 @@ def test_fast_kernels_are_chosen_for_plain_and_for_relative_attention() -> None:
     assert chosen["dot_product", "softmax", "none"] is KERNELS["sdpa"]
     relative = [kernel for (score, _, _), kernel in chosen.items() if score == "relative"]
     assert len(relative) == 2 * 5
-    assert all(kernel is KERNELS["relative"] for kernel in relative)
+    assert all(kernel is KERNELS["blocks"] for kernel in relative)
     assert (
         kernel_for(WeightedValues(fr.AttentionConfig(), HeadSize(H, D, 17, 16), 0.0), tracing=True)
         is KERNELS["reference"]

@@ -6,20 +6,17 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
+from fullrank.attention.kernels.compiled import traced
+from fullrank.attention.kernels.pipeline import expressible, pipeline_of
+from fullrank.attention.kernels.query_blocks import blocks_compute, query_blocks
 from fullrank.attention.kernels.reference import reference
-from fullrank.attention.kernels.relative import relative
 from fullrank.attention.kernels.sdpa import sdpa
-from fullrank.attention.mix import (
-    AverageHeads,
-    KeepHeads,
-    PositionIndependentMixing,
-    PositionWiseMixing,
-    RandomMixing,
-)
-from fullrank.attention.normalize import SigSoftmax, Softmax
-from fullrank.attention.score import DotProduct, XLRelative
+from fullrank.attention.mix import KeepHeads
+from fullrank.attention.normalize import Softmax
+from fullrank.attention.score import DotProduct
 from fullrank.errors import InputError, suggest
 
 if TYPE_CHECKING:
@@ -29,7 +26,17 @@ if TYPE_CHECKING:
     from fullrank.attention.weighted import WeightedValues
 
 Kernel = Callable[["WeightedValues", "Heads", "Layout", "Trace | None"], Tensor]
-KERNELS: dict[str, Kernel] = {"reference": reference, "sdpa": sdpa, "relative": relative}
+
+
+def blocks(attend: WeightedValues, heads: Heads, layout: Layout, trace: Trace | None) -> Tensor:
+    """`query_blocks`, or the reference where these do not compute; a compiler gets stages to trace. (B, H, N, D)."""
+    if torch.compiler.is_compiling():
+        return traced(attend, heads, layout, trace)
+    pipeline = pipeline_of(attend, heads, layout)
+    return query_blocks(pipeline) if blocks_compute(pipeline) else reference(attend, heads, layout, trace)
+
+
+KERNELS: dict[str, Kernel] = {"reference": reference, "sdpa": sdpa, "blocks": blocks}
 NAMES = ("auto", *KERNELS, "multilinear")  # the last is that of attention without weights
 _forced: str | None = None  # a plain global, so that torch.compile guards on it
 
@@ -49,19 +56,11 @@ def kernel_for(attend: WeightedValues, tracing: bool) -> Kernel:
     return fast or reference
 
 
-_OWN_NORMALIZERS = (Softmax, SigSoftmax)
-_OWN_MIXING = (KeepHeads, PositionIndependentMixing, PositionWiseMixing, RandomMixing, AverageHeads)
-
-
 def _fast(attend: WeightedValues) -> Kernel | None:
     """The fast kernel of exactly these types: a subclass may compute something else."""
-    score, normalize, mix = type(attend.score), type(attend.normalize), type(attend.mix)
-    if (score, normalize, mix) == (DotProduct, Softmax, KeepHeads):
+    if (type(attend.score), type(attend.normalize), type(attend.mix)) == (DotProduct, Softmax, KeepHeads):
         return sdpa
-    # only the shift is special: stages that look at one query at a time compute themselves in blocks of queries
-    if score is XLRelative and normalize in _OWN_NORMALIZERS and mix in _OWN_MIXING:
-        return relative
-    return None
+    return blocks if expressible(attend) else None
 
 
 def forced() -> str | None:
@@ -71,7 +70,7 @@ def forced() -> str | None:
 
 @contextlib.contextmanager
 def kernel(name: str) -> Iterator[None]:
-    """Fix the attention kernel inside a `with` block: `auto`, `reference`, `sdpa`, `relative` or `multilinear`.
+    """Fix the attention kernel inside a `with` block: `auto`, `reference`, `sdpa`, `blocks` or `multilinear`.
 
     `reference` also has vocabulary layers computed as their equations read: twice differentiable, with all logits in memory.
 
