@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.attention.kernels import blocks
+from fullrank.attention.kernels import block_plan
 from fullrank.attention.project import Heads
 from fullrank.attention.relative import XLRelative, encode_distances, shifted_scores
 from fullrank.attention.size import HeadSize
@@ -202,8 +202,8 @@ def test_blocks_equal_the_reference(queries: int, keys: int, mix: str, normalize
 
 @pytest.mark.parametrize(("rows", "numbers"), [(4, 1), (7, 10**6), (1, 600), (64, 1)])
 def test_however_the_blocks_are_cut(rows: int, numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(blocks._ROWS, "cpu", rows)
-    monkeypatch.setitem(blocks._NUMBERS, "cpu", numbers)
+    for limits in (block_plan._FORWARD, block_plan._BACKWARD):
+        monkeypatch.setitem(limits, "cpu", block_plan.Limits(numbers, rows, rows))
     made, (given, wrt) = attend("position_wise"), heads(3, 10, 15)
     where = fr.Layout.of(10, 15)
     found, expected = (with_gradients(made, kernel, given, wrt, where) for kernel in ("blocks", "reference"))

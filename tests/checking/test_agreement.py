@@ -76,9 +76,9 @@ def test_a_wrong_vocabulary_kernel(method: str, monkeypatch: pytest.MonkeyPatch)
 
 def test_the_remark_says_which_kernel_ran() -> None:
     assert definitions.kernels(xl(), "fp64").remark.endswith("attention by blocks")
-    mixed = definitions.kernels(ours(attention=fr.AttentionConfig(mix="position_wise")), "fp64")
-    assert "no fast kernel computes these stages" in mixed.remark
-    assert mixed.looked_at.startswith("auto beside reference")
+    learned = definitions.kernels(ours(attention=fr.AttentionConfig(score="dense_synthesizer")), "fp64")
+    assert "no fast kernel computes these stages" in learned.remark
+    assert learned.looked_at.startswith("auto beside reference")
 
 
 # -- the start --------------------------------------------------------------------------------------------------------

@@ -133,16 +133,16 @@ def test_multilinear_equals_reference(way: dict[str, Any], where: str, kernel: s
         assert off <= (2e-6 if dtype == torch.float32 else 1e-13) * scale, f"{name} is off by {off:.1e}"
 
 
-def test_fast_kernels_are_chosen_for_plain_and_for_relative_attention() -> None:
+def test_fast_kernels_are_chosen_for_everything_of_dot_products_and_distances() -> None:
     """Otherwise the comparison above would compare the reference with itself."""
     chosen = {}
     for stages in STAGES:
         config = fr.AttentionConfig(score=stages[0], normalize=stages[1], mix=stages[2])
         chosen[stages] = kernel_for(WeightedValues(config, HeadSize(H, D, 17, 16), 0.0), tracing=False)
     assert chosen["dot_product", "softmax", "none"] is KERNELS["sdpa"]
-    relative = [kernel for (score, _, _), kernel in chosen.items() if score == "relative"]
-    assert len(relative) == 2 * 5
-    assert all(kernel is KERNELS["blocks"] for kernel in relative)
+    in_blocks = [stages for stages, kernel in chosen.items() if kernel is KERNELS["blocks"]]
+    assert len(in_blocks) == 2 * 2 * 5 - 1
+    assert {stages[0] for stages in in_blocks} == {"dot_product", "relative"}
     assert (
         kernel_for(WeightedValues(fr.AttentionConfig(), HeadSize(H, D, 17, 16), 0.0), tracing=True)
         is KERNELS["reference"]
@@ -154,8 +154,8 @@ def test_dropout_of_weights_has_the_same_distribution_in_every_kernel() -> None:
     p = 0.25
     same = torch.zeros(400, H, 8, D)
     for name in KERNELS:
-        score = "relative" if name == "relative" else "dot_product"
-        attend = WeightedValues(fr.AttentionConfig(score=score), HeadSize(H, D, 17, 16), p).train()
+        normalize = "sigsoftmax" if name == "blocks" else "softmax"  # which leaves equal weights equal
+        attend = WeightedValues(fr.AttentionConfig(normalize=normalize), HeadSize(H, D, 17, 16), p).train()
         heads = Heads(same, same, same, same + 1, torch.zeros(H, 8, D))
         with fr.kernel(name):
             last = attend(heads, fr.Layout.of(8))[:, :, -1, 0].detach()  # sees all eight

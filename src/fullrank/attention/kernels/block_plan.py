@@ -15,19 +15,21 @@ from fullrank.attention.shift import Piece, pieces
 
 @dataclass(frozen=True)
 class Limits:
-    """Scores of a block, about so many for one thread; its query rows, at least and at most."""
+    """Texts stand together up to about so many scores for one thread; query rows of a block, at least and at most."""
 
     numbers: int
     least: int
     most: int
 
 
-# On a CPU scores, weights and their gradients of a block stay in the cache that a core has beside the first (0.5 to 2 MiB, and
-# more that it shares). Fewer rows make matrix products slow; the backward pass adds to the gradients of all keys once a block,
-# which is too often with less than 64 rows. Elsewhere launches cost more than memory.
-_FORWARD = {"cpu": Limits(2**18, 32, 128)}
+# On a CPU short texts stand together until their scores fill the cache that a core has beside the first (1 MiB and more), so
+# that few operations are called. A long text has 64 rows at least: with fewer, matrix products and the sums over blocks of the
+# gradients of all keys become slow sooner than scores that only the last cache holds. Elsewhere launches cost more than memory.
+_FORWARD = {"cpu": Limits(2**18, 64, 128)}
 _BACKWARD = {"cpu": Limits(2**18, 64, 128)}
 _ELSEWHERE = Limits(2**25, 64, 512)
+_ROOM = {"cpu": 2**21}  # scores of a block with more rows than the least; elsewhere 2^25
+_SHARE = 8  # of causal blocks up to so many: of the n rows by m keys that a block computes, n (n - 1) / 2 are not seen
 
 
 @dataclass(frozen=True)
@@ -100,12 +102,13 @@ def plan(pipeline: Pipeline, *, backward: bool, rows: int | None = None) -> Plan
     query, layout, sight = pipeline.query, pipeline.layout, sight_of(pipeline.layout)
     assert sight is not None
     batch, heads, queries, _ = query.shape
-    limits = (_BACKWARD if backward else _FORWARD).get(query.device.type, _ELSEWHERE)
-    numbers = limits.numbers * (torch.get_num_threads() if query.device.type == "cpu" else 1)
+    device = query.device.type
+    limits = (_BACKWARD if backward else _FORWARD).get(device, _ELSEWHERE)
+    numbers = limits.numbers * (torch.get_num_threads() if device == "cpu" else 1)
     first, end = sight.first.tolist(), sight.end.tolist()
     widest = max(stop - start for start, stop in zip(first, end, strict=True))
-    most = max(limits.least, min(limits.most, numbers // (heads * widest)))
-    count = -(-queries // min(most, rows or most))  # blocks of nearly as many rows each
+    most = min(limits.most, _ROOM.get(device, 2**25) // (heads * widest), -(-queries // _SHARE))
+    count = -(-queries // min(max(most, limits.least), rows or queries))  # blocks of nearly as many rows each
     later: dict[int, Tensor] = {}
     found = []
     for row, stop in pairwise(queries * i // count for i in range(count + 1)):
