@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -134,13 +135,14 @@ def test_several_texts_are_one_block_where_they_are_short() -> None:
     assert len(plan(call(fr.Layout.of(600), "none", batch=4), backward=True).texts) == 4
 
 
-def test_blocks_leave_out_what_no_row_sees() -> None:
-    blocks = plan(call(fr.Layout.of(300, 400), "none"), backward=False, rows=64).blocks
+def test_blocks_leave_out_what_no_row_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut(monkeypatch, Limits(1, 60, 60), None)
+    blocks = plan(call(fr.Layout.of(300, 400), "none"), backward=False).blocks
     assert [block.keys.stop for block in blocks] == [100 + block.rows.stop for block in blocks]
-    blocks = plan(call(fr.Layout.of(300, 400, window=50), "none"), backward=False, rows=64).blocks
+    blocks = plan(call(fr.Layout.of(300, 400, window=50), "none"), backward=False).blocks
     assert [block.keys.start for block in blocks] == [51 + block.rows.start for block in blocks]
     assert blocks[-1].rows.stop == 300
-    assert all(a.rows.stop == b.rows.start for a, b in zip(blocks, blocks[1:], strict=False))
+    assert all(a.rows.stop == b.rows.start for a, b in pairwise(blocks))
 
 
 @pytest.mark.parametrize("wanted", [0, 1, 2, 3])
@@ -150,7 +152,9 @@ def test_gradients_of_some_inputs_only(wanted: int) -> None:
     for x in inputs[:wanted] + inputs[wanted + 1 :]:
         x.requires_grad_(False) if x.is_leaf else None
     names = ("query", "keys", "values", "mixing")
-    given = replace(given, **{n: x.detach().requires_grad_(i == wanted) for i, (n, x) in enumerate(zip(names, inputs, strict=True))})
+    given = replace(
+        given, **{n: x.detach().requires_grad_(i == wanted) for i, (n, x) in enumerate(zip(names, inputs, strict=True))}
+    )
     one = given.differentiable()[wanted]
     cotangent = torch.randn(given.query.shape, dtype=torch.float64)
     found, expected = (torch.autograd.grad(f(given), one, cotangent)[0] for f in (query_blocks, definition))
@@ -288,7 +292,10 @@ def test_autocast_changes_nothing_inside() -> None:
         out = query_blocks(given)
         found = torch.autograd.grad(out.sum(), given.differentiable())
     assert torch.equal(out, query_blocks(given))
-    assert all(torch.equal(a, b) for a, b in zip(found, torch.autograd.grad(query_blocks(given).sum(), given.differentiable()), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(found, torch.autograd.grad(query_blocks(given).sum(), given.differentiable()), strict=True)
+    )
 
 
 def test_what_it_does_not_compute() -> None:

@@ -209,11 +209,12 @@ def test_no_two_pairs_share_a_number(name: str) -> None:
             assert numbers.unique().numel() == numbers.numel()
 
 
-def test_only_keys_in_sight_are_multiplied() -> None:
+def test_only_keys_in_sight_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
     """A window of 8 over 4 rows needs at most 11 keys of a long text, and not more distances than there are in it."""
     where = fr.Layout.of(64, 600, window=8)
+    monkeypatch.setitem(block_plan._FORWARD, "cpu", block_plan.Limits(1, 4, 4))
     pipeline = pipeline_of(attend(), heads(operands(where, batch=1)), where)
-    for block in block_plan.plan(pipeline, backward=False, rows=4).blocks:
+    for block in block_plan.plan(pipeline, backward=False).blocks:
         assert block.keys.stop - block.keys.start == 11
         assert block.keys.stop == 536 + block.rows.stop
     table = descending(torch.arange(8.0).expand(D, H, 8).permute(1, 2, 0), 12)

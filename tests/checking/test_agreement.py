@@ -43,7 +43,7 @@ def off(finding: Finding) -> bool:
 
 @pytest.mark.parametrize("precision", ["fp32", "fp64"])
 @pytest.mark.parametrize("fault", WRONG)
-@pytest.mark.parametrize("name", ["sdpa", "relative"])
+@pytest.mark.parametrize("name", ["sdpa", "blocks"])
 def test_a_wrong_attention_kernel(name: str, fault: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     subject = ours() if name == "sdpa" else xl()
     right = kernels.KERNELS[name]

@@ -94,8 +94,8 @@ class Plan:
         return hidden
 
 
-def plan(pipeline: Pipeline, *, backward: bool, rows: int | None = None) -> Plan:
-    """How a call is cut, in the backward pass or before; `rows`: at most so many query rows in a block.
+def plan(pipeline: Pipeline, *, backward: bool) -> Plan:
+    """How a call is cut, in the backward pass or before.
 
     The layout is one whose `sight_of` there is, with runs and causal if scores are relative.
     """
@@ -108,7 +108,7 @@ def plan(pipeline: Pipeline, *, backward: bool, rows: int | None = None) -> Plan
     first, end = sight.first.tolist(), sight.end.tolist()
     widest = max(stop - start for start, stop in zip(first, end, strict=True))
     most = min(limits.most, _ROOM.get(device, 2**25) // (heads * widest), -(-queries // _SHARE))
-    count = -(-queries // min(max(most, limits.least), rows or queries))  # blocks of nearly as many rows each
+    count = -(-queries // max(most, limits.least))  # blocks of nearly as many rows each
     later: dict[int, Tensor] = {}
     found = []
     for row, stop in pairwise(queries * i // count for i in range(count + 1)):

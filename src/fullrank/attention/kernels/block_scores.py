@@ -11,7 +11,6 @@ with a row for each head.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +20,9 @@ from fullrank.attention.kernels.block_plan import Block, Plan
 from fullrank.attention.kernels.pipeline import Pipeline
 from fullrank.attention.shift import Piece, shift
 
-_LOOP = 2**16  # numbers of a factor from which a sum into rows with gaps, which PyTorch forms head by head, beats a copy
+_LOOP = (
+    2**16
+)  # numbers of a factor from which a sum into rows with gaps, which PyTorch forms head by head, beats a copy
 
 
 class Scratch:

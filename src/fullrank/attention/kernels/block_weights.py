@@ -44,7 +44,12 @@ def mix(weights: Tensor, matrix: Tensor | None, scratch: Scratch) -> Tensor:
     product = _product_by_query(matrix.transpose(1, 2), weights, scratch)
     if product.shape[1] == weights.shape[1]:  # one text: its heads stand evenly apart
         return product
-    return scratch.room("weights by head", _shape(weights), weights.dtype).view(product.shape).copy_(product).view(weights.shape)
+    return (
+        scratch.room("weights by head", _shape(weights), weights.dtype)
+        .view(product.shape)
+        .copy_(product)
+        .view(weights.shape)
+    )
 
 
 def mix_backward(d_mixed: Tensor, matrix: Tensor | None, scratch: Scratch) -> Tensor:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fullrank.attention.kernels.block_plan import Block, Plan, plan
 from fullrank.attention.kernels.block_scores import Group, Scores, Scratch, Sums, by_head, by_text
 from fullrank.attention.kernels.block_weights import (
     Masks,
@@ -28,14 +29,12 @@ from fullrank.attention.kernels.block_weights import (
     normalize_,
     normalize_backward_,
 )
-from fullrank.attention.kernels.block_plan import Block, Plan, plan
 from fullrank.attention.kernels.pipeline import Distances, Pipeline
 from fullrank.attention.kernels.precision import refuse_second_order
 from fullrank.attention.kernels.sight import sight_of
 from fullrank.attention.shift import descending, kept_descending
 
 _GAPLESS = torch.contiguous_format
-_EVALUATION_ROWS = {torch.bfloat16: 128, torch.float16: 128}  # on a CPU; otherwise as in training
 
 
 def blocks_compute(pipeline: Pipeline) -> bool:
@@ -63,9 +62,7 @@ def query_blocks(pipeline: Pipeline) -> Tensor:
         distances = pipeline.distances
         far = (None,) * 3 if distances is None else (distances.keys, distances.u, distances.v)
         fixed = (pipeline.layout, pipeline.scale, pipeline.normalize, pipeline.dropout)
-        out: Tensor = _Blocks.apply(
-            fixed, seed, pipeline.query, pipeline.keys, pipeline.values, pipeline.mixing, *far
-        )
+        out: Tensor = _Blocks.apply(fixed, seed, pipeline.query, pipeline.keys, pipeline.values, pipeline.mixing, *far)
         return out
 
 
@@ -101,8 +98,8 @@ class _Call:
         return self.pipeline.mixing[group.texts, block.rows].flatten(0, 1).to(self.wide)
 
 
-def _forward(pipeline: Pipeline, seed: int, rows: int | None = None, keep_table: bool = False) -> Tensor:
-    cut = plan(pipeline, backward=bool(pipeline.dropout), rows=rows)  # masks go with blocks
+def _forward(pipeline: Pipeline, seed: int, keep_table: bool = False) -> Tensor:
+    cut = plan(pipeline, backward=bool(pipeline.dropout))  # masks go with blocks
     table = None
     if pipeline.distances is not None:
         table = (kept_descending if keep_table else descending)(pipeline.distances.keys, cut.table_rows)
@@ -175,18 +172,21 @@ def _backward(pipeline: Pipeline, cotangent: Tensor, seed: int, mixing_wanted: b
 
     d_query = torch.empty_like(pipeline.query, dtype=call.wide)
     # products add to wide rows faster: (B, H, D, M)
-    d_keys, d_values = (torch.zeros_like(x.transpose(2, 3), dtype=call.wide, memory_format=_GAPLESS) for x in given[1:3])
+    d_keys, d_values = (
+        torch.zeros_like(x.transpose(2, 3), dtype=call.wide, memory_format=_GAPLESS) for x in given[1:3]
+    )
     d_mixing, table = zeros(pipeline.mixing) if mixing_wanted else None, zeros(call.table)
     u, v = (None, None) if far is None else (zeros(far.u), zeros(far.v))
     for group in call.groups():
         own = [x[group.texts] for x in (d_query, d_keys, d_values)]
-        sums = Sums(*(x[0] if len(x) == 1 else torch.zeros_like(by_head(x)) for x in own), table, u, v)
+        query, keys, values = (x[0] if len(x) == 1 else torch.zeros_like(by_head(x)) for x in own)
+        sums = Sums(query, keys, values, table, u, v)
         at_out = by_head(cotangent[group.texts])
         for block in cut.blocks:
             _differentiate(call, group, block, at_out, sums, d_mixing)
         if len(own[0]) > 1:
-            for x, found in zip(own, (sums.query, sums.keys, sums.values), strict=True):
-                x.copy_(by_text(found, len(x)))
+            for x, part in zip(own, (query, keys, values), strict=True):
+                x.copy_(by_text(part, len(x)))
     d_far = None if table is None or far is None else table.transpose(1, 2)[:, : far.keys.shape[1]].flip(1)
     found = (d_query, d_keys.transpose(2, 3), d_values.transpose(2, 3), d_mixing, d_far, u, v)
     likes = (*given, *((None,) * 3 if far is None else (far.keys, far.u, far.v)))
@@ -224,13 +224,14 @@ def _differentiate(
 
 def _evaluate(pipeline: Pipeline) -> Tensor:
     """Without gradients and dropout."""
-    query, how = pipeline.query, (pipeline.normalize, pipeline.mixing)
+    query = pipeline.query
     if query.shape[2] == 1:
         return _one_query(pipeline)
-    on_cpu = query.device.type == "cpu"
-    if on_cpu and pipeline.distances is not None and how == ("softmax", None) and query.dtype.itemsize > 2:
+    plain = pipeline.distances is not None and pipeline.normalize == "softmax" and pipeline.mixing is None
+    if plain and query.device.type == "cpu" and query.dtype.itemsize > 2:
+        assert pipeline.distances is not None
         return _fused(pipeline, pipeline.distances)
-    return _forward(pipeline, 0, _EVALUATION_ROWS.get(query.dtype) if on_cpu else None, keep_table=True)
+    return _forward(pipeline, 0, keep_table=True)
 
 
 def _fused(pipeline: Pipeline, distances: Distances) -> Tensor:
