@@ -152,19 +152,19 @@ def candidates(shape: Shape, backward: bool) -> dict[str, Run]:
     """Passes by name. The formula and the reference are first compared with the kernel, where they compute the same."""
     contiguous, inputs = dataclasses.replace(shape, gap=0, window=0), operands(shape)
     checks = [ours(shape, "reference")] + ([published] if shape == contiguous else [])
-    given = ours(shape, "relative")(*inputs)
+    given = ours(shape, "blocks")(*inputs)
     for other in checks:
         off = float((given - other(*inputs)).detach().abs().max())
         assert off < 1e-4, f"{shape}: off by {off:.1e}"
     made = {PUBLISHED: pass_of(published, operands(contiguous), backward)}
     made["reference"] = pass_of(ours(shape, "reference"), inputs, backward)
-    made |= {name: pass_of(ours(shape, "relative", **stages), inputs, backward) for name, stages in STAGES.items()}
+    made |= {name: pass_of(ours(shape, "blocks", **stages), inputs, backward) for name, stages in STAGES.items()}
     if not backward:
         low = operands(shape, torch.bfloat16)
         made[f"{PUBLISHED}, bf16"] = pass_of(published, low, False)
-        made["relative, bf16"] = pass_of(ours(shape, "relative"), low, False)
+        made["relative, bf16"] = pass_of(ours(shape, "blocks"), low, False)
     if shape != contiguous:
-        made["relative, all keys, no gap"] = pass_of(ours(contiguous, "relative"), operands(contiguous), backward)
+        made["relative, all keys, no gap"] = pass_of(ours(contiguous, "blocks"), operands(contiguous), backward)
     return made
 
 
@@ -182,7 +182,7 @@ def peak(shape: Shape, name: str) -> float:
     """MiB above what was there before the pass."""
 
     def made(shape: Shape) -> Run:
-        attend = published if name == PUBLISHED else ours(shape, "relative", **STAGES.get(name, {}))
+        attend = published if name == PUBLISHED else ours(shape, "blocks", **STAGES.get(name, {}))
         return pass_of(ours(shape, name) if name == "reference" else attend, operands(shape), True)
 
     made(Shape(1, shape.heads, 8, 8, shape.size))()  # what a first call allocates once and for all
