@@ -187,13 +187,9 @@ def _too_large(candidate: Candidate, settings: Settings) -> str:
 
 
 def _agree(who: str, values: dict[str, Tensor], expected: dict[str, Tensor], dtype: str) -> None:
-    """RunError if values of the same name differ by more than rounding: a benchmark of different functions says nothing.
-
-    What is nothing but rounding, such as the gradient of a bias of keys, is compared with the largest of all values.
-    """
-    largest = {name: float(value.abs().max()) for name, value in expected.items()}
-    floor = 1e-3 * max(largest.values())
+    """RunError if values of the same name differ by more than rounding: a benchmark of different functions says nothing."""
     for name in values.keys() & expected.keys():
-        off = float((values[name].float() - expected[name].float()).abs().max()) / max(largest[name], floor)
+        own, other = values[name].float(), expected[name].float()
+        off = float((own - other).abs().max() / other.abs().max().clamp_min(1e-30))
         if not off <= TOLERANCE[dtype]:
             raise RunError(f"{who}: {name} differs by {off:.1e} of its largest value; they should compute the same")
