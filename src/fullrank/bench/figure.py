@@ -17,6 +17,7 @@ from fullrank.bench.running import Figure as Measured
 from fullrank.bench.running import Outcome
 
 _WIDTH, _PANEL, _TITLE, _BELOW = 11.6, 2.6, 0.75, 0.62  # inches
+_RANGE = 4.0  # an axis spans at least this factor, so that noise does not look like growth
 _LEFT, _EACH, _GAP = 0.066, 0.3, 0.075  # shares of the width
 _DASHES = ((0, (5, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)))
 _MARKERS = "osD^vPX"
@@ -103,7 +104,6 @@ def _draw(axes: Axes, lines: list[_Line], columns: Sequence[Sequence[float | Non
     axes.set_yscale("log")
     drawn = []
     for line, column in zip(lines, columns, strict=True):
-        # pages, not tensors, decide below a tenth of a MiB
         known = [(n, y) for (n, _), y in zip(line.points, column, strict=True) if y is not None and y > 0]
         if known:
             axes.plot([n for n, _ in known], [y for _, y in known], **_look(line))  # type: ignore[arg-type]
@@ -118,7 +118,8 @@ def _draw(axes: Axes, lines: list[_Line], columns: Sequence[Sequence[float | Non
         axes.yaxis.set_major_locator(NullLocator())
         axes.yaxis.set_minor_locator(NullLocator())
         return
-    low, high = min(drawn) / 1.25, max(drawn) * 1.25
+    room = max(1.25, (_RANGE * min(drawn) / max(drawn)) ** 0.5)
+    low, high = min(drawn) / room, max(drawn) * room
     axes.set_ylim(low, high)
     decades = math.log10(high / low)
     axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0,) if decades > 3 else (1.0, 2.0, 5.0), numticks=20))

@@ -142,7 +142,9 @@ class Step:
         Only the norm: where rounding moves a unit across the kink of ReLU, the gradients of its weights jump.
         """
         loss = self._gradients().detach()
-        shared = [p.grad.norm() for name, p in self.model.named_parameters() if ".mix." not in name and p.grad is not None]
+        shared = [
+            p.grad.norm() for name, p in self.model.named_parameters() if ".mix." not in name and p.grad is not None
+        ]
         return {"output": loss, "gradients": torch.stack(shared).norm()}
 
 

@@ -65,8 +65,8 @@ def bench(
     """
     given = {"heads": heads, "head_dim": head_dim, "batch": batch}
     wanted = None if lengths is None else _lengths(lengths)
-    if plot is not None and (plot.suffix.lower() != ".png" or plot.is_dir()):
-        raise InputError(f"--plot {plot}: give the name of a file that ends in .png")
+    if plot is not None:
+        _check_plot(plot)
     if dtype not in ("fp32", "bf16", "fp16"):
         raise InputError(f"--dtype: '{dtype}' is not a precision; {suggest(dtype, ('fp32', 'bf16', 'fp16'))}")
     from fullrank.bench.suites import SUITES, suite_of
@@ -95,6 +95,16 @@ def _lengths(text: str) -> list[int]:
             f"--lengths: '{text}' is not a list of lengths; give whole numbers from 2 to {_LONGEST:,}, such as 512,1024"
         )
     return sorted({int(word) for word in words})
+
+
+def _check_plot(plot: Path) -> None:
+    """Before anything is measured."""
+    if plot.suffix.lower() != ".png" or plot.is_dir():
+        raise InputError(f"--plot {plot}: give the name of a file that ends in .png")
+    try:
+        plot.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--plot {plot}: its folder cannot be made ({error.strerror})") from error
 
 
 def _check_options(name: str | None, suite: Suite, given: dict[str, Any]) -> None:
