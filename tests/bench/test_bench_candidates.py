@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fullrank.attention import kernels
 from fullrank.bench import mixing, output_losses, running, training_step
 from fullrank.bench.candidates import BOTH, Candidate, Comparison, Pass, Settings, Suite, missing, uncompiled
 from fullrank.bench.suites import SUITES
@@ -90,7 +91,7 @@ def test_narrow_dtypes_agree_within_their_tolerance(name: str, dtype: str) -> No
     settings = dataclasses.replace(TINY, dtype=dtype)
     for found in SUITES[name].comparisons(settings, LENGTH[name]):
         skipped: dict[str, str] = {}
-        made = running._made(found, settings, skipped)
+        made, _ = running._made(found, settings, skipped)
         assert all(candidate.name in made or candidate.absent for candidate in found.candidates), skipped
 
 
@@ -138,7 +139,7 @@ def failing() -> Pass:
 
 def made(*candidates: Candidate) -> tuple[list[str], dict[str, str]]:
     skipped: dict[str, str] = {}
-    return list(running._made(Comparison("shape", 3, BOTH, candidates), TINY, skipped)), skipped
+    return list(running._made(Comparison("shape", 3, BOTH, candidates), TINY, skipped)[0]), skipped
 
 
 OURS = Candidate("ours", passing(), "square", ("peer",))
@@ -177,6 +178,16 @@ def test_peers_that_are_absent_too_large_or_fail_are_skipped_by_name() -> None:
 def test_ours_that_fails_ends_the_benchmark() -> None:
     with pytest.raises(RunError, match=r"ours at shape, forward \+ backward: failed: NotImplementedError"):
         made(dataclasses.replace(OURS, make=failing))
+
+
+def test_kernels_that_were_chosen_are_named() -> None:
+    found = comparison("relative", 1)
+    with kernels.chosen() as taken:
+        found.candidates[0].make().values()
+    _, named = running._made(found, TINY, {})
+    assert taken
+    assert named["relative"] == tuple(sorted(taken))
+    assert named["published formula"] == ()
 
 
 def test_ratios_are_ours_over_peer(monkeypatch: pytest.MonkeyPatch) -> None:

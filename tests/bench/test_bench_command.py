@@ -63,7 +63,8 @@ def test_json_says_everything(called: Called) -> None:
                 "rows": [
                     {
                         "shape": "str", "length": "int", "what": "str",
-                        "figures": [{"name": "str", "ours": "bool", "seconds": "float", "memory_mib": "float"}],
+                        "figures": [{"name": "str", "ours": "bool", "seconds": "float", "memory_mib": "float",
+                                     "kernels": ["str"]}],
                         "against": [{"mechanism": "str", "peer": "str", "memory": "NoneType",
                                      "time": {"middle": "float", "low": "float", "high": "float"}}],
                     }
@@ -117,7 +118,7 @@ def test_table_and_drawing(called: Called, tmp_path: Path) -> None:
     )
     assert "fp32, cpu, 1 thread, CPU time, 2 rounds; ratios are ours / peer" in out
     lines = [line.split() for line in out.splitlines()]
-    headings = ["mechanism", "shape", "pass", "against", "ms", "time", "quartiles", "MiB", "memory"]
+    headings = ["mechanism", "kernel", "shape", "pass", "against", "ms", "time", "quartiles", "MiB", "memory"]
     assert headings in lines
     ours = [line for line in out.splitlines() if "B 2, H 2, N 4, M 4+4, D 8   forward  " in line]
     assert [line.split("   ")[0].strip() for line in ours] == ["relative", "relative, Mixhead A", "relative, Mixhead B"]

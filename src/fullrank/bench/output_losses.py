@@ -134,7 +134,8 @@ def _comparison(settings: Settings, size: Size) -> Comparison:
         make, single = functools.partial(case, size, loss, settings), loss is stock or size.mixtures == 1
         return Candidate(name, make, "one softmax" if single else "mixture", against, absent, takes=kept * logits)
 
-    linear = candidate("linear_cross_entropy", chunked(256), absent=absent)
+    rows = "" if size.mixtures == 1 else f", {size.mixtures} rows a token"
+    linear = candidate(f"linear_cross_entropy{rows}", chunked(256), absent=absent)
     one = candidate(STOCK, stock, kept=2 if size.mixtures == 1 else 0)
     if size.mixtures == 1:
         return _of(size, candidate("softmax loss", ours, (STOCK, linear.name)), one, linear)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullrank.attention.kernels import chosen
 from fullrank.bench.candidates import Candidate, Comparison, Measured, Settings, Suite
 from fullrank.bench.growth import FEWEST, exponent
 from fullrank.bench.harness import Ratio, clock_for, times_of
@@ -26,12 +27,13 @@ TOLERANCE = {"fp32": 1e-3, "bf16": 6e-2, "fp16": 1e-2}
 
 @dataclass(frozen=True)
 class Figure:
-    """Median seconds and peak MiB of one candidate."""
+    """Median seconds and peak MiB of one candidate; of ours, the attention kernels that were chosen, if any were."""
 
     name: str
     ours: bool
     seconds: float
     memory_mib: float | None
+    kernels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -129,14 +131,14 @@ def run(suite: Suite, settings: Settings, lengths: Iterable[int], rounds: int, s
 
 
 def _row(comparison: Comparison, place: Place, settings: Settings, rounds: int, skipped: dict[str, str]) -> Row:
-    made = _made(comparison, settings, skipped)
+    made, kernels = _made(comparison, settings, skipped)
     times = times_of(made, rounds=rounds, clock=clock_for(settings.where), warm_up=1, at_least=SHORTEST)
     figures = {}
     for candidate in comparison.candidates:
         if candidate.name in made:
             mib = memory_mib(dataclasses.replace(place, name=candidate.name), settings, made[candidate.name])
             seconds = statistics.median(times[candidate.name])
-            figures[candidate.name] = Figure(candidate.name, candidate.ours, seconds, mib)
+            figures[candidate.name] = Figure(candidate.name, candidate.ours, seconds, mib, kernels[candidate.name])
     against = [
         Against(
             one.name, peer, Ratio.of(times[one.name], times[peer]),
@@ -153,9 +155,12 @@ def _share(own: float | None, other: float | None) -> float | None:
     return own / other
 
 
-def _made(comparison: Comparison, settings: Settings, skipped: dict[str, str]) -> dict[str, Measured]:
-    """The candidates that can run, each called once; those that compute the same agree."""
+def _made(
+    comparison: Comparison, settings: Settings, skipped: dict[str, str]
+) -> tuple[dict[str, Measured], dict[str, tuple[str, ...]]]:
+    """The candidates that can run, each called once, and the kernels that it took; those that compute the same agree."""
     made: dict[str, Measured] = {}
+    kernels: dict[str, tuple[str, ...]] = {}
     first: dict[str, tuple[str, dict[str, Tensor]]] = {}
     for candidate in comparison.candidates:
         reason = candidate.absent or _too_large(candidate, settings)
@@ -163,7 +168,9 @@ def _made(comparison: Comparison, settings: Settings, skipped: dict[str, str]) -
         if not reason:
             try:
                 made[candidate.name] = candidate.make()
-                values = made[candidate.name].values()
+                with chosen() as taken:
+                    values = made[candidate.name].values()
+                kernels[candidate.name] = tuple(sorted(taken))
             except Exception as error:
                 made.pop(candidate.name, None)
                 reason = f"failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
@@ -176,7 +183,7 @@ def _made(comparison: Comparison, settings: Settings, skipped: dict[str, str]) -
         _agree(f"{candidate.name} and {other}, {comparison.shape}, {comparison.what}", values, expected, settings.dtype)
     for measured in made.values():
         measured.clear()
-    return made
+    return made, kernels
 
 
 def _too_large(candidate: Candidate, settings: Settings) -> str:

@@ -220,7 +220,8 @@ def _new(*headings: str, words: int) -> Table:
 def _table(rows: list[Row]) -> Table:
     from rich.text import Text
 
-    table = _new("mechanism", "shape", "pass", "against", "ms", "time", "quartiles", "MiB", "memory", words=4)
+    headings = ("ms", "time", "quartiles", "MiB", "memory")
+    table = _new("mechanism", "kernel", "shape", "pass", "against", *headings, words=5)
     for row in rows:
         figures = {figure.name: figure for figure in row.figures}
         last = ""
@@ -229,7 +230,7 @@ def _table(rows: list[Row]) -> Table:
             own, last = figures[one.mechanism], one.mechanism
             style = "green" if one.time.high < 1 else "red" if one.time.low > 1 else ""
             table.add_row(
-                *((Text(one.mechanism), row.shape, row.what) if first else ("", "", "")),
+                *((Text(one.mechanism), ", ".join(own.kernels), row.shape, row.what) if first else ("", "", "", "")),
                 Text(one.peer),
                 f"{1000 * own.seconds:,.3g}" if first else "",
                 Text(f"{one.time.middle:.2f}", style=style),
