@@ -9,23 +9,20 @@ with the keys of distances, shifted, and send their gradients the same way back.
 weights again from the logarithms of the sums, and draws the same numbers for dropout from a saved seed.
 Memory: two numbers for each head, row of a block and key, for each thread. Several threads share one text by sums of their
 own, added in order: the same call with as many threads gives the same bits.
+A compiler gets the same as an operator of its own, without a break in its graph.
 Limits: fp32 and fp64; no double backward, no functorch transforms.
 """
 
 from __future__ import annotations
-
-import ctypes
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from fullrank.attention.kernels.native_build import library
+from fullrank.attention.kernels.native_call import Geometry, Native, Operands, operator
 from fullrank.attention.kernels.pipeline import Distances, Pipeline
-from fullrank.attention.kernels.precision import refuse_second_order
-from fullrank.attention.kernels.sight import Sight, sight_of
+from fullrank.attention.kernels.sight import sight_of
 from fullrank.attention.layout import Layout
 
 _DTYPES = (torch.float32, torch.float64)
@@ -42,25 +39,43 @@ def native_computes(pipeline: Pipeline) -> bool:
         return False
     if layout.narrow and (layout.runs is None or not layout.causal):
         return False
+    return _available()
+
+
+@torch.compiler.assume_constant_result
+def _available() -> bool:
     return library() is not None
 
 
 def native(pipeline: Pipeline) -> Tensor:
     """(B, H, N, D)."""
     dtype, width = pipeline.values.dtype, pipeline.values.shape[-1]
-    sight = sight_of(pipeline.layout)
-    assert sight is not None
-    position = table = base = None
-    query = pipeline.query
+    query, position, table, base = pipeline.query, None, None, None
     if pipeline.distances is not None:
         distances = pipeline.distances
         query, position = _with_biases(query, distances)
         table, base = _ready(distances.keys.to(dtype)), _table_rows(pipeline.layout)
-    mixing = None if pipeline.mixing is None else pipeline.mixing.to(dtype).contiguous()
-    seed = int(torch.randint(2**63 - 1, (), device="cpu")) if pipeline.dropout else 0
-    wanted = _Wanted(sight, base, pipeline.scale, pipeline.normalize == "sigsoftmax", pipeline.dropout, seed)
-    heads = (_ready(query), _ready(pipeline.keys), _ready(pipeline.values))
-    out: Tensor = _Native.apply(wanted, *heads, mixing, position, table)
+    operands = Operands(
+        query=_ready(query),
+        keys=_ready(pipeline.keys),
+        values=_ready(pipeline.values),
+        mixing=None if pipeline.mixing is None else pipeline.mixing.to(dtype).contiguous(),
+        position=position,
+        table=table,
+    )
+    sight = sight_of(pipeline.layout)
+    assert sight is not None
+    tokens = sight.tokens
+    if tokens is not None:
+        tokens = tokens.expand(len(query), -1)
+        if not pipeline.layout.causal:  # a text without tokens: every query sees every key
+            tokens = tokens | ~tokens.any(1, keepdim=True)
+        tokens = tokens.to(torch.uint8).contiguous()
+    seed = torch.randint(2**63 - 1, (), dtype=torch.int64) if pipeline.dropout else None
+    geometry = Geometry(sight.first, sight.end, sight.own, base, tokens, seed)
+    choices = (pipeline.scale, pipeline.normalize == "sigsoftmax", pipeline.dropout)
+    apply = operator if torch.compiler.is_compiling() else Native.apply
+    out: Tensor = apply(*operands, *geometry, *choices)[0]
     return out[..., :width]
 
 
@@ -89,94 +104,3 @@ def _table_rows(layout: Layout) -> Tensor:
         newest = first_query - start + shift
         rows.append(torch.arange(newest, newest - size, -1, dtype=torch.int32))
     return torch.cat(rows)
-
-
-@dataclass(frozen=True)
-class _Wanted:
-    """What is no tensor to differentiate."""
-
-    sight: Sight
-    base: Tensor | None
-    scale: float
-    sigsoftmax: bool
-    dropout: float
-    seed: int
-
-
-class _Call(ctypes.Structure):
-    """`Call` of cpp/call.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("B", "H", "N", "M", "D", "T", "threads", "narrow", "mixing_kind")),
-        *((name, ctypes.c_int64) for name in ("sigsoftmax", "dropped")),
-        ("seed", ctypes.c_uint64),
-        *((name, ctypes.c_double) for name in ("scale", "kept_scale")),
-        *((name, ctypes.c_void_p) for name in ("query", "keys", "values", "mixing", "position", "table")),
-        *((name, ctypes.c_void_p) for name in ("first", "end", "own", "base", "tokens", "out", "lse", "d_out")),
-        *((name, ctypes.c_void_p) for name in ("d_query", "d_keys", "d_values", "d_mixing", "d_position", "d_table")),
-    )
-
-
-def _run(wanted: _Wanted, tensors: dict[str, Tensor | None], backward: bool) -> None:
-    loaded = library()
-    assert loaded is not None
-    query, keys, mixing, table = tensors["query"], tensors["keys"], tensors["mixing"], tensors["table"]
-    assert query is not None
-    assert keys is not None
-    (texts, heads, queries, width), count = query.shape, keys.shape[2]
-    sight, tokens = wanted.sight, wanted.sight.tokens
-    if tokens is not None:
-        tokens = tokens.expand(texts, -1)
-        seen_by_none = ~tokens.any(1, keepdim=True) if int(sight.own[0]) < 0 else None
-        tokens = (tokens if seen_by_none is None else tokens | seen_by_none).to(torch.uint8).contiguous()
-    arrays = {
-        **tensors,
-        "first": sight.first,
-        "end": sight.end,
-        "own": sight.own,
-        "base": wanted.base,
-        "tokens": tokens,
-    }
-    call = _Call(
-        B=texts, H=heads, N=queries, M=count, D=width, T=0 if table is None else table.shape[1],
-        threads=torch.get_num_threads(), narrow=int(_narrow(queries)),
-        mixing_kind=0 if mixing is None else 1 if mixing.dim() == 2 else 2,
-        sigsoftmax=int(wanted.sigsoftmax), dropped=min(round(wanted.dropout * 2**32), 2**32 - 1), seed=wanted.seed,
-        scale=wanted.scale, kept_scale=1 / (1 - wanted.dropout) if wanted.dropout < 1 else 0.0,
-        **{name: None if array is None else array.data_ptr() for name, array in arrays.items()},
-    )  # fmt: skip
-    loaded.fullrank_mixed(ctypes.byref(call), int(query.dtype == torch.float64), int(backward))
-
-
-def _narrow(queries: int) -> bool:
-    """Whether blocks of 16 rows, of which each costs a little more, do so much less idle work than blocks of 32."""
-    return queries <= 16 or 32 < queries <= 48
-
-
-class _Native(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        wanted: _Wanted,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        mixing: Tensor | None,
-        position: Tensor | None,
-        table: Tensor | None,
-    ) -> Tensor:
-        out, lse = torch.empty_like(query), query.new_empty(query.shape[:3])
-        given = {"query": query, "keys": keys, "values": values, "mixing": mixing, "position": position, "table": table}
-        _run(wanted, {**given, "out": out, "lse": lse}, backward=False)
-        ctx.wanted = wanted
-        ctx.save_for_backward(*given.values(), lse)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_second_order("this attention kernel", "keeps the weights")
-        *saved, lse = ctx.saved_tensors
-        given = dict(zip(("query", "keys", "values", "mixing", "position", "table"), saved, strict=True))
-        found = {f"d_{name}": None if tensor is None else torch.empty_like(tensor) for name, tensor in given.items()}
-        _run(ctx.wanted, {**given, **found, "lse": lse, "d_out": cotangent.contiguous()}, backward=True)
-        return None, *found.values()
