@@ -232,7 +232,7 @@ def _table(rows: list[Row]) -> Table:
             table.add_row(
                 *((Text(one.mechanism), ", ".join(own.kernels), row.shape, row.what) if first else ("", "", "", "")),
                 Text(one.peer),
-                f"{1000 * own.seconds:,.3g}" if first else "",
+                _ms(own.seconds) if first else "",
                 Text(f"{one.time.middle:.2f}", style=style),
                 Text(f"{one.time.low:.2f}-{one.time.high:.2f}", style="dim"),
                 _mib(own.memory_mib) if first else "",
@@ -266,6 +266,11 @@ def _each_length(outcome: Outcome) -> Table:
                 "" if mib is None else f"{1024 * mib / length:,.2f}",
             )
     return table
+
+
+def _ms(seconds: float) -> str:
+    milliseconds = 1000 * seconds
+    return f"{milliseconds:,.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}"
 
 
 def _mib(value: float | None) -> str:
