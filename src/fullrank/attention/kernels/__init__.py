@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 Kernel = Callable[["WeightedValues", "Heads", "Layout", "Trace | None"], Tensor]
 _forced: str | None = None  # a plain global, so that torch.compile guards on it
 _chosen: set[str] | None = None
+_SHORT = 48  # queries, below which PyTorch's own kernel is faster for plain attention without dropout (measured)
 
 
 def kernel_for(attend: WeightedValues, tracing: bool) -> Kernel:
@@ -64,7 +65,8 @@ def fastest(attend: WeightedValues, heads: Heads, layout: Layout, trace: Trace |
     """The kernel that is the fastest for these tensors, of stages that are `expressible`."""
     if layout.shape[0] > 1:
         pipeline = pipeline_of(attend, heads, layout)
-        if native_computes(pipeline):
+        short = pipeline.plain and not pipeline.dropout and layout.shape[0] < _SHORT
+        if not short and native_computes(pipeline):
             _note("native")
             return native(pipeline)
     name = "sdpa" if _plain(attend) else "relative" if type(attend.score) is XLRelative else "reference"
