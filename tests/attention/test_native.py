@@ -130,7 +130,7 @@ def test_expanded_inputs() -> None:
         assert torch.allclose(ours, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("wanted", ["query", "keys", "values", "relative", "score.content_bias", "score.position_bias", "mix.mixing", "mix.from_query"])
+@pytest.mark.parametrize("wanted", ["query", "keys", "values", "relative", "score.biases.content_bias", "score.biases.position_bias", "mix.mixing", "mix.from_query"])
 def test_gradient_of_one_input_only(wanted: str) -> None:
     attend, heads, layout = small(score="relative", where="gaps")
     inputs = given(heads) | dict(attend.named_parameters())
@@ -285,13 +285,13 @@ class TestAutograd:
             torch.autograd.grad(out, heads.query, create_graph=True)
 
     def test_changed_input_is_noticed(self) -> None:
+        """Inputs that are as the kernel wants them are not copied."""
         attend, heads, layout = small(dim=8)
-        values = heads.values * 1
+        values = heads.values.contiguous() * 1
         out = by_native(attend, Heads(heads.query, heads.scored, heads.keys, values), layout)
         values.mul_(2)
-        ours = torch.autograd.grad(out.sum(), heads.query, allow_unused=True)  # of the values before
-        same = torch.autograd.grad(by_native(attend, heads, layout).sum(), heads.query)
-        assert torch.equal(ours[0], same[0])
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
 
     def test_backward_twice(self) -> None:
         attend, heads, layout = small(dropout=0.4)

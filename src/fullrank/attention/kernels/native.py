@@ -98,7 +98,8 @@ def _with_biases(query: Tensor, distances: Distances) -> tuple[Tensor, Tensor]:
 
 def _ready(heads: Tensor) -> Tensor:
     """Without gaps, and with zeros up to whole vectors."""
-    return F.pad(heads, (0, -heads.shape[-1] % (64 // heads.element_size()))).contiguous()
+    idle = -heads.shape[-1] % (64 // heads.element_size())
+    return (F.pad(heads, (0, idle)) if idle else heads).contiguous()  # padding by nothing copies, slowly
 
 
 def _table_rows(layout: Layout) -> Tensor:
