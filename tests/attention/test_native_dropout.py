@@ -24,7 +24,9 @@ def masks(p: float, seed: int, *, texts: int = 2, heads: int = 3, queries: int =
     zero = torch.zeros(texts, heads, queries, keys)
     values = torch.eye(keys).expand(texts, heads, keys, keys)
     torch.manual_seed(seed)
-    out = by_native(attend, Heads(zero, zero, torch.zeros_like(values), values), fr.Layout.of(queries, keys, causal=False))
+    out = by_native(
+        attend, Heads(zero, zero, torch.zeros_like(values), values), fr.Layout.of(queries, keys, causal=False)
+    )
     return out * keys
 
 

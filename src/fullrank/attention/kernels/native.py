@@ -43,7 +43,7 @@ def native_computes(pipeline: Pipeline) -> bool:
 
 
 def _fits(pipeline: Pipeline) -> bool:
-    """Whether shapes are as they should be. Others would be read beside; the reference broadcasts them, or says what is wrong."""
+    """Whether shapes are as they should be: it would read beside others. The reference broadcasts them, or refuses."""
     (texts, heads, queries, width), (_, _, keys, _) = pipeline.query.shape, pipeline.keys.shape
     mixing, distances, mask = pipeline.mixing, pipeline.distances, pipeline.layout.key_mask
     return (

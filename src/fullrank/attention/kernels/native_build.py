@@ -97,7 +97,9 @@ def _compile(compiler: list[str], path: Path) -> None:
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             made = Path(folder) / path.name
             command = [*compiler, *_FLAGS, *threads, source, "-o", str(made)]
-            done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", env=english, timeout=_LONGEST)
+            done = subprocess.run(
+                command, capture_output=True, encoding="utf-8", errors="replace", env=english, timeout=_LONGEST
+            )
             if done.returncode == 0:
                 os.replace(made, path)  # whole or not at all
                 return

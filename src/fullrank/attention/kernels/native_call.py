@@ -77,7 +77,9 @@ def _run(
         **{name: None if array is None else array.data_ptr() for name, array in arrays.items()},
     )  # fmt: skip
     if loaded.fullrank_mixed(ctypes.byref(call), int(query.dtype == torch.float64), int(backward)):
-        raise MemoryError(f"attention of {texts} x {heads} x {queries} x {call.M}, {call.threads} threads: not enough memory")
+        raise MemoryError(
+            f"attention of {texts} x {heads} x {queries} x {call.M}, {call.threads} threads: not enough memory"
+        )
 
 
 def _narrow(queries: int) -> bool:
