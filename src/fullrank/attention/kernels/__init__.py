@@ -12,7 +12,7 @@ from torch import Tensor
 from fullrank.attention.kernels.compiled import traced
 from fullrank.attention.kernels.native import native, native_computes
 from fullrank.attention.kernels.native_build import library
-from fullrank.attention.kernels.pipeline import expressible, pipeline_of
+from fullrank.attention.kernels.pipeline import Pipeline, expressible, pipeline_of
 from fullrank.attention.kernels.query_blocks import blocks_compute, query_blocks
 from fullrank.attention.kernels.reference import reference
 from fullrank.attention.kernels.sdpa import sdpa
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Kernel = Callable[["WeightedValues", "Heads", "Layout", "Trace | None"], Tensor]
 _forced: str | None = None  # a plain global, so that torch.compile guards on it
 _chosen: set[str] | None = None
-_SHORT = 48  # queries, below which PyTorch's own kernel is faster for plain attention without dropout (measured)
+_SHORT = 48  # queries, below which plain attention is as fast without C++, in fp32 without dropout (measured)
 
 
 def kernel_for(attend: WeightedValues, tracing: bool) -> Kernel:
@@ -53,7 +53,7 @@ def _computes(name: str, attend: WeightedValues) -> bool:
     """By the stages alone; a call of some layout or dtype may still go to another kernel, or be refused."""
     if name == "sdpa":
         return _plain(attend)
-    return name in ("blocks", "native") and expressible(attend)
+    return name in _OF_PIPELINES and expressible(attend)
 
 
 def _plain(attend: WeightedValues) -> bool:
@@ -62,15 +62,28 @@ def _plain(attend: WeightedValues) -> bool:
 
 def fastest(attend: WeightedValues, heads: Heads, layout: Layout, trace: Trace | None) -> Tensor:
     """The kernel that is the fastest for these tensors, of stages that are `expressible`."""
-    if layout.shape[0] > 1:
-        pipeline = pipeline_of(attend, heads, layout)
-        short = pipeline.plain and not pipeline.dropout and layout.shape[0] < _SHORT
-        if not short and native_computes(pipeline):
-            _note("native")
-            return native(pipeline)
-    name = "sdpa" if _plain(attend) else "blocks"
+    pipeline = pipeline_of(attend, heads, layout)
+    name = _fastest(pipeline)
     _note(name)
-    return KERNELS[name](attend, heads, layout, trace)
+    if name in _OF_PIPELINES:
+        return _OF_PIPELINES[name][1](pipeline)
+    return {"sdpa": sdpa, "compiled": traced, "reference": reference}[name](attend, heads, layout, trace)
+
+
+def _fastest(pipeline: Pipeline) -> str:
+    gpu, queries = pipeline.values.device.type == "cuda", pipeline.layout.shape[0]
+    if not pipeline.fits:
+        return "reference"
+    half = pipeline.values.dtype in (torch.bfloat16, torch.float16)
+    if pipeline.plain and (gpu or queries == 1 or (queries < _SHORT and (half or not pipeline.dropout))):
+        return "sdpa"
+    if queries > 1 and native_computes(pipeline):
+        return "native"
+    if pipeline.plain:
+        return "sdpa"
+    if torch.compiler.is_compiling():
+        return "compiled"
+    return "blocks" if blocks_compute(pipeline) else "reference"
 
 
 def _note(name: str) -> None:
@@ -90,33 +103,40 @@ def chosen() -> Iterator[set[str]]:
         _chosen = before
 
 
-def blocks(attend: WeightedValues, heads: Heads, layout: Layout, trace: Trace | None) -> Tensor:
-    """`query_blocks`, or the reference where these do not compute; a compiler gets stages to trace."""
-    if torch.compiler.is_compiling():
-        return traced(attend, heads, layout, trace)
-    pipeline = pipeline_of(attend, heads, layout)
-    return query_blocks(pipeline) if blocks_compute(pipeline) else reference(attend, heads, layout, trace)
+def _fixed(name: str) -> Kernel:
+    """The kernel as `kernel(name)` asks for it: the reference where a layout is not for it; refused where a machine is not."""
+    computes, compute = _OF_PIPELINES[name]
+
+    def run(attend: WeightedValues, heads: Heads, layout: Layout, trace: Trace | None) -> Tensor:
+        if name == "blocks" and torch.compiler.is_compiling():
+            return traced(attend, heads, layout, trace)
+        pipeline = pipeline_of(attend, heads, layout)
+        if computes(pipeline):
+            return compute(pipeline)
+        if (needed := _NEEDED.get(name)) is not None and not needed[0](pipeline):
+            given = f"{heads.values.dtype} on {heads.values.device}".removeprefix("torch.")
+            raise InputError(f"kernel '{name}' needs {needed[1]}; given {given}; use 'auto'")
+        return reference(attend, heads, layout, trace)
+
+    return run
 
 
-def only_native(attend: WeightedValues, heads: Heads, layout: Layout, trace: Trace | None) -> Tensor:
-    """The C++ kernel; the reference where a relative score meets padding or queries that see later keys."""
-    pipeline = pipeline_of(attend, heads, layout)
-    if native_computes(pipeline):
-        return native(pipeline)
-    if (
-        library() is None
-        or heads.values.device.type != "cpu"
-        or heads.values.dtype not in (torch.float32, torch.float64)
-    ):
-        given = f"{heads.values.dtype} on {heads.values.device}".removeprefix("torch.")
-        raise InputError(
-            "kernel 'native' computes fp32 and fp64 on a CPU, where a C++ compiler is installed and FULLRANK_NATIVE is not 0; "
-            f"given {given}, {'no compiled library' if library() is None else 'with a compiled library'}; use 'auto'"
-        )
-    return reference(attend, heads, layout, trace)
+def _native_runs(pipeline: Pipeline) -> bool:
+    values = pipeline.values
+    return values.device.type == "cpu" and library() is not None
 
 
-KERNELS: dict[str, Kernel] = {"reference": reference, "sdpa": sdpa, "blocks": blocks, "native": only_native}
+_OF_PIPELINES: dict[str, tuple[Callable[[Pipeline], bool], Callable[[Pipeline], Tensor]]] = {
+    "blocks": (blocks_compute, query_blocks),
+    "native": (native_computes, native),
+}
+_NEEDED: dict[str, tuple[Callable[[Pipeline], bool], str]] = {
+    "native": (
+        _native_runs,
+        "a CPU, a C++ compiler, and FULLRANK_NATIVE that is not 0",
+    ),
+}
+KERNELS: dict[str, Kernel] = {"reference": reference, "sdpa": sdpa, **{name: _fixed(name) for name in _OF_PIPELINES}}
 NAMES = ("auto", *KERNELS, "multilinear")  # the last is that of attention without weights
 
 

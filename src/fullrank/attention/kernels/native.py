@@ -10,7 +10,7 @@ weights again from the logarithms of the sums, and draws the same numbers for dr
 Memory: two numbers (with sigsoftmax three) for each head, row of a block and key, for each thread. Texts that do not divide
 by the threads are shared, by sums of each thread's own, added in order: the same call with as many threads gives the same bits.
 A compiler gets the same as an operator of its own, without a break in its graph.
-Limits: fp32 and fp64; no double backward, no functorch transforms.
+Halves are computed in fp32. Limits: no double backward, no functorch transforms.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fullrank.attention.kernels.pipeline import Distances, Pipeline
 from fullrank.attention.kernels.sight import sight_of
 from fullrank.attention.layout import Layout
 
-_DTYPES = (torch.float32, torch.float64)
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def native_computes(pipeline: Pipeline) -> bool:
@@ -39,20 +39,7 @@ def native_computes(pipeline: Pipeline) -> bool:
         return False
     if layout.narrow and (layout.runs is None or not layout.causal):
         return False
-    return _fits(pipeline) and _available()
-
-
-def _fits(pipeline: Pipeline) -> bool:
-    """Whether shapes are as they should be: it would read beside others. The reference broadcasts them, or refuses."""
-    (texts, heads, queries, width), (_, _, keys, _) = pipeline.query.shape, pipeline.keys.shape
-    mixing, distances, mask = pipeline.mixing, pipeline.distances, pipeline.layout.key_mask
-    return (
-        pipeline.keys.shape == pipeline.values.shape == (texts, heads, keys, width)
-        and pipeline.layout.shape == (queries, keys)
-        and (mixing is None or mixing.shape in ((heads, heads), (texts, queries, heads, heads)))
-        and (mask is None or mask.shape in ((1, keys), (texts, keys)))
-        and (distances is None or distances.keys.shape == (heads, pipeline.layout.distances, width))
-    )
+    return pipeline.fits and _available()
 
 
 @torch.compiler.assume_constant_result
@@ -63,7 +50,7 @@ def _available() -> bool:
 def native(pipeline: Pipeline) -> Tensor:
     """(B, H, N, D)."""
     dtype, width = pipeline.values.dtype, pipeline.values.shape[-1]
-    query, position, table, base = pipeline.query, None, None, None
+    query, mixing, position, table, base = pipeline.query, pipeline.mixing, None, None, None
     if pipeline.distances is not None:
         distances = pipeline.distances
         query, position = _with_biases(query, distances)
@@ -72,7 +59,7 @@ def native(pipeline: Pipeline) -> Tensor:
         query=_ready(query),
         keys=_ready(pipeline.keys),
         values=_ready(pipeline.values),
-        mixing=None if pipeline.mixing is None else pipeline.mixing.to(dtype).contiguous(),
+        mixing=None if mixing is None else mixing.to(torch.promote_types(dtype, torch.float32)).contiguous(),
         position=position,
         table=table,
     )
@@ -98,7 +85,7 @@ def _with_biases(query: Tensor, distances: Distances) -> tuple[Tensor, Tensor]:
 
 def _ready(heads: Tensor) -> Tensor:
     """Without gaps, and with zeros up to whole vectors."""
-    idle = -heads.shape[-1] % (64 // heads.element_size())
+    idle = -heads.shape[-1] % (8 if heads.dtype == torch.float64 else 16)
     return (F.pad(heads, (0, idle)) if idle else heads).contiguous()  # padding by nothing copies, slowly
 
 

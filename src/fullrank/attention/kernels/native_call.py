@@ -16,7 +16,7 @@ class Operands(NamedTuple):
     """What is differentiated: query, position (B, H, N, D), keys, values (B, H, M, D), table (H, T, D), without gaps.
 
     mixing is (H, H), (B, N, H, H) or None; position and table (the query that meets the keys of distances, and those) are
-    None where the score has no distances. D is a whole number of 64 bytes.
+    None where the score has no distances. D is a multiple of 16, of fp64 of 8.
     """
 
     query: Tensor
@@ -94,19 +94,30 @@ def _split(arguments: tuple[Any, ...]) -> tuple[Operands, Geometry, tuple[float,
 def _computed(*arguments: Any) -> tuple[Tensor, Tensor]:
     """The output and the logarithms of the sums, (B, H, N)."""
     operands, geometry, choices = _split(arguments)
+    dtype, operands = operands.query.dtype, _wide(operands)
     out, lse = torch.empty_like(operands.query), operands.query.new_empty(operands.query.shape[:3])
     _run(operands, geometry, {"out": out, "lse": lse}, *choices, backward=False)
-    return out, lse
+    return out.to(dtype), lse
 
 
 def _differentiated(cotangent: Tensor, lse: Tensor, *arguments: Any) -> list[Tensor]:
     """The gradients of the operands; of those that are not there, something empty."""
     operands, geometry, choices = _split(arguments)
+    dtypes = [None if tensor is None else tensor.dtype for tensor in operands]
+    operands = _wide(operands)
     found = [None if tensor is None else torch.empty_like(tensor) for tensor in operands]
     names = (f"d_{name}" for name in Operands._fields)
-    others = {**dict(zip(names, found, strict=True)), "lse": lse, "d_out": cotangent.contiguous()}
+    others = {**dict(zip(names, found, strict=True)), "lse": lse, "d_out": cotangent.to(lse.dtype).contiguous()}
     _run(operands, geometry, others, *choices, backward=True)
-    return [operands.query.new_empty(0) if tensor is None else tensor for tensor in found]
+    nothing = operands.query.new_empty(0)
+    return [
+        nothing.clone() if tensor is None else tensor.to(dtype) for tensor, dtype in zip(found, dtypes, strict=True)
+    ]
+
+
+def _wide(operands: Operands) -> Operands:
+    """In fp32 at least: the kernel has no products of halves, and is faster than those of PyTorch even so."""
+    return Operands._make(x if x is None else x.to(torch.promote_types(x.dtype, torch.float32)) for x in operands)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -157,7 +168,8 @@ _backward_operator = torch.library.custom_op(
 @operator.register_fake
 def _(*arguments: Any) -> tuple[Tensor, Tensor]:
     query = arguments[0]
-    return torch.empty_like(query), query.new_empty(query.shape[:3])
+    wide = torch.promote_types(query.dtype, torch.float32)
+    return torch.empty_like(query), query.new_empty(query.shape[:3], dtype=wide)
 
 
 @_backward_operator.register_fake
