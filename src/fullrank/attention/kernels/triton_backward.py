@@ -15,8 +15,8 @@ from fullrank.attention.kernels.triton_tiles import (
     dot,
     drop,
     group,
+    load_group,
     load_rows,
-    member,
     see,
     slope,
     spread,
@@ -49,6 +49,8 @@ def of_mixing(
     n = tile * BM + tl.arange(0, BM)
     low = tl.min(tl.load(FIRST + n, mask=n < N, other=M))
     high = tl.max(tl.load(END + n, mask=n < N, other=0))
+    queries = load_group(Q, source, N, n, H, GJ, D, BD)
+    cotangents = load_group(D_OUT, start, N, n, H, G, D, BD)
     sums = ()
     for _ in tl.static_range(GJ * G):
         sums = sums + (tl.zeros((BM,), dtype=tl.float32),)
@@ -57,16 +59,16 @@ def of_mixing(
         seen = see(FIRST, END, OWN, TOKENS, n[:, None], k[None, :], N, M, PADDED)
         weights = ()
         for j in tl.static_range(GJ):
-            head = member(source, j, H, GJ)
+            head = tl.minimum(source + j, H - 1)
             keys = load_rows(K, head, M, k, D, BD)
-            product = dot(load_rows(Q, head, N, n, D, BD), tl.trans(keys), None, PRECISION)
+            product = dot(queries[j], tl.trans(keys), None, PRECISION)
             total = tl.load(TOTAL + head * N + n, mask=n < N, other=0.0)
             weights = weights + (weight(product, unit, total[:, None], seen, SIGMOID),)
         made = ()
         for i in tl.static_range(G):
-            head = member(start, i, H, G)
+            head = tl.minimum(start + i, H - 1)
             values = load_rows(V, head, M, k, D, BD)
-            x = dot(load_rows(D_OUT, head, N, n, D, BD), tl.trans(values), None, PRECISION)
+            x = dot(cotangents[i], tl.trans(values), None, PRECISION)
             if DROP:
                 x = drop(x, seed, least, kept, text, head, n[:, None], k[None, :], H)
             for j in tl.static_range(GJ):
@@ -74,7 +76,7 @@ def of_mixing(
         sums = made
     for i in tl.static_range(G):
         for j in tl.static_range(GJ):
-            place = member(source, j, H, GJ) * H + member(start, i, H, G)
+            place = tl.minimum(source + j, H - 1) * H + tl.minimum(start + i, H - 1)
             tl.store(D_MIXING + place * N + n, sums[i * GJ + j], mask=n < N)
 
 
@@ -103,6 +105,7 @@ def of_queries(
     n = tile * BM + tl.arange(0, BM)
     low = tl.min(tl.load(FIRST + n, mask=n < N, other=M))
     high = tl.max(tl.load(END + n, mask=n < N, other=0))
+    queries = load_group(Q, start, N, n, H, G, D, BD)
     sums = group(G, BM, BD)
     for at in range(low // BN * BN, high, BN):
         k = at + tl.arange(0, BN)
@@ -116,16 +119,16 @@ def of_queries(
             wanted = spread(wanted, x, MIXING, i, start, n[:, None], N, 1, H, H, G, MIX)
         made = ()
         for j in tl.static_range(G):
-            head = member(start, j, H, G)
+            head = tl.minimum(start + j, H - 1)
             keys = load_rows(K, head, M, k, D, BD)
-            product = dot(load_rows(Q, head, N, n, D, BD), tl.trans(keys), None, PRECISION)
+            product = dot(queries[j], tl.trans(keys), None, PRECISION)
             total = tl.load(TOTAL + head * N + n, mask=n < N, other=0.0)[:, None]
             delta = tl.load(DELTA + head * N + n, mask=n < N, other=0.0)[:, None]
             x = weight(product, unit, total, seen, SIGMOID) * (wanted[j] - delta) * slope(product, unit, SIGMOID)
             made = made + (dot(x.to(keys.dtype), keys, sums[j], PRECISION),)
         sums = made
     for j in tl.static_range(G):
-        store_rows(D_Q, member(start, j, H, G), N, n, sums[j] * scale, D, BD)
+        store_rows(D_Q, tl.minimum(start + j, H - 1), N, n, sums[j] * scale, D, BD)
 
 
 @triton.jit
@@ -153,26 +156,26 @@ def of_values(
     sums = group(G, BN, BD)
     for at in range(low // BM * BM, high, BM):
         n = at + tl.arange(0, BM)
-        seen = see(FIRST, END, OWN, TOKENS, n[None, :], k[:, None], N, M, PADDED)
-        mixed = group(G, BN, BM)
+        seen = see(FIRST, END, OWN, TOKENS, n[:, None], k[None, :], N, M, PADDED)
+        mixed = group(G, BM, BN)
         for j in range(H):
             product = dot(
-                load_rows(K, j, M, k, D, BD), tl.trans(load_rows(Q, j, N, n, D, BD)), None, PRECISION
+                load_rows(Q, j, N, n, D, BD), tl.trans(load_rows(K, j, M, k, D, BD)), None, PRECISION
             )
             total = tl.load(TOTAL + j * N + n, mask=n < N, other=0.0)
-            x = weight(product, unit, total[None, :], seen, SIGMOID)
-            mixed = spread(mixed, x, MIXING, j, start, n[None, :], N, H, 1, H, G, MIX)
+            x = weight(product, unit, total[:, None], seen, SIGMOID)
+            mixed = spread(mixed, x, MIXING, j, start, n[:, None], N, H, 1, H, G, MIX)
         made = ()
         for i in tl.static_range(G):
             x = mixed[i]
-            head = member(start, i, H, G)
+            head = tl.minimum(start + i, H - 1)
             if DROP:
-                x = drop(x, seed, least, kept, text, head, n[None, :], k[:, None], H)
+                x = drop(x, seed, least, kept, text, head, n[:, None], k[None, :], H)
             cotangent = load_rows(D_OUT, head, N, n, D, BD)
-            made = made + (dot(x.to(cotangent.dtype), cotangent, sums[i], PRECISION),)
+            made = made + (dot(tl.trans(x.to(cotangent.dtype)), cotangent, sums[i], PRECISION),)
         sums = made
     for i in tl.static_range(G):
-        store_rows(D_V, member(start, i, H, G), M, k, sums[i], D, BD)
+        store_rows(D_V, tl.minimum(start + i, H - 1), M, k, sums[i], D, BD)
 
 
 @triton.jit
@@ -200,26 +203,27 @@ def of_keys(
     k = tl.program_id(0) * BN + tl.arange(0, BN)
     low = tl.min(tl.load(LOOKS + k, mask=k < M, other=N))
     high = tl.max(tl.load(LOOKED + k, mask=k < M, other=0))
+    held = load_group(K, start, M, k, H, G, D, BD)
     sums = group(G, BN, BD)
     for at in range(low // BM * BM, high, BM):
         n = at + tl.arange(0, BM)
-        seen = see(FIRST, END, OWN, TOKENS, n[None, :], k[:, None], N, M, PADDED)
-        wanted = group(G, BN, BM)
+        seen = see(FIRST, END, OWN, TOKENS, n[:, None], k[None, :], N, M, PADDED)
+        wanted = group(G, BM, BN)
         for i in range(H):
             cotangent = load_rows(D_OUT, i, N, n, D, BD)
-            x = dot(load_rows(V, i, M, k, D, BD), tl.trans(cotangent), None, PRECISION)
+            x = dot(cotangent, tl.trans(load_rows(V, i, M, k, D, BD)), None, PRECISION)
             if DROP:
-                x = drop(x, seed, least, kept, text, i, n[None, :], k[:, None], H)
-            wanted = spread(wanted, x, MIXING, i, start, n[None, :], N, 1, H, H, G, MIX)
+                x = drop(x, seed, least, kept, text, i, n[:, None], k[None, :], H)
+            wanted = spread(wanted, x, MIXING, i, start, n[:, None], N, 1, H, H, G, MIX)
         made = ()
         for j in tl.static_range(G):
-            head = member(start, j, H, G)
+            head = tl.minimum(start + j, H - 1)
             query = load_rows(Q, head, N, n, D, BD)
-            product = dot(load_rows(K, head, M, k, D, BD), tl.trans(query), None, PRECISION)
-            total = tl.load(TOTAL + head * N + n, mask=n < N, other=0.0)[None, :]
-            delta = tl.load(DELTA + head * N + n, mask=n < N, other=0.0)[None, :]
+            product = dot(query, tl.trans(held[j]), None, PRECISION)
+            total = tl.load(TOTAL + head * N + n, mask=n < N, other=0.0)[:, None]
+            delta = tl.load(DELTA + head * N + n, mask=n < N, other=0.0)[:, None]
             x = weight(product, unit, total, seen, SIGMOID) * (wanted[j] - delta) * slope(product, unit, SIGMOID)
-            made = made + (dot(x.to(query.dtype), query, sums[j], PRECISION),)
+            made = made + (dot(tl.trans(x.to(query.dtype)), query, sums[j], PRECISION),)
         sums = made
     for j in tl.static_range(G):
-        store_rows(D_K, member(start, j, H, G), M, k, sums[j] * scale, D, BD)
+        store_rows(D_K, tl.minimum(start + j, H - 1), M, k, sums[j] * scale, D, BD)

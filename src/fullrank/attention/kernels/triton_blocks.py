@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import triton
 from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
 from fullrank.attention.kernels import triton_backward, triton_forward
-
-if TYPE_CHECKING:
-    from fullrank.attention.kernels.triton_mixed import Call
 
 KERNELS: dict[str, Any] = {
     "totals": triton_forward.totals,
@@ -23,24 +18,18 @@ KERNELS: dict[str, Any] = {
     "of_queries": triton_backward.of_queries,
     "of_keys": triton_backward.of_keys,
 }
-INTERPRETED = isinstance(triton_forward.totals, InterpretedFunction)
+SMALL = {"G": 3, "GJ": 2, "BM": 16, "BN": 32}
 
 
-def launch(name: str, call: Call, query: Tensor, tensors: dict[str, Tensor]) -> None:
-    """Run a kernel over its whole grid; `query` (B, H, N, D) for the number of texts."""
-    kernel, heads, texts = KERNELS[name], call.H, query.shape[0]
+def launch(name: str, common: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    kernel, heads = KERNELS[name], common["H"]
 
     def grid(sizes: dict[str, Any]) -> tuple[int, int, int]:
         over_keys = name in ("of_values", "of_keys")
-        tiles = triton.cdiv(call.M, sizes["BN"]) if over_keys else triton.cdiv(call.N, sizes["BM"])
-        groups = triton.cdiv(heads, sizes.get("G", 1)) * triton.cdiv(heads, sizes["GJ"]) if "GJ" in sizes else (
-            heads if name == "totals" else triton.cdiv(heads, sizes["G"])
-        )
-        return tiles, groups, texts
+        tiles = triton.cdiv(common["M"], sizes["BN"]) if over_keys else triton.cdiv(common["N"], sizes["BM"])
+        groups = triton.cdiv(heads, sizes.get("G", 1)) * triton.cdiv(heads, sizes.get("GJ", heads))
+        return tiles, groups, common["B"]
 
-    common = {key: getattr(call, key) for key in kernel.arg_names if hasattr(call, key)}
+    told = {key: value for key, value in common.items() if key in kernel.arg_names}
     sizes = {key: size for key, size in SMALL.items() if key in kernel.arg_names}
-    kernel[grid](**tensors, **common, **sizes)
-
-
-SMALL = {"G": 3, "GJ": 2, "BM": 16, "BN": 32}
+    kernel[grid](**tensors, **told, **sizes)

@@ -11,7 +11,6 @@ from fullrank.attention.kernels.triton_tiles import (
     exponent,
     group,
     load_rows,
-    member,
     see,
     spread,
     store_rows,
@@ -91,11 +90,11 @@ def outputs(
         made = ()
         for i in tl.static_range(G):
             x = mixed[i]
-            head = member(start, i, H, G)
+            head = tl.minimum(start + i, H - 1)
             if DROP:
                 x = drop(x, seed, least, kept, text, head, n[:, None], k[None, :], H)
             values = load_rows(V, head, M, k, D, BD)
             made = made + (dot(x.to(values.dtype), values, sums[i], PRECISION),)
         sums = made
     for i in tl.static_range(G):
-        store_rows(OUT, member(start, i, H, G), N, n, sums[i], D, BD)
+        store_rows(OUT, tl.minimum(start + i, H - 1), N, n, sums[i], D, BD)

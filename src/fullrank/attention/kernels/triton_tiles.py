@@ -29,6 +29,15 @@ def store_rows(X, head, length, at, tile, D: tl.constexpr, BD: tl.constexpr):
 
 
 @triton.jit
+def load_group(X, start, length, at, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BD: tl.constexpr):
+    """Rows `at` of each head of a group. Loaded before a loop, they stay in shared memory during it."""
+    made = ()
+    for i in tl.static_range(G):
+        made = made + (load_rows(X, tl.minimum(start + i, H - 1), length, at, D, BD),)
+    return made
+
+
+@triton.jit
 def dot(a, b, sums, PRECISION: tl.constexpr):
     """a b, added to `sums` unless that is None, in fp32. "widened": bf16 for the interpreter, which knows no such products."""
     if PRECISION == "widened":
@@ -44,16 +53,6 @@ def group(G: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr):
     for _ in tl.static_range(G):
         made = made + (tl.zeros((rows, columns), dtype=tl.float32),)
     return made
-
-
-@triton.jit
-def member(start, i: tl.constexpr, H: tl.constexpr, G: tl.constexpr):
-    """Head i of the group that begins at `start`; where H is no multiple of G the last group repeats the last head,
-    which is computed and stored twice, with the same numbers."""
-    if H % G == 0:
-        return start + i
-    else:
-        return tl.minimum(start + i, H - 1)
 
 
 @triton.jit
@@ -103,13 +102,14 @@ def spread(
     """tiles[i] + m x, where m is the entry of M between head `other` and head i of the group.
 
     Its place in MIXING (H, H), or with MIX = 2 (H, H, N), is other * OTHER + i * OWN. MIX = 0: M = I and a single head.
+    A group that would go beyond the last head repeats it: that head is computed and stored twice, with the same numbers.
     """
     made = ()
     for i in tl.static_range(G):
         if MIX == 0:
             made = made + (tiles[i] + x,)
         else:
-            place = other * OTHER + member(start, i, H, G) * OWN
+            place = other * OTHER + tl.minimum(start + i, H - 1) * OWN
             if MIX == 1:
                 entry = tl.load(MIXING + place)
             else:
