@@ -1,4 +1,4 @@
-"""The backward pass of attention with mixed heads, in Triton. Weights are computed again; no sum depends on the order of programs.
+"""The backward pass of attention with mixed heads, in Triton. Weights are computed again, and programs share no sums.
 
 With G_i = drop(dO_i V_i^T), D_ji = rowsum(P_j o G_i) and delta_j = sum_i M_ji D_ji:
 
@@ -25,7 +25,7 @@ from fullrank.attention.kernels.triton_tiles import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["LONG", "least"])
 def of_mixing(
     Q, K, V, D_OUT, TOTAL, D_MIXING, FIRST, END, OWN, TOKENS, SEED, N, M, unit, least, kept, LONG,
     H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, SIGMOID: tl.constexpr,
@@ -70,7 +70,7 @@ def of_mixing(
             values = load_rows(V, head, M, k, D, BD)
             x = dot(cotangents[i], tl.trans(values), None, PRECISION)
             if DROP:
-                x = drop(x, seed, least, kept, text, head, n[:, None], k[None, :], H)
+                x = drop(x, seed, least, kept, text, start, i, n[:, None], k[None, :], H, G)
             for j in tl.static_range(GJ):
                 made = made + (sums[i * GJ + j] + tl.sum(weights[j] * x, 1),)
         sums = made
@@ -80,7 +80,7 @@ def of_mixing(
             tl.store(D_MIXING + place * N + n, sums[i * GJ + j], mask=n < N)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["LONG", "least"])
 def of_queries(
     Q, K, V, MIXING, D_OUT, TOTAL, DELTA, D_Q, FIRST, END, OWN, TOKENS, SEED, N, M, scale, unit, least, kept, LONG,
     H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, MIX: tl.constexpr, SIGMOID: tl.constexpr,
@@ -115,7 +115,7 @@ def of_queries(
             values = load_rows(V, i, M, k, D, BD)
             x = dot(load_rows(D_OUT, i, N, n, D, BD), tl.trans(values), None, PRECISION)
             if DROP:
-                x = drop(x, seed, least, kept, text, i, n[:, None], k[None, :], H)
+                x = drop(x, seed, least, kept, text, i, 0, n[:, None], k[None, :], H, 1)
             wanted = spread(wanted, x, MIXING, i, start, n[:, None], N, 1, H, H, G, MIX)
         made = ()
         for j in tl.static_range(G):
@@ -131,7 +131,7 @@ def of_queries(
         store_rows(D_Q, tl.minimum(start + j, H - 1), N, n, sums[j] * scale, D, BD)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["LONG", "least"])
 def of_values(
     Q, K, MIXING, D_OUT, TOTAL, D_V, FIRST, END, OWN, TOKENS, LOOKS, LOOKED, SEED, N, M, unit, least, kept, LONG,
     H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, MIX: tl.constexpr, SIGMOID: tl.constexpr,
@@ -159,9 +159,7 @@ def of_values(
         seen = see(FIRST, END, OWN, TOKENS, n[:, None], k[None, :], N, M, PADDED)
         mixed = group(G, BM, BN)
         for j in range(H):
-            product = dot(
-                load_rows(Q, j, N, n, D, BD), tl.trans(load_rows(K, j, M, k, D, BD)), None, PRECISION
-            )
+            product = dot(load_rows(Q, j, N, n, D, BD), tl.trans(load_rows(K, j, M, k, D, BD)), None, PRECISION)
             total = tl.load(TOTAL + j * N + n, mask=n < N, other=0.0)
             x = weight(product, unit, total[:, None], seen, SIGMOID)
             mixed = spread(mixed, x, MIXING, j, start, n[:, None], N, H, 1, H, G, MIX)
@@ -170,7 +168,7 @@ def of_values(
             x = mixed[i]
             head = tl.minimum(start + i, H - 1)
             if DROP:
-                x = drop(x, seed, least, kept, text, head, n[:, None], k[None, :], H)
+                x = drop(x, seed, least, kept, text, start, i, n[:, None], k[None, :], H, G)
             cotangent = load_rows(D_OUT, head, N, n, D, BD)
             made = made + (dot(tl.trans(x.to(cotangent.dtype)), cotangent, sums[i], PRECISION),)
         sums = made
@@ -178,7 +176,7 @@ def of_values(
         store_rows(D_V, tl.minimum(start + i, H - 1), M, k, sums[i], D, BD)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["LONG", "least"])
 def of_keys(
     Q, K, V, MIXING, D_OUT, TOTAL, DELTA, D_K, FIRST, END, OWN, TOKENS, LOOKS, LOOKED, SEED,
     N, M, scale, unit, least, kept, LONG,
@@ -213,7 +211,7 @@ def of_keys(
             cotangent = load_rows(D_OUT, i, N, n, D, BD)
             x = dot(cotangent, tl.trans(load_rows(V, i, M, k, D, BD)), None, PRECISION)
             if DROP:
-                x = drop(x, seed, least, kept, text, i, n[:, None], k[None, :], H)
+                x = drop(x, seed, least, kept, text, i, 0, n[:, None], k[None, :], H, 1)
             wanted = spread(wanted, x, MIXING, i, start, n[:, None], N, 1, H, H, G, MIX)
         made = ()
         for j in tl.static_range(G):

@@ -18,7 +18,7 @@ from fullrank.attention.kernels.triton_tiles import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["LONG"])
 def totals(
     Q, K, TOTAL, FIRST, END, OWN, TOKENS, N, M, unit, LONG,
     H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, SIGMOID: tl.constexpr, PADDED: tl.constexpr,
@@ -52,7 +52,7 @@ def totals(
     tl.store(TOTAL + (text * H + head) * N + n, top + tl.log2(total), mask=n < N)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["LONG", "least"])
 def outputs(
     Q, K, V, MIXING, TOTAL, OUT, FIRST, END, OWN, TOKENS, SEED, N, M, unit, least, kept, LONG,
     H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, MIX: tl.constexpr, SIGMOID: tl.constexpr,
@@ -81,9 +81,7 @@ def outputs(
         seen = see(FIRST, END, OWN, TOKENS, n[:, None], k[None, :], N, M, PADDED)
         mixed = group(G, BM, BN)
         for j in range(H):
-            product = dot(
-                load_rows(Q, j, N, n, D, BD), tl.trans(load_rows(K, j, M, k, D, BD)), None, PRECISION
-            )
+            product = dot(load_rows(Q, j, N, n, D, BD), tl.trans(load_rows(K, j, M, k, D, BD)), None, PRECISION)
             total = tl.load(TOTAL + j * N + n, mask=n < N, other=0.0)
             x = weight(product, unit, total[:, None], seen, SIGMOID)
             mixed = spread(mixed, x, MIXING, j, start, n[:, None], N, H, 1, H, G, MIX)
@@ -92,7 +90,7 @@ def outputs(
             x = mixed[i]
             head = tl.minimum(start + i, H - 1)
             if DROP:
-                x = drop(x, seed, least, kept, text, head, n[:, None], k[None, :], H)
+                x = drop(x, seed, least, kept, text, start, i, n[:, None], k[None, :], H, G)
             values = load_rows(V, head, M, k, D, BD)
             made = made + (dot(x.to(values.dtype), values, sums[i], PRECISION),)
         sums = made

@@ -9,20 +9,21 @@ them (`outputs`). The backward pass computes them again too (`triton_backward.py
     delta_j = rowsum(P_j o dP_j) = sum_i M_ji D_ji,      D_ji = rowsum(P_j o G_i) = dM_ji,      G_i = dropout(dO_i V_i^T)
 
 so the row term of the softmax comes out of the gradient of the mixing. A program owns a tile of queries (or of keys) and a
-group of g of the H heads that are made; for each tile of the other side it goes through all H heads that are mixed, adds each
-to the g mixed tiles, which stay in registers, and multiplies those at the end. In products of D numbers for each score of each head
-(plain fused attention: 2 forward, 7 backward in two kernels):
+group of g of the H heads that are made. For each tile of the other side it goes through all H heads that are mixed, adds each
+to the g mixed tiles, which stay in registers, and multiplies those at the end. For each score of each head that takes so many
+products of D numbers (plain fused attention: 2 forward, and 7 backward in two kernels):
 
     totals 1,  outputs H/g + 1,  of_mixing H/g + H/g',  of_values H/g + 1,  of_queries H/g + 2,  of_keys H/g + 2
 
-Groups are as large as registers allow (`triton_blocks.py`): with one group of all heads 3 forward and 10 backward, with two 4 and 14.
-Beside that each kernel but the first spends H multiply-adds and one exponential on each score.
-Memory: the heads, the output, one number for each head and query, and the gradient of M for each query (B, H, H, N), backward only.
+Groups are as large as registers allow (`triton_blocks.py`): with one group of all heads 3 forward and 10 backward, with two 4
+and 14. Beside that each kernel but the first spends H multiply-adds on each score, and one exponential.
+Memory: the heads, the output and one number for each head and query; in the backward pass the gradient of M for each query.
 
-Scores, normalisers, mixing and sums are fp32, products have the dtype of the heads (fp32: TF32 where torch allows it for
-products). Gradients do not depend on the order in which programs run. Dropout is drawn from one saved seed in every kernel;
-it costs a draw for each score, most in `of_queries` and `of_keys`. Limits: differentiable once, no functorch transforms;
-relative scores, fp64, and heads larger than 128 are left to others.
+Scores, normalisers, mixing and sums are fp32, products have the dtype of the heads. A product of fp32 is made of three in TF32,
+which keeps the precision, or is one where torch allows TF32. Gradients do not depend on the order in which programs run.
+Dropout is drawn from one saved seed in every kernel: one draw serves four heads where groups are fours, but one head in
+`of_queries` and `of_keys`. Limits: differentiable once, no functorch transforms; relative scores, fp64 and heads larger than
+128 are left to others.
 """
 
 from __future__ import annotations
@@ -85,7 +86,9 @@ def triton_computes(pipeline: Pipeline) -> bool:
 
 def _runs_on(device: torch.device) -> bool:
     if device.type == "cuda":
-        return _INSTALLED and torch.version.hip is None and torch.cuda.get_device_properties(device).major >= _OLDEST_GPU
+        return (
+            _INSTALLED and torch.version.hip is None and torch.cuda.get_device_properties(device).major >= _OLDEST_GPU
+        )
     return _INSTALLED and _INTERPRETED and device.type == "cpu"
 
 
@@ -121,7 +124,9 @@ _ARGUMENTS = (
 )
 
 
-def _forward_op(query: Tensor, keys: Tensor, values: Tensor, mixing: Tensor | None, *options: Any) -> tuple[Tensor, Tensor]:
+def _forward_op(
+    query: Tensor, keys: Tensor, values: Tensor, mixing: Tensor | None, *options: Any
+) -> tuple[Tensor, Tensor]:
     query, keys, values = query.contiguous(), keys.contiguous(), values.contiguous()
     out, total = _shapes(query, keys, values)
     common, heads = _common(query, keys, mixing, *options), {"Q": query, "K": keys, "TOTAL": total}
@@ -195,6 +200,7 @@ _backward.register_fake(_gradients)
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.save_for_backward(output[1], *inputs[:6])
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
     ctx.options = inputs[6:]
 
 
@@ -234,10 +240,12 @@ def _common(
 
 
 def _precision(query: Tensor) -> str:
-    """How the kernels multiply (`triton_tiles.dot`)."""
-    if query.dtype == torch.bfloat16 and not query.is_cuda:
-        return "widened"
-    return "tf32" if query.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    """How the kernels multiply (`triton_tiles.dot`); of numbers with 16 bits "ieee" is the only way."""
+    if query.dtype != torch.float32:
+        return "widened" if query.dtype == torch.bfloat16 and not query.is_cuda else "ieee"
+    if not query.is_cuda:
+        return "ieee"
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
 
 
 @functools.lru_cache(maxsize=64)

@@ -119,14 +119,19 @@ def spread(
 
 
 @triton.jit
-def drop(x, seed, least, kept, text, head, n, k, H: tl.constexpr):
-    """x / (1 - p) where the mixed weight of `head`, query n and key k is kept, 0 where it is dropped.
+def drop(x, seed, least, kept, text, start, i: tl.constexpr, n, k, H: tl.constexpr, G: tl.constexpr):
+    """x / (1 - p) where the mixed weight of head i of a group, query n and key k is kept, 0 where it is dropped.
 
-    One draw of Philox, at (key, query, text and four heads), serves four heads, so no counter has more than 32 bits.
-    least: of a kept draw, as a signed number; kept: 1 / (1 - p).
+    Philox at (key, query, text and four heads) draws for four heads at once, so no counter has more than 32 bits; where
+    groups are whole fours the compiler sees that they share it. least: of a kept draw, as a signed number; kept: 1 / (1 - p).
     """
     quads: tl.constexpr = (H + 3) // 4
-    a, b, c, d = tl.philox(seed, k, n, (text * quads + head // 4).to(tl.int32), 0, 7)
-    which = head % 4
+    if H % G == 0 and G % 4 == 0:
+        quad = start // 4 + i // 4
+        which = i % 4
+    else:
+        quad = tl.minimum(start + i, H - 1) // 4
+        which = tl.minimum(start + i, H - 1) % 4
+    a, b, c, d = tl.philox(seed, k, n, (text * quads + quad).to(tl.int32), 0, 7)
     drawn = tl.where(which < 2, tl.where(which == 0, a, b), tl.where(which == 2, c, d))
     return tl.where(drawn.to(tl.int32, bitcast=True) >= least, x * kept, 0.0)
