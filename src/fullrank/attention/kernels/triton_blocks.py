@@ -23,7 +23,7 @@ KERNELS: dict[str, Any] = {
     "of_queries": triton_backward.of_queries,
     "of_keys": triton_backward.of_keys,
 }
-INTERPRETED = {"G": 3, "GJ": 2, "BM": 16, "BN": 32}  # small, so that tests with few numbers have several blocks
+INTERPRETED = {"G": 4, "GJ": 3, "BM": 16, "BN": 32}  # small, so that tests with few numbers have several blocks
 
 # BM queries, BN keys, warps, stages of loads under way
 _TILES = ((64, 64, 8, 2), (64, 64, 4, 2), (128, 64, 8, 2), (64, 32, 4, 2), (32, 32, 4, 2))
@@ -46,6 +46,7 @@ def launch(name: str, common: dict[str, Any], tensors: dict[str, Tensor]) -> Non
 
     if isinstance(kernel, InterpretedFunction):
         sizes = {key: size for key, size in INTERPRETED.items() if key in kernel.arg_names}
+        sizes |= {key: min(sizes[key], heads) for key in ("G", "GJ") if key in sizes}
         kernel[grid](**tensors, **told, **sizes)
     else:
         query = tensors["Q"]

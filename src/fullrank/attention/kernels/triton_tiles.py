@@ -104,16 +104,18 @@ def spread(
     Its place in MIXING (H, H), or with MIX = 2 (H, H, N), is other * OTHER + i * OWN. MIX = 0: M = I and a single head.
     A group that would go beyond the last head repeats it: that head is computed and stored twice, with the same numbers.
     """
+    if MIX == 1:
+        row = MIXING + other * OTHER
+    elif MIX == 2:
+        row = MIXING + other * OTHER * N + n
     made = ()
     for i in tl.static_range(G):
         if MIX == 0:
             made = made + (tiles[i] + x,)
+        elif MIX == 1:
+            made = made + (tiles[i] + tl.load(row + tl.minimum(start + i, H - 1) * OWN) * x,)
         else:
-            place = other * OTHER + tl.minimum(start + i, H - 1) * OWN
-            if MIX == 1:
-                entry = tl.load(MIXING + place)
-            else:
-                entry = tl.load(MIXING + place * N + n, mask=n < N, other=0.0)
+            entry = tl.load(row + tl.minimum(start + i, H - 1) * (OWN * N), mask=n < N, other=0.0)
             made = made + (tiles[i] + entry * x,)
     return made
 
