@@ -75,10 +75,12 @@ def test_a_wrong_vocabulary_kernel(method: str, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_remark_says_which_kernel_ran() -> None:
-    assert definitions.kernels(xl(), "fp64").remark.endswith("attention by relative")
-    mixed = definitions.kernels(ours(attention=fr.AttentionConfig(mix="position_wise")), "fp64")
-    assert "no fast kernel computes these stages" in mixed.remark
-    assert mixed.looked_at.startswith("auto beside reference")
+    relative = definitions.kernels(xl(), "fp64")
+    assert relative.remark.endswith("attention by native, relative")  # the second where relative scores meet padding
+    assert relative.looked_at.startswith("auto, relative, native beside reference")
+    synthesizer = definitions.kernels(ours(attention=fr.AttentionConfig(score="dense_synthesizer")), "fp64")
+    assert "no fast kernel computes these stages" in synthesizer.remark
+    assert synthesizer.looked_at.startswith("auto beside reference")
 
 
 # -- the start --------------------------------------------------------------------------------------------------------

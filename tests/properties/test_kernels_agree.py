@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.attention.kernels import KERNELS, kernel_for
+from fullrank.attention.kernels import KERNELS, fastest, kernel_for
 from fullrank.attention.project import Heads
 from fullrank.attention.size import HeadSize
 from fullrank.attention.weighted import WeightedValues
@@ -84,6 +84,16 @@ def run(attend: WeightedValues, where: fr.Layout, kernel: str, dtype: torch.dtyp
     return {name: torch.zeros(()) if tensor is None else tensor for name, tensor in found.items()}
 
 
+def refuses(kernel: str, attend: WeightedValues) -> bool:
+    """Whether the kernel does not compute these stages; test_kernels_compute_what_they_are_for says which ones it must."""
+    try:
+        with fr.kernel(kernel):
+            kernel_for(attend, tracing=False)
+    except InputError:
+        return True
+    return False
+
+
 @pytest.mark.parametrize("kernel", [*FAST, "auto"])
 @pytest.mark.parametrize("where", LAYOUTS)
 @pytest.mark.parametrize("stages", STAGES, ids="-".join)
@@ -92,8 +102,8 @@ def test_equals_reference(stages: tuple[str, str, str], where: str, kernel: str,
     score, normalize, mix = stages
     config = fr.AttentionConfig(score=score, normalize=normalize, mix=mix)
     attend = moved(WeightedValues(config, HeadSize(H, D, 17, 16), 0.0).to(dtype))
-    if kernel != "auto" and KERNELS[kernel] is not kernel_for(attend, tracing=False):
-        return  # it refuses these stages, see test_names
+    if refuses(kernel, attend):
+        return
     fast = run(attend, layout(where), kernel, dtype)
     for name, expected in run(attend, layout(where), "reference", dtype).items():
         assert fast[name].isfinite().all(), f"{name} is not finite"
@@ -133,20 +143,18 @@ def test_multilinear_equals_reference(way: dict[str, Any], where: str, kernel: s
         assert off <= (2e-6 if dtype == torch.float32 else 1e-13) * scale, f"{name} is off by {off:.1e}"
 
 
-def test_fast_kernels_are_chosen_for_plain_and_for_relative_attention() -> None:
-    """Otherwise the comparison above would compare the reference with itself."""
-    chosen = {}
-    for stages in STAGES:
-        config = fr.AttentionConfig(score=stages[0], normalize=stages[1], mix=stages[2])
-        chosen[stages] = kernel_for(WeightedValues(config, HeadSize(H, D, 17, 16), 0.0), tracing=False)
-    assert chosen["dot_product", "softmax", "none"] is KERNELS["sdpa"]
-    relative = [kernel for (score, _, _), kernel in chosen.items() if score == "relative"]
-    assert len(relative) == 2 * 5
-    assert all(kernel is KERNELS["relative"] for kernel in relative)
-    assert (
-        kernel_for(WeightedValues(fr.AttentionConfig(), HeadSize(H, D, 17, 16), 0.0), tracing=True)
-        is KERNELS["reference"]
-    )
+def test_kernels_compute_what_they_are_for() -> None:
+    """Otherwise the comparison above would compare nothing, or the reference with itself."""
+    for score, normalize, mix in STAGES:
+        config = fr.AttentionConfig(score=score, normalize=normalize, mix=mix)
+        attend = WeightedValues(config, HeadSize(H, D, 17, 16), 0.0)
+        computed = {kernel for kernel in FAST if not refuses(kernel, attend)}
+        expected = set() if "synthesizer" in score else {"native"} | ({"relative"} if score == "relative" else set())
+        if (score, normalize, mix) == ("dot_product", "softmax", "none"):
+            expected.add("sdpa")
+        assert computed == expected, (score, normalize, mix)
+        assert kernel_for(attend, tracing=False) is (fastest if expected else KERNELS["reference"])
+        assert kernel_for(attend, tracing=True) is KERNELS["reference"]
 
 
 def test_dropout_of_weights_has_the_same_distribution_in_every_kernel() -> None:

@@ -96,7 +96,8 @@ class PositionWiseMixing(nn.Module):
         """M(n), (B, N, H, H); without a query, B: the part that all positions share."""
         if query is None:
             return self.mixing
-        return torch.einsum("bjnd,di->bnji", query, self.from_query.to(query.dtype)) + self.mixing.to(query.dtype)
+        # (B, N, H, D), which is how a projection lies in memory, times (D, H)
+        return query.transpose(1, 2) @ self.from_query.to(query.dtype) + self.mixing.to(query.dtype)
 
 
 @register("mix", "random")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullrank.attention.kernels import NAMES, kernel, kernel_for
+from fullrank.attention.kernels import NAMES, chosen, kernel, kernel_for, reference
 from fullrank.attention.multilinear import MultiLinear
 from fullrank.attention.weighted import WeightedValues
 from fullrank.checking.finding import Check, Finding, inapplicable, judged, largest
@@ -35,15 +35,17 @@ def kernels(subject: Subject, precision: str) -> Finding:
     worst: dict[str, float] = {}
     names: dict[str, str] = {}
     ran = []
+    used: set[str] = set()
     for name in (name for name in NAMES if name != "reference"):
         try:
-            with kernel(name):
+            with kernel(name), chosen() as taken:
                 found = _computed(subject, model)
         except InputError:
             if name == "auto":
                 raise
             continue  # it does not compute these stages
         ran.append(name)
+        used |= taken
         largest_gradient = max(float(t.abs().max()) for key, t in expected.items() if key.startswith("gradient"))
         for key, wanted in expected.items():
             kind = key.partition(" of ")[0]
@@ -53,7 +55,8 @@ def kernels(subject: Subject, precision: str) -> Finding:
             if known == known and not share <= known:  # nothing is worse than what is no number
                 worst[kind], names[kind] = share, f"{key.partition(' of ')[2]} ({name})"
     limits = {kind: gradients if kind == "gradient" else outputs for kind in worst}
-    used = {_fastest(module) for module in model.modules() if isinstance(module, WeightedValues | MultiLinear)}
+    layers = [module for module in model.modules() if isinstance(module, WeightedValues | MultiLinear)]
+    used |= {by_stages for module in layers if (by_stages := _by_stages(module)) is not None}
     remark = "; ".join(f"{kind} {share:.1e}" for kind, share in worst.items())
     if bad := [kind for kind in worst if not worst[kind] <= limits[kind]]:
         remark += "; worst: " + ", ".join(f"{kind} of {names[kind]}" for kind in bad)
@@ -76,9 +79,11 @@ def kernels(subject: Subject, precision: str) -> Finding:
     return judged(looked_at, figure, outputs, reason, remark=remark)
 
 
-def _fastest(attend: WeightedValues | MultiLinear) -> str:
-    """The kernel that "auto" takes."""
-    return "multilinear" if isinstance(attend, MultiLinear) else kernel_for(attend, tracing=False).__name__
+def _by_stages(attend: WeightedValues | MultiLinear) -> str | None:
+    """The kernel that "auto" takes, where that does not depend on the tensors."""
+    if isinstance(attend, MultiLinear):
+        return "multilinear"
+    return "reference" if kernel_for(attend, tracing=False) is reference else None
 
 
 def _quiet(subject: Subject) -> Any:

@@ -1,0 +1,62 @@
+// What is asked for, and the blocks that it is done in.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <new>
+#include <vector>
+
+namespace {
+
+struct Call {
+    int64_t B, H, N, M, D, T;  // texts, heads, queries, keys, numbers of a head (a multiple of the vector), distances (0: none)
+    int64_t threads, narrow;  // narrow: blocks of one vector of rows, for few queries
+    int64_t mixing_kind;       // 0: none, 1: (H, H), 2: (B, N, H, H)
+    int64_t sigsoftmax, dropped;  // dropped: a weight is dropped where 32 random bits are below it
+    uint64_t seed;
+    double scale, kept_scale;
+    const void *query, *keys, *values, *mixing;         // (B, H, N, D), (B, H, M, D) twice
+    const void *position, *table;                       // (B, H, N, D), (H, T, D)
+    const int32_t *first, *end, *own, *base;            // (N,) three times, (M,): table row of a pair is n + base[k]
+    const uint8_t* tokens;                              // (B, M) or null
+    void *out, *lse;                                    // (B, H, N, D), (B, H, N)
+    const void* d_out;
+    void *d_query, *d_keys, *d_values, *d_mixing, *d_position, *d_table;
+};
+
+template <class T> class Buffer {
+    T* data = nullptr;
+
+public:
+    explicit Buffer(int64_t count) : data(count ? (T*)::operator new(count * sizeof(T), std::align_val_t(64)) : nullptr) {}
+    Buffer(Buffer&& other) noexcept : data(other.data) { other.data = nullptr; }
+    Buffer(const Buffer&) = delete;
+    ~Buffer() {
+        if (data) ::operator delete(data, std::align_val_t(64));
+    }
+    operator T*() const { return data; }
+    T* get() const { return data; }
+};
+
+constexpr int TILE = 64;  // keys that are mixed at a time
+
+struct Rows {  // a block of query rows of one text
+    int64_t text, row, count, keys_from, keys_to, all_from, all_to;  // every row sees the keys all_from .. all_to - 1
+};
+
+// the blocks of W rows of one text; `room` becomes at least the most keys that one of them sees
+inline std::vector<Rows> blocks(const Call& c, int64_t text, int64_t W, int64_t& room) {
+    std::vector<Rows> found;
+    for (int64_t row = 0; row < c.N; row += W) {
+        Rows r{text, row, std::min(W, c.N - row), c.M, 0, 0, c.M};
+        for (int64_t n = row; n < row + r.count; ++n) {
+            r.keys_from = std::min<int64_t>(r.keys_from, c.first[n]);
+            r.keys_to = std::max<int64_t>(r.keys_to, c.end[n]);
+            r.all_from = std::max<int64_t>(r.all_from, c.first[n]);
+            r.all_to = std::min<int64_t>(r.all_to, c.end[n]);
+        }
+        room = std::max(room, r.keys_to - r.keys_from);
+        found.push_back(r);
+    }
+    return found;
+}
+}  // namespace

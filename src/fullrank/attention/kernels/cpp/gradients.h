@@ -1,0 +1,143 @@
+// One block of query rows, backward: G_i = dO_i V_i^T, D_ji = sum over keys of P_j G_i, delta_j = sum_i M_ji D_ji,
+// dP_j = sum_i M_ji G_i, dA_j = P_j (dP_j - delta_j), times 2 - sigmoid(A_j) for sigsoftmax.
+#pragma once
+#include "block.h"
+
+namespace {
+
+template <class T, int C> struct Gradients {
+    using V = typename Of<T>::V;
+    static constexpr int64_t W = C * VL<T>;
+
+    Block<T, C> block;
+    const Call& call;
+    const int64_t H, N, M, D, head;  // head: numbers of a head in a block
+    Buffer<T> cotangents, turned_mixing, pair, delta;  // G [head][key][row]; M [i][j][row]; D [j][i][row]; delta [j][row]
+
+    Gradients(const Call& c, int64_t most_keys)
+        : block(c, most_keys, c.sigsoftmax), call(c), H(c.H), N(c.N), M(c.M), D(c.D), head(most_keys * W),
+          cotangents(H * head), turned_mixing(c.mixing_kind == 2 ? H * H * W : 0), pair(c.mixing_kind ? H * H * W : 0),
+          delta(H * W) {}
+
+    // d_keys, d_values (H, M, D) of this text, d_table (H, T, D) and d_mixing (H, H) are added to
+    void add(const Rows& r, T* d_keys, T* d_values, T* d_table, double* d_mixing) {
+        block.begin(r);
+        for (int64_t h = 0; h < H; ++h) {
+            block.score(r, h);
+            block.weigh_again(r, h);
+            block.turned(call.d_out, r, h, (T)1);
+            scores<T, C>(block.at(call.values, r.text, h, block.from, M), D, (int)block.size, block.query_block, (int)D,
+                         cotangents + h * head);
+        }
+        if (call.mixing_kind) std::memset(pair.get(), 0, H * H * W * sizeof(T));
+        std::memset(delta.get(), 0, H * W * sizeof(T));
+        for (int64_t k = 0; k < block.size; k += TILE) of_values(r, k, d_values);
+        if (call.mixing_kind) of_mixing(r, d_mixing);
+        std::memset(block.out_block.get(), 0, H * W * D * sizeof(T));
+        for (int64_t k = 0; k < block.size; k += TILE) of_scores(r, k, d_keys);
+        put(r, call.d_query);
+        if (call.T) of_distances(r, d_table);
+    }
+
+    // of the values at some keys, and what they add to D, or to delta where heads are not mixed
+    void of_values(const Rows& r, int64_t k, T* d_values) {
+        const int keys = (int)std::min<int64_t>(TILE, block.size - k);
+        T* g = cotangents + k * W;
+        int64_t stride;
+        const T* p = block.mixed(k, keys, nullptr, stride);
+        if (call.dropped) block.drop(k, keys, g, head);
+        for (int64_t h = 0; h < H; ++h)
+            product<T>(p + h * stride, 1, W, block.at(call.d_out, r.text, h, r.row, N), D, (int)r.count,
+                       d_values + (h * M + block.from + k) * D, D, keys, (int)D);
+        const T* weights = block.weights + k * W;
+        if (call.mixing_kind) return pairs<T>(weights, head, g, head, keys, W, (int)H, pair);
+        for (int64_t h = 0; h < H; ++h)
+            for (int64_t x = 0; x < keys * W; x += W)
+                for (int64_t n = 0; n < W; ++n) delta[h * W + n] += weights[h * head + x + n] * g[h * head + x + n];
+    }
+
+    // D is the gradient of M; delta from it
+    void of_mixing(const Rows& r, double* d_mixing) {
+        for (int64_t j = 0; j < H; ++j)
+            for (int64_t i = 0; i < H; ++i) {
+                const T* d = pair + (j * H + i) * W;
+                if (call.mixing_kind == 1) {
+                    const T m = ((const T*)call.mixing)[j * H + i];
+                    double sum = 0;
+                    for (int64_t n = 0; n < W; ++n) {
+                        delta[j * W + n] += m * d[n];
+                        sum += n < r.count ? d[n] : 0;
+                    }
+                    d_mixing[j * H + i] += sum;
+                } else {
+                    const T* m = block.coefficients + (j * H + i) * W;
+                    for (int64_t n = 0; n < W; ++n) delta[j * W + n] += m[n] * d[n];
+                    std::memcpy(turned_mixing + (i * H + j) * W, m, W * sizeof(T));
+                }
+            }
+        if (call.mixing_kind == 2)
+            for (int64_t n = 0; n < r.count; ++n) {
+                T* found = (T*)call.d_mixing + (r.text * N + r.row + n) * H * H;
+                for (int64_t ji = 0; ji < H * H; ++ji) found[ji] = pair[ji * W + n];
+            }
+    }
+
+    // of the scores at some keys, in the place of the weights, and what they add to those of keys and queries
+    void of_scores(const Rows& r, int64_t k, T* d_keys) {
+        const int keys = (int)std::min<int64_t>(TILE, block.size - k);
+        const T *g = cotangents + k * W, *dp = g;
+        int64_t stride = head;
+        if (call.mixing_kind) {
+            dp = block.tile;
+            stride = TILE * W;
+            if (call.mixing_kind == 1)
+                mix<T, false>(g, head, (const T*)call.mixing, 1, H, nullptr, W, (int)H, keys, block.tile, stride);
+            else
+                mix<T, true>(g, head, turned_mixing, H * W, W, nullptr, W, (int)H, keys, block.tile, stride);
+        }
+        const V scale = all<T>((T)call.scale);
+        for (int64_t h = 0; h < H; ++h) {
+            T* s = block.weights + h * head + k * W;
+            const T* slope = block.slopes ? block.slopes + h * head + k * W : nullptr;
+            for (int64_t x = 0; x < keys * W; x += W)
+                for (int64_t w = 0; w < W; w += VL<T>) {
+                    V y = load(s + x + w) * (load(dp + h * stride + x + w) - load(delta + h * W + w)) * scale;
+                    store(s + x + w, slope ? y * load(slope + x + w) : y);
+                }
+            product<T>(s, W, 1, block.at(call.keys, r.text, h, block.from + k, M), D, keys, block.out_block + h * W * D, D,
+                       (int)W, (int)D);
+            product<T>(s, 1, W, block.at(call.query, r.text, h, r.row, N), D, (int)r.count,
+                       d_keys + (h * M + block.from + k) * D, D, keys, (int)D);
+        }
+    }
+
+    // of the keys of distances, and of the query that meets them: the scores' gradients shifted back
+    void of_distances(const Rows& r, T* d_table) {
+        int64_t low, high;
+        block.strip(r, low, high);
+        std::memset(block.out_block.get(), 0, H * W * D * sizeof(T));
+        for (int64_t h = 0; h < H; ++h) {
+            std::memset(block.raw.get(), 0, (high - low + 2 * W) * W * sizeof(T));
+            const T* s = block.weights + h * head;
+            for (int64_t k = 0; k < block.size; ++k) {
+                T* shifted = block.raw + block.shift(r, k, low, high) * W;
+                for (int64_t n = 0; n < W; ++n) shifted[n * (W + 1)] += s[k * W + n];
+            }
+            const T* table = (const T*)call.table + (h * call.T + low) * D;
+            for (int64_t t = 0; t < high - low; t += TILE) {
+                const int rows = (int)std::min<int64_t>(TILE, high - low - t);
+                const T* part = block.raw + (W + t) * W;
+                product<T>(part, W, 1, table + t * D, D, rows, block.out_block + h * W * D, D, (int)W, (int)D);
+                product<T>(part, 1, W, block.at(call.position, r.text, h, r.row, N), D, (int)r.count,
+                           d_table + (h * call.T + low + t) * D, D, rows, (int)D);
+            }
+        }
+        put(r, call.d_position);
+    }
+
+    void put(const Rows& r, void* to) const {
+        for (int64_t h = 0; h < H; ++h)
+            std::memcpy((T*)to + ((r.text * H + h) * N + r.row) * D, block.out_block + h * W * D, r.count * D * sizeof(T));
+    }
+};
+}  // namespace

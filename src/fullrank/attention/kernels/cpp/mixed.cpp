@@ -1,0 +1,100 @@
+// Attention with mixed heads on a CPU, blocks of query rows for all heads at once; the equations stand in ../pipeline.py.
+//
+// What belongs to a block of W query rows lies with the rows innermost: scores and weights are [head][key][row]. So softmax,
+// mixing and their gradients are operations on whole vectors of rows, keys and values are read as they lie, and nothing is
+// transposed but W rows of queries. The backward pass makes the weights again from the logarithms of their sums.
+#include <vector>
+
+#include "gradients.h"
+
+namespace {
+
+template <class T, int C> void run_forward(const Call& c) {
+    int64_t room = 0;
+    std::vector<Rows> all;
+    for (int64_t text = 0; text < c.B; ++text)
+        for (const Rows& r : blocks(c, text, C * VL<T>, room)) all.push_back(r);
+    const int64_t count = (int64_t)all.size();
+#pragma omp parallel num_threads((int)std::min(c.threads, count))
+    {
+        Block<T, C> worker(c, room, false);
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t i = count - 1; i >= 0; --i) worker.forward(all[i]);  // the longest first
+    }
+}
+
+template <class T, int C> void run_backward(const Call& c) {
+    int64_t room = 0;
+    std::vector<std::vector<Rows>> texts;
+    for (int64_t text = 0; text < c.B; ++text) texts.push_back(blocks(c, text, C * VL<T>, room));
+    const int64_t per_text = c.H * c.M * c.D, table = c.H * c.T * c.D, pairs_of = c.mixing_kind == 1 ? c.H * c.H : 0;
+    const int64_t threads = c.threads, whole = c.B - c.B % threads;  // texts that one thread does alone
+    // sums that several threads add to are kept apart and added in order, so that the same call gives the same bits
+    std::vector<double> mixing(pairs_of * threads, 0);
+    Buffer<T> of_table(table * threads), shared(whole < c.B ? per_text * 2 * threads : 0);
+    if (table) std::memset(of_table.get(), 0, table * threads * sizeof(T));
+    std::memset(c.d_keys, 0, c.B * per_text * sizeof(T));
+    std::memset(c.d_values, 0, c.B * per_text * sizeof(T));
+#pragma omp parallel for num_threads((int)threads) schedule(static, 1) if (whole)
+    for (int64_t t = 0; t < threads; ++t) {
+        if (!whole) continue;
+        Gradients<T, C> worker(c, room);
+        for (int64_t text = t; text < whole; text += threads)
+            for (const Rows& r : texts[text])
+                worker.add(r, (T*)c.d_keys + text * per_text, (T*)c.d_values + text * per_text, of_table + t * table,
+                           mixing.data() + t * pairs_of);
+    }
+    for (int64_t text = whole; text < c.B; ++text) {  // those that all threads share, each with sums of its own
+        std::memset(shared.get(), 0, per_text * 2 * threads * sizeof(T));
+        const int64_t count = (int64_t)texts[text].size();
+#pragma omp parallel for num_threads((int)threads) schedule(static, 1)
+        for (int64_t t = 0; t < threads; ++t) {
+            Gradients<T, C> worker(c, room);
+            T* d_keys = shared + 2 * t * per_text;
+            for (int64_t i = t; i < count; i += threads)
+                worker.add(texts[text][i], d_keys, d_keys + per_text, of_table + t * table, mixing.data() + t * pairs_of);
+        }
+#pragma omp parallel for num_threads((int)threads) schedule(static)
+        for (int64_t i = 0; i < per_text; ++i)
+            for (int64_t t = 0; t < threads; ++t) {
+                ((T*)c.d_keys)[text * per_text + i] += shared[2 * t * per_text + i];
+                ((T*)c.d_values)[text * per_text + i] += shared[(2 * t + 1) * per_text + i];
+            }
+    }
+    for (int64_t i = 0; i < table; ++i) {
+        T sum = 0;
+        for (int64_t t = 0; t < threads; ++t) sum += of_table[t * table + i];
+        ((T*)c.d_table)[i] = sum;
+    }
+    for (int64_t i = 0; i < pairs_of; ++i) {
+        double sum = 0;
+        for (int64_t t = 0; t < threads; ++t) sum += mixing[t * pairs_of + i];
+        ((T*)c.d_mixing)[i] = (T)sum;
+    }
+}
+
+template <class T, int C> void run(const Call& c, bool backward) {
+    if (backward)
+        run_backward<T, C>(c);
+    else
+        run_forward<T, C>(c);
+}
+
+// vectors of rows in a block: 32 rows of floats, as far as registers go
+constexpr int WIDE = VECTOR_BYTES == 64 ? 2 : 4;
+
+template <class T> void run(const Call& c, bool backward) {
+    if (c.narrow)
+        run<T, 1>(c, backward);
+    else
+        run<T, WIDE>(c, backward);
+}
+}  // namespace
+
+extern "C" int fullrank_vector_bytes() { return VECTOR_BYTES; }
+extern "C" void fullrank_mixed(const Call* call, int is_double, int backward) {
+    if (is_double)
+        run<double>(*call, backward);
+    else
+        run<float>(*call, backward);
+}

@@ -1,0 +1,181 @@
+// Small matrix products and mixing, with the sums in registers.
+#pragma once
+#include <type_traits>
+
+#include "vectors.h"
+
+namespace {
+
+// out[key][row] = sum_d a[key][d] b[d][row]
+template <class T, int K, int C> inline void score_tile(const T* a, int64_t stride, const T* b, int D, T* out) {
+    using V = typename Of<T>::V;
+    constexpr int W = C * VL<T>;
+    V acc[K][C] = {};
+    for (int d = 0; d < D; ++d) {
+        V x[C];
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) x[c] = load(b + d * W + c * VL<T>);
+#pragma GCC unroll 16
+        for (int k = 0; k < K; ++k) {
+            T y = a[k * stride + d];
+#pragma GCC unroll 8
+            for (int c = 0; c < C; ++c) acc[k][c] += x[c] * y;
+        }
+    }
+#pragma GCC unroll 16
+    for (int k = 0; k < K; ++k)
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) store(out + k * W + c * VL<T>, acc[k][c]);
+}
+
+template <class T, int C> void scores(const T* a, int64_t stride, int keys, const T* b, int D, T* out) {
+    constexpr int W = C * VL<T>, K = MANY_REGISTERS ? (C == 1 ? 12 : C == 4 ? 6 : 8) : (C == 4 ? 3 : 6);
+    int k = 0;
+    for (; k + K <= keys; k += K) score_tile<T, K, C>(a + k * stride, stride, b, D, out + k * W);
+    if (MANY_REGISTERS)
+        for (; k + 4 <= keys; k += 4) score_tile<T, 4, C>(a + k * stride, stride, b, D, out + k * W);
+    for (; k < keys; ++k) score_tile<T, 1, C>(a + k * stride, stride, b, D, out + k * W);
+}
+
+// out[row][d] += sum_n left[n][row] right[n][d], for R rows and C vectors of d; `step`: from one n to the next in `left`,
+// `along`: from one row to the next in it
+template <class T, int R, int C>
+inline void product_tile(const T* left, int64_t step, int64_t along, const T* right, int64_t stride, int count, T* out,
+                         int64_t out_stride) {
+    using V = typename Of<T>::V;
+    V acc[R][C];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) acc[r][c] = load(out + r * out_stride + c * VL<T>);
+    for (int n = 0; n < count; ++n) {
+        V x[C];
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) x[c] = load(right + n * stride + c * VL<T>);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            T y = left[n * step + r * along];
+#pragma GCC unroll 8
+            for (int c = 0; c < C; ++c) acc[r][c] += x[c] * y;
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) store(out + r * out_stride + c * VL<T>, acc[r][c]);
+}
+
+template <class T, int R>
+inline void product_rows(const T* left, int64_t step, int64_t along, const T* right, int64_t stride, int count, T* out,
+                         int64_t out_stride, int D) {
+    int d = 0;
+    for (; d + 4 * VL<T> <= D; d += 4 * VL<T>)
+        product_tile<T, R, 4>(left, step, along, right + d, stride, count, out + d, out_stride);
+    if (d + 2 * VL<T> <= D) {
+        product_tile<T, R, 2>(left, step, along, right + d, stride, count, out + d, out_stride);
+        d += 2 * VL<T>;
+    }
+    if (d < D) product_tile<T, R, 1>(left, step, along, right + d, stride, count, out + d, out_stride);
+}
+
+// out[row][d] += sum_n left(n, row) right[n][d]
+template <class T>
+void product(const T* left, int64_t step, int64_t along, const T* right, int64_t stride, int count, T* out,
+             int64_t out_stride, int rows, int D) {
+    constexpr int R = MANY_REGISTERS ? 6 : 3;
+    int r = 0;
+    auto some = [&](auto n) {
+        constexpr int count_of_rows = decltype(n)::value;
+        for (; r + count_of_rows <= rows; r += count_of_rows)
+            product_rows<T, count_of_rows>(left + r * along, step, along, right, stride, count, out + r * out_stride,
+                                           out_stride, D);
+    };
+    some(std::integral_constant<int, R>{});
+    if (MANY_REGISTERS) some(std::integral_constant<int, 4>{});
+    some(std::integral_constant<int, 2>{});
+    some(std::integral_constant<int, 1>{});
+}
+
+// out[a] = sum_b c[b][a] in[b] for A heads a, all heads b, at one vector of rows; c is a number, or one for each row (PER_ROW)
+template <class T, int A, bool PER_ROW>
+inline void mix_vector(const T* in, int64_t in_stride, const T* c, int64_t to_b, int64_t to_a, const T* of_b, int64_t W, int H,
+                       T* out, int64_t out_stride) {
+    using V = typename Of<T>::V;
+    V acc[A] = {};
+    for (int b = 0; b < H; ++b) {
+        V x = load(in + b * in_stride);
+        if (of_b) x *= load(of_b + b * W);
+#pragma GCC unroll 8
+        for (int a = 0; a < A; ++a) {
+            if (PER_ROW)
+                acc[a] += x * load(c + b * to_b + a * to_a);
+            else
+                acc[a] += x * c[b * to_b + a * to_a];
+        }
+    }
+#pragma GCC unroll 8
+    for (int a = 0; a < A; ++a) store(out + a * out_stride, acc[a]);
+}
+
+template <class T, bool PER_ROW>
+void mix(const T* in, int64_t in_stride, const T* c, int64_t to_b, int64_t to_a, const T* of_b, int64_t W, int H, int keys,
+         T* out, int64_t out_stride) {
+    int a = 0;
+    auto some = [&](auto count) {
+        constexpr int A = decltype(count)::value;
+        for (; a + A <= H; a += A)
+            for (int k = 0; k < keys; ++k)
+                for (int w = 0; w < W; w += VL<T>)
+                    mix_vector<T, A, PER_ROW>(in + k * W + w, in_stride, c + a * to_a + (PER_ROW ? w : 0), to_b, to_a,
+                                              of_b ? of_b + w : nullptr, W, H, out + a * out_stride + k * W + w, out_stride);
+    };
+    some(std::integral_constant<int, 8>{});
+    some(std::integral_constant<int, 4>{});
+    some(std::integral_constant<int, 2>{});
+    some(std::integral_constant<int, 1>{});
+}
+
+// d[j][i][row] += sum_k p[j][k][row] g[i][k][row]
+template <class T, int J, int I>
+inline void pair_tile(const T* p, int64_t p_stride, const T* g, int64_t g_stride, int keys, int64_t W, int H, T* d) {
+    using V = typename Of<T>::V;
+    for (int w = 0; w < W; w += VL<T>) {
+        V acc[J][I];
+#pragma GCC unroll 4
+        for (int j = 0; j < J; ++j)
+#pragma GCC unroll 4
+            for (int i = 0; i < I; ++i) acc[j][i] = load(d + (j * H + i) * W + w);
+        for (int k = 0; k < keys; ++k) {
+            V x[I];
+#pragma GCC unroll 4
+            for (int i = 0; i < I; ++i) x[i] = load(g + i * g_stride + k * W + w);
+#pragma GCC unroll 4
+            for (int j = 0; j < J; ++j) {
+                V y = load(p + j * p_stride + k * W + w);
+#pragma GCC unroll 4
+                for (int i = 0; i < I; ++i) acc[j][i] += y * x[i];
+            }
+        }
+#pragma GCC unroll 4
+        for (int j = 0; j < J; ++j)
+#pragma GCC unroll 4
+            for (int i = 0; i < I; ++i) store(d + (j * H + i) * W + w, acc[j][i]);
+    }
+}
+
+template <class T>
+void pairs(const T* p, int64_t p_stride, const T* g, int64_t g_stride, int keys, int64_t W, int H, T* d) {
+    auto of = [&](auto rows, int j) {
+        constexpr int J = decltype(rows)::value;
+        int i = 0;
+        for (; i + 4 <= H; i += 4)
+            pair_tile<T, J, 4>(p + j * p_stride, p_stride, g + i * g_stride, g_stride, keys, W, H, d + (j * H + i) * W);
+        for (; i < H; ++i)
+            pair_tile<T, J, 1>(p + j * p_stride, p_stride, g + i * g_stride, g_stride, keys, W, H, d + (j * H + i) * W);
+    };
+    constexpr int J = MANY_REGISTERS ? 4 : 2;
+    int j = 0;
+    for (; j + J <= H; j += J) of(std::integral_constant<int, J>{}, j);
+    for (; j < H; ++j) of(std::integral_constant<int, 1>{}, j);
+}
+}  // namespace

@@ -1,0 +1,106 @@
+"""Weighted attention on a CPU in C++ (`cpp/`): blocks of query rows for all heads at once, nothing of size N M kept.
+
+    M'_ji(n) = M_ji(n) / Z_j(n),    O_i = dropout(sum_j M'_ji exp(A_j - max)) V_i
+    G_i = dropout(dO_i V_i^T),   dV_i = dropout(P'_i)^T dO_i,   D_ji(n) = sum_m P_j G_i,   delta_j = sum_i M_ji D_ji
+    dA_j = P_j o (sum_i M_ji G_i - delta_j),   dQ_j = s dA_j K_j,   dK_j = s dA_j^T Q_j,   dM(n) = D(n)
+
+For sigsoftmax, the softmax of a + log sigmoid(a), dA_j is multiplied by 2 - sigmoid(A_j). Relative scores add the products
+with the keys of distances, shifted, and send their gradients the same way back. The backward pass computes scores and
+weights again from the logarithms of the sums, and draws the same numbers for dropout from a saved seed.
+Memory: two numbers for each head, row of a block and key, for each thread. Several threads share one text by sums of their
+own, added in order: the same call with as many threads gives the same bits.
+A compiler gets the same as an operator of its own, without a break in its graph.
+Limits: fp32 and fp64; no double backward, no functorch transforms.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fullrank.attention.kernels.native_build import library
+from fullrank.attention.kernels.native_call import Geometry, Native, Operands, operator
+from fullrank.attention.kernels.pipeline import Distances, Pipeline
+from fullrank.attention.kernels.sight import sight_of
+from fullrank.attention.layout import Layout
+
+_DTYPES = (torch.float32, torch.float64)
+
+
+def native_computes(pipeline: Pipeline) -> bool:
+    """Whether this kernel does; the first time on a machine it is compiled for the answer."""
+    layout, heads = pipeline.layout, (pipeline.query, pipeline.keys, pipeline.values)
+    if pipeline.values.device.type != "cpu" or any(tensor.dtype not in _DTYPES for tensor in heads):
+        return False
+    if len({tensor.dtype for tensor in heads}) > 1 or pipeline.values.numel() == 0 or pipeline.query.numel() == 0:
+        return False
+    if pipeline.distances is not None and (layout.runs is None or not layout.causal or layout.key_mask is not None):
+        return False
+    if layout.narrow and (layout.runs is None or not layout.causal):
+        return False
+    return _available()
+
+
+@torch.compiler.assume_constant_result
+def _available() -> bool:
+    return library() is not None
+
+
+def native(pipeline: Pipeline) -> Tensor:
+    """(B, H, N, D)."""
+    dtype, width = pipeline.values.dtype, pipeline.values.shape[-1]
+    query, position, table, base = pipeline.query, None, None, None
+    if pipeline.distances is not None:
+        distances = pipeline.distances
+        query, position = _with_biases(query, distances)
+        table, base = _ready(distances.keys.to(dtype)), _table_rows(pipeline.layout)
+    operands = Operands(
+        query=_ready(query),
+        keys=_ready(pipeline.keys),
+        values=_ready(pipeline.values),
+        mixing=None if pipeline.mixing is None else pipeline.mixing.to(dtype).contiguous(),
+        position=position,
+        table=table,
+    )
+    sight = sight_of(pipeline.layout)
+    assert sight is not None
+    tokens = sight.tokens
+    if tokens is not None:
+        tokens = tokens.expand(len(query), -1)
+        if not pipeline.layout.causal:  # a text without tokens: every query sees every key
+            tokens = tokens | ~tokens.any(1, keepdim=True)
+        tokens = tokens.to(torch.uint8).contiguous()
+    seed = torch.randint(2**63 - 1, (), dtype=torch.int64) if pipeline.dropout else None
+    geometry = Geometry(sight.first, sight.end, sight.own, base, tokens, seed)
+    choices = (pipeline.scale, pipeline.normalize == "sigsoftmax", pipeline.dropout)
+    apply = operator if torch.compiler.is_compiling() else Native.apply
+    out: Tensor = apply(*operands, *geometry, *choices)[0]
+    return out[..., :width]
+
+
+def _with_biases(query: Tensor, distances: Distances) -> tuple[Tensor, Tensor]:
+    u, v = distances.u.to(query.dtype)[:, None], distances.v.to(query.dtype)[:, None]
+    return query + u, _ready(query + v)
+
+
+def _ready(heads: Tensor) -> Tensor:
+    """Without gaps, and with zeros up to whole vectors."""
+    return F.pad(heads, (0, -heads.shape[-1] % (64 // heads.element_size()))).contiguous()
+
+
+def _table_rows(layout: Layout) -> Tensor:
+    """(M,): the row of the table of distances for query n and key m is n plus this; of keys that no query sees, some number."""
+    assert layout.runs is not None
+    first_query = layout.runs[-1][0] + layout.runs[-1][1] - layout.shape[0]
+    shifts, before = [], 0  # of the distances low .. high, to their rows
+    for low, high in layout.spans:
+        shifts.append((low, high, before - low))
+        before += high - low + 1
+    rows = []
+    for start, size in layout.runs:
+        nearest = max(first_query - (start + size - 1), 0)
+        shift = next((shift for low, high, shift in shifts if low <= nearest <= high), 0)
+        newest = first_query - start + shift
+        rows.append(torch.arange(newest, newest - size, -1, dtype=torch.int32))
+    return torch.cat(rows)

@@ -1,0 +1,123 @@
+"""The C++ kernels, compiled on the machine that runs them and kept for the next time.
+
+    FULLRANK_NATIVE=0        never: everything runs without them, slower
+    FULLRANK_CACHE=FOLDER    where compiled libraries are kept; by default $XDG_CACHE_HOME/fullrank or ~/.cache/fullrank
+    CXX=clang++              the compiler; by default the first of g++, clang++, c++
+
+A library is named after its source, its flags, the compiler and the processor, so that none is ever used where it does not
+belong. No compiler, or one that fails, is not an error: attention is computed by other kernels, and a warning is logged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+_SOURCES = Path(__file__).parent / "cpp"
+_FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-std=c++17", "-fPIC", "-shared")
+_THREADS = (("-fopenmp",), ())  # Apple's compiler has no OpenMP: one thread then
+_LONGEST = 300  # seconds
+_log = logging.getLogger("fullrank")
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The compiled kernels, compiled now if need be (about ten seconds); None where that is not possible or not wanted."""
+    if os.environ.get("FULLRANK_NATIVE", "1").lower() in ("0", "off", "false", "no"):
+        return None
+    try:
+        loaded = ctypes.CDLL(str(_built()))
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        _log.warning("attention runs without the C++ kernel, which could not be built: %s", _first_line(error))
+        return None
+    loaded.fullrank_mixed.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
+    loaded.fullrank_mixed.restype = None
+    return loaded
+
+
+def _built() -> Path:
+    compiler = _compiler()
+    path = _folder() / f"mixed-{_key(compiler)}.so"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(path.with_suffix(".lock")):
+            if not path.exists():  # another process may have been faster
+                _compile(compiler, path)
+    return path
+
+
+def _compiler() -> str:
+    names = (os.environ["CXX"],) if os.environ.get("CXX") else ("g++", "clang++", "c++")
+    for name in names:
+        if found := shutil.which(name):
+            return found
+    raise RuntimeError(f"no C++ compiler (looked for {', '.join(names)})")
+
+
+def _folder() -> Path:
+    if given := os.environ.get("FULLRANK_CACHE"):
+        return Path(given)
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "fullrank"
+
+
+def _key(compiler: str) -> str:
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=60).stdout
+    parts = [version, " ".join(_FLAGS).encode(), platform.machine().encode(), _processor()]
+    parts += [path.name.encode() + path.read_bytes() for path in sorted(_SOURCES.iterdir()) if path.is_file()]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+def _processor() -> bytes:
+    """Model and instructions of the processor: what is compiled for one need not run on another."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0]
+    except OSError:
+        return platform.processor().encode()
+    kept = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(line for line in text.splitlines() if line.startswith(kept)).encode()
+
+
+def _compile(compiler: str, path: Path) -> None:
+    source, failed = str(_SOURCES / "mixed.cpp"), ""
+    for threads in _THREADS:
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            made = Path(folder) / path.name
+            command = [compiler, *_FLAGS, *threads, source, "-o", str(made)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_LONGEST)
+            if done.returncode == 0:
+                os.replace(made, path)  # whole or not at all
+                return
+        failed = failed or (_first_error(done.stderr) or f"{compiler} ended with status {done.returncode}")
+    raise RuntimeError(failed)
+
+
+def _first_error(text: str) -> str:
+    return next((line for line in text.splitlines() if "error" in line), "")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """One process at a time, so that several do not compile the same; without locks each compiles for itself."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
