@@ -149,7 +149,7 @@ def test_kernels_compute_what_they_are_for() -> None:
         config = fr.AttentionConfig(score=score, normalize=normalize, mix=mix)
         attend = WeightedValues(config, HeadSize(H, D, 17, 16), 0.0)
         computed = {kernel for kernel in FAST if not refuses(kernel, attend)}
-        expected = set() if "synthesizer" in score else {"native"} | ({"relative"} if score == "relative" else set())
+        expected = set() if "synthesizer" in score else {"native", "blocks"}
         if (score, normalize, mix) == ("dot_product", "softmax", "none"):
             expected.add("sdpa")
         assert computed == expected, (score, normalize, mix)
@@ -162,8 +162,7 @@ def test_dropout_of_weights_has_the_same_distribution_in_every_kernel() -> None:
     p = 0.25
     same = torch.zeros(400, H, 8, D)
     for name in KERNELS:
-        score = "relative" if name == "relative" else "dot_product"
-        attend = WeightedValues(fr.AttentionConfig(score=score), HeadSize(H, D, 17, 16), p).train()
+        attend = WeightedValues(fr.AttentionConfig(), HeadSize(H, D, 17, 16), p).train()
         heads = Heads(same, same, same, same + 1, torch.zeros(H, 8, D))
         with fr.kernel(name):
             last = attend(heads, fr.Layout.of(8))[:, :, -1, 0].detach()  # sees all eight

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fullrank.attention.kernels.compiled import traced
 from fullrank.attention.kernels.native import native, native_computes
 from fullrank.attention.kernels.native_build import library
 from fullrank.attention.kernels.pipeline import expressible, pipeline_of
+from fullrank.attention.kernels.query_blocks import blocks_compute, query_blocks
 from fullrank.attention.kernels.reference import reference
-from fullrank.attention.kernels.relative import relative
 from fullrank.attention.kernels.sdpa import sdpa
 from fullrank.attention.mix import KeepHeads
 from fullrank.attention.normalize import Softmax
-from fullrank.attention.score import DotProduct, XLRelative
+from fullrank.attention.score import DotProduct
 from fullrank.errors import InputError, suggest
 
 if TYPE_CHECKING:
@@ -52,9 +53,7 @@ def _computes(name: str, attend: WeightedValues) -> bool:
     """By the stages alone; a call of some layout or dtype may still go to another kernel, or be refused."""
     if name == "sdpa":
         return _plain(attend)
-    if name == "relative":
-        return expressible(attend) and type(attend.score) is XLRelative
-    return name == "native" and expressible(attend)
+    return name in ("blocks", "native") and expressible(attend)
 
 
 def _plain(attend: WeightedValues) -> bool:
@@ -69,7 +68,7 @@ def fastest(attend: WeightedValues, heads: Heads, layout: Layout, trace: Trace |
         if not short and native_computes(pipeline):
             _note("native")
             return native(pipeline)
-    name = "sdpa" if _plain(attend) else "relative" if type(attend.score) is XLRelative else "reference"
+    name = "sdpa" if _plain(attend) else "blocks"
     _note(name)
     return KERNELS[name](attend, heads, layout, trace)
 
@@ -91,6 +90,14 @@ def chosen() -> Iterator[set[str]]:
         _chosen = before
 
 
+def blocks(attend: WeightedValues, heads: Heads, layout: Layout, trace: Trace | None) -> Tensor:
+    """`query_blocks`, or the reference where these do not compute; a compiler gets stages to trace."""
+    if torch.compiler.is_compiling():
+        return traced(attend, heads, layout, trace)
+    pipeline = pipeline_of(attend, heads, layout)
+    return query_blocks(pipeline) if blocks_compute(pipeline) else reference(attend, heads, layout, trace)
+
+
 def only_native(attend: WeightedValues, heads: Heads, layout: Layout, trace: Trace | None) -> Tensor:
     """The C++ kernel; the reference where a relative score meets padding or queries that see later keys."""
     pipeline = pipeline_of(attend, heads, layout)
@@ -109,7 +116,7 @@ def only_native(attend: WeightedValues, heads: Heads, layout: Layout, trace: Tra
     return reference(attend, heads, layout, trace)
 
 
-KERNELS: dict[str, Kernel] = {"reference": reference, "sdpa": sdpa, "relative": relative, "native": only_native}
+KERNELS: dict[str, Kernel] = {"reference": reference, "sdpa": sdpa, "blocks": blocks, "native": only_native}
 NAMES = ("auto", *KERNELS, "multilinear")  # the last is that of attention without weights
 
 

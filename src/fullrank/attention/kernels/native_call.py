@@ -67,6 +67,7 @@ def _run(
     (texts, heads, queries, width), seed = query.shape, geometry.seed
     arrays = {**operands._asdict(), **geometry._asdict(), **others}
     del arrays["seed"]
+    assert all(array is None or array.is_contiguous() for array in arrays.values())
     call = _Call(
         B=texts, H=heads, N=queries, M=operands.keys.shape[2], D=width, T=0 if table is None else table.shape[1],
         threads=torch.get_num_threads(), narrow=int(_narrow(queries)),
@@ -75,7 +76,10 @@ def _run(
         scale=scale, kept_scale=1 / (1 - dropout) if dropout < 1 else 0.0,
         **{name: None if array is None else array.data_ptr() for name, array in arrays.items()},
     )  # fmt: skip
-    loaded.fullrank_mixed(ctypes.byref(call), int(query.dtype == torch.float64), int(backward))
+    if loaded.fullrank_mixed(ctypes.byref(call), int(query.dtype == torch.float64), int(backward)):
+        raise MemoryError(
+            f"attention of {texts} x {heads} x {queries} x {call.M}, {call.threads} threads: not enough memory"
+        )
 
 
 def _narrow(queries: int) -> bool:
@@ -169,3 +173,15 @@ def _operator_backward(ctx: Any, cotangent: Tensor | None, _: Tensor | None) -> 
 
 
 operator.register_autograd(_operator_backward, setup_context=lambda ctx, inputs, output: _keep(ctx, inputs, output))
+
+
+def attention(operands: Operands, geometry: Geometry, choices: tuple[float, bool, float]) -> Tensor:
+    """(B, H, N, D). An operator costs more than a function, and is taken where somebody looks at operators."""
+    watched = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or not _ordinary(operands)
+    out: Tensor = (operator if watched else Native.apply)(*operands, *geometry, *choices)[0]
+    return out
+
+
+def _ordinary(operands: Operands) -> bool:
+    """Whether tensors have addresses; those that only pretend to be there have not."""
+    return all(tensor is None or type(tensor) in (Tensor, torch.nn.Parameter) for tensor in operands)
