@@ -38,9 +38,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import fullrank as fr
 from fullrank.attention.kernels.pipeline import Pipeline
 from fullrank.attention.kernels.triton_mixed import triton_computes, triton_mixed
-from harness import options, save
+from fullrank.bench.harness import Ratio, cuda_seconds, times_of
+from fullrank.bench.machine import cuda_growth_mib
+from script import options, save
 
 TOKENS = 32_768  # so many that the GPU is busy, not the launch of kernels
+AT_LEAST = 0.01  # seconds; what is shorter runs several times in a row
 REFERENCE = "flash"
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -194,34 +197,6 @@ def _full_precision() -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def times(runs: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of each run in each round, interleaved; the first three rounds are not kept."""
-    names, found = list(runs), {name: [] for name in runs}  # type: dict[str, list[float]]
-    for round_ in range(-3, rounds):
-        shift = round_ % len(names)
-        events = {}
-        for name in names[shift:] + names[:shift]:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            runs[name]()
-            end.record()
-            events[name] = (begin, end)
-        torch.cuda.synchronize()
-        if round_ >= 0:
-            for name, (begin, end) in events.items():
-                found[name].append(begin.elapsed_time(end))
-    return found
-
-
-def peak_mib(run: Callable[[], None]) -> float:
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    run()
-    torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - before) / 2**20
-
-
 def measure(shape: Shape, rounds: int) -> list[dict[str, Any]]:
     """A row for each candidate that could run; the others are named with their reason."""
     made, rows = candidates(shape), []
@@ -238,23 +213,22 @@ def measure(shape: Shape, rounds: int) -> list[dict[str, Any]]:
         for name in list(runs):
             try:
                 runs[name]()  # compiles
-                memory[name] = peak_mib(runs[name])
+                memory[name] = cuda_growth_mib(runs[name], torch.device("cuda"))
             except Exception as failure:  # a peer that cannot run here must not end the table
                 print(f"  {name}: {type(failure).__name__}: {str(failure).splitlines()[0][:100]}", flush=True)
                 del runs[name]
                 torch.cuda.empty_cache()
-        found = times(runs, rounds)
+        found = times_of(runs, rounds=rounds, clock=cuda_seconds, at_least=AT_LEAST)
         print(
             f"  {'forward and backward' if backward else 'forward':28} {'ms':>9} {'ratio':>7} {'quartiles':>15} {'MiB':>9}"
         )
         for name, own in found.items():
-            row = {"candidate": name, "backward": backward, "ms": statistics.median(own), "mib": memory[name]}
+            row = {"candidate": name, "backward": backward, "ms": 1e3 * statistics.median(own), "mib": memory[name]}
             text = f"  {name:28} {row['ms']:9.3f}"
             if REFERENCE in found:
-                ratios = [a / b for a, b in zip(own, found[REFERENCE], strict=True)]
-                low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
-                row |= {"ratio": middle, "low": low, "high": high}
-                text += f" {middle:6.2f}x   [{low:5.2f}, {high:5.2f}]"
+                ratio = Ratio.of(own, found[REFERENCE])
+                row |= {"ratio": ratio.middle, "low": ratio.low, "high": ratio.high}
+                text += f" {ratio.middle:6.2f}x   [{ratio.low:5.2f}, {ratio.high:5.2f}]"
             print(f"{text} {memory[name]:9.0f}", flush=True)
             rows.append(row)
     return rows

@@ -16,8 +16,9 @@ products of D numbers (plain fused attention: 2 forward, and 7 backward in two k
     totals 1,  outputs H/g + 1,  of_mixing H/g + H/g',  of_values H/g + 1,  of_queries H/g + 2,  of_keys H/g + 2
 
 Groups are as large as registers allow (`triton_blocks.py`): with one group of all heads 3 forward and 10 backward, with two 4
-and 14. Beside that each kernel but the first spends H multiply-adds on each score, and one exponential.
-Memory: the heads, the output and one number for each head and query; in the backward pass the gradient of M for each query.
+and 14. Beside that each kernel but the first spends H multiply-adds on each score, and all as many exponentials as products
+Q K^T.
+Memory: the heads, the output, one number for each head and query, an M(n) in another order; in the backward pass dM(n) too.
 
 Scores, normalisers, mixing and sums are fp32, products have the dtype of the heads. A product of fp32 is made of three in TF32,
 which keeps the precision, or is one where torch allows TF32. Gradients do not depend on the order in which programs run.
