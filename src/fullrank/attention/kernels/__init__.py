@@ -16,6 +16,7 @@ from fullrank.attention.kernels.pipeline import Pipeline, expressible, pipeline_
 from fullrank.attention.kernels.query_blocks import blocks_compute, query_blocks
 from fullrank.attention.kernels.reference import reference
 from fullrank.attention.kernels.sdpa import sdpa
+from fullrank.attention.kernels.triton_mixed import triton_computes, triton_mixed, triton_runs
 from fullrank.attention.mix import KeepHeads
 from fullrank.attention.normalize import Softmax
 from fullrank.attention.score import DotProduct
@@ -81,6 +82,8 @@ def _fastest(pipeline: Pipeline) -> str:
         return "native"
     if pipeline.plain:
         return "sdpa"
+    if queries > 1 and gpu and triton_computes(pipeline):
+        return "triton"
     if torch.compiler.is_compiling():
         return "compiled"
     return "blocks" if blocks_compute(pipeline) else "reference"
@@ -111,12 +114,10 @@ def _fixed(name: str) -> Kernel:
         if name == "blocks" and torch.compiler.is_compiling():
             return traced(attend, heads, layout, trace)
         pipeline = pipeline_of(attend, heads, layout)
-        if computes(pipeline):
-            return compute(pipeline)
         if (needed := _NEEDED.get(name)) is not None and not needed[0](pipeline):
             given = f"{heads.values.dtype} on {heads.values.device}".removeprefix("torch.")
             raise InputError(f"kernel '{name}' needs {needed[1]}; given {given}; use 'auto'")
-        return reference(attend, heads, layout, trace)
+        return compute(pipeline) if computes(pipeline) else reference(attend, heads, layout, trace)
 
     return run
 
@@ -126,14 +127,23 @@ def _native_runs(pipeline: Pipeline) -> bool:
     return values.device.type == "cpu" and library() is not None
 
 
+def _triton_runs(pipeline: Pipeline) -> bool:
+    return pipeline.values.is_cuda and triton_runs(pipeline)  # its interpreter, on a CPU, is for tests
+
+
 _OF_PIPELINES: dict[str, tuple[Callable[[Pipeline], bool], Callable[[Pipeline], Tensor]]] = {
     "blocks": (blocks_compute, query_blocks),
     "native": (native_computes, native),
+    "triton": (triton_computes, triton_mixed),
 }
 _NEEDED: dict[str, tuple[Callable[[Pipeline], bool], str]] = {
     "native": (
         _native_runs,
         "a CPU, a C++ compiler, and FULLRANK_NATIVE that is not 0",
+    ),
+    "triton": (
+        _triton_runs,
+        "bf16, fp16 or fp32 on a CUDA device of compute capability 8 or more, with Triton",
     ),
 }
 KERNELS: dict[str, Kernel] = {"reference": reference, "sdpa": sdpa, **{name: _fixed(name) for name in _OF_PIPELINES}}

@@ -70,9 +70,7 @@ def triton_computes(pipeline: Pipeline) -> bool:
     """Whether `triton_mixed` computes it here: on a GPU, or on a CPU under Triton's interpreter (TRITON_INTERPRET=1)."""
     query, keys, values, layout = pipeline.query, pipeline.keys, pipeline.values, pipeline.layout
     (batch, heads, queries, size), length = query.shape, keys.shape[2]
-    if pipeline.distances is not None or not _runs_on(query.device):
-        return False
-    if query.dtype not in _DTYPES or not query.dtype == keys.dtype == values.dtype:
+    if pipeline.distances is not None or not triton_runs(pipeline) or not query.dtype == keys.dtype == values.dtype:
         return False
     if 0 in (batch, heads, queries, length) or size > _MOST_SIZE or values.shape[-1] != size:
         return False
@@ -83,6 +81,11 @@ def triton_computes(pipeline: Pipeline) -> bool:
     if heads * max(queries, length) * size >= 2**31 or heads * heads * queries >= 2**31:  # places within one text
         return False
     return not layout.narrow or (layout.causal and layout.runs is not None)
+
+
+def triton_runs(pipeline: Pipeline) -> bool:
+    """Whether device and dtype are those of these kernels."""
+    return pipeline.query.dtype in _DTYPES and _runs_on(pipeline.query.device)
 
 
 def _runs_on(device: torch.device) -> bool:
