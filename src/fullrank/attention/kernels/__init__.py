@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 Kernel = Callable[["WeightedValues", "Heads", "Layout", "Trace | None"], Tensor]
 _forced: str | None = None  # a plain global, so that torch.compile guards on it
 _chosen: set[str] | None = None
-_SHORT = 48  # queries, below which plain attention is as fast without C++, in fp32 without dropout (measured)
+# queries, below which plain attention is faster by PyTorch's operations than in C++, on a CPU (measured from 16 to 1024)
+_SHORT, _SHORT_HALF = 48, 320
 
 
 def kernel_for(attend: WeightedValues, tracing: bool) -> Kernel:
@@ -76,7 +77,8 @@ def _fastest(pipeline: Pipeline) -> str:
     if not pipeline.fits:
         return "reference"
     half = pipeline.values.dtype in (torch.bfloat16, torch.float16)
-    if pipeline.plain and (gpu or queries == 1 or (queries < _SHORT and (half or not pipeline.dropout))):
+    short = queries < _SHORT_HALF if half else queries < _SHORT and not pipeline.dropout
+    if pipeline.plain and (gpu or queries == 1 or short):
         return "sdpa"
     if queries > 1 and native_computes(pipeline):
         return "native"

@@ -53,6 +53,7 @@ def _built() -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _alone(path.with_suffix(".lock")):
             if not path.exists():  # another process may have been faster
+                _log.warning("compiling the attention kernel for this machine, once: about ten seconds")
                 _compile(compiler, path)
     return path
 
