@@ -83,7 +83,8 @@ def computed() -> tuple[set[str], bool]:
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    return [text for text in said if not text.startswith("compiling")]
 
 
 COPIES = 'cp "$compiled" "$out"'
