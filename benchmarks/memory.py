@@ -27,10 +27,11 @@ import torch
 from torch import Tensor, nn
 
 import fullrank as fr
+from fullrank.bench.harness import interleave
+from fullrank.bench.relative import published
 from fullrank.model.memory import Memory
 from fullrank.training.skip_retain import SkipRetain
-from harness import interleave, options, save
-from relative import published
+from script import options, save
 
 OURS, PUBLISHED = "fullrank", "published scheme"
 STEPS = 16  # of training, in one timing

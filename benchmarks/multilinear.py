@@ -16,79 +16,22 @@ over inputs and parameters, gradients included (4 N^2 E bytes for W alone). The 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from fullrank.attention.kernels.multilinear import multilinear
-from fullrank.attention.kernels.multilinear_decayed import decayed_multilinear
 from fullrank.attention.kernels.multilinear_plan import Shape, multiply_adds
-from harness import interleave, memory_mib, options, peak_growth_mib, save
+from fullrank.bench.candidates import Pass, Settings
+from fullrank.bench.harness import interleave
+from fullrank.bench.machine import peak_growth_mib
+from fullrank.bench.multilinear import CORES, RANK, SCALES, SEED, WIDTH, Size, case
+from script import memory_mib, options, save
 
 REFERENCE = "naive fp32"
-SCALES = 8
-CORES = 2
-SEED = 0
-
-
-@dataclass(frozen=True)
-class Size:
-    batch: int
-    tokens: int
-    rank: int
-    width: int
-
-    def __str__(self) -> str:
-        return f"B {self.batch}, N {self.tokens}, R {self.rank}, E {self.width}"
-
-
 BATCHES = {32: (1, 2, 4, 8, 60), 64: (1, 8), 80: (1, 8), 128: (1, 4), 256: (1, 4)}  # by tokens
-SIZES = [Size(batch, tokens, 40, 256) for tokens, batches in BATCHES.items() for batch in batches]
-
-
-@dataclass(frozen=True)
-class Given:
-    """query, keys, values (B, N, R), cores (2, R), weight (N, N, E)."""
-
-    query: Tensor
-    keys: Tensor
-    values: Tensor
-    cores: Tensor
-    weight: Tensor
-
-
-def _visible(tokens: int) -> Tensor:
-    index = torch.arange(tokens)
-    return torch.maximum(index[:, None], index) <= index[:, None, None]  # (N, N, N)
-
-
-def naive(given: Given) -> Tensor:
-    batch, tokens, _ = given.query.shape
-    pairs = (given.query * given.cores.mean(0))[:, :, None] * given.keys[:, None]  # (B, N, N, R)
-    found = (pairs.flatten(1, 2) @ given.values.transpose(1, 2)).view(batch, tokens, tokens, tokens)
-    return (found * _visible(tokens)).flatten(2) @ given.weight.flatten(0, 1)
-
-
-def einsum(given: Given) -> Tensor:
-    found = torch.einsum("bir,bjr,bmr->bijm", given.query * given.cores.mean(0), given.keys, given.values)
-    return torch.einsum("bijm,jme->bie", found * _visible(given.query.shape[1]), given.weight)
-
-
-def ours(given: Given) -> Tensor:
-    return multilinear(given.query, given.keys, given.values, given.cores, given.weight)
-
-
-CANDIDATES: dict[str, tuple[Callable[[Given], Tensor], bool]] = {
-    "naive fp32": (naive, False),
-    "einsum fp32": (einsum, False),
-    "multilinear fp32": (ours, False),
-    "naive bf16": (naive, True),
-    "multilinear bf16": (ours, True),
-}
+SIZES = [Size(batch, tokens, RANK, WIDTH) for tokens, batches in BATCHES.items() for batch in batches]
 LENGTH_FREE = "length-free fp32"
+CANDIDATES = ("naive fp32", "einsum fp32", "multilinear fp32", "naive bf16", "multilinear bf16", LENGTH_FREE)
 CANDIDATES_IN_WORDS = {
     "naive": "T = (Q g o K) V^T (B, N, N, N), masked, times W (N^2, E), with autograd",
     "einsum": "the same by two calls of torch.einsum",
@@ -109,36 +52,10 @@ def flops(size: Size, name: str) -> int | None:
     return 6 * size.batch * size.tokens**3 * (size.rank + size.width)
 
 
-def case(size: Size, name: str) -> Callable[[], None]:
-    """One forward and backward pass of `name`."""
-    generator = torch.Generator().manual_seed(SEED)
-    query, keys, values, cotangent = (
-        torch.randn(size.batch, size.tokens, last, generator=generator) * last**-0.5
-        for last in (size.rank, size.rank, size.rank, size.width)
-    )
-    cores = torch.rand(CORES, size.rank, generator=generator)
-    leaves = [query, keys, values, cores]
-    if name == LENGTH_FREE:
-        decays = torch.linspace(-2, -0.01, SCALES)
-        leaves += [decays.clone(), decays.clone(), torch.randn(SCALES, size.rank, size.width, generator=generator)]
-    else:
-        leaves.append(torch.randn(size.tokens, size.tokens, size.width, generator=generator) / size.tokens)
-    for leaf in leaves:
-        leaf.requires_grad_()
-
-    def run() -> None:
-        for leaf in leaves:
-            leaf.grad = None
-        if name == LENGTH_FREE:
-            query, keys, values, cores, to_keys, to_values, weight = leaves
-            out, _ = decayed_multilinear(query, keys, values, cores, (to_keys, to_values), weight)
-        else:
-            function, bf16 = CANDIDATES[name]
-            with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-                out = function(Given(*leaves))
-        out.backward(cotangent.to(out.dtype))
-
-    return run
+def named(size: Size, name: str) -> Pass:
+    """One forward and backward pass of a candidate: its form and its dtype."""
+    form, _, dtype = name.rpartition(" ")
+    return case(size, form, Settings(dtype=dtype))
 
 
 def main() -> None:
@@ -151,8 +68,8 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     if given.memory:
         name, *numbers = given.memory
-        case(Size(1, 8, 8, 16), name)()  # what a first call allocates once and for all
-        print(peak_growth_mib(case(Size(*map(int, numbers)), name)))
+        named(Size(1, 8, 8, 16), name)()  # what a first call allocates once and for all
+        print(peak_growth_mib(named(Size(*map(int, numbers)), name)))
         return
     results: dict[str, Any] = {}
     for size in (size for size in SIZES if given.tokens is None or size.tokens in given.tokens):
@@ -162,7 +79,7 @@ def main() -> None:
         {
             "what": "causal multi-linear attention, forward and backward",
             "rounds": given.rounds,
-            "config": {"rank": 40, "width": 256, "cores": CORES, "causal": "masked", "decays": SCALES},
+            "config": {"rank": RANK, "width": WIDTH, "cores": CORES, "causal": "masked", "decays": SCALES},
             "seed": SEED,
             "reference": REFERENCE,
             "candidates": CANDIDATES_IN_WORDS,
@@ -174,8 +91,7 @@ def main() -> None:
 
 def measured(size: Size, rounds: int) -> dict[str, Any]:
     """All candidates at one size: time, speed-up and memory beside the reference."""
-    names = [*CANDIDATES, LENGTH_FREE]
-    timings, peak = interleave({name: case(size, name) for name in names}, REFERENCE, rounds=rounds)
+    timings, peak = interleave({name: named(size, name) for name in CANDIDATES}, REFERENCE, rounds=rounds)
     print(f"{size}; peak fp32 {peak.fp32:.0f}, bf16 {peak.bf16:.0f} GFLOP/s")
     print(f"  {'':<20} {'ms':>8}  time / {REFERENCE} [quartiles]  peak memory MiB, / {REFERENCE}")
     rows: list[dict[str, Any]] = []

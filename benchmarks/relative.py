@@ -8,8 +8,7 @@
                 beside them with contiguous text of the same size
     memory      how far the peak of resident memory rises during one forward and backward pass, each in a process of its own
 
-The formula is Transformer-XL's (Dai et al. 2019, appendix B), written anew: all scores of all heads at once, a zero column put
-in front of the position scores, the whole read again as if rows were one longer.
+The formula, operands and shapes: `fullrank.bench.relative`.
 """
 
 from __future__ import annotations
@@ -19,49 +18,17 @@ import dataclasses
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-import fullrank as fr
-from fullrank.attention.project import Heads
-from fullrank.attention.size import HeadSize
-from fullrank.attention.weighted import WeightedValues
-from harness import interleave, peak_growth_mib, save
-
-PUBLISHED = "published formula"
-Run = Callable[[], object]
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Texts, heads, queries, earlier keys, size of a head; tokens left out amid the earlier keys; window in tokens, 0: none."""
-
-    batch: int
-    heads: int
-    queries: int
-    earlier: int
-    size: int
-    gap: int = 0
-    window: int = 0
-
-    def __str__(self) -> str:
-        text = f"B {self.batch}, H {self.heads}, N {self.queries}, M {self.queries}+{self.earlier}, D {self.size}"
-        text += f", gap of {self.gap}" if self.gap else ""
-        return text + (f", window of {self.window}" if self.window else "")
-
-    def layout(self) -> fr.Layout:
-        old = self.earlier // 2
-        runs = (
-            ((-self.gap, old), (old, self.earlier - old + self.queries))
-            if self.gap
-            else ((0, self.earlier + self.queries),)
-        )
-        return fr.Layout.of_runs(self.queries, runs, window=self.window or None)
-
+from fullrank.bench.candidates import Pass, Settings
+from fullrank.bench.harness import interleave
+from fullrank.bench.machine import peak_growth_mib
+from fullrank.bench.relative import PUBLISHED, Shape, operands, ours, pass_of, published
+from script import save
 
 TRAINING = [
     Shape(4, 10, 150, 0, 41),
@@ -91,80 +58,32 @@ STAGES: dict[str, dict[str, str]] = {
 }
 
 
-def operands(shape: Shape, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    """query, keys, values (B, H, ., D), keys of distances (H, M, D), u and v (H, D)."""
-    generator = torch.Generator().manual_seed(0)
-
-    def drawn(*dims: int) -> Tensor:
-        return torch.randn(*dims, generator=generator).to(dtype).requires_grad_()
-
-    lead, keys = (shape.batch, shape.heads), shape.queries + shape.earlier
-    count = shape.layout().distances if shape.gap or shape.window else keys
-    return [drawn(*lead, shape.queries, shape.size), drawn(*lead, keys, shape.size), drawn(*lead, keys, shape.size),
-            drawn(shape.heads, count, shape.size), drawn(shape.heads, shape.size), drawn(shape.heads, shape.size)]  # fmt: skip
+def named(shape: Shape, name: str, backward: bool, dtype: str = "fp32") -> Pass:
+    """The formula, the reference, or the kernel with the stages of that name."""
+    given = operands(shape, Settings(dtype=dtype))
+    if name == PUBLISHED:
+        return pass_of(lambda: published(**given), given, backward)
+    kernel = "reference" if name == "reference" else "auto"
+    return pass_of(ours(shape, given, kernel, **STAGES.get(name, {}))[0], given, backward)
 
 
-def published(query: Tensor, keys: Tensor, values: Tensor, distances: Tensor, u: Tensor, v: Tensor) -> Tensor:
-    """(N, M, B, H) scores; the shift by a zero column and a view; -inf in the future; softmax; weighted values."""
-    batch, heads, queries, size = query.shape
-    length = keys.shape[2]
-    q, k, values = (x.permute(2, 0, 1, 3) for x in (query, keys, values))
-    content = torch.einsum("ibnd,jbnd->ijbn", q + u, k)
-    position = torch.einsum("ibnd,jnd->ijbn", q + v, distances.flip(1).transpose(0, 1))
-    padded = torch.cat([position.new_zeros(queries, 1, batch, heads), position], dim=1)
-    position = padded.view(length + 1, queries, batch, heads)[1:].view(queries, length, batch, heads)
-    scores = (content + position) * size**-0.5
-    future = torch.ones(queries, length, dtype=torch.bool).triu(1 + length - queries)
-    weights = scores.masked_fill(future[:, :, None, None], -torch.inf).softmax(dim=1)
-    return torch.einsum("ijbn,jbnd->ibnd", weights, values).permute(1, 2, 0, 3)
+def output(shape: Shape, name: str) -> Tensor:
+    return named(shape, name, False)()
 
 
-def ours(shape: Shape, kernel: str, **stages: str) -> Callable[..., Tensor]:
-    """Heads as they are given, a table as long as the layout asks for."""
-    size = HeadSize(shape.heads, shape.size, shape.heads * shape.size, 1)
-    attend, layout = WeightedValues(fr.AttentionConfig(score="relative", **stages), size, 0.0), shape.layout()
-
-    def run(query: Tensor, keys: Tensor, values: Tensor, distances: Tensor, u: Tensor, v: Tensor) -> Tensor:
-        attend.score.biases.content_bias, attend.score.biases.position_bias = u, v
-        with fr.kernel(kernel):
-            return attend(Heads(query, query, keys, values, distances), layout)
-
-    del attend.score.biases.content_bias, attend.score.biases.position_bias
-    return run
-
-
-def pass_of(attend: Callable[..., Tensor], inputs: list[Tensor], backward: bool) -> Run:
-    cotangent = torch.randn(inputs[0].shape, generator=torch.Generator().manual_seed(1)).to(inputs[0].dtype)
-
-    def run() -> None:
-        if not backward:
-            with torch.no_grad():
-                attend(*inputs)
-            return
-        for tensor in inputs:
-            tensor.grad = None
-        attend(*inputs).backward(cotangent)
-
-    return run
-
-
-def candidates(shape: Shape, backward: bool) -> dict[str, Run]:
+def candidates(shape: Shape, backward: bool) -> dict[str, Pass]:
     """Passes by name. The formula and the reference are first compared with the kernel, where they compute the same."""
-    contiguous, inputs = dataclasses.replace(shape, gap=0, window=0), operands(shape)
-    checks = [ours(shape, "reference")] + ([published] if shape == contiguous else [])
-    given = ours(shape, "relative")(*inputs)
-    for other in checks:
-        off = float((given - other(*inputs)).detach().abs().max())
+    contiguous = dataclasses.replace(shape, gap=0, window=0)
+    for other in ["reference"] + ([PUBLISHED] if shape == contiguous else []):
+        off = float((output(shape, "relative") - output(shape, other)).abs().max())
         assert off < 1e-4, f"{shape}: off by {off:.1e}"
-    made = {PUBLISHED: pass_of(published, operands(contiguous), backward)}
-    made["reference"] = pass_of(ours(shape, "reference"), inputs, backward)
-    made |= {name: pass_of(ours(shape, "relative", **stages), inputs, backward) for name, stages in STAGES.items()}
+    made = {PUBLISHED: named(contiguous, PUBLISHED, backward)}
+    made |= {name: named(shape, name, backward) for name in ("reference", *STAGES)}
     if not backward:
-        low = operands(shape, torch.bfloat16)
-        made[f"{PUBLISHED}, bf16"] = pass_of(published, low, False)
-        made["relative, bf16"] = pass_of(ours(shape, "relative"), low, False)
+        made[f"{PUBLISHED}, bf16"] = named(shape, PUBLISHED, False, "bf16")
+        made["relative, bf16"] = named(shape, "relative", False, "bf16")
     if shape != contiguous:
-        made["relative, all keys, no gap"] = pass_of(ours(contiguous, "relative"), operands(contiguous), backward)
+        made["relative, all keys, no gap"] = named(contiguous, "relative", backward)
     return made
 
 
@@ -180,13 +99,8 @@ def times(shape: Shape, backward: bool, rounds: int) -> dict[str, Any]:
 
 def peak(shape: Shape, name: str) -> float:
     """MiB above what was there before the pass."""
-
-    def made(shape: Shape) -> Run:
-        attend = published if name == PUBLISHED else ours(shape, "relative", **STAGES.get(name, {}))
-        return pass_of(ours(shape, name) if name == "reference" else attend, operands(shape), True)
-
-    made(Shape(1, shape.heads, 8, 8, shape.size))()  # what a first call allocates once and for all
-    return peak_growth_mib(made(shape))
+    named(Shape(1, shape.heads, 8, 8, shape.size), name, True)()  # what a first call allocates once and for all
+    return peak_growth_mib(named(shape, name, True))
 
 
 def memory(shape: Shape) -> dict[str, Any]:

@@ -2,104 +2,24 @@
 
     python benchmarks/train_step.py [--rounds 9] [--threads 1] [--dropout 0 0.2] [--only small] [--json FILE]
 
-Peer: embeddings (plus learned positions) -> nn.TransformerEncoder (pre-norm, ReLU, causal, `is_causal` given) -> nn.Linear ->
-F.cross_entropy. Both: forward, backward, gradient clipping, plain SGD (fused); the same dropout at the same places.
+What both consist of: `fullrank.bench.training_step`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
-import fullrank as fr
-from harness import Peak, Timing, interleave, options, save
+from fullrank.bench.candidates import Settings
+from fullrank.bench.harness import Peak, Timing, interleave
+from fullrank.bench.training_step import Ours, Peer, Size, Step
+from script import options, save
 
 REFERENCE = "fullrank fp32"
-
-
-@dataclass(frozen=True)
-class Size:
-    vocabulary: int
-    width: int
-    inner: int
-    heads: int
-    layers: int
-    batch: int
-    length: int
-
-    def __str__(self) -> str:
-        return f"V {self.vocabulary:,}, d {self.width}, {self.layers} layers, {self.batch} x {self.length}"
-
-    def gflop(self) -> float:
-        """Matrix products of a step, forward and backward; attention counted causally (half of all pairs)."""
-        tokens = self.batch * self.length
-        weights = self.layers * (4 * self.width**2 + 2 * self.width * self.inner) + self.vocabulary * self.width
-        return (6 * tokens * weights + 6 * self.layers * tokens * self.length * self.width) / 1e9
-
-
 SIZES = {"small": Size(10_000, 200, 200, 4, 4, 20, 35), "large": Size(10_000, 512, 2048, 8, 6, 4, 256)}
-
-
-class Peer(nn.Module):
-    """What a PyTorch user writes without us."""
-
-    def __init__(self, size: Size, dropout: float) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(size.vocabulary, size.width)
-        self.positions = nn.Parameter(torch.randn(size.length, size.width) * 0.02)
-        layer = nn.TransformerEncoderLayer(
-            size.width, size.heads, size.inner, dropout, batch_first=True, norm_first=True
-        )
-        self.encoder = nn.TransformerEncoder(layer, size.layers, nn.LayerNorm(size.width), enable_nested_tensor=False)
-        self.decoder, self.dropout = nn.Linear(size.width, size.vocabulary), nn.Dropout(dropout)
-        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(size.length))
-
-    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        x = self.dropout(self.embedding(inputs) + self.positions)
-        x = self.encoder(x, mask=self.mask, is_causal=True)
-        return F.cross_entropy(self.decoder(x).flatten(0, 1), targets.flatten())
-
-
-class Ours(nn.Module):
-    def __init__(self, size: Size, dropout: float) -> None:
-        super().__init__()
-        places = fr.DropoutConfig(embedding=dropout, attention=dropout, activation=dropout, residual=dropout)
-        self.model = fr.LanguageModel(
-            fr.ModelConfig(
-                vocab_size=size.vocabulary,
-                hidden_size=size.width,
-                num_hidden_layers=size.layers,
-                num_attention_heads=size.heads,
-                intermediate_size=size.inner,
-                position="learned",
-                max_position_embeddings=size.length,
-                dropout=places,
-            )
-        )
-
-    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        return self.model.loss(inputs, targets)
-
-
-def step(model: nn.Module, inputs: Tensor, targets: Tensor, bf16: bool) -> Callable[[], None]:
-    """One update; in bf16 as autocast does it, with fp32 parameters."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, fused=True)
-
-    def run() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            loss = model(inputs, targets)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
-
-    return run
 
 
 def measure(size: Size, dropout: float, rounds: int) -> tuple[list[Timing], Peak]:
@@ -107,11 +27,15 @@ def measure(size: Size, dropout: float, rounds: int) -> tuple[list[Timing], Peak
     inputs, targets = torch.randint(size.vocabulary, (2, size.batch, size.length))
     peer, ours = Peer(size, dropout), Ours(size, dropout)
     assert sum(p.numel() for p in peer.parameters()) == sum(p.numel() for p in ours.parameters())
+
+    def step(model: nn.Module, dtype: str) -> Step:
+        return Step(model, inputs, targets, Settings(dtype=dtype).autocast)
+
     candidates = {
-        "nn.TransformerEncoder fp32": step(peer, inputs, targets, False),
-        "nn.TransformerEncoder bf16": step(peer, inputs, targets, True),
-        "fullrank fp32": step(ours, inputs, targets, False),
-        "fullrank bf16": step(ours, inputs, targets, True),
+        "nn.TransformerEncoder fp32": step(peer, "fp32"),
+        "nn.TransformerEncoder bf16": step(peer, "bf16"),
+        "fullrank fp32": step(ours, "fp32"),
+        "fullrank bf16": step(ours, "bf16"),
     }
     return interleave(candidates, REFERENCE, rounds=rounds)
 

@@ -11,6 +11,9 @@ import pytest
 import torch
 from hypothesis import settings
 
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton looks when it is imported; its kernels then run on the CPU
+
 ROOT = Path(__file__).resolve().parents[1]
 
 settings.register_profile("fullrank", derandomize=True, deadline=None, database=None, max_examples=40)

@@ -193,7 +193,7 @@ FORBIDDEN = [
     ("attention", "data"), ("model", "training"), ("model", "data"), ("model", "tasks"), ("training", "model"),
     ("training", "attention"), ("training", "data"), ("training", "reporting"), ("analysis", "model"),
     ("analysis", "training"), ("analysis", "tasks"), ("checking", "model"), ("checking", "training"),
-    ("checking", "tasks"), ("tasks", "cli"),
+    ("checking", "tasks"), ("tasks", "bench"), ("bench", "cli"),
 ]  # fmt: skip
 
 

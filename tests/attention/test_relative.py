@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.attention.kernels import blocks
+from fullrank.attention.kernels import block_plan
 from fullrank.attention.project import Heads
 from fullrank.attention.relative import XLRelative, encode_distances, shifted_scores
 from fullrank.attention.size import HeadSize
@@ -194,7 +194,7 @@ def with_gradients(
 def test_blocks_equal_the_reference(queries: int, keys: int, mix: str, normalize: str) -> None:
     made, (given, wrt) = attend(mix, normalize), heads(5, queries, keys)
     where = fr.Layout.of(queries, keys)
-    found, expected = (with_gradients(made, kernel, given, wrt, where) for kernel in ("relative", "reference"))
+    found, expected = (with_gradients(made, kernel, given, wrt, where) for kernel in ("blocks", "reference"))
     names = ["output", "query", "keys", "values", "distances", *(name for name, _ in made.named_parameters())]
     for name, got, want in zip(names, found, expected, strict=True):
         assert (got - want).abs().max() <= 1e-12 * max(1.0, float(want.abs().max())), name
@@ -202,11 +202,11 @@ def test_blocks_equal_the_reference(queries: int, keys: int, mix: str, normalize
 
 @pytest.mark.parametrize(("rows", "numbers"), [(4, 1), (7, 10**6), (1, 600), (64, 1)])
 def test_however_the_blocks_are_cut(rows: int, numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(blocks._ROWS, "cpu", rows)
-    monkeypatch.setitem(blocks._NUMBERS, "cpu", numbers)
+    for limits in (block_plan._FORWARD, block_plan._BACKWARD):
+        monkeypatch.setitem(limits, "cpu", block_plan.Limits(numbers, rows, rows))
     made, (given, wrt) = attend("position_wise"), heads(3, 10, 15)
     where = fr.Layout.of(10, 15)
-    found, expected = (with_gradients(made, kernel, given, wrt, where) for kernel in ("relative", "reference"))
+    found, expected = (with_gradients(made, kernel, given, wrt, where) for kernel in ("blocks", "reference"))
     assert all(torch.allclose(got, want, rtol=0, atol=1e-12) for got, want in zip(found, expected, strict=True))
 
 
@@ -232,7 +232,7 @@ def test_gradients_under_dropout_are_those_of_the_same_mask() -> None:
         torch.manual_seed(9)
         current = Heads(wrt[0].transpose(1, 2), wrt[0].transpose(1, 2), wrt[1].transpose(1, 2), wrt[2].transpose(1, 2),
                         wrt[3].transpose(0, 1))  # fmt: skip
-        with fr.kernel("relative"):
+        with fr.kernel("blocks"):
             return made(current, where).square().sum()
 
     gradients = torch.autograd.grad(value(), everything)
@@ -271,14 +271,14 @@ def test_low_precision_is_about_as_precise_as_the_reference(autocast: bool) -> N
     made, (low, low_wrt) = attend("position_independent"), heads(2, 100, 100, torch.bfloat16)
     made = made.float() if autocast else made.bfloat16()
     off = {}
-    for kernel in ("relative", "reference"):
+    for kernel in ("blocks", "reference"):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
             found = with_gradients(made, kernel, low, low_wrt, where)
         off[kernel] = [
             float((got.double() - want).norm() / want.norm()) for got, want in zip(found, expected, strict=True)
         ]
         assert found[0].dtype == torch.bfloat16
-    for ours, theirs in zip(off["relative"], off["reference"], strict=True):
+    for ours, theirs in zip(off["blocks"], off["reference"], strict=True):
         assert ours < 1.5 * theirs
 
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.attention.kernels import blocks
+from fullrank.attention.kernels import block_plan
+from fullrank.attention.kernels.pipeline import pipeline_of
 from fullrank.attention.project import Heads
 from fullrank.attention.relative import shifted_scores
 from fullrank.attention.shift import descending, kept_descending, pieces, shift
@@ -87,7 +88,7 @@ def same(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float
         assert off <= tolerance * scale, f"{name} is off by {off:.1e}"
 
 
-@pytest.mark.parametrize("kernel", ["reference", "relative"])
+@pytest.mark.parametrize("kernel", ["reference", "blocks"])
 @WHERE
 def test_the_equation(name: str, kernel: str) -> None:
     """By a loop over queries and keys, distances by subtraction of positions; with gradients and without."""
@@ -128,13 +129,12 @@ def test_gradients_equal_those_of_the_reference(
     name: str, mix: str, normalize: str, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In blocks of four rows, so that a block meets only some of the runs, and with all rows and texts in one."""
-    monkeypatch.setitem(blocks._ROWS, "cpu", rows)
-    if rows == 4:
-        monkeypatch.setitem(blocks._NUMBERS, "cpu", 200)
+    for limits in (block_plan._FORWARD, block_plan._BACKWARD):
+        monkeypatch.setitem(limits, "cpu", block_plan.Limits(200 if rows == 4 else 2**17, rows, rows))
     made, where = attend(mix, normalize), layout(name)
     given = operands(where)
     expected = gradients(made, "reference", given, where)
-    same(gradients(made, "relative", given, where), expected)
+    same(gradients(made, "blocks", given, where), expected)
     with torch.no_grad():
         assert (made.eval()(heads(given), where) - expected["output"]).abs().max() < 1e-12
 
@@ -146,29 +146,14 @@ def test_gradients_equal_those_of_the_reference(
 def test_sizes_at_which_there_are_blocks(queries: int, runs: tuple[tuple[int, int], ...], window: int | None) -> None:
     made, where = attend("position_wise"), fr.Layout.of_runs(queries, runs, window=window)
     given = operands(where, batch=2)
-    assert len(blocks.blocks(given["query"].transpose(1, 2), where)) > 2
+    assert len(block_plan.plan(pipeline_of(made, heads(given), where), backward=True).blocks) > 1
     expected = gradients(made, "reference", given, where)
-    same(gradients(made, "relative", given, where), expected)
+    same(gradients(made, "blocks", given, where), expected)
     plain = attend()
     with torch.no_grad():
         found = plain(heads(given), where)
         with fr.kernel("reference"):
             assert (found - plain(heads(given), where)).abs().max() < 1e-12
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["gap below the segment", "three runs", "window that hides an old run from later rows", "one query after a gap"],
-)
-def test_dropout_drops_what_the_reference_drops(name: str) -> None:
-    """One block meets all keys here, so that both draw one and the same mask."""
-    made, where = attend("position_wise", p=0.4).train(), layout(name)
-    given = operands(where, batch=2)
-    expected = gradients(made, "reference", given, where)
-    same(gradients(made, "relative", given, where), expected)
-    same_again = gradients(made, "relative", given, where)["output"]
-    torch.manual_seed(77)
-    assert not torch.equal(made(heads(given), where), same_again)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +168,7 @@ def test_low_precision(name: str, normalize: str, autocast: bool) -> None:
     made = attend(normalize=normalize)
     made = made.float() if autocast else made.bfloat16()
     off = {}
-    for kernel in ("relative", "reference"):
+    for kernel in ("blocks", "reference"):
         given = operands(where, dtype=torch.bfloat16)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
             found = gradients(made, kernel, given, where)
@@ -195,7 +180,7 @@ def test_low_precision(name: str, normalize: str, autocast: bool) -> None:
             for key, want in ({**expected, "without gradients": expected["output"]}).items()
             for got in [found[key]]
         }
-    for key, ours in off["relative"].items():
+    for key, ours in off["blocks"].items():
         assert ours < max(1.5 * off["reference"][key], 0.01), key
 
 
@@ -224,10 +209,12 @@ def test_no_two_pairs_share_a_number(name: str) -> None:
             assert numbers.unique().numel() == numbers.numel()
 
 
-def test_only_keys_in_sight_are_multiplied() -> None:
+def test_only_keys_in_sight_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
     """A window of 8 over 4 rows needs at most 11 keys of a long text, and not more distances than there are in it."""
     where = fr.Layout.of(64, 600, window=8)
-    for block in blocks.blocks(torch.empty(1, H, 64, D), where, rows=4):
+    monkeypatch.setitem(block_plan._FORWARD, "cpu", block_plan.Limits(1, 4, 4))
+    pipeline = pipeline_of(attend(), heads(operands(where, batch=1)), where)
+    for block in block_plan.plan(pipeline, backward=False).blocks:
         assert block.keys.stop - block.keys.start == 11
         assert block.keys.stop == 536 + block.rows.stop
     table = descending(torch.arange(8.0).expand(D, H, 8).permute(1, 2, 0), 12)

@@ -209,5 +209,5 @@ def test_what_a_model_refuses_when_it_runs() -> None:
     for kind in KINDS:
         with pytest.raises(InputError, match="no attention weights to collect"):
             model(kind)(ids(1, 3), trace=fr.Trace())
-        with fr.kernel("relative"), pytest.raises(InputError, match="'relative' cannot compute multi-linear attention"):
+        with fr.kernel("blocks"), pytest.raises(InputError, match="'blocks' cannot compute multi-linear attention"):
             model(kind)(ids(1, 3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from typing import Any
@@ -12,7 +13,9 @@ import torch
 from torch import Tensor
 
 import fullrank as fr
+from fullrank.attention import kernels
 from fullrank.attention.kernels import KERNELS, fastest, kernel_for
+from fullrank.attention.kernels.triton_mixed import triton_computes
 from fullrank.attention.project import Heads
 from fullrank.attention.size import HeadSize
 from fullrank.attention.weighted import WeightedValues
@@ -21,7 +24,7 @@ from moving import moved
 
 H, D = 3, 5
 STAGES = list(itertools.product(*(combinations.slots()[slot] for slot in ("score", "normalize", "mix"))))
-FAST = [name for name in KERNELS if name != "reference"]
+FAST = [name for name in KERNELS if name not in ("reference", "triton")]  # the last: test_triton_equals_reference
 
 
 def layout(name: str) -> fr.Layout:
@@ -143,13 +146,32 @@ def test_multilinear_equals_reference(way: dict[str, Any], where: str, kernel: s
         assert off <= (2e-6 if dtype == torch.float32 else 1e-13) * scale, f"{name} is off by {off:.1e}"
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the tests marked cuda run the compiled kernels")
+@pytest.mark.parametrize("where", LAYOUTS)
+@pytest.mark.parametrize("stages", [stages for stages in STAGES if stages[0] == "dot_product"], ids="-".join)
+def test_triton_equals_reference(stages: tuple[str, str, str], where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Triton's interpreter; the fp32 kernels beside the reference in fp64."""
+    pytest.importorskip("triton")
+    score, normalize, mix = stages
+    config = fr.AttentionConfig(score=score, normalize=normalize, mix=mix)
+    attend = moved(WeightedValues(config, HeadSize(H, D, 17, 16), 0.0))
+    expected = run(copy.deepcopy(attend).double(), layout(where), "reference", torch.float64)
+    computed = []
+    monkeypatch.setattr(kernels, "_fastest", lambda pipeline: computed.append(triton_computes(pipeline)) or "triton")
+    found = run(attend, layout(where), "auto", torch.float32)
+    assert computed == [True]
+    for name, wanted in expected.items():
+        off, scale = float((found[name] - wanted).abs().max()), max(1.0, float(wanted.abs().max()))
+        assert off <= 1e-6 * scale, f"{name} is off by {off:.1e}"
+
+
 def test_kernels_compute_what_they_are_for() -> None:
     """Otherwise the comparison above would compare nothing, or the reference with itself."""
     for score, normalize, mix in STAGES:
         config = fr.AttentionConfig(score=score, normalize=normalize, mix=mix)
         attend = WeightedValues(config, HeadSize(H, D, 17, 16), 0.0)
-        computed = {kernel for kernel in FAST if not refuses(kernel, attend)}
-        expected = set() if "synthesizer" in score else {"native"} | ({"relative"} if score == "relative" else set())
+        computed = {kernel for kernel in [*FAST, "triton"] if not refuses(kernel, attend)}
+        expected = set() if "synthesizer" in score else {"native", "blocks", "triton"}
         if (score, normalize, mix) == ("dot_product", "softmax", "none"):
             expected.add("sdpa")
         assert computed == expected, (score, normalize, mix)
@@ -161,9 +183,8 @@ def test_dropout_of_weights_has_the_same_distribution_in_every_kernel() -> None:
     """With every value 1 an output is the sum of the kept weights: mean 1 and, over 8 equal weights, variance p/(1-p)/8."""
     p = 0.25
     same = torch.zeros(400, H, 8, D)
-    for name in KERNELS:
-        score = "relative" if name == "relative" else "dot_product"
-        attend = WeightedValues(fr.AttentionConfig(score=score), HeadSize(H, D, 17, 16), p).train()
+    for name in ("reference", *FAST):
+        attend = WeightedValues(fr.AttentionConfig(), HeadSize(H, D, 17, 16), p).train()
         heads = Heads(same, same, same, same + 1, torch.zeros(H, 8, D))
         with fr.kernel(name):
             last = attend(heads, fr.Layout.of(8))[:, :, -1, 0].detach()  # sees all eight

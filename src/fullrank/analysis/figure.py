@@ -19,6 +19,7 @@ from fullrank.files import write_bytes
 from fullrank.reporting.svg import settings
 
 INK, MUTED, LINE = "#1b1d22", "#5c616b", "#dfe0e3"
+COLOURS = ("#0072b2", "#c04f00", "#00795a", "#b0508b", "#7a6a00", "#4b5bd0", "#8c3b2f", "#5c616b")
 
 
 def write(draw: Callable[[], Figure], folder: Path, name: str) -> list[Path]:
@@ -35,13 +36,24 @@ def write(draw: Callable[[], Figure], folder: Path, name: str) -> list[Path]:
     written = []
     with matplotlib.rc_context(settings()):  # type: ignore[arg-type]
         figure = draw()
-        for kind, canvas in (("png", FigureCanvasAgg(figure)), ("svg", FigureCanvasSVG(figure))):
-            buffer = io.BytesIO()
-            nobody = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
-            canvas.print_figure(buffer, format=kind, dpi=150, facecolor="white", metadata=nobody)
-            write_bytes(folder / f"{name}.{kind}", buffer.getvalue())
+        for kind in ("png", "svg"):
+            write_bytes(folder / f"{name}.{kind}", _drawn(figure, kind))
             written.append(folder / f"{name}.{kind}")
     return written
+
+
+def write_png(draw: Callable[[], Figure], path: Path) -> None:
+    """`draw()` as the PNG `path`; equal figures give equal bytes. Raises RunError if it cannot be written."""
+    with matplotlib.rc_context(settings()):  # type: ignore[arg-type]
+        write_bytes(path, _drawn(draw(), "png"))
+
+
+def _drawn(figure: Figure, kind: str) -> bytes:
+    canvas = FigureCanvasAgg(figure) if kind == "png" else FigureCanvasSVG(figure)
+    buffer = io.BytesIO()
+    nobody = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
+    canvas.print_figure(buffer, format=kind, dpi=150, facecolor="white", metadata=nobody)
+    return buffer.getvalue()
 
 
 def furnish(axes: Axes, grid: Literal["x", "y"], below: str, beside: str) -> None:

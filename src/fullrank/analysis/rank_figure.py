@@ -11,11 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
-from fullrank.analysis.figure import INK, MUTED, furnish, write
+from fullrank.analysis.figure import COLOURS, INK, MUTED, furnish, write
 from fullrank.analysis.rank import LogProbRank
 from fullrank.reporting.svg import clean
 
-COLOURS = ("#0072b2", "#c04f00", "#00795a", "#b0508b", "#7a6a00", "#4b5bd0", "#8c3b2f", "#5c616b")
 _WIDTH, _PLOT, _LEGEND_ROW = 8.6, 3.7, 0.21  # inches
 
 

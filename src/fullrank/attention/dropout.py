@@ -17,16 +17,22 @@ def dropout(x: Tensor, p: float) -> Tensor:
     return F.dropout(x, p) if kept is None else x * kept.mul_(1 / (1 - p))
 
 
-def keep_mask(shape: torch.Size, p: float, like: Tensor) -> Tensor | None:
+def keep_mask(shape: torch.Size, p: float, like: Tensor, generator: torch.Generator | None = None) -> Tensor | None:
     """1 where an entry is kept and 0 where it is dropped, in the dtype of `like`; None where torch's own draw is better.
 
     On a CPU `Tensor.bernoulli_` takes most of dropout's time (7.5 of 7.8 ns per entry); here one 64-bit draw makes four
     entries (1.3 ns). 16 bits are compared with 65,536 p, rounded up or down at random so that every entry is dropped
-    with probability p exactly; the rounding is drawn once a mask. All numbers come from torch's default generator.
+    with probability p exactly; the rounding is drawn once a mask. All numbers come from `generator`, or torch's default one.
     """
     if like.device.type != "cpu" or p > 1 - 2**-16 or torch.compiler.is_compiling():
         return None
-    least = math.floor(65_536 * p + torch.rand((), device="cpu").item()) - 32_768  # of a kept entry, as a signed number
+    least = (
+        math.floor(65_536 * p + torch.rand((), generator=generator, device="cpu").item()) - 32_768
+    )  # of a kept entry, as a signed number
     count = math.prod(shape)
-    bits = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)[:count]
+    bits = (
+        torch.empty(-(-count // 4), dtype=torch.int64)
+        .random_(-(2**63), None, generator=generator)
+        .view(torch.int16)[:count]
+    )
     return bits.ge_(least).view(shape).to(like.dtype)  # in place: comparing to booleans takes ten times as long

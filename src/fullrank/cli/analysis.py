@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from fullrank.cli.options import Config, Device, Json, Overrides, Row, Scale
-from fullrank.cli.output import print_json, say
+from fullrank.cli.output import print_json, say, show
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -69,7 +69,7 @@ def context(
         return
     print(found.title)
     print(f"memory of {found.reach.memory_length:,} tokens, segments of {found.reach.segment_length:,}")
-    _show(_table(found, drifting))
+    show(_table(found, drifting))
     for remark in found.remarks:
         print(remark)
     for file in files:
@@ -124,7 +124,7 @@ def rank(
         content = {"models": [as_dict(one) for one in found], "remarks": list(together)}
         print_json({**content, "files": [str(file) for file in files]})
         return
-    _show(_rank_table(found))
+    show(_rank_table(found))
     for one in found:
         print("\n".join([f"{one.name} ({one.text}, segments of {one.segment_length:,}):", *one.remarks]))
     for line in (*together, *files):
@@ -181,12 +181,3 @@ def _table(found: FoundContext, drifting: int | None) -> Table:
             cells.append(f"{layer.drifting(drifting).tokens:,.0f}")
         table.add_row(*cells)
     return table
-
-
-def _show(table: Table) -> None:
-    """The table at its own width, also where the terminal is narrower: no figure is cut off."""
-    from rich.console import Console
-
-    console = Console()
-    wide = console.measure(table, options=console.options.update(max_width=1000)).maximum
-    (console if wide <= console.width else Console(width=wide)).print(table)

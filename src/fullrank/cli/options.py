@@ -20,7 +20,8 @@ Kernel = Annotated[
     str,
     typer.Option(
         "--kernel",
-        help="The attention kernel: auto, reference (for the vocabulary layer, too), sdpa, relative or multilinear.",
+        help="The attention kernel: auto, reference (for the vocabulary layer, too), sdpa, blocks, native, triton or "
+        "multilinear.",
     ),
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:0.")]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fullrank.errors import FullRankError
 from fullrank.files import as_json
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def explain(error: Exception) -> str:
@@ -32,3 +35,12 @@ def silent(text: str) -> None:
 def print_json(content: Any) -> None:
     """The one JSON document of a verb called with `--json`."""
     print(as_json(content))
+
+
+def show(table: Table) -> None:
+    """The table at its own width, also where the terminal is narrower: no figure is cut off."""
+    from rich.console import Console
+
+    console = Console()
+    wide = console.measure(table, options=console.options.update(max_width=1000)).maximum
+    (console if wide <= console.width else Console(width=wide)).print(table)

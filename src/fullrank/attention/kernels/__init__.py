@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fullrank.attention.kernels.compiled import traced
 from fullrank.attention.kernels.native import native, native_computes
 from fullrank.attention.kernels.native_build import library
 from fullrank.attention.kernels.one_query import one_query, one_query_computes
-from fullrank.attention.kernels.pipeline import expressible, pipeline_of
+from fullrank.attention.kernels.pipeline import Pipeline, expressible, pipeline_of
+from fullrank.attention.kernels.query_blocks import blocks_compute, query_blocks
 from fullrank.attention.kernels.reference import reference
-from fullrank.attention.kernels.relative import relative
 from fullrank.attention.kernels.sdpa import sdpa
+from fullrank.attention.kernels.triton_mixed import triton_computes, triton_mixed, triton_runs
 from fullrank.attention.mix import KeepHeads
 from fullrank.attention.normalize import Softmax
-from fullrank.attention.score import DotProduct, XLRelative
+from fullrank.attention.score import DotProduct
 from fullrank.errors import InputError, suggest
 
 if TYPE_CHECKING:
@@ -30,7 +32,8 @@ if TYPE_CHECKING:
 Kernel = Callable[["WeightedValues", "Heads", "Layout", "Trace | None"], Tensor]
 _forced: str | None = None  # a plain global, so that torch.compile guards on it
 _chosen: set[str] | None = None
-_SHORT = 48  # queries, below which PyTorch's own kernel is faster for plain attention without dropout (measured)
+# queries, below which plain attention is faster by PyTorch's operations than in C++, on a CPU (measured from 16 to 1024)
+_SHORT, _SHORT_HALF = 48, 320
 
 
 def kernel_for(attend: WeightedValues, tracing: bool) -> Kernel:
@@ -53,9 +56,7 @@ def _computes(name: str, attend: WeightedValues) -> bool:
     """By the stages alone; a call of some layout or dtype may still go to another kernel, or be refused."""
     if name == "sdpa":
         return _plain(attend)
-    if name == "relative":
-        return expressible(attend) and type(attend.score) is XLRelative
-    return name == "native" and expressible(attend)
+    return name in _OF_PIPELINES and expressible(attend)
 
 
 def _plain(attend: WeightedValues) -> bool:
@@ -64,18 +65,35 @@ def _plain(attend: WeightedValues) -> bool:
 
 def fastest(attend: WeightedValues, heads: Heads, layout: Layout, trace: Trace | None) -> Tensor:
     """The kernel that is the fastest for these tensors, of stages that are `expressible`."""
-    if layout.shape[0] > 1:
-        pipeline = pipeline_of(attend, heads, layout)
-        short = pipeline.plain and not pipeline.dropout and layout.shape[0] < _SHORT
-        if not short and native_computes(pipeline):
-            _note("native")
-            return native(pipeline)
-    elif not _plain(attend) and one_query_computes(attend, heads, layout):
-        _note("one query")
-        return one_query(attend, heads, layout)
-    name = "sdpa" if _plain(attend) else "relative" if type(attend.score) is XLRelative else "reference"
+    pipeline = pipeline_of(attend, heads, layout)
+    name = _fastest(pipeline)
     _note(name)
-    return KERNELS[name](attend, heads, layout, trace)
+    if name in _OF_PIPELINES:
+        return _OF_PIPELINES[name][1](pipeline)
+    if name == "one query":
+        return one_query(pipeline)
+    return {"sdpa": sdpa, "compiled": traced, "reference": reference}[name](attend, heads, layout, trace)
+
+
+def _fastest(pipeline: Pipeline) -> str:
+    gpu, queries = pipeline.values.device.type == "cuda", pipeline.layout.shape[0]
+    if not pipeline.fits:
+        return "reference"
+    half = pipeline.values.dtype in (torch.bfloat16, torch.float16)
+    short = queries < _SHORT_HALF if half else queries < _SHORT and not pipeline.dropout
+    if pipeline.plain and (gpu or queries == 1 or short):
+        return "sdpa"
+    if one_query_computes(pipeline):
+        return "one query"
+    if queries > 1 and native_computes(pipeline):
+        return "native"
+    if pipeline.plain:
+        return "sdpa"
+    if queries > 1 and gpu and triton_computes(pipeline):
+        return "triton"
+    if torch.compiler.is_compiling():
+        return "compiled"
+    return "blocks" if blocks_compute(pipeline) else "reference"
 
 
 def _note(name: str) -> None:
@@ -95,25 +113,47 @@ def chosen() -> Iterator[set[str]]:
         _chosen = before
 
 
-def only_native(attend: WeightedValues, heads: Heads, layout: Layout, trace: Trace | None) -> Tensor:
-    """The C++ kernel; the reference where a relative score meets padding or queries that see later keys."""
-    pipeline = pipeline_of(attend, heads, layout)
-    if native_computes(pipeline):
-        return native(pipeline)
-    if (
-        library() is None
-        or heads.values.device.type != "cpu"
-        or heads.values.dtype not in (torch.float32, torch.float64)
-    ):
-        given = f"{heads.values.dtype} on {heads.values.device}".removeprefix("torch.")
-        raise InputError(
-            "kernel 'native' computes fp32 and fp64 on a CPU, where a C++ compiler is installed and FULLRANK_NATIVE is not 0; "
-            f"given {given}, {'no compiled library' if library() is None else 'with a compiled library'}; use 'auto'"
-        )
-    return reference(attend, heads, layout, trace)
+def _fixed(name: str) -> Kernel:
+    """The kernel as `kernel(name)` asks for it: the reference where a layout is not for it; refused where a machine is not."""
+    computes, compute = _OF_PIPELINES[name]
+
+    def run(attend: WeightedValues, heads: Heads, layout: Layout, trace: Trace | None) -> Tensor:
+        if name == "blocks" and torch.compiler.is_compiling():
+            return traced(attend, heads, layout, trace)
+        pipeline = pipeline_of(attend, heads, layout)
+        if (needed := _NEEDED.get(name)) is not None and not needed[0](pipeline):
+            given = f"{heads.values.dtype} on {heads.values.device}".removeprefix("torch.")
+            raise InputError(f"kernel '{name}' needs {needed[1]}; given {given}; use 'auto'")
+        return compute(pipeline) if computes(pipeline) else reference(attend, heads, layout, trace)
+
+    return run
 
 
-KERNELS: dict[str, Kernel] = {"reference": reference, "sdpa": sdpa, "relative": relative, "native": only_native}
+def _native_runs(pipeline: Pipeline) -> bool:
+    values = pipeline.values
+    return values.device.type == "cpu" and library() is not None
+
+
+def _triton_runs(pipeline: Pipeline) -> bool:
+    return pipeline.values.is_cuda and triton_runs(pipeline)  # its interpreter, on a CPU, is for tests
+
+
+_OF_PIPELINES: dict[str, tuple[Callable[[Pipeline], bool], Callable[[Pipeline], Tensor]]] = {
+    "blocks": (blocks_compute, query_blocks),
+    "native": (native_computes, native),
+    "triton": (triton_computes, triton_mixed),
+}
+_NEEDED: dict[str, tuple[Callable[[Pipeline], bool], str]] = {
+    "native": (
+        _native_runs,
+        "a CPU, a C++ compiler, and FULLRANK_NATIVE that is not 0",
+    ),
+    "triton": (
+        _triton_runs,
+        "bf16, fp16 or fp32 on a CUDA device of compute capability 8 or more, with Triton",
+    ),
+}
+KERNELS: dict[str, Kernel] = {"reference": reference, "sdpa": sdpa, **{name: _fixed(name) for name in _OF_PIPELINES}}
 NAMES = ("auto", *KERNELS, "multilinear")  # the last is that of attention without weights
 
 

@@ -102,7 +102,8 @@ def _visible(
 
 
 def _call(arguments: tuple[Any, ...]) -> tuple[Call, tuple[Stage, ...]]:
-    return Call(*arguments[:5], dtype=arguments[6]), _stages(*arguments)
+    query, keys, values, weight, visible, _, dtype = arguments
+    return Call(query, keys, values, weight, visible, dtype), _stages(*arguments)
 
 
 def _stages(

@@ -7,10 +7,10 @@
 For sigsoftmax, the softmax of a + log sigmoid(a), dA_j is multiplied by 2 - sigmoid(A_j). Relative scores add the products
 with the keys of distances, shifted, and send their gradients the same way back. The backward pass computes scores and
 weights again from the logarithms of the sums, and draws the same numbers for dropout from a saved seed.
-Memory: two numbers for each head, row of a block and key, for each thread. Several threads share one text by sums of their
-own, added in order: the same call with as many threads gives the same bits.
+Memory: two numbers (with sigsoftmax three) for each head, row of a block and key, for each thread. Texts that do not divide
+by the threads are shared, by sums of each thread's own, added in order: the same call with as many threads gives the same bits.
 A compiler gets the same as an operator of its own, without a break in its graph.
-Limits: fp32 and fp64; no double backward, no functorch transforms.
+Halves are computed in fp32. Limits: no double backward, no functorch transforms.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fullrank.attention.kernels.native_build import library
-from fullrank.attention.kernels.native_call import Geometry, Native, Operands, operator
+from fullrank.attention.kernels.native_call import Geometry, Operands, attention
 from fullrank.attention.kernels.pipeline import Distances, Pipeline
 from fullrank.attention.kernels.sight import sight_of
 from fullrank.attention.layout import Layout
 
-_DTYPES = (torch.float32, torch.float64)
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def native_computes(pipeline: Pipeline) -> bool:
@@ -39,7 +39,7 @@ def native_computes(pipeline: Pipeline) -> bool:
         return False
     if layout.narrow and (layout.runs is None or not layout.causal):
         return False
-    return _available()
+    return pipeline.fits and _available()
 
 
 @torch.compiler.assume_constant_result
@@ -50,7 +50,7 @@ def _available() -> bool:
 def native(pipeline: Pipeline) -> Tensor:
     """(B, H, N, D)."""
     dtype, width = pipeline.values.dtype, pipeline.values.shape[-1]
-    query, position, table, base = pipeline.query, None, None, None
+    query, mixing, position, table, base = pipeline.query, pipeline.mixing, None, None, None
     if pipeline.distances is not None:
         distances = pipeline.distances
         query, position = _with_biases(query, distances)
@@ -59,7 +59,7 @@ def native(pipeline: Pipeline) -> Tensor:
         query=_ready(query),
         keys=_ready(pipeline.keys),
         values=_ready(pipeline.values),
-        mixing=None if pipeline.mixing is None else pipeline.mixing.to(dtype).contiguous(),
+        mixing=None if mixing is None else mixing.to(torch.promote_types(dtype, torch.float32)).contiguous(),
         position=position,
         table=table,
     )
@@ -71,11 +71,10 @@ def native(pipeline: Pipeline) -> Tensor:
         if not pipeline.layout.causal:  # a text without tokens: every query sees every key
             tokens = tokens | ~tokens.any(1, keepdim=True)
         tokens = tokens.to(torch.uint8).contiguous()
-    seed = torch.randint(2**63 - 1, (), dtype=torch.int64) if pipeline.dropout else None
+    seed = torch.randint(2**63 - 1, (), dtype=torch.int64, device="cpu") if pipeline.dropout else None
     geometry = Geometry(sight.first, sight.end, sight.own, base, tokens, seed)
     choices = (pipeline.scale, pipeline.normalize == "sigsoftmax", pipeline.dropout)
-    apply = operator if torch.compiler.is_compiling() else Native.apply
-    out: Tensor = apply(*operands, *geometry, *choices)[0]
+    out: Tensor = attention(operands, geometry, choices)
     return out[..., :width]
 
 
@@ -86,7 +85,8 @@ def _with_biases(query: Tensor, distances: Distances) -> tuple[Tensor, Tensor]:
 
 def _ready(heads: Tensor) -> Tensor:
     """Without gaps, and with zeros up to whole vectors."""
-    return F.pad(heads, (0, -heads.shape[-1] % (64 // heads.element_size()))).contiguous()
+    idle = -heads.shape[-1] % (8 if heads.dtype == torch.float64 else 16)
+    return (F.pad(heads, (0, idle)) if idle else heads).contiguous()  # padding by nothing copies, slowly
 
 
 def _table_rows(layout: Layout) -> Tensor:
@@ -102,5 +102,5 @@ def _table_rows(layout: Layout) -> Tensor:
         nearest = max(first_query - (start + size - 1), 0)
         shift = next((shift for low, high, shift in shifts if low <= nearest <= high), 0)
         newest = first_query - start + shift
-        rows.append(torch.arange(newest, newest - size, -1, dtype=torch.int32))
+        rows.append(torch.arange(newest, newest - size, -1, dtype=torch.int32, device="cpu"))
     return torch.cat(rows)

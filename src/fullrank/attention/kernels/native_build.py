@@ -2,7 +2,7 @@
 
     FULLRANK_NATIVE=0        never: everything runs without them, slower
     FULLRANK_CACHE=FOLDER    where compiled libraries are kept; by default $XDG_CACHE_HOME/fullrank or ~/.cache/fullrank
-    CXX=clang++              the compiler; by default the first of g++, clang++, c++
+    CXX="clang++ -pipe"    the compiler; by default the first of g++, clang++, c++
 
 A library is named after its source, its flags, the compiler and the processor, so that none is ever used where it does not
 belong. No compiler, or one that fails, is not an error: attention is computed by other kernels, and a warning is logged.
@@ -17,6 +17,7 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -37,11 +38,11 @@ def library() -> ctypes.CDLL | None:
         return None
     try:
         loaded = ctypes.CDLL(str(_built()))
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        loaded.fullrank_mixed.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
+        loaded.fullrank_mixed.restype = ctypes.c_int
+    except (OSError, RuntimeError, ValueError, AttributeError, subprocess.SubprocessError) as error:
         _log.warning("attention runs without the C++ kernel, which could not be built: %s", _first_line(error))
         return None
-    loaded.fullrank_mixed.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
-    loaded.fullrank_mixed.restype = None
     return loaded
 
 
@@ -52,15 +53,18 @@ def _built() -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _alone(path.with_suffix(".lock")):
             if not path.exists():  # another process may have been faster
+                _log.warning("compiling the attention kernel for this machine, once: about ten seconds")
                 _compile(compiler, path)
     return path
 
 
-def _compiler() -> str:
-    names = (os.environ["CXX"],) if os.environ.get("CXX") else ("g++", "clang++", "c++")
+def _compiler() -> list[str]:
+    """The compiler and its own options."""
+    given = shlex.split(os.environ.get("CXX", ""))
+    names = given[:1] or ["g++", "clang++", "c++"]
     for name in names:
         if found := shutil.which(name):
-            return found
+            return [found, *given[1:]]
     raise RuntimeError(f"no C++ compiler (looked for {', '.join(names)})")
 
 
@@ -71,9 +75,9 @@ def _folder() -> Path:
     return (Path(cache) if cache else Path.home() / ".cache") / "fullrank"
 
 
-def _key(compiler: str) -> str:
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=60).stdout
-    parts = [version, " ".join(_FLAGS).encode(), platform.machine().encode(), _processor()]
+def _key(compiler: list[str]) -> str:
+    version = subprocess.run([*compiler, "--version"], capture_output=True, check=True, timeout=60).stdout
+    parts = [version, " ".join((*compiler[1:], *_FLAGS)).encode(), platform.machine().encode(), _processor()]
     parts += [path.name.encode() + path.read_bytes() for path in sorted(_SOURCES.iterdir()) if path.is_file()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
@@ -88,17 +92,19 @@ def _processor() -> bytes:
     return "\n".join(line for line in text.splitlines() if line.startswith(kept)).encode()
 
 
-def _compile(compiler: str, path: Path) -> None:
-    source, failed = str(_SOURCES / "mixed.cpp"), ""
+def _compile(compiler: list[str], path: Path) -> None:
+    source, failed, english = str(_SOURCES / "mixed.cpp"), "", {**os.environ, "LC_ALL": "C"}
     for threads in _THREADS:
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             made = Path(folder) / path.name
-            command = [compiler, *_FLAGS, *threads, source, "-o", str(made)]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_LONGEST)
+            command = [*compiler, *_FLAGS, *threads, source, "-o", str(made)]
+            done = subprocess.run(
+                command, capture_output=True, encoding="utf-8", errors="replace", env=english, timeout=_LONGEST
+            )
             if done.returncode == 0:
                 os.replace(made, path)  # whole or not at all
                 return
-        failed = failed or (_first_error(done.stderr) or f"{compiler} ended with status {done.returncode}")
+        failed = failed or (_first_error(done.stderr) or f"{compiler[0]} ended with status {done.returncode}")
     raise RuntimeError(failed)
 
 
@@ -119,5 +125,6 @@ def _alone(path: Path) -> Iterator[None]:
         yield
         return
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):  # some network file systems have none
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -16,7 +16,7 @@ class Operands(NamedTuple):
     """What is differentiated: query, position (B, H, N, D), keys, values (B, H, M, D), table (H, T, D), without gaps.
 
     mixing is (H, H), (B, N, H, H) or None; position and table (the query that meets the keys of distances, and those) are
-    None where the score has no distances. D is a whole number of 64 bytes.
+    None where the score has no distances. D is a multiple of 16, of fp64 of 8.
     """
 
     query: Tensor
@@ -67,6 +67,7 @@ def _run(
     (texts, heads, queries, width), seed = query.shape, geometry.seed
     arrays = {**operands._asdict(), **geometry._asdict(), **others}
     del arrays["seed"]
+    assert all(array is None or array.is_contiguous() for array in arrays.values())
     call = _Call(
         B=texts, H=heads, N=queries, M=operands.keys.shape[2], D=width, T=0 if table is None else table.shape[1],
         threads=torch.get_num_threads(), narrow=int(_narrow(queries)),
@@ -75,7 +76,10 @@ def _run(
         scale=scale, kept_scale=1 / (1 - dropout) if dropout < 1 else 0.0,
         **{name: None if array is None else array.data_ptr() for name, array in arrays.items()},
     )  # fmt: skip
-    loaded.fullrank_mixed(ctypes.byref(call), int(query.dtype == torch.float64), int(backward))
+    if loaded.fullrank_mixed(ctypes.byref(call), int(query.dtype == torch.float64), int(backward)):
+        raise MemoryError(
+            f"attention of {texts} x {heads} x {queries} x {call.M}, {call.threads} threads: not enough memory"
+        )
 
 
 def _narrow(queries: int) -> bool:
@@ -90,19 +94,30 @@ def _split(arguments: tuple[Any, ...]) -> tuple[Operands, Geometry, tuple[float,
 def _computed(*arguments: Any) -> tuple[Tensor, Tensor]:
     """The output and the logarithms of the sums, (B, H, N)."""
     operands, geometry, choices = _split(arguments)
+    dtype, operands = operands.query.dtype, _wide(operands)
     out, lse = torch.empty_like(operands.query), operands.query.new_empty(operands.query.shape[:3])
     _run(operands, geometry, {"out": out, "lse": lse}, *choices, backward=False)
-    return out, lse
+    return out.to(dtype), lse
 
 
 def _differentiated(cotangent: Tensor, lse: Tensor, *arguments: Any) -> list[Tensor]:
     """The gradients of the operands; of those that are not there, something empty."""
     operands, geometry, choices = _split(arguments)
+    dtypes = [None if tensor is None else tensor.dtype for tensor in operands]
+    operands = _wide(operands)
     found = [None if tensor is None else torch.empty_like(tensor) for tensor in operands]
     names = (f"d_{name}" for name in Operands._fields)
-    others = {**dict(zip(names, found, strict=True)), "lse": lse, "d_out": cotangent.contiguous()}
+    others = {**dict(zip(names, found, strict=True)), "lse": lse, "d_out": cotangent.to(lse.dtype).contiguous()}
     _run(operands, geometry, others, *choices, backward=True)
-    return [operands.query.new_empty(0) if tensor is None else tensor for tensor in found]
+    nothing = operands.query.new_empty(0)
+    return [
+        nothing.clone() if tensor is None else tensor.to(dtype) for tensor, dtype in zip(found, dtypes, strict=True)
+    ]
+
+
+def _wide(operands: Operands) -> Operands:
+    """In fp32 at least: the kernel has no products of halves, and is faster than those of PyTorch even so."""
+    return Operands._make(x if x is None else x.to(torch.promote_types(x.dtype, torch.float32)) for x in operands)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -153,7 +168,8 @@ _backward_operator = torch.library.custom_op(
 @operator.register_fake
 def _(*arguments: Any) -> tuple[Tensor, Tensor]:
     query = arguments[0]
-    return torch.empty_like(query), query.new_empty(query.shape[:3])
+    wide = torch.promote_types(query.dtype, torch.float32)
+    return torch.empty_like(query), query.new_empty(query.shape[:3], dtype=wide)
 
 
 @_backward_operator.register_fake
@@ -169,3 +185,15 @@ def _operator_backward(ctx: Any, cotangent: Tensor | None, _: Tensor | None) -> 
 
 
 operator.register_autograd(_operator_backward, setup_context=lambda ctx, inputs, output: _keep(ctx, inputs, output))
+
+
+def attention(operands: Operands, geometry: Geometry, choices: tuple[float, bool, float]) -> Tensor:
+    """(B, H, N, D). An operator costs more than a function, and is taken where somebody looks at operators."""
+    watched = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or not _ordinary(operands)
+    out: Tensor = (operator if watched else Native.apply)(*operands, *geometry, *choices)[0]
+    return out
+
+
+def _ordinary(operands: Operands) -> bool:
+    """Whether tensors have addresses; those that only pretend to be there have not."""
+    return all(tensor is None or type(tensor) in (Tensor, torch.nn.Parameter) for tensor in operands)

@@ -66,6 +66,19 @@ class Pipeline:
         """Scaled dot product, softmax, no mixing: what everybody's fused kernels compute."""
         return self.mixing is None and self.distances is None and self.normalize == "softmax"
 
+    @property
+    def fits(self) -> bool:
+        """Whether shapes are those that stand above; the reference broadcasts others, or refuses them."""
+        (texts, heads, queries, width), keys = self.query.shape, self.keys.shape[2]
+        mixing, distances, mask = self.mixing, self.distances, self.layout.key_mask
+        return (
+            self.keys.shape == self.values.shape == (texts, heads, keys, width)
+            and self.layout.shape == (queries, keys)
+            and (mixing is None or mixing.shape in ((heads, heads), (texts, queries, heads, heads)))
+            and (mask is None or mask.shape in ((1, keys), (texts, keys)))
+            and (distances is None or distances.keys.shape == (heads, self.layout.distances, width))
+        )
+
     def differentiable(self) -> list[Tensor]:
         """The tensors that gradients may be asked for."""
         given = (self.query, self.keys, self.values, self.mixing)

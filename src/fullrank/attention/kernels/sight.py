@@ -27,16 +27,16 @@ class Sight:
 def sight_of(layout: Layout) -> Sight | None:
     """The same as `layout.visible()`; None where that is no such interval: a window over rows that differ, or without order."""
     queries, keys = layout.shape
-    own = torch.arange(keys - queries, keys, dtype=torch.int32)
+    own = torch.arange(keys - queries, keys, dtype=torch.int32, device="cpu")  # wherever tensors are made by default
     if not layout.causal:
         if layout.narrow:
             return None
-        nothing = torch.zeros(queries, dtype=torch.int32)
+        nothing = torch.zeros_like(own)
         return Sight(nothing, nothing + keys, nothing - 1, layout.key_mask)
     first = torch.zeros_like(own)
     if layout.narrow:
         if layout.runs is None or layout.window is None:
             return None
-        places = torch.cat([torch.arange(start, start + size) for start, size in layout.runs])
+        places = torch.cat([torch.arange(start, start + size, device="cpu") for start, size in layout.runs])
         first = torch.searchsorted(places, places[keys - queries :] - layout.window, right=True).to(torch.int32)
     return Sight(first, own + 1, own, layout.key_mask)

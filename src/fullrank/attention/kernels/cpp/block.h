@@ -157,23 +157,28 @@ template <class T, int C> struct Block {
         }
     }
 
-    // the same from the known logarithms, normalized; slopes: 2 - sigmoid(score), where sigsoftmax needs them
+    // the same from the known logarithms, normalized as well as a rounded logarithm tells; normalizer: their sum inverted;
+    // slopes: 2 - sigmoid(score), where sigsoftmax needs them
     void weigh_again(const Rows& r, int64_t h) {
         T* s = weights + h * room * W;
         T lse[W];
         const T* known = (const T*)call.lse + (r.text * H + h) * N + r.row;
         for (int64_t n = 0; n < W; ++n) lse[n] = known[n < r.count ? n : r.count - 1];
         const bool sig = call.sigsoftmax;
+        V sum[C] = {};
         for (int64_t k = 0; k < size; ++k)
             for (int64_t w = 0; w < W; w += VL<T>) {
-                V x = load(s + k * W + w), z = load(lse + w);
+                V x = load(s + k * W + w), z = load(lse + w), y;
                 if (sig) {
                     V t = exponential<T>(x < (V){} ? x : -x), u = (T)1 / (t + (T)1);
-                    store(s + k * W + w, exponential<T>(bent(x) - z) * u);
+                    y = exponential<T>(bent(x) - z) * u;
                     store(slopes + (h * room + k) * W + w, (x < (V){} ? u : t * u) + (T)1);
                 } else
-                    store(s + k * W + w, exponential<T>(x - z));
+                    y = exponential<T>(x - z);
+                sum[w / VL<T>] += y;
+                store(s + k * W + w, y);
             }
+        for (int64_t w = 0; w < W; w += VL<T>) store(normalizer + h * W + w, (T)1 / sum[w / VL<T>]);
     }
 
     // mixed weights of some keys, each head so far from the one before; divided: by what the weights of a head are multiplied

@@ -33,6 +33,8 @@ template <class T, int C> struct Gradients {
         std::memset(delta.get(), 0, H * W * sizeof(T));
         for (int64_t k = 0; k < block.size; k += TILE) of_values(r, k, d_values);
         if (call.mixing_kind) of_mixing(r, d_mixing);
+        // so that the gradients of a row's scores add up to zero, although the logarithm of their sum was rounded
+        for (int64_t x = 0; x < H * W; ++x) delta[x] *= block.normalizer[x];
         std::memset(block.out_block.get(), 0, H * W * D * sizeof(T));
         for (int64_t k = 0; k < block.size; k += TILE) of_scores(r, k, d_keys);
         put(r, call.d_query);

@@ -3,6 +3,7 @@
 // What belongs to a block of W query rows lies with the rows innermost: scores and weights are [head][key][row]. So softmax,
 // mixing and their gradients are operations on whole vectors of rows, keys and values are read as they lie, and nothing is
 // transposed but W rows of queries. The backward pass makes the weights again from the logarithms of their sums.
+#include <atomic>
 #include <vector>
 
 #include "gradients.h"
@@ -15,12 +16,13 @@ template <class T, int C> void run_forward(const Call& c) {
     for (int64_t text = 0; text < c.B; ++text)
         for (const Rows& r : blocks(c, text, C * VL<T>, room)) all.push_back(r);
     const int64_t count = (int64_t)all.size();
-#pragma omp parallel num_threads((int)std::min(c.threads, count))
-    {
-        Block<T, C> worker(c, room, false);
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t i = count - 1; i >= 0; --i) worker.forward(all[i]);  // the longest first
-    }
+    const int64_t threads = std::min(c.threads, count);
+    std::vector<Block<T, C>> workers;
+    for (int64_t t = 0; t < threads; ++t) workers.emplace_back(c, room, false);
+    std::atomic<int64_t> left(count);
+#pragma omp parallel for num_threads((int)threads) schedule(static, 1)
+    for (int64_t t = 0; t < threads; ++t)
+        for (int64_t i; (i = --left) >= 0;) workers[t].forward(all[i]);  // the longest first
 }
 
 template <class T, int C> void run_backward(const Call& c) {
@@ -28,35 +30,35 @@ template <class T, int C> void run_backward(const Call& c) {
     std::vector<std::vector<Rows>> texts;
     for (int64_t text = 0; text < c.B; ++text) texts.push_back(blocks(c, text, C * VL<T>, room));
     const int64_t per_text = c.H * c.M * c.D, table = c.H * c.T * c.D, pairs_of = c.mixing_kind == 1 ? c.H * c.H : 0;
-    const int64_t threads = c.threads, whole = c.B - c.B % threads;  // texts that one thread does alone
+    const int64_t whole = c.B - c.B % c.threads;  // texts that one thread does alone
+    const int64_t sharing = whole < c.B ? std::min<int64_t>(c.threads, texts[0].size()) : 0;  // threads, of each other text
+    const int64_t threads = whole ? c.threads : sharing;
     // sums that several threads add to are kept apart and added in order, so that the same call gives the same bits
     std::vector<double> mixing(pairs_of * threads, 0);
-    Buffer<T> of_table(table * threads), shared(whole < c.B ? per_text * 2 * threads : 0);
+    Buffer<T> of_table(table * threads), shared(per_text * 2 * sharing);
+    std::vector<Gradients<T, C>> workers;
+    for (int64_t t = 0; t < threads; ++t) workers.emplace_back(c, room);
     if (table) std::memset(of_table.get(), 0, table * threads * sizeof(T));
     std::memset(c.d_keys, 0, c.B * per_text * sizeof(T));
     std::memset(c.d_values, 0, c.B * per_text * sizeof(T));
 #pragma omp parallel for num_threads((int)threads) schedule(static, 1) if (whole)
-    for (int64_t t = 0; t < threads; ++t) {
-        if (!whole) continue;
-        Gradients<T, C> worker(c, room);
+    for (int64_t t = 0; t < threads; ++t)
         for (int64_t text = t; text < whole; text += threads)
             for (const Rows& r : texts[text])
-                worker.add(r, (T*)c.d_keys + text * per_text, (T*)c.d_values + text * per_text, of_table + t * table,
-                           mixing.data() + t * pairs_of);
-    }
+                workers[t].add(r, (T*)c.d_keys + text * per_text, (T*)c.d_values + text * per_text, of_table + t * table,
+                               mixing.data() + t * pairs_of);
     for (int64_t text = whole; text < c.B; ++text) {  // those that all threads share, each with sums of its own
-        std::memset(shared.get(), 0, per_text * 2 * threads * sizeof(T));
         const int64_t count = (int64_t)texts[text].size();
-#pragma omp parallel for num_threads((int)threads) schedule(static, 1)
-        for (int64_t t = 0; t < threads; ++t) {
-            Gradients<T, C> worker(c, room);
+#pragma omp parallel for num_threads((int)sharing) schedule(static, 1)
+        for (int64_t t = 0; t < sharing; ++t) {
             T* d_keys = shared + 2 * t * per_text;
-            for (int64_t i = t; i < count; i += threads)
-                worker.add(texts[text][i], d_keys, d_keys + per_text, of_table + t * table, mixing.data() + t * pairs_of);
+            std::memset(d_keys, 0, per_text * 2 * sizeof(T));
+            for (int64_t i = t; i < count; i += sharing)
+                workers[t].add(texts[text][i], d_keys, d_keys + per_text, of_table + t * table, mixing.data() + t * pairs_of);
         }
-#pragma omp parallel for num_threads((int)threads) schedule(static)
+#pragma omp parallel for num_threads((int)sharing) schedule(static)
         for (int64_t i = 0; i < per_text; ++i)
-            for (int64_t t = 0; t < threads; ++t) {
+            for (int64_t t = 0; t < sharing; ++t) {
                 ((T*)c.d_keys)[text * per_text + i] += shared[2 * t * per_text + i];
                 ((T*)c.d_values)[text * per_text + i] += shared[(2 * t + 1) * per_text + i];
             }
@@ -91,10 +93,13 @@ template <class T> void run(const Call& c, bool backward) {
 }
 }  // namespace
 
-extern "C" int fullrank_vector_bytes() { return VECTOR_BYTES; }
-extern "C" void fullrank_mixed(const Call* call, int is_double, int backward) {
+// 0, or 1 where there is not enough memory; all of it is taken before threads begin
+extern "C" int fullrank_mixed(const Call* call, int is_double, int backward) try {
     if (is_double)
         run<double>(*call, backward);
     else
         run<float>(*call, backward);
+    return 0;
+} catch (const std::bad_alloc&) {
+    return 1;
 }

@@ -1,0 +1,127 @@
+"""Benchmarks as a drawing: time and peak memory against length, both axes in logarithms; ours in thick lines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+
+from fullrank.analysis.figure import COLOURS, INK, MUTED, furnish, write_png
+from fullrank.bench.running import Figure as Measured
+from fullrank.bench.running import Outcome
+
+_WIDTH, _PANEL, _TITLE, _BELOW = 11.6, 2.6, 0.75, 0.62  # inches
+_RANGE = 4.0  # an axis spans at least this factor, so that noise does not look like growth
+_LEFT, _EACH, _GAP = 0.066, 0.3, 0.075  # shares of the width
+_DASHES = ((0, (5, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)))
+_MARKERS = "osD^vPX"
+
+
+@dataclass(frozen=True)
+class _Line:
+    name: str
+    ours: bool
+    colour: str
+    style: int
+    points: list[tuple[int, Measured]]
+
+
+def write_figure(outcomes: Sequence[Outcome], path: Path) -> None:
+    """Draw every benchmark, pass by pass, into the PNG `path`. Raises RunError if it cannot be written."""
+    write_png(lambda: _figure(outcomes), path)
+
+
+def _figure(outcomes: Sequence[Outcome]) -> Figure:
+    rows = [(outcome, what, lines) for outcome in outcomes for what, lines in _by_pass(outcome).items()]
+    each = _TITLE + _PANEL + _BELOW
+    height = each * len(rows) + 0.15
+    figure = Figure(figsize=(_WIDTH, height))
+    for i, (outcome, what, lines) in enumerate(rows):
+        top = height - i * each
+        base = (top - _TITLE - _PANEL) / height
+        panels = [
+            figure.add_axes((_LEFT + j * (_EACH + _GAP), base, _EACH, _PANEL / height)) for j in range(2)
+        ]  # time, memory
+        _draw(panels[0], lines, [[1000 * one.seconds for _, one in line.points] for line in lines], "ms")
+        _draw(panels[1], lines, [[one.memory_mib for _, one in line.points] for line in lines], "peak memory, MiB")
+        title = f"{outcome.suite.name}: {what}"
+        figure.text(_LEFT, (top - 0.33) / height, title, color=INK, fontsize=13, fontweight="bold", va="center")
+        figure.text(_LEFT, (top - 0.57) / height, _subtitle(outcome), color=MUTED, fontsize=9.5, va="center")
+        figure.legend(
+            handles=[_handle(line) for line in _slowest_first(lines)], loc="upper left", frameon=False, fontsize=9.5,
+            bbox_to_anchor=(_LEFT + 2 * _EACH + _GAP + 0.012, (top - _TITLE + 0.08) / height), labelcolor=INK,
+            handlelength=2.6, labelspacing=0.32,
+        )  # fmt: skip
+    return figure
+
+
+def _by_pass(outcome: Outcome) -> dict[str, list[_Line]]:
+    """Lines by pass; a candidate has the same colour in every pass."""
+    lines = outcome.lines()
+    names = [*dict.fromkeys(name for name, ours, _, _ in lines if ours)]
+    names += dict.fromkeys(name for name, ours, _, _ in lines if not ours)
+    found: dict[str, list[_Line]] = {}
+    for name, ours, what, points in lines:
+        place = names.index(name)
+        found.setdefault(what, []).append(_Line(name, ours, COLOURS[place % len(COLOURS)], place, points))
+    return found
+
+
+def _subtitle(outcome: Outcome) -> str:
+    settings = outcome.settings
+    measured = f"{settings.dtype}, {settings.device}, median of {outcome.rounds} rounds"
+    return f"{measured}; the greatest length is {outcome.rows[-1].shape}"
+
+
+def _slowest_first(lines: list[_Line]) -> list[_Line]:
+    """In the order in which the lines end at the right edge."""
+    return sorted(lines, key=lambda line: (line.points[-1][0], line.points[-1][1].seconds), reverse=True)
+
+
+def _look(line: _Line) -> dict[str, object]:
+    look: dict[str, object] = {
+        "color": line.colour, "marker": _MARKERS[line.style % len(_MARKERS)], "markeredgecolor": "white",
+        "markeredgewidth": 0.8,
+    }  # fmt: skip
+    if line.ours:
+        return look | {"linewidth": 2.6, "markersize": 7, "zorder": 4}
+    return look | {"linewidth": 1.3, "markersize": 5.5, "zorder": 3, "linestyle": _DASHES[line.style % len(_DASHES)]}
+
+
+def _handle(line: _Line) -> Line2D:
+    return Line2D([], [], label=line.name, **_look(line))  # type: ignore[arg-type]
+
+
+def _draw(axes: Axes, lines: list[_Line], columns: Sequence[Sequence[float | None]], beside: str) -> None:
+    furnish(axes, "y", "length (tokens)", beside)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    drawn = []
+    for line, column in zip(lines, columns, strict=True):
+        known = [(n, y) for (n, _), y in zip(line.points, column, strict=True) if y is not None and y > 0]
+        if known:
+            axes.plot([n for n, _ in known], [y for _, y in known], **_look(line))  # type: ignore[arg-type]
+            drawn += [y for _, y in known]
+    lengths = sorted({n for line in lines for n, _ in line.points})
+    axes.set_xlim(lengths[0] / 1.15, lengths[-1] * 1.15)
+    axes.xaxis.set_major_locator(FixedLocator(lengths))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    if not drawn:
+        axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=MUTED, fontsize=10)
+        axes.yaxis.set_major_locator(NullLocator())
+        axes.yaxis.set_minor_locator(NullLocator())
+        return
+    room = max(1.25, (_RANGE * min(drawn) / max(drawn)) ** 0.5)
+    low, high = min(drawn) / room, max(drawn) * room
+    axes.set_ylim(low, high)
+    decades = math.log10(high / low)
+    axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0,) if decades > 3 else (1.0, 2.0, 5.0), numticks=20))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))

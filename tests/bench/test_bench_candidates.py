@@ -1,0 +1,227 @@
+"""A benchmark compares ways to compute the same: outputs and all gradients of a suite's candidates agree at tiny sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from fullrank.attention import kernels
+from fullrank.bench import mixing, output_losses, running, training_step
+from fullrank.bench.candidates import BOTH, Candidate, Comparison, Pass, Settings, Suite, missing, uncompiled
+from fullrank.bench.suites import SUITES
+from fullrank.errors import RunError
+
+TINY = Settings(heads=2, head_dim=8, batch=2, compile=False)
+LENGTH = {"mixing": 13, "growth": 13, "relative": 7, "mos": 6, "multilinear": 5, "step": 5}
+
+
+def comparisons() -> list[tuple[str, int]]:
+    return [(name, i) for name, suite in SUITES.items() for i in range(len(suite.comparisons(TINY, LENGTH[name])))]
+
+
+def comparison(name: str, number: int, settings: Settings = TINY) -> Comparison:
+    return SUITES[name].comparisons(settings, LENGTH[name])[number]
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models and vocabularies of a test's size."""
+    losses, step = output_losses.Size, training_step.Size
+    monkeypatch.setattr(output_losses, "Size", lambda tokens, mixtures, *_: losses(tokens, mixtures, 50, 8))
+    monkeypatch.setattr(
+        training_step, "Size", lambda vocabulary, width, inner, heads, layers, batch, length:
+        step(50, width, 32, heads, 2, batch, length),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "number"), comparisons())
+def test_candidates_that_compute_the_same_agree(name: str, number: int) -> None:
+    found: dict[str, list[tuple[str, dict[str, Tensor]]]] = {}
+    for candidate in comparison(name, number).candidates:
+        if not candidate.absent:
+            found.setdefault(candidate.computes, []).append((candidate.name, candidate.make().values()))
+    compared = 0
+    for (first, expected), *others in found.values():
+        for other, values in others:
+            for tensor in values.keys() & expected.keys():
+                off = (values[tensor] - expected[tensor]).abs() - 1e-4 * expected[tensor].abs()
+                assert off.max() < 1e-5, f"{first}, {other}, {tensor}: {off.max():.1e}"
+                compared += 1
+    assert compared > 0 or name == "growth"  # there only the mechanisms stand side by side
+
+
+@pytest.mark.parametrize("form", ["A", "B"])
+def test_gradients_of_mixing_are_compared_too(form: str) -> None:
+    by_name = {candidate.name: candidate for candidate in comparison("mixing", 1).candidates}
+    expected = {"output", "query", "keys", "values", "mixing"} | ({"from_query"} if form == "B" else set())
+    assert by_name[f"Mixhead {form}"].make().values().keys() == expected
+    assert by_name[f"formula {form}"].make().values().keys() == expected
+
+
+def test_talking_heads_are_mixhead_a_with_the_matrix_transposed() -> None:
+    pytest.importorskip("x_transformers", reason="the extra 'bench' is not installed")
+    by_name = {candidate.name: candidate for candidate in comparison("mixing", 1).candidates}
+    ours, theirs = by_name["Mixhead A"].make().values(), by_name["x-transformers"].make().values()
+    torch.testing.assert_close(theirs["convolution"][:, :, 0, 0].T, ours["mixing"], rtol=1e-4, atol=1e-5)
+
+
+def test_forward_alone_keeps_no_gradients() -> None:
+    made = comparison("mixing", 0).candidates[0].make()
+    assert made.values().keys() == {"output"}
+    assert not made.values()["output"].requires_grad
+
+
+@pytest.mark.parametrize(("name", "number"), comparisons())
+def test_every_mechanism_has_peers_and_every_peer_is_there(name: str, number: int) -> None:
+    candidates = comparison(name, number).candidates
+    names = [candidate.name for candidate in candidates]
+    assert len(set(names)) == len(names)
+    assert any(candidate.ours for candidate in candidates)
+    assert {peer for candidate in candidates for peer in candidate.against} <= set(names)
+
+
+@pytest.mark.parametrize("dtype", ["bf16"])
+@pytest.mark.parametrize("name", [name for name in SUITES if name != "growth"])
+def test_narrow_dtypes_agree_within_their_tolerance(name: str, dtype: str) -> None:
+    settings = dataclasses.replace(TINY, dtype=dtype)
+    for found in SUITES[name].comparisons(settings, LENGTH[name]):
+        skipped: dict[str, str] = {}
+        made, _ = running._made(found, settings, skipped)
+        assert all(candidate.name in made or candidate.absent for candidate in found.candidates), skipped
+
+
+def test_peers_agree_with_a_loop_over_queries() -> None:
+    """Mixhead B of the definition: M(n) = Q(n) W + B, one query and head at a time, in double precision."""
+    given = {name: leaf.detach().double() for name, leaf in mixing.leaves(TINY, mixing.Shape(1, 2, 5, 8), "B").items()}
+    query, keys, values = given["query"], given["keys"], given["values"]
+    expected = torch.zeros_like(values)
+    for n in range(5):
+        weights = [torch.softmax(keys[0, j, : n + 1] @ query[0, j, n] / 8**0.5, 0) for j in range(2)]
+        for i in range(2):
+            row = sum(
+                (query[0, j, n] @ given["from_query"][:, i] + given["mixing"][j, i]) * weights[j] for j in range(2)
+            )
+            expected[0, i, n] = row @ values[0, i, : n + 1]
+    future = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    torch.testing.assert_close(mixing.formula(query, keys, values, mixing.mixing_matrix(given), future), expected)
+
+
+def test_the_training_step_updates_and_its_values_do_not() -> None:
+    ours = comparison("step", 0).candidates[0].make()
+    assert isinstance(ours, training_step.Step)
+    before = [parameter.detach().clone() for parameter in ours.model.parameters()]
+    first = ours.values()
+    assert all(torch.equal(a, b) for a, b in zip(before, ours.model.parameters(), strict=True))
+    ours()
+    assert any(not torch.equal(a, b) for a, b in zip(before, ours.model.parameters(), strict=True))
+    assert float(ours.values()["output"]) < float(first["output"])
+
+
+# how a benchmark goes on when something is not as it should be
+
+
+def passing(scale: float = 1.0) -> Callable[[], Pass]:
+    def make() -> Pass:
+        leaf = torch.arange(1.0, 4.0, requires_grad=True)
+        return Pass(lambda: scale * leaf**2, {"leaf": leaf}, torch.ones(3), True)
+
+    return make
+
+
+def failing() -> Pass:
+    raise NotImplementedError("no such thing\nhere")
+
+
+def made(*candidates: Candidate) -> tuple[list[str], dict[str, str]]:
+    skipped: dict[str, str] = {}
+    return list(running._made(Comparison("shape", 3, BOTH, candidates), TINY, skipped)[0]), skipped
+
+
+OURS = Candidate("ours", passing(), "square", ("peer",))
+
+
+def test_values_of_a_pass_are_output_and_gradients() -> None:
+    values = passing(2.0)().values()
+    assert values["output"].tolist() == [2, 8, 18]
+    assert values["leaf"].tolist() == [4, 8, 12]
+
+
+def test_different_functions_are_not_timed() -> None:
+    with pytest.raises(RunError, match=r"peer and ours, shape, forward \+ backward: .* differs by 1\.0e-02"):
+        made(OURS, Candidate("peer", passing(1.01), "square"))
+    assert made(OURS, Candidate("peer", passing(1.01), "something else")) == (["ours", "peer"], {})
+
+
+def test_nan_is_a_difference() -> None:
+    with pytest.raises(RunError, match="differs by nan"):
+        made(OURS, Candidate("peer", passing(float("nan")), "square"))
+
+
+def test_peers_that_are_absent_too_large_or_fail_are_skipped_by_name() -> None:
+    names, skipped = made(
+        OURS,
+        Candidate("peer", passing(), "square", absent="not installed"),
+        Candidate("huge", passing(), "square", takes=2**60),
+        Candidate("broken", failing, "square"),
+    )
+    assert names == ["ours"]
+    assert skipped["peer"] == "not installed"
+    assert skipped["huge"].startswith("needs at least 1,073,741,824.0 GiB, ")
+    assert skipped["broken"] == "failed: NotImplementedError: no such thing here"
+
+
+def test_ours_that_fails_ends_the_benchmark() -> None:
+    with pytest.raises(RunError, match=r"ours at shape, forward \+ backward: failed: NotImplementedError"):
+        made(dataclasses.replace(OURS, make=failing))
+
+
+def test_kernels_that_were_chosen_are_named() -> None:
+    found = comparison("relative", 1)
+    with kernels.chosen() as taken:
+        found.candidates[0].make().values()
+    _, named = running._made(found, TINY, {})
+    assert taken
+    assert named["relative"] == tuple(sorted(taken))
+    assert named["published formula"] == ()
+
+
+def test_ratios_are_ours_over_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two lengths through `run`, with times and memory that the test gives."""
+    monkeypatch.setattr(running, "times_of", lambda made, **_: {"ours": [2.0, 4.0, 6.0], "peer": [4.0, 4.0, 4.0]})
+    mib = {"ours": 3.0, "peer": 12.0}
+    monkeypatch.setattr(running, "memory_mib", lambda place, *_: mib[place.name] * (1 if place.length == 1 else 0.25))
+    candidates = (OURS, Candidate("peer", passing(), "square"))
+    suite = Suite(
+        "some", "", (1, 2), (1,), lambda settings, length: [Comparison("shape", length, BOTH, candidates)]
+    )  # fmt: skip
+    said: list[str] = []
+    outcome = running.run(suite, TINY, [2, 1, 2], 3, said.append)
+    assert [row.length for row in outcome.rows] == [1, 2]
+    assert len(said) == 2
+    (one,) = outcome.rows[0].against
+    assert (one.mechanism, one.peer, one.memory) == ("ours", "peer", 0.25)
+    assert (one.time.low, one.time.middle, one.time.high) == (0.75, 1.0, 1.25)
+    assert [figure.seconds for figure in outcome.rows[0].figures] == [4.0, 4.0]
+    assert outcome.rows[1].against[0].memory is None  # less than a MiB is no figure
+
+
+def test_what_is_missing_is_said_with_the_way_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert missing("torch") == ""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    absent = {candidate.name: candidate.absent for candidate in comparison("mixing", 1).candidates if candidate.absent}
+    assert absent["x-transformers"] == "not installed; pip install 'fullrank[bench]'"
+    assert absent["transformers, eager"] == "not installed; pip install 'fullrank[bench]'"
+
+
+def test_compiling_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = dataclasses.replace(TINY, compile=True)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert uncompiled(wanted).startswith("torch.compile needs a C++ compiler")
+    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/g++" if name == "g++" else None)
+    assert uncompiled(wanted) == ""
+    assert uncompiled(TINY) == "left out; --compile measures it too"

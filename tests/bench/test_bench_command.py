@@ -1,0 +1,235 @@
+"""`fullrank bench`: the table, JSON, the drawing, what is skipped, and errors."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fullrank.bench import memory, suites
+from fullrank.bench.candidates import Settings
+from fullrank.bench.machine import counts_resident_memory
+from fullrank.cli import main
+
+Called = Callable[..., tuple[object, str, str]]
+SMALL = ("--heads", "2", "--head-dim", "8", "--rounds", "2", "--no-compile")
+
+
+@pytest.fixture
+def called(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Called:
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def run(*words: object) -> tuple[object, str, str]:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stopped:
+            main(["bench", *map(str, words)])
+        said = capsys.readouterr()
+        return stopped.value.code or 0, said.out, said.err
+
+    return run
+
+
+@pytest.fixture
+def without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a system that does not count resident memory: no processes are started."""
+    monkeypatch.setattr(memory, "counts_resident_memory", lambda: False)
+
+
+def keys(content: Any) -> Any:
+    """The names in nested JSON, of lists those of the first entry."""
+    if isinstance(content, dict):
+        return {name: keys(value) for name, value in content.items()}
+    return [keys(content[0])] if isinstance(content, list) and content else type(content).__name__
+
+
+def test_json_says_everything(called: Called) -> None:
+    status, out, said = called("growth", "--lengths", "8,16,12", *SMALL, "--json")
+    assert status == 0
+    assert said.splitlines() == [f"growth: B 1, H 2, N {n}, D 8, forward + backward" for n in (8, 12, 16)]
+    found = json.loads(out)
+    assert keys(found) == {
+        "benchmarks": [
+            {
+                "name": "str", "about": "str", "rounds": "int",
+                "settings": {"heads": "int", "head_dim": "int", "batch": "NoneType", "dtype": "str", "device": "str",
+                             "compile": "bool"},
+                "rows": [
+                    {
+                        "shape": "str", "length": "int", "what": "str",
+                        "figures": [{"name": "str", "ours": "bool", "seconds": "float", "memory_mib": "float",
+                                     "kernels": ["str"]}],
+                        "against": [{"mechanism": "str", "peer": "str", "memory": "NoneType",
+                                     "time": {"middle": "float", "low": "float", "high": "float"}}],
+                    }
+                ],
+                "growth": [{"name": "str", "ours": "bool", "what": "str", "lengths": ["int"], "time": "float",
+                            "memory": keys(found["benchmarks"][0]["growth"][0]["memory"])}],
+                "skipped": {},
+            }
+        ],
+        "protocol": "str",
+        "environment": keys(found["environment"]),
+        "files": "list",
+    }  # fmt: skip
+    (one,) = found["benchmarks"]
+    assert [row["length"] for row in one["rows"]] == [8, 12, 16]
+    assert [figure["name"] for figure in one["rows"][0]["figures"]] == ["Mixhead A", "Mixhead B", "plain SDPA"]
+    assert [(pair["mechanism"], pair["peer"]) for pair in one["rows"][0]["against"]] == [
+        ("Mixhead A", "plain SDPA"), ("Mixhead B", "plain SDPA"),
+    ]  # fmt: skip
+    assert all(
+        pair["time"]["low"] <= pair["time"]["middle"] <= pair["time"]["high"] for pair in one["rows"][0]["against"]
+    )
+    assert found["environment"]["threads"] == 1
+    assert found["environment"]["torch"] == torch.__version__
+
+
+@pytest.mark.skipif(not counts_resident_memory(), reason="this system does not count resident memory")
+def test_memory_is_that_of_the_tensors_a_pass_needs() -> None:
+    """The formula keeps at least scores, weights and mixed weights, of 16 MiB each; no fused kernel keeps one."""
+    settings = Settings(heads=4, head_dim=8, compile=False)
+    place = memory.Place("mixing", 1024, 1, "formula A")
+    held = 4 * 1024**2 * 4 / 2**20
+    (made,) = (
+        one for one in suites.SUITES["mixing"].comparisons(settings, 8)[1].candidates if one.name == "plain SDPA"
+    )
+    found = memory.memory_mib(place, settings, made.make())
+    assert found is not None
+    assert 3 * held < found < 8 * held
+    fused = memory.memory_mib(memory.Place("mixing", 1024, 1, "plain SDPA"), settings, made.make())
+    assert fused is not None
+    assert fused < held
+
+
+@pytest.mark.usefixtures("without_memory")
+def test_table_and_drawing(called: Called, tmp_path: Path) -> None:
+    drawing = tmp_path / "new" / "relative.png"
+    status, out, _ = called("relative", "--lengths", "4,6,8", *SMALL, "--batch", "2", "--plot", drawing)
+    assert status == 0
+    assert out.startswith(
+        "\nrelative: relative attention, without and with mixing, against Transformer-XL's published formula\n"
+    )
+    assert "fp32, cpu, 1 thread, CPU time, 2 rounds; ratios are ours / peer" in out
+    lines = [line.split() for line in out.splitlines()]
+    headings = ["mechanism", "kernel", "shape", "pass", "against", "ms", "time", "quartiles", "MiB", "memory"]
+    assert headings in lines
+    ours = [line for line in out.splitlines() if "B 2, H 2, N 4, M 4+4, D 8   forward  " in line]
+    assert [line.split("   ")[0].strip() for line in ours] == ["relative", "relative, Mixhead A", "relative, Mixhead B"]
+    assert ["growth", "with", "n", "pass", "lengths", "time", "~", "n^", "memory", "~", "n^"] in lines
+    assert out.endswith(f"{drawing}\n")
+    assert drawing.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert list(drawing.parent.iterdir()) == [drawing]
+
+
+@pytest.mark.usefixtures("without_memory")
+def test_absent_peers_are_skipped_by_name(called: Called, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: None if name == "x_transformers" else find(name, *more)
+    )
+    status, out, _ = called("mixing", "--lengths", "6", *SMALL)
+    assert status == 0
+    assert "x-transformers: not installed; pip install 'fullrank[bench]'" in out.splitlines()
+    assert "compiled A: left out; --compile measures it too" in out.splitlines()
+    assert "FlexAttention: has no backward pass on a CPU; --device cuda measures it" in out.splitlines()
+    assert not any("x-transformers" in line for line in out.splitlines() if "forward" in line)
+
+
+@pytest.mark.usefixtures("without_memory")
+def test_without_a_name_everything_in_small(called: Called, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which lengths and rounds; the benchmarks themselves are replaced by the quickest of them."""
+    asked: list[tuple[str, list[int], int, bool]] = []
+
+    def run(suite: Any, settings: Settings, lengths: Any, rounds: int, say: Any) -> Any:
+        asked.append((suite.name, list(lengths), rounds, settings.compile))
+        from fullrank.bench.running import Outcome
+
+        return Outcome(suite, settings, rounds)
+
+    monkeypatch.setattr("fullrank.bench.running.run", run)
+    status, out, _ = called()
+    assert status == 0
+    assert out.startswith(
+        "the quick set: short lengths, few rounds; `fullrank bench NAME` measures one benchmark in full\n"
+    )
+    assert asked == [(name, list(suite.quick), 3, False) for name, suite in suites.SUITES.items()]
+    assert all(max(suite.quick) < max(suite.lengths) for suite in suites.SUITES.values())
+    asked.clear()
+    called("mos", "--json")
+    called("growth", "--rounds", "5", "--no-compile")
+    assert asked == [("mos", [256, 700, 2048], 9, True), ("growth", list(suites.SUITES["growth"].lengths), 5, False)]
+
+
+def test_list(called: Called) -> None:
+    status, out, _ = called("--list")
+    assert status == 0
+    assert [line.split()[0] for line in out.splitlines()[::2]] == list(suites.SUITES)
+    _, out, _ = called("--list", "--json")
+    assert [one["name"] for one in json.loads(out)] == list(suites.SUITES)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["mixng"], "bench: 'mixng' is not a benchmark; did you mean 'mixing'? (fullrank bench --list)"),
+        (["mos", "--heads", "3"], "--heads: the benchmark 'mos' has no such size; leave it out"),
+        (["--lengths", "5"], "--lengths: say which benchmark, such as `fullrank bench mixing --lengths ..`; --list names them"),
+        (["growth", "--device", "tpu"], "--device: 'tpu' is not a device; give auto, cpu, cuda or cuda:0"),
+        (["growth", "--dtype", "bf"], "--dtype: 'bf' is not a precision; did you mean 'bf16'?"),
+        (["growth", "--dtype", "fp16"], "--dtype fp16: a CPU computes it number by number; give bf16, or --device cuda"),
+        (["growth", "--plot", "x.svg"], "--plot x.svg: give the name of a file that ends in .png"),
+        *(
+            (["growth", "--lengths", given], f"--lengths: '{given}' is not a list of lengths; give whole numbers from 2 to "
+             "1,048,576, such as 512,1024")
+            for given in ("5x", "", "512,", "1", "-4", "2000000", "５")
+        ),
+    ],
+)  # fmt: skip
+def test_wrong_input_is_one_sentence(called: Called, words: list[str], message: str) -> None:
+    assert called(*words) == (2, "", f"fullrank: {message}\n")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_gpu_that_is_not_there(called: Called) -> None:
+    status, out, said = called("growth", "--device", "cuda")
+    assert (status, out) == (2, "")
+    assert said == "fullrank: --device: 'cuda' is given, but this machine has 0 CUDA devices\n"
+
+
+@pytest.mark.usefixtures("without_memory")
+def test_threads_are_those_asked_for_and_then_put_back(called: Called) -> None:
+    before = torch.get_num_threads()
+    status, out, _ = called("growth", "--lengths", "8", *SMALL, "--threads", "2", "--json")
+    assert status == 0
+    assert json.loads(out)["environment"]["threads"] == 2
+    _, out, _ = called("growth", "--lengths", "8", *SMALL, "--threads", "2")
+    assert "fp32, cpu, 2 threads, wall-clock time, 2 rounds" in out
+    assert torch.get_num_threads() == before
+
+
+def test_a_drawing_that_cannot_be_written_is_refused_before_anything_is_measured(
+    called: Called, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    path = tmp_path / "file" / "x.png"
+    status, out, said = called("growth", "--plot", path)
+    assert (status, out) == (2, "")
+    assert said.startswith(f"fullrank: --plot {path}: its folder cannot be made (")
+    assert len(said.splitlines()) == 1
+
+
+def test_help_needs_no_torch() -> None:
+    program = (
+        "import sys\nfrom fullrank.cli import main\n"
+        "try:\n    main(['bench', '--help'])\nexcept SystemExit:\n    print('torch' in sys.modules)\n"
+    )
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert out.splitlines()[-1] == "False"
+    assert "--lengths" in out

@@ -1,0 +1,108 @@
+"""Interleaved timing under a clock that the test winds: order, rounds, repeats, medians and quartiles of ratios."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from fullrank.bench.growth import exponent
+from fullrank.bench.harness import Ratio, clock_for, cpu_seconds, rounded, times_of, wall_seconds
+
+
+class Clock:
+    """Time that passes only when a candidate says so; what ran, in order."""
+
+    def __init__(self) -> None:
+        self.now, self.calls = 0.0, list[str]()
+
+    def __call__(self, run: Callable[[], object]) -> float:
+        before = self.now
+        run()
+        return self.now - before
+
+    def candidate(self, name: str, seconds: list[float]) -> Callable[[], None]:
+        """Takes these seconds, one call after the other, and from the last on always those."""
+        left = list(seconds)
+
+        def run() -> None:
+            self.calls.append(name)
+            self.now += left.pop(0) if len(left) > 1 else left[0]
+
+        return run
+
+
+def test_every_candidate_runs_once_a_round_and_another_begins_each_time() -> None:
+    clock = Clock()
+    candidates = {name: clock.candidate(name, [1.0]) for name in "abc"}
+    times_of(candidates, rounds=4, clock=clock, warm_up=1)
+    assert "".join(clock.calls) == "abc" + "abc" + "bca" + "cab" + "abc"  # the first three are the warm-up
+
+
+def test_times_are_those_of_the_rounds_and_not_of_the_warm_up() -> None:
+    clock = Clock()
+    candidates = {"a": clock.candidate("a", [100, 50, 1, 2, 3]), "b": clock.candidate("b", [70, 60, 4, 5, 6])}
+    assert times_of(candidates, rounds=3, clock=clock, warm_up=2) == {"a": [1, 2, 3], "b": [4, 5, 6]}
+
+
+def test_short_candidates_run_several_times_and_their_time_is_that_of_one() -> None:
+    clock = Clock()
+    candidates = {"short": clock.candidate("short", [0.25]), "long": clock.candidate("long", [2.0])}
+    times = times_of(candidates, rounds=2, clock=clock, warm_up=1, at_least=1.0)
+    assert times == {"short": [0.25, 0.25], "long": [2.0, 2.0]}
+    # warm-up, one run to see how long it takes, and four times in each of two rounds
+    assert (clock.calls.count("short"), clock.calls.count("long")) == (1 + 1 + 4 * 2, 1 + 1 + 2)
+
+
+def test_a_ratio_is_the_median_of_the_rounds_ratios_not_the_ratio_of_medians() -> None:
+    own, other = [1.0, 8.0, 3.0, 40.0, 5.0], [2.0, 2.0, 3.0, 8.0, 5.0]
+    # by hand: 0.5, 4, 1, 5, 1; sorted 0.5, 1, 1, 4, 5, whose quartiles are its second, third and fourth
+    assert Ratio.of(own, other) == Ratio(middle=1.0, low=1.0, high=4.0)
+    assert Ratio.of([1.0, 3.0], [1.0, 1.0]) == Ratio(
+        middle=2.0, low=1.5, high=2.5
+    )  # between two values, a quarter of the way
+
+
+def test_ratios_need_the_same_number_of_rounds() -> None:
+    with pytest.raises(ValueError):
+        Ratio.of([1.0, 2.0], [1.0, 2.0, 3.0])
+
+
+def test_the_clock_is_cpu_time_with_one_thread_and_wall_clock_time_with_more() -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        assert clock_for(torch.device("cpu")) is cpu_seconds
+        torch.set_num_threads(2)
+        assert clock_for(torch.device("cpu")) is wall_seconds
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_figures_are_kept_with_four_digits() -> None:
+    assert rounded({"a": [123456.0, 0.000123456], "b": {"c": 7}, "d": "x"}) == {
+        "a": [123500.0, 0.0001235], "b": {"c": 7}, "d": "x",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("power", [0.0, 1.0, 2.0, 2.7])
+def test_the_exponent_of_a_power_law_is_its_power(power: float) -> None:
+    lengths = [256, 512, 1024, 2048, 4096]
+    assert exponent(lengths, [3e-9 * n**power for n in lengths]) == pytest.approx(power)
+
+
+def test_overheads_of_short_lengths_do_not_count() -> None:
+    lengths = [256, 512, 1024, 2048, 4096, 8192]
+    costs = [1.0, 1.0, 1.0, *(1e-6 * n**2 for n in lengths[3:])]
+    assert exponent(lengths, costs) == pytest.approx(2)
+    assert exponent(lengths[::-1], costs[::-1]) == pytest.approx(2)  # in whatever order they were measured
+    # of five, the middle one counts: least squares through (0, 0), (1, 2), (2, 2) in powers of two rises by one
+    assert exponent([1, 2, 4, 8, 16], [9.0, 9.0, 1.0, 4.0, 4.0]) == pytest.approx(1)
+
+
+def test_no_exponent_where_too_little_is_known() -> None:
+    assert exponent([1, 2], [1.0, 2.0]) is None
+    assert exponent([1, 2, 4, 8], [1.0, 2.0, None, 4.0]) is None
+    assert exponent([1, 2, 4, 8], [1.0, 2.0, 4.0, 0.0]) is None
+    assert exponent([1, 2, 4, 8], [None, None, 4.0, 8.0]) == pytest.approx(1)

@@ -1,0 +1,13 @@
+"""The help of --kernel names every kernel that there is."""
+
+from __future__ import annotations
+
+import re
+
+from fullrank.attention.kernels import NAMES
+from fullrank.cli import options
+
+
+def test_every_kernel_is_named() -> None:
+    said = options.Kernel.__metadata__[0].help
+    assert set(re.findall(r"[a-z]+", said)) >= set(NAMES)
