@@ -165,8 +165,8 @@ def test_evaluation_that_is_not_deterministic() -> None:
 def test_a_wrong_cache(build: Callable[[], Subject], monkeypatch: pytest.MonkeyPatch) -> None:
     subject = build()
     assert agreement.decoding(subject).verdict == "passes"
-    right = layer._join
-    monkeypatch.setattr(layer, "_join", lambda past, new: right(past if past is None else past * 1.01, new))
+    right = layer.append
+    monkeypatch.setattr(layer, "append", lambda past, room, new: right(past * 1.01, None, new))
     found = agreement.decoding(subject)
     assert off(found)
     assert found.remark.startswith("worst: ")

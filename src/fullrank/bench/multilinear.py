@@ -92,8 +92,9 @@ def case(size: Size, name: str, settings: Settings) -> Pass:
         with settings.autocast():
             if name != LENGTH_FREE:
                 return FUNCTIONS[name](Given(**leaves))
-            read = [leaves[key] for key in ("query", "keys", "values", "cores")]
-            return decayed_multilinear(*read, (leaves["to_keys"], leaves["to_values"]), leaves["weight"])[0]
+            query, keys, values, cores = (leaves[key] for key in ("query", "keys", "values", "cores"))
+            decays = (leaves["to_keys"], leaves["to_values"])
+            return decayed_multilinear(query, keys, values, cores, decays, leaves["weight"])[0]
 
     return Pass(forward, leaves, cotangent.to(settings.where), True)
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from fullrank.attention.kernels.compiled import traced
 from fullrank.attention.kernels.native import native, native_computes
 from fullrank.attention.kernels.native_build import library
-from fullrank.attention.kernels.one_query import one_query, one_query_computes
 from fullrank.attention.kernels.pipeline import Pipeline, expressible, pipeline_of
 from fullrank.attention.kernels.query_blocks import blocks_compute, query_blocks
 from fullrank.attention.kernels.reference import reference
@@ -70,8 +69,6 @@ def fastest(attend: WeightedValues, heads: Heads, layout: Layout, trace: Trace |
     _note(name)
     if name in _OF_PIPELINES:
         return _OF_PIPELINES[name][1](pipeline)
-    if name == "one query":
-        return one_query(pipeline)
     return {"sdpa": sdpa, "compiled": traced, "reference": reference}[name](attend, heads, layout, trace)
 
 
@@ -83,8 +80,6 @@ def _fastest(pipeline: Pipeline) -> str:
     short = queries < _SHORT_HALF if half else queries < _SHORT and not pipeline.dropout
     if pipeline.plain and (gpu or queries == 1 or short):
         return "sdpa"
-    if one_query_computes(pipeline):
-        return "one query"
     if queries > 1 and native_computes(pipeline):
         return "native"
     if pipeline.plain:
