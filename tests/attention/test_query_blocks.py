@@ -130,6 +130,26 @@ def test_sizes_at_which_there_are_blocks(mixing: str) -> None:
     check(given, query_blocks(given), definition(given))
 
 
+@pytest.mark.parametrize("cuts", ["many blocks", "two texts at once", "all texts at once"])
+@pytest.mark.parametrize("queries", [1, 7])
+@pytest.mark.parametrize("causal", [True, False])
+def test_texts_that_share_a_mask(causal: bool, queries: int, cuts: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut(monkeypatch, CUTS[cuts], CUTS[cuts])
+    given = call(fr.Layout.of(queries, 13, causal=causal, key_mask=PADDED[:1]), "shared")
+    assert given.fits
+    check(given, query_blocks(given), definition(given))
+
+
+def test_wherever_tensors_are_made_by_default() -> None:
+    given, found = call(LAYOUTS["window and padding"], "shared", p=0.4), []
+    for default in ("cpu", "meta"):
+        torch.manual_seed(4)
+        with torch.device(default):
+            out = query_blocks(given)
+        found.append((out, *torch.autograd.grad(out.sum(), given.differentiable())))
+    assert all(map(torch.equal, *found))
+
+
 def test_several_texts_are_one_block_where_they_are_short() -> None:
     assert len(plan(call(fr.Layout.of(8), "none", batch=40), backward=True).texts) == 1
     assert len(plan(call(fr.Layout.of(600), "none", batch=4), backward=True).texts) == 4
@@ -202,6 +222,23 @@ def test_masks_are_a_function_of_one_number_of_the_default_generator() -> None:
     assert not torch.equal(mask(other, 1), mask(other, 2))
     first = mask(other, 1)
     assert not torch.equal(first[0], first[1])
+
+
+@pytest.mark.parametrize("before", [1, 2])
+def test_masks_are_the_same_where_the_number_of_threads_changes(before: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a thread more, two texts stand in a block in which one stood."""
+    cut(monkeypatch, Limits(160, 4, 4), Limits(160, 4, 4))
+    given, threads = call(fr.Layout.of(13), "shared", p=0.4), torch.get_num_threads()
+    try:
+        torch.set_num_threads(before)
+        kept = mask(given, 3)
+        torch.manual_seed(3)
+        out = query_blocks(given)
+        torch.set_num_threads(3 - before)
+        assert not torch.equal(mask(given, 3), kept), "the number of threads has to matter here"
+        check(given, out, definition(given, kept))
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_every_weight_is_dropped_equally_often_and_alone() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import fullrank as fr
 from fullrank.attention.kernels.pipeline import Distances
-from fullrank.attention.kernels.triton_mixed import triton_computes, triton_mixed
+from fullrank.attention.kernels.triton_mixed import _intervals, triton_computes, triton_mixed
 
 if sys.platform != "linux":
     pytest.importorskip("triton", reason="Triton is for Linux")
@@ -57,6 +57,15 @@ def test_equals_the_formula(name: str) -> None:
 def test_products_of_sixteen_bits(dtype: torch.dtype, tolerance: float) -> None:
     layout = L(18, 20)
     check(drawn(1, 3, layout, 20, "B", dtype), layout, "sigsoftmax", tolerance)
+
+
+def test_intervals_wherever_tensors_are_made_by_default() -> None:
+    with torch.device("meta"):
+        found = _intervals.__wrapped__(True, 5, 7, (0, 7), 3, torch.device("cpu"))
+    first, end, _, looks, looked = (x.tolist() for x in found)
+    assert list(zip(first, end, strict=True)) == [(0, 3), (1, 4), (2, 5), (3, 6), (4, 7)]
+    for key, (begin, stop) in enumerate(zip(looks, looked, strict=True)):
+        assert [n for n in range(5) if first[n] <= key < end[n]] == list(range(begin, stop))
 
 
 def test_large_scores_do_not_overflow() -> None:

@@ -173,6 +173,13 @@ def test_batches_are_writable_copies_of_a_memory_map(tmp_path):
     assert ids[3] == 3
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+def test_inputs_and_targets_are_tensors_of_their_own(rows):
+    batch = Blocks(text(50), batch_size=rows, segment_length=5, start_id=START).batch(0, 0)
+    batch.inputs.fill_(0)
+    assert batch.targets.flatten().tolist() == list(range(5 * rows))
+
+
 def test_places_outside_an_epoch():
     blocks = Blocks(text(10), batch_size=2, segment_length=2, start_id=START)
     for place in [(0, 3), (0, -1), (-1, 0)]:

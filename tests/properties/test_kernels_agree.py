@@ -204,6 +204,26 @@ def test_no_fast_line_matches_a_subclass() -> None:
             assert not issubclass(a, b), f"{a.__name__} is a {b.__name__}"
 
 
+@pytest.mark.parametrize("mix", ["none", "position_wise"])
+def test_transforms_of_functions_get_kernels_that_know_them(mix: str) -> None:
+    """Kernels written by hand do not; 64 tokens are enough for them."""
+    layer = fr.Attention(fr.AttentionConfig(mix=mix), hidden_size=16, num_attention_heads=2).double()
+    moved(layer)
+    x = torch.randn(2, 64, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    values = {name: parameter.detach() for name, parameter in layer.named_parameters()}
+
+    def loss(values: dict[str, Tensor], x: Tensor) -> Tensor:
+        return torch.func.functional_call(layer, values, (x[None],)).square().sum()
+
+    each = [torch.func.grad(loss)(values, row) for row in x]
+    for row, found in zip(x, each, strict=True):
+        layer.zero_grad()
+        layer(row[None]).square().sum().backward()
+        for name, parameter in layer.named_parameters():
+            assert parameter.grad is not None
+            torch.testing.assert_close(found[name], parameter.grad, rtol=1e-9, atol=1e-9)
+
+
 def test_names() -> None:
     with pytest.raises(InputError, match="did you mean 'reference'"), fr.kernel("refrence"):
         pass

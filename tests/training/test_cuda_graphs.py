@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from training_toy import Toy, train
 from fullrank.config.schema import PhaseConfig, TrainConfig
 from fullrank.errors import InputError
 from fullrank.training import compile_blocks, loop
-from fullrank.training.device import begin_pass, judging, outliving
+from fullrank.training.device import begin_pass, check_cuda_graphs, judging, outliving
 
 ON = TrainConfig(steps=1, compile=True, cuda_graphs=True)
 OFF = TrainConfig(steps=1, compile=True)
@@ -85,3 +87,39 @@ def test_what_cannot_be_recorded_is_refused(tmp_path: Path) -> None:
         TrainConfig(compile=True, cuda_graphs=True, phases=phases)
     with pytest.raises(InputError, match=r"the device 'cpu'; give train.device: cuda, or leave train.cuda_graphs out"):
         train(tmp_path, steps=1, compile=True, cuda_graphs=True)
+
+
+def test_operators_that_keep_tensors_are_not_recorded() -> None:
+    import fullrank.attention.kernels.multilinear  # noqa: F401
+
+    for name in ("multilinear", "multilinear_small", "mixed_heads"):
+        for operator in (getattr(torch.ops.fullrank, name), getattr(torch.ops.fullrank, f"{name}_backward")):
+            assert torch.Tag.cudagraph_unsafe in operator.default.tags
+
+
+class OldTags:
+    """`torch.Tag` as it was before 2.9."""
+
+
+for _name in dir(torch.Tag):
+    if not _name.startswith("_") and _name != "cudagraph_unsafe":
+        setattr(OldTags, _name, getattr(torch.Tag, _name))
+
+
+def test_torch_without_the_tag_records_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "Tag", OldTags)
+    with pytest.raises(InputError, match=r"train.cuda_graphs: needs torch 2.9 or later"):
+        check_cuda_graphs(ON, torch.device("cuda"))
+    check_cuda_graphs(OFF, torch.device("cuda"))
+
+
+def test_attention_is_there_in_torch_without_the_tag() -> None:
+    program = (
+        "import torch\n"
+        "kept = {n: getattr(torch.Tag, n) for n in dir(torch.Tag) if not n.startswith('_') and n != 'cudagraph_unsafe'}\n"
+        "new, check = torch.Tag, lambda cls, x: isinstance(x, new)\n"
+        "torch.Tag = type('Meta', (type,), {'__instancecheck__': check})('Tag', (), kept)\n"
+        "import fullrank.attention.kernels.multilinear\n"
+        "assert 'cudagraph' not in str(torch.ops.fullrank.multilinear.default.tags)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -26,12 +26,11 @@ def keep_mask(shape: torch.Size, p: float, like: Tensor, generator: torch.Genera
     """
     if like.device.type != "cpu" or p > 1 - 2**-16 or torch.compiler.is_compiling():
         return None
-    least = (
-        math.floor(65_536 * p + torch.rand((), generator=generator, device="cpu").item()) - 32_768
-    )  # of a kept entry, as a signed number
+    rounding = torch.rand((), generator=generator, device="cpu").item()
+    least = math.floor(65_536 * p + rounding) - 32_768  # of a kept entry, as a signed number
     count = math.prod(shape)
     bits = (
-        torch.empty(-(-count // 4), dtype=torch.int64)
+        torch.empty(-(-count // 4), dtype=torch.int64, device="cpu")
         .random_(-(2**63), None, generator=generator)
         .view(torch.int16)[:count]
     )

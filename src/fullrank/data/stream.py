@@ -74,8 +74,8 @@ def _rows(ids: np.ndarray, starts: np.ndarray, ends: np.ndarray, length: int, st
     if (ends - starts == length).all():  # nearly always: read in one go, with the token before each row
         taken = ids[np.maximum(starts[:, None] + np.arange(-1, length), 0)].astype(np.int64)
         taken[starts == 0, 0] = start_id
-        found = torch.from_numpy(taken)
-        return Batch(found[:, :-1].contiguous(), found[:, 1:].contiguous())
+        # copies, also of one row, whose numbers lie without gaps: who writes to inputs must not change targets
+        return Batch(torch.from_numpy(taken[:, :-1].copy()), torch.from_numpy(taken[:, 1:].copy()))
     inputs = np.full((len(starts), length), start_id, dtype=np.int64)
     targets = np.full((len(starts), length), start_id, dtype=np.int64)
     weights = np.ones((len(starts), length), dtype=np.float32)

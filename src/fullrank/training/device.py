@@ -82,10 +82,14 @@ def compile_blocks(model: nn.Module, cuda_graphs: bool = False) -> int:
 
 
 def check_cuda_graphs(options: TrainConfig, device: torch.device) -> None:
-    """Raises InputError where `train.cuda_graphs` is asked for, and there is no GPU to record."""
+    """Raises InputError where `train.cuda_graphs` is asked for, and there is no GPU to record, or torch is too old."""
     if options.cuda_graphs and device.type != "cuda":
         raise InputError(
             f"train.cuda_graphs: the model is on the device '{device}'; give train.device: cuda, or leave train.cuda_graphs out"
+        )
+    if options.cuda_graphs and not hasattr(torch.Tag, "cudagraph_unsafe"):  # some operators must not be recorded
+        raise InputError(
+            f"train.cuda_graphs: needs torch 2.9 or later, given {torch.__version__}; leave train.cuda_graphs out"
         )
 
 

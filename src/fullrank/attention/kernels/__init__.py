@@ -76,6 +76,8 @@ def _fastest(pipeline: Pipeline) -> str:
     gpu, queries = pipeline.values.device.type == "cuda", pipeline.layout.shape[0]
     if not pipeline.fits:
         return "reference"
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        return "sdpa" if pipeline.plain else "reference"  # kernels written by hand know no torch.func
     half = pipeline.values.dtype in (torch.bfloat16, torch.float16)
     short = queries < _SHORT_HALF if half else queries < _SHORT and not pipeline.dropout
     if pipeline.plain and (gpu or queries == 1 or short):

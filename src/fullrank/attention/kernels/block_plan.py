@@ -94,8 +94,8 @@ class Plan:
         return hidden
 
 
-def plan(pipeline: Pipeline, *, backward: bool) -> Plan:
-    """How a call is cut, in the backward pass or before.
+def plan(pipeline: Pipeline, *, backward: bool, threads: int | None = None) -> Plan:
+    """How a call is cut, in the backward pass or before; on a CPU for so many threads, or those that there are.
 
     The layout is one whose `sight_of` there is, with runs and causal if scores are relative.
     """
@@ -104,7 +104,7 @@ def plan(pipeline: Pipeline, *, backward: bool) -> Plan:
     batch, heads, queries, _ = query.shape
     device = query.device.type
     limits = (_BACKWARD if backward else _FORWARD).get(device, _ELSEWHERE)
-    numbers = limits.numbers * (torch.get_num_threads() if device == "cpu" else 1)
+    numbers = limits.numbers * ((threads or torch.get_num_threads()) if device == "cpu" else 1)
     first, end = sight.first.tolist(), sight.end.tolist()
     widest = max(stop - start for start, stop in zip(first, end, strict=True))
     most = min(limits.most, _ROOM.get(device, 2**25) // (heads * widest), -(-queries // _SHARE))
@@ -122,19 +122,20 @@ def plan(pipeline: Pipeline, *, backward: bool) -> Plan:
     largest = heads * max(block.size[0] * _width(block) for block in found)
     together = max(1, numbers // largest)
     texts = tuple(slice(text, min(text + together, batch)) for text in range(0, batch, together))
-    return Plan(texts, tuple(found), _tokens(sight, layout.causal), layout.causal)
+    return Plan(texts, tuple(found), _tokens(sight, layout.causal, batch), layout.causal)
 
 
 def _aged(sight: Sight, row: int, stop: int, device: torch.device) -> Tensor:
     start, last = int(sight.first[row]), int(sight.first[stop - 1])
-    return (torch.arange(start, last) < sight.first[row:stop, None]).to(device)
+    return (torch.arange(start, last, device="cpu") < sight.first[row:stop, None]).to(device)
 
 
-def _tokens(sight: Sight, causal: bool) -> Tensor | None:
-    """A text without any token sees all keys, where its queries are no keys."""
-    if sight.tokens is None or causal:
-        return sight.tokens
-    return sight.tokens | ~sight.tokens.any(-1, keepdim=True)
+def _tokens(sight: Sight, causal: bool, batch: int) -> Tensor | None:
+    """Of every text, also where all share a mask; one without any token sees all keys, where its queries are no keys."""
+    if sight.tokens is None:
+        return None
+    tokens = sight.tokens.expand(batch, -1)
+    return tokens if causal else tokens | ~tokens.any(-1, keepdim=True)
 
 
 def _width(block: Block) -> int:

@@ -26,7 +26,7 @@ from fullrank.attention.kernels import forced
 from fullrank.attention.kernels.multilinear_plan import TINY, Shape, Stage, plan
 from fullrank.attention.kernels.multilinear_small import small_causal
 from fullrank.attention.kernels.multilinear_steps import Call, gradients, output, readers
-from fullrank.attention.kernels.precision import product_dtype, refuse_second_order
+from fullrank.attention.kernels.precision import KEEPS_TENSORS, product_dtype, refuse_second_order
 from fullrank.errors import InputError
 
 
@@ -166,8 +166,6 @@ def _gradients(ctx: Any, cotangent: Tensor | None, compute: Any) -> tuple[Tensor
 
 
 # What a compiler sees: one operator each way, whose insides it does not look into.
-# They keep tensors for later calls, so that a CUDA graph must not hold them.
-_TAGS = (torch.Tag.cudagraph_unsafe,)
 _ARGUMENTS = "Tensor query, Tensor keys, Tensor values, Tensor weight, Tensor? visible, bool causal, ScalarType dtype"
 
 
@@ -179,15 +177,15 @@ operator = torch.library.custom_op(
     "fullrank::multilinear",
     _computed,
     mutates_args=(),
-    tags=_TAGS,
     schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)",
+    **KEEPS_TENSORS,
 )
 _backward_operator = torch.library.custom_op(
     "fullrank::multilinear_backward",
     _without_gaps,
     mutates_args=(),
-    tags=_TAGS,
     schema=f"(Tensor cotangent, Tensor states, bool wants_weight, {_ARGUMENTS}) -> Tensor[]",
+    **KEEPS_TENSORS,
 )
 
 

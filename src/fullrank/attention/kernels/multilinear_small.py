@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fullrank.attention.kernels.multilinear_plan import slabs
 from fullrank.attention.kernels.multilinear_steps import later
-from fullrank.attention.kernels.precision import refuse_second_order
+from fullrank.attention.kernels.precision import KEEPS_TENSORS, refuse_second_order
 
 
 def small_causal(query: Tensor, keys: Tensor, values: Tensor, weight: Tensor) -> Tensor:
@@ -112,22 +112,20 @@ def _slabs(queries: int, weight: Tensor) -> list[tuple[slice, slice, Tensor]]:
 
 
 # What a compiler sees: one operator each way.
-# They keep tensors for later calls, so that a CUDA graph must not hold them.
-_TAGS = (torch.Tag.cudagraph_unsafe,)
 _ARGUMENTS = "Tensor query, Tensor keys, Tensor values, Tensor weight"
 operator = torch.library.custom_op(
     "fullrank::multilinear_small",
     _computed,
     mutates_args=(),
-    tags=_TAGS,
     schema=f"({_ARGUMENTS}) -> (Tensor, Tensor, Tensor)",
+    **KEEPS_TENSORS,
 )
 _backward_operator = torch.library.custom_op(
     "fullrank::multilinear_small_backward",
     _differentiated,
     mutates_args=(),
-    tags=_TAGS,
     schema=f"(Tensor given, Tensor tensor, Tensor both, bool wants_weight, {_ARGUMENTS}) -> Tensor[]",
+    **KEEPS_TENSORS,
 )
 
 

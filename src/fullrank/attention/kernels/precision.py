@@ -1,9 +1,17 @@
-"""What kernels written by hand have in common: the precision of their products, and that they are differentiated once."""
+"""What kernels written by hand have in common: the precision of products, one derivative, operators that keep tensors."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+
+# For `torch.library.custom_op`: an operator that keeps tensors for later calls, so that a CUDA graph must not hold it.
+# torch has the tag from 2.9 on; before, `train.cuda_graphs` is refused.
+KEEPS_TENSORS: dict[str, Any] = (
+    {"tags": (torch.Tag.cudagraph_unsafe,)} if hasattr(torch.Tag, "cudagraph_unsafe") else {}
+)
 
 
 def device_kind(tensor: Tensor) -> str:

@@ -131,7 +131,8 @@ class _Blocks(torch.autograd.Function):
         u: Tensor | None,
         v: Tensor | None,
     ) -> Tensor:
-        ctx.fixed, ctx.seed = fixed, seed
+        # masks are drawn block after block: the backward pass has to cut the call as it is cut here
+        ctx.fixed, ctx.seed, ctx.threads = fixed, seed, torch.get_num_threads()
         ctx.save_for_backward(query, keys, values, mixing, distances, u, v)
         return _forward(_pipeline(fixed, query, keys, values, mixing, distances, u, v), seed)
 
@@ -140,7 +141,7 @@ class _Blocks(torch.autograd.Function):
         refuse_second_order("this attention kernel", "keeps the weights")
         pipeline = _pipeline(ctx.fixed, *ctx.saved_tensors)
         with torch.autocast(cotangent.device.type, enabled=False):
-            return None, None, *_backward(pipeline, cotangent, ctx.seed, ctx.needs_input_grad[5])
+            return None, None, *_backward(pipeline, cotangent, ctx.seed, ctx.threads, ctx.needs_input_grad[5])
 
 
 def _pipeline(
@@ -161,9 +162,11 @@ def _pipeline(
     return Pipeline(query, keys, values, mixing, far, *fixed)
 
 
-def _backward(pipeline: Pipeline, cotangent: Tensor, seed: int, mixing_wanted: bool) -> tuple[Tensor | None, ...]:
+def _backward(
+    pipeline: Pipeline, cotangent: Tensor, seed: int, threads: int, mixing_wanted: bool
+) -> tuple[Tensor | None, ...]:
     """Gradients of query, keys, values, mixing, distances, u and v."""
-    cut, far = plan(pipeline, backward=True), pipeline.distances
+    cut, far = plan(pipeline, backward=True, threads=threads), pipeline.distances
     call = _Call(pipeline, cut, None if far is None else descending(far.keys, cut.table_rows), seed)
     given = (pipeline.query, pipeline.keys, pipeline.values, pipeline.mixing)
 

@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fullrank.attention.kernels.precision import refuse_second_order
+from fullrank.attention.kernels.precision import KEEPS_TENSORS, refuse_second_order
 from fullrank.attention.kernels.sight import sight_of
 from fullrank.attention.layout import Layout
 
@@ -189,7 +189,11 @@ def _gradients(
 
 
 _forward = torch.library.custom_op(
-    "fullrank::mixed_heads", _forward_op, mutates_args=(), schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)"
+    "fullrank::mixed_heads",
+    _forward_op,
+    mutates_args=(),
+    schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)",
+    **KEEPS_TENSORS,
 )
 _forward.register_fake(_shapes)
 _backward = torch.library.custom_op(
@@ -197,6 +201,7 @@ _backward = torch.library.custom_op(
     _backward_op,
     mutates_args=(),
     schema=f"(Tensor cotangent, Tensor total, bool[] wanted, {_ARGUMENTS}) -> Tensor[]",
+    **KEEPS_TENSORS,
 )
 _backward.register_fake(_gradients)
 
@@ -258,7 +263,7 @@ def _intervals(
 ) -> tuple[Tensor, ...]:
     """`Sight` on the device, and for each key the interval of queries that may see it: both ends of sight ascend.
 
-    Kept, so that layers and steps share it and a recorded CUDA graph copies nothing from the host.
+    Kept, so that layers and steps share it and nothing is copied from the host at each call.
     """
     if window:
         pairs = zip(runs[::2], runs[1::2], strict=True)
@@ -266,7 +271,7 @@ def _intervals(
     else:
         sight = sight_of(Layout.of(queries, keys, causal=causal))
     assert sight is not None
-    at = torch.arange(keys, dtype=torch.int32)
+    at = torch.arange(keys, dtype=torch.int32, device="cpu")
     looks = torch.searchsorted(sight.end, at, right=True).to(torch.int32)  # queries before it end too early
     looked = torch.searchsorted(sight.first, at, right=True).to(torch.int32)  # queries from it on begin too late
     return tuple(x.contiguous().to(device) for x in (sight.first, sight.end, sight.own, looks, looked))
