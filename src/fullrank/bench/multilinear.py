@@ -46,6 +46,7 @@ class Given:
     weight: Tensor
 
 
+@functools.lru_cache(maxsize=1)  # ours keeps its masks, too
 def _visible(tokens: int, device: torch.device) -> Tensor:
     index = torch.arange(tokens, device=device)
     return torch.maximum(index[:, None], index) <= index[:, None, None]  # (N, N, N)
