@@ -124,4 +124,4 @@ def _draw(axes: Axes, lines: list[_Line], columns: Sequence[Sequence[float | Non
     decades = math.log10(high / low)
     axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0,) if decades > 3 else (1.0, 2.0, 5.0), numticks=20))
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"))
