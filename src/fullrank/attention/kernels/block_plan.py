@@ -122,20 +122,13 @@ def plan(pipeline: Pipeline, *, backward: bool, threads: int | None = None) -> P
     largest = heads * max(block.size[0] * _width(block) for block in found)
     together = max(1, numbers // largest)
     texts = tuple(slice(text, min(text + together, batch)) for text in range(0, batch, together))
-    return Plan(texts, tuple(found), _tokens(sight, layout.causal, batch), layout.causal)
+    tokens = None if sight.tokens is None else sight.tokens.expand(batch, -1)  # all texts may share a mask
+    return Plan(texts, tuple(found), tokens, layout.causal)
 
 
 def _aged(sight: Sight, row: int, stop: int, device: torch.device) -> Tensor:
     start, last = int(sight.first[row]), int(sight.first[stop - 1])
     return (torch.arange(start, last, device="cpu") < sight.first[row:stop, None]).to(device)
-
-
-def _tokens(sight: Sight, causal: bool, batch: int) -> Tensor | None:
-    """Of every text, also where all share a mask; one without any token sees all keys, where its queries are no keys."""
-    if sight.tokens is None:
-        return None
-    tokens = sight.tokens.expand(batch, -1)
-    return tokens if causal else tokens | ~tokens.any(-1, keepdim=True)
 
 
 def _width(block: Block) -> int:

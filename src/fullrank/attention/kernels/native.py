@@ -67,10 +67,7 @@ def native(pipeline: Pipeline) -> Tensor:
     assert sight is not None
     tokens = sight.tokens
     if tokens is not None:
-        tokens = tokens.expand(len(query), -1)
-        if not pipeline.layout.causal:  # a text without tokens: every query sees every key
-            tokens = tokens | ~tokens.any(1, keepdim=True)
-        tokens = tokens.to(torch.uint8).contiguous()
+        tokens = tokens.expand(len(query), -1).to(torch.uint8).contiguous()
     seed = torch.randint(2**63 - 1, (), dtype=torch.int64, device="cpu") if pipeline.dropout else None
     geometry = Geometry(sight.first, sight.end, sight.own, base, tokens, seed)
     choices = (pipeline.scale, pipeline.normalize == "sigsoftmax", pipeline.dropout)

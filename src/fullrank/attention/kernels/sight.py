@@ -15,7 +15,7 @@ class Sight:
     """Query n sees the keys first[n] <= k < end[n] that are tokens, and key own[n] whether it is one or not.
 
     first, end, own (N,) int32, on the CPU: own[n] is -1 where a query has no such key.
-    tokens (B, M) boolean, None where every key is a token. A query that would see nothing at all sees every key.
+    tokens (B, M) boolean, None where every key is a token: see `tokens_of`.
     """
 
     first: Tensor
@@ -32,11 +32,17 @@ def sight_of(layout: Layout) -> Sight | None:
         if layout.narrow:
             return None
         nothing = torch.zeros_like(own)
-        return Sight(nothing, nothing + keys, nothing - 1, layout.key_mask)
+        return Sight(nothing, nothing + keys, nothing - 1, tokens_of(layout))
     first = torch.zeros_like(own)
     if layout.narrow:
         if layout.runs is None or layout.window is None:
             return None
         places = torch.cat([torch.arange(start, start + size, device="cpu") for start, size in layout.runs])
         first = torch.searchsorted(places, places[keys - queries :] - layout.window, right=True).to(torch.int32)
-    return Sight(first, own + 1, own, layout.key_mask)
+    return Sight(first, own + 1, own, tokens_of(layout))
+
+
+def tokens_of(layout: Layout) -> Tensor | None:
+    """Which keys count as tokens, (B, M) or None for all: where a query is no key, a text without any token is seen whole."""
+    mask = layout.key_mask
+    return mask if mask is None or layout.causal else mask | ~mask.any(-1, keepdim=True)

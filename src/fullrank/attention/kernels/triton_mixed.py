@@ -42,7 +42,7 @@ import torch
 from torch import Tensor
 
 from fullrank.attention.kernels.precision import KEEPS_TENSORS, refuse_second_order
-from fullrank.attention.kernels.sight import sight_of
+from fullrank.attention.kernels.sight import sight_of, tokens_of
 from fullrank.attention.layout import Layout
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def triton_mixed(pipeline: Pipeline) -> Tensor:
     out, _ = _forward(
         *given,
         mixing,
-        layout.key_mask,
+        tokens_of(layout),
         torch.randint(2**62, (1,), device=query.device) if pipeline.dropout else None,
         layout.causal,
         [number for run in layout.runs or () for number in run] if narrow else [],
@@ -233,8 +233,7 @@ def _common(
     first, end, own, looks, looked = _intervals(causal, queries, length, tuple(runs), window, query.device)
     tokens = first  # not read
     if key_mask is not None:
-        tokens = key_mask if causal else key_mask | ~key_mask.any(-1, keepdim=True)  # who sees nothing sees everything
-        tokens = tokens.to(query.device, torch.uint8).contiguous()
+        tokens = key_mask.to(query.device, torch.uint8).contiguous()
     return {
         "FIRST": first, "END": end, "OWN": own, "LOOKS": looks, "LOOKED": looked,
         "TOKENS": tokens, "SEED": first if seed is None else seed,
