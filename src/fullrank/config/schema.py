@@ -16,7 +16,6 @@ from fullrank.config.model import with_memory as with_memory
 from fullrank.config.running import DataConfig as DataConfig
 from fullrank.config.running import EvalConfig as EvalConfig
 from fullrank.config.running import RunConfig as RunConfig
-from fullrank.config.running import TrainConfig as TrainConfig
 from fullrank.config.training import PhaseConfig as PhaseConfig
 from fullrank.config.training import PlateauConfig as PlateauConfig
 from fullrank.config.training import TrainConfig as TrainConfig
