@@ -80,7 +80,7 @@ class Encoder(nn.Module):
             if encodings is not None:
                 layout = replace(layout, encodings=self.embedding_dropout(encodings[None])[0])
         x = stack.read(self.blocks, x, layout, trace, ())
-        return Source(self.final_norm(x), mask)
+        return Source(self.final_norm(x), mask, None if layout.from_start else layout.key_positions)
 
     def _layout(self, input_ids: Tensor, mask: Tensor | None, padded_right: bool | None) -> Layout:
         tokens = input_ids.shape[1]

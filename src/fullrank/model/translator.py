@@ -226,7 +226,7 @@ class Translating:
         layout = Layout.of(1, source.hidden.shape[1], causal=False, device=source.hidden.device)
         layers = tuple(block.cross_attention.keys_of(source.hidden, layout) for block in decoder.blocks)
         rows = torch.arange(source.texts, device=source.hidden.device)
-        return TranslationCache(decoder.new_cache(), Projected(layers, source.mask, rows))
+        return TranslationCache(decoder.new_cache(), Projected(layers, source.mask, rows, source.positions))
 
     def __call__(
         self,
