@@ -84,7 +84,8 @@ class Translator(nn.Module):
         padded_right: bool | None = None,
     ) -> Tensor:
         """What the output layer reads, (B, N, E). `padded_right` as in `Encoder.encode`."""
-        if decoder_input_ids.dim() != 2 or decoder_input_ids.shape[0] != input_ids.shape[0]:
+        fits = decoder_input_ids.dim() == 2 and decoder_input_ids.shape[0] == len(input_ids)
+        if input_ids.dim() == 2 and not fits:  # else the encoder says it
             raise InputError(
                 f"decoder_input_ids must be (B, N) with the B of input_ids {tuple(input_ids.shape)}, given "
                 f"{tuple(decoder_input_ids.shape)}"
