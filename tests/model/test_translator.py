@@ -101,6 +101,39 @@ def test_padding_of_the_target_on_the_right_changes_nothing(mechanism: str) -> N
             close(batch[row, :length], alone, f"row {row}")
 
 
+@every_mechanism
+def test_padding_of_the_target_on_the_left(mechanism: str) -> None:
+    """With a mask of the target its positions count tokens only, as those of the source do."""
+    model = translator(mechanism)
+    source, target = sentences(model)
+    mask = padding([5, 1, 3], 5, "left")
+    with torch.no_grad():
+        batch = model(source, target, None, mask).logits
+        for row, length in enumerate([5, 1, 3]):
+            alone = model(source[row : row + 1], target[row : row + 1, -length:]).logits[0]
+            close(batch[row, -length:], alone, f"row {row}")
+
+
+def test_padding_of_a_target_that_sees_later_tokens() -> None:
+    """Where tokens see later ones, padding on the right has to be said; losses take it, too."""
+    seeing = PAIRS | {"causal": "as_published", "not_next_token_perplexity": True}
+    model = translator(decoder=seeing)
+    source, target = sentences(model)
+    wanted, weights = tokens(TARGET, 3, 5, seed=9), padding([5, 1, 3], 5, "right")
+    with torch.no_grad():
+        batch = model(source, target, None, weights).logits
+        nll = model.nll(source, target, wanted, None, weights).per_token
+        expected = []
+        for row, length in enumerate([5, 1, 3]):
+            text = (source[row : row + 1], target[row : row + 1, :length])
+            close(batch[row, :length], model(*text).logits[0], f"row {row}")
+            expected.append(model.nll(*text, wanted[row : row + 1, :length]).per_token[0])
+            close(nll[row, :length], expected[-1], f"nll of row {row}")
+        mean = torch.cat(expected).mean()
+        close(model.loss(source, target, wanted, weights.double(), None, weights), mean, "loss")
+        assert not torch.allclose(model(source, target).logits, batch)
+
+
 def test_holes_in_a_mask_are_no_places() -> None:
     """Padding in the middle, as a mask could say: as if it were not there."""
     for mechanism in ("plain", "relative positions", "multi-linear everywhere", "random synthesizer"):
@@ -175,6 +208,33 @@ def test_gradients_reach_every_parameter(mechanism: str) -> None:
         assert parameter.grad is not None, f"no gradient for {name}"
         if "project.key.bias" not in name:  # cannot matter to softmax
             assert float(parameter.grad.abs().max()) > 1e-10, f"the gradient of {name} is zero"
+
+
+# -- what penalties and pictures read ----------------------------------------------------------------------------------
+
+
+def test_a_trace_holds_encoder_then_decoder_and_leaves_out_what_has_no_weights() -> None:
+    for changes, shapes in (
+        ({}, [(7, 7)] * 2 + [(5, 5), (5, 7)] * 2),
+        ({"encoder": PAIRS}, [(5, 5), (5, 7)] * 2),
+        ({"cross": PAIRS}, [(7, 7)] * 2 + [(5, 5)] * 2),
+        ({"decoder": PAIRS, "encoder_keys": {"num_hidden_layers": 1}}, [(7, 7)] + [(5, 7)] * 2),
+    ):
+        model = translator("B", **changes)
+        source, target = sentences(model)
+        mask = padding(LENGTHS, 7, "right")
+        trace = fr.Trace()
+        with torch.no_grad():
+            traced = model(source, target, mask, trace=trace).logits
+            close(traced, model(source, target, mask).logits, "tracing changes nothing")
+        assert [tuple(layer.weights.shape) for layer in trace.layers] == [(3, 3, *shape) for shape in shapes]
+        for layer in trace.layers:
+            close(layer.weights.sum(-1), torch.ones_like(layer.weights[..., 0]), "weights sum to one")
+            if layer.weights.shape[3] == 7:
+                assert not layer.weights[~mask.bool()[:, None, None].expand(layer.weights.shape)].any()
+    everywhere = translator("multi-linear everywhere")
+    with pytest.raises(InputError, match="no attention weights to collect"):
+        everywhere(*sentences(everywhere), trace=fr.Trace())
 
 
 # -- one table for two languages --------------------------------------------------------------------------------------

@@ -170,9 +170,9 @@ def test_texts_that_are_not_those_of_the_cache() -> None:
     writer = model.of_source(model.encode(source))
     for rows in (1, 2, 6):
         new = tokens(TARGET, rows, 2)
-        with pytest.raises(InputError, match=rf"{rows} texts .* 3"):
+        with pytest.raises(InputError, match=rf"{rows} texts, the source .*is read by 3"):
             writer(new, cache=writer.new_cache())
-        with pytest.raises(InputError, match=rf"{rows} texts .* 3"):
+        with pytest.raises(InputError, match=rf"{rows} texts, the source .*is read by 3"):
             writer(new)
     out = writer(target, cache=writer.new_cache())
     with pytest.raises(InputError, match="reorder"):
