@@ -19,5 +19,7 @@ from fullrank.config.running import PhaseConfig as PhaseConfig
 from fullrank.config.running import PlateauConfig as PlateauConfig
 from fullrank.config.running import RunConfig as RunConfig
 from fullrank.config.running import TrainConfig as TrainConfig
+from fullrank.config.translation import DecoderConfig as DecoderConfig
+from fullrank.config.translation import EncoderConfig as EncoderConfig
 from fullrank.config.vocabulary import InputConfig as InputConfig
 from fullrank.config.vocabulary import OutputConfig as OutputConfig

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fullrank.errors import InputError, RunError
 
@@ -136,8 +136,8 @@ def _checked(prompt_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None
 
 @contextlib.contextmanager
 def decoding(model: Any) -> Iterator[None]:
-    """No gradients, and a module in evaluation mode (no dropout); leaves every module as it was."""
-    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    """No gradients, and the modules of the model in evaluation mode (no dropout); leaves every one as it was."""
+    modules = list(model.modules()) if hasattr(model, "modules") else []
     training = [module for module in modules if module.training]
     try:
         for module in training:
