@@ -20,12 +20,16 @@ _HOMES = {
     "InputConfig": "fullrank.config.schema",
     "OutputConfig": "fullrank.config.schema",
     "DropoutConfig": "fullrank.config.schema",
+    "EncoderConfig": "fullrank.config.schema",
+    "DecoderConfig": "fullrank.config.schema",
     "DataConfig": "fullrank.config.schema",
     "TrainConfig": "fullrank.config.schema",
     "EvalConfig": "fullrank.config.schema",
     "RunConfig": "fullrank.config.schema",
     "register": "fullrank.config.registry",
     "LanguageModel": "fullrank.model.language_model",
+    "Translator": "fullrank.model.translator",
+    "Encoder": "fullrank.model.encoder",
     "AdaptiveInput": "fullrank.model.embedding",
     "AdaptiveSoftmax": "fullrank.model.adaptive",
     "MixtureOfSoftmaxes": "fullrank.model.mixture",
@@ -57,7 +61,9 @@ if TYPE_CHECKING:
     from fullrank.config.registry import register as register
     from fullrank.config.schema import AttentionConfig as AttentionConfig
     from fullrank.config.schema import DataConfig as DataConfig
+    from fullrank.config.schema import DecoderConfig as DecoderConfig
     from fullrank.config.schema import DropoutConfig as DropoutConfig
+    from fullrank.config.schema import EncoderConfig as EncoderConfig
     from fullrank.config.schema import EvalConfig as EvalConfig
     from fullrank.config.schema import InputConfig as InputConfig
     from fullrank.config.schema import ModelConfig as ModelConfig
@@ -66,8 +72,10 @@ if TYPE_CHECKING:
     from fullrank.config.schema import TrainConfig as TrainConfig
     from fullrank.model.adaptive import AdaptiveSoftmax as AdaptiveSoftmax
     from fullrank.model.embedding import AdaptiveInput as AdaptiveInput
+    from fullrank.model.encoder import Encoder as Encoder
     from fullrank.model.language_model import LanguageModel as LanguageModel
     from fullrank.model.mixture import MixtureOfSoftmaxes as MixtureOfSoftmaxes
+    from fullrank.model.translator import Translator as Translator
     from fullrank.training.skip_retain import SkipRetain as SkipRetain
 
 

@@ -15,6 +15,7 @@ from fullrank.attention.room import Room, append
 from fullrank.attention.route import SameHead, StochasticCrossHead
 from fullrank.attention.size import HeadSize
 from fullrank.attention.trace import Trace
+from fullrank.attention.weighted import WeightedValues
 from fullrank.config import registry
 from fullrank.config.schema import AttentionConfig, ModelConfig
 from fullrank.errors import ConfigError, InputError
@@ -125,6 +126,15 @@ class Attention(nn.Module):
             layout = Layout.of(x.shape[1], keys, causal=source is None, device=x.device)
         return self._attend(self.project(x, x if source is None else source, layout), layout, trace)
 
+    def keys_of(self, source: Tensor, layout: Layout) -> KeyValues:
+        """What `over` reads of source (B, M, E), projected once for many queries. `layout` is of its keys."""
+        return KeyValues(*self.project.keys_and_values(source, layout))
+
+    def over(self, x: Tensor, known: KeyValues, layout: Layout, *, trace: Trace | None = None) -> Tensor:
+        """Cross-attention of x (B, N, E) over keys and values that were projected before."""
+        query, scored = self.project.queries(x, layout)
+        return self._attend(Heads(query, scored, known.keys, known.values), layout, trace)
+
     def continued(
         self,
         x: Tensor,
@@ -133,11 +143,13 @@ class Attention(nn.Module):
         *,
         source: Tensor | None = None,
         trace: Trace | None = None,
+        mixed: bool = True,
     ) -> tuple[Tensor, Past]:
         """Self-attention of new tokens x (B, N, E) after `past`; returns the output and the past of the next call.
 
         `layout` covers past and new keys. The projected queries mix heads exactly as in one full pass. `source`: tokens
-        that end with x, where keys and values are to be made of more than x.
+        that end with x, where keys and values are to be made of more than x. Without `mixed` heads are left as they are, as
+        Mixhead's released code does here.
         Raises InputError where earlier tokens see later ones: then there is no going on.
         """
         if self.attend.sees_future:
@@ -159,21 +171,23 @@ class Attention(nn.Module):
             heads, rooms = replace(heads, keys=keys, values=values), (room, other)
         # a table of other distances than 0, 1, 2 .. would be read wrongly by the next call
         table = heads.relative if layout.from_zero else None if past is None else past.relative
-        return self._attend(heads, layout, trace), KeyValues(heads.keys, heads.values, table, rooms)
+        out = self._attend(heads, layout, trace, mixed)
+        return out, KeyValues(heads.keys, heads.values, table, rooms)
 
     def past(self) -> Summed | None:
         """What decoding begins with; None: keys and values of no token."""
         found: Summed | None = self.attend.past()
         return found
 
-    def _attend(self, heads: Heads, layout: Layout, trace: Trace | None) -> Tensor:
+    def _attend(self, heads: Heads, layout: Layout, trace: Trace | None, mixed: bool = True) -> Tensor:
         queries = layout.shape[0] if heads.query is None else heads.query.shape[2]
         found = (queries, heads.values.shape[2])
         if layout.shape != found:
             raise ValueError(f"the layout is of {layout.shape} queries and keys, the call of {found}")
         relative = None if heads.relative is None else heads.relative[:, : layout.distances]
         keys, values, relative = self.route(heads.keys, heads.values, relative)
-        out = self.attend(replace(heads, keys=keys, values=values, relative=relative), layout, trace)
+        attend = self.attend if mixed or not isinstance(self.attend, WeightedValues) else self.attend.unmixed()
+        out = attend(replace(heads, keys=keys, values=values, relative=relative), layout, trace)
         return self._merged(out)
 
     def _merged(self, out: Tensor) -> Tensor:

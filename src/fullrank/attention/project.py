@@ -101,17 +101,25 @@ class Projection(nn.Module):
 
         `relative` (H, T or more, D): keys of the distances 0, 1, .. that were made before.
         """
-        query = None if self.query is None else self.split(self.query(x))
-        keys = self.split(self.key(source)) if self.key is not None and self.reads_keys else None
-        values = self.split(self.value(source))
-        scored = query
-        if self.rotary is not None and scored is not None:
-            scored = self.rotary(scored, layout.query_positions)
-        if self.rotary is not None and keys is not None:
-            own = layout.key_positions[..., layout.key_positions.shape[-1] - keys.shape[2] :]
-            keys = self.rotary(keys, own)
+        query, scored = self.queries(x, layout)
+        keys, values = self.keys_and_values(source, layout)
         if relative is not None and relative.dtype != values.dtype:
             relative = None  # made in another precision
         if self.relative is not None and not serves(relative, layout):
             relative = self.relative(layout, x)
         return Heads(query, scored, keys, values, relative)
+
+    def queries(self, x: Tensor, layout: Layout) -> tuple[Tensor | None, Tensor | None]:
+        """`query` and `scored` of x (B, N, E)."""
+        query = None if self.query is None else self.split(self.query(x))
+        if self.rotary is None or query is None:
+            return query, query
+        return query, self.rotary(query, layout.query_positions)
+
+    def keys_and_values(self, source: Tensor, layout: Layout) -> tuple[Tensor | None, Tensor]:
+        """Those of source (B, M, E), the last ones of `layout`."""
+        keys = self.split(self.key(source)) if self.key is not None and self.reads_keys else None
+        if self.rotary is not None and keys is not None:
+            own = layout.key_positions[..., layout.key_positions.shape[-1] - keys.shape[2] :]
+            keys = self.rotary(keys, own)
+        return keys, self.split(self.value(source))

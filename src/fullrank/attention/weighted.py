@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from torch import Tensor, nn
@@ -40,6 +41,12 @@ class WeightedValues(nn.Module):
         return getattr(self.score, "max_length", None)
 
     sees_future = False  # the mask is a stage of its own
+
+    def unmixed(self) -> WeightedValues:
+        """The same with heads left as they are; it shares all other stages."""
+        plain = copy.copy(self)
+        plain._modules = {**self._modules, "mix": build_stage("mix", "none", self.size)}
+        return plain
 
     def past(self) -> None:
         """What decoding begins with: nothing; it keeps keys and values."""

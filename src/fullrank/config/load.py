@@ -167,7 +167,13 @@ def _describe(error: Mapping[str, Any], root: type, prefix: str) -> list[str]:
     where = [str(part) for part in error["loc"]]
     inner = error.get("ctx", {}).get("error")
     if isinstance(inner, ConfigError):
-        return list(inner.problems)
+        own = next((word for word in ("encoder", "decoder") if word in where), None)
+        if own is None:
+            return list(inner.problems)
+        section = (
+            f"model.{own}.{'cross' if 'cross' in where else 'attention'}"  # such a section does not know where it is
+        )
+        return [problem.replace("model.attention", section) for problem in inner.problems]
     # a union adds the name of the alternative that failed to the location; keys are what the user wrote
     words = [w for w in where if not w.startswith(("dict[", "list[", "function-")) and w not in ("str", "int", "float")]
     key = prefix + ".".join(words)

@@ -17,6 +17,7 @@ from fullrank.config.checks import (
     stage_options,
 )
 from fullrank.config.clusters import cluster_problems
+from fullrank.config.translation import DecoderConfig, EncoderConfig
 from fullrank.config.vocabulary import InputConfig, OutputConfig
 from fullrank.errors import ConfigError
 
@@ -44,8 +45,9 @@ class DropoutConfig(Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Strict):
-    """A decoder-only Transformer language model.
+    """A Transformer: a decoder-only language model, an encoder, or both of a translation model.
 
+    `encoder` and `decoder` say what differs there; a language model has neither section.
     `head_dim` is independent of the width (Mixhead §4.4.3; Fixhead is `head_dim` = sequence length).
     `vocab_size: null` means: as many as the data has.
     """
@@ -73,6 +75,8 @@ class ModelConfig(Strict):
     attention: AttentionConfig = field(default_factory=AttentionConfig)
     input: InputConfig = field(default_factory=InputConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
+    encoder: EncoderConfig | None = None
+    decoder: DecoderConfig | None = None
 
     def __post_init__(self) -> None:
         problems: list[str] = []
@@ -114,12 +118,92 @@ class ModelConfig(Strict):
             self._check_multilinear(problems)
         self._check_memory(problems)
         self._check_adaptive(problems)
+        if not problems and (self.encoder is not None or self.decoder is not None):
+            problems += self.problems_of_translation()
         raise_problems(problems)
+
+    # -- the parts of a translation model, each as a configuration of its own ----------------------------------------------
+
+    def of_encoder(self) -> ModelConfig:
+        """What an encoder is built from. Nothing is hidden there, so `as_published` and `masked` are one."""
+        own = self.encoder or EncoderConfig()
+        return replace(
+            self,
+            vocab_size=own.vocab_size or self.vocab_size,
+            num_hidden_layers=own.num_hidden_layers or self.num_hidden_layers,
+            attention=_seeing_all(own.attention or self.attention),
+            encoder=None,
+            decoder=None,
+        )
+
+    def of_decoder(self) -> ModelConfig:
+        """What a decoder is built from, its cross-attention apart."""
+        own = self.decoder or DecoderConfig()
+        layers, attention = own.num_hidden_layers or self.num_hidden_layers, own.attention or self.attention
+        return replace(self, num_hidden_layers=layers, attention=attention, encoder=None, decoder=None)
+
+    def of_cross(self) -> ModelConfig:
+        """What cross-attention is built from: no positions, for those of two texts have no distance."""
+        own = self.decoder or DecoderConfig()
+        attention = own.cross or replace(self.attention, score="dot_product")
+        if own.released_cross:
+            attention = replace(attention, mix="none")
+        return replace(self.of_decoder(), position="none", attention=_seeing_all(attention))
+
+    def problems_of_translation(self) -> list[str]:
+        """Why no translation model can be built of this; empty if one can."""
+        problems: list[str] = []
+        if self.memory_length:
+            problems.append(
+                f"model.memory_length: a translation model reads sentences, not a running text; given {self.memory_length}, "
+                "set it to 0"
+            )
+        cross = self.decoder.cross if self.decoder is not None else None
+        given = cross or self.attention
+        if cross is not None and stage_name(cross.score) != "dot_product":
+            problems.append(
+                f"model.decoder.cross.score: '{stage_name(cross.score)}' scores places and distances, and those of two texts "
+                "have nothing to do with each other; use dot_product"
+            )
+        if given.output_map == "decayed":
+            problems.append(
+                "model.decoder.cross: multi-linear attention with output_map decayed weighs distances, and between two texts "
+                "there are none; give model.decoder.cross an output_map pairs, or kind: weighted"
+            )
+        shared = self.encoder is not None and self.encoder.share_embedding
+        if shared and self.encoder is not None and self.encoder.vocab_size not in (None, self.vocab_size):
+            problems.append(
+                f"model.encoder.share_embedding: one table for both vocabularies, but model.encoder.vocab_size is "
+                f"{self.encoder.vocab_size} and model.vocab_size {self.vocab_size}; use one joint vocabulary (data.vocabulary: "
+                "joint), or set it to false"
+            )
+        if problems:
+            return problems
+        parts = (
+            ("model.encoder.attention", self.of_encoder),
+            ("model.decoder.attention", self.of_decoder),
+            ("model.decoder.cross", self.of_cross),
+        )
+        for key, part in parts:
+            try:
+                part()
+            except ConfigError as error:
+                problems += [problem.replace("model.attention", key) for problem in error.problems]
+        return problems
 
     @property
     def sees_future(self) -> bool:
-        """Whether what is computed for a token depends on later ones: then its perplexity is not a next-token perplexity."""
-        return self.attention.sees_future
+        """Whether what is computed for a token depends on later ones: then its perplexity is not a next-token perplexity.
+
+        Of a translation model: for a token of the target. Its encoder sees everything, and has nothing to predict.
+        """
+        return self._that_predicts.sees_future
+
+    @property
+    def _that_predicts(self) -> AttentionConfig:
+        """The self-attention of what predicts the next token."""
+        own = None if self.decoder is None else self.decoder.attention
+        return own or self.attention
 
     def _check_multilinear(self, problems: list[str]) -> None:
         attention = self.attention
@@ -133,7 +217,7 @@ class ModelConfig(Strict):
                 f"model.dropout.attention: multi-linear attention has no attention weights to drop, given "
                 f"{self.dropout.attention}; set it to 0 and use model.dropout.residual"
             )
-        if attention.sees_future and not attention.not_next_token_perplexity:
+        if attention is self._that_predicts and attention.sees_future and not attention.not_next_token_perplexity:
             problems.append(
                 "model.attention.causal: as_published lets every token see the later ones of its segment, which it has to "
                 "predict; use 'masked', or say with model.attention.not_next_token_perplexity: true that its "
@@ -200,6 +284,12 @@ class ModelConfig(Strict):
                 "use model.dropout.output"
             )
         object.__setattr__(self, "output", replace(written, cutoffs=cutoffs, div_val=div_val))
+
+
+def _seeing_all(attention: AttentionConfig) -> AttentionConfig:
+    if attention.sees_future:
+        return replace(attention, causal="masked", not_next_token_perplexity=False)
+    return attention
 
 
 def with_memory(

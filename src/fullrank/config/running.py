@@ -1,4 +1,4 @@
-"""The data and eval sections of a configuration, and the whole of a run."""
+"""The eval section of a configuration, and the whole of a run."""
 
 from __future__ import annotations
 
@@ -6,35 +6,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fullrank.config.checks import COUNTS, SIZES, Strict, check_numbers, raise_problems
+from fullrank.config.data import PAIR_CORPORA, DataConfig
 from fullrank.config.model import ModelConfig, with_memory
 from fullrank.config.training import TrainConfig
 from fullrank.errors import ConfigError
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataConfig(Strict):
-    """A corpus and how its text becomes token ids. `null` means: what is usual for the corpus."""
-
-    name: str = "builtin"
-    train: str | list[str] | None = None  # `name: text`: files of each split
-    valid: str | list[str] | None = None
-    test: str | list[str] | None = None
-    tokens: Literal["word", "byte", "character", "bpe"] | None = None
-    dir: str | None = None  # a local folder that holds the corpus
-    cache: str | None = None  # where prepared corpora are kept; null: $FULLRANK_CACHE or ~/.cache/fullrank
-    lowercase: bool = False
-    eos: bool | None = None  # append <eos> to every line
-    sos: bool = False  # ... and begin every line with <sos>, as the code of Transformer-MoS does
-    min_count: int | None = None  # rarer words and characters become <unk>; null: 1, for builtin words 3
-    max_vocabulary: int | None = None  # keep the most frequent; for bpe, the number of entries
-    max_tokens: int | None = None  # use only the beginning of the training split
-
-    def __post_init__(self) -> None:
-        problems: list[str] = []
-        check_numbers(problems, self, "data", ("min_count", "max_vocabulary", "max_tokens"), below=COUNTS)
-        if self.name == "text" and self.train is None:
-            problems.append("data.train: `data.name: text` needs at least one training file")
-        raise_problems(problems)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +30,32 @@ class EvalConfig(Strict):
     every_steps: int | None = None
     every_epochs: float | None = None
     max_tokens: int | None = None  # of the validation split, while training; the final figures use all
+    # of translation models
+    beams: int = 5
+    length_penalty: float = 1.0  # a translation scores log p / tokens ** length_penalty, <eos> counted, as in fairseq
+    no_repeat_ngram_size: int = 0  # no translation has the same so many tokens in a row twice; 0: it may
+    max_length_a: float = 1.2  # of M source tokens with <eos> come at most a M + b, with <eos>
+    max_length_b: int = 10
+    max_sentences: int | None = None  # of the validation split, translated greedily while training; 0: none, null: all
     metric: Literal["loss", "bleu"] = "loss"  # what makes a checkpoint the best, and what patience and `plateau` follow
 
     def __post_init__(self) -> None:
         problems: list[str] = []
+        check_numbers(problems, self, "eval", ("beams",), below=SIZES)
+        check_numbers(
+            problems, self, "eval", ("no_repeat_ngram_size", "max_length_b", "max_sentences"), zero=True, below=SIZES
+        )
+        check_numbers(problems, self, "eval", ("max_length_a",), zero=True)
+        if not -10 <= self.length_penalty <= 10:
+            problems.append(f"eval.length_penalty: an exponent from -10 to 10, given {self.length_penalty}")
+        if self.max_length_a == 0 and self.max_length_b == 0:
+            problems.append(
+                "eval.max_length_b: with eval.max_length_a 0 a translation could have no token; give 1 or more"
+            )
+        if self.metric == "bleu" and self.max_sentences == 0:
+            problems.append(
+                "eval.max_sentences: 0 translates nothing while training, but eval.metric: bleu judges translations"
+            )
         if self.metric not in ("loss", "bleu"):
             problems.append(f"eval.metric: 'loss' or 'bleu', given '{self.metric}'")
         check_numbers(problems, self, "eval", ("batch_size", "segment_length", "stride", "clamp_length"), below=SIZES)
@@ -68,6 +65,10 @@ class EvalConfig(Strict):
         if self.every_steps is not None and self.every_epochs is not None:
             problems.append("eval: give at most one of every_steps and every_epochs")
         raise_problems(problems)
+
+
+# keys of `eval` that say how a running text is cut, and what is remembered of it
+_OF_SEGMENTS = ("segment_length", "context", "stride", "memory_length", "same_length", "clamp_length")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,47 @@ class RunConfig(Strict):
     eval: EvalConfig = field(default_factory=EvalConfig)
 
     def __post_init__(self) -> None:
-        problems: list[str] = []
+        problems = self._unlike_sentences() if self.translates else self._unlike_text()
+        if not problems:
+            problems += self._unlike_the_model()
+        kinds = {part.attention.kind for part in self._parts()}
+        if "weighted" not in kinds and "multilinear" in kinds:
+            problems += [
+                f"train.{key}: a penalty on attention weights, and multi-linear attention has none; given "
+                f"{getattr(self.train, key)} with model.attention.kind: multilinear, set it to 0 or use kind: weighted"
+                for key in ("orthogonality", "overlap")
+                if getattr(self.train, key)
+            ]
+        raise_problems(problems)
+
+    @property
+    def translates(self) -> bool:
+        """Whether the corpus is one of sentence pairs, so that a translation model is trained."""
+        return self.data.has_pairs
+
+    def _parts(self) -> list[ModelConfig]:
+        """What has attention of its own; of a translation model that cannot be built, its common section."""
+        if not self.translates or self.model.problems_of_translation():
+            return [self.model]
+        return [self.model.of_encoder(), self.model.of_decoder(), self.model.of_cross()]
+
+    def _unlike_text(self) -> list[str]:
+        """What does not go together in a run of a language model."""
+        problems = [
+            f"model.{section}: a section of translation models, and data.name: {self.data.name} is text of one language; "
+            f"leave it out, or choose sentence pairs (data.name: {', '.join(PAIR_CORPORA)})"
+            for section in ("encoder", "decoder")
+            if getattr(self.model, section) is not None
+        ]
+        if self.train.batch_tokens is not None:
+            problems.append(
+                f"train.batch_tokens: of sentence pairs, and data.name: {self.data.name} is text of one language; given "
+                f"{self.train.batch_tokens}, leave it out and use train.batch_size and train.segment_length"
+            )
+        if self.eval.metric == "bleu":
+            problems.append(
+                f"eval.metric: bleu judges translations, and data.name: {self.data.name} is text of one language; use loss"
+            )
         if self.model.memory_length and self.train.order != "contiguous":
             problems.append(
                 f"train.order: a model with memory (model.memory_length {self.model.memory_length}) reads its text in order; "
@@ -107,16 +148,35 @@ class RunConfig(Strict):
             problems.append(
                 f"eval.clamp_length: goes with model.position: relative, given model.position: {self.model.position}"
             )
-        if not problems:
-            problems += self._unlike_the_model()
-        if self.model.attention.kind == "multilinear":
-            problems += [
-                f"train.{key}: a penalty on attention weights, and multi-linear attention has none; given "
-                f"{getattr(self.train, key)} with model.attention.kind: multilinear, set it to 0 or use kind: weighted"
-                for key in ("orthogonality", "overlap")
-                if getattr(self.train, key)
-            ]
-        raise_problems(problems)
+        return problems
+
+    def _unlike_sentences(self) -> list[str]:
+        """What does not go together in a run of a translation model."""
+        name = f"data.name: {self.data.name} is sentence pairs"
+        problems = list(self.model.problems_of_translation())
+        if self.train.batch_tokens is None:
+            problems.append(
+                f"train.batch_tokens: {name}, which are read in batches of so many tokens; set it (4096 is usual). "
+                "train.batch_size and train.segment_length are for text of one language"
+            )
+        problems += [
+            f"train.phases.{phase.name}.skip: layers rest in models with memory, and {name}, translated without any; given "
+            f"'{phase.skip}', allowed is none"
+            for phase in self.train.phases
+            if phase.skip != "none"
+        ]
+        problems += [
+            f"eval.{key}: of the segments of a running text, and {name}; given {getattr(self.eval, key)}, leave it out"
+            for key in _OF_SEGMENTS
+            if getattr(self.eval, key) is not None
+        ]
+        shared = self.model.encoder is not None and self.model.encoder.share_embedding
+        if shared and self.data.vocabulary == "separate":
+            problems.append(
+                "model.encoder.share_embedding: one table for both languages needs one vocabulary; set data.vocabulary: joint "
+                "(given separate), or model.encoder.share_embedding: false"
+            )
+        return problems
 
     def _unlike_the_model(self) -> list[str]:
         """What `eval` asks of the model that it cannot have: found here, not after training."""

@@ -10,14 +10,16 @@ from fullrank.config.attention import AttentionConfig as AttentionConfig
 from fullrank.config.checks import Stage as Stage
 from fullrank.config.checks import stage_name as stage_name
 from fullrank.config.checks import stage_options as stage_options
+from fullrank.config.data import DataConfig as DataConfig
 from fullrank.config.model import DropoutConfig as DropoutConfig
 from fullrank.config.model import ModelConfig as ModelConfig
 from fullrank.config.model import with_memory as with_memory
-from fullrank.config.running import DataConfig as DataConfig
 from fullrank.config.running import EvalConfig as EvalConfig
 from fullrank.config.running import RunConfig as RunConfig
 from fullrank.config.training import PhaseConfig as PhaseConfig
 from fullrank.config.training import PlateauConfig as PlateauConfig
 from fullrank.config.training import TrainConfig as TrainConfig
+from fullrank.config.translation import DecoderConfig as DecoderConfig
+from fullrank.config.translation import EncoderConfig as EncoderConfig
 from fullrank.config.vocabulary import InputConfig as InputConfig
 from fullrank.config.vocabulary import OutputConfig as OutputConfig

@@ -11,14 +11,16 @@ from fullrank.attention.layer import Attention, Past
 from fullrank.attention.layout import Layout
 from fullrank.attention.trace import Trace
 from fullrank.config.schema import ModelConfig
+from fullrank.model.across import Across
 from fullrank.model.dropout import Dropout
 from fullrank.model.feedforward import FeedForward
 
 
 class Block(nn.Module):
-    """Pre-norm: x + f(norm(x)); post-norm: norm(x + f(x)); f is attention, then feed-forward.  (B, N, E) -> (B, N, E)."""
+    """Pre-norm: x + f(norm(x)); post-norm: norm(x + f(x)); f is attention, cross-attention where there is a source, then
+    feed-forward.  (B, N, E) -> (B, N, E)."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, cross: ModelConfig | None = None) -> None:
         super().__init__()
         self.attention = Attention(config)
         self.feed_forward = FeedForward(config)
@@ -26,15 +28,26 @@ class Block(nn.Module):
         self.feed_forward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = Dropout(config.dropout.residual, config.dropout.locked)
         self.pre_norm = config.norm == "pre"
+        self.cross_attention: Attention | None = None
+        if cross is not None:
+            self.cross_attention = Attention(cross)
+            self.cross_attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
-    def forward(self, x: Tensor, layout: Layout, trace: Trace | None = None, memory: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        layout: Layout,
+        trace: Trace | None = None,
+        memory: Tensor | None = None,
+        across: Across | None = None,
+    ) -> Tensor:
         """memory (B, M, E): inputs of earlier tokens, which the new ones attend to like to themselves."""
         x = self._residual(
             x,
             self.attention_norm,
             lambda h: self.attention(h, self._source(h, memory), layout, trace=trace),
         )
-        return self._residual(x, self.feed_forward_norm, self.feed_forward)
+        return self._residual(self._across(x, across, trace), self.feed_forward_norm, self.feed_forward)
 
     def continued(
         self,
@@ -43,17 +56,35 @@ class Block(nn.Module):
         layout: Layout,
         trace: Trace | None = None,
         memory: Tensor | None = None,
+        across: Across | None = None,
+        mixed: bool = True,
     ) -> tuple[Tensor, Past]:
         """The same for new tokens after `past`, or after `memory`; also returns the past of the next call."""
         kept: list[Past] = []
 
         def attend(h: Tensor) -> Tensor:
-            out, present = self.attention.continued(h, past, layout, source=self._source(h, memory), trace=trace)
+            source = self._source(h, memory)
+            out, present = self.attention.continued(h, past, layout, source=source, trace=trace, mixed=mixed)
             kept.append(present)
             return out
 
-        x = self._residual(x, self.attention_norm, attend)
+        x = self._across(self._residual(x, self.attention_norm, attend), across, trace)
         return self._residual(x, self.feed_forward_norm, self.feed_forward), kept[0]
+
+    def _across(self, x: Tensor, across: Across | None, trace: Trace | None) -> Tensor:
+        """What the tokens read of the source."""
+        layer = self.cross_attention
+        if layer is None or across is None:
+            return x
+        source, layout = across
+        if isinstance(source, Tensor):
+            return self._residual(x, self.cross_attention_norm, lambda h: layer(h, source, layout, trace=trace))
+
+        def attend(h: Tensor) -> Tensor:
+            together = h.reshape(source.texts, -1, h.shape[2])  # texts of one sentence are its queries
+            return layer.over(together, source, layout, trace=trace).view_as(h)
+
+        return self._residual(x, self.cross_attention_norm, attend)
 
     def _source(self, h: Tensor, memory: Tensor | None) -> Tensor | None:
         """What keys and values are made of, (B, M + N, E); None: of h alone."""

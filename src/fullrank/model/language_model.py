@@ -19,6 +19,7 @@ from fullrank.config.schema import ModelConfig, with_memory
 from fullrank.errors import InputError
 from fullrank.model import stack
 from fullrank.model import weights as storage
+from fullrank.model.across import Projected, Source
 from fullrank.model.block import Block
 from fullrank.model.cache import Cache
 from fullrank.model.dropout import Dropout
@@ -32,16 +33,17 @@ class LanguageModel(nn.Module):
     """p(x_{n+1} | x_1 .. x_n) for every n at once; what is computed for token n never depends on a later one,
     unless `config.sees_future`.
 
-    Built from a `ModelConfig` whose `vocab_size` is known; can be built under `torch.device("meta")`.
+    Built from a `ModelConfig` whose `vocab_size` is known; can be built under `torch.device("meta")`. With `cross`, the
+    configuration of its cross-attention, it is the decoder of a translation model: p(y_{n+1} | y_1 .. y_n, source).
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, cross: ModelConfig | None = None) -> None:
         super().__init__()
         self.config = config
         self.embedding: nn.Module = registry.lookup("input", config.input.kind)(config)
         self.position: nn.Module = registry.lookup("position", config.position)(config)
         self.embedding_dropout = Dropout(config.dropout.embedding, config.dropout.locked)
-        self.blocks: Any = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
+        self.blocks: Any = nn.ModuleList(Block(config, cross) for _ in range(config.num_hidden_layers))
         if isinstance(self.position, Relative):
             self.position.lend(self.blocks)
         self.final_norm = (
@@ -88,9 +90,13 @@ class LanguageModel(nn.Module):
         trace: Trace | None = None,
         skip: Collection[int] = (),
         drifting: bool = False,
+        source: Source | Projected | None = None,
+        mixed: bool = True,
     ) -> Pass:
         """What the output layer reads, (B, N, E), and the memory and cache of the next call.
 
+        source: what a decoder reads across. Without `mixed`, tokens after a cache leave heads as they are, as Mixhead's
+        released code does.
         drifting: label memories of layers that have rested as Skip Cross-head's released code does (see `Segment.layout`).
         """
         if input_ids.dim() != 2:
@@ -110,12 +116,13 @@ class LanguageModel(nn.Module):
             cache = cache.clamped(self._clamp_length)
             x, layout, mask = self._embedded(input_ids, cache, attention_mask)
             layout = self._with_encodings(layout, x, cache.layers[0], True)
-            x, after = stack.read_after_cache(self.blocks, x, cache, layout, mask, trace)
+            x, after = stack.read_after_cache(self.blocks, x, cache, layout, mask, trace, source, mixed)
             return Pass(self._finished(x), None, after)
         if self.memory_length:
             return self._after_memory(input_ids, memory, attention_mask, trace, skip, drifting)
         x, layout, _ = self._embedded(input_ids, None, attention_mask)
-        x = stack.read(self.blocks, x, self._with_encodings(layout, x, None, False), trace, skip)
+        assert not isinstance(source, Projected)
+        x = stack.read(self.blocks, x, self._with_encodings(layout, x, None, False), trace, skip, source)
         return Pass(self._finished(x), None, None)
 
     def _after_memory(
@@ -336,6 +343,8 @@ class LanguageModel(nn.Module):
         file, config = storage.find(Path(path), checkpoint)
         config = with_memory(config, memory_length, same_length=same_length, clamp_length=clamp_length)
         tensors = storage.read(file)
+        if any(name.startswith("encoder.") for name in tensors):
+            raise InputError(f"{path}: holds a translation model; load it with Translator.load")
         with torch.device("meta"):
             model = cls(config)
         storage.assign(model, tensors, file)

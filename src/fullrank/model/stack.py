@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fullrank.attention.layer import KeyValues
 from fullrank.attention.layout import Layout
 from fullrank.attention.trace import Trace
+from fullrank.model.across import Projected, Source
 from fullrank.model.cache import Cache
 from fullrank.model.memory import LayerMemory, Memory, Segment
 
@@ -19,21 +20,40 @@ from fullrank.model.memory import LayerMemory, Memory, Segment
 Encode = Callable[[Layout, KeyValues | None], Layout]
 
 
-def read(blocks: Iterable[Any], x: Tensor, layout: Layout, trace: Trace | None, skip: Collection[int]) -> Tensor:
-    """x (B, N, E) through all blocks but those in `skip`, -> (B, N, E)."""
+def read(
+    blocks: Iterable[Any],
+    x: Tensor,
+    layout: Layout,
+    trace: Trace | None,
+    skip: Collection[int],
+    source: Source | None = None,
+) -> Tensor:
+    """x (B, N, E) through all blocks but those in `skip`, which may read a source too, -> (B, N, E)."""
+    across = None if source is None else source.of_layer(0, x.shape[1])  # the same for all
     for i, block in enumerate(blocks):
         if i not in skip:
-            x = block(x, layout, trace)
+            x = block(x, layout, trace) if across is None else block(x, layout, trace, across=across)
     return x
 
 
 def read_after_cache(
-    blocks: Iterable[Any], x: Tensor, cache: Cache, layout: Layout, mask: Tensor | None, trace: Trace | None
+    blocks: Iterable[Any],
+    x: Tensor,
+    cache: Cache,
+    layout: Layout,
+    mask: Tensor | None,
+    trace: Trace | None,
+    source: Source | Projected | None = None,
+    mixed: bool = True,
 ) -> tuple[Tensor, Cache]:
-    """New tokens x (B, N, E) after those of a cache; mask (B, M + N) is that of old and new keys."""
+    """New tokens x (B, N, E) after those of a cache; mask (B, M + N) is that of old and new keys.
+
+    Without `mixed`, self-attention leaves heads as they are.
+    """
     layers = []
-    for block, past in zip(blocks, cache.layers, strict=True):
-        x, present = block.continued(x, past, layout, trace)
+    for i, (block, past) in enumerate(zip(blocks, cache.layers, strict=True)):
+        across = None if source is None else source.of_layer(i, x.shape[1])
+        x, present = block.continued(x, past, layout, trace, across=across, mixed=mixed)
         layers.append(present)
     return x, replace(cache, layers=tuple(layers), key_mask=mask)
 
