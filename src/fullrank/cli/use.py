@@ -8,12 +8,11 @@ from typing import Annotated
 
 import typer
 
-from fullrank.cli.options import Device, Json, Kernel
+from fullrank.cli.options import Checkpoint, Device, Json, Kernel
 from fullrank.cli.output import print_json, say
 from fullrank.errors import InputError
 
 Run = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")]
-Checkpoint = Annotated[str, typer.Option("--checkpoint", help="best or last.")]
 
 
 def add_to(app: typer.Typer) -> None:

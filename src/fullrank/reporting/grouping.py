@@ -14,6 +14,7 @@ from fullrank.reporting.results import SPLITS, TRANSLATION, RunRecord, mapping
 # where a run was trained and how it was watched makes no other row of it
 _CIRCUMSTANCES = {
     "train.seed", "train.device", "train.threads", "train.track", "train.log_every_steps", "train.save_every_steps",
+    "train.keep_checkpoints",
     "data.cache", "data.dir",
 }  # fmt: skip
 
