@@ -93,6 +93,7 @@ def comparison_section(compared: Comparison) -> Html:
     if not rows:
         return Html("")
     parts = [_comparison_table(compared), el("p", " ".join(_notes(compared)), cls="note")]
+    parts += [el("p", line, cls="note") for line in signature_lines(compared)]
     if compared.counts_sos:
         parts.append(without_sos_table(compared))
     if any(row.last_position for row in rows):
@@ -125,7 +126,7 @@ def _notes(compared: Comparison) -> list[str]:
             f"Beneath {measure.article or 'the '}{measure.words}: {whose} difference to the first row{points}."
         )
     if compared.measure is BLEU:
-        notes.append("Perplexity is per target token. " + " ".join(signature_lines(compared)))
+        notes.append("Perplexity is per target token.")
     if any(len(row.runs) > 1 for row in rows):
         notes.append(
             "Rows with several seeds (n) show mean ± sample standard deviation; the mean is that of the runs' "

@@ -32,12 +32,12 @@ def print_table(console: Console, compared: Comparison, title: str | None = None
         console.print(_Whole(_without_sos(compared)), crop=False, soft_wrap=True)
     if any(row.last_position for row in compared.rows):
         console.print(_Whole(_last_positions(compared)), crop=False, soft_wrap=True)
+    for sentence in signature_lines(compared):
+        console.print(Text(sentence, style="dim"))
     if (tested := differences(compared)) is not None:
         console.print(_Whole(_significance(tested)), crop=False, soft_wrap=True)
         for sentence in how(tested):
             console.print(Text(sentence, style="dim"))
-    for sentence in signature_lines(compared):
-        console.print(Text(sentence, style="dim"))
     summary = summarise(compared)
     console.print(Text(summary.headline, style="bold"))
     for sentence in (*summary.warnings, *summary.cautions):

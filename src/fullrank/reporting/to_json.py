@@ -17,8 +17,8 @@ from fullrank.reporting.table import Comparison, Row, over_seeds, unigram_of
 def as_json(compared: Comparison) -> dict[str, Any]:
     """The comparison as plain objects for one JSON document; numbers in full precision.
 
-    `measure` of a row is its key under which the figures compared stand (beside `perplexity`); `difference` is a share, of
-    BLEU in points. `significance` has what resampled test sets say of translations, see `significance.Differences`.
+    `measure` of a row is its key under which the figures compared stand (beside `perplexity`), and `difference_in` whether
+    `difference` is a share or points. `significance` has what resampled test sets say of translations (`Differences`).
     """
     tested = differences(compared)
     return {
@@ -75,6 +75,7 @@ def _row_as_json(row: Row, measure: Measure) -> dict[str, Any]:
         "remark": None if row.next_token else NOT_NEXT_TOKEN,
         "last_position": by_checkpoint(row.last_position),
         "difference": dict(row.difference),
+        "difference_in": "points" if measure.higher else "share",
         "best": list(row.best),
         "paper": dict(row.paper) or None,
         "unigram_perplexity": unigram_of(row.runs[0], PERPLEXITY),
