@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 import sacrebleu
+import yaml
 from reporting_runs import make_run, printed
 from test_report_page import Page
 from translation_runs import CORPUS, hypotheses, make_translation_run, references, table4
 
 from fullrank.reporting import as_json, comparison, summarise, write_report
 from fullrank.reporting.measure import BLEU, CHRF, PERPLEXITY, TOKENISED_BLEU
-from fullrank.reporting.significance import differences
+from fullrank.reporting.results import RunRecord
+from fullrank.reporting.significance import all_differences, baseline_of, differences
 
 SIGNATURE = f"nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:{sacrebleu.__version__}"
 
@@ -122,7 +124,8 @@ def test_differences_on_resampled_test_sets(runs: list[Path], page: Page) -> Non
     compared = comparison(runs)
     found = differences(compared)
     assert found is not None
-    assert (found.split, found.first, found.first_runs, found.sentences) == ("test", "plain", 2, 120)
+    assert (found.split, found.baselines, found.sentences) == ("test", ("plain",), 120)
+    assert {(row.baseline, row.baseline_runs) for row in found.rows} == {("plain", 2)}
     assert [(row.row, row.runs) for row in found.rows] == [("a", 2), ("b", 2)]
     assert found.left_out == ()
     for row, tested in zip(compared.rows[1:], found.rows, strict=True):
@@ -140,7 +143,7 @@ def test_differences_on_resampled_test_sets(runs: list[Path], page: Page) -> Non
     assert " ".join(shown) in " ".join(lines[0])
     assert lines[1][2:6] == shown
     assert "Koehn 2004" in page.text
-    assert as_json(compared)["significance"]["rows"][1]["low"] == b.low
+    assert as_json(compared)["significance"][0]["rows"][1]["low"] == b.low
 
 
 def test_runs_without_their_translations_are_named_and_left_out(tmp_path: Path) -> None:
@@ -167,13 +170,85 @@ def test_runs_without_their_translations_are_named_and_left_out(tmp_path: Path) 
     assert "1 hypotheses and 120 references" in found.left_out[2]
 
 
+def test_rows_of_several_kinds_have_a_baseline_each(tmp_path: Path) -> None:
+    names = ["h4-plain", "h4-a", "h4-a-cross", "h64-plain", "h64-a", "n240-plain", "other"]
+    expected = ["h4-plain", "h4-plain", "h4-plain", "h64-plain", "h64-plain", "h4-plain", "h4-plain"]
+    assert [baseline_of(name, names) for name in names] == expected
+    assert [baseline_of(name, ["plain", "a", "a-cross"]) for name in ("plain", "a", "a-cross")] == ["plain"] * 3
+    assert [baseline_of(name, ["b", "a-cross", "a-plain-2"]) for name in ("b", "a-cross", "a-plain-2")] == ["b"] * 3
+    wrong = {"h4-plain": 0.3, "h4-a": 0.25, "h64-plain": 0.2, "h64-a": 0.1}
+    runs = [
+        make_translation_run(tmp_path / row, row=row, mix=mix, wrong=wrong[row])
+        for row, mix in zip(wrong, ("none", "average", "random", "position_wise"), strict=True)
+    ]
+    found = differences(comparison(runs))
+    assert found is not None
+    assert [(row.row, row.baseline) for row in found.rows] == [("h4-a", "h4-plain"), ("h64-a", "h64-plain")]
+    for row in found.rows:
+        assert row.difference == pytest.approx(bleu(wrong[row.row], 1) - bleu(wrong[row.baseline], 1), abs=1e-9)
+    text = printed(runs)
+    assert "Test BLEU, every row against its baseline" in text
+    assert f"h64-plain {bleu(0.2, 1):.2f}" in text
+    page = Page(write_report(runs, tmp_path / "page").read_text())
+    assert any(cells[0] == "h64-a" and cells[2:3] == [f"h64-plain {bleu(0.2, 1):.2f}"] for cells in page.cells)
+
+
+def test_further_test_sets(tmp_path: Path) -> None:
+    """What a corpus has besides test: its own figures, its own test of differences."""
+    runs = two_rows(tmp_path, 0.2, 0.1)
+    for run, wrong in zip(runs, (0.2, 0.1), strict=True):
+        result, lines = json.loads((run / "result.json").read_text()), references("test", 9)
+        found = list(hypotheses("test", wrong, 3, lines))
+        score = sacrebleu.BLEU().corpus_score(found, [list(lines)]).score
+        result["final"]["test2017"] = {"bleu": score, "perplexity": 5.5, "length_ratio": 0.987}
+        (run / "result.json").write_text(json.dumps(result))
+        for name, text in (("test2017.txt", found), ("test2017.reference.txt", lines)):
+            (run / "translations" / name).write_text("".join(f"{line}\n" for line in text))
+    compared = comparison(runs)
+    first, second = all_differences(compared)
+    assert (first.split, second.split) == ("test", "test2017")
+    stated = [row["other_splits"]["test2017"]["bleu"]["mean"] for row in as_json(compared)["rows"]]
+    assert second.rows[0].difference == pytest.approx(stated[1] - stated[0])
+    assert [entry["split"] for entry in as_json(compared)["significance"]] == ["test", "test2017"]
+    assert "test2017 BLEU against plain" in printed(runs)
+    page = Page(write_report(runs, tmp_path / "page").read_text())
+    (row,) = [cells for cells in page.cells if cells[:2] == ["a", "test2017"]]
+    assert row[2:] == [f"{score:.2f}", "–", "–", "5.50", "0.987"]
+
+
+def test_papers_figures_by_the_ends_of_their_keys(tmp_path: Path) -> None:
+    """`test_tokenised_bleu: 34.76`, as in `test_bits_per_character`."""
+    for end, measure in (("bleu", BLEU), ("tokenised_bleu", TOKENISED_BLEU)):
+        run = make_translation_run(tmp_path / end, paper={f"valid_{end}": 35.28, f"test_{end}": 34.76})
+        compared = comparison([run])
+        assert compared.paper_measure is measure
+        assert [measure.of_paper(compared.rows[0].paper, split) for split in ("valid", "test")] == [35.28, 34.76]
+        page = write_report([run], tmp_path / f"{end}-page").read_text()
+        assert ">34.76<" in page
+        assert "What else the paper states" not in page
+
+
+def test_perplexity_of_a_decoder_that_sees_later_tokens_is_left_out(tmp_path: Path) -> None:
+    """Its BLEU is one like any other: it writes from left to right."""
+    runs = two_rows(tmp_path, 0.2, 0.1)
+    config = yaml.safe_load((runs[1] / "config.yaml").read_text())
+    config["model"]["decoder"] = {"attention": {"kind": "multilinear", "causal": "as_published"}}
+    (runs[1] / "config.yaml").write_text(yaml.safe_dump(config))
+    text, compared = printed(runs), comparison(runs)
+    assert compared.rows[1].best == ("valid", "test")
+    assert cells_of(text, "a")[-2] == "–"
+    assert cells_of(text, "plain")[-2] == PERPLEXITY.spread(compared.rows[0].perplexity["test"])
+    assert "Perplexity of a is left out: not a next-token perplexity" in text
+    assert "†" not in text
+
+
 def test_without_translations_of_the_first_row_there_is_no_test(tmp_path: Path) -> None:
     runs = [
         make_translation_run(tmp_path / "plain", keep=()),
         make_translation_run(tmp_path / "a", row="a", mix="average", wrong=0.1),
     ]
     assert differences(comparison(runs)) is None
-    assert as_json(comparison(runs))["significance"] is None
+    assert as_json(comparison(runs))["significance"] == []
     assert "bootstrap" not in printed(runs)
     assert differences(comparison(runs[1:])) is None, "one row has nothing to be compared with"
 
@@ -386,16 +461,14 @@ def test_lower_cased_bleu_is_resampled_as_such(tmp_path: Path) -> None:
     found = differences(comparison(runs))
     assert found is not None
     assert found.left_out == (), "scored with case they would not have the BLEU of their results"
-    assert found.first_score == pytest.approx(comparison(runs).rows[0].figures["test"].mean)
+    assert found.rows[0].baseline_score == pytest.approx(comparison(runs).rows[0].figures["test"].mean)
 
 
 def test_tasks_are_known_from_configurations_where_nothing_is_recorded(tmp_path: Path) -> None:
     def task(name: str) -> str:
-        from fullrank.reporting.results import RunRecord
-
         return RunRecord(tmp_path, "x", {"data": {"name": name}}).task
 
-    for name in ("parallel", "iwslt14-de-en", "wmt16-en-de", "multi30k-de-en"):
+    for name in ("parallel", "iwslt14-de-en", "wmt16-en-de", "multi30k-de-en", "synthetic-translation"):
         assert task(name) == "translation"
     for name in ("ptb", "wikitext-103", "text", "builtin", "lm1b", "glue/mrpc"):
         assert task(name) == "language_modeling"

@@ -50,7 +50,7 @@ def summarise(compared: Comparison) -> Summary:
     paragraph, tested = _paragraph(rows, figure), _tested(rows, figure, compared)
     if tested is not None:
         paragraph = f"{paragraph} {_resampled(*tested)}"
-    undecided = tested is not None and not tested[1].decided
+    undecided = tested is not None and tested[1].baseline == rows[0].name and not tested[1].decided
     return Summary(_headline(rows, figure, undecided), paragraph, warnings, cautions)
 
 
@@ -66,10 +66,10 @@ def _tested(rows: Sequence[Row], figure: _Figure, compared: Comparison) -> tuple
 
 
 def _resampled(tested: Differences, found: Difference) -> str:
-    means = "" if found.runs == tested.first_runs == 1 else ", means over their runs"
+    means = "" if found.runs == found.baseline_runs == 1 else ", means over their runs"
     says = "leaves out 0" if found.decided else "holds 0: other sentences might turn it round"
     return (
-        f"Paired bootstrap over {tested.split} sentences, {found.row} − {tested.first}{means}: "
+        f"Paired bootstrap over {tested.split} sentences, {found.row} − {found.baseline}{means}: "
         f"{over_sentences(found)}; the 95 % interval {says} (p = {found.p_value:.3f})."
     )
 
