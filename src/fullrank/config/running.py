@@ -1,4 +1,4 @@
-"""The data, train and eval sections of a configuration, and the whole of a run."""
+"""The train and eval sections of a configuration, and the whole of a run."""
 
 from __future__ import annotations
 
@@ -8,34 +8,9 @@ from typing import Literal
 
 from fullrank.config import registry
 from fullrank.config.checks import COUNTS, SIZES, THREADS, Strict, check_numbers, check_stage, raise_problems
+from fullrank.config.data import DataConfig
 from fullrank.config.model import ModelConfig, with_memory
 from fullrank.errors import ConfigError
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataConfig(Strict):
-    """A corpus and how its text becomes token ids. `null` means: what is usual for the corpus."""
-
-    name: str = "builtin"
-    train: str | list[str] | None = None  # `name: text`: files of each split
-    valid: str | list[str] | None = None
-    test: str | list[str] | None = None
-    tokens: Literal["word", "byte", "character", "bpe"] | None = None
-    dir: str | None = None  # a local folder that holds the corpus
-    cache: str | None = None  # where prepared corpora are kept; null: $FULLRANK_CACHE or ~/.cache/fullrank
-    lowercase: bool = False
-    eos: bool | None = None  # append <eos> to every line
-    sos: bool = False  # ... and begin every line with <sos>, as the code of Transformer-MoS does
-    min_count: int | None = None  # rarer words and characters become <unk>; null: 1, for builtin words 3
-    max_vocabulary: int | None = None  # keep the most frequent; for bpe, the number of entries
-    max_tokens: int | None = None  # use only the beginning of the training split
-
-    def __post_init__(self) -> None:
-        problems: list[str] = []
-        check_numbers(problems, self, "data", ("min_count", "max_vocabulary", "max_tokens"), below=COUNTS)
-        if self.name == "text" and self.train is None:
-            problems.append("data.train: `data.name: text` needs at least one training file")
-        raise_problems(problems)
 
 
 @dataclass(frozen=True, kw_only=True)

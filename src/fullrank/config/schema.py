@@ -10,10 +10,10 @@ from fullrank.config.attention import AttentionConfig as AttentionConfig
 from fullrank.config.checks import Stage as Stage
 from fullrank.config.checks import stage_name as stage_name
 from fullrank.config.checks import stage_options as stage_options
+from fullrank.config.data import DataConfig as DataConfig
 from fullrank.config.model import DropoutConfig as DropoutConfig
 from fullrank.config.model import ModelConfig as ModelConfig
 from fullrank.config.model import with_memory as with_memory
-from fullrank.config.running import DataConfig as DataConfig
 from fullrank.config.running import EvalConfig as EvalConfig
 from fullrank.config.running import PhaseConfig as PhaseConfig
 from fullrank.config.running import PlateauConfig as PlateauConfig

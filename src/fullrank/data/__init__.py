@@ -1,9 +1,16 @@
-"""Text to batches: `vocab` (tokenizers), `corpus` (prepared corpora on disk), `stream` (blocks and parallel streams)."""
+"""Text to batches: `vocab` (tokenizers), `corpus` (prepared corpora on disk), `stream` (blocks and parallel streams).
+
+Sentence pairs: `language` (text of one side to ids), `pairs` (prepared corpora), `pair_batches`.
+"""
 
 from fullrank.data.bpe import BpeTokenizer, train_bpe
 from fullrank.data.build import Split
 from fullrank.data.corpus import Corpus, load_corpus, prepare
 from fullrank.data.known import CorpusInfo, known_corpora
+from fullrank.data.language import Language, load_language
+from fullrank.data.pair_batches import PairBatch, PairBatches, pair_batch
+from fullrank.data.pair_build import PairSplit
+from fullrank.data.pairs import PairCorpus, Pairs, load_pairs, prepare_pairs
 from fullrank.data.stream import Batch, Blocks, Streams, Windows
 from fullrank.data.unigram import unigram_perplexity
 from fullrank.data.vocab import ByteVocabulary, CharacterVocabulary, Tokenizer, WordVocabulary, load_tokenizer
@@ -16,6 +23,12 @@ __all__ = [
     "CharacterVocabulary",
     "Corpus",
     "CorpusInfo",
+    "Language",
+    "PairBatch",
+    "PairBatches",
+    "PairCorpus",
+    "PairSplit",
+    "Pairs",
     "Split",
     "Streams",
     "Tokenizer",
@@ -23,8 +36,12 @@ __all__ = [
     "WordVocabulary",
     "known_corpora",
     "load_corpus",
+    "load_language",
+    "load_pairs",
     "load_tokenizer",
+    "pair_batch",
     "prepare",
+    "prepare_pairs",
     "train_bpe",
     "unigram_perplexity",
 ]
