@@ -203,9 +203,22 @@ class EvalConfig(Strict):
     every_steps: int | None = None
     every_epochs: float | None = None
     max_tokens: int | None = None  # of the validation split, while training; the final figures use all
+    # of translation models
+    beams: int = 5
+    length_penalty: float = 1.0  # a translation scores log p / tokens ** length_penalty, <eos> counted, as in fairseq
+    no_repeat_ngram_size: int = 0  # no translation has the same so many tokens in a row twice; 0: it may
+    max_length_a: float = 1.2  # of M source tokens with <eos> come at most a M + b, with <eos>
+    max_length_b: int = 10
 
     def __post_init__(self) -> None:
         problems: list[str] = []
+        check_numbers(problems, self, "eval", ("beams",), below=SIZES)
+        check_numbers(problems, self, "eval", ("no_repeat_ngram_size", "max_length_b"), zero=True, below=SIZES)
+        check_numbers(problems, self, "eval", ("max_length_a",), zero=True)
+        if not -10 <= self.length_penalty <= 10:
+            problems.append(f"eval.length_penalty: an exponent from -10 to 10, given {self.length_penalty}")
+        if self.max_length_a == 0 and self.max_length_b == 0:
+            problems.append("eval.max_length_b: with eval.max_length_a 0 a translation could have no token; give 1 or more")
         check_numbers(problems, self, "eval", ("batch_size", "segment_length", "stride", "clamp_length"), below=SIZES)
         check_numbers(problems, self, "eval", ("context", "memory_length"), zero=True, below=SIZES)
         check_numbers(problems, self, "eval", ("every_steps", "max_tokens"), below=COUNTS)
