@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from moving import moved
 from torch import Tensor
 
 import fullrank as fr
 from fullrank.decoding import beam_search, sample
+from moving import moved
 
 EOS, TARGETS, SOURCES = 0, 5, 9
 SENTENCES = [[3, 1, 7, 2, 8], [4], [6, 6, 2], [1, 2, 3, 4, 5, 6, 7]]
@@ -149,7 +149,9 @@ def test_a_batch_is_its_sentences_one_by_one(name: str) -> None:
             torch.testing.assert_close(together.log_probs[b], alone.log_probs[0], rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", ["none, softmax, sinusoidal, 0.0", "position_wise, sigsoftmax, relative, 0.5", *OTHERS])
+@pytest.mark.parametrize(
+    "name", ["none, softmax, sinusoidal, 0.0", "position_wise, sigsoftmax, relative, 0.5", *OTHERS]
+)
 def test_one_beam_is_greedy(name: str) -> None:
     model = translator(ALL[name])
     ids, mask = padded(SENTENCES)

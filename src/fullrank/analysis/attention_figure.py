@@ -100,7 +100,8 @@ def _furnish(axes: Axes, maps: AttentionMaps, cell: float, names: tuple[bool, bo
     """Names of tokens above the first row and beside the first column of panels."""
     size = max(5.0, min(9.0, cell * 72 * 0.62))
     above, beside = names
-    axes.tick_params(length=0, labelcolor=INK, labelsize=size, pad=2, top=above, labeltop=above, bottom=False, labelbottom=False)
+    axes.tick_params(length=0, labelcolor=INK, labelsize=size, pad=2)
+    axes.tick_params(axis="x", labeltop=above, labelbottom=False)
     step = math.ceil(len(maps.source) / _LABELS)
     axes.set_xticks(range(0, len(maps.source), step))
     axes.set_xticklabels([clean(t) for t in maps.source[::step]] if above else [], rotation=90)

@@ -10,6 +10,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
@@ -91,7 +92,9 @@ def translate(
     An empty line stays one. A line longer than the model can read is translated as far as it goes, with a warning.
     """
     if attention_layer is not None and attention is None:
-        raise InputError("--attention-layer says what --attention draws: give --attention FILE.png too, or leave it out")
+        raise InputError(
+            "--attention-layer says what --attention draws: give --attention FILE.png too, or leave it out"
+        )
     if attention is not None and attention.suffix.lower() != ".png":
         raise InputError(f"--attention {attention}: a PNG is drawn; give a file that ends with .png")
     drawing = {"--temperature": temperature, "--top-k": top_k, "--top-p": top_p, "--seed": seed}
@@ -127,8 +130,7 @@ def translate(
         progress = Progress(quiet)
         first = 1
         for lines in buffers(stream, buffer_lines, pause):
-            before = first - 1
-            found = translating.translate(lines, first=first, progress=lambda done, before=before: progress(before + done))
+            found = translating.translate(lines, first=first, progress=partial(progress, first - 1))
             progress.clear()
             write(out, first, lines, found)
             first += len(lines)
@@ -205,11 +207,11 @@ class Progress:
         self.start = self.told = time.monotonic()
         self.shown = False
 
-    def __call__(self, done: int) -> None:
+    def __call__(self, before: int, done: int) -> None:
         now = time.monotonic()
         if not self.quiet and now - self.told >= self.every:
             self.told = now
-            text = self._text(done, now)
+            text = self._text(before + done, now)
             if self.rewrites:
                 print(f"\r{text}", end="", file=sys.stderr, flush=True)
                 self.shown = True
@@ -243,5 +245,5 @@ def _with_attention(
     found = translating.translate(lines)
     drawing = cross_attention(translating, lines[0], found[0][0], layer)
     write(out, 1, lines, found)
-    write_figure(drawing, file, layer)
+    write_figure(drawing, file)
     say(str(file))

@@ -15,7 +15,10 @@ from fullrank.model.translator import Translator
 from fullrank.tasks.translating import Translating, Translation
 from fullrank.training.device import device_of
 
-_SPACE, _WORD = "\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}", "▁"  # how byte-level BPE begins a word, and how it is shown
+_SPACE, _WORD = (
+    "\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}",
+    "▁",
+)  # how byte-level BPE begins a word, and how it is shown
 
 
 def cross_attention(
@@ -47,7 +50,9 @@ def cross_attention(
         source=tuple(shown(translating.source, i) for i in source),
         target=tuple(shown(translating.target, i) for i in target[: panels[0].weights.shape[0]]),
         panels=tuple(panels),
-        title="Cross-attention, mean over the heads of each layer" if layer is None else f"Cross-attention of layer {layer}",
+        title="Cross-attention, mean over the heads of each layer"
+        if layer is None
+        else f"Cross-attention of layer {layer}",
         mixed=mixed,
     )
 
@@ -61,7 +66,9 @@ def check_weights(model: Translator, layer: int | None) -> None:
             "model.decoder.cross.kind: weighted"
         )
     if layer is not None and layer >= len(attends):
-        raise InputError(f"--attention-layer: 0 to {len(attends) - 1}, for the decoder has {len(attends)} layers; given {layer}")
+        raise InputError(
+            f"--attention-layer: from 0 to {len(attends) - 1} (the decoder has {len(attends)} layers), given {layer}"
+        )
 
 
 def cross_weights(model: Translator, source: list[int], target: list[int]) -> list[LayerTrace]:
