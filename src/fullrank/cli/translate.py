@@ -145,14 +145,11 @@ def _check_files(source: Path | None, target: Path | None) -> None:
 @contextlib.contextmanager
 def _reading(path: Path | None) -> Iterator[tuple[FileIO, float | None]]:
     """Where lines come from, unbuffered, and how long to wait for more of them: files never pause."""
-    if path is None:
-        with open(0, "rb", buffering=0, closefd=False) as stream:
-            yield stream, None if stat.S_ISREG(os.fstat(0).st_mode) else PAUSE
-        return
     try:
-        stream = path.open("rb", buffering=0)
+        stream = open(0, "rb", buffering=0, closefd=False) if path is None else path.open("rb", buffering=0)
     except OSError as error:
-        raise InputError(f"--input {path}: cannot be read ({error.strerror})") from error
+        name = "the standard input" if path is None else f"--input {path}"
+        raise InputError(f"{name}: cannot be read ({error.strerror})") from error
     with stream:
         yield stream, None if stat.S_ISREG(os.fstat(stream.fileno()).st_mode) else PAUSE
 
@@ -175,9 +172,13 @@ Write = Callable[[BinaryIO, int, Sequence[str], Sequence[Sequence["Translation"]
 
 
 def _send(out: BinaryIO, lines: Iterable[str]) -> None:
-    """UTF-8 whatever the locale, and at once."""
-    out.write("".join(f"{line}\n" for line in lines).encode("utf-8"))
-    out.flush()
+    """UTF-8 whatever the locale, and at once. Where nobody reads any more, the verb ends."""
+    try:
+        out.write("".join(f"{line}\n" for line in lines).encode("utf-8"))
+        out.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # what is left in the buffer goes nowhere, silently
+        raise typer.Exit from None
 
 
 def _texts(out: BinaryIO, first: int, sources: Sequence[str], found: Sequence[Sequence[Translation]]) -> None:
