@@ -64,10 +64,14 @@ def prepare_data(
     json: Json = False,
 ) -> None:
     """Find or download a corpus, verify its counts, and turn it into token ids once and for all."""
+    from fullrank.config.data import PAIR_CORPORA
     from fullrank.config.load import apply_overrides, build
 
     words = [*with_source(overrides, source), *([f"data.cache={to}"] if to else [])]
-    given = build(apply_overrides({"data": {"name": name}}, words)).data
+    raw: dict[str, Any] = {"data": {"name": name}}
+    if name in PAIR_CORPORA:
+        raw["train"] = {"batch_tokens": 1}  # a run of translation has to say it; nothing is trained here
+    given = build(apply_overrides(raw, words)).data
     found, lines = _prepared_pairs(given) if given.has_pairs else _prepared_text(given)
     if json:
         print_json(found)

@@ -15,10 +15,10 @@ from fullrank.config.model import DropoutConfig as DropoutConfig
 from fullrank.config.model import ModelConfig as ModelConfig
 from fullrank.config.model import with_memory as with_memory
 from fullrank.config.running import EvalConfig as EvalConfig
-from fullrank.config.running import PhaseConfig as PhaseConfig
-from fullrank.config.running import PlateauConfig as PlateauConfig
 from fullrank.config.running import RunConfig as RunConfig
-from fullrank.config.running import TrainConfig as TrainConfig
+from fullrank.config.training import PhaseConfig as PhaseConfig
+from fullrank.config.training import PlateauConfig as PlateauConfig
+from fullrank.config.training import TrainConfig as TrainConfig
 from fullrank.config.translation import DecoderConfig as DecoderConfig
 from fullrank.config.translation import EncoderConfig as EncoderConfig
 from fullrank.config.vocabulary import InputConfig as InputConfig

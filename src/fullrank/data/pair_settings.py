@@ -51,6 +51,7 @@ _USUAL = {
     "parallel": _Usual(),
     "multi30k-de-en": _Usual(),
     "iwslt14-de-en": _Usual("separate", lowercase=True, moses=True, max_length=175, max_ratio=1.5),
+    "synthetic-translation": _Usual("separate"),
     "wmt16-en-de": _Usual(moses=None, size=32_000),
 }
 

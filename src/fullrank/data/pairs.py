@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fullrank.config.schema import DataConfig
+from fullrank.data import synthetic_pairs
 from fullrank.data.files import cache_root, discard, publish, workspace, writing
 from fullrank.data.known import CORPORA, CorpusInfo
 from fullrank.data.language import Language, load_language
@@ -105,6 +106,8 @@ def _label(info: CorpusInfo, files: PairFiles, settings: PairSettings, is_slice:
         marks.append(", ".join(path.name for path in (train.source[0], train.target[0])))
     elif files.languages != info.languages:
         marks.append(" to ".join(files.languages))
+    if info.name == synthetic_pairs.NAME:
+        marks.append("not a language")
     if settings.concatenate is not None:
         marks.append(f"joined to {settings.concatenate} tokens")
     return f"{info.name} ({'; '.join(marks)})" if marks else info.name

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fullrank.config.schema import DataConfig
-from fullrank.data import iwslt
+from fullrank.data import iwslt, synthetic_pairs
 from fullrank.data.download import download
 from fullrank.data.known import CorpusInfo
 from fullrank.data.pair_lines import PairFiles, SplitFiles, lines, whole_words
@@ -74,7 +74,9 @@ def _is_tokenized(path: Path) -> bool:
 def _named(config: DataConfig, info: CorpusInfo, cache: Path, report: Report) -> PairFiles:
     """A corpus whose files are known by name."""
     languages = _languages(config, info)
-    if config.dir is None:
+    if info.name == synthetic_pairs.NAME:
+        places = [synthetic_pairs.files(cache)]
+    elif config.dir is None:
         if not info.urls:
             raise InputError(
                 f"data.name: {info.name} is not downloaded; give its folder with --from DIR (data.dir): {info.source}"

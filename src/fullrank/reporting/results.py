@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fullrank.config.data import PAIR_CORPORA
 from fullrank.config.load import read_yaml
 from fullrank.errors import InputError
 
 SPLITS = ("valid", "test")
 RUN_FILES = ("config.yaml", "metrics.jsonl", "result.json")
+TRANSLATIONS = "translations"  # the folder of a run that keeps them: <split>.txt and <split>.reference.txt
+_REFERENCE = ".reference.txt"
+TRANSLATION, LANGUAGE_MODELING = "translation", "language_modeling"
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,25 @@ class RunRecord:
         return str(mapping(self.result).get(key) or self.identity.get(key) or "")
 
     @property
+    def task(self) -> str:
+        """`translation` or `language_modeling`, as recorded; else by the corpus that the configuration names."""
+        recorded = mapping(self.result).get("task") or self.identity.get("task")
+        name = str(mapping(self.config.get("data")).get("name"))
+        return str(recorded or (TRANSLATION if name in PAIR_CORPORA else LANGUAGE_MODELING))
+
+    @cached_property
+    def references(self) -> Mapping[str, str]:
+        """The sha256 of the reference translations of each split that the run has kept, by name."""
+        found = sorted((self.folder / TRANSLATIONS).glob(f"*{_REFERENCE}"))
+        digests = {path.name.removesuffix(_REFERENCE): _digest(path) for path in found}
+        return {split: digest for split, digest in digests.items() if digest is not None}
+
+    @property
+    def other_splits(self) -> tuple[str, ...]:
+        """Splits besides validation and test that its result has figures of, as second test sets of translations."""
+        return tuple(str(split) for split in mapping(mapping(self.result).get("final")) if split not in SPLITS)
+
+    @property
     def seed(self) -> int | None:
         """The seed of the run, from its result or else from its configuration."""
         found = self.result.get("seed") if self.result else None
@@ -55,7 +80,9 @@ class RunRecord:
     @property
     def sees_future(self) -> bool:
         """Whether tokens of the model see later ones: what it is judged by while it trains is no next-token perplexity."""
-        return mapping(mapping(self.config.get("model")).get("attention")).get("causal") == "as_published"
+        model = mapping(self.config.get("model"))
+        decoder = mapping(mapping(model.get("decoder")).get("attention")) if self.task == TRANSLATION else {}
+        return (decoder or mapping(model.get("attention"))).get("causal") == "as_published"
 
     @property
     def next_token(self) -> bool:
@@ -75,6 +102,13 @@ class RunRecord:
             figures = mapping(figures.get(name))
         found = number(figures.get(key))
         return found if found is not None and found > 0 else None
+
+
+def _digest(path: Path) -> str | None:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
@@ -137,12 +171,13 @@ def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
 
 
 def _without_unusable_result(record: RunRecord) -> RunRecord:
-    """A result without any final perplexity is no result: the run diverged or the file is not ours."""
-    if record.final("test") is not None or record.final("valid") is not None:
+    """A result without any final perplexity or BLEU is no result: the run diverged or the file is not ours."""
+    if any(record.final(split, key) is not None for split in SPLITS for key in ("perplexity", "bleu")):
         return record
+    figure = "perplexity or BLEU" if record.task == TRANSLATION else "perplexity"
     problems = (
         *record.problems,
-        "result.json holds no finite perplexity under `final`: the run diverged or the file is damaged",
+        f"result.json holds no finite {figure} under `final`: the run diverged or the file is damaged",
     )
     return dataclasses.replace(record, result=None, problems=problems)
 

@@ -11,8 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from fullrank.reporting import format
+from fullrank.reporting.cautions import signature_lines
+from fullrank.reporting.columns import Column, columns
 from fullrank.reporting.measure import LAST_POSITION, WITHOUT_SOS, Measure
 from fullrank.reporting.results import SPLITS
+from fullrank.reporting.significance import Differences, all_differences, heading, how, table_of
 from fullrank.reporting.stats import Stat
 from fullrank.reporting.summary import LAST_POSITION_TITLE, summarise
 from fullrank.reporting.table import Comparison, Row
@@ -29,6 +32,13 @@ def print_table(console: Console, compared: Comparison, title: str | None = None
         console.print(_Whole(_without_sos(compared)), crop=False, soft_wrap=True)
     if any(row.last_position for row in compared.rows):
         console.print(_Whole(_last_positions(compared)), crop=False, soft_wrap=True)
+    for sentence in signature_lines(compared):
+        console.print(Text(sentence, style="dim"))
+    if tests := all_differences(compared):
+        for tested in tests:
+            console.print(_Whole(_significance(tested)), crop=False, soft_wrap=True)
+        for sentence in how(tests):
+            console.print(Text(sentence, style="dim"))
     summary = summarise(compared)
     console.print(Text(summary.headline, style="bold"))
     for sentence in (*summary.warnings, *summary.cautions):
@@ -63,54 +73,46 @@ def _table(compared: Comparison, title: str | None, *, narrow: bool) -> Table:
     )
     table.add_column("model", no_wrap=True)
     parameters = "params" if narrow else "parameters"
-    for heading in (parameters, f"+{parameters}", *_headings(compared, narrow), "tokens/s"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    shown = columns(compared)
+    for text in (parameters, f"+{parameters}", *_headings(compared, shown, narrow), "tokens/s"):
+        table.add_column(text, justify="right", no_wrap=True)
     for row in compared.rows:
         name = " ".join(filter(None, (row.name, "(slice)" if row.is_slice else "", compared.mark(row))))
         table.add_row(
             Text(name),
             format.count(row.parameters),
             "" if row is compared.rows[0] else format.extra(row.extra_parameters),
-            *_cells(row, compared, narrow),
+            *(_cell(column, row, narrow) for column in shown),
             format.count(row.tokens_per_second.mean if row.tokens_per_second else None),
         )
     for label, unigram in _unigrams(compared).items():
-        cells = [
-            cell
-            for split in SPLITS
-            for cell in [
-                *([""] if compared.has_paper else []),
-                compared.measure.show(unigram.get(split)),
-                *([""] if compared.shows_last else []),
-            ]
-        ]
+        cells = [Text(column.unigram(unigram), style="dim") for column in shown]
         name = "unigram" if compared.comparable else f"unigram, {label}"
-        table.add_row(Text(name, style="dim"), "", "", *(Text(cell, style="dim") for cell in cells), "")
+        table.add_row(Text(name, style="dim"), "", "", *cells, "")
     return table
 
 
-def _headings(compared: Comparison, narrow: bool) -> list[str]:
-    short = compared.measure.short
-    if not compared.has_paper and not compared.shows_last:
-        return [f"{split} {short}" for split in SPLITS]
-    ours = ["ours, best", "ours, last"] if compared.shows_last else ["ours"]
-    return [
-        f"{split}\n{whose.replace(' ', chr(10))}" if narrow else f"{split} {short}\n{whose}"
-        for split in SPLITS
-        for whose in (["paper", *ours] if compared.has_paper else ours)
-    ]
+def _headings(compared: Comparison, shown: Sequence[Column], narrow: bool) -> list[str]:
+    plain = not compared.has_paper and not compared.shows_last
+    return [_heading(column, plain, narrow) for column in shown]
 
 
-def _cells(row: Row, compared: Comparison, narrow: bool) -> list[Text]:
-    measure, cells = compared.measure, []
-    for split in SPLITS:
-        if compared.has_paper:
-            cells.append(Text(measure.stated(measure.of_paper(row.paper, split)), style="dim"))
-        style = "bold green" if split in row.best else ""
-        cells.append(_figure(row.shown(measure.spread(row.figures.get(split))), narrow, style=style))
-        if compared.shows_last:
-            cells.append(_figure(row.shown(measure.spread(row.last.get(split))), narrow))
-    return cells
+def _heading(column: Column, plain: bool, narrow: bool) -> str:
+    """`plain`: nothing but ours is shown."""
+    name = f"{column.split} {column.measure.short}"
+    if plain or not column.whose:
+        return name
+    if not narrow:
+        return f"{name}\n{column.whose}"
+    above = name if column.measure.higher else column.split  # of scores there may be two kinds
+    return f"{above}\n{column.whose}".replace(" ", "\n")
+
+
+def _cell(column: Column, row: Row, narrow: bool) -> Text:
+    if column.kind == "paper":
+        return Text(column.text(row), style="dim")
+    style = "bold green" if column.judged and column.split in row.best else ""
+    return _figure(column.text(row), narrow, style=style)
 
 
 def _figure(value: str, narrow: bool, style: str = "") -> Text:
@@ -153,5 +155,22 @@ def _below(
     return table
 
 
-def _unigrams(compared: Comparison) -> dict[str, dict[str, float]]:
-    return {row.label: dict(row.unigram) for row in compared.rows if row.unigram}
+def _unigrams(compared: Comparison) -> dict[str, Row]:
+    """For each text a row that knows the figures of word frequencies alone."""
+    return {row.label: row for row in compared.rows if row.unigram}
+
+
+def _significance(tested: Differences) -> Table:
+    """Rows against their baselines on resampled test sets."""
+    table = Table(
+        title=Text(heading(tested)), title_justify="left", title_style="", box=box.SIMPLE_HEAD, pad_edge=False
+    )
+    heads, rows = table_of(tested)
+    table.add_column("model", no_wrap=True)
+    for name in heads:
+        table.add_column(
+            name.replace(" over ", " over\n").replace("samples ", "samples\n"), justify="right", no_wrap=True
+        )
+    for cells in rows:
+        table.add_row(*map(Text, cells))
+    return table
