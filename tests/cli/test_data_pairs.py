@@ -22,7 +22,14 @@ def put(folder: Path, name: str, source: list[str], target: list[str]) -> None:
 def words(tmp_path: Path) -> list[str]:
     put(tmp_path, "train", DE, EN)
     put(tmp_path, "dev", DE, EN)
-    keys = ["data.train=train", "data.valid=dev", "data.test=dev", "data.source=de", "data.target=en", "data.tokens=word"]
+    keys = [
+        "data.train=train",
+        "data.valid=dev",
+        "data.test=dev",
+        "data.source=de",
+        "data.target=en",
+        "data.tokens=word",
+    ]
     return ["data", "prepare", "parallel", *keys, "--from", str(tmp_path), "--to", str(tmp_path / "cache")]
 
 
