@@ -61,7 +61,8 @@ def columns(compared: Comparison) -> list[Column]:
     for split in SPLITS:
         if paper is not None:
             found.append(Column(split, paper, "paper", "paper"))
-        if paper is TOKENISED_BLEU:  # beside the paper's stands ours of the same kind
+        if paper is TOKENISED_BLEU and any(paper.key in row.scores for row in compared.rows):
+            # beside the paper's stands ours of the same kind
             found.append(Column(split, paper, "other", "ours"))
         found.append(Column(split, measure, "judged", "ours, best" if compared.shows_last else "ours"))
         if compared.shows_last:
