@@ -27,7 +27,7 @@ GOOD = [
 
 @pytest.mark.parametrize("given", GOOD)
 def test_what_is_taken(given):
-    assert build({"data": given}).data == DataConfig(**given)
+    assert build({"data": given, "train": {"batch_tokens": 4096}}).data == DataConfig(**given)
 
 
 BAD = {

@@ -13,21 +13,21 @@ import torch
 from torch import nn
 
 from fullrank.attention.kernels import kernel
-from fullrank.config.schema import ModelConfig, RunConfig
+from fullrank.config.schema import RunConfig
 from fullrank.data import PairBatch, PairBatches, PairCorpus, Pairs, load_pairs, prepare_pairs
-from fullrank.errors import ConfigError, FullRankError, InputError
+from fullrank.errors import FullRankError, InputError
 from fullrank.evaluation.bleu import tokenised_bleu, translation_scores
 from fullrank.evaluation.perplexity import Evaluation, Tally, figures
 from fullrank.files import write_text
 from fullrank.model.translator import Translator
 from fullrank.tasks.objective import TranslationObjective
+from fullrank.tasks.pair_vocabulary import with_vocabularies
 from fullrank.tasks.run import Parts, Say, Text
 from fullrank.tasks.run_folder import open_run
-from fullrank.tasks.search import Search, translate_ids
+from fullrank.tasks.translating import SOURCE, TARGET
+from fullrank.tasks.translation_search import Search, translate_ids
 from fullrank.training.device import choose_device
 from fullrank.training.values import Judged
-
-SOURCE, TARGET = "tokenizer/source", "tokenizer/target"  # in a run folder
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Translation:
         for split in corpus.splits:
             check_lengths(model, corpus.pairs(split))
         batches = PairBatches(corpus.pairs("train"), batch_tokens=options.batch_tokens, seed=options.seed)
-        search, watched = Search.final(config.eval), corpus.pairs("valid")
+        search, watched = Search.of(config.eval), corpus.pairs("valid")
         references = watched.references()[: config.eval.max_sentences]
         told = protocol_in_words(search)
 
@@ -69,9 +69,9 @@ class Translation:
             found = score(model, watched, config, device)
             if not references:
                 return Judged(found.nll, found.tokens)
-            quick = Search.while_training(config.eval)
+            quick = dataclasses.replace(search, beams=1)
             with torch.autocast(device.type, enabled=False):  # one token at a time: casting weights would cost the most
-                written = translate(model, corpus, "valid", quick, config, device, limit=len(references))
+                written = translate(model, corpus, "valid", quick, limit=len(references))
             return Judged(found.nll, found.tokens, {"bleu": translation_scores(written.texts, references)["bleu"]})
 
         def measured(checkpoint: str) -> dict[str, Any]:
@@ -107,35 +107,15 @@ class Translation:
 def protocol_in_words(search: Search) -> str:
     """How translations were found and what was counted, as a sentence for people."""
     return (
-        f"{search.in_words()}; BLEU of detokenised text by sacreBLEU; perplexity of every target token, <eos> included, given "
+        f"{_in_words(search)}; BLEU of detokenised text by sacreBLEU; perplexity of every target token, <eos> included, given "
         "the source and the target tokens before it"
     )
 
 
-def with_vocabularies(config: RunConfig, corpus: PairCorpus) -> RunConfig:
-    """`config` with both vocabulary sizes known; ConfigError if a given one is too small for the corpus."""
-    source, target = len(corpus.source), len(corpus.target)
-    given = config.model.encoder.vocab_size if config.model.encoder is not None else None
-    for key, size, wanted in (
-        ("model.vocab_size", config.model.vocab_size, target),
-        ("model.encoder.vocab_size", given, source),
-    ):
-        if size is not None and size < wanted:
-            raise ConfigError(
-                f"{key}: {size}, but {corpus.label} has {wanted} entries; set it to null or at least {wanted}, or make the "
-                "vocabulary smaller with data.max_vocabulary"
-            )
-    model = dataclasses.replace(config.model, vocab_size=config.model.vocab_size or target)
-    return dataclasses.replace(config, model=_with_source(model, given or source))
-
-
-def _with_source(model: ModelConfig, size: int) -> ModelConfig:
-    from fullrank.config.schema import EncoderConfig
-
-    encoder = model.encoder or EncoderConfig()
-    if encoder.share_embedding:
-        size = model.vocab_size or size
-    return dataclasses.replace(model, encoder=dataclasses.replace(encoder, vocab_size=size))
+def _in_words(search: Search) -> str:
+    many = "greedy search" if search.beams == 1 else f"beam {search.beams}, length penalty {search.length_penalty:g}"
+    repeat = f", no {search.no_repeat_ngram_size}-gram twice" if search.no_repeat_ngram_size else ""
+    return f"{many}{repeat}, at most {search.max_length_a:g} M + {search.max_length_b} tokens"
 
 
 def _vocabulary(corpus: PairCorpus) -> str:
@@ -197,12 +177,13 @@ def score(model: Translator, pairs: Pairs, config: RunConfig, device: torch.devi
         config.train.batch_tokens or 4096, int(max(pairs.source_lengths.max(), pairs.target_lengths.max())) + 1
     )
     source = PairBatches(pairs, batch_tokens=tokens, seed=0, shuffle=False)
-    tally, training = Tally(device), model.training
+    tally, training, sees_future = Tally(device), model.training, model.config.of_decoder().sees_future
     model.eval()
     with torch.no_grad():
         for batch in _all(source):
             batch = batch.to(device)
-            found = model.nll(batch.source_ids, batch.inputs, batch.targets, batch.source_mask)
+            seen = batch.weights if sees_future else None  # others see no padding: it comes last
+            found = model.nll(batch.source_ids, batch.inputs, batch.targets, batch.source_mask, seen)
             tally.add(found.per_token, batch.targets, batch.weights)
     model.train(training)
     return tally.total()
@@ -217,22 +198,22 @@ def translate(
     corpus: PairCorpus,
     split: str,
     search: Search,
-    config: RunConfig,
-    device: torch.device,
     limit: int | None = None,
 ) -> Translated:
     """The first `limit` sentences of a split (None: all) in the model's translation."""
     pairs = corpus.pairs(split)
     count = len(pairs) if limit is None else min(limit, len(pairs))
-    ids = translate_ids(
+    filled = [i for i in range(count) if len(pairs.source(i))]
+    found = translate_ids(
         model,
-        [pairs.source(i) for i in range(count)],
+        [pairs.source(i).tolist() for i in filled],
         search,
-        source_eos_id=pairs.source_eos_id,
-        target_eos_id=pairs.target_eos_id,
-        batch_tokens=config.train.batch_tokens or 4096,
-        device=device,
+        source_eos=pairs.source_eos_id,
+        target_eos=pairs.target_eos_id,
     )
+    ids: list[tuple[int, ...]] = [()] * count  # an empty source has an empty translation
+    for i, best in zip(filled, found, strict=True):
+        ids[i] = best[0].ids
     return Translated([corpus.target.decode(line) for line in ids], [corpus.target.tokens(line) for line in ids])
 
 
@@ -248,7 +229,7 @@ def figures_of(
     """What is reported of a split, in fp32. `folder`: translations and references are kept there, a sentence a line."""
     pairs = corpus.pairs(split)
     measured = figures(score(model, pairs, config, device))
-    written, references = translate(model, corpus, split, search, config, device), pairs.references()
+    written, references = translate(model, corpus, split, search), pairs.references()
     measured |= translation_scores(written.texts, references)
     if corpus.target.moses:  # else tokens are not what fairseq counted
         measured |= tokenised_bleu(written.tokens, pairs.reference_tokens())
@@ -293,7 +274,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Perplexity and BLEU of the run in `folder` on `split`; `search`: what differs from the run's own (see `Search`)."""
     config, _ = open_run(folder)
-    how = dataclasses.replace(Search.final(config.eval), **(search or {}))
+    how = dataclasses.replace(Search.of(config.eval), **(search or {}))
     corpus = corpus_of(folder, split, say)
     device = choose_device(device_name, "--device")
     model = Translator.load(folder, checkpoint).to(device)
