@@ -7,17 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from moving import moved
 
 import fullrank as fr
 from fullrank.config.load import to_yaml
 from fullrank.config.schema import DataConfig, EvalConfig, RunConfig, TrainConfig
 from fullrank.data import Language
 from fullrank.data.segment import Words, learn_byte_bpe
+from moving import moved
 
 GERMAN = ["ein", "hund", "mann", "schläft", "rennt", "rot", "im", "park", "und", "kind", "."]
 ENGLISH = ["a", "dog", "man", "sleeps", "runs", "red", "in", "the", "park", "and", "child", "."]
-LINES = ["ein hund schläft .", "", "ein mann und ein kind rennt im park .", "rot", "   ", "ein äffchen schläft im park ."]
+LINES = [
+    "ein hund schläft .",
+    "",
+    "ein mann und ein kind rennt im park .",
+    "rot",
+    "   ",
+    "ein äffchen schläft im park .",
+]
 
 
 def languages(subwords: bool = False) -> tuple[Language, Language]:

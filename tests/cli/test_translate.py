@@ -12,14 +12,15 @@ from pathlib import Path
 
 import pytest
 from cli_runs import command, environment
-from translation_runs import LINES, languages, write_run
 
 import fullrank as fr
 from fullrank.cli import main
 from fullrank.config.load import to_yaml
 from fullrank.config.schema import RunConfig
+from fullrank.tasks.search import Search
 from fullrank.tasks.translating import Translating
-from fullrank.tasks.translation_search import Search
+from translation_runs import LINES, languages, write_run
+
 
 @dataclass(frozen=True)
 class Found:
@@ -86,7 +87,7 @@ def test_lines_in_lines_out_in_order(run: Path, translate: Translate) -> None:
 
 
 def test_lists_of_the_best_as_text_and_as_json_lines(run: Path, translate: Translate) -> None:
-    expected = Translating(run, Search(beams=4, n_best=3, length_penalty=0.5)).translate(LINES)
+    expected = Translating(run, Search(beams=4, length_penalty=0.5), n_best=3).translate(LINES)
     options = [run, "--beam", 4, "--n-best", 3, "--length-penalty", 0.5, "--quiet"]
     listed = translate(*options, given=text(LINES)).stdout.decode().splitlines()
     assert listed == [f"{i} ||| {one.text} ||| {one.score:.6f}" for i, best in enumerate(expected) for one in best]
@@ -187,7 +188,10 @@ def test_mistakes_are_named_in_a_line(run: Path, translate: Translate, tmp_path:
         ([run, "--output", tmp_path], "cannot be written (Is a directory)"),
         ([run, "--attention-layer", 0], "give --attention FILE.png too"),
         ([run, "--attention", "a.pdf"], "a PNG is drawn"),
-        ([run, "--attention", "a.png", "--attention-layer", 2], "--attention-layer: from 0 to 1 (the decoder has 2 layers)"),
+        (
+            [run, "--attention", "a.png", "--attention-layer", 2],
+            "--attention-layer: from 0 to 1 (the decoder has 2 layers)",
+        ),
         ([run, "--checkpoint", "average"], "average"),
         ([run, "--device", "tpu"], "--device: 'tpu'"),
     ):

@@ -10,15 +10,15 @@ import matplotlib.image
 import numpy as np
 import pytest
 import torch
-from translation_runs import write_run
 
 import fullrank as fr
 from fullrank.analysis.attention_figure import AttentionMaps, Panel, write_figure
 from fullrank.attention.trace import Trace
 from fullrank.errors import InputError
 from fullrank.tasks.attending import cross_attention, cross_weights
+from fullrank.tasks.search import Search
 from fullrank.tasks.translating import Translating
-from fullrank.tasks.translation_search import Search
+from translation_runs import write_run
 
 LINE = "ein hund und ein kind"
 
@@ -85,7 +85,9 @@ def test_attention_without_weights_is_no_drawing(tmp_path: Path) -> None:
     write_run(tmp_path, decoder={"cross": fr.AttentionConfig(**kinds)})
     translating = Translating(tmp_path, Search(beams=1))
     (best,) = translating.translate([LINE])[0]
-    with pytest.raises(InputError, match=r"multi-linear, which has no attention weights.*model.decoder.cross.kind: weighted"):
+    with pytest.raises(
+        InputError, match=r"multi-linear, which has no attention weights.*model.decoder.cross.kind: weighted"
+    ):
         cross_attention(translating, LINE, best)
     # multi-linear self-attention is no obstacle
     other = tmp_path / "other"
@@ -103,7 +105,7 @@ def dark(weights: np.ndarray, panels: int, folder: Path) -> np.ndarray:
     """Where the darkest blue is on paper, (rows, columns) of pixels, the scale left out; drawn twice, the same bytes."""
     rows, columns = weights.shape
     maps = AttentionMaps(
-        tuple(f"s{i}" for i in range(columns)), tuple(["猫", *(f"t{i}" for i in range(1, rows))]),
+        tuple(f"s{i}" for i in range(columns)), ("猫", *(f"t{i}" for i in range(1, rows))),
         tuple(Panel(f"head {i}", weights) for i in range(panels)), "Cross-attention", mixed=True,
     )  # fmt: skip
     write_figure(maps, folder / "a.png")

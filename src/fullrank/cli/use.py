@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fullrank.cli.options import Device, Json, Kernel
+from fullrank.cli.options import Checkpoint, Device, Json, Kernel
 from fullrank.cli.output import exclude, print_json, say
 from fullrank.errors import InputError
 
 Run = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")]
-Checkpoint = Annotated[str, typer.Option("--checkpoint", help="best or last.")]
 
 
 def add_to(app: typer.Typer) -> None:

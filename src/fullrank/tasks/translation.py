@@ -72,7 +72,7 @@ class Translation:
                 return Judged(found.nll, found.tokens)
             quick = Search.while_training(config.eval)
             with torch.autocast(device.type, enabled=False):  # one token at a time: casting weights would cost the most
-                written = translate(model, corpus, "valid", quick, config, device, limit=len(references))
+                written = translate(model, corpus, "valid", quick, len(references))
             return Judged(found.nll, found.tokens, {"bleu": translation_scores(written.texts, references)["bleu"]})
 
         def measured(checkpoint: str) -> dict[str, Any]:
@@ -193,22 +193,19 @@ def translate(
     corpus: PairCorpus,
     split: str,
     search: Search,
-    config: RunConfig,
-    device: torch.device,
     limit: int | None = None,
 ) -> Translated:
     """The first `limit` sentences of a split (None: all) in the model's translation."""
     pairs = corpus.pairs(split)
     count = len(pairs) if limit is None else min(limit, len(pairs))
-    ids = translate_ids(
+    found = translate_ids(
         model,
         [pairs.source(i) for i in range(count)],
         search,
         source_eos_id=pairs.source_eos_id,
         target_eos_id=pairs.target_eos_id,
-        batch_tokens=config.train.batch_tokens or 4096,
-        device=device,
     )
+    ids = [best[0].ids if best else () for best in found]  # of an empty line nothing
     return Translated([corpus.target.decode(line) for line in ids], [corpus.target.tokens(line) for line in ids])
 
 
@@ -224,7 +221,7 @@ def figures_of(
     """What is reported of a split, in fp32. `folder`: translations and references are kept there, a sentence a line."""
     pairs = corpus.pairs(split)
     measured = figures(score(model, pairs, config, device))
-    written, references = translate(model, corpus, split, search, config, device), pairs.references()
+    written, references = translate(model, corpus, split, search), pairs.references()
     measured |= translation_scores(written.texts, references)
     if corpus.target.moses:  # else tokens are not what fairseq counted
         measured |= tokenised_bleu(written.tokens, pairs.reference_tokens())
