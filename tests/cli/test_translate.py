@@ -17,8 +17,8 @@ import fullrank as fr
 from fullrank.cli import main
 from fullrank.config.load import to_yaml
 from fullrank.config.schema import RunConfig
-from fullrank.tasks.search import Search
 from fullrank.tasks.translating import Translating
+from fullrank.tasks.translation_search import Search
 from translation_runs import LINES, languages, write_run
 
 
@@ -87,7 +87,7 @@ def test_lines_in_lines_out_in_order(run: Path, translate: Translate) -> None:
 
 
 def test_lists_of_the_best_as_text_and_as_json_lines(run: Path, translate: Translate) -> None:
-    expected = Translating(run, Search(beams=4, length_penalty=0.5), n_best=3).translate(LINES)
+    expected = Translating(run, Search(beams=4, n_best=3, length_penalty=0.5)).translate(LINES)
     options = [run, "--beam", 4, "--n-best", 3, "--length-penalty", 0.5, "--quiet"]
     listed = translate(*options, given=text(LINES)).stdout.decode().splitlines()
     assert listed == [f"{i} ||| {one.text} ||| {one.score:.6f}" for i, best in enumerate(expected) for one in best]

@@ -13,12 +13,12 @@ import sacrebleu
 import yaml
 from reporting_runs import make_run, printed
 from test_report_page import Page
-from translation_runs import CORPUS, hypotheses, make_translation_run, references, table4
 
 from fullrank.reporting import as_json, comparison, summarise, write_report
 from fullrank.reporting.measure import BLEU, CHRF, PERPLEXITY, TOKENISED_BLEU
 from fullrank.reporting.results import RunRecord
 from fullrank.reporting.significance import all_differences, baseline_of, differences
+from translation_runs import CORPUS, hypotheses, make_translation_run, references, table4
 
 SIGNATURE = f"nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:{sacrebleu.__version__}"
 

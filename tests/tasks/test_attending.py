@@ -15,8 +15,8 @@ from fullrank.analysis.attention_figure import AttentionMaps, Panel, write_figur
 from fullrank.attention.trace import Trace
 from fullrank.errors import InputError
 from fullrank.tasks.attending import cross_attention, cross_weights
-from fullrank.tasks.search import Search
 from fullrank.tasks.translating import Translating
+from fullrank.tasks.translation_search import Search
 from translation_runs import write_run
 
 LINE = "ein hund und ein kind"

@@ -15,8 +15,8 @@ from fullrank.config.schema import RunConfig
 from fullrank.decoding import beam_search, sample
 from fullrank.errors import InputError, RunError
 from fullrank.tasks.generation import Decoding, generate
-from fullrank.tasks.search import Sampling, Search, translate_ids
 from fullrank.tasks.translating import Translating
+from fullrank.tasks.translation_search import Sampling, Search, translate_ids
 from translation_runs import LINES, languages, write_run
 
 SENTENCES = [[2, 3, 4], [5, 6], [7, 7, 7, 7, 7, 2], [3], [2, 9]]
@@ -36,17 +36,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, fr.Translator]:
 @pytest.mark.parametrize("batch_size", [1, 2, 64])
 def test_sentences_are_searched_as_alone_and_keep_their_order(run: tuple[Path, fr.Translator], batch_size: int) -> None:
     _, model = run
-    search = Search(beams=3, length_penalty=0.6, no_repeat_ngram_size=2, max_length_a=0.5, max_length_b=3)
+    search = Search(beams=3, n_best=2, length_penalty=0.6, no_repeat_ngram_size=2, max_length_a=0.5, max_length_b=3)
     heard: list[int] = []
     found = translate_ids(
-        model,
-        SENTENCES,
-        search,
-        source_eos_id=0,
-        target_eos_id=0,
-        n_best=2,
-        batch_size=batch_size,
-        progress=heard.append,
+        model, SENTENCES, search, source_eos=0, target_eos=0, batch_size=batch_size, progress=heard.append
     )
     for ids, best in zip(SENTENCES, found, strict=True):
         longest = int(0.5 * (len(ids) + 1) + 3)
@@ -69,7 +62,7 @@ def test_a_sentence_never_becomes_nothing(run: tuple[Path, fr.Translator]) -> No
     with torch.no_grad():
         model.decoder.output.bias[0] += 50  # <eos> is all but certain
     for sampling in (None, Sampling(seed=1)):
-        found = translate_ids(model, SENTENCES, Search(), source_eos_id=0, target_eos_id=0, sampling=sampling)
+        found = translate_ids(model, SENTENCES, Search(sampling=sampling), source_eos=0, target_eos=0)
         assert [(len(best[0].ids), best[0].tokens) for best in found] == [(1, 2)] * len(SENTENCES)
 
 
@@ -80,7 +73,7 @@ def test_long_sentences_make_smaller_batches(run: tuple[Path, fr.Translator]) ->
     model.encode = lambda ids, mask=None: (widths.append(tuple(ids.shape)), encode(ids, mask))[1]  # type: ignore[method-assign]
     try:
         search = Search(beams=1, max_length_a=0, max_length_b=1)
-        translate_ids(model, [[2] * 511] * 3 + [[3]] * 4, search, source_eos_id=0, target_eos_id=0, batch_size=4)
+        translate_ids(model, [[2] * 511] * 3 + [[3]] * 4, search, source_eos=0, target_eos=0, batch_size=4)
     finally:
         del model.encode  # type: ignore[method-assign]
     assert widths == [(1, 512)] * 3 + [(4, 2)]
@@ -90,10 +83,10 @@ def test_samples_depend_on_seed_and_number_alone(run: tuple[Path, fr.Translator]
     _, model = run
 
     def drawn(seed: int | None, batch_size: int = 64, numbers: list[int] | None = None) -> list[list[tuple[int, ...]]]:
+        search = Search(n_best=3, sampling=Sampling(temperature=1.5, seed=seed))
         found = translate_ids(
-            model, SENTENCES, Search(), source_eos_id=0, target_eos_id=0, n_best=3,
-            sampling=Sampling(temperature=1.5, seed=seed), batch_size=batch_size, numbers=numbers,
-        )  # fmt: skip
+            model, SENTENCES, search, source_eos=0, target_eos=0, batch_size=batch_size, numbers=numbers
+        )
         return [[one.ids for one in best] for best in found]
 
     first = drawn(1)
@@ -107,11 +100,8 @@ def test_samples_depend_on_seed_and_number_alone(run: tuple[Path, fr.Translator]
 
 def test_a_sample_says_its_probability(run: tuple[Path, fr.Translator]) -> None:
     _, model = run
-    found = translate_ids(
-        model, SENTENCES, Search(length_penalty=0.5), source_eos_id=0, target_eos_id=0,
-        sampling=Sampling(top_k=3, temperature=0.7, seed=4),
-    )  # fmt: skip
-    for ids, (one,) in zip(SENTENCES, found, strict=True):
+    search = Search(length_penalty=0.5, sampling=Sampling(top_k=3, temperature=0.7, seed=4))
+    for ids, (one,) in zip(SENTENCES, translate_ids(model, SENTENCES, search, source_eos=0, target_eos=0), strict=True):
         text = [*one.ids, 0][: one.tokens]
         with torch.no_grad():
             table = model(torch.tensor([[*ids, 0]]), torch.tensor([[0, *text[:-1]]])).logits[0].log_softmax(-1)
@@ -123,7 +113,7 @@ def test_lines_become_text_and_empty_ones_stay_empty(run: tuple[Path, fr.Transla
     folder, model = run
     source, target = languages()
     heard: list[int] = []
-    found = Translating(folder, Search(beams=2), n_best=2).translate(LINES, progress=heard.append)
+    found = Translating(folder, Search(beams=2, n_best=2)).translate(LINES, progress=heard.append)
     assert len(found) == len(LINES)
     for line, best in zip(LINES, found, strict=True):
         if not line.strip():
@@ -189,6 +179,8 @@ def test_what_is_no_translation_run_is_named(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"beams": 0}, "beams: one or more, given 0"),
+        ({"n_best": 6}, r"n_best: from 1 to the number of beams \(5\), given 6"),
+        ({"n_best": 0, "sampling": Sampling()}, "n_best: from 1"),
         ({"max_length_a": float("nan")}, "max_length_a and max_length_b"),
         ({"max_length_b": -1}, "max_length_a and max_length_b"),
     ],
@@ -198,24 +190,10 @@ def test_a_search_that_cannot_be_is_refused(options: dict[str, Any], message: st
         Search(**options)
 
 
-def test_more_of_the_best_than_there_are_beams_are_refused(run: tuple[Path, fr.Translator]) -> None:
-    for n_best, sampling in ((6, None), (0, None), (0, Sampling())):
-        with pytest.raises(InputError, match=rf"n_best: from 1 to the number of beams \(5\), given {n_best}"):
-            translate_ids(
-                run[1], SENTENCES, Search(), source_eos_id=0, target_eos_id=0, n_best=n_best, sampling=sampling
-            )
-
-
-def test_an_empty_source_has_no_translation(run: tuple[Path, fr.Translator]) -> None:
-    found = translate_ids(run[1], [[], [2, 3], []], Search(), source_eos_id=0, target_eos_id=0)
-    assert [len(best) for best in found] == [0, 1, 0]
-    assert translate_ids(run[1], [[]], Search(), source_eos_id=0, target_eos_id=0) == [[]]
-
-
 def test_greedy_sampling_is_a_beam_of_one(run: tuple[Path, fr.Translator]) -> None:
     _, model = run
-    options: dict[str, Any] = {"source_eos_id": 0, "target_eos_id": 0}
-    greedy = translate_ids(model, SENTENCES, Search(), sampling=Sampling(temperature=0.0), **options)
+    options: dict[str, Any] = {"source_eos": 0, "target_eos": 0}
+    greedy = translate_ids(model, SENTENCES, Search(sampling=Sampling(temperature=0.0)), **options)
     assert [best[0].ids for best in greedy] == [
         best[0].ids for best in translate_ids(model, SENTENCES, Search(beams=1), **options)
     ]

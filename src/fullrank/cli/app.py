@@ -39,8 +39,8 @@ def _options(
 
 training.add_to(app)
 use.add_to(app)
-translate.add_to(app)
 average.add_to(app)
+translate.add_to(app)
 analysis.add_to(app)
 check.add_to(app)
 bench.add_to(app)

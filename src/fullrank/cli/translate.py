@@ -104,27 +104,21 @@ def translate(
         raise InputError(f"{', '.join(given)}: of sampling; give --sample too, or leave it out")
     _check_files(source, target)
 
-    from fullrank.tasks.search import Sampling, Search
     from fullrank.tasks.translating import Translating, open_translation_run
+    from fullrank.tasks.translation_search import Sampling, Search
 
     changes: dict[str, Any] = {
         "beams": beam, "length_penalty": length_penalty, "no_repeat_ngram_size": no_repeat_ngram,
         "max_length_a": max_length_a, "max_length_b": max_length_b,
     }  # fmt: skip
     search = dataclasses.replace(
-        Search.final(open_translation_run(run).eval),
+        Search.of(open_translation_run(run).eval),
         **{key: value for key, value in changes.items() if value is not None},
-    )
-    translating = Translating(
-        run,
-        search,
         n_best=n_best,
         sampling=Sampling(1.0 if temperature is None else temperature, top_k, top_p, seed) if sampled else None,
-        checkpoint=checkpoint,
-        batch_size=batch_size,
-        device_name=device,
-        kernel_name=kernel,
-        warn=say,
+    )
+    translating = Translating(
+        run, search, checkpoint=checkpoint, batch_size=batch_size, device_name=device, kernel_name=kernel, warn=say
     )
     write = _json_lines if as_lines else _n_best if n_best > 1 else _texts
     with _reading(source) as (stream, pause), _writing(target) as out:
@@ -152,7 +146,6 @@ def _check_files(source: Path | None, target: Path | None) -> None:
 def _reading(path: Path | None) -> Iterator[tuple[FileIO, float | None]]:
     """Where lines come from, unbuffered, and how long to wait for more of them: files never pause."""
     try:
-        # the descriptor may be used by the thread that reads it when the verb ends
         stream = FileIO(0, closefd=False) if path is None else FileIO(path)
     except OSError as error:
         name = "the standard input" if path is None else f"--input {path}"

@@ -75,7 +75,7 @@ def generate(
     A model with memory remembers the last `memory_length` tokens (null: as many as it was trained with).
     """
     config = open_run(folder)[0]
-    if config.translates:
+    if config.data.has_pairs:
         raise InputError(f"{folder}: a translation run; it translates with `fullrank translate`")
     if config.model.sees_future:
         raise InputError(

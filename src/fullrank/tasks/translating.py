@@ -12,15 +12,16 @@ from fullrank.data import Language, load_language
 from fullrank.errors import InputError
 from fullrank.model.translator import Translator
 from fullrank.tasks.run_folder import open_run
-from fullrank.tasks.search import Found, Sampling, Search, translate_ids
-from fullrank.tasks.translation import SOURCE, TARGET
+from fullrank.tasks.translation_search import Found, Search, translate_ids
 from fullrank.training.device import choose_device
+
+SOURCE, TARGET = "tokenizer/source", "tokenizer/target"  # the languages in a run folder
 
 
 def open_translation_run(folder: Path) -> RunConfig:
     """The configuration of the translation run in `folder`; InputError if it holds none."""
     config = open_run(folder)[0]
-    if not config.translates:
+    if not config.data.has_pairs:
         raise InputError(
             f"{folder}: a run on {config.data.name}, which is text of one language, translates nothing; a language model "
             "writes with `fullrank generate`"
@@ -54,9 +55,9 @@ class Translating:
 
         Translating(Path("runs/mine"), Search(beams=4)).translate(["Ein Mann schläft ."])[0][0].text
 
-    search: how; None: as for the run's final figures (its `eval` section). n_best: translations of each line. sampling: they
-    are drawn, not searched for. `warn` hears of lines that are too long. `config`, `model`, `source` and `target` are there
-    to be read. Raises InputError for a folder without a translation run, RunError for one whose files are damaged.
+    search: how; None: as the run is judged (the `eval` section). `warn` hears of lines that are too long, and `config`,
+    `model`, `source` and `target` are there to be read.
+    Raises InputError for a folder without a translation run, RunError for one whose files are damaged.
     """
 
     def __init__(
@@ -64,8 +65,6 @@ class Translating:
         folder: Path,
         search: Search | None = None,
         *,
-        n_best: int = 1,
-        sampling: Sampling | None = None,
         checkpoint: str = "best",
         batch_size: int = 64,
         device_name: str = "auto",
@@ -85,8 +84,7 @@ class Translating:
                     f"{folder}: the {side} vocabulary has {len(language):,} entries, the model {known:,}; were files of "
                     "another run copied here?"
                 )
-        self.search = Search.final(self.config.eval) if search is None else search
-        self.n_best, self.sampling = n_best, sampling
+        self.search = Search.of(self.config.eval) if search is None else search
         self.batch_size, self.kernel_name, self._warn = batch_size, kernel_name, warn
 
     @property
@@ -98,28 +96,29 @@ class Translating:
     def translate(
         self, lines: Sequence[str], *, first: int = 1, progress: Callable[[int], None] | None = None
     ) -> list[list[Translation]]:
-        """The `n_best` translations of each line, best first; of an empty line the empty text.
+        """The `search.n_best` translations of each line, best first; of an empty line the empty text.
 
         first: the number of the first line, for warnings and samples. `progress` hears how many lines are done.
         A line of more tokens than the model takes is translated as far as they go, with a warning.
         """
         encoded = [self.encoded(line, first + i) for i, line in enumerate(lines)]
-        empty = sum(not ids for ids in encoded)
+        filled = [i for i, ids in enumerate(encoded) if ids]
+        empty = len(lines) - len(filled)
         with kernel(self.kernel_name):
             found = translate_ids(
                 self.model,
-                encoded,
+                [encoded[i] for i in filled],
                 self.search,
-                source_eos_id=self.source.eos_id,
-                target_eos_id=self.target.eos_id,
-                n_best=self.n_best,
-                sampling=self.sampling,
+                source_eos=self.source.eos_id,
+                target_eos=self.target.eos_id,
                 batch_size=self.batch_size,
-                numbers=range(first, first + len(lines)),
+                numbers=[first + i for i in filled],
                 progress=None if progress is None else lambda done: progress(empty + done),
             )
-        nothing = Translation("", (), 0, 0.0, 0.0)
-        return [[self._text(one) for one in best] or [nothing] for best in found]
+        texts = [[Translation("", (), 0, 0.0, 0.0)] for _ in lines]
+        for i, best in zip(filled, found, strict=True):
+            texts[i] = [self._text(one) for one in best]
+        return texts
 
     def encoded(self, line: str, number: int = 1) -> list[int]:
         """The ids of a line, without <eos>, as many as the model takes; `number` is what a warning calls it."""
