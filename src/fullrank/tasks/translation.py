@@ -113,7 +113,11 @@ def protocol_in_words(search: Search) -> str:
 
 
 def with_vocabularies(config: RunConfig, corpus: PairCorpus) -> RunConfig:
-    """`config` with both vocabulary sizes known; ConfigError if a given one is too small for the corpus."""
+    """`config` with both vocabulary sizes known.
+
+    A larger one that is given stays: entries that the corpus has no piece for are never read. ConfigError if a given one is
+    too small for the corpus, or if one table is asked for and each language has a vocabulary of its own.
+    """
     source, target = len(corpus.source), len(corpus.target)
     given = config.model.encoder.vocab_size if config.model.encoder is not None else None
     for key, size, wanted in (
@@ -125,6 +129,12 @@ def with_vocabularies(config: RunConfig, corpus: PairCorpus) -> RunConfig:
                 f"{key}: {size}, but {corpus.label} has {wanted} entries; set it to null or at least {wanted}, or make the "
                 "vocabulary smaller with data.max_vocabulary"
             )
+    shared = config.model.encoder is not None and config.model.encoder.share_embedding
+    if shared and corpus.source.fingerprint != corpus.target.fingerprint:
+        raise ConfigError(
+            f"model.encoder.share_embedding: one table for both languages, and in {corpus.label} each has a vocabulary of its "
+            "own; set data.vocabulary: joint, or model.encoder.share_embedding: false"
+        )
     model = dataclasses.replace(config.model, vocab_size=config.model.vocab_size or target)
     return dataclasses.replace(config, model=_with_source(model, given or source))
 
