@@ -83,7 +83,7 @@ def _with_vocabulary(run: RunConfig) -> RunConfig:
         return run
     if run.translates:
         from fullrank.data.pairs import prepare_pairs
-        from fullrank.tasks.translation import with_vocabularies
+        from fullrank.tasks.pair_vocabulary import with_vocabularies
 
         return with_vocabularies(run, prepare_pairs(run.data, report=say))
     from fullrank.data import prepare
