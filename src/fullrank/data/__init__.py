@@ -9,7 +9,7 @@ from fullrank.data.corpus import Corpus, load_corpus, prepare
 from fullrank.data.known import CorpusInfo, known_corpora
 from fullrank.data.language import Language, load_language
 from fullrank.data.pair_batches import PairBatch, PairBatches, pair_batch
-from fullrank.data.pair_build import PairSplit
+from fullrank.data.pair_store import PairSplit
 from fullrank.data.pairs import PairCorpus, Pairs, load_pairs, prepare_pairs
 from fullrank.data.stream import Batch, Blocks, Streams, Windows
 from fullrank.data.unigram import unigram_perplexity

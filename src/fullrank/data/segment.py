@@ -5,12 +5,16 @@ All split a line at white space first, so the pieces of two joined lines are tho
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+from fullrank.data.codes import read_codes
+from fullrank.data.entries import UNK
 from fullrank.errors import InputError
 
 _BYTES = 256
+_STEP = 1e-4  # of log probabilities, between the characters that UnigramTrainer adds
 
 
 class Segmenter(Protocol):
@@ -88,6 +92,68 @@ def learn_byte_bpe(lines: Iterable[str], size: int) -> ByteBpe:
     return ByteBpe(backend)
 
 
+class Unigram:
+    """A unigram model as in SentencePiece, by Hugging Face `tokenizers`: the most probable pieces of a line.
+
+    A space is `▁`, at the beginning of a word. A character that the training text lacks is `<unk>`.
+    """
+
+    kind = "unigram"
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        self._all = _in_order(backend)
+
+    @property
+    def pieces(self) -> list[str] | None:
+        return self._all[1:]  # the first is <unk>
+
+    def segment(self, lines: Sequence[str]) -> list[list[str]]:
+        return _segmented(self._backend, self._all, lines)
+
+    def join(self, pieces: Sequence[str]) -> str:
+        return " ".join(str(self._backend.decoder.decode(list(pieces))).split())
+
+    def state(self) -> str:
+        return str(self._backend.to_str())
+
+
+def learn_unigram(lines: Iterable[str], size: int) -> Unigram:
+    """At most `size` pieces, by expectation maximization from the most frequent parts of words; all characters stay."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    backend = Tokenizer(models.Unigram())
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    backend.decoder = decoders.Metaspace(prepend_scheme="always")
+    trainer = trainers.UnigramTrainer(
+        vocab_size=size + 1, special_tokens=[UNK], unk_token=UNK, show_progress=False
+    )  # fmt: skip
+    try:
+        backend.train_from_iterator(lines, trainer)
+    except Exception as error:  # the library raises bare Exception
+        raise InputError(
+            f"data.max_vocabulary: no unigram model of {size + 2:,} entries can be made of this text ({error}); give another "
+            "number, or use data.tokens=bpe"
+        ) from error
+    return Unigram(Tokenizer.from_str(json.dumps(_settled(json.loads(backend.to_str())))))
+
+
+def _settled(content: dict[str, Any]) -> dict[str, Any]:
+    """The same model for the same text. Sums of threads differ in their last digits, so log probabilities are rounded and
+    sorted. Characters that stay only to be known come last, one small step below the other: they get the lowest value.
+    """
+    unk, *rest = content["model"]["vocab"]
+    rest.sort(key=lambda item: -item[1])
+    first = len(rest) - 1
+    while first > 0 and abs(rest[first - 1][1] - rest[first][1] - _STEP) < _STEP / 1000:
+        first -= 1
+    lowest = rest[-1][1]
+    rounded = [[piece, round(score if i < first else lowest, 3)] for i, (piece, score) in enumerate(rest)]
+    rounded.sort(key=lambda item: (-item[1], item[0]))
+    # `added_tokens` would make <unk> of a text the mark
+    return content | {"added_tokens": [], "model": content["model"] | {"unk_id": 0, "vocab": [unk, *rounded]}}
+
+
 def _in_order(backend: Any) -> list[str]:
     table: dict[str, int] = backend.get_vocab(with_added_tokens=False)
     return sorted(table, key=table.__getitem__)
@@ -103,12 +169,15 @@ def restored(kind: str, state: str) -> Segmenter:
     match kind:
         case "word":
             return Words()
-        case "byte_bpe":
+        case "codes":
+            return read_codes(state, "segments.txt")
+        case "byte_bpe" | "unigram":
             from tokenizers import Tokenizer
 
             try:
-                return ByteBpe(Tokenizer.from_str(state))
+                backend = Tokenizer.from_str(state)
             except Exception as error:  # the library raises bare Exception
                 raise ValueError(f"no tokenizer of `tokenizers`: {error}") from error
+            return ByteBpe(backend) if kind == "byte_bpe" else Unigram(backend)
         case _:
             raise ValueError(f"unknown kind of segmenter '{kind}'")
