@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from fullrank.data.text import open_text
+from fullrank.data.word_cache import WordCache
 from fullrank.errors import InputError
 
 _END, _GLUE = "</w>", "@@"
-_CACHED = 1 << 20  # words
 _VERSION = "#version: 0.2"
 
 
@@ -31,14 +31,14 @@ class Codes:
     def __init__(self, merges: Sequence[tuple[str, str]], *, old: bool = False) -> None:
         self._merges, self._old = list(merges), old
         self._ranks = {pair: rank for rank, pair in reversed(list(enumerate(self._merges)))}
-        self._cache: dict[str, tuple[str, ...]] = {}
+        self._words = WordCache(lambda words: [self._pieces(word) for word in words])
 
     def __len__(self) -> int:
         """How many merges there are."""
         return len(self._merges)
 
     def segment(self, lines: Sequence[str]) -> list[list[str]]:
-        return [[piece for word in line.split() for piece in self._word(word)] for line in lines]
+        return self._words.segment(lines)
 
     def join(self, pieces: Sequence[str]) -> str:
         return " ".join(pieces).replace(f"{_GLUE} ", "").removesuffix(_GLUE)
@@ -48,15 +48,9 @@ class Codes:
         first = [] if self._old else [_VERSION]
         return "".join(f"{line}\n" for line in [*first, *(" ".join(pair) for pair in self._merges)])
 
-    def _word(self, word: str) -> tuple[str, ...]:
-        found = self._cache.get(word)
-        if found is None:
-            symbols = self._merged(word)
-            found = (*(symbol + _GLUE for symbol in symbols[:-1]), symbols[-1])
-            if len(self._cache) >= _CACHED:
-                self._cache.clear()
-            self._cache[word] = found
-        return found
+    def _pieces(self, word: str) -> list[str]:
+        *inner, last = self._merged(word)
+        return [*(symbol + _GLUE for symbol in inner), last]
 
     def _merged(self, word: str) -> list[str]:
         """The symbols of a word when no merge is left, in n log n steps.

@@ -107,7 +107,7 @@ def _label(info: CorpusInfo, files: PairFiles, settings: PairSettings, is_slice:
     elif files.languages != info.languages:
         marks.append(" to ".join(files.languages))
     if info.name == synthetic_pairs.NAME:
-        marks.insert(0, "not a language")
+        marks.append("not a language")
     if settings.concatenate is not None:
         marks.append(f"joined to {settings.concatenate} tokens")
     return f"{info.name} ({'; '.join(marks)})" if marks else info.name

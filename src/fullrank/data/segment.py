@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from fullrank.data.codes import read_codes
 from fullrank.data.entries import UNK
+from fullrank.data.word_cache import WordCache
 from fullrank.errors import InputError
 
 _BYTES = 256
@@ -56,13 +57,14 @@ class ByteBpe:
     def __init__(self, backend: Any) -> None:
         self._backend = backend
         self._pieces = _in_order(backend)
+        self._words = _words(backend, self._pieces)
 
     @property
     def pieces(self) -> list[str] | None:
         return self._pieces
 
     def segment(self, lines: Sequence[str]) -> list[list[str]]:
-        return _segmented(self._backend, self._pieces, lines)
+        return self._words.segment(lines)
 
     def join(self, pieces: Sequence[str]) -> str:
         # bytes that a model put together need be no text, and may hold line breaks
@@ -103,13 +105,14 @@ class Unigram:
     def __init__(self, backend: Any) -> None:
         self._backend = backend
         self._all = _in_order(backend)
+        self._words = _words(backend, self._all)
 
     @property
     def pieces(self) -> list[str] | None:
         return self._all[1:]  # the first is <unk>
 
     def segment(self, lines: Sequence[str]) -> list[list[str]]:
-        return _segmented(self._backend, self._all, lines)
+        return self._words.segment(lines)
 
     def join(self, pieces: Sequence[str]) -> str:
         return " ".join(str(self._backend.decoder.decode(list(pieces))).split())
@@ -140,16 +143,17 @@ def learn_unigram(lines: Iterable[str], size: int) -> Unigram:
 
 def _settled(content: dict[str, Any]) -> dict[str, Any]:
     """The same model for the same text. Sums of threads differ in their last digits, so log probabilities are rounded and
-    sorted. Characters that stay only to be known come last, one small step below the other: they get the lowest value.
+    sorted. Characters that stay only to be known have the lowest value and some small steps, in any order: without them.
     """
     unk, *rest = content["model"]["vocab"]
-    rest.sort(key=lambda item: -item[1])
-    first = len(rest) - 1
-    while first > 0 and abs(rest[first - 1][1] - rest[first][1] - _STEP) < _STEP / 1000:
-        first -= 1
-    lowest = rest[-1][1]
-    rounded = [[piece, round(score if i < first else lowest, 3)] for i, (piece, score) in enumerate(rest)]
-    rounded.sort(key=lambda item: (-item[1], item[0]))
+    lowest = min(score for _, score in rest)
+
+    def settled(piece: str, score: float) -> float:
+        steps = (score - lowest) / _STEP
+        added = len(piece) == 1 and steps < len(rest) and abs(steps - round(steps)) < 1e-3
+        return round(lowest if added else score, 3)
+
+    rounded = sorted(([piece, settled(piece, score)] for piece, score in rest), key=lambda item: (-item[1], item[0]))
     # `added_tokens` would make <unk> of a text the mark
     return content | {"added_tokens": [], "model": content["model"] | {"unk_id": 0, "vocab": [unk, *rounded]}}
 
@@ -159,9 +163,14 @@ def _in_order(backend: Any) -> list[str]:
     return sorted(table, key=table.__getitem__)
 
 
-def _segmented(backend: Any, pieces: list[str], lines: Sequence[str]) -> list[list[str]]:
-    encodings = backend.encode_batch_fast(list(lines), add_special_tokens=False)
-    return [[pieces[i] for i in encoding.ids] for encoding in encodings]
+def _words(backend: Any, pieces: list[str]) -> WordCache:
+    """Both models begin a word with its space and never join two words, so words can be split one by one."""
+
+    def pieces_of(words: list[str]) -> list[list[str]]:
+        encodings = backend.encode_batch_fast(words, add_special_tokens=False)
+        return [[pieces[i] for i in encoding.ids] for encoding in encodings]
+
+    return WordCache(pieces_of)
 
 
 def restored(kind: str, state: str) -> Segmenter:
