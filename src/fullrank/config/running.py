@@ -8,6 +8,7 @@ from typing import Literal
 
 from fullrank.config import registry
 from fullrank.config.checks import COUNTS, SIZES, THREADS, Strict, check_numbers, check_stage, raise_problems
+from fullrank.config.masking import masked_problems, objective_problems
 from fullrank.config.model import ModelConfig, with_memory
 from fullrank.errors import ConfigError
 
@@ -107,9 +108,14 @@ class TrainConfig(Strict):
     tokens: int | None = None
     phases: list[PhaseConfig] = field(default_factory=list)
     seed: int = 1
+    objective: Literal["causal", "masked"] = "causal"  # predict the next token, or masked ones, as BERT does
+    mlm_probability: float = 0.15  # `masked`: share of the tokens that are to be predicted ...
+    mask_replace_prob: float = 0.8  # ... of which this share becomes <mask>
+    random_replace_prob: float = 0.1  # ... and this one a random token; the rest stay as they are
     batch_size: int = 20  # parallel streams
     segment_length: int = 64  # tokens of each stream per step
-    order: Literal["contiguous", "shuffled"] = "contiguous"  # streams in reading order, or blocks shuffled every epoch
+    # streams in reading order, or blocks shuffled every epoch; null: contiguous, with `objective: masked` shuffled
+    order: Literal["contiguous", "shuffled"] | None = None
     gradient_accumulation_steps: int = 1
     optimizer: str = "adamw"
     learning_rate: float = 1e-3
@@ -187,6 +193,9 @@ class TrainConfig(Strict):
             problems.append(f"train.t_mult: 1 or more and finite, given {self.t_mult}")
         if not 0 < self.ema_decay < 1:
             problems.append(f"train.ema_decay: between 0 and 1, given {self.ema_decay}")
+        problems += objective_problems(self)
+        if self.order is None:
+            object.__setattr__(self, "order", "shuffled" if self.objective == "masked" else "contiguous")
         check_stage(problems, "optimizer", self.optimizer, "train.optimizer")
         check_stage(problems, "schedule", self.schedule, "train.schedule")
         raise_problems(problems)
@@ -228,11 +237,13 @@ class EvalConfig(Strict):
     every_steps: int | None = None
     every_epochs: float | None = None
     max_tokens: int | None = None  # of the validation split, while training; the final figures use all
+    mask_seed: int = 0  # with train.objective: masked: which tokens are asked for, the same ones in every run
 
     def __post_init__(self) -> None:
         problems: list[str] = []
         check_numbers(problems, self, "eval", ("batch_size", "segment_length", "stride", "clamp_length"), below=SIZES)
         check_numbers(problems, self, "eval", ("context", "memory_length"), zero=True, below=SIZES)
+        check_numbers(problems, self, "eval", ("mask_seed",), zero=True, below=COUNTS)
         check_numbers(problems, self, "eval", ("every_steps", "max_tokens"), below=COUNTS)
         check_numbers(problems, self, "eval", ("every_epochs",))
         if self.every_steps is not None and self.every_epochs is not None:
@@ -250,8 +261,9 @@ class RunConfig(Strict):
     eval: EvalConfig = field(default_factory=EvalConfig)
 
     def __post_init__(self) -> None:
-        problems: list[str] = []
-        if self.model.memory_length and self.train.order != "contiguous":
+        problems = masked_problems(self)
+        causal = self.train.objective == "causal"
+        if causal and self.model.memory_length and self.train.order != "contiguous":
             problems.append(
                 f"train.order: a model with memory (model.memory_length {self.model.memory_length}) reads its text in order; "
                 f"given '{self.train.order}', allowed: contiguous"

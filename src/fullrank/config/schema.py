@@ -10,6 +10,7 @@ from fullrank.config.attention import AttentionConfig as AttentionConfig
 from fullrank.config.checks import Stage as Stage
 from fullrank.config.checks import stage_name as stage_name
 from fullrank.config.checks import stage_options as stage_options
+from fullrank.config.masking import MASKED_TOKEN as MASKED_TOKEN
 from fullrank.config.model import DropoutConfig as DropoutConfig
 from fullrank.config.model import ModelConfig as ModelConfig
 from fullrank.config.model import with_memory as with_memory

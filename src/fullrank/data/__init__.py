@@ -4,8 +4,9 @@ from fullrank.data.bpe import BpeTokenizer, train_bpe
 from fullrank.data.build import Split
 from fullrank.data.corpus import Corpus, load_corpus, prepare
 from fullrank.data.known import CorpusInfo, known_corpora
+from fullrank.data.masking import MaskedBatch, MaskedBatches, Masking, masked_blocks
 from fullrank.data.stream import Batch, Blocks, Streams, Windows
-from fullrank.data.unigram import unigram_perplexity
+from fullrank.data.unigram import unigram_nats, unigram_perplexity
 from fullrank.data.vocab import ByteVocabulary, CharacterVocabulary, Tokenizer, WordVocabulary, load_tokenizer
 
 __all__ = [
@@ -16,6 +17,9 @@ __all__ = [
     "CharacterVocabulary",
     "Corpus",
     "CorpusInfo",
+    "MaskedBatch",
+    "MaskedBatches",
+    "Masking",
     "Split",
     "Streams",
     "Tokenizer",
@@ -24,7 +28,9 @@ __all__ = [
     "known_corpora",
     "load_corpus",
     "load_tokenizer",
+    "masked_blocks",
     "prepare",
     "train_bpe",
+    "unigram_nats",
     "unigram_perplexity",
 ]
