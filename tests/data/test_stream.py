@@ -53,6 +53,7 @@ def test_blocks_score_every_token_once(size, shuffle, seed, epoch):
         assert found == list(range(tokens))
     assert blocks.tokens_per_epoch == tokens
     assert blocks.batches_per_epoch == ceil(ceil(tokens / length) / rows)
+    assert blocks.tokens_of_batches(epoch) == [blocks.batch(epoch, i).tokens for i in range(blocks.batches_per_epoch)]
 
 
 @given(sizes)
@@ -62,6 +63,7 @@ def test_kept_streams_score_every_token_once(size):
     streams = Streams(text(tokens), batch_size=rows, segment_length=length, start_id=START, remainder="keep")
     assert sorted(scored(streams)) == list(range(tokens))
     assert streams.tokens_per_epoch == tokens
+    assert streams.tokens_of_batches(0) == [streams.batch(0, i).tokens for i in range(streams.batches_per_epoch)]
 
 
 @given(st.integers(1, 300), st.integers(1, 9), st.integers(0, 40), st.integers(1, 40))
@@ -100,6 +102,7 @@ def test_dropped_streams_are_contiguous(size):
     streams = Streams(text(tokens), batch_size=rows, segment_length=length, start_id=START)
     batches = [streams.batch(0, i) for i in range(streams.batches_per_epoch)]
     assert all(batch.weights is None for batch in batches)
+    assert streams.tokens_of_batches(0) == [batch.tokens for batch in batches]
     whole = torch.cat([batch.targets for batch in batches], dim=1)
     each = tokens // rows
     assert whole.shape == (rows, each // length * length)

@@ -17,7 +17,8 @@ from fullrank.cli import main
 from fullrank.config.recipe import resolve
 from fullrank.data import load_corpus
 from fullrank.tasks.generation import Decoding, generate
-from fullrank.tasks.language_modeling import evaluate, train
+from fullrank.tasks.language_modeling import evaluate
+from fullrank.tasks.run import train
 
 SETTINGS = [
     "model.hidden_size=16", "model.num_hidden_layers=1", "model.num_attention_heads=2", "train.batch_size=4",

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from fullrank.config.recipe import resolve
+from fullrank.data import prepare
 from fullrank.errors import InputError
 from fullrank.tasks import demo
+from fullrank.tasks.language_modeling import training_batches
 
 
 def run(out: Path, cache: Path) -> subprocess.CompletedProcess[str]:
@@ -44,6 +47,21 @@ def test_demo_trains_all_rows_on_equal_terms(tmp_path: Path) -> None:
     assert "Measuring" not in again.stderr
     assert json.loads((out / "b" / "result.json").read_text(encoding="utf-8"))["final"] == results[2]["final"]
     assert (out / "a" / "metrics.jsonl").read_bytes() == before
+
+
+def test_the_demo_counts_the_steps_that_are_made(tmp_path: Path) -> None:
+    """One batch holds the short end of the text: as many tokens take a step more than in full batches."""
+    for split, lines in (("train", 1001), ("valid", 10), ("test", 10)):
+        (tmp_path / split).write_text("a line\n" * lines, encoding="utf-8")
+    settings = ["train.tokens=20480", "data.name=text", "data.tokens=byte", f"data.dir={tmp_path}", "data.valid=valid"]
+    settings += ["data.train=train", "data.test=test", f"data.cache={tmp_path / 'cache'}"]
+    config = resolve(demo.RECIPE, overrides=settings).config
+    batches = training_batches(config, prepare(config.data, report=lambda text: None))
+    seen = steps = 0
+    while seen < 20480:
+        seen += batches.batch(*divmod(steps, batches.batches_per_epoch)).tokens
+        steps += 1
+    assert demo._steps(config) == steps > 20480 / (8 * 64)
 
 
 def test_other_settings_need_another_place(tmp_path: Path) -> None:

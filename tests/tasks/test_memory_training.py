@@ -19,8 +19,8 @@ from fullrank.config.recipe import Resolved
 from fullrank.config.schema import PhaseConfig, TrainConfig
 from fullrank.data import Streams
 from fullrank.errors import ConfigError, InputError
-from fullrank.tasks.language_modeling import train
 from fullrank.tasks.objective import CausalObjective
+from fullrank.tasks.run import train
 from fullrank.training import Place
 from fullrank.training.skip_retain import SkipRetain
 

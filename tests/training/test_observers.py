@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training_toy import train
+from training_toy import evaluate_scored, train
 
 from fullrank.errors import InputError
 from fullrank.training import make_observers
@@ -28,6 +28,14 @@ def test_status_says_loss_perplexity_speed_and_time_left(monkeypatch: pytest.Mon
     status.record({"split": "valid", "nll": 5.2, "ppl": 181.3})
     status.record({"seconds": 1.0})
     assert status.words() == "step 121/2000  loss 5.100  ppl 164.0  valid ppl 181.3  20 tok/s  ETA 15:40"
+
+
+def test_status_says_scores_and_no_more_steps_than_planned() -> None:
+    status = Status()
+    status.start(0, 727)
+    status.advance(728, 10)
+    status.record({"step": 5, "split": "valid", "nll": 2.0, "ppl": 7.4, "tokens": 9, "bleu": 31.249, "chrf": 55.0})
+    assert status.words() == "step 728/728  valid ppl 7.4  BLEU 31.2  chrF 55.0"
 
 
 def test_plain_lines_come_with_every_evaluation_and_now_and_then(tmp_path: Path) -> None:
@@ -87,10 +95,18 @@ def test_tensorboard_gets_every_line_and_forgets_what_lies_beyond_the_checkpoint
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
     [board] = make_observers(tmp_path, track=["tensorboard"], quiet=True)
     assert isinstance(board, TensorBoard)
-    train(tmp_path, steps=10, observers=[board])
+    train(tmp_path, steps=10, observers=[board], evaluate=evaluate_scored)
     assert board.writer.made == ((str(tmp_path / "tensorboard"),), {"purge_step": 1})
     names = {name for name, _, _ in board.writer.calls}
-    assert {"train/nll", "train/ppl", "train/lr", "valid/nll", "valid/ppl", "timing/tokens_per_second"} <= names
+    assert {
+        "train/nll",
+        "train/ppl",
+        "train/lr",
+        "valid/nll",
+        "valid/ppl",
+        "valid/bleu",
+        "timing/tokens_per_second",
+    } <= names
     assert {step for name, _, step in board.writer.calls if name == "valid/ppl"} == {5, 10}
     assert board.writer.closed
     [again] = make_observers(tmp_path, track=["tensorboard"], quiet=True)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 from training_toy import ToyBatches
 
 from fullrank.config.schema import EvalConfig, TrainConfig
+from fullrank.data import Blocks
 from fullrank.errors import InputError
 from fullrank.training import Plan, make_plan
 
@@ -36,6 +38,54 @@ def test_a_budget_of_tokens_is_exact_where_batches_know_their_tokens() -> None:
         tokens_per_epoch: int = 99  # six of 15 and one of 9
 
     assert plan(tokens=2 * 99 + 16, batches=Counted()).total_steps == 16
+
+
+@dataclass(frozen=True)
+class Known(ToyBatches):
+    """Seven batches of 20 to 80 tokens, in another order every epoch."""
+
+    tokens_per_epoch: int = 260
+
+    def tokens_of_batches(self, epoch: int) -> list[int]:
+        sizes = [20, 20, 30, 30, 30, 50, 80]
+        return sizes[-(epoch % 7) :] + sizes[: -(epoch % 7)]
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("tokens", [1, 20, 21, 260, 261, 300, 519, 520, 521, 999])
+def test_a_budget_of_tokens_counts_the_steps_that_are_made(tokens: int, accumulation: int) -> None:
+    batches = Known()
+    found = plan(tokens=tokens, batches=batches, gradient_accumulation_steps=accumulation, batch_tokens=80)
+    seen = step = 0
+    while not found.done(step, seen):
+        step += 1
+        seen += sum(batches.tokens_of_batches(epoch)[index] for epoch, index in found.batches_of(step))
+    assert found.total_steps == step
+
+
+def test_a_budget_of_tokens_is_worked_out_from_what_is_usual_where_no_more_is_known() -> None:
+    @dataclass(frozen=True)
+    class Usual(ToyBatches):
+        tokens_per_batch: float = 33.5
+
+    assert plan(tokens=100, batches=Usual(), batch_tokens=80).total_steps == 3
+    assert plan(tokens=100, batches=Usual(), gradient_accumulation_steps=2).total_steps == 2
+    assert plan(tokens=100, batch_tokens=40).total_steps == 3
+
+
+@pytest.mark.parametrize(
+    ("size", "rows", "length", "seed"), [(1000, 3, 7, 1), (1001, 3, 7, 2), (50, 1, 64, 3), (999, 4, 10, 4)]
+)
+def test_shuffled_blocks_make_the_steps_that_were_planned(size: int, rows: int, length: int, seed: int) -> None:
+    """The short block may come anywhere: as much as a batch less is read in the same steps."""
+    blocks = Blocks(np.zeros(size), batch_size=rows, segment_length=length, start_id=0, shuffle=True, seed=seed)
+    for tokens in (1, rows * length * 5, size - 1, size, size + rows * length * 9, 3 * size + 1):
+        found = plan(tokens=tokens, batches=blocks)
+        seen = step = 0
+        while not found.done(step, seen):
+            step += 1
+            seen += sum(blocks.batch(*place).tokens for place in found.batches_of(step))
+        assert found.total_steps == step
 
 
 def test_the_default_is_one_evaluation_an_epoch_and_a_checkpoint_with_it() -> None:
@@ -72,3 +122,5 @@ def test_a_step_takes_consecutive_batches_of_one_epoch() -> None:
 def test_too_little_text_is_said_with_the_keys_to_change() -> None:
     with pytest.raises(InputError, match=r"shorter than one batch: train.batch_size 3 .* train.segment_length 5"):
         plan(steps=1, batches=ToyBatches(0))
+    with pytest.raises(InputError, match=r"shorter than one batch: train\.batch_tokens 80; make it smaller"):
+        plan(steps=1, batches=ToyBatches(0), batch_tokens=80)

@@ -17,6 +17,11 @@ def test_lines_are_as_the_interface_says() -> None:
         == '{"step": 120, "split": "train", "nll": 5.09986643, "ppl": 164.0, "tokens": 76800, "lr": 0.001}'
     )
     assert "lr" not in metrics_line(step=1, split="valid", nll=1.0, tokens=1)
+    scored = metrics_line(step=1, split="valid", nll=1.0, tokens=1, scores={"bleu": 31.23456789012}, phase="a")
+    assert list(scored) == ["step", "split", "nll", "ppl", "tokens", "bleu", "phase"]
+    assert scored["bleu"] == 31.2345679
+    with pytest.raises(ValueError, match="a score may not be called ppl"):
+        metrics_line(step=1, split="valid", nll=1.0, tokens=1, scores={"ppl": 3.0})
     assert math.isfinite(metrics_line(step=1, split="valid", nll=1e6, tokens=1)["ppl"])
     assert timing_line(step=120, seconds=31.20004, tokens_per_second=2500.04, peak_memory_mib=512.31) == {
         "step": 120, "seconds": 31.2, "tokens_per_second": 2500.0, "peak_memory_mib": 512.3,

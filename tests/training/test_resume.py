@@ -24,6 +24,7 @@ from training_toy import (
     ToyBatches,
     at_call,
     die,
+    evaluate_scored,
     outcome,
     train,
     train_in_child,
@@ -47,6 +48,8 @@ CASES: dict[str, dict[str, Any]] = {
     "phases": {"steps": 70, "save_every_steps": 2, "phases": PHASES, "averaging": "ema"},
     "adamw": {"optimizer": "adamw", "schedule": "inverse_sqrt", "warmup_steps": 9, "max_grad_norm": 0.5, "precision": "bf16",
               "steps": 60, "weight_decay": 0.1},
+    "bleu": {"evaluate": evaluate_scored, "eval_options": {"every_steps": 4, "metric": "bleu"}, "schedule": "plateau",
+             "plateau_patience": 1, "patience": 12, "steps": 60, "save_every_steps": 3, "averaging": "ema"},
 }  # fmt: skip
 
 

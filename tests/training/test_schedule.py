@@ -133,3 +133,15 @@ def test_plateau_does_not_go_below_the_least_rate() -> None:
 def test_an_unknown_schedule_suggests_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"train.schedule: 'cosin' is not available; did you mean 'cosine'"):
         TrainConfig(steps=1, schedule="cosin")
+
+
+def test_inverse_sqrt_is_fairseqs_an_update_later() -> None:
+    """As fairseq states it, of `u` updates made: its update t has the rate of t - 1, the first one `warmup-init-lr`."""
+    high, start, warmup = 5e-4, 1e-7, 4000
+
+    def fairseq(u: int) -> float:
+        return start + u * (high - start) / warmup if u < warmup else high * math.sqrt(warmup) * u**-0.5
+
+    steps = [1, 2, 1999, 3999, 4000, 4001, 16_000, 50_000]
+    found = rates(steps, schedule="inverse_sqrt", learning_rate=high, warmup_steps=warmup, warmup_from=start)
+    assert found == pytest.approx([fairseq(t) for t in steps], rel=1e-12)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fullrank.cli.options import Config, Json, Overrides, Row, Scale, Source, with_source
 from fullrank.cli.output import print_json, say
+
+if TYPE_CHECKING:
+    from fullrank.config.schema import DataConfig
 
 recipes = typer.Typer(
     no_args_is_help=True,
@@ -214,18 +217,66 @@ def prepare_data(
 ) -> None:
     """Find or download a corpus, verify its counts, and turn it into token ids once and for all."""
     from fullrank.config.load import apply_overrides, build
-    from fullrank.data import prepare
-    from fullrank.tasks.language_modeling import describe
 
     words = [*with_source(overrides, source), *([f"data.cache={to}"] if to else [])]
-    corpus = prepare(build(apply_overrides({"data": {"name": name}}, words)).data, report=say)
-    found = {"folder": str(corpus.folder), **describe(corpus)}
+    given = build(apply_overrides({"data": {"name": name}}, words)).data
+    found, lines = _prepared_pairs(given) if given.has_pairs else _prepared_text(given)
     if json:
         print_json(found)
         return
-    print(f"{corpus.label}: vocabulary {len(corpus.tokenizer):,} ({corpus.tokenizer.kind}), {corpus.folder}")
+    for line in lines:
+        print(line)
+
+
+def _prepared_text(given: DataConfig) -> tuple[dict[str, Any], list[str]]:
+    """A corpus for language models: what JSON says of it, and lines for people."""
+    from fullrank.data import prepare
+    from fullrank.tasks.language_modeling import describe
+
+    corpus = prepare(given, report=say)
+    lines = [f"{corpus.label}: vocabulary {len(corpus.tokenizer):,} ({corpus.tokenizer.kind}), {corpus.folder}"]
+    lines += [
+        f"  {split:<6} {content.tokens:>12,} tokens   {content.words:>12,} words   {content.bytes:>13,} bytes"
+        for split, content in corpus.splits.items()
+    ]
+    return {"folder": str(corpus.folder), **describe(corpus)}, lines
+
+
+def _prepared_pairs(given: DataConfig) -> tuple[dict[str, Any], list[str]]:
+    """A corpus of sentence pairs: what JSON says of it, and lines for people."""
+    import dataclasses
+
+    from fullrank.data import prepare_pairs
+
+    corpus = prepare_pairs(given, report=say)
+    sides = {"source": corpus.source, "target": corpus.target}
+    found = {
+        "folder": str(corpus.folder), "name": corpus.name, "label": corpus.label, "is_slice": corpus.is_slice,
+        "languages": {side: language.name for side, language in sides.items()},
+        "vocabulary": {side: len(language) for side, language in sides.items()},
+        "fingerprint": {side: language.fingerprint for side, language in sides.items()},
+        "splits": {split: dataclasses.asdict(content) for split, content in corpus.splits.items()},
+        "details": dict(corpus.details),
+    }  # fmt: skip
+    kind = corpus.source.segmenter.kind
+    one = (
+        "one vocabulary of both languages" if corpus.source.fingerprint == corpus.target.fingerprint else "vocabularies"
+    )
+    sizes = ", ".join(f"{language.name} {len(language):,}" for language in sides.values())
+    lines = [f"{corpus.label}: {one}: {sizes} ({kind}), {corpus.folder}"]
     for split, content in corpus.splits.items():
-        print(f"  {split:<6} {content.tokens:>12,} tokens   {content.words:>12,} words   {content.bytes:>13,} bytes")
+        counts = ", ".join(
+            f"{language.name} {getattr(content, f'{side}_tokens'):,} tokens of {getattr(content, f'{side}_words'):,} words"
+            for side, language in sides.items()
+        )
+        lines.append(f"  {split:<8} {content.pairs:>10,} pairs   {counts}")
+    cleaning = corpus.details["cleaning"]
+    lines.append(
+        f"  training pairs given {cleaning['given']:,}, left out {cleaning['given'] - cleaning['kept']:,}: "
+        f"{cleaning['empty']:,} with an empty side, {cleaning['too_long']:,} too long (data.max_length), "
+        f"{cleaning['ratio']:,} too unlike in length (data.max_ratio)"
+    )
+    return found, lines
 
 
 @config.command(

@@ -58,8 +58,8 @@ def train(
     """Train a recipe or a YAML file. Given a run folder, resume it exactly where it stopped."""
     from fullrank.config.recipe import resolve
     from fullrank.reporting import write_report
-    from fullrank.tasks.language_modeling import resume
-    from fullrank.tasks.language_modeling import train as train_model
+    from fullrank.tasks.run import resume
+    from fullrank.tasks.run import train as train_model
     from fullrank.tasks.run_folder import default_folder, is_run
 
     folder = Path(config)

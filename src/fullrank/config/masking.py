@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fullrank.config.running import RunConfig, TrainConfig
+    from fullrank.config.running import RunConfig
+    from fullrank.config.training import TrainConfig
 
 # what is said of every figure of a model that predicts masked tokens
 MASKED_TOKEN = "a masked-token perplexity, not comparable with next-token perplexity"
@@ -37,9 +38,12 @@ def objective_problems(train: TrainConfig) -> list[str]:
 
 
 def masked_problems(run: RunConfig) -> list[str]:
-    """What of a run does not go with `train.objective: masked`; empty with another objective."""
-    if run.train.objective != "masked":
-        return []
+    """What of a run does not go with `train.objective: masked`."""
+    if run.translates:
+        return [
+            f"train.objective: masked reads text of one language, and data.name: {run.data.name} has sentence pairs; choose "
+            "another corpus, or objective: causal"
+        ]
     problems = run.model.problems_of_masked()
     problems += [
         f"eval.{key}: says how next tokens are read, and with train.objective: masked there are none; given "

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import http.client
 import tarfile
 import urllib.error
 import urllib.request
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,7 +61,7 @@ def _fetch_rest(url: str, target: Path, report: Report, timeout: float) -> None:
 
 
 def _unpack(archive: Path, info: CorpusInfo) -> None:
-    """Takes the corpus's files out of a .zip or .tar.gz, next to it, and removes the archive."""
+    """Takes the corpus's files out of a .zip, .tar.gz or .gz, next to it, and removes the archive."""
     folder = archive.parent
     wanted = {name for names in info.files.values() for name in names}
     if archive.suffix == ".zip":
@@ -68,6 +70,9 @@ def _unpack(archive: Path, info: CorpusInfo) -> None:
                 name = Path(member).name
                 if name in wanted:
                     _copy(packed.open(member), folder / name)
+    elif not archive.name.endswith(".tar.gz"):
+        with gzip.open(archive) as packed_file:
+            _copy(packed_file, folder / archive.stem)
     else:
         with tarfile.open(archive) as packed:
             for entry in packed:
@@ -110,11 +115,18 @@ def download(info: CorpusInfo, cache: Path, report: Report) -> Path:
                 report(f"{info.name}: downloading {url} ({info.licence})")
                 try:
                     fetch(url, target, report)
-                    if target.name.endswith((".zip", ".tar.gz")):
+                    if target.name.endswith((".zip", ".gz")):
                         with writing(folder):
                             _unpack(target, info)
                     break
-                except (OSError, http.client.HTTPException, zipfile.BadZipFile, tarfile.TarError) as error:
+                except (
+                    OSError,
+                    http.client.HTTPException,
+                    zipfile.BadZipFile,
+                    tarfile.TarError,
+                    EOFError,
+                    zlib.error,
+                ) as error:
                     failures.append(f"{url}: {getattr(error, 'reason', None) or error}")
                     target.unlink(missing_ok=True)
             else:

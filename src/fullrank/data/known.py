@@ -11,15 +11,17 @@ from typing import Literal
 class CorpusInfo:
     """One corpus. `published` counts each split in `unit`; words are counted with one `<eos>` per line.
 
-    `files`: accepted file names of each split, the published name first. `urls`: things to download, each with its
-    mirrors. `sha256`: of files that are known byte by byte.
+    `languages`: of the two sides of sentence pairs, source first; None for text of one language.
+    `files`: accepted file names of each split (of sentence pairs, of each `split.language`), the published name first.
+    `urls`: things to download, each with its mirrors. `sha256`: of files that are known byte by byte.
     """
 
     name: str
     tokens: str
     licence: str
     source: str
-    unit: Literal["words", "bytes"] = "words"
+    unit: Literal["words", "bytes", "pairs"] = "words"
+    languages: tuple[str, str] | None = None
     published: Mapping[str, int] = field(default_factory=dict)
     files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     urls: tuple[tuple[str, ...], ...] = ()
@@ -46,6 +48,21 @@ def _wiki_urls(archive: str) -> tuple[tuple[str, ...], ...]:
         ),
     )
 
+
+_MULTI30K = "multi30k/dataset/{}/data/task1/raw"
+_MULTI30K_COMMIT = "a3d2e0d26b56f3846f66a952536ffed4e401d05a"
+_MULTI30K_NAMES = {
+    "train": ("train",), "valid": ("val", "valid"), "test": ("test_2016_flickr", "test2016", "test"),
+    "test2017": ("test_2017_flickr", "test2017"),
+}  # fmt: skip
+
+
+def _pair_files(names: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """File names of each split and language, from those without suffix."""
+    return {f"{split}.{side}": tuple(f"{n}.{side}" for n in some) for split, some in names.items() for side in _DE_EN}
+
+
+_DE_EN = ("de", "en")
 
 _ALL = (
     CorpusInfo(
@@ -118,6 +135,42 @@ _ALL = (
         "and held-out shards 00001 (valid) and 00000 (test)",
         published={"train": 798_949_912, "test": 159_658},
         urls=(("https://www.statmt.org/lm-benchmark/1-billion-word-language-modeling-benchmark-r13output.tar.gz",),),
+    ),
+    CorpusInfo(
+        name="parallel",
+        tokens="bpe",
+        licence="yours",
+        source="your sentence pairs: data.train, data.valid, data.test are prefixes, data.source and data.target suffixes",
+        unit="pairs",
+    ),
+    CorpusInfo(
+        name="multi30k-de-en",
+        tokens="bpe",
+        licence="captions of Flickr30k, for research and non-commercial use",
+        source="Multi30k, task 1, German to English, raw text: train, val, test_2016_flickr (the test split), "
+        "test_2017_flickr, each as .de and .en",
+        unit="pairs",
+        languages=_DE_EN,
+        published={"train": 29_000, "valid": 1_014, "test": 1_000, "test2017": 1_000},
+        files=_pair_files(_MULTI30K_NAMES),
+        urls=tuple(
+            tuple(
+                f"https://raw.githubusercontent.com/{_MULTI30K.format(at)}/{names[0]}.{side}.gz"
+                for at in (_MULTI30K_COMMIT, "master")
+            )
+            for names in _MULTI30K_NAMES.values()
+            for side in _DE_EN
+        ),
+        sha256={
+            "train.de": "2c2b73fd2b548fbcde3a875e0a78d6ee94d498bfdee6bd3eae3945779e9ddf72",
+            "train.en": "460a15fbd157e34a7a9957ee388c1ca247fe47af3ef25fb50442af6c274e0fc6",
+            "valid.de": "660e09eb7e1da2f856ea13ee5ad3cf6d36b3d5b0b733c857e94c5747a3dfc660",
+            "valid.en": "1f2a23d992769b5b3d209b0a10dd0b77c08cceb1f20dfb97ed0aafa49d107227",
+            "test.de": "4be6b5b3236b79c25475c6bb829800a7ce559e9ba7a1f6c2394fe4d40be46d16",
+            "test.en": "399a4382932c1aadd3ceb9bef1008d388a64c76d4ae4e9d4728c6f4301cac182",
+            "test2017.de": "c3078bc3b36808bf9d20eb2347ed6137016179ef59ec0d2b9b8ecc3fb2880081",
+            "test2017.en": "ce1450ddc5ab0834502579d77a170849952e15a2938b34cc503bdc25ebb4fb98",
+        },
     ),
 )
 

@@ -57,6 +57,8 @@ def corpus_info(name: str) -> CorpusInfo:
         near, known = suggest(name, CORPORA), f"known: {', '.join(CORPORA)}"
         found = f"{near} ({known})" if near.startswith("did you mean") else known
         raise InputError(f"data.name: unknown corpus '{name}'; {found}")
+    if CORPORA[name].unit == "pairs":
+        raise InputError(f"data.name: {name} is a corpus of sentence pairs, for translation; this is a language model")
     return CORPORA[name]
 
 

@@ -126,6 +126,15 @@ class Blocks:
         ends = np.minimum(starts + self._length, len(self._ids))
         return _rows(self._ids, starts, ends, self._length, self._start_id)
 
+    def tokens_of_batches(self, epoch: int) -> list[int]:
+        """Targets that count in each batch of an epoch: the batch with the short block has fewer."""
+        sizes = np.full(self._blocks, self._length)
+        sizes[-1] = len(self._ids) - (self._blocks - 1) * self._length
+        if self._shuffle:
+            sizes = sizes[_permutation(self._seed, epoch, self._blocks)]
+        found: list[int] = np.add.reduceat(sizes, np.arange(0, self._blocks, self._batch_size)).tolist()
+        return found
+
 
 class Streams:
     """`batch_size` contiguous streams read side by side: row b of batch t+1 goes on where row b of batch t ended.
@@ -171,6 +180,11 @@ class Streams:
         starts = np.minimum(self._starts + index * self._length, self._ends)
         ends = np.minimum(starts + self._length, self._ends)
         return _rows(self._ids, starts, ends, self._length, self._start_id)
+
+    def tokens_of_batches(self, epoch: int) -> list[int]:
+        """Targets that count in each batch of an epoch: with remainder="keep", the last ones have fewer."""
+        sizes, reached = self._ends - self._starts, np.arange(self.batches_per_epoch + 1) * self._length
+        return [int((np.minimum(sizes, end) - np.minimum(sizes, end - self._length)).sum()) for end in reached[1:]]
 
 
 class Windows:

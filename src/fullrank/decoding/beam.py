@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor
 
 from fullrank.decoding.reading import Decodable, Reading, decoding
+from fullrank.decoding.rules import Rules
+from fullrank.decoding.top import largest
 from fullrank.errors import InputError
 
 
@@ -39,7 +42,9 @@ def beam_search(
     model: Decodable,
     prompt_ids: Tensor,
     *,
-    max_new_tokens: int,
+    max_new_tokens: int | Tensor,
+    min_new_tokens: int = 0,
+    no_repeat_ngram_size: int | None = None,
     beams: int = 4,
     n_best: int = 1,
     length_penalty: float = 1.0,
@@ -51,66 +56,94 @@ def beam_search(
 
         score(y) = sum_t log p(y_t | prompt, y_1 .. y_{t-1}) / length(y)^length_penalty
 
+    length(y) counts the new tokens with <eos>. This is fairseq's `lenpen`; the one of GNMT, ((5 + length) / 6)^alpha, is
+    another: its exponents do not carry over.
     In every step the beam keeps the `beams` most probable unfinished texts. A text that ends with `eos_id` counts if it is
-    among the `beams` most probable of its step; texts cut off at `max_new_tokens` count too. As in fairseq, the search for
-    a prompt is over when `beams` texts have ended; before that it stops only if no unfinished text could still come among
-    the best, whatever followed. One beam is greedy decoding; a beam as wide as there are texts is exhaustive search.
+    among the `beams` most probable of its step; texts cut off at `max_new_tokens` count too, without an <eos> (fairseq
+    forces one). As in fairseq, the search for a prompt is over when `beams` texts have ended; before that it stops only if
+    no unfinished text could still come among the best, whatever followed. One beam is greedy decoding; a beam as wide as
+    there are texts is exhaustive search.
+    max_new_tokens: a number, or (B,), one a prompt. min_new_tokens: tokens that <eos> must have before it.
+    no_repeat_ngram_size: no text holds the same n-gram of new tokens twice; None or 0: it may.
     Raises InputError for values out of range and for sequences longer than the model can take.
     """
+    _check(beams, n_best, length_penalty)
+    rules = Rules.of(prompt_ids, max_new_tokens, min_new_tokens, no_repeat_ngram_size, eos_id)
+    with decoding(model):
+        log_probs, reading = Reading.of_prompts(
+            model, prompt_ids, attention_mask, max_new_tokens=rules.most, use_cache=use_cache
+        )
+        longest = rules.longest.tolist()
+        found: list[list[_Hypothesis]] = [[] for _ in longest]
+        searching = list(range(len(found)))  # the prompt of each row below
+        totals = log_probs.new_zeros(len(found), 1)  # (R, W): log-probability of each unfinished text
+        tokens = prompt_ids.new_empty(len(found), 1, 0)  # (R, W, t)
+        for length in itertools.count(1):
+            weight, width = length**-length_penalty, totals.shape[1]
+            log_probs = rules.allowed(log_probs, tokens.flatten(0, 1))
+            best, source, token = _candidates(totals, log_probs, beams, eos_id)
+            if eos_id is not None:
+                ends = (token[:, :beams] == eos_id) & (best[:, :beams] > -math.inf)
+                for row, place in ends.nonzero().tolist():
+                    before = tokens[row, source[row, place]]
+                    text = torch.cat((before, before.new_tensor([eos_id])))
+                    total = best[row, place].item()
+                    found[searching[row]].append(_Hypothesis(text, total, total * weight))
+                kept = _unfinished(token == eos_id, min(beams, width * (log_probs.shape[1] - 1)))
+                best, source, token = (values.gather(1, kept) for values in (best, source, token))
+            totals = best
+            tokens = torch.cat(
+                (tokens.gather(1, source[..., None].expand(-1, -1, length - 1)), token[..., None]), dim=2
+            )
+            active = []
+            sums = totals.tolist()
+            for row, prompt in enumerate(searching):
+                if length == longest[prompt]:
+                    found[prompt] += [
+                        _Hypothesis(text, total, total * weight)
+                        for text, total in zip(tokens[row], sums[row], strict=True)
+                        if total > -math.inf
+                    ]
+                    continue
+                # sums only fall, and a given (negative) sum scores best at the next length or at the last
+                reach = min(longest[prompt] ** -length_penalty, (length + 1) ** -length_penalty)
+                hope = sums[row][0] * reach if sums[row] else -math.inf
+                if not _decided(found[prompt], hope, beams=beams, n_best=n_best):
+                    active.append(row)
+            if not active:
+                break
+            rows = torch.tensor(active, device=prompt_ids.device)
+            searching = [searching[row] for row in active]
+            totals, tokens, source = totals[rows], tokens[rows], source[rows]
+            reading = reading.rows((source + rows[:, None] * width).flatten())
+            log_probs, reading = reading.then(tokens[:, :, -1].flatten())
+    return _best(found, n_best, eos_id, prompt_ids, totals)
+
+
+def _check(beams: int, n_best: int, length_penalty: float) -> None:
     if beams < 1:
         raise InputError(f"beams: one or more, given {beams}")
     if not 1 <= n_best <= beams:
         raise InputError(f"n_best: from 1 to the number of beams ({beams}), given {n_best}")
     if not -10 <= length_penalty <= 10:
         raise InputError(f"length_penalty: an exponent from -10 to 10 (usual are 0 to 2), given {length_penalty}")
-    with decoding(model):
-        log_probs, reading = Reading.of_prompts(
-            model, prompt_ids, attention_mask, max_new_tokens=max_new_tokens, use_cache=use_cache
-        )
-        found: list[list[_Hypothesis]] = [[] for _ in prompt_ids]
-        searching = list(range(len(found)))  # the prompt of each row below
-        totals = log_probs.new_zeros(len(found), 1)  # (R, W): log-probability of each unfinished text
-        tokens = prompt_ids.new_empty(len(found), 1, 0)  # (R, W, t)
-        for length in range(1, max_new_tokens + 1):
-            weight = length**-length_penalty
-            (rows, width), vocabulary = totals.shape, log_probs.shape[-1]
-            scores = totals[:, :, None] + log_probs.view(rows, width, vocabulary)
-            if eos_id is not None:
-                best = scores.flatten(1).topk(min(beams, width * vocabulary))
-                ends = (best.indices % vocabulary == eos_id) & (best.values > -math.inf)
-                for row, place in ends.nonzero().tolist():
-                    before = tokens[row, best.indices[row, place] // vocabulary]
-                    text = torch.cat((before, before.new_tensor([eos_id])))
-                    total = best.values[row, place].item()
-                    found[searching[row]].append(_Hypothesis(text, total, total * weight))
-                scores[:, :, eos_id] = -math.inf
-            totals, flat = scores.flatten(1).topk(min(beams, width * (vocabulary - (eos_id is not None))))
-            source, token = flat // vocabulary, flat % vocabulary  # (R, W')
-            tokens = torch.cat(
-                (tokens.gather(1, source[..., None].expand(-1, -1, length - 1)), token[..., None]), dim=2
-            )
-            if length == max_new_tokens:
-                for row, prompt in enumerate(searching):
-                    for text, total in zip(tokens[row], totals[row].tolist(), strict=True):
-                        if total > -math.inf:
-                            found[prompt].append(_Hypothesis(text, total, total * weight))
-                break
-            # sums only fall, and a given (negative) sum scores best at the next length or at the last
-            reach = min(max_new_tokens**-length_penalty, (length + 1) ** -length_penalty)
-            hopes = [row[0] if row else -math.inf for row in totals.tolist()]
-            active = [
-                row
-                for row, prompt in enumerate(searching)
-                if not _decided(found[prompt], hopes[row] * reach, beams=beams, n_best=n_best)
-            ]
-            if not active:
-                break
-            index = torch.tensor(active, device=prompt_ids.device)
-            searching = [searching[row] for row in active]
-            totals, tokens, source = totals[index], tokens[index], source[index]
-            reading = reading.rows((source + index[:, None] * width).flatten())
-            log_probs, reading = reading.then(tokens[:, :, -1].flatten())
-    return _best(found, n_best, eos_id, prompt_ids, totals)
+
+
+def _candidates(totals: Tensor, log_probs: Tensor, beams: int, eos_id: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The most probable texts that are one token longer, best first: sums, the beams they go on from, tokens, all (R, C).
+
+    totals (R, W), log_probs (R W, V). Each beam can end only once, so that with an <eos> twice as many as there are beams
+    hold enough unfinished ones.
+    """
+    (rows, width), vocabulary = totals.shape, log_probs.shape[-1]
+    scores = totals[:, :, None] + log_probs.view(rows, width, vocabulary)
+    best, place = largest(scores.flatten(1), min(beams * (1 if eos_id is None else 2), width * vocabulary))
+    return best, place // vocabulary, place % vocabulary
+
+
+def _unfinished(ended: Tensor, kept: int) -> Tensor:
+    """Where the first `kept` candidates stand that have not ended, (R, kept), in their order; ended (R, C)."""
+    return ended.int().sort(dim=1, stable=True).indices[:, :kept]
 
 
 def _decided(found: list[_Hypothesis], hope: float, *, beams: int, n_best: int) -> bool:

@@ -59,10 +59,9 @@ class Reading:
         """Read prompts (B, N), padded on the left: log p(next token), (B, V), and the reading.
 
         Raises InputError for prompts, masks or lengths that cannot be decoded, before the model is called.
+        max_new_tokens: of the longest text that may follow.
         """
         mask = _checked(prompt_ids, attention_mask)
-        if max_new_tokens < 1:
-            raise InputError(f"max_new_tokens: one or more, given {max_new_tokens}")
         longest = getattr(model, "max_length", None)
         wanted = prompt_ids.shape[1] + max_new_tokens
         if longest is not None and wanted > longest:
@@ -84,6 +83,9 @@ class Reading:
 
     def rows(self, index: Tensor) -> Reading:
         """The reading of rows `index` (K,) of this one, in that order; rows may repeat."""
+        rows = self.ids.shape[0]
+        if index.shape[0] == rows and torch.equal(index, torch.arange(rows, device=index.device)):
+            return self  # greedy search copies no cache
         return replace(
             self,
             ids=self.ids.index_select(0, index),
@@ -109,7 +111,7 @@ def log_normalized(logits: Tensor) -> Tensor:
     Raises RunError if they are not numbers: a token chosen from them would be meaningless.
     """
     log_probs = torch.log_softmax(logits if logits.dtype == torch.float64 else logits.float(), dim=-1)
-    if log_probs.sum().isnan():  # none of them is above 0, so that only a NaN makes one
+    if log_probs[..., 0].isnan().any():  # one that is not a number, or +inf, makes all of its row NaN
         raise RunError("the model's logits are not finite; it diverged in training, or its precision is too low")
     return log_probs
 

@@ -17,8 +17,9 @@ from fullrank.data import load_tokenizer, prepare
 from fullrank.errors import InputError
 from fullrank.model.language_model import LanguageModel
 from fullrank.tasks.hugging_face import load_causal
-from fullrank.tasks.language_modeling import Say, corpus_of, with_vocabulary
+from fullrank.tasks.language_modeling import corpus_of, with_vocabulary
 from fullrank.tasks.rank import encoded, own_pieces
+from fullrank.tasks.run import Say
 from fullrank.tasks.run_folder import is_run, open_run
 from fullrank.tasks.shrink import shrunk
 

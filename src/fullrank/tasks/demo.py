@@ -31,6 +31,7 @@ from fullrank.tasks.language_modeling import training_batches, with_vocabulary
 from fullrank.tasks.objective import CausalObjective
 from fullrank.training.interrupt import only_one
 from fullrank.training.optimizer import make_optimizer, parameter_groups
+from fullrank.training.plan import make_plan
 from fullrank.training.values import Place
 
 RECIPE = "demo/builtin"
@@ -88,11 +89,9 @@ def run_demo(minutes: float, out: Path, seed: int) -> None:
     plan = _plan(minutes, out, seed, rows, remarks)
     models = [_Model(row, out / row) for row in rows]
     settings = [f"train.tokens={plan['tokens']}", f"train.seed={seed}", "train.threads=1", "train.device=cpu"]
-    config = resolve(RECIPE, overrides=settings).config
-    steps = math.ceil(plan["tokens"] / (config.train.batch_size * config.train.segment_length))
     waiting = [model for model in models if not model.finished]
     if waiting:
-        _train_all(waiting, settings, steps, remarks)
+        _train_all(waiting, settings, _steps(resolve(RECIPE, overrides=settings).config), remarks)
     folders = [model.folder for model in models]
     page = write_report(folders, out / "report.html", "A Transformer without its attention bottleneck")
     table = comparison(folders)
@@ -136,6 +135,12 @@ def _plan(minutes: float, out: Path, seed: int, rows: Sequence[str], remarks: An
     write_json(file, {**wanted, "tokens": tokens})
     remarks.print(f"Each of the {len(rows)} models will read {tokens:,} tokens, {_places()} at a time.")
     return {**wanted, "tokens": tokens}
+
+
+def _steps(config: RunConfig) -> int:
+    """How many steps a model will make; each makes as many."""
+    corpus = prepare(config.data, report=lambda text: None)
+    return make_plan(config.train, config.eval, training_batches(config, corpus)).total_steps
 
 
 def _makespan(times: Sequence[float], places: int) -> float:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +11,17 @@ import torch
 from torch import nn
 
 from fullrank.attention.kernels import kernel
-from fullrank.config.recipe import Resolved
-from fullrank.config.schema import NOT_NEXT_TOKEN, RunConfig
+from fullrank.config.schema import RunConfig
 from fullrank.data import Blocks, Corpus, Streams, load_corpus, prepare, unigram_perplexity
 from fullrank.errors import ConfigError, FullRankError, InputError
 from fullrank.evaluation.perplexity import Evaluation, figures
 from fullrank.evaluation.protocol import EvaluationProtocol, Flags, final_protocol, judging_protocol
-from fullrank.files import write_json
 from fullrank.model.language_model import LanguageModel
-from fullrank.model.size import parameters_by_part
-from fullrank.tasks.environment import environment
 from fullrank.tasks.measuring import check_length, check_training_length, measure
 from fullrank.tasks.objective import CausalObjective
-from fullrank.tasks.run_folder import absolute, check_place, claim, is_run, open_run
-from fullrank.training.device import choose_device, prepare_machine
-from fullrank.training.interrupt import only_one
-from fullrank.training.loop import fit
-from fullrank.training.observers import make_observers
-from fullrank.training.optimizer import make_optimizer, parameter_groups
-from fullrank.training.plan import make_plan
-from fullrank.training.randomness import seed_everything
-from fullrank.training.schedule import make_schedule
-
-Say = Callable[[str], None]
+from fullrank.tasks.run import Parts, Say, Text
+from fullrank.tasks.run_folder import open_run
+from fullrank.training.device import choose_device
 
 
 def with_vocabulary(config: RunConfig, corpus: Corpus) -> RunConfig:
@@ -48,37 +35,57 @@ def with_vocabulary(config: RunConfig, corpus: Corpus) -> RunConfig:
     return config if given else dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=size))
 
 
-def train(
-    resolved: Resolved, folder: Path, *, kernel_name: str = "auto", quiet: bool = False, say: Say = print
-) -> dict[str, Any]:
-    """Train what `resolved` says in `folder` (continuing a run that was stopped there) and return its `result.json`."""
-    config = dataclasses.replace(resolved.config, data=absolute(resolved.config.data))
-    final_protocol(config)  # a fault in it is told before any work
-    check_place(folder)
-    known = open_run(folder)[1] if is_run(folder) else {}
-    corpus = _kept(known) or prepare(config.data, allow_slice=resolved.scale != "paper", report=say)
-    config = with_vocabulary(config, corpus)
-    identity = {
-        "name": resolved.row or folder.name,
-        "recipe": resolved.recipe,
-        "row": resolved.row,
-        "scale": resolved.scale,
-        "paper": resolved.paper,
-        "kernel": kernel_name,
-        "vocabulary": corpus.tokenizer.fingerprint,
-        "text": {split: info.sha256 for split, info in corpus.splits.items()},
-        "prepared": str(corpus.folder.resolve()),
-    }
-    with only_one(folder, lend=True), kernel(kernel_name):
-        if claim(folder, config, identity):
-            finished = _finished(folder)
-            if finished is not None:
-                say(f"{folder}: already finished")
-                return finished
-        corpus.tokenizer.save(folder)
-        if config.model.sees_future:
-            say(f"{folder}: its perplexity is {NOT_NEXT_TOKEN}")
-        return _train(config, identity, corpus, folder, quiet)
+class LanguageModeling:
+    """The task of causal language models."""
+
+    def check(self, config: RunConfig) -> None:
+        final_protocol(config)
+
+    def text(self, config: RunConfig, known: Mapping[str, Any], allow_slice: bool, say: Say) -> tuple[RunConfig, Text]:
+        corpus = _kept(known) or prepare(config.data, allow_slice=allow_slice, report=say)
+        sums = {split: info.sha256 for split, info in corpus.splits.items()}
+        text = Text(corpus, corpus.folder, corpus.tokenizer.fingerprint, sums, corpus.tokenizer.save)
+        return with_vocabulary(config, corpus), text
+
+    def parts(self, config: RunConfig, corpus: Corpus, folder: Path, device: torch.device) -> Parts:
+        options, judging = config.train, config.eval
+        model = LanguageModel(config.model).to(device)
+        _check_positions(model, corpus.splits["train"].tokens // options.batch_size)
+        batches = training_batches(config, corpus)
+        watched, judged, reported = (
+            corpus.ids("valid")[: judging.max_tokens],
+            judging_protocol(config),
+            final_protocol(config),
+        )
+        check_training_length(model, options.segment_length, corpus.splits["train"].tokens)
+        check_length(model, judged, len(watched))
+        for split in ("valid", "test"):
+            check_length(model, reported, corpus.splits[split].tokens)
+
+        def judge(model: nn.Module) -> Evaluation:
+            start = corpus.tokenizer.start_id
+            return measure(model, watched, judged, batch_size=judging.batch_size, start_id=start, device=device)
+
+        def measured(checkpoint: str) -> dict[str, Any]:
+            saved = LanguageModel.load(folder, checkpoint).to(device)
+            return {
+                split: _figures(saved, corpus, split, reported, judging.batch_size, device)
+                for split in ("valid", "test")
+            }
+
+        return Parts(
+            model,
+            CausalObjective(model, options),
+            batches,
+            judge,
+            measured,
+            judged={"protocol": judged.in_words(), "next_token": judged.next_token},
+            told={
+                "protocol": reported.in_words(),
+                "protocol_settings": dataclasses.asdict(reported),
+                "corpus": describe(corpus),
+            },
+        )
 
 
 def _kept(identity: Mapping[str, Any]) -> Corpus | None:
@@ -89,21 +96,6 @@ def _kept(identity: Mapping[str, Any]) -> Corpus | None:
         return None
     same = {split: info.sha256 for split, info in corpus.splits.items()} == identity.get("text")
     return corpus if same else None
-
-
-def resume(folder: Path, *, quiet: bool = False, say: Say = print) -> dict[str, Any]:
-    """Go on with the run in `folder` exactly where it stopped."""
-    config, identity = open_run(folder)
-    resolved = Resolved(config, identity["recipe"], identity["row"], identity["scale"], identity["paper"])
-    return train(resolved, folder, kernel_name=identity.get("kernel", "auto"), quiet=quiet, say=say)
-
-
-def _finished(folder: Path) -> dict[str, Any] | None:
-    try:
-        result: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return result
 
 
 def training_batches(config: RunConfig, corpus: Corpus) -> Blocks | Streams:
@@ -124,81 +116,6 @@ def _check_positions(model: LanguageModel, stream: int) -> None:
             f"{model.max_length:,}; choose position relative, rotary, sinusoidal or none with another score, or "
             "model.attention.output_map: decayed, or set model.memory_length to 0"
         )
-
-
-def _train(config: RunConfig, identity: dict[str, Any], corpus: Corpus, folder: Path, quiet: bool) -> dict[str, Any]:
-    options, judging = config.train, config.eval
-    device = prepare_machine(options)
-    seed_everything(options.seed)
-    model = LanguageModel(config.model).to(device)
-    _check_positions(model, corpus.splits["train"].tokens // options.batch_size)
-    batches = training_batches(config, corpus)
-    watched, judged, reported = (
-        corpus.ids("valid")[: judging.max_tokens],
-        judging_protocol(config),
-        final_protocol(config),
-    )
-    check_training_length(model, options.segment_length, corpus.splits["train"].tokens)
-    check_length(model, judged, len(watched))
-    for split in ("valid", "test"):
-        check_length(model, reported, corpus.splits[split].tokens)
-
-    def judge(model: nn.Module) -> Evaluation:
-        start = corpus.tokenizer.start_id
-        return measure(model, watched, judged, batch_size=judging.batch_size, start_id=start, device=device)
-
-    done = fit(
-        model,
-        objective=CausalObjective(model, options),
-        batches=batches,
-        evaluate=judge,
-        optimizer=make_optimizer(options.optimizer, parameter_groups(model, options.weight_decay), options),
-        schedule=make_schedule(options, make_plan(options, judging, batches).total_steps),
-        options=options,
-        eval_options=judging,
-        folder=folder,
-        observers=make_observers(
-            folder, track=options.track, config=dataclasses.asdict(config), label=str(identity["name"]), quiet=quiet
-        ),
-    )
-
-    def measured(checkpoint: str) -> dict[str, Any]:
-        saved = LanguageModel.load(folder, checkpoint).to(device)
-        return {
-            split: _figures(saved, corpus, split, reported, judging.batch_size, device) for split in ("valid", "test")
-        }
-
-    final = measured("best")
-    last = final if done.best_step == done.steps else measured("last")
-    parts = parameters_by_part(model)
-    result = {
-        **{key: identity[key] for key in ("name", "recipe", "row", "scale", "paper", "kernel")},
-        "seed": options.seed,
-        "parameters": parts,
-        "mixing_parameters": parts["mixing"],
-        "final": final,
-        "last": last,
-        "best": {
-            "step": done.best_step,
-            "nll": done.best_nll,
-            "protocol": judged.in_words(),
-            "next_token": judged.next_token,
-        },
-        "protocol": reported.in_words(),
-        "protocol_settings": dataclasses.asdict(reported),
-        "corpus": describe(corpus),
-        "steps": done.steps,
-        "epochs": done.epochs,
-        "tokens_seen": done.tokens,
-        "stopped_early": done.stopped_early,
-        "tokens_per_second": done.tokens_per_second,
-        "ms_per_step": done.ms_per_step_by_phase,
-        "wall_seconds": done.seconds,
-        "peak_memory_mib": done.peak_memory_mib,
-        "environment": environment(device, options.precision),
-    }
-    write_json(folder / "result.json", result)
-    return result
 
 
 def describe(corpus: Corpus) -> dict[str, Any]:

@@ -18,7 +18,8 @@ from fullrank.errors import InputError
 from fullrank.evaluation.protocol import final_protocol
 from fullrank.model.language_model import LanguageModel
 from fullrank.tasks.hugging_face import load_causal
-from fullrank.tasks.language_modeling import Say, corpus_of
+from fullrank.tasks.language_modeling import corpus_of
+from fullrank.tasks.run import Say
 from fullrank.tasks.run_folder import is_run, open_run
 from fullrank.training.device import choose_device
 

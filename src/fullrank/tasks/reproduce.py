@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fullrank.config.recipe import load, resolve
 from fullrank.errors import InputError, suggest
-from fullrank.tasks.language_modeling import train
+from fullrank.tasks.run import train
 from fullrank.tasks.run_folder import default_folder
 
 

@@ -27,7 +27,7 @@ def default_folder(resolved: Resolved) -> Path:
 
 
 def absolute(data: DataConfig) -> DataConfig:
-    """The same corpus from any working directory; files of `data.name: text` are meant relative to `data.dir`."""
+    """The same corpus from any working directory; given files are meant relative to `data.dir`."""
     base = Path(data.dir or ".").expanduser().resolve()
 
     def there(path: str | list[str] | None) -> Any:
@@ -43,6 +43,7 @@ def absolute(data: DataConfig) -> DataConfig:
         train=there(data.train),
         valid=there(data.valid),
         test=there(data.test),
+        codes=there(data.codes),
         dir=folder(data.dir),
         cache=folder(data.cache),
     )

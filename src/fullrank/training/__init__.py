@@ -8,11 +8,12 @@ from fullrank.training.optimizer import make_optimizer, parameter_groups
 from fullrank.training.plan import Plan, make_plan
 from fullrank.training.randomness import seed_everything
 from fullrank.training.schedule import Schedule, make_schedule
-from fullrank.training.values import FitResult, Interrupted, Loss, Observer, Place
+from fullrank.training.values import FitResult, Interrupted, Judged, Loss, Observer, Place
 
 __all__ = [
     "FitResult",
     "Interrupted",
+    "Judged",
     "Loss",
     "Observer",
     "Place",

@@ -8,8 +8,7 @@ checkpoint and writes the same metrics and the same weights, byte for byte.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,11 +28,11 @@ from fullrank.training.device import (
     compile_blocks,
     device_of,
     explaining,
-    judging,
     outliving,
     peak_memory_mib,
 )
 from fullrank.training.interrupt import StopRequest, listening, only_one
+from fullrank.training.judging import better, cost, look_at
 from fullrank.training.notify import Notify
 from fullrank.training.plan import Plan, make_plan
 from fullrank.training.randomness import seed_everything, undisturbed
@@ -63,9 +62,9 @@ def fit(
 
     The objective sees every batch with the carry of the batch before it, {} at the start of an epoch (not of a phase),
     and with its place in training. Evaluation runs in evaluation mode, in the precision of training, without gradients,
-    and draws from its own random numbers.
+    and draws from its own random numbers; `eval.metric` says which is the best.
     RunError: the loss is not a number, or the disk is full. Interrupted: SIGINT or SIGTERM. InputError: a checkpoint
-    that is damaged or belongs to another configuration.
+    that is damaged or belongs to another configuration; an evaluation without the score that `eval.metric` names.
     """
     device = device_of(model)
     plan = make_plan(options, eval_options, batches)
@@ -78,7 +77,7 @@ def fit(
         schedule=schedule,
         average=WeightAverage(model, options, plan.total_steps),
         window=Window(device),
-        counters=Counters(batches_per_epoch=batches.batches_per_epoch),
+        counters=Counters(batches_per_epoch=batches.batches_per_epoch, metric=eval_options.metric),
     )
     with ExitStack() as stack:
         stack.enter_context(only_one(folder))
@@ -145,11 +144,11 @@ class _Run:
             if plan.log_due(counters.step) or over or counters.finished:
                 self.log()
             evaluating = plan.evaluation_due(counters.step) or counters.finished
-            better, flat = self.judge() if evaluating else (False, False)
+            best, flat = self.judge() if evaluating else (False, False)
             if over or flat:
                 self.next_phase()
-            if plan.save_due(counters.step) or better or counters.finished or stop.signal:
-                self.save(better)
+            if plan.save_due(counters.step) or best or counters.finished or stop.signal:
+                self.save(best)
             if stop.signal and not counters.finished:
                 raise Interrupted(
                     f"stopped by {stop.signal} after step {counters.step} of {plan.total_steps}; everything is saved in "
@@ -229,40 +228,21 @@ class _Run:
 
         May end training (`train.patience`, which is about all phases together).
         """
-        training, counters = self.training, self.training.counters
+        counters = self.training.counters
         self.check_loss()
         self.clock.pause()
-        modes = {module: module.training for module in training.model.modules()}
-        training.model.eval()
-        with (
-            training.average.applied(),
-            undisturbed(self.device),
-            torch.no_grad(),
-            judging(self.options),
-            autocast(self.options.precision, self.device),
-        ):
-            found = self.evaluate(training.model)
-        for module, mode in modes.items():
-            module.training = mode
-        nll = float(found.nll) / max(1, found.tokens)
+        found = look_at(self.training, self.evaluate, self.options)
         self.clock.resume()
-        if not math.isfinite(nll):
+        if not found.finite:
             raise diverged("the validation loss", counters.step, self.options, self.kept())
-        self.write(split="valid", nll=nll)
-        training.schedule.observe(nll)
-        flat = self.plan.phases.observe(counters, perplexity(nll))
-        better = counters.best_nll is None or nll < counters.best_nll
-        if better:
-            counters.best_step, counters.best_nll, counters.since_best = counters.step, nll, 0
-        else:
-            counters.since_best += 1
-            if (
-                self.options.patience is not None
-                and counters.since_best >= self.options.patience
-                and not counters.finished
-            ):
-                counters.stopped_early = counters.finished = True
-        return better, flat
+        best = better(counters, found)
+        self.write(split="valid", nll=found.nll, scores=found.scores)
+        self.training.schedule.observe(cost(counters.metric, found.value(counters.metric)))
+        flat = self.plan.phases.observe(counters, perplexity(found.nll))
+        patience = self.options.patience
+        if patience is not None and counters.since_best >= patience and not counters.finished:
+            counters.stopped_early = counters.finished = True
+        return best, flat
 
     def next_phase(self) -> None:
         """The phase ends with this step: what is told of it is told, the next one begins, or training is over."""
@@ -275,7 +255,7 @@ class _Run:
         elif not counters.finished:
             counters.stopped_early = counters.finished = True
 
-    def save(self, better: bool) -> None:
+    def save(self, best: bool) -> None:
         """A checkpoint of this step, unless the weights are no longer numbers."""
         counters = self.training.counters
         self.check_loss()
@@ -283,14 +263,16 @@ class _Run:
             raise diverged("a parameter", counters.step, self.options, self.kept())
         self.clock.pause()
         counters.metrics_bytes = self.metrics.sync()
-        save_checkpoint(self.folder / "checkpoints", self.training.capture(), step=counters.step, best=better)
+        save_checkpoint(self.folder / "checkpoints", self.training.capture(), step=counters.step, best=best)
         self.clock.resume()
 
-    def write(self, *, split: str, nll: float, lr: float | None = None) -> None:
+    def write(
+        self, *, split: str, nll: float, lr: float | None = None, scores: Mapping[str, float] | None = None
+    ) -> None:
         """A line of metrics about this step."""
         counters = self.training.counters
         line = metrics_line(
-            step=counters.step, split=split, nll=nll, tokens=counters.tokens, lr=lr, phase=counters.phase
+            step=counters.step, split=split, nll=nll, tokens=counters.tokens, lr=lr, phase=counters.phase, scores=scores
         )
         self.metrics.write(line)
         self.notify.record(line)

@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from fullrank.errors import InputError
+from fullrank.training.records import scores_of
 from fullrank.training.values import Observer
+
+_WRITTEN = {"bleu": "BLEU", "chrf": "chrF"}  # scores whose names are not written as they are called
 
 
 def make_observers(
@@ -44,12 +47,13 @@ def make_observers(
 
 
 class Status:
-    """Where training stands, in words: `step 120/2000  loss 5.100  ppl 164.0  valid 171.2  2500 tok/s  ETA 1:20`."""
+    """Where training stands, in words: `step 120/2000  loss 5.100  ppl 164.0  valid ppl 171.2  2,500 tok/s  ETA 1:20`."""
 
     def __init__(self) -> None:
         self.step = self.total = self.first = self.tokens = self.first_tokens = 0
         self.nll: float | None = None
         self.valid: float | None = None
+        self.scores: dict[str, float] = {}
         self.phase: str | None = None
         self.began = time.monotonic()
 
@@ -63,6 +67,7 @@ class Status:
         if self.first_tokens < 0:  # the first step of a part is slow (compiling, first touch): counted from its end
             self.first, self.first_tokens, self.began = step, tokens, time.monotonic()
         self.step, self.tokens = step, tokens
+        self.total = max(self.total, step)  # a budget in tokens is reached when it is reached
 
     def record(self, line: Mapping[str, Any]) -> None:
         self.phase = line.get("phase", self.phase)
@@ -70,7 +75,7 @@ class Status:
             case "train":
                 self.nll = line["nll"]
             case "valid":
-                self.valid = line["ppl"]
+                self.valid, self.scores = line["ppl"], scores_of(line)
 
     def words(self) -> str:
         """The line, with what is not known yet left out."""
@@ -81,6 +86,7 @@ class Status:
             parts += [f"loss {self.nll:.3f}", f"ppl {math.exp(min(self.nll, 700)):.1f}"]
         if self.valid is not None:
             parts.append(f"valid ppl {self.valid:.1f}")
+            parts += [f"{_WRITTEN.get(name, name)} {score:.1f}" for name, score in self.scores.items()]
         seconds, steps = time.monotonic() - self.began, self.step - self.first
         if steps > 0 and seconds > 0:
             left = max(0, self.total - self.step) * seconds / steps

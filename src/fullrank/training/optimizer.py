@@ -10,6 +10,8 @@ loop before every step. With g the gradient, p the parameter and d the weight de
 
 `nag` written with the velocity w = -lr v is fairseq's: w' = mu w - lr g, p += mu^2 w - (1 + mu) lr g, where w is
 rescaled whenever lr changes; only the weight decay differs (fairseq's acts on p, ours on g).
+What fairseq calls `adam` is `adamw` here: p -= lr d p. Two things differ: its decay acts on biases, norms and mixing weights,
+too, and its last step has sqrt(s) + eps where ours has sqrt(s) + eps sqrt(1-b2^t), which matters only where s is about eps^2.
 """
 
 from __future__ import annotations

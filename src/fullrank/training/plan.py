@@ -7,7 +7,9 @@ at the end of an epoch that does not divide), so the place of a step in the data
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from fullrank.config.schema import EvalConfig, TrainConfig
 from fullrank.errors import InputError
@@ -20,9 +22,10 @@ from fullrank.training.values import Batches
 class Plan:
     """Length and rhythm of a training.
 
-    `total_steps` is where it ends, and what schedules decay over; with a budget of `tokens` it is an estimate, and
-    the first step that reaches the budget is the last one. It stays what was planned when a phase ends early on a plateau:
-    learning rates go on as if it had not, and training ends when the last phase has had its own steps.
+    `total_steps` is where it ends, and what schedules decay over. With a budget of `tokens` the first step that reaches it is
+    the last one, and `total_steps` an estimate where the batches do not know how many tokens they have.
+    It stays what was planned when a phase ends early on a plateau: learning rates go on as if it had not, and training ends
+    when the last phase has had its own steps.
     `evaluate_every` may be a fraction of a step's grid: an evaluation is due at the first step at or after each multiple of it.
     """
 
@@ -71,19 +74,37 @@ def _multiples(step: int, every: float) -> int:
     return math.floor(step / every * (1 + 1e-12))
 
 
+def _steps_for(tokens: int, options: TrainConfig, batches: Batches) -> int:
+    """After how many updates `tokens` tokens are reached: exactly, or as near as the batches can tell."""
+    accumulation = options.gradient_accumulation_steps
+    per_epoch: int | None = getattr(batches, "tokens_per_epoch", None)
+    epochs, rest = divmod(tokens, per_epoch) if per_epoch else (0, tokens)
+    before = epochs * math.ceil(batches.batches_per_epoch / accumulation)
+    of_batches: Callable[[int], Sequence[int]] | None = getattr(batches, "tokens_of_batches", None)
+    if per_epoch and of_batches is not None:
+        needed = 1 + sum(seen < rest for seen in accumulate(of_batches(epochs))) if rest else 0
+        return before + math.ceil(needed / accumulation)
+    full = options.batch_tokens or options.batch_size * options.segment_length
+    return before + math.ceil(rest / (getattr(batches, "tokens_per_batch", full) * accumulation))
+
+
 def make_plan(options: TrainConfig, eval_options: EvalConfig, batches: Batches) -> Plan:
     """The plan of a training; InputError if there is nothing to train on, or a phase that would never begin.
 
     It ends with its last phase where every phase says after how many steps or epochs it ends, else with
     `train.steps/epochs/tokens`, or earlier with a last phase that has had its steps or is on its plateau.
-    A budget in tokens counts steps exactly where the batches know their `tokens_per_epoch`, else as full batches.
+    A budget in tokens counts steps exactly where the batches know the tokens of each of them (`values.Batches`), else in whole
+    epochs of `tokens_per_epoch` and batches of `tokens_per_batch`, or, if they know nothing, in full batches.
     """
     per_epoch = batches.batches_per_epoch
     if per_epoch < 1:
-        raise InputError(
-            f"the training text is shorter than one batch: train.batch_size {options.batch_size} streams of "
-            f"train.segment_length {options.segment_length} tokens; make one of them smaller or give more text"
+        size = (
+            f"train.batch_size {options.batch_size} streams of train.segment_length {options.segment_length} tokens; make one "
+            "of them smaller"
+            if options.batch_tokens is None
+            else f"train.batch_tokens {options.batch_tokens}; make it smaller"
         )
+        raise InputError(f"the training text is shorter than one batch: {size} or give more text")
     accumulation = options.gradient_accumulation_steps
     steps_per_epoch = math.ceil(per_epoch / accumulation)
     phases = plan_phases(options, steps_per_epoch)
@@ -92,10 +113,7 @@ def make_plan(options: TrainConfig, eval_options: EvalConfig, batches: Batches) 
     elif options.steps is not None:
         total = options.steps
     elif options.tokens is not None:
-        tokens_per_step = options.batch_size * options.segment_length * accumulation
-        tokens_per_epoch = getattr(batches, "tokens_per_epoch", None)
-        epochs, rest = divmod(options.tokens, tokens_per_epoch) if tokens_per_epoch else (0, options.tokens)
-        total = epochs * steps_per_epoch + math.ceil(rest / tokens_per_step)
+        total = _steps_for(options.tokens, options, batches)
     else:
         total = max(1, round((options.epochs or 1.0) * steps_per_epoch))
     if phases.total is None:

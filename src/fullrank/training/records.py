@@ -15,17 +15,36 @@ from typing import Any
 
 from fullrank.errors import RunError
 
+_ALWAYS = ("step", "split", "nll", "ppl", "tokens", "lr", "phase")
+
 
 def metrics_line(
-    *, step: int, split: str, nll: float, tokens: int, lr: float | None = None, phase: str | None = None
+    *,
+    step: int,
+    split: str,
+    nll: float,
+    tokens: int,
+    lr: float | None = None,
+    phase: str | None = None,
+    scores: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """A line of metrics.jsonl; `nll` is a mean in nats per token, rounded to nine digits like everything else.
 
     `phase`: the phase of update `step`; a line about training never covers more than one.
+    `scores`: what else an evaluation gave, by name; ValueError if one is called as something that is there anyway.
     """
+    scores = scores or {}
+    if taken := sorted(scores.keys() & set(_ALWAYS)):
+        raise ValueError(f"a score may not be called {taken[0]}: every line of metrics has one")
     line = {"step": step, "split": split, "nll": _short(nll), "ppl": _short(perplexity(nll)), "tokens": tokens}
+    line |= {name: _short(score) for name, score in scores.items()}
     line |= {} if lr is None else {"lr": _short(lr)}
     return line if phase is None else line | {"phase": phase}
+
+
+def scores_of(line: Mapping[str, Any]) -> dict[str, float]:
+    """The scores in a line of metrics about an evaluation."""
+    return {name: value for name, value in line.items() if name not in _ALWAYS}
 
 
 def timing_line(*, step: int, seconds: float, tokens_per_second: float, peak_memory_mib: float) -> dict[str, Any]:

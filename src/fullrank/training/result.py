@@ -22,6 +22,7 @@ def result(counters: Counters, plan: Plan, resumed_from: int | None) -> FitResul
         tokens=counters.tokens,
         best_step=counters.best_step,
         best_nll=counters.best_nll,
+        best_metric=counters.best_metric,
         stopped_early=counters.stopped_early,
         ms_per_step=1000 * per_step,
         ms_per_step_by_phase=by_phase if timed else {"train": 1000 * per_step},

@@ -1,7 +1,7 @@
 """Learning rates by name.
 
 A schedule is registered as a function `(step, total, options) -> learning rate` of the update `step`, which counts from
-1, of `total`; or, where the validation loss has a say (`plateau`), as a class that follows `Schedule`.
+1, of `total`; or, where the validation has a say (`plateau`), as a class that follows `Schedule`.
 With lr = `learning_rate`, w = `warmup_steps`, T = `total`, every schedule begins with
 
     rate(t) = warmup_from + (lr - warmup_from) t / w        for t <= w
@@ -24,8 +24,8 @@ class Schedule(Protocol):
     def rate(self, step: int) -> float:
         """The learning rate of update `step`, which counts from 1."""
 
-    def observe(self, nll: float) -> None:
-        """An evaluation gave `nll` nats per token."""
+    def observe(self, cost: float) -> None:
+        """An evaluation gave `cost`: nats per token, or what else `eval.metric` names, as something that should fall."""
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold; empty for a pure function of the step."""
@@ -51,7 +51,7 @@ class Pure:
     def _after(self, step: int) -> float:
         return self.function(step, self.total, self.options)
 
-    def observe(self, nll: float) -> None:
+    def observe(self, cost: float) -> None:
         """Nothing: the validation loss has no say."""
 
     def state(self) -> dict[str, Any]:
@@ -120,7 +120,10 @@ def linear(step: int, total: int, options: TrainConfig) -> float:
 
 @register("schedule", "inverse_sqrt")
 def inverse_sqrt(step: int, total: int, options: TrainConfig) -> float:
-    """rate(t) = lr sqrt(max(w, 1) / t), not below `min_learning_rate`"""
+    """rate(t) = lr sqrt(max(w, 1) / t), not below `min_learning_rate`
+
+    With `warmup_from` 1e-7 that is fairseq's, but for one update: its update t has the rate of our t - 1.
+    """
     return max(options.min_learning_rate, options.learning_rate * math.sqrt(max(1, options.warmup_steps) / step))
 
 
@@ -143,9 +146,9 @@ class Plateau:
         divided = self.options.learning_rate / self.options.plateau_factor**self.divisions
         return max(self.options.min_learning_rate, divided)
 
-    def observe(self, nll: float) -> None:
-        if self.best is None or nll < self.best:
-            self.best, self.waited = nll, 0
+    def observe(self, cost: float) -> None:
+        if self.best is None or cost < self.best:
+            self.best, self.waited = cost, 0
             return
         self.waited += 1
         if self.waited > self.options.plateau_patience:

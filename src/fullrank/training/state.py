@@ -45,7 +45,9 @@ class Counters:
     step: int = 0
     tokens: int = 0
     best_step: int | None = None
-    best_nll: float | None = None
+    best_nll: float | None = None  # of that step
+    metric: str = "loss"  # what makes it the best ...
+    best_metric: float | None = None  # ... and its value then
     since_best: int = 0  # evaluations
     stopped_early: bool = False
     finished: bool = False
@@ -73,6 +75,8 @@ class Counters:
     def of(cls, state: dict[str, Any]) -> Counters:
         """From the plain values of a checkpoint; one of an earlier version has fewer."""
         counters = cls(**state)
+        if counters.metric == "loss":  # the only one that earlier versions had
+            counters.best_metric = counters.best_nll
         counters.phase_bests = [(step, ppl) for step, ppl in counters.phase_bests]
         counters.timed_by_phase = {name: Timed(**timed) for name, timed in state.get("timed_by_phase", {}).items()}
         return counters
@@ -118,12 +122,18 @@ class Training:
         """Go back to `snapshot`; InputError, naming `path`, if it belongs to another model or configuration."""
         state = dict(snapshot.state)
         window_tokens, schedule = state.pop("window_tokens"), state.pop("schedule")
+        metric = state.get("metric", "loss")
+        if metric != self.counters.metric:
+            raise InputError(
+                f"{path} was made with eval.metric: {metric}, now it is {self.counters.metric}; set it back or start again "
+                "with --out"
+            )
         average, random_plain, optimizer = state.pop("average"), state.pop("random"), state.pop("optimizer")
         if state["batches_per_epoch"] != self.counters.batches_per_epoch:
             raise InputError(
                 f"{path} was made with {state['batches_per_epoch']} batches an epoch, the data now gives "
-                f"{self.counters.batches_per_epoch}: the text, train.batch_size or train.segment_length changed; "
-                "set them back or start again with --out"
+                f"{self.counters.batches_per_epoch}: the text, train.batch_size, train.segment_length or "
+                "train.batch_tokens changed; set them back or start again with --out"
             )
         put_weights(self.model, snapshot.weights, path)
         parts = _by_prefix(snapshot.training)

@@ -30,7 +30,10 @@ class Loss:
 
 
 class Evaluation(Protocol):
-    """What an evaluation returns: nats summed over tokens, and how many tokens."""
+    """What an evaluation returns: nats summed over tokens, and how many tokens.
+
+    It may have `scores` as well, a mapping of names to figures of another kind, {"bleu": 31.2}; see `Judged`.
+    """
 
     @property
     def nll(self) -> float: ...
@@ -39,8 +42,22 @@ class Evaluation(Protocol):
     def tokens(self) -> int: ...
 
 
+@dataclass(frozen=True)
+class Judged:
+    """An evaluation with scores: functions of configuration and seed only, for they are written to metrics.jsonl."""
+
+    nll: float
+    tokens: int
+    scores: Mapping[str, float] = field(default_factory=dict)
+
+
 class Batches(Protocol):
-    """Training data: batch `index` of epoch `epoch` is a pure function of the two, so a position is one integer."""
+    """Training data: batch `index` of epoch `epoch` is a pure function of the two, so a position is one integer.
+
+    What they know of their tokens, they may say, for the plan of a budget in tokens (`plan.make_plan`): all of an epoch
+    (`tokens_per_epoch`), and each batch's (`tokens_of_batches(epoch) -> Sequence[int]`, their sum being the former) or what
+    is usual (`tokens_per_batch`). Tokens are those of `Loss.tokens`.
+    """
 
     @property
     def batches_per_epoch(self) -> int: ...
@@ -75,7 +92,8 @@ Evaluate = Callable[[nn.Module], Evaluation]
 class FitResult:
     """What came out of training; times add up over all parts of a resumed run.
 
-    `epochs`: steps made, in epochs.  `tokens`: tokens trained on.  `best_nll`: lowest validation nll, nats per token.
+    `epochs`: steps made, in epochs.  `tokens`: tokens trained on.  `best_nll`: validation nll of the best step, in nats per
+    token, the lowest one unless `eval.metric` says otherwise.  `best_metric`: what made that step the best, by `eval.metric`.
     `ms_per_step`: training alone, without evaluation, saving and the first step of each part and phase.
     `ms_per_step_by_phase`: the same for each phase that was timed, `train` where there are no phases.
     `stopped_early`: by `train.patience`, or by the plateau of the last phase.  `seconds`: wall clock.
@@ -87,6 +105,7 @@ class FitResult:
     tokens: int
     best_step: int | None
     best_nll: float | None
+    best_metric: float | None
     stopped_early: bool
     ms_per_step: float
     ms_per_step_by_phase: dict[str, float]

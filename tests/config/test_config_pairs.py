@@ -1,0 +1,89 @@
+"""The data section with sentence pairs: what fits a kind of corpus, and what is refused by name."""
+
+import pytest
+
+from fullrank.config.load import apply_overrides, build
+from fullrank.config.schema import DataConfig
+from fullrank.errors import ConfigError
+
+PARALLEL = {"name": "parallel", "train": "a", "valid": "b", "test": "c", "source": "de", "target": "en"}
+
+
+def test_which_corpora_are_of_sentence_pairs():
+    assert DataConfig(**PARALLEL).has_pairs
+    assert DataConfig(name="multi30k-de-en").has_pairs
+    assert not DataConfig(name="ptb").has_pairs
+    assert not DataConfig().has_pairs
+
+
+GOOD = [
+    {**PARALLEL, "tokens": "word", "min_count": 2, "max_vocabulary": 100},
+    {**PARALLEL, "train": ["a", "b"], "max_length": 100, "max_ratio": 1.5, "moses": True, "lowercase": True},
+    {"name": "multi30k-de-en", "source": "en", "target": "de", "concatenate": 240, "concatenate_splits": "train"},
+    {"name": "iwslt14-de-en", "codes": "bpe.codes", "vocabulary": "separate"},
+    {"name": "wmt16-en-de", "tokens": "unigram", "vocabulary": "joint", "max_vocabulary": 32_000},
+]
+
+
+@pytest.mark.parametrize("given", GOOD)
+def test_what_is_taken(given):
+    assert build({"data": given}).data == DataConfig(**given)
+
+
+BAD = {
+    **{
+        f"{key} of text": ({"name": "ptb", key: value}, f"data.{key}: a key of sentence pairs")
+        for key, value in (
+            ("source", "de"),
+            ("target", "en"),
+            ("vocabulary", "joint"),
+            ("codes", "x"),
+            ("moses", False),
+            ("max_length", 5),
+            ("max_ratio", 1.5),
+            ("concatenate", 5),
+            ("concatenate_splits", "all"),
+        )  # fmt: skip
+    },
+    "unigram of text": ({"name": "ptb", "tokens": "unigram"}, "data.tokens: unigram is for sentence pairs"),
+    "min_count of bpe": ({"name": "multi30k-de-en", "min_count": 2}, "data.min_count: for data.tokens: word"),
+    "bytes": ({"name": "multi30k-de-en", "tokens": "byte"}, "data.tokens: sentence pairs take word, bpe or unigram"),
+    "eos": ({"name": "multi30k-de-en", "eos": True}, "data.eos: every sentence of a pair ends"),
+    "sos": ({"name": "multi30k-de-en", "sos": True}, "data.sos: sentence pairs have no <sos>"),
+    "max_tokens": ({"name": "multi30k-de-en", "max_tokens": 9}, "data.max_tokens: for language models"),
+    "files of a named corpus": ({"name": "multi30k-de-en", "train": "x"}, "data.train: the files of multi30k-de-en"),
+    "codes of words": ({"name": "multi30k-de-en", "codes": "x", "tokens": "word"}, "data.codes: merges of BPE"),
+    "codes and a size": ({**PARALLEL, "codes": "x", "max_vocabulary": 9}, "data.max_vocabulary: the codes file says"),
+    "no target": ({**PARALLEL, "target": None}, "data.target: `data.name: parallel` needs the suffix"),
+    "no validation": (
+        {**PARALLEL, "valid": None},
+        "as in data.valid: corpus/valid for corpus/valid.de and corpus/valid.en",
+    ),
+    "one language": ({**PARALLEL, "target": "de"}, "data.target: another language than data.source"),
+    "half a ratio": ({**PARALLEL, "max_ratio": 0.5}, "data.max_ratio: longer side over shorter side"),
+    "no ratio": ({**PARALLEL, "max_ratio": float("nan")}, "data.max_ratio: a positive number"),
+    "no length": ({**PARALLEL, "max_length": 0}, "data.max_length: a positive number"),
+    "no tokens": ({**PARALLEL, "concatenate": -1}, "data.concatenate: a positive number"),
+    "splits of nothing": ({**PARALLEL, "concatenate_splits": "all"}, "data.concatenate_splits: goes with"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_refused(case):
+    given, message = BAD[case]
+    with pytest.raises(ConfigError) as error:
+        build({"data": given})
+    assert len(error.value.problems) == 1
+    assert message in error.value.problems[0]
+
+
+def test_every_fault_at_once_and_near_names():
+    with pytest.raises(ConfigError) as error:
+        build({"data": {"name": "parallel"}})
+    assert [line.partition(":")[0] for line in error.value.problems] == [
+        "data.train", "data.valid", "data.test", "data.source", "data.target",
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match="did you mean 'data.concatenate'"):
+        build(apply_overrides({"data": {"name": "multi30k-de-en"}}, ["data.concatenat=3"]))
+    with pytest.raises(ConfigError, match=r"data.vocabulary"):
+        build({"data": {"name": "multi30k-de-en", "vocabulary": "shared"}})

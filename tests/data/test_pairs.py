@@ -1,0 +1,341 @@
+"""Corpora of sentence pairs: files found and checked, text to ids and back, folders that appear whole or not at all."""
+
+import gzip
+import hashlib
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fullrank.config.schema import DataConfig
+from fullrank.data import load_pairs, prepare, prepare_pairs
+from fullrank.data.known import CORPORA
+from fullrank.errors import InputError, RunError
+
+REAL = Path(__file__).parents[3] / "shared" / "data"
+needs_real = pytest.mark.skipif(not REAL.is_dir(), reason=f"no corpora at {REAL}")
+
+GERMAN = ["ein Hund läuft .", "eine Katze läuft .", "ein Hund schläft nicht .", "zwei Katzen schlafen ."]
+ENGLISH = ["a dog runs .", "a cat runs .", "a dog does not sleep .", "two cats sleep ."]
+
+
+def write(folder: Path, name: str, source: list[str], target: list[str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.de").write_text("".join(f"{line}\n" for line in source), encoding="utf-8", newline="")
+    (folder / f"{name}.en").write_text("".join(f"{line}\n" for line in target), encoding="utf-8", newline="")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write(tmp_path, "train", GERMAN * 3, ENGLISH * 3)
+    write(tmp_path, "valid", GERMAN[:2], ENGLISH[:2])
+    write(tmp_path, "test", ["ein Wolf 🐺 läuft .", "", "\t ein  Hund\u2028 "], ["a wolf 🐺 runs .", "", "a  dog\r"])
+    return tmp_path
+
+
+def config(folder: Path, **keys) -> DataConfig:
+    base = {"name": "parallel", "dir": str(folder), "cache": str(folder / "cache"), "source": "de", "target": "en"}
+    return DataConfig(**{**base, "train": "train", "valid": "valid", "test": "test", **keys})
+
+
+def sentences(pairs, side: str) -> list[list[int]]:
+    return [getattr(pairs, side)(i).tolist() for i in range(len(pairs))]
+
+
+def test_words_with_a_vocabulary_for_each_language(folder):
+    corpus = prepare_pairs(config(folder, tokens="word", vocabulary="separate"))
+    for language, lines in ((corpus.source, GERMAN), (corpus.target, ENGLISH)):
+        counts = Counter(word for line in lines * 3 for word in line.split())
+        assert language.entries == ["<eos>", "<unk>", *sorted(counts, key=lambda word: (-counts[word], word))]
+        assert language.counts == [0, 0, *(counts[word] for word in language.entries[2:])]
+        assert (language.eos_id, language.unk_id) == (0, 1)
+    assert corpus.source.fingerprint != corpus.target.fingerprint
+    train = corpus.pairs("train")
+    assert len(train) == 12
+    assert sentences(train, "source") == [[corpus.source.entries.index(w) for w in s.split()] for s in GERMAN * 3]
+    assert sentences(train, "target") == [[corpus.target.entries.index(w) for w in s.split()] for s in ENGLISH * 3]
+    assert corpus.target.decode(train.target(2)) == corpus.target.tokens(train.target(2)) == ENGLISH[2]
+    test = corpus.pairs("test")
+    words = [[corpus.source.entries[i] for i in ids] for ids in sentences(test, "source")]
+    assert words == [["ein", "<unk>", "<unk>", "läuft", "."], [], ["ein", "Hund"]]
+    assert test.references() == ["a wolf 🐺 runs .", "", "a dog"]
+    assert test.sources() == ["ein Wolf 🐺 läuft .", "", "ein Hund"]
+    counts = corpus.splits["test"]
+    assert (counts.pairs, counts.source_tokens, counts.source_words, counts.source_unknown) == (3, 7 + 3, 7, 2)
+    assert (counts.target_tokens, counts.target_words, counts.target_unknown) == (7 + 3, 7, 2)
+    assert (
+        counts.sha256["test.target.bin"] == hashlib.sha256((corpus.folder / "test.target.bin").read_bytes()).hexdigest()
+    )
+
+
+def test_words_with_one_vocabulary(folder):
+    corpus = prepare_pairs(config(folder, tokens="word", vocabulary="joint", min_count=6))
+    counts = Counter(word for line in (GERMAN + ENGLISH) * 3 for word in line.split())
+    kept = sorted((w for w in counts if counts[w] >= 6), key=lambda word: (-counts[word], word))
+    assert corpus.source.entries == corpus.target.entries == ["<eos>", "<unk>", *kept]
+    assert corpus.source.counts[1] == sum(counts[w] for w in counts if counts[w] < 6) > 0
+    assert corpus.source.fingerprint == corpus.target.fingerprint
+    few = prepare_pairs(config(folder, tokens="word", vocabulary="joint", max_vocabulary=5))
+    assert few.source.entries == ["<eos>", "<unk>", *kept[:3]]
+
+
+def test_joint_bpe_knows_every_character_and_gives_every_line_back(folder):
+    corpus = prepare_pairs(config(folder, max_vocabulary=300))
+    assert 258 < len(corpus.source) <= 300
+    assert corpus.source.fingerprint == corpus.target.fingerprint
+    for split in ("train", "valid", "test"):
+        pairs = corpus.pairs(split)
+        assert [corpus.target.decode(ids) for ids in sentences(pairs, "target")] == pairs.references()
+        assert [corpus.source.decode(ids) for ids in sentences(pairs, "source")] == pairs.sources()
+        assert corpus.splits[split].source_unknown == 0
+    # a word is the same wherever it stands
+    hund = corpus.source.encode("Hund")
+    assert corpus.source.encode("ein Hund") == corpus.source.encode("ein") + hund
+    with pytest.raises(InputError, match=r"data.max_vocabulary: at least 258 .* given 257"):
+        prepare_pairs(config(folder, max_vocabulary=257))
+
+
+def test_one_side_of_a_separate_vocabulary_holds_its_own_pieces_only(folder):
+    corpus = prepare_pairs(config(folder, vocabulary="separate", max_vocabulary=300))
+    assert len(corpus.source) != len(corpus.target)
+    assert corpus.source.fingerprint != corpus.target.fingerprint
+    train = corpus.pairs("train")
+    for side, language in (("source", corpus.source), ("target", corpus.target)):
+        used = Counter(i for ids in sentences(train, side) for i in ids)
+        assert sorted(used) == list(range(2, len(language)))
+        assert [used[i] for i in range(2, len(language))] == language.counts[2:]
+
+
+def test_lower_case(folder):
+    corpus = prepare_pairs(config(folder, tokens="word", lowercase=True))
+    assert corpus.pairs("valid").sources() == [line.lower() for line in GERMAN[:2]]
+    assert corpus.source.encode("HUND") == corpus.source.encode("hund")
+    assert corpus.source.unk_id not in corpus.source.encode("HUND")
+
+
+def test_a_second_call_opens_the_first_corpus_and_other_settings_or_text_make_another(folder):
+    first = prepare_pairs(config(folder))
+    before = {path: path.stat().st_mtime_ns for path in first.folder.rglob("*")}
+    told: list[str] = []
+    assert prepare_pairs(config(folder), report=told.append).folder == first.folder
+    assert told == []
+    assert before == {path: path.stat().st_mtime_ns for path in first.folder.rglob("*")}
+    assert prepare_pairs(config(folder, tokens="word")).folder != first.folder
+    write(folder, "valid", GERMAN[2:], ENGLISH[2:])
+    assert prepare_pairs(config(folder)).folder != first.folder
+    assert not list((folder / "cache" / "pairs").glob(".tmp*"))
+
+
+def test_two_preparations_write_the_same_bytes(folder):
+    one, two = (prepare_pairs(config(folder, cache=str(folder / name))) for name in ("c1", "c2"))
+    files = [path.relative_to(one.folder) for path in sorted(one.folder.rglob("*")) if path.is_file()]
+    assert len(files) > 15
+    for name in files:
+        assert (one.folder / name).read_bytes() == (two.folder / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("damage", ["train.source.bin", "test.target.txt", "valid.target.offsets", "source/vocabulary.txt",
+                                    "target/language.json", "pairs.json", "source/segments.txt"])  # fmt: skip
+def test_damage_is_found_and_mended(folder, damage):
+    corpus = prepare_pairs(config(folder))
+    path = corpus.folder / damage
+    good = path.read_bytes()
+    path.write_bytes(good[:-3] + b"xy\n")
+    with pytest.raises(RunError, match="damaged"):
+        load_pairs(corpus.folder)
+    told: list[str] = []
+    again = prepare_pairs(config(folder), report=told.append)
+    assert "cannot be used, preparing them again" in told[0]
+    assert (again.folder, path.read_bytes()) == (corpus.folder, good)
+    path.unlink()
+    with pytest.raises((RunError, InputError)):
+        load_pairs(corpus.folder)
+
+
+def test_a_folder_that_holds_none(tmp_path):
+    with pytest.raises(InputError, match="no such folder"):
+        load_pairs(tmp_path / "nowhere")
+    with pytest.raises(InputError, match=r"no pairs.json; run `fullrank data prepare"):
+        load_pairs(tmp_path)
+
+
+def test_nothing_is_left_when_preparing_fails(folder, monkeypatch):
+    def fails(*given, **keys):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fullrank.data.pairs.encode_pairs", fails)
+    with pytest.raises(RunError, match="no space left"):
+        prepare_pairs(config(folder))
+    assert list((folder / "cache" / "pairs").iterdir()) == []
+
+
+def test_empty_sides_leave_training_only(folder):
+    write(folder, "train", [*GERMAN, "", "Hund", "  "], [*ENGLISH, "dog", " \t", ""])
+    write(folder, "valid", ["", "Hund"], ["dog", ""])
+    corpus = prepare_pairs(config(folder))
+    assert corpus.details["cleaning"] == {"given": 7, "kept": 4, "empty": 3, "too_long": 0, "ratio": 0}
+    assert [corpus.splits[split].pairs for split in ("train", "valid", "test")] == [4, 2, 3]
+    assert corpus.pairs("valid").references() == ["dog", ""]
+    assert corpus.pairs("valid").source(0).tolist() == []
+
+
+def test_cleaning_by_length_and_ratio(folder):
+    source = ["w " * n for n in (3, 4, 5, 6, 1, 2)]
+    target = ["v " * n for n in (3, 6, 6, 5, 2, 1)]
+    write(folder, "train", source, target)
+    write(folder, "valid", ["w " * 9], ["v"])
+    corpus = prepare_pairs(config(folder, tokens="word", max_length=5, max_ratio=1.5))
+    # 3/3 stays; 4/6, 5/6 and 6/5 are too long; 1/2 and 2/1 are beyond 1.5
+    assert corpus.details["cleaning"] == {"given": 6, "kept": 1, "empty": 0, "too_long": 3, "ratio": 2}
+    assert corpus.splits["valid"].pairs == 1
+    border = prepare_pairs(config(folder, tokens="word", max_length=6, max_ratio=1.5))
+    assert border.details["cleaning"] == {"given": 6, "kept": 4, "empty": 0, "too_long": 0, "ratio": 2}
+    with pytest.raises(
+        InputError, match=r"data.train: none of 6 training pairs is left: 0 with an empty side, 6 longer"
+    ):
+        prepare_pairs(config(folder, max_length=1, max_ratio=1.0))
+
+
+def test_concatenation_joins_neighbours_up_to_a_number_of_tokens(folder):
+    write(folder, "train", ["a b", "c", "d e f", "g", "h i j k l m", "n"], ["a", "b c", "d", "e f g", "h", "i"])
+    keys = {"tokens": "word", "concatenate": 4}
+    corpus = prepare_pairs(config(folder, **keys))
+    # a b + c: 3 tokens and 3; with d e f: 6 > 4.  d e f + g: 4 and 4.  The long one stays alone.
+    assert corpus.pairs("train").sources() == ["a b c", "d e f g", "h i j k l m", "n"]
+    assert corpus.pairs("train").references() == ["a b c", "d e f g", "h", "i"]
+    for split in ("train", "test"):
+        pairs = corpus.pairs(split)
+        assert sentences(pairs, "source") == [corpus.source.encode(line) for line in pairs.sources()]
+    assert corpus.splits["test"].pairs == 2
+    only = prepare_pairs(config(folder, concatenate_splits="train", **keys))
+    assert (only.splits["train"].pairs, only.splits["test"].pairs) == (4, 3)
+    bytes_too = prepare_pairs(config(folder, concatenate=8)).pairs("train")
+    assert len(bytes_too) < 6
+
+
+def change(folder: Path, name: str, data: bytes | None) -> None:
+    if data is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes(data)
+
+
+FAULTS = {
+    "other number of lines": ("valid.en", b"one\n", r"data.valid: .*valid.de has 2 lines and .*valid.en has 1; line k"),
+    "last line without end": ("valid.en", b"one\ntwo\nthree", r"valid.de has 2 lines and .*valid.en has 3"),
+    "no file": ("test.en", None, r"data.test: no such file: .*test.en"),
+    "empty": ("train.de", b"", r"data.train: .*train.de is empty"),
+    "not UTF-8": (
+        "valid.de",
+        b"gut\nsch\xf6n\n",
+        r"data.valid: .*valid.de is not UTF-8 text: line 2 has the byte 0xf6",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_of_files(folder, fault):
+    name, data, message = FAULTS[fault]
+    change(folder, name, data)
+    with pytest.raises(InputError, match=message):
+        prepare_pairs(config(folder))
+    assert not list((folder / "cache").rglob("*.bin"))
+
+
+def test_a_line_ends_at_a_newline_only(folder):
+    write(folder, "valid", ["ein\x0cHund\x1c läuft\x85.\u2029", "Katze\r"], ["\ufeffa dog", "cat"])
+    corpus = prepare_pairs(config(folder))
+    assert corpus.pairs("valid").sources() == ["ein Hund läuft .", "Katze"]
+    assert corpus.pairs("valid").references() == ["a dog", "cat"]
+
+
+def test_several_prefixes_follow_each_other(folder):
+    corpus = prepare_pairs(config(folder, train=["train", "valid"]))
+    assert corpus.pairs("train").sources() == GERMAN * 3 + GERMAN[:2]
+
+
+def multi30k(folder: Path, counts=(3, 2, 2, 2)) -> None:
+    for name, count in zip(("train", "valid", "test2016", "test2017"), counts, strict=True):
+        write(folder / "multi30k", name, GERMAN[:count], ENGLISH[:count])
+
+
+def test_multi30k_found_by_name_is_a_slice_when_its_counts_differ(tmp_path):
+    multi30k(tmp_path)
+    keys = {"name": "multi30k-de-en", "cache": str(tmp_path / "cache")}
+    told: list[str] = []
+    corpus = prepare_pairs(DataConfig(dir=str(tmp_path), **keys), report=told.append)
+    assert corpus.label == "multi30k-de-en (slice)"
+    assert list(corpus.splits) == ["train", "valid", "test", "test2017"]
+    assert "train has 3 pairs, published are 29,000" in told[-1]
+    with pytest.raises(InputError, match="is not the published corpus"):
+        prepare_pairs(DataConfig(dir=str(tmp_path), **keys), allow_slice=False)
+    back = prepare_pairs(DataConfig(dir=str(tmp_path / "multi30k"), source="en", **keys))
+    assert (back.source.name, back.target.name) == ("en", "de")
+    assert back.pairs("train").sources() == ENGLISH[:3]
+    (tmp_path / "multi30k" / "test2017.de").unlink()
+    with pytest.raises(InputError, match=r"lacks test_2017_flickr.de; found there: train.de, train.en"):
+        prepare_pairs(DataConfig(dir=str(tmp_path), **keys))
+    (tmp_path / "multi30k" / "test2017.en").unlink()
+    assert list(prepare_pairs(DataConfig(dir=str(tmp_path), **keys)).splits) == ["train", "valid", "test"]
+    with pytest.raises(InputError, match=r"multi30k-de-en has the languages de and en, given fr and de"):
+        prepare_pairs(DataConfig(dir=str(tmp_path), source="fr", **keys))
+    with pytest.raises(InputError, match=r"data.dir: no such folder: .*nowhere"):
+        prepare_pairs(DataConfig(dir=str(tmp_path / "nowhere"), **keys))
+
+
+def test_each_kind_of_corpus_is_sent_to_its_own_door(folder):
+    with pytest.raises(InputError, match="'ptb' is text of one language"):
+        prepare_pairs(DataConfig(name="ptb"))
+    with pytest.raises(InputError, match="multi30k-de-en is a corpus of sentence pairs, for translation"):
+        prepare(DataConfig(name="multi30k-de-en"))
+
+
+def test_a_download_is_unpacked_and_verified(tmp_path, monkeypatch):
+    """Every address gives a gzip file of its name; one whose text is not the published one is refused."""
+    info = CORPORA["multi30k-de-en"]
+    asked: list[str] = []
+
+    def fetch(url, target, report, **keys):
+        asked.append(url)
+        target.write_bytes(gzip.compress(url.rpartition("/")[2].encode() + b"\n"))
+
+    monkeypatch.setattr("fullrank.data.download.fetch", fetch)
+    with pytest.raises(RunError, match=r"train.de is not the published file"):
+        prepare_pairs(DataConfig(name="multi30k-de-en", cache=str(tmp_path)))
+    assert len(asked) == 8
+    assert all("/a3d2e0d26b56f3846f66a952536ffed4e401d05a/data/task1/raw/" in url for url in asked)
+    assert not (tmp_path / "sources" / "multi30k-de-en").exists()
+    digests = {
+        key: hashlib.sha256(f"{names[0]}.gz\n".encode()).hexdigest() for key, names in info.files.items()
+    }  # fmt: skip
+    monkeypatch.setattr("fullrank.data.download._verify", lambda info, folder: None)
+    corpus = prepare_pairs(DataConfig(name="multi30k-de-en", cache=str(tmp_path)))
+    assert {f"{row['split']}.{'de' if row['side'] == 'source' else 'en'}": row["sha256"]
+            for row in corpus.details["sources"]} == digests  # fmt: skip
+    assert corpus.pairs("test2017").references() == ["test_2017_flickr.en.gz"]
+
+
+@pytest.fixture(scope="module")
+def real_multi30k(tmp_path_factory):
+    if not REAL.is_dir():
+        pytest.skip(f"no corpora at {REAL}")
+    given = DataConfig(name="multi30k-de-en", dir=str(REAL), cache=str(tmp_path_factory.mktemp("cache")))
+    return prepare_pairs(given, allow_slice=False)
+
+
+def test_multi30k_is_the_published_one(real_multi30k):
+    corpus = real_multi30k
+    assert [content.pairs for content in corpus.splits.values()] == [29_000, 1_014, 1_000, 1_000]
+    assert (corpus.label, corpus.is_slice) == ("multi30k-de-en", False)
+    assert len(corpus.source) == len(corpus.target) == 10_000
+    text = (REAL / "multi30k" / "test2016.en").read_text(encoding="utf-8").split("\n")[:-1]
+    test = corpus.pairs("test")
+    assert test.references() == [" ".join(line.split()) for line in text]
+    assert [corpus.target.decode(ids) for ids in sentences(test, "target")] == test.references()
+    assert corpus.splits["test"].target_words == sum(len(line.split()) for line in text)
+    words = np.diff(np.fromfile(corpus.folder / "test.target.offsets", dtype="<i8"))
+    assert int(words.sum()) + 1000 == corpus.splits["test"].target_tokens
+    record = json.loads((corpus.folder / "pairs.json").read_text(encoding="utf-8"))
+    assert {row["sha256"] for row in record["details"]["sources"]} == set(CORPORA["multi30k-de-en"].sha256.values())
