@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fullrank.config.attention import NOT_NEXT_TOKEN
 from fullrank.config.checks import COUNTS, SIZES, Strict, check_numbers, raise_problems
 from fullrank.config.data import PAIR_CORPORA, DataConfig
-from fullrank.config.masking import masked_problems
+from fullrank.config.masking import MASKED_TOKEN, masked_problems
 from fullrank.config.model import ModelConfig, with_memory
 from fullrank.config.training import TrainConfig
 from fullrank.errors import ConfigError
@@ -104,6 +105,11 @@ class RunConfig(Strict):
     def masks(self) -> bool:
         """Whether tokens are masked and named again: a masked language model is trained."""
         return self.train.objective == "masked"
+
+    @property
+    def remark(self) -> str | None:
+        """What is said of the perplexity of the run where it is not one of next tokens."""
+        return MASKED_TOKEN if self.masks else NOT_NEXT_TOKEN if self.model.sees_future else None
 
     def _parts(self) -> list[ModelConfig]:
         """What has attention of its own; of a translation model that cannot be built, its common section."""

@@ -77,7 +77,8 @@ class TrainConfig(Strict):
     """How a model is trained. Exactly one of `steps`, `epochs` and `tokens` says when training ends, or the last phase does.
 
     Text is read in `batch_size` streams of `segment_length` tokens, sentence pairs in batches of `batch_tokens`; `tokens` are
-    those that are predicted: of translations, their words and final <eos>, without padding.
+    those that are predicted: of translations, their words and final <eos>, without padding. Where tokens are masked
+    (`objective: masked`), `tokens` are those that are read.
     """
 
     steps: int | None = None

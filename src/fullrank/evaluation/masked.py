@@ -19,6 +19,11 @@ class MaskedEvaluation:
     tokens: int
     correct: int
 
+    @property
+    def scores(self) -> dict[str, float]:
+        """What metrics.jsonl gets besides."""
+        return {"accuracy": self.correct / self.tokens}
+
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedProtocol:
@@ -37,15 +42,11 @@ class MaskedProtocol:
 
     def in_words(self) -> str:
         """The protocol as a sentence, for people: printed and saved with every figure."""
-        return f"{self.reading()}; {MASKED_TOKEN}"
-
-    def reading(self) -> str:
-        """The same without what the figure is not."""
         stay = max(0.0, 1 - self.mask_replace_prob - self.random_replace_prob)
         return (
             f"{_percent(self.mlm_probability)} of the tokens asked for, chosen by seed {self.mask_seed} and the same in every "
             f"run ({_percent(self.mask_replace_prob)} of them read as <mask>, {_percent(self.random_replace_prob)} as a random "
-            f"token, {_percent(stay)} as they are), given all of their block of {self.segment_length} tokens"
+            f"token, {_percent(stay)} as they are), given all of their block of {self.segment_length} tokens; {MASKED_TOKEN}"
         )
 
 
