@@ -154,7 +154,7 @@ class MultiLinear(nn.Module):
         return self._finished(out), after
 
     def _factors(self, heads: Heads, trace: Trace | None) -> tuple[Tensor, Tensor, Tensor]:
-        if trace is not None:
+        if trace is not None and not trace.partial:
             raise InputError(
                 "multi-linear attention has no attention weights to collect: penalties (train.orthogonality, train.overlap) "
                 "and analyses of weights go with model.attention.kind: weighted"

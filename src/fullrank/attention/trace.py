@@ -18,6 +18,10 @@ class LayerTrace:
 
 @dataclass
 class Trace:
-    """Collects one `LayerTrace` per attention layer, in the order in which the layers run."""
+    """Collects one `LayerTrace` per attention layer, in the order in which the layers run.
+
+    partial: layers without attention weights are left out; otherwise they refuse to be traced.
+    """
 
     layers: list[LayerTrace] = field(default_factory=list)
+    partial: bool = False

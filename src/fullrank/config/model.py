@@ -214,8 +214,17 @@ class ModelConfig(Strict):
 
     @property
     def sees_future(self) -> bool:
-        """Whether what is computed for a token depends on later ones: then its perplexity is not a next-token perplexity."""
-        return self.attention.sees_future
+        """Whether what is computed for a token depends on later ones: then its perplexity is not a next-token perplexity.
+
+        Of a translation model: for a token of the target. Its encoder sees everything, and has nothing to predict.
+        """
+        return self._that_predicts.sees_future
+
+    @property
+    def _that_predicts(self) -> AttentionConfig:
+        """The self-attention of what predicts the next token."""
+        own = None if self.decoder is None else self.decoder.attention
+        return own or self.attention
 
     def _check_multilinear(self, problems: list[str]) -> None:
         attention = self.attention
@@ -229,7 +238,7 @@ class ModelConfig(Strict):
                 f"model.dropout.attention: multi-linear attention has no attention weights to drop, given "
                 f"{self.dropout.attention}; set it to 0 and use model.dropout.residual"
             )
-        if attention.sees_future and not attention.not_next_token_perplexity:
+        if attention is self._that_predicts and attention.sees_future and not attention.not_next_token_perplexity:
             problems.append(
                 "model.attention.causal: as_published lets every token see the later ones of its segment, which it has to "
                 "predict; use 'masked', or say with model.attention.not_next_token_perplexity: true that its "

@@ -14,10 +14,14 @@ from fullrank.attention.layout import Layout
 
 @dataclass(frozen=True)
 class Source:
-    """Sentences as the encoder made them: hidden (B, M, E), mask (B, M) True for tokens, None when nothing is padded."""
+    """Sentences as the encoder made them: hidden (B, M, E), mask (B, M) True for tokens, None when nothing is padded.
+
+    positions (B, M): places of tokens in their sentences; None where they are 0, 1, .., M - 1, padding behind them.
+    """
 
     hidden: Tensor
     mask: Tensor | None = None
+    positions: Tensor | None = None
 
     @property
     def texts(self) -> int:
@@ -26,7 +30,8 @@ class Source:
 
     def of_layer(self, layer: int, queries: int) -> Across:
         """What layer `layer` reads for `queries` tokens of each sentence."""
-        return Across(self.hidden, _layout(queries, self.hidden.shape[1], self.mask, self.hidden.device))
+        keys, device = self.hidden.shape[1], self.hidden.device
+        return Across(self.hidden, _layout(queries, keys, self.mask, self.positions, device))
 
 
 class Across(NamedTuple):
@@ -41,33 +46,37 @@ class Projected:
     """The source while a translation is written: keys and values of each layer, one row a sentence.
 
     rows: what each text that is being written translates, (R,), ascending. Several texts of one sentence (beams) read one
-    row together, as if they were its queries: cross-attention has no order among queries.
+    row together, as if they were its queries: cross-attention has no order among queries. mask, positions: of `Source`.
     """
 
     layers: tuple[KeyValues, ...]
     mask: Tensor | None
     rows: Tensor
+    positions: Tensor | None = None
 
     def of_layer(self, layer: int, queries: int) -> Across:
         """What layer `layer` reads for `queries` tokens of each text; texts of one sentence count together."""
         known = self.layers[layer]
         together = queries * (self.rows.shape[0] // max(1, known.texts))
-        return Across(known, _layout(together, known.length, self.mask, known.values.device))
+        return Across(known, _layout(together, known.length, self.mask, self.positions, known.values.device))
 
     def reorder(self, index: Tensor) -> Projected:
         """For the texts `index` (K,) of those now, in that order; they may repeat."""
         rows = self.rows.index_select(0, index)
         kept, counts = torch.unique_consecutive(rows, return_counts=True)
-        if not bool((counts == counts[0]).all()) or kept.unique().numel() < kept.numel():
+        if bool((counts != counts[:1]).any()) or kept.unique().numel() < kept.numel():
             kept, counts = rows, torch.ones_like(rows)  # not groups of one size: a row for each
         now = torch.arange(kept.numel(), device=kept.device)
         texts = self.layers[0].texts
         if kept.numel() == texts and torch.equal(kept, now):
             return replace(self, rows=rows)
         layers = tuple(known.rows(kept) for known in self.layers)
-        mask = None if self.mask is None else self.mask.index_select(0, kept)
-        return Projected(layers, mask, now.repeat_interleave(counts))
+        mask, positions = (None if of is None else of.index_select(0, kept) for of in (self.mask, self.positions))
+        return Projected(layers, mask, now.repeat_interleave(counts), positions)
 
 
-def _layout(queries: int, keys: int, mask: Tensor | None, device: torch.device) -> Layout:
-    return Layout.of(queries, keys, causal=False, device=device, key_mask=mask)
+def _layout(queries: int, keys: int, mask: Tensor | None, positions: Tensor | None, device: torch.device) -> Layout:
+    layout = Layout.of(queries, keys, causal=False, device=device, key_mask=mask)
+    if positions is None:
+        return layout
+    return replace(layout, key_positions=positions, runs=None, from_start=False)

@@ -65,6 +65,8 @@ class Encoder(nn.Module):
         """The same as the value that a decoder reads. `padded_right`: where padding stands; None: it is looked at."""
         if input_ids.dim() != 2:
             raise InputError(f"input_ids must be (B, M), given shape {tuple(input_ids.shape)}")
+        if input_ids.shape[1] == 0:
+            raise InputError("input_ids: at least one token a sentence; an empty one is its end-of-sentence token alone")
         mask = None if attention_mask is None else attention_mask.bool()
         if mask is not None and mask.shape != input_ids.shape:
             raise InputError(
@@ -80,7 +82,7 @@ class Encoder(nn.Module):
             if encodings is not None:
                 layout = replace(layout, encodings=self.embedding_dropout(encodings[None])[0])
         x = stack.read(self.blocks, x, layout, trace, ())
-        return Source(self.final_norm(x), mask)
+        return Source(self.final_norm(x), mask, None if layout.from_start else layout.key_positions)
 
     def _layout(self, input_ids: Tensor, mask: Tensor | None, padded_right: bool | None) -> Layout:
         tokens = input_ids.shape[1]

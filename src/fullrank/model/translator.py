@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fullrank.attention.layout import Layout
 from fullrank.attention.trace import Trace
+from fullrank.attention.weighted import WeightedValues
 from fullrank.config.schema import ModelConfig
 from fullrank.errors import ConfigError, InputError
 from fullrank.model import weights as storage
@@ -63,34 +64,42 @@ class Translator(nn.Module):
         input_ids: Tensor,
         decoder_input_ids: Tensor,
         attention_mask: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
         *,
         trace: Trace | None = None,
     ) -> ModelOutput:
         """input_ids (B, M) of the source, decoder_input_ids (B, N) of the target, both int64 -> logits (B, N, V).
 
-        attention_mask (B, M), 1 for tokens of the source and 0 for padding on either side. Targets are padded on the right:
-        no token sees what comes later. trace collects the weights of the encoder's layers, then of each decoder layer
-        those of self-attention and of cross-attention.
+        attention_mask (B, M), 1 for tokens of the source and 0 for padding on either side; decoder_attention_mask (B, N) that
+        of the target. Targets that are padded on the right need none, where no token sees what comes later (all models but
+        those with `config.sees_future`). trace collects the weights of the encoder's layers, then of each decoder layer those
+        of self-attention and of cross-attention; layers without weights are left out of it, unless no layer has any.
         """
-        return ModelOutput(self.decoder.output(self.hidden(input_ids, decoder_input_ids, attention_mask, trace=trace)))
+        hidden = self.hidden(input_ids, decoder_input_ids, attention_mask, decoder_attention_mask, trace=trace)
+        return ModelOutput(self.decoder.output(hidden))
 
     def hidden(
         self,
         input_ids: Tensor,
         decoder_input_ids: Tensor,
         attention_mask: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
         *,
         trace: Trace | None = None,
         padded_right: bool | None = None,
     ) -> Tensor:
         """What the output layer reads, (B, N, E). `padded_right` as in `Encoder.encode`."""
-        if decoder_input_ids.dim() != 2 or decoder_input_ids.shape[0] != input_ids.shape[0]:
+        fits = decoder_input_ids.dim() == 2 and decoder_input_ids.shape[0] == len(input_ids)
+        if input_ids.dim() == 2 and not fits:  # else the encoder says it
             raise InputError(
                 f"decoder_input_ids must be (B, N) with the B of input_ids {tuple(input_ids.shape)}, given "
                 f"{tuple(decoder_input_ids.shape)}"
             )
+        if trace is not None:
+            trace.partial |= any(isinstance(module, WeightedValues) for module in self.modules())
         source = self.encoder.encode(input_ids, attention_mask, trace=trace, padded_right=padded_right)
-        return self.decoder.hidden(decoder_input_ids, trace=trace, source=source).hidden
+        mask = decoder_attention_mask
+        return self.decoder.hidden(decoder_input_ids, attention_mask=mask, trace=trace, source=source).hidden
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Source:
         """The source (B, M) as decoding reads it; attention_mask as in `forward`."""
@@ -120,10 +129,11 @@ class Translator(nn.Module):
         decoder_input_ids: Tensor,
         targets: Tensor,
         attention_mask: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
     ) -> TokenNll:
         """-log p(targets | decoder_input_ids up to there, input_ids) in nats, (B, N), exact under any cotangent."""
         _check_targets(decoder_input_ids, targets)
-        hidden = self.hidden(input_ids, decoder_input_ids, attention_mask)
+        hidden = self.hidden(input_ids, decoder_input_ids, attention_mask, decoder_attention_mask)
         return TokenNll(self.decoder.output.nll(hidden, targets))
 
     def loss(
@@ -133,6 +143,7 @@ class Translator(nn.Module):
         targets: Tensor,
         weights: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
         *,
         label_smoothing: float = 0.0,
     ) -> Tensor:
@@ -140,9 +151,9 @@ class Translator(nn.Module):
 
         With `label_smoothing` e the target is (1 - e) [v = y] + e / V.
         """
-        smoothing = label_smoothing
+        masks = (attention_mask, decoder_attention_mask)
         return self.loss_parts(
-            input_ids, decoder_input_ids, targets, weights, attention_mask, label_smoothing=smoothing
+            input_ids, decoder_input_ids, targets, weights, *masks, label_smoothing=label_smoothing
         ).loss
 
     def loss_parts(
@@ -152,6 +163,7 @@ class Translator(nn.Module):
         targets: Tensor,
         weights: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
         *,
         label_smoothing: float = 0.0,
         trace: Trace | None = None,
@@ -159,7 +171,8 @@ class Translator(nn.Module):
     ) -> LossParts:
         """`loss` and, beside it, the plain nll that label smoothing hides. A trace collects what penalties need."""
         _check_targets(decoder_input_ids, targets)
-        hidden = self.hidden(input_ids, decoder_input_ids, attention_mask, trace=trace, padded_right=padded_right)
+        masks = (attention_mask, decoder_attention_mask)
+        hidden = self.hidden(input_ids, decoder_input_ids, *masks, trace=trace, padded_right=padded_right)
         return LossParts(*self.decoder.output.loss(hidden, targets, weights, label_smoothing))
 
     # -- sizes, files -------------------------------------------------------------------------------------------------
@@ -225,7 +238,7 @@ class Translating:
         layout = Layout.of(1, source.hidden.shape[1], causal=False, device=source.hidden.device)
         layers = tuple(block.cross_attention.keys_of(source.hidden, layout) for block in decoder.blocks)
         rows = torch.arange(source.texts, device=source.hidden.device)
-        return TranslationCache(decoder.new_cache(), Projected(layers, source.mask, rows))
+        return TranslationCache(decoder.new_cache(), Projected(layers, source.mask, rows, source.positions))
 
     def __call__(
         self,
@@ -236,6 +249,12 @@ class Translating:
     ) -> TranslatingOutput:
         """Without a cache input_ids are read whole, one row a source."""
         decoder = self.model.decoder
+        texts = self.source.texts if cache is None else len(cache.source.rows)
+        if len(input_ids) != texts:
+            raise InputError(
+                f"input_ids are {len(input_ids)} texts, the source {'of the cache ' if cache else ''}is read by {texts}; "
+                "see cache.reorder"
+            )
         if cache is None:
             found = decoder.hidden(input_ids, attention_mask=attention_mask, source=self.source)
             return TranslatingOutput(decoder.output(found.hidden), None)

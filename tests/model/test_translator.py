@@ -1,0 +1,410 @@
+"""What a token of a translation depends on, where mixing starts, one table for two languages, files, and misuse."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from translator_models import (
+    B, MECHANISMS, PAIRS, SIZES, SOURCE, TARGET, WIDE, WIDTH, built, close, config, padding, sentences, tokens, translator,
+)  # fmt: skip
+
+import fullrank as fr
+from fullrank.errors import ConfigError, InputError
+
+LENGTHS = [7, 3, 5]
+every_mechanism = pytest.mark.parametrize("mechanism", MECHANISMS)
+
+
+def taken(module: nn.Module, kept: list[Tensor]) -> None:
+    """Vectors of tokens as leaves, in the order in which they are looked up."""
+
+    def leaf(_: nn.Module, args: Any, out: Tensor) -> Tensor:
+        kept.append(out.detach().requires_grad_())
+        return kept[-1]
+
+    module.register_forward_hook(leaf)
+
+
+# -- who sees what ----------------------------------------------------------------------------------------------------
+
+
+@every_mechanism
+def test_targets_see_no_later_ones_and_the_whole_source(mechanism: str) -> None:
+    """By gradient: exactly zero from later targets, and some from every token of the source and from the token itself."""
+    model = translator(mechanism)
+    read: list[Tensor] = []
+    taken(model.decoder.embedding, read)
+    if model.encoder.embedding is not None:
+        taken(model.encoder.embedding, read)
+    model.train()
+    source, target = sentences(model)
+    logits = model(source, target).logits
+    of_source, of_target = read  # the encoder reads first
+    assert (of_source.shape[1], of_target.shape[1]) == (7, 5)
+    for place in range(5):
+        cotangent = torch.randn(logits[:, place].shape, dtype=WIDE)
+        back, own = torch.autograd.grad(logits[:, place], (of_source, of_target), cotangent, retain_graph=True)
+        assert not own[:, place + 1 :].any(), f"logits of token {place} depend on later ones"
+        assert (own[:, : place + 1].abs().amax(2) > 0).all(), f"logits of token {place} leave an earlier one out"
+        assert (back.abs().amax(2) > 0).all(), f"logits of token {place} leave a token of the source out"
+
+
+@every_mechanism
+def test_a_later_target_changes_nothing(mechanism: str) -> None:
+    """By perturbation, under every kernel that is taken by itself and the definition; bit for bit."""
+    model = translator(mechanism)
+    source, target = sentences(model)
+    for kernel in ("auto", "reference"):
+        with torch.no_grad(), fr.kernel(kernel):
+            before = model(source, target).logits
+            for place in range(1, 5):
+                other = target.clone()
+                other[:, place] = (other[:, place] + 1) % TARGET
+                after = model(source, other).logits
+                assert torch.equal(after[:, :place], before[:, :place])
+                assert not torch.equal(after[:, place], before[:, place])
+
+
+@every_mechanism
+def test_padding_of_the_source_changes_nothing(mechanism: str) -> None:
+    """On either side, whatever stands there; a batch gives each sentence what it gets alone."""
+    model = translator(mechanism)
+    source, target = sentences(model)
+    with torch.no_grad():
+        for side in ("right", "left"):
+            mask = padding(LENGTHS, 7, side)
+            found = [
+                model(source.masked_fill(mask == 0, junk), target, mask).logits for junk in (0, TARGET - 1)
+            ]
+            assert torch.equal(*found), "what stands in the padding is read"
+            for row, length in enumerate(LENGTHS):
+                own = source[row][mask[row].bool()][None]
+                assert own.shape[1] == length
+                close(found[0][row], model(own, target[row : row + 1]).logits[0], f"{side}, row {row}")
+        whole = torch.ones(3, 7)
+        assert torch.equal(model(source, target, whole).logits, model(source, target).logits)
+
+
+@every_mechanism
+def test_padding_of_the_target_on_the_right_changes_nothing(mechanism: str) -> None:
+    model = translator(mechanism)
+    source, target = sentences(model)
+    with torch.no_grad():
+        batch = model(source, target).logits
+        for row, length in enumerate([5, 1, 3]):
+            alone = model(source[row : row + 1], target[row : row + 1, :length]).logits[0]
+            close(batch[row, :length], alone, f"row {row}")
+
+
+@every_mechanism
+def test_padding_of_the_target_on_the_left(mechanism: str) -> None:
+    """With a mask of the target its positions count tokens only, as those of the source do."""
+    model = translator(mechanism)
+    source, target = sentences(model)
+    mask = padding([5, 1, 3], 5, "left")
+    with torch.no_grad():
+        batch = model(source, target, None, mask).logits
+        for row, length in enumerate([5, 1, 3]):
+            alone = model(source[row : row + 1], target[row : row + 1, -length:]).logits[0]
+            close(batch[row, -length:], alone, f"row {row}")
+
+
+def test_padding_of_a_target_that_sees_later_tokens() -> None:
+    """Where tokens see later ones, padding on the right has to be said; losses take it, too."""
+    seeing = PAIRS | {"causal": "as_published", "not_next_token_perplexity": True}
+    model = translator(decoder=seeing)
+    source, target = sentences(model)
+    wanted, weights = tokens(TARGET, 3, 5, seed=9), padding([5, 1, 3], 5, "right")
+    with torch.no_grad():
+        batch = model(source, target, None, weights).logits
+        nll = model.nll(source, target, wanted, None, weights).per_token
+        expected = []
+        for row, length in enumerate([5, 1, 3]):
+            text = (source[row : row + 1], target[row : row + 1, :length])
+            close(batch[row, :length], model(*text).logits[0], f"row {row}")
+            expected.append(model.nll(*text, wanted[row : row + 1, :length]).per_token[0])
+            close(nll[row, :length], expected[-1], f"nll of row {row}")
+        mean = torch.cat(expected).mean()
+        close(model.loss(source, target, wanted, weights.double(), None, weights), mean, "loss")
+        assert not torch.allclose(model(source, target).logits, batch)
+
+
+def test_holes_in_a_mask_are_no_places() -> None:
+    """Padding in the middle, as a mask could say: as if it were not there."""
+    for mechanism in ("plain", "relative positions", "multi-linear everywhere", "random synthesizer"):
+        model = translator(mechanism)
+        source, target = sentences(model, 1)
+        mask = torch.tensor([[1, 0, 1, 1, 0, 0, 1]])
+        with torch.no_grad():
+            close(model(source, target, mask).logits, model(source[mask.bool()][None], target).logits, mechanism)
+
+
+# -- the start --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("normalize", ["softmax", "sigsoftmax"])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("mix", ["position_independent", "position_wise"])
+@pytest.mark.parametrize("place", ["attention", "encoder", "decoder", "cross"])
+def test_mixing_starts_as_plain_attention(place: str, mix: str, norm: str, normalize: str) -> None:
+    """Bit for bit, in each place alone and in all; all other parameters start the same."""
+    stages = {"normalize": normalize}
+    plain = built(norm=norm, attention=stages)
+    mixed = built(norm=norm, **{"attention": stages} | {place: stages | {"mix": mix}})
+    marks = {"encoder": ("encoder.",), "cross": (".cross_attention.",), "decoder": ("decoder.", ".attention.")}
+    own = [name for name in mixed.state_dict() if ".attend.mix." in name]
+    assert own
+    assert all(all(mark in name for mark in marks.get(place, ())) for name in own)
+    assert len({name.split(".mix.")[0] for name in own}) == (6 if place == "attention" else 2)
+    for name, value in plain.state_dict().items():
+        assert torch.equal(mixed.state_dict()[name], value), f"{name} starts otherwise"
+    source, target = sentences(plain)
+    with torch.no_grad(), fr.kernel("reference"):
+        mask = padding(LENGTHS, 7, "right")
+        assert torch.equal(mixed(source, target, mask).logits, plain(source, target, mask).logits)
+
+
+@every_mechanism
+def test_evaluation_is_deterministic(mechanism: str) -> None:
+    dropout = fr.DropoutConfig(embedding=0.2, activation=0.2, residual=0.2, output=0.2)
+    model = translator(mechanism, dropout=dropout)
+    source, target = sentences(model)
+    state = torch.get_rng_state()
+    with torch.no_grad():
+        first = model(source, target).logits
+        assert torch.equal(torch.get_rng_state(), state), "evaluation draws random numbers"
+        assert torch.equal(model(source, target).logits, first)
+        assert not torch.equal(model.train()(source, target).logits, first)
+
+
+def test_dropout_of_weights_and_cross_head_reach_every_place() -> None:
+    """With the rest of the network fixed, only they move the outputs; evaluation leaves them out."""
+    for changes in ({"dropout": fr.DropoutConfig(attention=0.5)}, {"attention": {"cross_head": 1.0}}):
+        model: Any = translator(**changes)
+        source, target = sentences(model)
+        with torch.no_grad():
+            x, y = torch.randn(2, 6, WIDTH, dtype=WIDE), torch.randn(2, 6, WIDTH, dtype=WIDE)
+            for layer in (
+                model.encoder.blocks[1].attention, model.decoder.blocks[0].attention, model.decoder.blocks[1].cross_attention,
+            ):  # fmt: skip
+                quiet = layer(x, y)
+                layer.train()
+                assert not all(torch.equal(layer(x, y), quiet) for _ in range(8))
+                layer.eval()
+            assert torch.equal(model(source, target).logits, model(source, target).logits)
+
+
+@every_mechanism
+def test_gradients_reach_every_parameter(mechanism: str) -> None:
+    model = translator(mechanism).train()
+    source, target = sentences(model)
+    model.loss(source, target, tokens(TARGET, 3, 5, seed=9), label_smoothing=0.1).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, f"no gradient for {name}"
+        if "project.key.bias" not in name:  # cannot matter to softmax
+            assert float(parameter.grad.abs().max()) > 1e-10, f"the gradient of {name} is zero"
+
+
+# -- what penalties and pictures read ----------------------------------------------------------------------------------
+
+
+def test_a_trace_holds_encoder_then_decoder_and_leaves_out_what_has_no_weights() -> None:
+    for changes, shapes in (
+        ({}, [(7, 7)] * 2 + [(5, 5), (5, 7)] * 2),
+        ({"encoder": PAIRS}, [(5, 5), (5, 7)] * 2),
+        ({"cross": PAIRS}, [(7, 7)] * 2 + [(5, 5)] * 2),
+        ({"decoder": PAIRS, "encoder_keys": {"num_hidden_layers": 1}}, [(7, 7)] + [(5, 7)] * 2),
+    ):
+        model = translator("B", **changes)
+        source, target = sentences(model)
+        mask = padding(LENGTHS, 7, "right")
+        trace = fr.Trace()
+        with torch.no_grad():
+            traced = model(source, target, mask, trace=trace).logits
+            close(traced, model(source, target, mask).logits, "tracing changes nothing")
+        assert [tuple(layer.weights.shape) for layer in trace.layers] == [(3, 3, *shape) for shape in shapes]
+        for layer in trace.layers:
+            close(layer.weights.sum(-1), torch.ones_like(layer.weights[..., 0]), "weights sum to one")
+            if layer.weights.shape[3] == 7:
+                assert not layer.weights[~mask.bool()[:, None, None].expand(layer.weights.shape)].any()
+    everywhere = translator("multi-linear everywhere")
+    with pytest.raises(InputError, match="no attention weights to collect"):
+        everywhere(*sentences(everywhere), trace=fr.Trace())
+
+
+# -- one table for two languages --------------------------------------------------------------------------------------
+
+
+def test_one_table_is_saved_once_and_its_gradients_add_up() -> None:
+    shared, separate = translator("one table"), translator("tied", encoder_keys={"vocab_size": TARGET})
+    tables = [name for name, value in shared.state_dict().items() if value.shape == (TARGET, WIDTH)]
+    assert tables == ["decoder.embedding.weight"]
+    assert shared.num_parameters() == separate.num_parameters() - TARGET * WIDTH
+    assert [name for name, _ in shared.named_parameters()] == list(shared.state_dict())
+    state = separate.state_dict()
+    state["encoder.embedding.weight"] = state["decoder.embedding.weight"]
+    separate.load_state_dict(state)
+    shared.load_state_dict({name: value for name, value in state.items() if name != "encoder.embedding.weight"})
+    source, target = sentences(separate)
+    wanted = tokens(TARGET, 3, 5, seed=9)
+    for model in (shared, separate):
+        model.loss(source, target, wanted).backward()
+    grads = {name: p.grad for name, p in separate.named_parameters()}
+    both = grads["decoder.embedding.weight"], grads["encoder.embedding.weight"]
+    assert both[0] is not None
+    assert both[1] is not None
+    found: Any = shared
+    close(found.decoder.embedding.weight.grad, both[0] + both[1], "gradient of the table", 1e-12)
+    with torch.no_grad():
+        assert torch.equal(shared(source, target).logits, separate(source, target).logits)
+
+
+def test_one_table_stays_one_when_copied_moved_or_trained() -> None:
+    model: Any = translator("one table")
+    source, target = sentences(model)
+    copied = copy.deepcopy(model).float()
+    assert copied.encoder._lent[0] is copied.decoder.embedding
+    assert copied.encoder._lent[0] is not model.decoder.embedding
+    with torch.no_grad():
+        before = copied.encode(source).hidden
+        assert before.dtype == torch.float32
+        copied.decoder.embedding.weight.mul_(2)
+        assert not torch.equal(copied.encode(source).hidden, before)
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+@every_mechanism
+def test_saved_and_loaded(mechanism: str, tmp_path: Path) -> None:
+    model = translator(mechanism)
+    model.save(tmp_path)
+    torch.manual_seed(99)
+    loaded = fr.Translator.load(tmp_path)
+    assert loaded.config == model.config
+    assert not loaded.training
+    assert loaded.state_dict().keys() == model.state_dict().keys()
+    for name, value in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value), name
+    source, target = sentences(model)
+    mask = padding(LENGTHS, 7, "right")
+    with torch.no_grad():
+        assert torch.equal(loaded(source, target, mask).logits, model(source, target, mask).logits)
+
+
+def test_folders_of_other_models(tmp_path: Path) -> None:
+    translator().save(tmp_path / "translator")
+    translator("one table").save(tmp_path / "one table")
+    torch.manual_seed(1)
+    fr.LanguageModel(fr.ModelConfig(**SIZES)).save(tmp_path / "language model")
+    for folder in ("translator", "one table"):
+        with pytest.raises(InputError, match="holds a translation model; load it with Translator"):
+            fr.LanguageModel.load(tmp_path / folder)
+    with pytest.raises(InputError, match="holds no translation model; a language model is loaded with LanguageModel"):
+        fr.Translator.load(tmp_path / "language model")
+    with pytest.raises(InputError, match="no such folder"):
+        fr.Translator.load(tmp_path / "nothing")
+    file = tmp_path / "translator" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(InputError, match="damaged"):
+        fr.Translator.load(tmp_path / "translator")
+
+
+def test_another_vocabulary_is_named(tmp_path: Path) -> None:
+    translator().save(tmp_path)
+    text = (tmp_path / "config.yaml").read_text()
+    (tmp_path / "config.yaml").write_text(text.replace(f"vocab_size: {SOURCE}", "vocab_size: 20"))
+    with pytest.raises(InputError, match=r"encoder.embedding.weight' is \(13, 12\), the model's is \(20, 12\)"):
+        fr.Translator.load(tmp_path)
+
+
+@every_mechanism
+def test_on_the_meta_device(mechanism: str) -> None:
+    with torch.device("meta"):
+        imagined = fr.Translator(config(mechanism))
+    real = built(mechanism)
+    assert all(tensor.is_meta for tensor in (*imagined.parameters(), *imagined.buffers()))
+    shapes = [{name: tensor.shape for name, tensor in model.state_dict().items()} for model in (imagined, real)]
+    assert shapes[0] == shapes[1]
+    assert imagined.num_parameters() == real.num_parameters() == sum(p.numel() for p in real.parameters())
+
+
+# -- misuse -----------------------------------------------------------------------------------------------------------
+
+
+def test_shapes_that_do_not_fit() -> None:
+    model = translator()
+    source, target = sentences(model)
+    with pytest.raises(InputError, match=r"decoder_input_ids must be \(B, N\)"):
+        model(source, target[:2])
+    with pytest.raises(InputError, match=r"decoder_input_ids must be \(B, N\)"):
+        model(source, target[0])
+    with pytest.raises(InputError, match=r"^input_ids must be \(B, M\)"):
+        model(source[0], target)
+    with pytest.raises(InputError, match=r"attention_mask must be \(3, 7\) like input_ids, given \(3, 5\)"):
+        model(source, target, torch.ones(3, 5))
+    with pytest.raises(InputError, match="targets"):
+        model.loss(source, target, target[:, 1:])
+    with pytest.raises(InputError, match="a loss of no tokens"):
+        model.loss(source, target[:, :0], target[:, :0])
+    with pytest.raises(InputError, match="targets"):
+        model.nll(source, target, target[:, 1:])
+
+
+def test_a_sentence_of_nothing() -> None:
+    """No token to read is said; nothing written yet, and a row that is all padding, are no faults."""
+    model = translator()
+    source, target = sentences(model)
+    with pytest.raises(InputError, match="at least one token"):
+        model(source[:, :0], target)
+    with torch.no_grad():
+        assert model(source, target[:, :0]).logits.shape == (3, 0, TARGET)
+        mask = padding([7, 0, 5], 7, "right")
+        assert model(source, target, mask).logits.isfinite().all()
+
+
+def test_the_longest_sentences() -> None:
+    for mechanism, longest in (
+        ("plain", (None, None)), ("learned positions", (16, 16)), ("random synthesizer", (16, 16)),
+        ("multi-linear encoder", (16, None)), ("multi-linear encoder, decayed", (None, None)),
+        ("multi-linear cross", (16, None)), ("multi-linear decoder", (None, 16)),
+    ):  # fmt: skip
+        model = translator(mechanism)
+        assert (model.max_source_length, model.max_length) == longest, mechanism
+        long = tokens(TARGET, 1, 17)
+        short = long[:, :16]
+        with torch.no_grad():
+            assert model(short, short).logits.isfinite().all()
+            for given, limit in (((long, short), longest[0]), ((short, long), longest[1])):
+                if limit is None:
+                    assert model(*given).logits.isfinite().all()
+                else:
+                    with pytest.raises(InputError, match="17"):
+                        model(*given)
+
+
+def test_what_cannot_be_built() -> None:
+    with pytest.raises(ConfigError, match="model.memory_length: a translation model reads sentences"):
+        fr.Translator(fr.ModelConfig(**SIZES, memory_length=4))
+    with pytest.raises(ConfigError, match="model.vocab_size: must be a number"):
+        fr.Translator(fr.ModelConfig())
+    decayed = fr.AttentionConfig(**PAIRS, output_map="decayed")
+    with pytest.raises(ConfigError, match=r"model.decoder.cross: .*decayed weighs distances"):
+        fr.Translator(fr.ModelConfig(**SIZES, attention=decayed))
+
+
+def test_a_plain_configuration_is_that_of_both_halves() -> None:
+    """Without encoder and decoder sections everything is as in `model`."""
+    torch.manual_seed(2)
+    bare = fr.Translator(fr.ModelConfig(**SIZES, attention=fr.AttentionConfig(**B))).double()
+    full = built("B", norm="pre", encoder_keys={"vocab_size": TARGET})
+    assert bare.state_dict().keys() == full.state_dict().keys()
+    full.load_state_dict(bare.state_dict())
+    source, target = tokens(TARGET, 2, 6), tokens(TARGET, 2, 4)
+    with torch.no_grad():
+        assert torch.equal(bare(source, target).logits, full(source, target).logits)

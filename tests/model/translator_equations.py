@@ -1,0 +1,185 @@
+"""The equations of a translator, written apart from ours: one sentence at a time, head by head, from parameters by name.
+
+A sentence is its tokens alone, so that nothing here knows of padding, and its decoder reads it in one pass.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+import fullrank as fr
+from fullrank.config.schema import stage_name
+
+Parameters = dict[str, Tensor]
+
+
+def logits(config: fr.ModelConfig, read: Parameters, source: Tensor, target: Tensor) -> Tensor:
+    """source (M,), target (N,) -> (N, V)."""
+    return decoded(config, read, encoded(config, read, source), target)
+
+
+def encoded(config: fr.ModelConfig, read: Parameters, source: Tensor) -> Tensor:
+    """(M,) -> (M, E)."""
+    own = config.encoder
+    assert own is not None
+    shared = "decoder.embedding.weight" if own.share_embedding else "encoder.embedding.weight"
+    x = embedded(config, read, "encoder.", shared, source)
+    everything = torch.ones(len(source), len(source), dtype=torch.bool)
+    for i in range(own.num_hidden_layers or config.num_hidden_layers):
+        name = f"encoder.blocks.{i}."
+        stages, biases = own.attention or config.attention, f"{name}attention.attend.score.biases"
+        if "encoder.position.biases.content_bias" in read:
+            biases = "encoder.position.biases"
+        x = line(config, read, f"{name}attention_norm", x, lambda h, n=name, s=stages, b=biases: attention(
+            config, s, read, f"{n}attention.", h, h, everything, config.position, b))  # fmt: skip
+        x = line(config, read, f"{name}feed_forward_norm", x, lambda h, n=name: feed_forward(read, n, h))
+    return normed(config, read, "encoder.final_norm", x) if config.final_norm else x
+
+
+def decoded(config: fr.ModelConfig, read: Parameters, source: Tensor, target: Tensor) -> Tensor:
+    """source (M, E) of the encoder, target (N,) -> (N, V)."""
+    own = config.decoder
+    assert own is not None
+    x = embedded(config, read, "decoder.", "decoder.embedding.weight", target)
+    past = torch.tensor([[m <= n for m in range(len(target))] for n in range(len(target))])
+    everything = torch.ones(len(target), len(source), dtype=torch.bool)
+    for i in range(own.num_hidden_layers or config.num_hidden_layers):
+        name = f"decoder.blocks.{i}."
+        stages, biases = own.attention or config.attention, f"{name}attention.attend.score.biases"
+        if "decoder.position.biases.content_bias" in read:
+            biases = "decoder.position.biases"
+        across = own.cross or config.attention
+        x = line(config, read, f"{name}attention_norm", x, lambda h, n=name, s=stages, b=biases: attention(
+            config, s, read, f"{n}attention.", h, h, past, config.position, b))  # fmt: skip
+        x = line(config, read, f"{name}cross_attention_norm", x, lambda h, n=name, s=across: attention(
+            config, s, read, f"{n}cross_attention.", h, source, everything, "none", ""))  # fmt: skip
+        x = line(config, read, f"{name}feed_forward_norm", x, lambda h, n=name: feed_forward(read, n, h))
+    x = normed(config, read, "decoder.final_norm", x) if config.final_norm else x
+    scores = x @ read["decoder.embedding.weight" if config.output.tied else "decoder.output.weight"].T
+    return scores + read["decoder.output.bias"] if "decoder.output.bias" in read else scores
+
+
+def embedded(config: fr.ModelConfig, read: Parameters, part: str, table: str, ids: Tensor) -> Tensor:
+    width = config.hidden_size
+    x = torch.stack([read[table][i] for i in ids.tolist()]) * (math.sqrt(width) if config.scale_embedding else 1)
+    if config.position == "learned":
+        x = x + read[f"{part}position.weight"][: len(ids)]
+    if config.position == "sinusoidal":  # sine and cosine take turns
+        rows = [
+            [math.sin(p / 10000 ** (2 * (i // 2) / width) + (i % 2) * math.pi / 2) for i in range(width)]
+            for p in range(len(ids))
+        ]
+        x = x + torch.tensor(rows, dtype=x.dtype)
+    return x
+
+
+def line(config: fr.ModelConfig, read: Parameters, norm: str, x: Tensor, f) -> Tensor:  # type: ignore[no-untyped-def]
+    if config.norm == "pre":
+        return x + f(normed(config, read, norm, x))
+    return normed(config, read, norm, x + f(x))
+
+
+def normed(config: fr.ModelConfig, read: Parameters, name: str, x: Tensor) -> Tensor:
+    mean = x.mean(1, keepdim=True)
+    spread = ((x - mean) ** 2).mean(1, keepdim=True)
+    return (x - mean) / (spread + config.layer_norm_eps).sqrt() * read[f"{name}.weight"] + read[f"{name}.bias"]
+
+
+def feed_forward(read: Parameters, block: str, x: Tensor) -> Tensor:
+    inner = linear(read, f"{block}feed_forward.up", x)
+    return linear(read, f"{block}feed_forward.down", inner * (inner > 0))
+
+
+def linear(read: Parameters, name: str, x: Tensor) -> Tensor:
+    out = x @ read[f"{name}.weight"].T
+    return out + read[f"{name}.bias"] if f"{name}.bias" in read else out
+
+
+def attention(
+    config: fr.ModelConfig,
+    stages: fr.AttentionConfig,
+    read: Parameters,
+    name: str,
+    x: Tensor,
+    source: Tensor,
+    seen: Tensor,
+    position: str,
+    biases: str,
+) -> Tensor:
+    """x (N, E), source (M, E), seen (N, M) -> (N, E)."""
+    query, keys, values = (
+        linear(read, f"{name}project.{part}", of)
+        for part, of in (("query", x), ("key", source), ("value", source))
+    )
+    if stages.kind == "multilinear":
+        return pairs(read, name, query, keys, values, seen)
+    heads, size = config.num_attention_heads, config.head_dim or 0
+    weights, queries, valued = [], [], []
+    for i in range(heads):
+        q, k, v = (of[:, i * size : (i + 1) * size] for of in (query, keys, values))
+        queries.append(q)
+        valued.append(v)
+        if position == "rotary":
+            q, k = (torch.stack([turned(row, place) for place, row in enumerate(of)]) for of in (q, k))
+        if position == "relative":
+            u, t = (read[f"{biases}.{which}_bias"][i] for which in ("content", "position"))
+            table = read[f"{name}project.relative.weight"][i * size : (i + 1) * size]
+            rows = []
+            for n in range(len(x)):
+                rows.append(
+                    torch.stack([(q[n] + u) @ k[m] + (q[n] + t) @ (table @ distance(config, stages, n - m)) for m in range(len(source))])
+                )  # fmt: skip
+            scores = torch.stack(rows) / math.sqrt(size)
+        else:
+            scores = q @ k.T / math.sqrt(size)
+        raised = scores.exp() * (torch.sigmoid(scores) if stages.normalize == "sigsoftmax" else 1) * seen
+        weights.append(raised / raised.sum(1, keepdim=True))
+    out = []
+    for i in range(heads):  # P'_i = sum_j m_ji P_j
+        mixed = sum(share(read, f"{name}attend.mix.", stages, queries[j], j, i) * weights[j] for j in range(heads))
+        out.append(mixed @ valued[i])
+    return linear(read, f"{name}merge", torch.cat(out, 1))
+
+
+def share(read: Parameters, name: str, stages: fr.AttentionConfig, query: Tensor, j: int, i: int) -> Tensor:
+    """m_ji for every query, (N, 1): A's matrix, or B's Q_j W + B."""
+    mix = stage_name(stages.mix)
+    if mix == "none":
+        return torch.full((len(query), 1), float(i == j), dtype=query.dtype)
+    whole = read[f"{name}mixing"][j, i].expand(len(query), 1)
+    return whole if mix != "position_wise" else whole + (query @ read[f"{name}from_query"][:, i])[:, None]
+
+
+def turned(row: Tensor, place: int) -> Tensor:
+    """Rotary: (x_i, x_{i + D/2}) by the angle place / 10000^(2i/D)."""
+    half = len(row) // 2
+    out = [torch.zeros((), dtype=row.dtype)] * len(row)
+    for i in range(half):
+        angle = place / 10000 ** (2 * i / len(row))
+        out[i] = row[i] * math.cos(angle) - row[i + half] * math.sin(angle)
+        out[i + half] = row[i + half] * math.cos(angle) + row[i] * math.sin(angle)
+    return torch.stack(out)
+
+
+def distance(config: fr.ModelConfig, stages: fr.AttentionConfig, apart: int) -> Tensor:
+    """Sines, then cosines; distances are clamped on both sides."""
+    clamp = stages.score.get("clamp_length") if isinstance(stages.score, dict) else None
+    apart = apart if clamp is None else max(-clamp, min(clamp, apart))
+    width = config.hidden_size
+    angles = [apart / 10000 ** (2 * i / width) for i in range(width // 2)]
+    return torch.tensor([math.sin(a) for a in angles] + [math.cos(a) for a in angles], dtype=torch.float64)
+
+
+def pairs(read: Parameters, name: str, query: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
+    """O_i = sum_jm (sum_r g_r Q_ir K_jr V_mr) W_jm + b, over places j and m that i sees."""
+    raw = read[f"{name}attend.cores.weight"]
+    core = (raw.exp() / raw.exp().sum(1, keepdim=True)).mean(0)
+    table, places = read[f"{name}attend.weight"], len(keys)
+    visible = seen.to(query.dtype)
+    out = torch.einsum(
+        "r,ir,jr,mr,ij,im,jme->ie", core, query, keys, values, visible, visible, table[:places, :places]
+    )
+    return out + read[f"{name}attend.bias"]

@@ -1,0 +1,137 @@
+"""Small translators with every parameter away from its start, the mechanisms they are made of, and what they read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import fullrank as fr
+from moving import moved
+
+WIDE = torch.float64
+SOURCE, TARGET, WIDTH, HEADS, P = 13, 11, 12, 3, 16  # vocabularies, and the most positions
+SIZES: dict[str, Any] = {
+    "vocab_size": TARGET, "hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": HEADS,
+    "intermediate_size": 14, "max_position_embeddings": P, "scale_embedding": True,
+}  # fmt: skip
+
+PAIRS: dict[str, Any] = {"kind": "multilinear", "cores": 2, "rank": 5}
+DECAYED = PAIRS | {"output_map": "decayed", "decays": 3}
+CLUSTERED: dict[str, Any] = {"kind": "adaptive", "cutoffs": [4, 8], "div_val": 2}
+MIXED: dict[str, Any] = {"kind": "mixture_of_softmaxes", "mixtures": 3}
+A, B = {"mix": "position_independent"}, {"mix": "position_wise"}
+
+# what differs from a plain model: `attention` of all places; `encoder`, `decoder`, `cross` of one; other keys of the model
+MECHANISMS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "post-norm": {"norm": "post"},
+    "A": {"attention": A},
+    "B": {"attention": B, "norm": "post"},
+    "A in the encoder, B in the decoder": {"encoder": A, "decoder": B},
+    "B in cross only": {"cross": B},
+    "random mixing": {"attention": {"mix": "random"}},
+    "average": {"attention": {"mix": "average"}},
+    "sigsoftmax": {"attention": {"normalize": "sigsoftmax"}},
+    "sigsoftmax with B": {"attention": B | {"normalize": "sigsoftmax"}},
+    "cross-head": {"attention": B | {"cross_head": 0.5}},
+    "learned positions": {"position": "learned"},
+    "rotary positions": {"position": "rotary", "attention": B},
+    "relative positions": {"position": "relative", "attention": {"score": "relative"}},
+    "relative positions with B, own biases": {
+        "position": "relative", "attention": B | {"score": {"name": "relative", "shared_biases": False}},
+    },
+    "relative positions, clamped": {
+        "position": "relative", "attention": {"score": {"name": "relative", "clamp_length": 3}},
+    },
+    "no positions": {"position": "none"},
+    "dense synthesizer": {"attention": {"score": "dense_synthesizer"}},
+    "random synthesizer": {"attention": {"score": "random_synthesizer"}},
+    "random synthesizer with B": {"attention": B | {"score": "random_synthesizer"}},
+    "multi-linear encoder": {"encoder": PAIRS},
+    "multi-linear encoder, decayed": {"encoder": DECAYED},
+    "multi-linear decoder": {"decoder": PAIRS},
+    "multi-linear decoder, decayed": {"decoder": DECAYED},
+    "multi-linear cross": {"cross": PAIRS},
+    "multi-linear everywhere": {"attention": PAIRS},
+    "position term": {"position": "relative", "attention": PAIRS | {"score": "relative"}},
+    "mixture": {"output": MIXED},
+    "adaptive, tied": {"input": CLUSTERED, "output": CLUSTERED | {"tied": True}, "encoder_keys": {"vocab_size": TARGET}},
+    "mixture of adaptive": {
+        "input": CLUSTERED, "output": CLUSTERED | MIXED, "encoder_keys": {"vocab_size": TARGET},
+    },
+    "tied": {"output": {"tied": True}},
+    "tied mixture": {"output": MIXED | {"tied": True}},
+    "one table": {"output": {"tied": True}, "encoder_keys": {"vocab_size": TARGET, "share_embedding": True}},
+    "one adaptive table": {
+        "input": CLUSTERED, "output": CLUSTERED | {"tied": True},
+        "encoder_keys": {"vocab_size": TARGET, "share_embedding": True},
+    },
+    "other depths": {"encoder_keys": {"num_hidden_layers": 3}, "decoder_keys": {"num_hidden_layers": 1}},
+}  # fmt: skip
+WEIGHTED = {
+    name: keys
+    for name, keys in MECHANISMS.items()
+    if "multi-linear" not in name and "position term" not in name
+}
+
+
+def config(mechanism: str = "plain", **changes: Any) -> fr.ModelConfig:
+    """The configuration of a mechanism; `changes` are keys like those above, laid over it."""
+    keys = dict(MECHANISMS[mechanism])
+    for key, value in changes.items():
+        before = keys.get(key)
+        keys[key] = before | value if isinstance(before, dict) and isinstance(value, dict) else value
+    general = keys.pop("attention", {})
+    stages = {
+        part: None if given is None else fr.AttentionConfig(**given)
+        for part in ("encoder", "decoder", "cross")
+        for given in [keys.pop(part, None)]
+    }
+    encoder = {"vocab_size": SOURCE, "attention": stages["encoder"]} | keys.pop("encoder_keys", {})
+    decoder = {"attention": stages["decoder"], "cross": stages["cross"]} | keys.pop("decoder_keys", {})
+    for part, found in (("input", fr.InputConfig), ("output", fr.OutputConfig)):
+        if part in keys:
+            keys[part] = found(**keys[part])
+    return fr.ModelConfig(
+        **SIZES | keys,
+        attention=fr.AttentionConfig(**general),
+        encoder=fr.EncoderConfig(**encoder),
+        decoder=fr.DecoderConfig(**decoder),
+    )
+
+
+def built(mechanism: str = "plain", seed: int = 2, **changes: Any) -> fr.Translator:
+    """As it starts, in double precision."""
+    torch.manual_seed(seed)
+    return fr.Translator(config(mechanism, **changes)).double().eval()
+
+
+def translator(mechanism: str = "plain", **changes: Any) -> fr.Translator:
+    """With every parameter moved."""
+    return moved(built(mechanism, **changes))
+
+
+def tokens(vocabulary: int, rows: int, length: int, seed: int = 5) -> Tensor:
+    return torch.randint(vocabulary, (rows, length), generator=torch.Generator().manual_seed(seed + 100 * length))
+
+
+def sentences(model: fr.Translator, rows: int = 3, source: int = 7, target: int = 5) -> tuple[Tensor, Tensor]:
+    """Ids of both languages."""
+    known = model.encoder.config.vocab_size
+    assert known is not None
+    return tokens(known, rows, source), tokens(TARGET, rows, target, seed=6)
+
+
+def padding(lengths: list[int], longest: int, side: str) -> Tensor:
+    """(B, longest), 1 for tokens."""
+    mask = (torch.arange(longest) < torch.tensor(lengths)[:, None]).long()
+    return mask.flip(1) if side == "left" else mask
+
+
+def close(given: Tensor, expected: Tensor, message: str = "", tolerance: float = 1e-10) -> None:
+    """Within `tolerance` of the largest number, or of 1."""
+    assert given.shape == expected.shape, (message, given.shape, expected.shape)
+    off, scale = float((given - expected).detach().abs().max()), max(1.0, float(expected.detach().abs().max()))
+    assert off <= tolerance * scale, f"{message}: off by {off:.2e}"
