@@ -61,9 +61,13 @@ def evaluate(
     kernel: Kernel = "auto",
     json: Json = False,
 ) -> None:
-    """Perplexity of a run (and bits per character and byte where tokens spell text), with its protocol."""
+    """Perplexity of a run (and bits per character and byte where tokens spell text), with its protocol.
+
+    Of a masked language model, perplexity and accuracy at masked tokens.
+    """
     from fullrank.evaluation.protocol import Flags
-    from fullrank.tasks.language_modeling import evaluate as measure
+    from fullrank.tasks import language_modeling, masked_modeling
+    from fullrank.tasks.run_folder import open_run
 
     flags = Flags(
         segment_length=segment_length,
@@ -74,18 +78,22 @@ def evaluate(
         same_length=same_length,
         clamp_length=clamp_length,
     )
+    masked = open_run(run)[0].masks
+    measure = masked_modeling.evaluate if masked else language_modeling.evaluate
     found = measure(run, split, checkpoint=checkpoint, flags=flags, device_name=device, kernel_name=kernel, say=say)
     if json:
         print_json(found)
         return
-    print(f"{found['run']}: {found['corpus']}, {split}, {found['tokens']:,} tokens")
+    kind = "masked token" if masked else "token"
+    print(f"{found['run']}: {found['corpus']}, {split}, {found['tokens']:,} {kind}s")
     for key, words in (
-        ("perplexity", "perplexity per token"),
+        ("perplexity", "masked-token perplexity" if masked else "perplexity per token"),
+        ("accuracy_percent", "accuracy in %"),
         ("perplexity_without_sos", "... without <sos>"),
         ("perplexity_per_word", "perplexity per word"),
         ("bits_per_character", "bits per character"),
         ("bits_per_byte", "bits per byte"),
-        ("nll", "nats per token"),
+        ("nll", f"nats per {kind}"),
     ):
         if found.get(key) is not None:
             print(f"  {words:<20} {found[key]:.4f}")

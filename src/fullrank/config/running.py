@@ -113,7 +113,9 @@ class RunConfig(Strict):
     @property
     def remark(self) -> str | None:
         """What is said of the perplexity of the run where it is not one of next tokens."""
-        return MASKED_TOKEN if self.masks else NOT_NEXT_TOKEN if self.model.sees_future else None
+        if self.masks:
+            return MASKED_TOKEN
+        return NOT_NEXT_TOKEN if self.model.sees_future and not self.translates else None
 
     def _parts(self) -> list[ModelConfig]:
         """What has attention of its own; of a translation model that cannot be built, its common section."""

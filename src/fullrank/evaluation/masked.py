@@ -22,7 +22,7 @@ class MaskedEvaluation:
     @property
     def scores(self) -> dict[str, float]:
         """What metrics.jsonl gets besides."""
-        return {"accuracy": self.correct / self.tokens}
+        return {"accuracy_percent": 100 * self.correct / self.tokens}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +73,9 @@ def masked_protocol(config: RunConfig, flags: Flags | None = None) -> MaskedProt
 
 
 def masked_figures(found: MaskedEvaluation) -> dict[str, Any]:
-    """What is reported: nats per masked token, their exponential, hits as a share, and how many tokens were asked for.
+    """What is reported: nats per masked token, their exponential, hits in per cent, and how many tokens were asked for.
 
-        nll = S / tokens        perplexity = exp(nll)        accuracy = correct / tokens
+        nll = S / tokens        perplexity = exp(nll)        accuracy_percent = 100 correct / tokens
 
     There is no figure per word, character or byte: most of the text was given. What is not finite is left out.
     """
@@ -89,7 +89,7 @@ def masked_figures(found: MaskedEvaluation) -> dict[str, Any]:
     figures = {
         "nll": nll,
         "perplexity": perplexity,
-        "accuracy": found.correct / found.tokens,
+        **found.scores,
         "tokens": found.tokens,
     }
     return {key: value for key, value in figures.items() if math.isfinite(value)}

@@ -19,7 +19,7 @@ from fullrank.errors import InputError
 SPLITS = ("valid", "test")
 RUN_FILES = ("config.yaml", "metrics.jsonl", "result.json")
 TRANSLATIONS = "translations"  # the folder of a run that keeps them: <split>.txt and <split>.reference.txt
-TRANSLATION, LANGUAGE_MODELING = "translation", "language_modeling"
+TRANSLATION, LANGUAGE_MODELING, MASKED_MODELING = "translation", "language_modeling", "masked_modeling"
 _LANGUAGE_PAIR = re.compile(r"-[a-z]{2}-[a-z]{2}$")  # how named corpora of sentence pairs are called
 
 
@@ -47,11 +47,12 @@ class RunRecord:
 
     @property
     def task(self) -> str:
-        """`translation` or `language_modeling`, as recorded; else by the corpus that the configuration names."""
+        """`translation`, `masked_modeling` or `language_modeling`, as recorded; else by what the configuration says."""
         recorded = mapping(self.result).get("task") or self.identity.get("task")
         name = str(mapping(self.config.get("data")).get("name"))
         pairs = name == "parallel" or _LANGUAGE_PAIR.search(name) is not None
-        return str(recorded or (TRANSLATION if pairs else LANGUAGE_MODELING))
+        masked = mapping(self.config.get("train")).get("objective") == "masked"
+        return str(recorded or (TRANSLATION if pairs else MASKED_MODELING if masked else LANGUAGE_MODELING))
 
     @cached_property
     def references(self) -> Mapping[str, str]:
@@ -81,7 +82,7 @@ class RunRecord:
     def next_token(self) -> bool:
         """Whether the final figures are of next tokens; where it is not recorded, by the configuration."""
         said = mapping(mapping(self.result).get("protocol_settings")).get("next_token")
-        return said if isinstance(said, bool) else not self.sees_future
+        return said if isinstance(said, bool) else not self.sees_future and self.task != MASKED_MODELING
 
     def final(self, split: str, key: str = "perplexity", checkpoint: str = "final") -> float | None:
         """Perplexity of the finished run on a split; None if it was not measured or is no positive number.

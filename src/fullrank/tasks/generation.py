@@ -74,7 +74,13 @@ def generate(
 
     A model with memory remembers the last `memory_length` tokens (null: as many as it was trained with).
     """
-    if open_run(folder)[0].model.sees_future:
+    config, _ = open_run(folder)
+    if config.masks:
+        raise InputError(
+            f"{folder}: names masked tokens from the text on both sides of them (train.objective: masked), so it cannot write "
+            "a text token by token; train with train.objective: causal to generate"
+        )
+    if config.model.sees_future:
         raise InputError(
             f"{folder}: its tokens see later ones (model.attention.causal: as_published), so it cannot write a text token by "
             "token; train with model.attention.causal: masked to generate"

@@ -70,7 +70,7 @@ class MaskedModeling:
             measured,
             judged={"protocol": protocol.in_words(), "next_token": False},
             told={
-                "task": "masked",
+                "task": "masked_modeling",
                 "protocol": protocol.in_words(),
                 "protocol_settings": dataclasses.asdict(protocol),
                 "mask": {"token": MASK, "id": masking.mask_id},

@@ -17,7 +17,8 @@ from fullrank.errors import InputError
 from fullrank.training.records import scores_of
 from fullrank.training.values import Observer
 
-_WRITTEN = {"bleu": "BLEU", "chrf": "chrF"}  # scores whose names are not written as they are called
+# scores whose names are not written as they are called
+_WRITTEN = {"bleu": "BLEU", "chrf": "chrF", "accuracy_percent": "accuracy in %"}
 
 
 def make_observers(
@@ -88,17 +89,12 @@ class Status:
             parts += [f"loss {self.nll:.3f}", f"{self.ppl} {math.exp(min(self.nll, 700)):.1f}"]
         if self.valid is not None:
             parts.append(f"valid {self.ppl} {self.valid:.1f}")
-            parts += [_shown(name, score) for name, score in self.scores.items()]
+            parts += [f"{_WRITTEN.get(name, name)} {score:.1f}" for name, score in self.scores.items()]
         seconds, steps = time.monotonic() - self.began, self.step - self.first
         if steps > 0 and seconds > 0:
             left = max(0, self.total - self.step) * seconds / steps
             parts += [f"{(self.tokens - self.first_tokens) / seconds:,.0f} tok/s", f"ETA {_clock(left)}"]
         return "  ".join(parts)
-
-
-def _shown(name: str, score: float) -> str:
-    """A score in words; shares as per cent."""
-    return f"{name} {100 * score:.1f} %" if name == "accuracy" else f"{_WRITTEN.get(name, name)} {score:.1f}"
 
 
 class LiveLine:
