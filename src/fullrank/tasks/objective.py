@@ -70,6 +70,9 @@ class TranslationObjective:
             batch.targets,
             batch.weights,
             batch.source_mask,
+            batch.weights
+            if self.model.config.of_decoder().sees_future
+            else None,  # others see no padding: it comes last
             label_smoothing=options.label_smoothing,
             trace=trace,
             padded_right=True,

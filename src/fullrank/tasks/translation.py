@@ -13,14 +13,15 @@ import torch
 from torch import nn
 
 from fullrank.attention.kernels import kernel
-from fullrank.config.schema import ModelConfig, RunConfig
+from fullrank.config.schema import RunConfig
 from fullrank.data import PairBatch, PairBatches, PairCorpus, Pairs, load_pairs, prepare_pairs
-from fullrank.errors import ConfigError, FullRankError, InputError
+from fullrank.errors import FullRankError, InputError
 from fullrank.evaluation.bleu import tokenised_bleu, translation_scores
 from fullrank.evaluation.perplexity import Evaluation, Tally, figures
 from fullrank.files import write_text
 from fullrank.model.translator import Translator
 from fullrank.tasks.objective import TranslationObjective
+from fullrank.tasks.pair_vocabulary import with_vocabularies
 from fullrank.tasks.run import Parts, Say, Text
 from fullrank.tasks.run_folder import open_run
 from fullrank.tasks.search import Search, translate_ids
@@ -112,32 +113,6 @@ def protocol_in_words(search: Search) -> str:
     )
 
 
-def with_vocabularies(config: RunConfig, corpus: PairCorpus) -> RunConfig:
-    """`config` with both vocabulary sizes known; ConfigError if a given one is too small for the corpus."""
-    source, target = len(corpus.source), len(corpus.target)
-    given = config.model.encoder.vocab_size if config.model.encoder is not None else None
-    for key, size, wanted in (
-        ("model.vocab_size", config.model.vocab_size, target),
-        ("model.encoder.vocab_size", given, source),
-    ):
-        if size is not None and size < wanted:
-            raise ConfigError(
-                f"{key}: {size}, but {corpus.label} has {wanted} entries; set it to null or at least {wanted}, or make the "
-                "vocabulary smaller with data.max_vocabulary"
-            )
-    model = dataclasses.replace(config.model, vocab_size=config.model.vocab_size or target)
-    return dataclasses.replace(config, model=_with_source(model, given or source))
-
-
-def _with_source(model: ModelConfig, size: int) -> ModelConfig:
-    from fullrank.config.schema import EncoderConfig
-
-    encoder = model.encoder or EncoderConfig()
-    if encoder.share_embedding:
-        size = model.vocab_size or size
-    return dataclasses.replace(model, encoder=dataclasses.replace(encoder, vocab_size=size))
-
-
 def _vocabulary(corpus: PairCorpus) -> str:
     return f"{corpus.source.fingerprint} {corpus.target.fingerprint}"
 
@@ -197,12 +172,13 @@ def score(model: Translator, pairs: Pairs, config: RunConfig, device: torch.devi
         config.train.batch_tokens or 4096, int(max(pairs.source_lengths.max(), pairs.target_lengths.max())) + 1
     )
     source = PairBatches(pairs, batch_tokens=tokens, seed=0, shuffle=False)
-    tally, training = Tally(device), model.training
+    tally, training, sees_future = Tally(device), model.training, model.config.of_decoder().sees_future
     model.eval()
     with torch.no_grad():
         for batch in _all(source):
             batch = batch.to(device)
-            found = model.nll(batch.source_ids, batch.inputs, batch.targets, batch.source_mask)
+            seen = batch.weights if sees_future else None  # others see no padding: it comes last
+            found = model.nll(batch.source_ids, batch.inputs, batch.targets, batch.source_mask, seen)
             tally.add(found.per_token, batch.targets, batch.weights)
     model.train(training)
     return tally.total()
