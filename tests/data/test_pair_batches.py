@@ -86,7 +86,9 @@ def test_every_pair_once_an_epoch_and_no_batch_beyond_the_limit(corpus, limit, m
             assert len(chosen) <= (most or len(pairs))
             assert torch.equal(batch.targets, pair_batch(pairs, chosen).targets)
             tokens += batch.tokens
+            assert batches.tokens_of_batches(epoch)[index] == batch.tokens
         assert sorted(seen) == list(range(len(pairs)))
+        assert len(batches.tokens_of_batches(epoch)) == batches.batches_per_epoch
         assert tokens == batches.tokens_per_epoch == int((pairs.target_lengths + 1).sum())
     if limit == 100_000:
         assert batches.batches_per_epoch == 1

@@ -147,7 +147,9 @@ _ALL = (
         unit="pairs",
         languages=synthetic_pairs.LANGUAGES,
         published=synthetic_pairs.SIZES,
-        files={f"{split}.{side}": (f"{split}.{side}",) for split in ("train", "valid", "test") for side in ("svo", "sov")},
+        files={
+            f"{split}.{side}": (f"{split}.{side}",) for split in ("train", "valid", "test") for side in ("svo", "sov")
+        },
     ),
     CorpusInfo(
         name="parallel",

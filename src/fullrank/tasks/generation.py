@@ -74,7 +74,9 @@ def generate(
 
     A model with memory remembers the last `memory_length` tokens (null: as many as it was trained with).
     """
-    config, _ = open_run(folder)
+    config = open_run(folder)[0]
+    if config.data.has_pairs:
+        raise InputError(f"{folder}: a translation run; it translates with `fullrank translate`")
     if config.masks:
         raise InputError(
             f"{folder}: names masked tokens from the text on both sides of them (train.objective: masked), so it cannot write "
