@@ -50,7 +50,7 @@ def info(
     """
     from fullrank.cli.sizes import lines_of
     from fullrank.config.recipe import resolve
-    from fullrank.config.schema import NOT_NEXT_TOKEN
+    from fullrank.model.masked_size import masked_size
     from fullrank.model.size import size
     from fullrank.model.translation_size import translation_size
 
@@ -58,10 +58,13 @@ def info(
     run = _with_vocabulary(resolved.config)
     if run.translates:
         found = translation_size(run.model, length or _SENTENCE, max(1, (run.train.batch_tokens or 1) // _SENTENCE))
+    elif run.masks:
+        share = run.train.mlm_probability
+        found = masked_size(run.model, length or run.train.segment_length, run.train.batch_size, share)
     else:
         found = size(run.model, length or run.train.segment_length, run.train.batch_size)
     found = {"recipe": resolved.recipe, "row": resolved.row, "scale": resolved.scale, **found, "paper": resolved.paper}
-    remark = f"its perplexity is {NOT_NEXT_TOKEN}" if run.model.sees_future and not run.translates else None
+    remark = None if run.remark is None else f"its perplexity is {run.remark}"
     found |= {"next_token": remark is None, "remark": remark}
     if json:
         print_json(found)
