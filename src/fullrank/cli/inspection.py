@@ -11,7 +11,7 @@ from fullrank.cli.options import Config, Json, Overrides, Row, Scale, Source, wi
 from fullrank.cli.output import print_json, say
 
 if TYPE_CHECKING:
-    from fullrank.config.schema import DataConfig
+    from fullrank.config.schema import DataConfig, RunConfig
 
 recipes = typer.Typer(
     no_args_is_help=True,
@@ -44,99 +44,52 @@ def info(
     scale: Scale = None,
     source: Source = None,
     length: Annotated[
-        int | None, typer.Option("--length", min=1, help="Sequence length; the training segment's.")
+        int | None, typer.Option("--length", min=1, help="Sequence length; the training segment's, of translations 25.")
     ] = None,
     json: Json = False,
 ) -> None:
     """Parameters by part (total exact), memory and FLOPs per token. Allocates nothing.
 
+    Translation models: of encoder, decoder and cross-attention, too; FLOPs for a source and a target of --length tokens each.
     Multi-linear attention is shown beside multi-head attention of the same width, its output map included.
     """
+    from fullrank.cli.sizes import lines_of
     from fullrank.config.recipe import resolve
     from fullrank.config.schema import NOT_NEXT_TOKEN
     from fullrank.model.size import size
+    from fullrank.model.translation_size import translation_size
 
     resolved = resolve(name, row, scale, with_source(overrides, source))
-    run = resolved.config
-    if run.model.vocab_size is None:
-        from fullrank.data import prepare
-        from fullrank.tasks.language_modeling import with_vocabulary
-
-        run = with_vocabulary(run, prepare(run.data, report=say))
-    found = size(run.model, length or run.train.segment_length, run.train.batch_size)
+    run = _with_vocabulary(resolved.config)
+    if run.translates:
+        found = translation_size(run.model, length or _SENTENCE, max(1, (run.train.batch_tokens or 1) // _SENTENCE))
+    else:
+        found = size(run.model, length or run.train.segment_length, run.train.batch_size)
     found = {"recipe": resolved.recipe, "row": resolved.row, "scale": resolved.scale, **found, "paper": resolved.paper}
-    remark = f"its perplexity is {NOT_NEXT_TOKEN}" if run.model.sees_future else None
+    remark = f"its perplexity is {NOT_NEXT_TOKEN}" if run.model.sees_future and not run.translates else None
     found |= {"next_token": remark is None, "remark": remark}
     if json:
         print_json(found)
         return
-    parts = found["parameters"]
-    print(f"{resolved.recipe}" + (f", row {resolved.row}, scale {resolved.scale}" if resolved.row else ""))
-    for part, count in parts.items():
-        if count or part == "total":
-            print(f"  {part:<14} {count:>14,}")
-    paper = resolved.paper or {}
-    if paper:
-        print("  the paper:     " + ", ".join(f"{key} {value}" for key, value in paper.items()))
-    if found["attention_block"]:
-        print(_block(found["attention_block"], run.model.num_hidden_layers))
-    flops, sizes = found["flops_per_token"], found["bytes"]
-    print(f"FLOPs per token at length {flops['length']}: forward {flops['forward']:,}, training {flops['training']:,}")
-    print(
-        f"memory: weights {sizes['weights_fp32'] / 2**20:,.1f} MiB in fp32, with gradients and Adam "
-        f"{sizes['training_adam_fp32'] / 2**20:,.1f} MiB, cache {sizes['cache_per_token_fp32'] / 2**10:,.1f} KiB per token"
-        + (f" and {sizes['state_per_text_fp32'] / 2**10:,.1f} KiB per text" if sizes["state_per_text_fp32"] else "")
-        + (f", {sizes['memory_per_text_fp32'] / 2**20:,.1f} MiB of memory per text" if run.model.memory_length else "")
-    )
-    if remark is not None:
-        print(remark)
+    print("\n".join(lines_of(found, run.model)))
 
 
-_PIECES = {
-    "projections": "projections Q K V",
-    "output_map": "output map W_O",
-    "cores": "cores",
-    "position_term": "position term",
-    "bias": "biases",
-    "total": "all",
-}
+_SENTENCE = 25  # tokens: about the mean of IWSLT 2014, where the length of translations is not given
 
 
-def _block(block: dict[str, Any], layers: int) -> str:
-    """A multi-linear attention block beside multi-head attention, in lines."""
-    own, plain, paper = block["parameters"], block["multi_head"], block["paper_formula"]
-    lines = [f"{'one attention block':<22} {'multi-linear':>14} {'multi-head':>14}"]
-    for piece, name in _PIECES.items():
-        if own[piece] or plain.get(piece):
-            lines.append(f"  {name:<20} {own[piece]:>14,} {plain.get(piece, 0):>14,}")
-    lines.append(
-        f"  {_compared(block['ratio'], 'the block')} (of {plain['heads']} heads; their number changes nothing)"
-    )
-    if own["position_term"]:
-        lines.append(f"  with relative positions as in Transformer-XL, multi-head has {plain['output_map']:,} more")
-    places = block["positions"]
-    pairs = (
-        f"has a row for each of {places:,} x {places:,} pairs of positions" if places else "does not grow with length"
-    )
-    lines.append(f"  the output map {pairs}")
-    for key, name in (("all_layers", f"attention of {layers} layers"), ("whole_model", "the whole model")):
-        one = block[key]
-        lines.append(
-            f"  {_compared(one['ratio'], name)}: {one['multilinear']:,}, with multi-head {one['multi_head']:,}"
-        )
-    lines.append(
-        f"  the paper's formula (3 h d) / (3 d + h) is {paper['ratio']:.2f} at h = {paper['heads']} heads and factors of width "
-        f"d = {paper['factor_width']}:\n  it counts projections and cores only and leaves W_O out"
-    )
-    return "\n".join(lines)
+def _with_vocabulary(run: RunConfig) -> RunConfig:
+    """`run` with the sizes of vocabularies that it leaves to its data, which are prepared for it."""
+    if run.model.vocab_size is not None:
+        return run
+    if run.translates:
+        from fullrank.data.pairs import prepare_pairs
+        from fullrank.tasks.pair_vocabulary import with_vocabularies
 
+        return with_vocabularies(run, prepare_pairs(run.data, report=say))
+    from fullrank.data import prepare
+    from fullrank.tasks.language_modeling import with_vocabulary
 
-def _compared(ratio: float, name: str) -> str:
-    """In words: multi-head over multi-linear parameters."""
-    if ratio == 1:
-        return f"{name} is as large as with multi-head attention"
-    times, word = (ratio, "smaller") if ratio > 1 else (1 / ratio, "LARGER")
-    return f"{name} is {times:.{1 if times >= 1.95 else 3}f} times {word} than with multi-head attention"
+    return with_vocabulary(run, prepare(run.data, report=say))
 
 
 @recipes.command("list", epilog="Example:  [cyan]fullrank recipes list --json[/cyan]")
@@ -216,10 +169,14 @@ def prepare_data(
     json: Json = False,
 ) -> None:
     """Find or download a corpus, verify its counts, and turn it into token ids once and for all."""
+    from fullrank.config.data import PAIR_CORPORA
     from fullrank.config.load import apply_overrides, build
 
     words = [*with_source(overrides, source), *([f"data.cache={to}"] if to else [])]
-    given = build(apply_overrides({"data": {"name": name}}, words)).data
+    raw: dict[str, Any] = {"data": {"name": name}}
+    if name in PAIR_CORPORA:
+        raw["train"] = {"batch_tokens": 1}  # a run of translation has to say it; nothing is trained here
+    given = build(apply_overrides(raw, words)).data
     found, lines = _prepared_pairs(given) if given.has_pairs else _prepared_text(given)
     if json:
         print_json(found)

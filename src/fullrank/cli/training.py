@@ -148,6 +148,9 @@ def _summary(result: dict[str, Any], folder: Path, page: Path) -> None:
 def _figures(final: dict[str, Any]) -> None:
     """A line for each figure that was measured."""
     for key, words, digits in (
+        ("bleu", "BLEU", 2),
+        ("tokenised_bleu", "tokenised BLEU", 2),
+        ("chrf", "chrF", 2),
         ("perplexity", "perplexity", 2),
         ("perplexity_without_sos", "without <sos>", 2),
         ("bits_per_byte", "bits per byte", 3),
@@ -156,6 +159,8 @@ def _figures(final: dict[str, Any]) -> None:
         if key == "perplexity" or any(value is not None for value in found.values()):
             said = "   ".join(f"{split} {'-' if v is None else format(v, f'.{digits}f')}" for split, v in found.items())
             print(f"  {words}  {said}")
+    if "bleu_signature" in final["test"]:
+        print(f"  BLEU is sacreBLEU's: {final['test']['bleu_signature']}")
     lasts = {split: final[split].get("last_position", {}).get("perplexity") for split in ("valid", "test")}
     if any(value is not None for value in lasts.values()):
         said = "   ".join(f"{split} {'-' if v is None else format(v, '.2f')}" for split, v in lasts.items())

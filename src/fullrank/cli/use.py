@@ -21,7 +21,8 @@ def add_to(app: typer.Typer) -> None:
         "eval",
         epilog="Examples:  [cyan]fullrank eval runs/demo/b --split valid --json[/cyan]   "
         "[cyan]fullrank eval runs/demo/b --context 48 --stride 16[/cyan]   "
-        "[cyan]fullrank eval runs/xl --segment-length 64 --memory-length 640 --clamp-length 400[/cyan]",
+        "[cyan]fullrank eval runs/xl --segment-length 64 --memory-length 640 --clamp-length 400[/cyan]   "
+        "[cyan]fullrank eval runs/de-en --beam 5 --against runs/de-en-b[/cyan] (translation)",
     )(evaluate)
     app.command(
         epilog="Examples:  [cyan]fullrank generate runs/demo/b --prompt 'the function returns' --top-p 0.9[/cyan]   "
@@ -32,7 +33,7 @@ def add_to(app: typer.Typer) -> None:
 
 def evaluate(
     run: Run,
-    split: Annotated[str, typer.Option("--split", help="train, valid or test.")] = "test",
+    split: Annotated[str, typer.Option("--split", help="train, valid, test or another one of the corpus.")] = "test",
     segment_length: Annotated[
         int | None, typer.Option("--segment-length", min=1, help="Tokens read at a time.")
     ] = None,
@@ -56,14 +57,30 @@ def evaluate(
     clamp_length: Annotated[
         int | None, typer.Option("--clamp-length", min=1, help="Relative positions beyond it count as it.")
     ] = None,
+    beam: Annotated[
+        int | None, typer.Option("--beam", min=1, help="Translation: width of the beam; 1 is greedy.")
+    ] = None,
+    length_penalty: Annotated[
+        float | None, typer.Option("--length-penalty", help="Translation: beam score / length ** this.")
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            "--against",
+            metavar="DIR",
+            help="Translation: another run; paired bootstrap of the final translations of both.",
+        ),
+    ] = None,
     checkpoint: Checkpoint = "best",
     device: Device = "auto",
     kernel: Kernel = "auto",
     json: Json = False,
 ) -> None:
-    """Perplexity of a run (and bits per character and byte where tokens spell text), with its protocol."""
+    """Perplexity of a run (bits per character and byte where tokens spell text, BLEU of translations), with its protocol."""
+    from fullrank.cli.evaluating import evaluate_translation
     from fullrank.evaluation.protocol import Flags
     from fullrank.tasks.language_modeling import evaluate as measure
+    from fullrank.tasks.translation import is_translation
 
     flags = Flags(
         segment_length=segment_length,
@@ -74,6 +91,11 @@ def evaluate(
         same_length=same_length,
         clamp_length=clamp_length,
     )
+    if is_translation(run):
+        wrong = {f"--{key.replace('_', '-')}": value for key, value in vars(flags).items()}
+        evaluate_translation(run, split, wrong, beam, length_penalty, against, checkpoint, device, kernel, json=json)
+        return
+    _exclude_of_translation(run, {"--beam": beam, "--length-penalty": length_penalty, "--against": against})
     found = measure(run, split, checkpoint=checkpoint, flags=flags, device_name=device, kernel_name=kernel, say=say)
     if json:
         print_json(found)
@@ -95,6 +117,14 @@ def evaluate(
             "segment does not hold)"
         )
     print(f"  {found['protocol']}")
+
+
+def _exclude_of_translation(run: Path, options: Mapping[str, object]) -> None:
+    """InputError if an option of translation was given for a run that does not translate."""
+    if given := [name for name, value in options.items() if value is not None]:
+        raise InputError(
+            f"{', '.join(given)}: {run} is no translation run, and has nothing to search for; leave it out"
+        )
 
 
 def generate(

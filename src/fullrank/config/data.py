@@ -8,7 +8,7 @@ from typing import Literal
 from fullrank.config.checks import COUNTS, Strict, check_numbers, raise_problems
 
 # corpora of sentence pairs, for translation; all others are text for language models
-PAIR_CORPORA = ("parallel", "multi30k-de-en", "iwslt14-de-en", "wmt16-en-de")
+PAIR_CORPORA = ("parallel", "multi30k-de-en", "iwslt14-de-en", "wmt16-en-de", "synthetic-translation")
 _PAIRS_ONLY = (
     "source", "target", "vocabulary", "codes", "moses", "max_length", "max_ratio", "concatenate", "concatenate_splits",
 )  # fmt: skip

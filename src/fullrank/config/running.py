@@ -49,9 +49,13 @@ class EvalConfig(Strict):
         if not -10 <= self.length_penalty <= 10:
             problems.append(f"eval.length_penalty: an exponent from -10 to 10, given {self.length_penalty}")
         if self.max_length_a == 0 and self.max_length_b == 0:
-            problems.append("eval.max_length_b: with eval.max_length_a 0 a translation could have no token; give 1 or more")
+            problems.append(
+                "eval.max_length_b: with eval.max_length_a 0 a translation could have no token; give 1 or more"
+            )
         if self.metric == "bleu" and self.max_sentences == 0:
-            problems.append("eval.max_sentences: 0 translates nothing while training, and eval.metric: bleu judges translations")
+            problems.append(
+                "eval.max_sentences: 0 translates nothing while training, but eval.metric: bleu judges translations"
+            )
         if self.metric not in ("loss", "bleu"):
             problems.append(f"eval.metric: 'loss' or 'bleu', given '{self.metric}'")
         check_numbers(problems, self, "eval", ("batch_size", "segment_length", "stride", "clamp_length"), below=SIZES)
@@ -116,7 +120,7 @@ class RunConfig(Strict):
             )
         if self.eval.metric == "bleu":
             problems.append(
-                f"eval.metric: bleu judges translations, and data.name: {self.data.name} is text of one language; set it to loss"
+                f"eval.metric: bleu judges translations, and data.name: {self.data.name} is text of one language; use loss"
             )
         if self.model.memory_length and self.train.order != "contiguous":
             problems.append(

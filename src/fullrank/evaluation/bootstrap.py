@@ -31,7 +31,7 @@ def bootstrap_interval(
     Raises InputError for different numbers of hypotheses and references, for fewer than two sentences, and for too few samples.
     """
     measure = metric_named(metric, lowercase=lowercase)
-    (scores,), (drawn,) = _resampled([[hypotheses]], references, measure, samples, seed)
+    (scores,), (drawn,) = _resampled([_counted([hypotheses], references, measure)], measure, samples, seed)
     low, high = _interval(drawn[0])
     return {
         "metric": metric, "score": scores[0], "mean": float(drawn[0].mean()), "low": low, "high": high,
@@ -61,11 +61,9 @@ def paired_bootstrap(
     Raises InputError for different numbers of hypotheses and references, for fewer than two sentences, and for too few samples.
     """
     measure = metric_named(metric, lowercase=lowercase)
-    (a, b), (drawn_a, drawn_b) = _resampled([[hypotheses_a], [hypotheses_b]], references, measure, samples, seed)
-    return {
-        "metric": metric, "a": a[0], "b": b[0], **_difference(b[0] - a[0], drawn_b[0] - drawn_a[0]),
-        "samples": samples, "seed": seed, "sentences": len(references),
-    }  # fmt: skip
+    arms = [_counted([hypotheses], references, measure) for hypotheses in (hypotheses_a, hypotheses_b)]
+    (found,) = against_first(arms, measure, samples=samples, seed=seed)
+    return {key: value for key, value in found.items() if key != "seeds"}
 
 
 def paired_bootstrap_over_seeds(
@@ -91,15 +89,30 @@ def paired_bootstrap_over_seeds(
         raise InputError(
             f"hypotheses of {len(hypotheses_a)} and {len(hypotheses_b)} runs: give at least one run of each"
         )
-    (a, b), (drawn_a, drawn_b) = _resampled([hypotheses_a, hypotheses_b], references, measure, samples, seed)
-    means = statistics.fmean(a), statistics.fmean(b)
-    low, high = welch_interval(a, b)
-    return {
-        "metric": metric, "a": means[0], "b": means[1],
-        **_difference(means[1] - means[0], drawn_b.mean(axis=0) - drawn_a.mean(axis=0)),
-        "samples": samples, "seed": seed, "sentences": len(references),
-        "seeds": {"a": _spread(a), "b": _spread(b), "low": low, "high": high},
-    }  # fmt: skip
+    arms = [_counted(runs, references, measure) for runs in (hypotheses_a, hypotheses_b)]
+    (found,) = against_first(arms, measure, samples=samples, seed=seed)
+    return found
+
+
+def against_first(
+    arms: Sequence[Sequence[np.ndarray]], metric: Metric, *, samples: int = 1000, seed: int = 12345
+) -> list[dict[str, Any]]:
+    """`paired_bootstrap_over_seeds` of every arm (b) with the first (a), by their runs' counts (S, F) from `metric`.
+
+    All arms see the same samples. Raises InputError for fewer than two sentences and for too few samples.
+    """
+    scores, drawn = _resampled(arms, metric, samples, seed)
+    a, drawn_a, found = scores[0], drawn[0].mean(axis=0), []
+    for b, drawn_b in zip(scores[1:], drawn[1:], strict=True):
+        means = statistics.fmean(a), statistics.fmean(b)
+        low, high = welch_interval(a, b)
+        found.append({
+            "metric": metric.name, "a": means[0], "b": means[1],
+            **_difference(means[1] - means[0], drawn_b.mean(axis=0) - drawn_a),
+            "samples": samples, "seed": seed, "sentences": len(arms[0][0]),
+            "seeds": {"a": _spread(a), "b": _spread(b), "low": low, "high": high},
+        })  # fmt: skip
+    return found
 
 
 def welch_interval(a: Sequence[float], b: Sequence[float]) -> tuple[float | None, float | None]:
@@ -128,25 +141,29 @@ def student_quantile(degrees: float, share: float = 0.975) -> float:
     return float(np.sqrt(degrees) * np.tan(np.interp((2 * share - 1) * mass[-1], mass, x)))
 
 
-def _resampled(
-    arms: Sequence[Sequence[Sequence[str]]], references: Sequence[str], metric: Metric, samples: int, seed: int
-) -> tuple[list[list[float]], list[np.ndarray]]:
-    """For each arm the scores of its runs, and those on the resampled test sets (runs, samples); the draws are shared."""
-    if samples < _FEWEST:
-        raise InputError(f"samples: at least {_FEWEST} for an interval of 95 %, given {samples}")
-    if len(references) == 1:
-        raise InputError("one sentence: every sample of it is the same, so nothing can be said of chance; give more")
-    runs = [run for arm in arms for run in arm]
+def _counted(runs: Sequence[Sequence[str]], references: Sequence[str], metric: Metric) -> list[np.ndarray]:
     for run in runs:
         check_pairs(run, references)
-    counts = [metric.statistics(run, references) for run in runs]  # each (S, F)
-    scores = [float(metric.score(found.sum(axis=0))) for found in counts]
-    side_by_side = np.concatenate(counts, axis=1)  # (S, runs * F)
-    sums = np.concatenate([times @ side_by_side for times in _drawn(len(references), samples, seed)])
+    return [metric.statistics(run, references) for run in runs]
+
+
+def _resampled(
+    arms: Sequence[Sequence[np.ndarray]], metric: Metric, samples: int, seed: int
+) -> tuple[list[list[float]], list[np.ndarray]]:
+    """For each arm the scores of its runs, and those on the resampled test sets (runs, samples); the draws are shared."""
+    runs = [counts for arm in arms for counts in arm]  # each (S, F)
+    sentences = len(runs[0])
+    if samples < _FEWEST:
+        raise InputError(f"samples: at least {_FEWEST} for an interval of 95 %, given {samples}")
+    if sentences < 2:
+        raise InputError("one sentence: every sample of it is the same, so nothing can be said of chance; give more")
+    sums = np.concatenate([times @ np.concatenate(runs, axis=1) for times in _drawn(sentences, samples, seed)])
     drawn = metric.score(sums.reshape(samples, len(runs), -1)).T  # (runs, samples)
-    ends = np.cumsum([len(arm) for arm in arms])
-    starts = ends - [len(arm) for arm in arms]
-    places = [slice(start, end) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+    places, start = [], 0
+    for arm in arms:
+        places.append(slice(start, start + len(arm)))
+        start += len(arm)
+    scores = [float(metric.score(counts.sum(axis=0))) for counts in runs]
     return [scores[place] for place in places], [drawn[place] for place in places]
 
 

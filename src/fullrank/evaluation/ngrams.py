@@ -149,12 +149,9 @@ def chrf_of(sums: np.ndarray) -> np.ndarray:
     return 100 * (1 + CHRF_BETA**2) * precision * recall / np.where(weighted > 0, weighted, 1.0)
 
 
-def _ngrams(line: Sequence[str], order: int) -> Counter[object]:
-    """n-grams of a list of words as tuples, of a string as strings."""
-    take: Callable[[int], object] = (
-        (lambda i: line[i : i + order]) if isinstance(line, str) else (lambda i: tuple(line[i : i + order]))
-    )
-    return Counter(map(take, range(len(line) - order + 1)))
+def _ngrams(line: Sequence[str], order: int) -> Counter[tuple[str, ...]]:
+    """n-grams of words or of characters."""
+    return Counter(zip(*(line[start:] for start in range(order)), strict=False))
 
 
 def _cased(lines: Iterable[str], lowercase: bool) -> Iterable[str]:

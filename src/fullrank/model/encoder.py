@@ -66,7 +66,9 @@ class Encoder(nn.Module):
         if input_ids.dim() != 2:
             raise InputError(f"input_ids must be (B, M), given shape {tuple(input_ids.shape)}")
         if input_ids.shape[1] == 0:
-            raise InputError("input_ids: at least one token a sentence; an empty one is its end-of-sentence token alone")
+            raise InputError(
+                "input_ids: at least one token a sentence; an empty one is its end-of-sentence token alone"
+            )
         mask = None if attention_mask is None else attention_mask.bool()
         if mask is not None and mask.shape != input_ids.shape:
             raise InputError(

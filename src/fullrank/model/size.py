@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from fullrank.model.language_model import LanguageModel
 
 _PARTS = (  # first match wins
     ("mixing", (".attend.mix.",)),
-    ("attention", (".attention.", "position.biases.")),  # u and v of relative attention, which all layers share
+    ("attention", (".attention.", ".cross_attention.", "position.biases.")),  # u and v, which all layers share
     ("feed_forward", (".feed_forward.",)),
     ("norm", ("norm.",)),
     ("position", ("position.",)),
@@ -31,8 +32,13 @@ _PARTS = (  # first match wins
 
 def parameters_by_part(model: nn.Module) -> dict[str, int]:
     """Trainable parameters of each part of a model, and `total`; tied ones count once, where they are stored."""
+    return parameters_of(model.named_parameters())
+
+
+def parameters_of(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, int]:
+    """The same of parameters with their names in the model."""
     counts: Counter[str] = Counter({part: 0 for part, _ in _PARTS})
-    for name, parameter in model.named_parameters():
+    for name, parameter in named:
         part = next((part for part, marks in _PARTS if any(mark in name for mark in marks)), "other")
         counts[part] += parameter.numel()
     return {"total": sum(counts.values()), **counts}
@@ -41,13 +47,15 @@ def parameters_by_part(model: nn.Module) -> dict[str, int]:
 _KEY_PRODUCTS = {"relative": 2, "random_synthesizer": 0}  # multiply-adds of a score for a key, in H D; else 1
 
 
-def _attention_flops(config: ModelConfig, keys: float, length: int, batch: int) -> tuple[float, float]:
+def attention_flops(
+    config: ModelConfig, keys: float, length: int, batch: int, *, causal: bool = True
+) -> tuple[float, float]:
     """Per token, forward and training: scores and weighted values, or multi-linear attention up to its output.
 
-    The keys of distances, made once for all texts of a batch, are left out.
+    The keys of distances, made once for all texts of a batch, are left out. Without `causal` a token sees all `length` others.
     """
     if config.attention.kind == "multilinear":
-        forward, training = multilinear_work(config, length, batch)
+        forward, training = multilinear_work(config, length, batch, causal=causal)
         return 2 * forward, 2 * training
     assert config.head_dim is not None
     products = _KEY_PRODUCTS.get(stage_name(config.attention.score), 1) + 1
@@ -55,7 +63,7 @@ def _attention_flops(config: ModelConfig, keys: float, length: int, batch: int) 
     return forward, 3 * forward
 
 
-def _matrices(model: LanguageModel) -> int:
+def matrices(model: nn.Module) -> int:
     """Numbers of the matrices that each token is multiplied with, the vocabulary's apart."""
     count = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
     for module in model.modules():
@@ -77,10 +85,10 @@ def _memory_flops(model: LanguageModel, length: int) -> float:
     return 2 * numbers * model.memory_length / length
 
 
-def _cached(model: LanguageModel) -> tuple[int, int]:
+def cached(layers: Iterable[Attention]) -> tuple[int, int]:
     """Numbers that decoding keeps: of each token, and of a text however long it is."""
     of_token = of_text = 0
-    for layer in (module for module in model.modules() if isinstance(module, Attention)):
+    for layer in layers:
         numbers = layer.project.num_heads * layer.project.head_dim
         if isinstance(layer.past(), Summed):
             of_text += 2 * layer.attend.decayed.weight.shape[0] * numbers
@@ -89,16 +97,21 @@ def _cached(model: LanguageModel) -> tuple[int, int]:
     return of_token, of_text
 
 
-def _mixing_flops(model: LanguageModel, keys: float) -> float:
+def mixing_flops(layers: Iterable[Attention], keys: float) -> float:
     """Per token: H^2 multiply-adds a key and, position-wise, D H^2 for the matrix."""
     flops = 0.0
-    for module in model.modules():
-        if isinstance(module, Attention) and isinstance(module.attend, WeightedValues):
-            heads, mix = module.project.num_heads, module.attend.mix
+    for layer in layers:
+        if isinstance(layer.attend, WeightedValues):
+            heads, mix = layer.project.num_heads, layer.attend.mix
             if mix.matrix(None) is not None:
                 flops += 2 * heads * heads * keys
             flops += sum(2 * p.numel() * heads for name, p in mix.named_parameters() if name == "from_query")
     return flops
+
+
+def vocabulary_flops(*ends: Any) -> float:
+    """Per token, forward: of input and output layers that know what a token costs them."""
+    return float(sum(end.flops_per_token() for end in ends if hasattr(end, "flops_per_token")))
 
 
 def size(config: ModelConfig, length: int, batch: int = 1) -> dict[str, Any]:
@@ -117,14 +130,13 @@ def size(config: ModelConfig, length: int, batch: int = 1) -> dict[str, Any]:
     parts = parameters_by_part(model)
     assert config.vocab_size is not None
     keys = config.memory_length if config.same_length else config.memory_length + (length + 1) / 2
-    ends: tuple[Any, ...] = (model.embedding, model.output)
-    vocabulary = sum(end.flops_per_token() for end in ends if hasattr(end, "flops_per_token"))
-    others = 2 * _matrices(model) + _mixing_flops(model, keys) + vocabulary
-    forward, training = _attention_flops(config, keys, length, batch)
-    of_token, of_text = _cached(model)
+    layers = [block.attention for block in model.blocks]
+    others = 2 * matrices(model) + mixing_flops(layers, keys) + vocabulary_flops(model.embedding, model.output)
+    forward, training = attention_flops(config, keys, length, batch)
+    of_token, of_text = cached(layers)
     return {
         "parameters": parts,
-        "attention_block": attention_block(model, parts),
+        "attention_block": attention_block(model.blocks[0].attention, config, parts["attention"], parts["total"]),
         "bytes": {
             "weights_fp32": 4 * parts["total"],
             "training_adam_fp32": 16 * parts["total"],

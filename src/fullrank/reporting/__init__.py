@@ -10,8 +10,10 @@ from pathlib import Path
 
 from fullrank.reporting.results import RunRecord, find_runs, read_run, read_runs
 from fullrank.reporting.summary import Summary, summarise
-from fullrank.reporting.table import Comparison, Row, as_json, comparison
+from fullrank.reporting.table import Comparison, Row, comparison
 from fullrank.reporting.terminal import print_table
+from fullrank.reporting.to_json import as_json
+from fullrank.reporting.translations import compare_runs
 
 __all__ = [
     "Comparison",
@@ -19,6 +21,7 @@ __all__ = [
     "RunRecord",
     "Summary",
     "as_json",
+    "compare_runs",
     "comparison",
     "find_runs",
     "print_table",

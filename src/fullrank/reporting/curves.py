@@ -55,10 +55,29 @@ class Series:
 
 def validation(record: RunRecord, measure: Measure = PERPLEXITY) -> Curve | None:
     """Validation perplexity, or bits per token, over training tokens."""
+    return validation_of(record, lambda line: value if (value := measure.of_line(line)) and value > 0 else None)
+
+
+def validation_of(
+    record: RunRecord, read: Callable[[Mapping[str, Any]], float | None], epoch: float | None = None
+) -> Curve | None:
+    """What `read` finds in the lines of validation, over training tokens; over epochs of `epoch` steps where it is given."""
     tokens = _tokens_by_step(record)
-    lines = (line for line in record.metrics if line.get("split") == "valid")
-    found = ((tokens(line), measure.of_line(line)) for line in lines)
-    return _curve(record, ((x, y) for x, y in found if y is not None and y > 0))
+    lines = [line for line in record.metrics if line.get("split") == "valid"]
+    if epoch is None:
+        return _curve(record, ((tokens(line), read(line)) for line in lines))
+    steps = [number(line.get("step")) for line in lines]
+    return _curve(
+        record,
+        ((None if step is None else step / epoch, read(line)) for step, line in zip(steps, lines, strict=True)),
+    )
+
+
+def steps_per_epoch(record: RunRecord) -> float | None:
+    """Steps in an epoch of a finished run; None if it does not say."""
+    result = mapping(record.result)
+    steps, epochs = number(result.get("steps")), number(result.get("epochs"))
+    return steps / epochs if steps and epochs and epochs > 0 else None
 
 
 def training_loss(record: RunRecord) -> Curve | None:

@@ -150,11 +150,28 @@ def _corpus(result: Mapping[str, Any]) -> Mapping[str, Any]:
     return mapping(result.get("corpus"))
 
 
-def _split_tokens(result: Mapping[str, Any]) -> str:
+def _split_tokens(result: Mapping[str, Any], side: str | None = None) -> str:
+    """Tokens of each split; of sentence pairs those of one `side`."""
     tokens = mapping(_corpus(result).get("tokens"))
-    return (
-        " / ".join(format.count(integer(tokens.get(split))) for split in ("train", "valid", "test")) if tokens else ""
-    )
+    found = {split: mapping(value).get(side) if side else value for split, value in tokens.items()}
+    return _splits(found)
+
+
+def _splits(found: Mapping[str, Any]) -> str:
+    counts = [integer(found.get(split)) for split in ("train", *SPLITS)]
+    return " / ".join(map(format.count, counts)) if any(value is not None for value in counts) else ""
+
+
+def _vocabulary(result: Mapping[str, Any]) -> str:
+    """Its size; of sentence pairs that of source and target."""
+    found = _corpus(result).get("vocabulary")
+    sides = [_count(mapping(found).get(side)) for side in ("source", "target")]
+    return " / ".join(filter(None, sides)) or _count(found)
+
+
+def _signature(result: Mapping[str, Any], key: str) -> str:
+    final = mapping(result.get("final"))
+    return " and ".join(dict.fromkeys(str(way) for split in SPLITS if (way := mapping(final.get(split)).get(key))))
 
 
 def _unigram(found: Mapping[str, Any], measure: Measure) -> str:
@@ -182,10 +199,15 @@ _TEXT: tuple[tuple[str, _Reader], ...] = (
     ("label", lambda result: _plain(_corpus(result).get("label"))),
     ("slice", lambda result: "yes" if _corpus(result).get("is_slice") else "no"),
     ("tokens (train / valid / test)", _split_tokens),
-    ("vocabulary", lambda result: _count(_corpus(result).get("vocabulary"))),
+    ("sentence pairs (train / valid / test)", lambda result: _splits(mapping(_corpus(result).get("pairs")))),
+    ("source tokens (train / valid / test)", lambda result: _split_tokens(result, "source")),
+    ("target tokens (train / valid / test)", lambda result: _split_tokens(result, "target")),
+    ("vocabulary", _vocabulary),
 )
 _TRAINING: tuple[tuple[str, _Reader], ...] = (
     ("protocol", lambda result: _plain(result.get("protocol"))),
+    ("BLEU", lambda result: _signature(result, "bleu_signature")),
+    ("chrF", lambda result: _signature(result, "chrf_signature")),
     ("recipe", lambda result: _plain(result.get("recipe"))),
     ("scale", lambda result: _plain(result.get("scale"))),
     ("steps", lambda result: _count(result.get("steps"))),

@@ -60,7 +60,9 @@ def dot_figure(rows: Sequence[Row], slots: Sequence[int], split: str, measure: M
     with matplotlib.rc_context(settings()):  # type: ignore[arg-type]
         figure = Figure(figsize=(WIDTH / 72, height / 72))
         axes = figure.add_axes((112 / WIDTH, 36 / height, (WIDTH - 112 - 18) / WIDTH, (height - 36 - 8) / height))
-        _furnish(axes, f"{'test' if split == 'test' else 'validation'} {measure.words} (lower is better)", "")
+        _furnish(
+            axes, f"{'test' if split == 'test' else 'validation'} {measure.words} ({measure.comparative} is better)", ""
+        )
         axes.grid(True, axis="x", color=LINE, linewidth=0.8)
         axes.grid(False, axis="y")
         for place, (row, slot) in enumerate(zip(rows, slots, strict=True)):

@@ -33,6 +33,17 @@ def bits(value: float | None) -> str:
     return MISSING if value is None else f"{value:.3f}"
 
 
+def score(value: float | None) -> str:
+    """BLEU and the like, from 0 to 100: two decimals, as papers have them."""
+    return MISSING if value is None else f"{value:.2f}"
+
+
+def signed_points(difference: float) -> str:
+    """A difference of scores with its sign: 0.618 -> '+0.62'."""
+    size = score(abs(difference))
+    return size if float(size) == 0 else f"{'−' if difference < 0 else '+'}{size}"
+
+
 def stated_bits(value: float) -> str:
     """A paper's bits: up to three decimals, without the zeros at the end that a recipe cannot tell; at least two."""
     return f"{value:.3f}".removesuffix("0")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fullrank.config.load import flatten
-from fullrank.reporting.results import RunRecord, mapping
+from fullrank.reporting.results import SPLITS, TRANSLATION, RunRecord, mapping
 
 # where a run was trained and how it was watched makes no other row of it
 _CIRCUMSTANCES = {
@@ -18,6 +18,8 @@ _CIRCUMSTANCES = {
 }  # fmt: skip
 
 _SEED_SUFFIX = re.compile(r"[-_./ ]+(seed|s)[-_ ]?\d+$", re.IGNORECASE)
+
+_VERSION = re.compile(r"\|version:[^|]*")
 
 TEXT_FIELDS = {
     "name": "corpus",
@@ -28,6 +30,11 @@ TEXT_FIELDS = {
     "fingerprint": "vocabulary fingerprint",
     "valid sha256": "validation text",
     "test sha256": "test text",
+    "valid pairs": "validation pairs",
+    "test pairs": "test pairs",
+    "valid references": "validation references",
+    "test references": "test references",
+    "signature": "BLEU signature",
 }
 
 
@@ -71,13 +78,30 @@ def row_names(rows: Sequence[Sequence[RunRecord]]) -> list[str]:
 
 
 def measured_on(record: RunRecord) -> dict[str, Any]:
-    """What a perplexity depends on besides the model: text, splits and vocabulary, as far as recorded."""
-    corpus = mapping(mapping(record.result).get("corpus"))
-    found = {key: corpus.get(key) for key in ("name", "label", "vocabulary", "fingerprint")}
-    for split in ("valid", "test"):  # the training text makes another model, not another measurement
-        found[split] = mapping(corpus.get("tokens")).get(split)
-        found[f"{split} sha256"] = mapping(corpus.get("sha256")).get(split)
+    """What a figure depends on besides the model: text, splits and vocabulary, as far as recorded.
+
+    BLEU is of text, whatever a vocabulary cuts it into: there, pairs, reference translations and signature decide.
+    """
+    result = mapping(record.result)
+    corpus, pairs = mapping(result.get("corpus")), record.task == TRANSLATION
+    found = {key: corpus.get(key) for key in ("name", "label", *(() if pairs else ("vocabulary", "fingerprint")))}
+    if pairs:
+        final = mapping(result.get("final"))
+        ways = [mapping(final.get(split)).get("bleu_signature") for split in SPLITS]
+        found["signature"] = next((without_version(str(way)) for way in ways if way), None)
+    for split in SPLITS:  # the training text makes another model, not another measurement
+        if pairs:
+            found[f"{split} pairs"] = mapping(corpus.get("pairs")).get(split)
+            found[f"{split} references"] = record.references.get(split)
+        else:
+            found[split] = mapping(corpus.get("tokens")).get(split)
+            found[f"{split} sha256"] = mapping(corpus.get("sha256")).get(split)
     return {key: value for key, value in found.items() if value is not None}
+
+
+def without_version(signature: str) -> str:
+    """A signature of sacreBLEU without its version, which alone makes no other measurement."""
+    return _VERSION.sub("", signature)
 
 
 def text_differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:

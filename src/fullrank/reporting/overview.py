@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 
 from fullrank.config.schema import NOT_NEXT_TOKEN
 from fullrank.reporting import format
-from fullrank.reporting.beside import last_position_table, rest_of_paper, without_sos_table
+from fullrank.reporting.beside import (
+    every_score,
+    last_position_table,
+    rest_of_paper,
+    significance_table,
+    without_sos_table,
+)
+from fullrank.reporting.cautions import signature_lines
+from fullrank.reporting.columns import Column, columns
 from fullrank.reporting.figures import dot_figure
 from fullrank.reporting.markup import Html, details, el, join, section, swatch, table, td, th
-from fullrank.reporting.measure import BITS_PER_BYTE, BITS_PER_CHARACTER, LAST_POSITION, Measure
+from fullrank.reporting.measure import (
+    BITS_PER_BYTE,
+    BITS_PER_CHARACTER,
+    BLEU,
+    LAST_POSITION,
+    TOKENISED_BLEU,
+    Measure,
+)
 from fullrank.reporting.results import SPLITS, RunRecord, integer, mapping, number
+from fullrank.reporting.significance import differences
 from fullrank.reporting.stats import Stat
 from fullrank.reporting.summary import Summary, best_row, judged_split
 from fullrank.reporting.table import MARK, Comparison, Row, ms_per_step
@@ -42,15 +57,15 @@ def _tiles(compared: Comparison) -> Html:
     if not rows:
         return Html("")
     split = judged_split(rows if any(row.figures for row in rows) else compared.rows)
-    best, first = best_row(rows, split), rows[0]
+    best, first = best_row(rows, measure, split), rows[0]
     shown = best or next(row for row in (*rows, *compared.rows) if split in row.figures)
-    lowest = "Lowest" if best else "Final"
+    extreme = measure.extreme.capitalize() if best else "Final"
     value = shown.shown(measure.show(shown.figures[split].mean))
-    tiles = [(f"{lowest} {_SPLIT[split]} {measure.words}", value, shown.name)]
+    tiles = [(f"{extreme} {_SPLIT[split]} {measure.words}", value, shown.name)]
     if not shown.next_token and (last := shown.last_position.get("final", {}).get(split)) is not None:
         tiles.append(("At last positions", LAST_POSITION.show(last.mean), "targets that are not read"))
     if best is not None and split in best.difference:
-        change = format.signed_percent(best.difference[split])
+        change = measure.show_difference(best.difference[split])
         tiles.append(("Against the first row", change, f"{first.name}: {measure.show(first.figures[split].mean)}"))
     if best is not None and best is not first and best.extra_parameters is not None:
         tiles.append(("Parameters added", format.extra(best.extra_parameters), f"to {format.count(first.parameters)}"))
@@ -82,8 +97,12 @@ def comparison_section(compared: Comparison) -> Html:
         parts.append(without_sos_table(compared))
     if any(row.last_position for row in rows):
         parts.append(last_position_table(compared))
+    if (tested := differences(compared)) is not None:
+        parts.append(significance_table(compared, tested))
     if compared.comparable and len(rows) > 1:
         parts.append(_dots(rows, compared.measure))
+    if compared.measure is BLEU:
+        parts.append(details("Every figure of the translations", every_score(compared), cls="printed"))
     if (more := rest_of_paper(rows)) is not None:
         parts.append(details("What else the paper states", more, cls="printed"))
     parts.append(
@@ -97,10 +116,16 @@ def comparison_section(compared: Comparison) -> Html:
 def _notes(compared: Comparison) -> list[str]:
     """How to read the table."""
     rows, measure = compared.rows, compared.measure
-    notes = [f"{measure.words.capitalize()}: lower is better; the lowest of comparable rows is set bold."]
+    notes = [
+        f"{measure.title}: {measure.comparative} is better; the {measure.extreme} of comparable rows is set bold.",
+    ]
     if any(row.difference for row in rows):
-        whose = "their" if measure.in_bits else "its"
-        notes.append(f"Beneath {measure.article or 'the '}{measure.words}: {whose} difference to the first row.")
+        whose, points = "their" if measure.in_bits else "its", ", in points" if measure.higher else ""
+        notes.append(
+            f"Beneath {measure.article or 'the '}{measure.words}: {whose} difference to the first row{points}."
+        )
+    if compared.measure is BLEU:
+        notes.append("Perplexity is per target token. " + " ".join(signature_lines(compared)))
     if any(len(row.runs) > 1 for row in rows):
         notes.append(
             "Rows with several seeds (n) show mean ± sample standard deviation; the mean is that of the runs' "
@@ -142,37 +167,43 @@ def _dots(rows: Sequence[Row], measure: Measure) -> Html:
 
 
 def _comparison_table(compared: Comparison) -> Html:
-    rows = compared.rows
+    rows, shown = compared.rows, columns(compared)
     seeds = any(len(row.runs) > 1 for row in rows)
-    words, kinds = compared.measure.words, _kinds(compared)
-    split_heads = [th(words.capitalize(), scope="colgroup", cls="num group", span=2)]
-    if len(kinds) > 1:
-        split_heads = [
-            th(f"{_SPLIT[split].capitalize()} {words}", scope="colgroup", cls="num group", span=len(kinds))
-            for split in SPLITS
-        ]
+    groups, kinds = _heads(compared, shown)
     upper = [
         *([td("")] * (1 + seeds)),
         th("Parameters", scope="colgroup", cls="num group", span=2),
-        *split_heads,
+        *groups,
         th("Speed", scope="colgroup", cls="num group", span=3),
     ]
     lower = [th("Row"), *([th("n", cls="num")] if seeds else []), th("total", cls="num"), th("over first", cls="num")]
-    for split in SPLITS:
-        lower += [th(kind, cls="num") for kind in kinds] if len(kinds) > 1 else [th(_SPLIT[split], cls="num")]
+    lower += kinds
     lower += [th(word, cls="num") for word in ("tokens/s", "ms/step", "wall time")]
-    body = [_comparison_row(compared, row, place, seeds) for place, row in enumerate(rows)]
-    foot = _unigram_rows(compared, seeds)
+    body = [_comparison_row(compared, shown, row, place, seeds) for place, row in enumerate(rows)]
+    foot = _unigram_rows(compared, shown, seeds)
     return table([upper, lower], body, caption="Rows compared", foot=foot, cls="comparison")
 
 
-def _kinds(compared: Comparison) -> list[str]:
-    """What stands under each split: the paper's figure where there is one, and ours."""
-    ours = ["ours, best", "ours, last"] if compared.shows_last else ["ours"]
-    return ["paper", *ours] if compared.has_paper else ours
+def _heads(compared: Comparison, shown: Sequence[Column]) -> tuple[list[Html], list[Html]]:
+    """Over the columns of figures: a heading for each split and what stands in each column, or one heading over the splits."""
+    measure, kinds = compared.measure, [column for column in shown if column.whose]
+    more = [column for column in shown if not column.whose]
+    if len(kinds) == len(SPLITS):
+        groups = [th(measure.title, scope="colgroup", cls="num group", span=2)]
+        names = [_SPLIT[column.split] for column in kinds]
+    else:
+        groups = [
+            th(f"{_SPLIT[split].capitalize()} {measure.words}", scope="colgroup", cls="num group", span=len(kinds) // 2)
+            for split in SPLITS
+        ]
+        names = [column.whose + (", tok." if column.measure is TOKENISED_BLEU else "") for column in kinds]
+    if more:
+        groups.append(th(_SPLIT[more[0].split].capitalize(), scope="colgroup", cls="num group", span=len(more)))
+        names += [column.measure.words for column in more]
+    return groups, [th(name, cls="num") for name in names]
 
 
-def _comparison_row(compared: Comparison, row: Row, place: int, seeds: bool) -> list[Html]:
+def _comparison_row(compared: Comparison, shown: Sequence[Column], row: Row, place: int, seeds: bool) -> list[Html]:
     first, measure = row is compared.rows[0], compared.measure
     label = [swatch(place), el("span", row.name, cls="name")]
     if row.is_slice:
@@ -186,15 +217,14 @@ def _comparison_row(compared: Comparison, row: Row, place: int, seeds: bool) -> 
         cells.append(td(str(len(row.runs)), cls="num"))
     cells.append(td(format.count(row.parameters), cls="num"))
     cells.append(td("first" if first else format.extra(row.extra_parameters), cls="num quiet" if first else "num"))
-    for split in SPLITS:
-        if compared.has_paper:
-            cells.append(td(measure.stated(measure.of_paper(row.paper, split)), cls="num quiet"))
-        best = split in row.best
-        value = el("strong" if best else "span", row.shown(measure.spread(row.figures.get(split))))
-        change = format.signed_percent(row.difference[split]) if split in row.difference else ""
+    for column in shown:
+        if not column.judged:
+            cells.append(td(column.text(row), cls="num quiet" if column.kind == "paper" else "num"))
+            continue
+        best = column.split in row.best
+        change = measure.show_difference(row.difference[column.split]) if column.split in row.difference else ""
+        value = el("strong" if best else "span", column.text(row))
         cells.append(td(value, el("span", change, cls="sub") if change else "", cls="num best" if best else "num"))
-        if compared.shows_last:
-            cells.append(td(row.shown(measure.spread(row.last.get(split))), cls="num"))
     steps = {phase: stat.mean for phase, stat in row.ms_per_step.items()}
     return [
         *cells,
@@ -214,16 +244,14 @@ def _by_phase(steps: Mapping[str, float]) -> list[Html]:
     ]
 
 
-def _unigram_rows(compared: Comparison, seeds: bool) -> list[list[Html]]:
+def _unigram_rows(compared: Comparison, shown: Sequence[Column], seeds: bool) -> list[list[Html]]:
     """One row for each text: the figure of word frequencies alone."""
     texts = {row.text: row for row in reversed(compared.rows) if row.unigram}
     found: list[list[Html]] = []
     for _, row in sorted(texts.items()):
         name = "Unigram, same vocabulary" if compared.comparable else f"Unigram: {row.label}"
         cells = [th(name, scope="row", cls="row-name"), *([td("")] if seeds else []), td(""), td("")]
-        for split in SPLITS:
-            cells += [td("")] * compared.has_paper
-            cells += [td(compared.measure.show(row.unigram.get(split)), cls="num"), *([td("")] * compared.shows_last)]
+        cells += [td(column.unigram(row), cls="num" if column.judged else "") for column in shown]
         found.append([*cells, *([td("")] * 3)])
     return found
 
@@ -264,42 +292,3 @@ def _single_run(row: Row, run: RunRecord, place: int, measure: Measure) -> list[
     seed = td(format.MISSING if run.seed is None else str(run.seed), cls="num")
     name = th(swatch(place), el("span", row.name, cls="name"), scope="row", cls="row-name")
     return [name, seed, *(td(text, cls="num") for text in cells), td(el("code", str(run.folder)))]
-
-
-def troubles_section(compared: Comparison) -> Html:
-    """Runs that have not finished, and finished ones whose folders are damaged in part."""
-    parts: list[Html] = []
-    for run in compared.unfinished:
-        resume = el("p", "Resume with ", el("code", f"fullrank train {shlex.quote(str(run.folder))}"), cls="note")
-        parts.append(_trouble(run, "not finished", [*_progress(run, compared.measure), *run.problems], resume))
-    for row in compared.rows:
-        parts += [
-            _trouble(run, "finished, damaged in part", list(run.problems), Html("")) for run in row.runs if run.problems
-        ]
-    return section("unfinished", "Unfinished and damaged runs", *parts)
-
-
-def _trouble(run: RunRecord, state: str, reasons: Sequence[str], more: Html) -> Html:
-    heading = el("h3", run.name, " ", el("span", state, cls="badge"), " ", el("code", str(run.folder)))
-    return el("div", heading, el("ul", *(el("li", reason) for reason in reasons)), more, cls="trouble")
-
-
-def _progress(run: RunRecord, measure: Measure) -> list[str]:
-    """How far an unfinished run has come."""
-    steps = [step for line in run.metrics if (step := integer(line.get("step"))) is not None]
-    if not steps:
-        return ["no step is recorded yet"]
-    lines = (line for line in run.metrics if line.get("split") == "valid")
-    found = [value for line in lines if (value := measure.of_line(line)) is not None]
-    last = f"; last validation {measure.unit} {measure.show(found[-1])}" if found else ""
-    remark = f" ({NOT_NEXT_TOKEN})" if last and run.sees_future else ""
-    return [f"reached step {max(steps):,}{last}{remark}"]
-
-
-def legend(entries: Sequence[tuple[str, int, bool]]) -> Html:
-    """Names and colours of the rows in the order of the table; `finished` False is drawn dashed."""
-    items = [
-        el("li", swatch(slot, not finished), name if finished else f"{name} (unfinished)", cls=f"key key-{slot % 8}")
-        for name, slot, finished in entries
-    ]
-    return el("ul", join(items), cls="legend", attrs={"aria-label": "Legend"})

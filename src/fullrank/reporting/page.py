@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
-from fullrank.config.schema import NOT_NEXT_TOKEN
 from fullrank.errors import InputError, RunError
-from fullrank.reporting import curves, details, format, overview
-from fullrank.reporting.curves import Curve, Series
-from fullrank.reporting.figures import NARROW, WIDTH, line_figure
+from fullrank.reporting import details, format, overview, troubles
+from fullrank.reporting.curve_section import curves_section
 from fullrank.reporting.grouping import row_names, seeds_of_rows
-from fullrank.reporting.markup import Html, el, section
-from fullrank.reporting.results import RunRecord
+from fullrank.reporting.markup import Html, el
 from fullrank.reporting.summary import summarise
-from fullrank.reporting.table import MARK, Comparison, comparison
+from fullrank.reporting.table import Comparison, comparison
 
 _NAVIGATION = {
     "comparison": "Comparison",
@@ -28,7 +25,6 @@ _NAVIGATION = {
     "reproduce": "Reproduce",
     "unfinished": "Unfinished",
 }
-_TOKENS = "training tokens"
 _HEAD = (
     '<meta charset="utf-8">'
     '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -61,12 +57,12 @@ def render(compared: Comparison, title: str | None = None) -> str:
     body = [
         overview.summary_block(compared, summarise(compared)),
         overview.comparison_section(compared),
-        _curves_section(compared, named),
+        curves_section(compared, named),
         details.parameters_section(compared.rows),
         details.configuration_section(named),
         details.environment_section(compared),
         details.reproduce_section(named),
-        overview.troubles_section(compared),
+        troubles.troubles_section(compared),
     ]
     present = [key for key in _NAVIGATION if any(f'<section id="{key}"' in part for part in body)]
     links = [el("li", el("a", _NAVIGATION[key], attrs={"href": f"#{key}"})) for key in present]
@@ -114,123 +110,6 @@ def _named(compared: Comparison) -> list[details.Named]:
     for name, runs in zip(row_names(groups), groups, strict=True):
         named.append((f"{name} (unfinished)" if name in taken else name, len(named), runs))
     return named
-
-
-def _curves_section(compared: Comparison, named: Sequence[details.Named]) -> Html:
-    finished = len(compared.rows)
-    # a model may be judged by next tokens at its end and not while it trains
-    marked = {name for name, _, runs in named if any(run.sees_future for run in runs)}
-    named = [(f"{name} {MARK}" if name in marked else name, slot, runs) for name, slot, runs in named]
-
-    def series(read: Callable[[RunRecord], Curve | None]) -> list[Series]:
-        found = [(name, slot, tuple(c for run in runs if (c := read(run)) is not None)) for name, slot, runs in named]
-        return [Series(name, slot, drawn, slot < finished) for name, slot, drawn in found if drawn]
-
-    unit = compared.measure.unit
-    validation = series(lambda run: curves.validation(run, compared.measure))
-    loss = series(curves.training_loss)
-    rate, speed = curves.merged(series(curves.learning_rate)), series(curves.speed)
-    late = curves.latter(validation)
-    ends = [value for one in validation for c in one.curves for value in (c.y.min(), c.y.max())]
-    wide = bool(ends) and not compared.measure.in_bits and max(ends) > 4 * min(ends)  # bits are logarithms already
-    seeds = (
-        " Thin lines are single seeds, the thick one is their mean."
-        if any(len(s.curves) > 1 for s in validation)
-        else ""
-    )
-    smooth = _smoothing(named)
-    judged = [
-        _figure(
-            f"Validation {unit}",
-            f"Whole training{', logarithmic axis' if wide else ''}.{seeds}",
-            validation,
-            unit,
-            _TOKENS,
-            log=wide,
-            show_value=compared.measure.tick,
-        ),
-        _figure(
-            f"Validation {unit}, second half",
-            "The same curves from half of the longest training on; the axis does not start at zero.",
-            late,
-            unit,
-            _TOKENS,
-            show_value=compared.measure.tick,
-        ),
-    ]
-    others = [
-        _figure("Training loss", f"Nats per token. {smooth}", loss, "nats per token", _TOKENS, width=NARROW),
-        _figure(
-            "Learning rate", "As set at each logged step.", rate, "learning rate", _TOKENS, from_zero=True, width=NARROW
-        ),
-        _figure(
-            "Speed",
-            f"Training tokens per second. {smooth}",
-            speed,
-            "tokens per second",
-            "minutes of training",
-            from_zero=True,
-            width=NARROW,
-        ),
-    ]
-    if not any(judged + others):
-        return Html("")
-    grids = [
-        el("div", *figures, cls=cls)
-        for figures, cls in ((judged, "figures"), (others, "figures small"))
-        if any(figures)
-    ]
-    key = overview.legend([(name, slot, slot < finished) for name, slot, _ in named])
-    hints = [] if compared.comparable else ["Curves measured on different texts do not compare."]
-    if marked:
-        hints.append(f"{MARK} {NOT_NEXT_TOKEN}; such a curve compares with no other.")
-    return section("curves", "Curves", *(el("p", hint, cls="warning") for hint in hints), key, *grids)
-
-
-def _smoothing(named: Sequence[details.Named]) -> str:
-    widths = {
-        curves.window(lines)
-        for _, _, runs in named
-        for run in runs
-        if (lines := sum(line.get("split") == "train" for line in run.metrics))
-    }
-    widest = max(widths, default=1)
-    return (
-        "Not smoothed."
-        if widest == 1
-        else f"Smoothed lightly: centred moving average over up to {widest} logged values."
-    )
-
-
-def _figure(
-    heading: str,
-    note: str,
-    series: Sequence[Series],
-    y_label: str,
-    x_label: str,
-    *,
-    log: bool = False,
-    from_zero: bool = False,
-    width: int = WIDTH,
-    show_value: Callable[[float], str] = format.short_count,
-) -> Html:
-    if not series:
-        return Html("")
-    ends = ", ".join(f"{one.name} {one.last:.4g}" for one in series)
-    alt = f"{heading} over {x_label}. Last values: {ends}."
-    drawing = Html(
-        line_figure(
-            series,
-            y_label=y_label,
-            x_label=x_label,
-            alt=alt,
-            log=log,
-            from_zero=from_zero,
-            width=width,
-            show_value=show_value,
-        )
-    )
-    return el("figure", el("figcaption", el("b", heading), el("span", note)), drawing)
 
 
 def _refuse_foreign(path: Path) -> None:

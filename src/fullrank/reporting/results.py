@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,9 @@ from fullrank.errors import InputError
 
 SPLITS = ("valid", "test")
 RUN_FILES = ("config.yaml", "metrics.jsonl", "result.json")
+TRANSLATIONS = "translations"  # the folder of a run that keeps them: <split>.txt and <split>.reference.txt
+TRANSLATION, LANGUAGE_MODELING = "translation", "language_modeling"
+_LANGUAGE_PAIR = re.compile(r"-[a-z]{2}-[a-z]{2}$")  # how named corpora of sentence pairs are called
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,20 @@ class RunRecord:
     def origin(self, key: str) -> str:
         """`recipe`, `row` or `scale` of the run, from its result or else its identity; empty if there is none."""
         return str(mapping(self.result).get(key) or self.identity.get(key) or "")
+
+    @property
+    def task(self) -> str:
+        """`translation` or `language_modeling`, as recorded; else by the corpus that the configuration names."""
+        recorded = mapping(self.result).get("task") or self.identity.get("task")
+        name = str(mapping(self.config.get("data")).get("name"))
+        pairs = name == "parallel" or _LANGUAGE_PAIR.search(name) is not None
+        return str(recorded or (TRANSLATION if pairs else LANGUAGE_MODELING))
+
+    @cached_property
+    def references(self) -> Mapping[str, str]:
+        """The sha256 of the reference translations of each split, where the run has kept them."""
+        found = {split: self.folder / TRANSLATIONS / f"{split}.reference.txt" for split in SPLITS}
+        return {split: digest for split, path in found.items() if (digest := _digest(path)) is not None}
 
     @property
     def seed(self) -> int | None:
@@ -75,6 +95,13 @@ class RunRecord:
             figures = mapping(figures.get(name))
         found = number(figures.get(key))
         return found if found is not None and found > 0 else None
+
+
+def _digest(path: Path) -> str | None:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
@@ -137,12 +164,13 @@ def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
 
 
 def _without_unusable_result(record: RunRecord) -> RunRecord:
-    """A result without any final perplexity is no result: the run diverged or the file is not ours."""
-    if record.final("test") is not None or record.final("valid") is not None:
+    """A result without any final perplexity or BLEU is no result: the run diverged or the file is not ours."""
+    if any(record.final(split, key) is not None for split in SPLITS for key in ("perplexity", "bleu")):
         return record
+    figure = "perplexity or BLEU" if record.task == TRANSLATION else "perplexity"
     problems = (
         *record.problems,
-        "result.json holds no finite perplexity under `final`: the run diverged or the file is damaged",
+        f"result.json holds no finite {figure} under `final`: the run diverged or the file is damaged",
     )
     return dataclasses.replace(record, result=None, problems=problems)
 

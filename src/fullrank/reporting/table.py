@@ -12,8 +12,18 @@ from fullrank.config.schema import NOT_NEXT_TOKEN
 from fullrank.errors import InputError
 from fullrank.reporting import format
 from fullrank.reporting.grouping import row_names, seeds_of_rows, texts_of_rows
-from fullrank.reporting.measure import LAST_POSITION, MEASURES, PERPLEXITY, WITHOUT_SOS, Measure, choose, paper_of
-from fullrank.reporting.results import SPLITS, RunRecord, integer, mapping, number, read_runs
+from fullrank.reporting.measure import (
+    BLEU,
+    LAST_POSITION,
+    PERPLEXITY,
+    SCORES,
+    TOKENISED_BLEU,
+    WITHOUT_SOS,
+    Measure,
+    choose,
+    paper_of,
+)
+from fullrank.reporting.results import SPLITS, TRANSLATION, RunRecord, integer, mapping, number, read_runs
 from fullrank.reporting.stats import Stat, over_runs
 
 MARK = "†"  # at a figure that is no next-token perplexity
@@ -24,11 +34,13 @@ class Row:
     """One row of the comparison: the finished runs that differ only in their seed.
 
     `text` numbers the text and vocabulary of the measurement: figures compare only where it is equal.
+    `signatures` of a score, by its key: those of all runs; more than one where they were not computed alike.
     `protocol` says how it was measured; where rows differ in it, their names are marked (`Comparison.mark`).
-    `figures` are in the measure of the comparison, by split, and so are `difference` (relative, to the first row, where
-    the two compare), `best` (the splits in which no comparable row has a lower mean) and `unigram`; `perplexity` is
-    perplexity always. `last` is as `figures`, of the last checkpoint instead of the best; `without_sos` is, for both (`final`
-    and `last`), perplexity without the tokens `<sos>`, where there are any. `ms_per_step` is by phase of training.
+    `figures` are in the measure of the comparison, by split, and so are `difference` (to the first row, where the two
+    compare: a share, of BLEU in points), `best` (the splits in which no comparable row has a better mean) and `unigram`;
+    `perplexity` is perplexity always, and `scores` has BLEU and the like by their keys. `last` is as `figures`, of the last
+    checkpoint instead of the best; `without_sos` is, for both (`final` and `last`), perplexity without the tokens `<sos>`,
+    where there are any. `ms_per_step` is by phase of training.
     `next_token` False: its figures are no next-token perplexities. They are marked, compare with none and are best of none;
     `last_position`, as `without_sos`, has those of the last positions of segments, which are.
     """
@@ -41,6 +53,8 @@ class Row:
     extra_parameters: int | None
     figures: Mapping[str, Stat]
     perplexity: Mapping[str, Stat]
+    scores: Mapping[str, Mapping[str, Stat]]
+    signatures: Mapping[str, tuple[str, ...]]
     last: Mapping[str, Stat]
     without_sos: Mapping[str, Mapping[str, Stat]]
     next_token: bool
@@ -85,11 +99,18 @@ class Comparison:
     """Finished rows in the order given (the first is what the others are compared with), and runs not finished.
 
     `measure` is that of every figure of it: chosen by the finished runs, or by the others where none has finished.
+    `left_out` are runs of another task than the first: a translation and a language model have no figure to compare.
     """
 
     rows: tuple[Row, ...]
     unfinished: tuple[RunRecord, ...]
     measure: Measure = PERPLEXITY
+    left_out: tuple[RunRecord, ...] = ()
+
+    @property
+    def translates(self) -> bool:
+        """Whether its runs are translation models."""
+        return any(run.task == TRANSLATION for run in (*(row.runs[0] for row in self.rows), *self.unfinished))
 
     @property
     def comparable(self) -> bool:
@@ -106,9 +127,24 @@ class Comparison:
         return f"[{self.protocols.index(row.reading) + 1}]" if len(self.protocols) > 1 else ""
 
     @property
+    def paper_measure(self) -> Measure | None:
+        """In what the paper's figures stand beside ours: the measure of the comparison, or tokenised BLEU beside BLEU."""
+        kinds = (BLEU, TOKENISED_BLEU) if self.measure is BLEU else (self.measure,)
+        return next((measure for measure in kinds if self.states(measure)), None)
+
+    @property
     def has_paper(self) -> bool:
-        """Whether a row has figures of a paper in the measure of the comparison."""
-        return self.states(self.measure)
+        """Whether a row has figures of a paper that stand beside ours."""
+        return self.paper_measure is not None
+
+    @property
+    def signatures(self) -> Mapping[str, tuple[str, ...]]:
+        """How scores were computed, by the key of the measure: each way once, in the order of the rows."""
+        found: dict[str, dict[str, None]] = {}
+        for row in self.rows:
+            for key, ways in row.signatures.items():
+                found.setdefault(key, {}).update(dict.fromkeys(ways))
+        return {key: tuple(ways) for key, ways in found.items()}
 
     @property
     def paper_is_last(self) -> bool:
@@ -143,6 +179,7 @@ class Comparison:
 def comparison(runs: Sequence[Path | RunRecord]) -> Comparison:
     """Compares run folders (or records read before). Means over seeds are means of the figures, never of losses.
 
+    The first run says whether translations or language models are compared; runs of the other kind are left out, by name.
     Raises InputError for a folder that is no run; an unfinished or damaged run is listed, never an error.
     """
     if not runs:
@@ -150,12 +187,14 @@ def comparison(runs: Sequence[Path | RunRecord]) -> Comparison:
     records = [run for run in runs if isinstance(run, RunRecord)]
     if len(records) != len(runs):
         records = read_runs([run.folder if isinstance(run, RunRecord) else Path(run) for run in runs])
+    left_out = tuple(record for record in records if record.task != records[0].task)
+    records = [record for record in records if record.task == records[0].task]
     finished = [record for record in records if record.result is not None]
     measure = choose(finished or records)
     groups = seeds_of_rows(finished)
     drafts = [_row(*parts, measure) for parts in zip(row_names(groups), groups, texts_of_rows(groups), strict=True)]
     rows = tuple(_compared(row, drafts, measure) for row in drafts)
-    return Comparison(rows, tuple(record for record in records if record.result is None), measure)
+    return Comparison(rows, tuple(record for record in records if record.result is None), measure, left_out)
 
 
 def parameters_by_part(record: RunRecord) -> dict[str, int]:
@@ -185,17 +224,29 @@ def ms_per_step(record: RunRecord) -> dict[str, float]:
     return {str(phase): value for phase, raw in phases.items() if (value := number(raw)) is not None}
 
 
-def _over_seeds(runs: Sequence[RunRecord], measure: Measure, checkpoint: str = "final") -> dict[str, Stat]:
+def over_seeds(runs: Sequence[RunRecord], measure: Measure, checkpoint: str = "final") -> dict[str, Stat]:
+    """A figure over the runs of a row, by split."""
     found = {split: over_runs(measure.final(run, split, checkpoint) for run in runs) for split in SPLITS}
     return {split: stat for split, stat in found.items() if stat is not None}
 
 
 def _over_checkpoints(runs: Sequence[RunRecord], measure: Measure) -> dict[str, dict[str, Stat]]:
-    return {name: found for name in ("final", "last") if (found := _over_seeds(runs, measure, name))}
+    return {name: found for name in ("final", "last") if (found := over_seeds(runs, measure, name))}
 
 
-def _unigram(run: RunRecord, measure: Measure) -> dict[str, float]:
+def unigram_of(run: RunRecord, measure: Measure) -> dict[str, float]:
+    """The figures of word frequencies alone, by split."""
     return {split: value for split in SPLITS if (value := measure.unigram(run, split)) is not None}
+
+
+def _signatures(runs: Sequence[RunRecord]) -> dict[str, tuple[str, ...]]:
+    """How sacreBLEU computed the scores of runs, by the key of the measure."""
+    finals = [mapping(mapping(mapping(run.result).get("final")).get(split)) for run in runs for split in SPLITS]
+    ways = {
+        score.key: tuple(dict.fromkeys(str(way) for final in finals if (way := final.get(f"{score.key}_signature"))))
+        for score in SCORES
+    }
+    return {key: found for key, found in ways.items() if found}
 
 
 def _row(name: str, runs: tuple[RunRecord, ...], text: int, measure: Measure) -> Row:
@@ -209,9 +260,11 @@ def _row(name: str, runs: tuple[RunRecord, ...], text: int, measure: Measure) ->
         protocol=" and ".join(dict.fromkeys(str(result.get("protocol") or "not recorded") for result in results)),
         parameters=total_parameters(runs[0]),
         extra_parameters=None,
-        figures=_over_seeds(runs, measure),
-        perplexity=_over_seeds(runs, PERPLEXITY),
-        last=_over_seeds(runs, measure, "last"),
+        figures=over_seeds(runs, measure),
+        perplexity=over_seeds(runs, PERPLEXITY),
+        scores={score.key: found for score in SCORES if (found := over_seeds(runs, score))},
+        signatures=_signatures(runs),
+        last=over_seeds(runs, measure, "last"),
         without_sos=_over_checkpoints(runs, WITHOUT_SOS),
         next_token=all(run.next_token for run in runs),
         last_position=_over_checkpoints(runs, LAST_POSITION),
@@ -222,7 +275,7 @@ def _row(name: str, runs: tuple[RunRecord, ...], text: int, measure: Measure) ->
         wall_seconds=over_runs(number(result.get("wall_seconds")) for result in results),
         peak_memory_mib=over_runs(number(result.get("peak_memory_mib")) for result in results),
         paper=dict(paper_of(runs[0])),
-        unigram=_unigram(runs[0], measure),
+        unigram=unigram_of(runs[0], measure),
     )
 
 
@@ -237,77 +290,10 @@ def _compared(row: Row, rows: Sequence[Row], measure: Measure) -> Row:
     judged = [other.judged for other in rows if other.text == row.text]
     for split, stat in row.judged.figures.items():
         base = first.judged.figures.get(split)
-        if row is not first and base is not None and base.mean and row.text == first.text:
-            difference[split] = stat.mean / base.mean - 1
+        if row is not first and base is not None and row.text == first.text:
+            change = measure.difference(stat.mean, base.mean)
+            difference |= {} if change is None else {split: change}
         rivals = [other.figures[split].mean for other in judged if split in other.figures]
-        if len(rivals) > 1 and measure.show(stat.mean) == measure.show(min(rivals)):
+        if len(rivals) > 1 and measure.show(stat.mean) == measure.show(measure.best(rivals)):
             best.append(split)
     return dataclasses.replace(row, extra_parameters=extra, difference=difference, best=tuple(best))
-
-
-def as_json(compared: Comparison) -> dict[str, Any]:
-    """The comparison as plain objects for one JSON document; numbers in full precision.
-
-    `measure` of a row is its key under which the figures compared stand (beside `perplexity`).
-    """
-    return {
-        "comparable": compared.comparable,
-        "rows": [_row_as_json(row, compared.measure) for row in compared.rows],
-        "unfinished": [
-            {"folder": str(run.folder), "name": run.name, "seed": run.seed, "problems": list(run.problems)}
-            for run in compared.unfinished
-        ],
-    }
-
-
-def _bits(row: Row) -> list[Measure]:
-    """The measures in bits that its runs have."""
-    return [measure for measure in MEASURES if measure.in_bits and _over_seeds(row.runs, measure)]
-
-
-def _bits_as_json(row: Row) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for measure in _bits(row):
-        stats = _over_seeds(row.runs, measure)
-        found[measure.key] = {split: dataclasses.asdict(stat) for split, stat in stats.items()}
-        found[f"unigram_{measure.key}"] = _unigram(row.runs[0], measure)
-    return found
-
-
-def _row_as_json(row: Row, measure: Measure) -> dict[str, Any]:
-    def plain(stat: Stat | None) -> dict[str, Any] | None:
-        return None if stat is None else dataclasses.asdict(stat)
-
-    def by_checkpoint(found: Mapping[str, Mapping[str, Stat]]) -> dict[str, Any] | None:
-        return {name: {split: plain(stat) for split, stat in stats.items()} for name, stats in found.items()} or None
-
-    return {
-        "name": row.name,
-        "corpus": row.label,
-        "is_slice": row.is_slice,
-        "text": row.text,
-        "protocol": row.protocol,
-        "parameters": row.parameters,
-        "extra_parameters": row.extra_parameters,
-        "measure": measure.key,
-        "perplexity": {split: plain(stat) for split, stat in row.perplexity.items()},
-        **_bits_as_json(row),
-        "last": {measure.key: {split: plain(stat) for split, stat in row.last.items()}} if row.last else None,
-        WITHOUT_SOS.key: by_checkpoint(row.without_sos),
-        "next_token": row.next_token,
-        "remark": None if row.next_token else NOT_NEXT_TOKEN,
-        "last_position": by_checkpoint(row.last_position),
-        "difference": dict(row.difference),
-        "best": list(row.best),
-        "paper": dict(row.paper) or None,
-        "unigram_perplexity": _unigram(row.runs[0], PERPLEXITY),
-        "tokens_per_second": plain(row.tokens_per_second),
-        "ms_per_step": {phase: plain(stat) for phase, stat in row.ms_per_step.items()},
-        "wall_seconds": plain(row.wall_seconds),
-        "peak_memory_mib": plain(row.peak_memory_mib),
-        "runs": [
-            {"folder": str(run.folder), "name": run.name, "seed": run.seed, "problems": list(run.problems)}
-            | {one.key: {split: one.final(run, split) for split in SPLITS} for one in (PERPLEXITY, *_bits(row))}
-            for run in row.runs
-        ],
-    }

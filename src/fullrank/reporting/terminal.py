@@ -11,8 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from fullrank.reporting import format
-from fullrank.reporting.measure import LAST_POSITION, WITHOUT_SOS, Measure
+from fullrank.reporting.cautions import signature_lines
+from fullrank.reporting.columns import Column, columns
+from fullrank.reporting.measure import BLEU, LAST_POSITION, WITHOUT_SOS, Measure
 from fullrank.reporting.results import SPLITS
+from fullrank.reporting.significance import Differences, differences, how, interval, mean_and_runs
 from fullrank.reporting.stats import Stat
 from fullrank.reporting.summary import LAST_POSITION_TITLE, summarise
 from fullrank.reporting.table import Comparison, Row
@@ -29,6 +32,12 @@ def print_table(console: Console, compared: Comparison, title: str | None = None
         console.print(_Whole(_without_sos(compared)), crop=False, soft_wrap=True)
     if any(row.last_position for row in compared.rows):
         console.print(_Whole(_last_positions(compared)), crop=False, soft_wrap=True)
+    if (tested := differences(compared)) is not None:
+        console.print(_Whole(_significance(tested)), crop=False, soft_wrap=True)
+        for sentence in how(tested):
+            console.print(Text(sentence, style="dim"))
+    for sentence in signature_lines(compared):
+        console.print(Text(sentence, style="dim"))
     summary = summarise(compared)
     console.print(Text(summary.headline, style="bold"))
     for sentence in (*summary.warnings, *summary.cautions):
@@ -63,7 +72,8 @@ def _table(compared: Comparison, title: str | None, *, narrow: bool) -> Table:
     )
     table.add_column("model", no_wrap=True)
     parameters = "params" if narrow else "parameters"
-    for heading in (parameters, f"+{parameters}", *_headings(compared, narrow), "tokens/s"):
+    shown = columns(compared)
+    for heading in (parameters, f"+{parameters}", *_headings(compared, shown, narrow), "tokens/s"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in compared.rows:
         name = " ".join(filter(None, (row.name, "(slice)" if row.is_slice else "", compared.mark(row))))
@@ -71,46 +81,37 @@ def _table(compared: Comparison, title: str | None, *, narrow: bool) -> Table:
             Text(name),
             format.count(row.parameters),
             "" if row is compared.rows[0] else format.extra(row.extra_parameters),
-            *_cells(row, compared, narrow),
+            *(_cell(column, row, narrow) for column in shown),
             format.count(row.tokens_per_second.mean if row.tokens_per_second else None),
         )
     for label, unigram in _unigrams(compared).items():
-        cells = [
-            cell
-            for split in SPLITS
-            for cell in [
-                *([""] if compared.has_paper else []),
-                compared.measure.show(unigram.get(split)),
-                *([""] if compared.shows_last else []),
-            ]
-        ]
+        cells = [Text(column.unigram(unigram), style="dim") for column in shown]
         name = "unigram" if compared.comparable else f"unigram, {label}"
-        table.add_row(Text(name, style="dim"), "", "", *(Text(cell, style="dim") for cell in cells), "")
+        table.add_row(Text(name, style="dim"), "", "", *cells, "")
     return table
 
 
-def _headings(compared: Comparison, narrow: bool) -> list[str]:
-    short = compared.measure.short
-    if not compared.has_paper and not compared.shows_last:
-        return [f"{split} {short}" for split in SPLITS]
-    ours = ["ours, best", "ours, last"] if compared.shows_last else ["ours"]
-    return [
-        f"{split}\n{whose.replace(' ', chr(10))}" if narrow else f"{split} {short}\n{whose}"
-        for split in SPLITS
-        for whose in (["paper", *ours] if compared.has_paper else ours)
-    ]
+def _headings(compared: Comparison, shown: Sequence[Column], narrow: bool) -> list[str]:
+    plain = not compared.has_paper and not compared.shows_last
+    return [_heading(column, plain, narrow) for column in shown]
 
 
-def _cells(row: Row, compared: Comparison, narrow: bool) -> list[Text]:
-    measure, cells = compared.measure, []
-    for split in SPLITS:
-        if compared.has_paper:
-            cells.append(Text(measure.stated(measure.of_paper(row.paper, split)), style="dim"))
-        style = "bold green" if split in row.best else ""
-        cells.append(_figure(row.shown(measure.spread(row.figures.get(split))), narrow, style=style))
-        if compared.shows_last:
-            cells.append(_figure(row.shown(measure.spread(row.last.get(split))), narrow))
-    return cells
+def _heading(column: Column, plain: bool, narrow: bool) -> str:
+    """`plain`: nothing but ours is shown."""
+    name = f"{column.split} {column.measure.short}"
+    if plain or not column.whose:
+        return name
+    if not narrow:
+        return f"{name}\n{column.whose}"
+    above = name if column.measure.higher else column.split  # of scores there may be two kinds
+    return f"{above}\n{column.whose}".replace(" ", "\n")
+
+
+def _cell(column: Column, row: Row, narrow: bool) -> Text:
+    if column.kind == "paper":
+        return Text(column.text(row), style="dim")
+    style = "bold green" if column.judged and column.split in row.best else ""
+    return _figure(column.text(row), narrow, style=style)
 
 
 def _figure(value: str, narrow: bool, style: str = "") -> Text:
@@ -153,5 +154,28 @@ def _below(
     return table
 
 
-def _unigrams(compared: Comparison) -> dict[str, dict[str, float]]:
-    return {row.label: dict(row.unigram) for row in compared.rows if row.unigram}
+def _unigrams(compared: Comparison) -> dict[str, Row]:
+    """For each text a row that knows the figures of word frequencies alone."""
+    return {row.label: row for row in compared.rows if row.unigram}
+
+
+def _significance(tested: Differences) -> Table:
+    """Every row against the first on resampled test sets."""
+    table = Table(
+        title=Text(f"{tested.split} BLEU against {tested.first}, {mean_and_runs(tested.first_score, tested.first_runs)}"),
+        title_justify="left", title_style="", box=box.SIMPLE_HEAD, pad_edge=False,
+    )  # fmt: skip
+    table.add_column("model", no_wrap=True)
+    for heading in ("BLEU", "difference", "95 % over\nsentences", "p", "samples\nahead", "95 % over\nseeds"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in tested.rows:
+        cells = [
+            mean_and_runs(row.score, row.runs),
+            BLEU.show_difference(row.difference),
+            interval(row.low, row.high),
+            f"{row.p_value:.3f}",
+            f"{row.ahead:.0%}",
+            interval(row.seeds_low, row.seeds_high),
+        ]
+        table.add_row(Text(row.row), *cells)
+    return table

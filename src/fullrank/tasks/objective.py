@@ -1,4 +1,4 @@
-"""What training minimises, for causal language models."""
+"""What training minimises: the nll of the next token, of a text or of a translation, plus penalties."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from torch import Tensor
 from fullrank.attention.penalty import orthogonality, overlap
 from fullrank.attention.trace import Trace
 from fullrank.config.schema import PhaseConfig, TrainConfig
-from fullrank.data import Batch
+from fullrank.data import Batch, PairBatch
 from fullrank.errors import ConfigError
 from fullrank.model.language_model import LanguageModel
 from fullrank.model.memory import Memory
+from fullrank.model.translator import Translator
 from fullrank.training.skip_retain import SkipRetain
 from fullrank.training.values import Loss, Place
 
@@ -47,12 +48,46 @@ class CausalObjective:
             skip=frozenset() if phase is None else self.rests[phase.name].skipped(options.seed, place.number),
             drifting=phase is not None and phase.gaps == "drifting",
         )
-        if trace is not None and trace.layers:  # none where all layers rest
-            if options.orthogonality:
-                value = value + options.orthogonality * orthogonality(trace)
-            if options.overlap:
-                value = value + options.overlap * overlap(trace)
+        value = penalized(value, trace, options)
         return Loss(value, nll * tokens, tokens, {} if memory is None else memory.to_tensors())
+
+
+class TranslationObjective:
+    """Mean nll of the target tokens given the source, with label smoothing, plus the same penalties over all attention."""
+
+    def __init__(self, model: Translator, options: TrainConfig) -> None:
+        self.model, self.options = model, options
+        self.device = next(model.parameters()).device
+
+    def __call__(self, batch: PairBatch, carry: Mapping[str, Tensor], place: Place) -> Loss:
+        options = self.options
+        trace = Trace() if options.orthogonality or options.overlap else None
+        tokens = batch.tokens  # counted here, before it goes to a GPU
+        batch = batch.to(self.device)
+        value, nll, _ = self.model.loss_parts(
+            batch.source_ids,
+            batch.inputs,
+            batch.targets,
+            batch.weights,
+            batch.source_mask,
+            batch.weights
+            if self.model.config.of_decoder().sees_future
+            else None,  # others see no padding: it comes last
+            label_smoothing=options.label_smoothing,
+            trace=trace,
+            padded_right=True,
+        )
+        return Loss(penalized(value, trace, options), nll * tokens, tokens)
+
+
+def penalized(value: Tensor, trace: Trace | None, options: TrainConfig) -> Tensor:
+    """`value` plus the penalties that `options` ask for, of the layers that `trace` has seen (none where all rest)."""
+    if trace is not None and trace.layers:
+        if options.orthogonality:
+            value = value + options.orthogonality * orthogonality(trace)
+        if options.overlap:
+            value = value + options.overlap * overlap(trace)
+    return value
 
 
 def _rest(phase: PhaseConfig, layers: int) -> SkipRetain:
