@@ -9,13 +9,15 @@ import torch
 from fullrank.config.recipe import resolve
 from fullrank.config.schema import ModelConfig, RunConfig
 from fullrank.model.language_model import LanguageModel
+from fullrank.model.translator import Translator
 
 
 @functools.cache
-def _count(model: str) -> int:
+def _count(model: str, translates: bool) -> int:
     config = _configs[model]
     with torch.device("meta"):
-        return LanguageModel(config).num_parameters()
+        built = Translator(config) if translates else LanguageModel(config)
+    return built.num_parameters()
 
 
 _configs: dict[str, ModelConfig] = {}
@@ -24,9 +26,9 @@ _configs: dict[str, ModelConfig] = {}
 def total(name: str, row: str, scale: str = "paper", overrides: tuple[str, ...] = ()) -> int:
     """Parameters; where the data decide on the vocabulary, it has 20,000 words."""
     given = [] if scale == "paper" else ["model.vocab_size=20000"]
-    config = config_of(name, row, scale, (*given, *overrides)).model
-    _configs[repr(config)] = config
-    return _count(repr(config))
+    config = config_of(name, row, scale, (*given, *overrides))
+    _configs[repr(config.model)] = config.model
+    return _count(repr(config.model), config.translates)
 
 
 @functools.cache

@@ -27,7 +27,7 @@ GOOD = [
 
 @pytest.mark.parametrize("given", GOOD)
 def test_what_is_taken(given):
-    assert build({"data": given}).data == DataConfig(**given)
+    assert build({"data": given, "train": {"batch_tokens": 4096}}).data == DataConfig(**given)
 
 
 BAD = {
@@ -43,7 +43,7 @@ BAD = {
             ("max_ratio", 1.5),
             ("concatenate", 5),
             ("concatenate_splits", "all"),
-        )  # fmt: skip
+        )
     },
     "unigram of text": ({"name": "ptb", "tokens": "unigram"}, "data.tokens: unigram is for sentence pairs"),
     "min_count of bpe": ({"name": "multi30k-de-en", "min_count": 2}, "data.min_count: for data.tokens: word"),
@@ -83,7 +83,7 @@ def test_every_fault_at_once_and_near_names():
     assert [line.partition(":")[0] for line in error.value.problems] == [
         "data.train", "data.valid", "data.test", "data.source", "data.target",
     ]  # fmt: skip
-    with pytest.raises(ConfigError, match="did you mean 'data.concatenate'"):
+    with pytest.raises(ConfigError, match=r"did you mean 'data.concatenate'"):
         build(apply_overrides({"data": {"name": "multi30k-de-en"}}, ["data.concatenat=3"]))
     with pytest.raises(ConfigError, match=r"data.vocabulary"):
         build({"data": {"name": "multi30k-de-en", "vocabulary": "shared"}})

@@ -1,5 +1,7 @@
 """Batches of sentence pairs: every pair once an epoch, within the limit, the same again from the same place."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -34,7 +36,7 @@ def corpus(tmp_path_factory):
             tokens="word",
             vocabulary="separate",
             cache=str(folder / "cache"),
-        )  # fmt: skip
+        )
     )
 
 
@@ -84,7 +86,9 @@ def test_every_pair_once_an_epoch_and_no_batch_beyond_the_limit(corpus, limit, m
             assert len(chosen) <= (most or len(pairs))
             assert torch.equal(batch.targets, pair_batch(pairs, chosen).targets)
             tokens += batch.tokens
+            assert batches.tokens_of_batches(epoch)[index] == batch.tokens
         assert sorted(seen) == list(range(len(pairs)))
+        assert len(batches.tokens_of_batches(epoch)) == batches.batches_per_epoch
         assert tokens == batches.tokens_per_epoch == int((pairs.target_lengths + 1).sum())
     if limit == 100_000:
         assert batches.batches_per_epoch == 1
@@ -101,7 +105,7 @@ def test_batches_are_filled(corpus):
     longer = np.maximum(pairs.source_lengths, pairs.target_lengths) + 1
     rows = [batches.indices(0, i) for i in range(batches.batches_per_epoch)]
     widths = [longer[row] for row in rows]
-    for here, after in zip(widths, widths[1:], strict=False):
+    for here, after in itertools.pairwise(widths):
         assert here.max() <= after.min()
         assert (len(here) + 1) * after.min() > limit
 

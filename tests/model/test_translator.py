@@ -10,7 +10,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 from translator_models import (
-    B, MECHANISMS, PAIRS, SIZES, SOURCE, TARGET, WIDE, WIDTH, built, close, config, padding, sentences, tokens, translator,
+    MECHANISMS,
+    PAIRS,
+    SIZES,
+    SOURCE,
+    TARGET,
+    WIDE,
+    WIDTH,
+    B,
+    built,
+    close,
+    config,
+    padding,
+    sentences,
+    tokens,
+    translator,
 )  # fmt: skip
 
 import fullrank as fr
@@ -78,9 +92,7 @@ def test_padding_of_the_source_changes_nothing(mechanism: str) -> None:
     with torch.no_grad():
         for side in ("right", "left"):
             mask = padding(LENGTHS, 7, side)
-            found = [
-                model(source.masked_fill(mask == 0, junk), target, mask).logits for junk in (0, TARGET - 1)
-            ]
+            found = [model(source.masked_fill(mask == 0, junk), target, mask).logits for junk in (0, TARGET - 1)]
             assert torch.equal(*found), "what stands in the padding is read"
             for row, length in enumerate(LENGTHS):
                 own = source[row][mask[row].bool()][None]

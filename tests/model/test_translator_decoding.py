@@ -9,7 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 from translator_models import (
-    B, MECHANISMS, PAIRS, TARGET, WEIGHTED, WIDE, close, padding, sentences, tokens, translator,
+    MECHANISMS,
+    PAIRS,
+    TARGET,
+    WEIGHTED,
+    WIDE,
+    B,
+    close,
+    padding,
+    sentences,
+    tokens,
+    translator,
 )  # fmt: skip
 
 import fullrank as fr
@@ -64,7 +74,11 @@ def test_in_training_mode_nothing_is_different_but_dropout(mechanism: str) -> No
     close(given, expected)
     cotangent = torch.randn(given.shape, dtype=WIDE)
     found: Any = model
-    table = found.decoder.embedding.weight if hasattr(found.decoder.embedding, "weight") else found.decoder.embedding.weights[0]
+    table = (
+        found.decoder.embedding.weight
+        if hasattr(found.decoder.embedding, "weight")
+        else found.decoder.embedding.weights[0]
+    )
     a, b = (torch.autograd.grad(out, table, cotangent, retain_graph=True)[0] for out in (given, expected))
     close(a, b, "gradient")
 

@@ -65,10 +65,7 @@ def test_loss_and_nll(mechanism: str) -> None:
     weights = padding([5, 2, 3], 5, "right").double()
     read = parameters(model)
     logs = torch.stack(
-        [
-            equations.logits(model.config, read, source[i, :n], target[i]).log_softmax(-1)
-            for i, n in enumerate(LENGTHS)
-        ]
+        [equations.logits(model.config, read, source[i, :n], target[i]).log_softmax(-1) for i, n in enumerate(LENGTHS)]
     )
     nll = -logs.gather(-1, wanted[..., None])[..., 0]
     close(model.nll(source, target, wanted, mask).per_token, nll, "nll")

@@ -111,8 +111,7 @@ def attention(
 ) -> Tensor:
     """x (N, E), source (M, E), seen (N, M) -> (N, E)."""
     query, keys, values = (
-        linear(read, f"{name}project.{part}", of)
-        for part, of in (("query", x), ("key", source), ("value", source))
+        linear(read, f"{name}project.{part}", of) for part, of in (("query", x), ("key", source), ("value", source))
     )
     if stages.kind == "multilinear":
         return pairs(read, name, query, keys, values, seen)
@@ -179,7 +178,5 @@ def pairs(read: Parameters, name: str, query: Tensor, keys: Tensor, values: Tens
     core = (raw.exp() / raw.exp().sum(1, keepdim=True)).mean(0)
     table, places = read[f"{name}attend.weight"], len(keys)
     visible = seen.to(query.dtype)
-    out = torch.einsum(
-        "r,ir,jr,mr,ij,im,jme->ie", core, query, keys, values, visible, visible, table[:places, :places]
-    )
+    out = torch.einsum("r,ir,jr,mr,ij,im,jme->ie", core, query, keys, values, visible, visible, table[:places, :places])
     return out + read[f"{name}attend.bias"]

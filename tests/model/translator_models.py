@@ -71,9 +71,7 @@ MECHANISMS: dict[str, dict[str, Any]] = {
     "other depths": {"encoder_keys": {"num_hidden_layers": 3}, "decoder_keys": {"num_hidden_layers": 1}},
 }  # fmt: skip
 WEIGHTED = {
-    name: keys
-    for name, keys in MECHANISMS.items()
-    if "multi-linear" not in name and "position term" not in name
+    name: keys for name, keys in MECHANISMS.items() if "multi-linear" not in name and "position term" not in name
 }
 
 

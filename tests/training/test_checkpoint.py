@@ -18,7 +18,9 @@ from training_toy import Told, Toy, evaluate, train
 
 from fullrank.errors import InputError, RunError
 from fullrank.training import load_weights
-from fullrank.training.checkpoint import Damaged, Snapshot, load_checkpoint, read_checkpoint, save_checkpoint, separate
+from fullrank.training.checkpoint import Damaged, Snapshot, load_checkpoint, read_checkpoint, save_checkpoint
+from fullrank.training.kept import kept_checkpoints, mean_weights
+from fullrank.training.sealed import separate
 
 
 def snapshot(step: int) -> Snapshot:
@@ -58,6 +60,7 @@ def breaking_at(monkeypatch: pytest.MonkeyPatch, number: int, error: BaseExcepti
         return wrapped
 
     reach = [(os, "replace"), (os, "fsync"), (os, "symlink"), (safetensors.torch, "save_file")]
+    reach += [(shutil, "copyfile")]
     if isinstance(error, Death):  # where removing fails, it does so quietly
         reach.append((shutil, "rmtree"))
     for module, name in reach:
@@ -92,6 +95,92 @@ def test_no_moment_of_writing_loses_the_checkpoint_before(error: BaseException, 
         if calls[0] < number:
             break
     assert number > 10
+
+
+def check_kept(folder: Path, *allowed: list[int]) -> None:
+    """The steps whose weights are kept are one of `allowed`, and each is whole: its weights tell its step."""
+    kept = kept_checkpoints(folder)
+    assert list(kept) in allowed
+    for step, path in kept.items():
+        assert torch.equal(mean_weights([path])["w"], snapshot(step).weights["w"])
+        assert not (path / "training.safetensors").exists()
+
+
+def no_links(*args: Any, **options: Any) -> None:
+    raise OSError(errno.EPERM, "Operation not permitted")
+
+
+@pytest.mark.parametrize(
+    ("error", "links"), [(Death(), True), (OSError(errno.ENOSPC, "No space left on device"), False)]
+)
+def test_no_moment_of_writing_leaves_kept_weights_half_written(
+    error: BaseException, links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps 1 to 3 are kept, 4 replaces the first of them; the run goes on from the checkpoint that is there."""
+    if not links:
+        monkeypatch.setattr(os, "link", no_links)
+    number = 0
+    while True:
+        number += 1
+        folder = tmp_path / str(number)
+        for step in (1, 2, 3):
+            save_checkpoint(folder, snapshot(step), step=step, best=False, keep_weights=3)
+        with pytest.MonkeyPatch.context() as patch:
+            calls = breaking_at(patch, number, error)
+            with contextlib.suppress(Death if isinstance(error, Death) else RunError):
+                save_checkpoint(folder, snapshot(4), step=4, best=False, keep_weights=3)
+        check_kept(folder, [1, 2, 3], [1, 2, 3, 4], [2, 3, 4])
+        found = load_checkpoint(folder, refuse)
+        check(found, 3, 4)
+        if found and found.state["step"] == 4:  # the run does not come by again
+            check_kept(folder, [2, 3, 4])
+        else:
+            save_checkpoint(folder, snapshot(4), step=4, best=False, keep_weights=3)
+            check_kept(folder, [2, 3, 4])
+        save_checkpoint(folder, snapshot(5), step=5, best=False)
+        check_kept(folder, [2, 3, 4])
+        assert not list(folder.glob(".*")), "nothing temporary stays"
+        assert len(list(folder.glob("step-*"))) == 2
+        if calls[0] < number:
+            break
+    assert number > 15
+
+
+def test_removing_kept_weights_leaves_no_half_of_them_in_sight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def half(path: Path, ignore_errors: bool = False) -> None:
+        if Path(path).exists():
+            next(Path(path).iterdir()).unlink()
+            raise Death
+
+    for step in (1, 2, 3):
+        save_checkpoint(tmp_path, snapshot(step), step=step, best=False, keep_weights=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", half)
+        with pytest.raises(Death):
+            save_checkpoint(tmp_path, snapshot(4), step=4, best=False, keep_weights=2)
+    check_kept(tmp_path, [3, 4])
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", half)
+        with pytest.raises(Death):  # in the place of the same step
+            save_checkpoint(tmp_path, snapshot(4), step=4, best=False, keep_weights=2)
+    check_kept(tmp_path, [3], [3, 4])
+
+
+def test_going_back_forgets_what_was_kept_later(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 4, 2):
+        save_checkpoint(tmp_path, snapshot(step), step=step, best=False, keep_weights=3)
+    check_kept(tmp_path, [2])
+    save_checkpoint(tmp_path, snapshot(3), step=3, best=False, keep_weights=3)
+    check_kept(tmp_path, [2, 3])
+
+
+def test_weights_that_are_kept_take_no_room_of_their_own_while_the_checkpoint_is_there(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, snapshot(1), step=1, best=False, keep_weights=2)
+    kept = kept_checkpoints(tmp_path)[1] / "model.safetensors"
+    assert os.path.samefile(tmp_path / "last" / "model.safetensors", kept)
+    for step in (2, 3, 4):
+        save_checkpoint(tmp_path, snapshot(step), step=step, best=False, keep_weights=2)
+    check_kept(tmp_path, [3, 4])
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -49,7 +49,7 @@ CASES: dict[str, dict[str, Any]] = {
     "adamw": {"optimizer": "adamw", "schedule": "inverse_sqrt", "warmup_steps": 9, "max_grad_norm": 0.5, "precision": "bf16",
               "steps": 60, "weight_decay": 0.1},
     "bleu": {"evaluate": evaluate_scored, "eval_options": {"every_steps": 4, "metric": "bleu"}, "schedule": "plateau",
-             "plateau_patience": 1, "patience": 12, "steps": 60, "save_every_steps": 3, "averaging": "ema"},
+             "plateau_patience": 1, "patience": 12, "steps": 60, "save_every_steps": 3, "keep_checkpoints": 3},
 }  # fmt: skip
 
 

@@ -151,6 +151,8 @@ def outcome(folder: Path) -> dict[str, bytes]:
         files |= {
             f"{link}/{name}": folder / "checkpoints" / link / f"{name}.safetensors" for name in ("model", "training")
         }
+    kept = (path for path in (folder / "checkpoints" / "kept").glob("*/*"))
+    files |= {str(path.relative_to(folder)): path for path in kept}
     return {name: path.read_bytes() for name, path in files.items()}
 
 

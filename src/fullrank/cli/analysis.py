@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fullrank.cli.options import Config, Device, Json, Overrides, Row, Scale
+from fullrank.cli.options import Checkpoint, Config, Device, Json, Overrides, Row, Scale
 from fullrank.cli.output import print_json, say, show
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def rank(
         int | None,
         typer.Option("--segment-length", metavar="N", min=2, help="Tokens read at a time; as evaluated, or 128."),
     ] = None,
-    checkpoint: Annotated[str, typer.Option("--checkpoint", help="Of a run: best or last.")] = "best",
+    checkpoint: Checkpoint = "best",
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Draw rank.png and rank.svg into this folder.")
     ] = None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fullrank.cli.options import Json, Overrides, Row, Scale
+from fullrank.cli.options import Checkpoint, Json, Overrides, Row, Scale
 from fullrank.cli.output import print_json, say
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def check(
             "--text", metavar="FILE", help="For the last-position test of a trained model; a run has its own."
         ),
     ] = None,
-    checkpoint: Annotated[str, typer.Option("--checkpoint", help="Of a run: best or last.")] = "best",
+    checkpoint: Checkpoint = "best",
     json: Json = False,
 ) -> None:
     """Looks for leaks from the future, and for two ways to compute the same that disagree.

@@ -25,6 +25,10 @@ Kernel = Annotated[
     ),
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:0.")]
+Checkpoint = Annotated[
+    str,
+    typer.Option("--checkpoint", help="Of a run: best, last, or average, as `fullrank average` makes it."),
+]
 Source = Annotated[
     str | None, typer.Option("--from", metavar="DIR", help="A local folder that holds the corpus (data.dir).")
 ]

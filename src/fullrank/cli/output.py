@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fullrank.errors import FullRankError
+from fullrank.errors import FullRankError, InputError
 from fullrank.files import as_json
 
 if TYPE_CHECKING:
@@ -35,6 +36,12 @@ def silent(text: str) -> None:
 def print_json(content: Any) -> None:
     """The one JSON document of a verb called with `--json`."""
     print(as_json(content))
+
+
+def exclude(option: str, does: str, others: Mapping[str, object]) -> None:
+    """InputError if any of `others` was given: beside `option` it would change nothing."""
+    if given := [name for name, value in others.items() if value is not None]:
+        raise InputError(f"{option} {does}: leave out {', '.join(given)}, or {option}")
 
 
 def show(table: Table) -> None:

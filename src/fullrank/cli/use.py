@@ -8,12 +8,11 @@ from typing import Annotated
 
 import typer
 
-from fullrank.cli.options import Device, Json, Kernel
-from fullrank.cli.output import print_json, say
+from fullrank.cli.options import Checkpoint, Device, Json, Kernel
+from fullrank.cli.output import exclude, print_json, say
 from fullrank.errors import InputError
 
 Run = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")]
-Checkpoint = Annotated[str, typer.Option("--checkpoint", help="best or last.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -158,11 +157,11 @@ def generate(
     """Write on from a prompt, by sampling or beam search."""
     drawing = {"--temperature": temperature, "--top-k": top_k, "--top-p": top_p}
     if beam is not None:
-        _exclude("--beam", "searches", {**drawing, "--greedy": greedy or None, "--seed": seed})
+        exclude("--beam", "searches", {**drawing, "--greedy": greedy or None, "--seed": seed})
     elif length_penalty is not None:
         raise InputError("--length-penalty is of beam search: give --beam too, or leave it out")
     if greedy:
-        _exclude("--greedy", "always takes the likeliest token", drawing)
+        exclude("--greedy", "always takes the likeliest token", drawing)
         if number > 1:
             raise InputError(f"--greedy writes the same text every time: --number must be 1, given {number}")
 
@@ -191,12 +190,6 @@ def generate(
         if i:
             print("-" * 40)
         print(found["text"])
-
-
-def _exclude(option: str, does: str, others: Mapping[str, object]) -> None:
-    """InputError if any of `others` was given: beside `option` it would change nothing."""
-    if given := [name for name, value in others.items() if value is not None]:
-        raise InputError(f"{option} {does}: leave out {', '.join(given)}, or {option}")
 
 
 def report(

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fullrank.data import synthetic_pairs
+
 
 @dataclass(frozen=True)
 class CorpusInfo:
@@ -135,6 +137,19 @@ _ALL = (
         "and held-out shards 00001 (valid) and 00000 (test)",
         published={"train": 798_949_912, "test": 159_658},
         urls=(("https://www.statmt.org/lm-benchmark/1-billion-word-language-modeling-benchmark-r13output.tar.gz",),),
+    ),
+    CorpusInfo(
+        name=synthetic_pairs.NAME,
+        tokens="word",
+        licence="none needed: made by a program",
+        source="two invented languages and a grammar that translates the one into the other; nothing is downloaded, and "
+        "nothing that is true of them need be true of a language",
+        unit="pairs",
+        languages=synthetic_pairs.LANGUAGES,
+        published=synthetic_pairs.SIZES,
+        files={
+            f"{split}.{side}": (f"{split}.{side}",) for split in ("train", "valid", "test") for side in ("svo", "sov")
+        },
     ),
     CorpusInfo(
         name="parallel",

@@ -133,6 +133,12 @@ class PairBatches:
         """Batch `index` of an epoch; IndexError if there is none."""
         return pair_batch(self._pairs, self.indices(epoch, index))
 
+    def tokens_of_batches(self, epoch: int) -> list[int]:
+        """Targets that count in each batch of an epoch."""
+        pairs, batches = self._orders(epoch)
+        found: list[int] = np.add.reduceat(self._lengths[1][pairs], self._starts[:-1])[batches].tolist()
+        return found
+
 
 def _starts(longer: np.ndarray, batch_tokens: int, max_pairs: int) -> np.ndarray:
     """Where batches of pairs in rising order of length begin, and the end: the last pair of a batch sets its width."""

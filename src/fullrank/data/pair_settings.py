@@ -23,7 +23,9 @@ class _Usual:
     max_ratio: float | None = None
 
 
-_USUAL = {"parallel": _Usual(), "multi30k-de-en": _Usual()}
+_USUAL = {
+    "parallel": _Usual(), "multi30k-de-en": _Usual(), "synthetic-translation": _Usual(vocabulary="separate")
+}  # fmt: skip
 
 
 def pair_settings(config: DataConfig, info: CorpusInfo, files: PairFiles) -> PairSettings:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from fullrank.config.schema import DataConfig
+from fullrank.data import synthetic_pairs
 from fullrank.data.build import id_type
 from fullrank.data.files import cache_root, discard, publish, workspace, writing
 from fullrank.data.known import CORPORA, CorpusInfo
@@ -196,7 +197,9 @@ def _label(info: CorpusInfo, files: PairFiles, is_slice: bool) -> str:
         return f"{info.name} (slice)"
     if info.languages is None:
         return f"{info.name} ({', '.join(path.name for both in files.splits['train'] for path in both[:1])})"
-    return info.name if files.languages == info.languages else f"{info.name} ({' to '.join(files.languages)})"
+    turned = [" to ".join(files.languages)] * (files.languages != info.languages)
+    invented = ["not a language"] * (info.name == synthetic_pairs.NAME)
+    return f"{info.name} ({', '.join(notes)})" if (notes := [*invented, *turned]) else info.name
 
 
 def _build(

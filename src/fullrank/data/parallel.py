@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fullrank.config.schema import DataConfig
+from fullrank.data import synthetic_pairs
 from fullrank.data.download import download
 from fullrank.data.known import CorpusInfo
 from fullrank.data.sources import SPLITS
@@ -113,7 +114,9 @@ def _named(config: DataConfig, info: CorpusInfo, cache: Path, report: Report) ->
                 f"{target}"
             )
         languages = source, target
-    if config.dir is None:
+    if info.name == synthetic_pairs.NAME:
+        candidates = [synthetic_pairs.files(cache)]
+    elif config.dir is None:
         if not info.urls:
             raise InputError(f"data.name: {info.name} is not downloaded; give its folder with --from DIR (data.dir)")
         candidates = [download(info, cache, report)]

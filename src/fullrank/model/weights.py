@@ -61,9 +61,11 @@ def find(path: Path, checkpoint: str) -> tuple[Path, ModelConfig]:
     for candidate in candidates:
         if candidate.is_file():
             return candidate, config
-    raise InputError(
-        f"{path}: holds no weights ({WEIGHTS}, or checkpoints/{checkpoint}/{WEIGHTS}); has the run saved a checkpoint yet?"
-    )
+    there = sorted(folder.name for folder in (path / "checkpoints").glob("[!.]*") if (folder / WEIGHTS).is_file())
+    named = [name for name in there if not name.startswith("step-")]
+    hint = f"it has {', '.join(named)}" if named else "has the run saved a checkpoint yet?"
+    hint += "; `fullrank average` makes one that is called average" if checkpoint == "average" and named else ""
+    raise InputError(f"{path}: holds no weights ({WEIGHTS}, or checkpoints/{checkpoint}/{WEIGHTS}); {hint}")
 
 
 def read(file: Path) -> dict[str, torch.Tensor]:

@@ -6,15 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fullrank.reporting import format
-from fullrank.reporting.markup import Html, el, swatch, table, td, th
-from fullrank.reporting.measure import BLEU, LAST_POSITION, MEASURES, PERPLEXITY, SCORES, WITHOUT_SOS, Measure
+from fullrank.reporting.markup import Html, el, join, swatch, table, td, th
+from fullrank.reporting.measure import LAST_POSITION, MEASURES, PERPLEXITY, SCORES, WITHOUT_SOS, Measure
 from fullrank.reporting.results import SPLITS, RunRecord, mapping, number
-from fullrank.reporting.significance import Differences, how, interval, mean_and_runs
+from fullrank.reporting.significance import Differences, all_differences, heading, how, table_of
 from fullrank.reporting.stats import Stat, over_runs
 from fullrank.reporting.summary import LAST_POSITION_TITLE
 from fullrank.reporting.table import Comparison, Row
-
-_SPLIT = {"valid": "Validation", "test": "Test"}
 
 
 def rest_of_paper(rows: Sequence[Row]) -> Html | None:
@@ -47,41 +45,46 @@ def last_position_table(compared: Comparison) -> Html:
     return _below(LAST_POSITION_TITLE, compared, rows, LAST_POSITION, marked=False)
 
 
-def significance_table(compared: Comparison, tested: Differences) -> Html:
-    """Every row against the first on resampled test sets."""
-    words = (
-        f"{_SPLIT[tested.split]} BLEU against {tested.first}, {mean_and_runs(tested.first_score, tested.first_runs)}"
-    )
-    heads = ("BLEU", "difference", "95 % interval over sentences", "p", "samples ahead", "95 % interval over seeds")
+def significance_tables(compared: Comparison) -> Html:
+    """Rows against their baselines on resampled test sets; nothing where no translations are kept."""
+    if not (tests := all_differences(compared)):
+        return Html("")
+    note = " ".join(("A difference is set bold where its interval over sentences leaves out 0.", *how(tests)))
+    return join([*(_significance(compared, tested) for tested in tests), el("p", note, cls="note")])
+
+
+def _significance(compared: Comparison, tested: Differences) -> Html:
+    heads, rows = table_of(tested)
     places = {row.name: place for place, row in enumerate(compared.rows)}
+    bold = heads.index("difference")
     body = [
         [
-            th(swatch(places[row.row]), el("span", row.row, cls="name"), scope="row", cls="row-name"),
-            td(mean_and_runs(row.score, row.runs), cls="num"),
-            td(el("strong" if row.decided else "span", BLEU.show_difference(row.difference)), cls="num"),
-            td(interval(row.low, row.high), cls="num"),
-            td(f"{row.p_value:.3f}", cls="num"),
-            td(f"{row.ahead:.0%}", cls="num"),
-            td(interval(row.seeds_low, row.seeds_high), cls="num"),
+            th(swatch(places[name]), el("span", name, cls="name"), scope="row", cls="row-name"),
+            *(
+                td(el("strong" if at == bold and row.decided else "span", text), cls="num")
+                for at, text in enumerate(cells)
+            ),
         ]
-        for row in tested.rows
+        for row, (name, *cells) in zip(tested.rows, rows, strict=True)
     ]
-    note = " ".join(("A difference is set bold where its interval over sentences leaves out 0.", *how(tested)))
-    head = [th("Row"), *(th(heading, cls="num") for heading in heads)]
-    caption = "Differences on resampled test sets"
-    return el("div", el("h3", words), table([head], body, caption=caption), el("p", note, cls="note"), cls="below")
+    head = [th("Row"), *(th(text.replace("95 % over", "95 % interval over"), cls="num") for text in heads)]
+    caption = f"Differences on resampled {tested.split} sets"
+    return el("div", el("h3", heading(tested)), table([head], body, caption=caption), cls="below")
 
 
 def every_score(compared: Comparison) -> Html:
-    """Of translations: BLEU, chrF, perplexity, and how long they are for their references."""
+    """Of translations, on every split: BLEU, chrF, perplexity, and how long they are for their references."""
     measures = [score for score in SCORES if any(score.key in row.scores for row in compared.rows)]
+    others = dict.fromkeys(split for row in compared.rows for run in row.runs for split in run.other_splits)
     kinds = [*(score.words for score in measures), PERPLEXITY.words, "length ratio"]
-    head = [th("Row"), *(th(f"{split}, {kind}", cls="num") for split in SPLITS for kind in kinds)]
+    head = [th("Row"), th("split"), *(th(kind, cls="num") for kind in kinds)]
     body = [
         [
             th(swatch(place), el("span", row.name, cls="name"), scope="row", cls="row-name"),
-            *(td(text, cls="num") for split in SPLITS for text in _scores(row, split, measures)),
+            td(split),
+            *(td(text, cls="num") for text in _scores(row, split, measures)),
         ]
+        for split in (*SPLITS, *others)
         for place, row in enumerate(compared.rows)
     ]
     note = "Length ratio: words of the translations over words of the references."
@@ -90,9 +93,10 @@ def every_score(compared: Comparison) -> Html:
 
 def _scores(row: Row, split: str, measures: Sequence[Measure]) -> list[str]:
     ratio = over_runs(number(_final(run, split).get("length_ratio")) for run in row.runs)
+    perplexity = over_runs(PERPLEXITY.final(run, split) if run.next_token else None for run in row.runs)
     return [
-        *(score.spread(row.scores.get(score.key, {}).get(split)) for score in measures),
-        PERPLEXITY.spread(row.perplexity.get(split)),
+        *(score.spread(over_runs(score.final(run, split) for run in row.runs)) for score in measures),
+        PERPLEXITY.spread(perplexity),
         format.spread(ratio, lambda value: f"{value:.3f}"),
     ]
 

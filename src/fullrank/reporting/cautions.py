@@ -156,6 +156,10 @@ def _translations(compared: Comparison) -> list[str]:
         found.append(
             "The rows have different vocabularies: their perplexities, which are per token, do not compare; BLEU does."
         )
+    if compared.measure is BLEU and (
+        names := [row.name for row in compared.rows if any(not run.next_token for run in row.runs)]
+    ):
+        found.append(f"Perplexity of {format.listed(names)} is left out: {NOT_NEXT_TOKEN}.")
     if compared.paper_measure is BLEU and compared.states(TOKENISED_BLEU):
         found.append(
             "The paper's figures of some rows are tokenised BLEU and are left out: ours beside them are sacreBLEU's."

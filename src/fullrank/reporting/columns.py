@@ -44,7 +44,14 @@ class Column:
             return row.figures.get(self.split)
         if self.kind == "last":
             return row.last.get(self.split)
-        return (row.perplexity if self.measure is PERPLEXITY else row.scores.get(self.measure.key, {})).get(self.split)
+        if self.measure is PERPLEXITY:
+            return perplexity_of(row, self.split)
+        return row.scores.get(self.measure.key, {}).get(self.split)
+
+
+def perplexity_of(row: Row, split: str) -> Stat | None:
+    """Perplexity beside BLEU; None where the decoder sees later tokens (for BLEU it writes them, and none is read ahead)."""
+    return row.perplexity.get(split) if all(run.next_token for run in row.runs) else None
 
 
 def columns(compared: Comparison) -> list[Column]:

@@ -165,8 +165,8 @@ def _splits(found: Mapping[str, Any]) -> str:
 def _vocabulary(result: Mapping[str, Any]) -> str:
     """Its size; of sentence pairs that of source and target."""
     found = _corpus(result).get("vocabulary")
-    sides = [_count(mapping(found).get(side)) for side in ("source", "target")]
-    return " / ".join(filter(None, sides)) or _count(found)
+    sides = [f"{size} {side}" for side in ("source", "target") if (size := _count(mapping(found).get(side)))]
+    return " / ".join(sides) or _count(found)
 
 
 def _signature(result: Mapping[str, Any], key: str) -> str:

@@ -14,11 +14,13 @@ from fullrank.reporting.results import SPLITS, TRANSLATION, RunRecord, mapping
 # where a run was trained and how it was watched makes no other row of it
 _CIRCUMSTANCES = {
     "train.seed", "train.device", "train.threads", "train.track", "train.log_every_steps", "train.save_every_steps",
+    "train.keep_checkpoints",
     "data.cache", "data.dir",
 }  # fmt: skip
 
 _SEED_SUFFIX = re.compile(r"[-_./ ]+(seed|s)[-_ ]?\d+$", re.IGNORECASE)
 
+_REFERENCES = " references"
 _VERSION = re.compile(r"\|version:[^|]*")
 
 TEXT_FIELDS = {
@@ -43,19 +45,26 @@ def row_key(record: RunRecord) -> str:
     settings = {key: value for key, value in flatten(record.config).items() if key not in _CIRCUMSTANCES}
     origin = [record.origin(key) for key in ("recipe", "row", "scale")]
     name = "" if settings else _stem(record.name)
-    return json.dumps([origin, name, settings, measured_on(record)], sort_keys=True, default=str)
+    # a run that has not kept its references is a seed of the row all the same
+    text = {key: value for key, value in measured_on(record).items() if not key.endswith(_REFERENCES)}
+    return json.dumps([origin, name, settings, text], sort_keys=True, default=str)
 
 
 def seeds_of_rows(records: Sequence[RunRecord]) -> list[tuple[RunRecord, ...]]:
     """Runs gathered into rows, in order of first appearance.
 
     Two runs of one row with the same seed (or with none recorded) are no independent samples: the second opens
-    a row of its own, so that a spread is always one over different seeds.
+    a row of its own, so that a spread is always one over different seeds. So does one with other reference translations.
     """
+
+    def apart(other: RunRecord, record: RunRecord) -> bool:
+        same_seed = other.seed == record.seed or record.seed is None
+        return same_seed or bool(text_differences(measured_on(other), measured_on(record)))
+
     rows: dict[tuple[str, int], list[RunRecord]] = {}
     for record in records:
         key, copy = row_key(record), 0
-        while any(other.seed == record.seed or record.seed is None for other in rows.get((key, copy), [])):
+        while any(apart(other, record) for other in rows.get((key, copy), [])):
             copy += 1
         rows.setdefault((key, copy), []).append(record)
     return [tuple(row) for row in rows.values()]
@@ -92,7 +101,7 @@ def measured_on(record: RunRecord) -> dict[str, Any]:
     for split in SPLITS:  # the training text makes another model, not another measurement
         if pairs:
             found[f"{split} pairs"] = mapping(corpus.get("pairs")).get(split)
-            found[f"{split} references"] = record.references.get(split)
+            found[split + _REFERENCES] = record.references.get(split)
         else:
             found[split] = mapping(corpus.get("tokens")).get(split)
             found[f"{split} sha256"] = mapping(corpus.get("sha256")).get(split)

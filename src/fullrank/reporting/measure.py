@@ -154,13 +154,14 @@ WITHOUT_SOS = Measure(  # of text with a token <sos> before every line: the othe
 LAST_POSITION = Measure(  # of a model whose tokens see later ones: the only targets that it does not read
     "last_position.perplexity", "perplexity at last positions", "a ", "perplexities at last positions", "ppl", "perplexity", (),
 )  # fmt: skip
-BLEU = Measure(
-    "bleu", "BLEU", "a ", "BLEU scores", "BLEU", "BLEU", ("",), higher=True
-)  # sacreBLEU's, of detokenised text
-TOKENISED_BLEU = Measure(  # as fairseq-generate printed it; papers on IWSLT14 state this one
-    "tokenised_bleu", "tokenised BLEU", "a ", "tokenised BLEU scores", "tok. BLEU", "BLEU", ("",), higher=True,
+BLEU = Measure(  # sacreBLEU's, of detokenised text
+    "bleu", "BLEU", "a ", "BLEU scores", "BLEU", "BLEU", ("", "_bleu"), higher=True,
 )  # fmt: skip
-CHRF = Measure("chrf", "chrF", "a ", "chrF scores", "chrF", "chrF", ("",), higher=True)
+TOKENISED_BLEU = Measure(  # as fairseq-generate printed it; papers on IWSLT14 state this one
+    "tokenised_bleu", "tokenised BLEU", "a ", "tokenised BLEU scores", "tok. BLEU", "BLEU", ("", "_tokenised_bleu"),
+    higher=True,
+)  # fmt: skip
+CHRF = Measure("chrf", "chrF", "a ", "chrF scores", "chrF", "chrF", ("", "_chrf"), higher=True)
 SCORES = (BLEU, TOKENISED_BLEU, CHRF)  # of translations
 MEASURES = (PERPLEXITY, BITS_PER_BYTE, BITS_PER_CHARACTER, *SCORES)
 

@@ -10,7 +10,7 @@ from fullrank.reporting.beside import (
     every_score,
     last_position_table,
     rest_of_paper,
-    significance_table,
+    significance_tables,
     without_sos_table,
 )
 from fullrank.reporting.cautions import signature_lines
@@ -26,7 +26,6 @@ from fullrank.reporting.measure import (
     Measure,
 )
 from fullrank.reporting.results import SPLITS, RunRecord, integer, mapping, number
-from fullrank.reporting.significance import differences
 from fullrank.reporting.stats import Stat
 from fullrank.reporting.summary import Summary, best_row, judged_split
 from fullrank.reporting.table import MARK, Comparison, Row, ms_per_step
@@ -93,12 +92,12 @@ def comparison_section(compared: Comparison) -> Html:
     if not rows:
         return Html("")
     parts = [_comparison_table(compared), el("p", " ".join(_notes(compared)), cls="note")]
+    parts += [el("p", line, cls="note") for line in signature_lines(compared)]
     if compared.counts_sos:
         parts.append(without_sos_table(compared))
     if any(row.last_position for row in rows):
         parts.append(last_position_table(compared))
-    if (tested := differences(compared)) is not None:
-        parts.append(significance_table(compared, tested))
+    parts.append(significance_tables(compared))
     if compared.comparable and len(rows) > 1:
         parts.append(_dots(rows, compared.measure))
     if compared.measure is BLEU:
@@ -125,7 +124,7 @@ def _notes(compared: Comparison) -> list[str]:
             f"Beneath {measure.article or 'the '}{measure.words}: {whose} difference to the first row{points}."
         )
     if compared.measure is BLEU:
-        notes.append("Perplexity is per target token. " + " ".join(signature_lines(compared)))
+        notes.append("Perplexity is per target token.")
     if any(len(row.runs) > 1 for row in rows):
         notes.append(
             "Rows with several seeds (n) show mean ± sample standard deviation; the mean is that of the runs' "

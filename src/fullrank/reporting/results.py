@@ -6,21 +6,21 @@ import dataclasses
 import hashlib
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fullrank.config.data import PAIR_CORPORA
 from fullrank.config.load import read_yaml
 from fullrank.errors import InputError
 
 SPLITS = ("valid", "test")
 RUN_FILES = ("config.yaml", "metrics.jsonl", "result.json")
 TRANSLATIONS = "translations"  # the folder of a run that keeps them: <split>.txt and <split>.reference.txt
+_REFERENCE = ".reference.txt"
 TRANSLATION, LANGUAGE_MODELING = "translation", "language_modeling"
-_LANGUAGE_PAIR = re.compile(r"-[a-z]{2}-[a-z]{2}$")  # how named corpora of sentence pairs are called
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,19 @@ class RunRecord:
         """`translation` or `language_modeling`, as recorded; else by the corpus that the configuration names."""
         recorded = mapping(self.result).get("task") or self.identity.get("task")
         name = str(mapping(self.config.get("data")).get("name"))
-        pairs = name == "parallel" or _LANGUAGE_PAIR.search(name) is not None
-        return str(recorded or (TRANSLATION if pairs else LANGUAGE_MODELING))
+        return str(recorded or (TRANSLATION if name in PAIR_CORPORA else LANGUAGE_MODELING))
 
     @cached_property
     def references(self) -> Mapping[str, str]:
-        """The sha256 of the reference translations of each split, where the run has kept them."""
-        found = {split: self.folder / TRANSLATIONS / f"{split}.reference.txt" for split in SPLITS}
-        return {split: digest for split, path in found.items() if (digest := _digest(path)) is not None}
+        """The sha256 of the reference translations of each split that the run has kept, by name."""
+        found = sorted((self.folder / TRANSLATIONS).glob(f"*{_REFERENCE}"))
+        digests = {path.name.removesuffix(_REFERENCE): _digest(path) for path in found}
+        return {split: digest for split, digest in digests.items() if digest is not None}
+
+    @property
+    def other_splits(self) -> tuple[str, ...]:
+        """Splits besides validation and test that its result has figures of, as second test sets of translations."""
+        return tuple(str(split) for split in mapping(mapping(self.result).get("final")) if split not in SPLITS)
 
     @property
     def seed(self) -> int | None:
@@ -75,7 +80,9 @@ class RunRecord:
     @property
     def sees_future(self) -> bool:
         """Whether tokens of the model see later ones: what it is judged by while it trains is no next-token perplexity."""
-        return mapping(mapping(self.config.get("model")).get("attention")).get("causal") == "as_published"
+        model = mapping(self.config.get("model"))
+        decoder = mapping(mapping(model.get("decoder")).get("attention")) if self.task == TRANSLATION else {}
+        return (decoder or mapping(model.get("attention"))).get("causal") == "as_published"
 
     @property
     def next_token(self) -> bool:

@@ -9,7 +9,7 @@ from fullrank.config.schema import NOT_NEXT_TOKEN
 from fullrank.reporting import format
 from fullrank.reporting.cautions import cautions_of, warnings_of
 from fullrank.reporting.measure import LAST_POSITION, Measure
-from fullrank.reporting.significance import differences, over_sentences
+from fullrank.reporting.significance import Difference, Differences, differences, over_sentences
 from fullrank.reporting.stats import apart
 from fullrank.reporting.table import Comparison, Row
 
@@ -47,28 +47,29 @@ def summarise(compared: Comparison) -> Summary:
         return Summary(f"Not one comparison: the runs differ in {what}", "\n".join(parts), warnings, cautions)
     (rows,) = groups.values()
     figure = _judged(rows, compared)
-    paragraph = " ".join(filter(None, (_paragraph(rows, figure), _resampled(rows, figure, compared))))
-    return Summary(_headline(rows, figure), paragraph, warnings, cautions)
+    paragraph, tested = _paragraph(rows, figure), _tested(rows, figure, compared)
+    if tested is not None:
+        paragraph = f"{paragraph} {_resampled(*tested)}"
+    undecided = tested is not None and tested[1].baseline == rows[0].name and not tested[1].decided
+    return Summary(_headline(rows, figure, undecided), paragraph, warnings, cautions)
 
 
-def _resampled(rows: Sequence[Row], figure: _Figure, compared: Comparison) -> str:
+def _tested(rows: Sequence[Row], figure: _Figure, compared: Comparison) -> tuple[Differences, Difference] | None:
     """What resampled test sets say of the best row against the first, or of the best of the others."""
     tested = differences(compared)
     if tested is None or tested.split != figure.split:
-        return ""
+        return None
     best = best_row(rows, figure.measure, figure.split)
-    other = (
-        best
-        if best is not None and best is not rows[0]
-        else best_row(rows[1:], figure.measure, figure.split, alone=True)
-    )
+    other = best if best is not rows[0] else best_row(rows[1:], figure.measure, figure.split, alone=True)
     found = None if other is None else tested.of(other)
-    if found is None:
-        return ""
+    return None if found is None else (tested, found)
+
+
+def _resampled(tested: Differences, found: Difference) -> str:
+    means = "" if found.runs == found.baseline_runs == 1 else ", means over their runs"
     says = "leaves out 0" if found.decided else "holds 0: other sentences might turn it round"
-    means = "" if found.runs == tested.first_runs == 1 else ", means over their runs"
     return (
-        f"Paired bootstrap over {tested.split} sentences, {found.row} − {tested.first}{means}: "
+        f"Paired bootstrap over {tested.split} sentences, {found.row} − {found.baseline}{means}: "
         f"{over_sentences(found)}; the 95 % interval {says} (p = {found.p_value:.3f})."
     )
 
@@ -127,7 +128,8 @@ class _Figure:
         return apart(first.figures[self.split], second.figures[self.split])
 
 
-def _headline(rows: Sequence[Row], figure: _Figure) -> str:
+def _headline(rows: Sequence[Row], figure: _Figure, undecided: bool) -> str:
+    """`undecided`: on resampled test sets the best row and the first are not told apart."""
     first, best = rows[0], best_row(rows, figure.measure, figure.split)
     if best is None:
         row = next((row for row in rows if figure.split in row.figures), None)
@@ -143,6 +145,8 @@ def _headline(rows: Sequence[Row], figure: _Figure) -> str:
         return f"{best.name} and {first.name} are equal: {value}"
     beyond = f"{figure.beyond(best, first)} {first.name}"
     match figure.apart(best, first):
+        case True if undecided:
+            return f"{best.name} is {extreme}, but other sentences might turn it round: {value}, {beyond}"
         case True:
             return f"{best.name} is best: {value}, {beyond}"
         case False:

@@ -266,7 +266,7 @@ def _row(name: str, runs: tuple[RunRecord, ...], text: int, measure: Measure) ->
         signatures=_signatures(runs),
         last=over_seeds(runs, measure, "last"),
         without_sos=_over_checkpoints(runs, WITHOUT_SOS),
-        next_token=all(run.next_token for run in runs),
+        next_token=measure.higher or all(run.next_token for run in runs),
         last_position=_over_checkpoints(runs, LAST_POSITION),
         difference={},
         best=(),

@@ -13,9 +13,9 @@ from rich.text import Text
 from fullrank.reporting import format
 from fullrank.reporting.cautions import signature_lines
 from fullrank.reporting.columns import Column, columns
-from fullrank.reporting.measure import BLEU, LAST_POSITION, WITHOUT_SOS, Measure
+from fullrank.reporting.measure import LAST_POSITION, WITHOUT_SOS, Measure
 from fullrank.reporting.results import SPLITS
-from fullrank.reporting.significance import Differences, differences, how, interval, mean_and_runs
+from fullrank.reporting.significance import Differences, all_differences, heading, how, table_of
 from fullrank.reporting.stats import Stat
 from fullrank.reporting.summary import LAST_POSITION_TITLE, summarise
 from fullrank.reporting.table import Comparison, Row
@@ -32,12 +32,13 @@ def print_table(console: Console, compared: Comparison, title: str | None = None
         console.print(_Whole(_without_sos(compared)), crop=False, soft_wrap=True)
     if any(row.last_position for row in compared.rows):
         console.print(_Whole(_last_positions(compared)), crop=False, soft_wrap=True)
-    if (tested := differences(compared)) is not None:
-        console.print(_Whole(_significance(tested)), crop=False, soft_wrap=True)
-        for sentence in how(tested):
-            console.print(Text(sentence, style="dim"))
     for sentence in signature_lines(compared):
         console.print(Text(sentence, style="dim"))
+    if tests := all_differences(compared):
+        for tested in tests:
+            console.print(_Whole(_significance(tested)), crop=False, soft_wrap=True)
+        for sentence in how(tests):
+            console.print(Text(sentence, style="dim"))
     summary = summarise(compared)
     console.print(Text(summary.headline, style="bold"))
     for sentence in (*summary.warnings, *summary.cautions):
@@ -73,8 +74,8 @@ def _table(compared: Comparison, title: str | None, *, narrow: bool) -> Table:
     table.add_column("model", no_wrap=True)
     parameters = "params" if narrow else "parameters"
     shown = columns(compared)
-    for heading in (parameters, f"+{parameters}", *_headings(compared, shown, narrow), "tokens/s"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    for text in (parameters, f"+{parameters}", *_headings(compared, shown, narrow), "tokens/s"):
+        table.add_column(text, justify="right", no_wrap=True)
     for row in compared.rows:
         name = " ".join(filter(None, (row.name, "(slice)" if row.is_slice else "", compared.mark(row))))
         table.add_row(
@@ -160,22 +161,16 @@ def _unigrams(compared: Comparison) -> dict[str, Row]:
 
 
 def _significance(tested: Differences) -> Table:
-    """Every row against the first on resampled test sets."""
+    """Rows against their baselines on resampled test sets."""
     table = Table(
-        title=Text(f"{tested.split} BLEU against {tested.first}, {mean_and_runs(tested.first_score, tested.first_runs)}"),
-        title_justify="left", title_style="", box=box.SIMPLE_HEAD, pad_edge=False,
-    )  # fmt: skip
+        title=Text(heading(tested)), title_justify="left", title_style="", box=box.SIMPLE_HEAD, pad_edge=False
+    )
+    heads, rows = table_of(tested)
     table.add_column("model", no_wrap=True)
-    for heading in ("BLEU", "difference", "95 % over\nsentences", "p", "samples\nahead", "95 % over\nseeds"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in tested.rows:
-        cells = [
-            mean_and_runs(row.score, row.runs),
-            BLEU.show_difference(row.difference),
-            interval(row.low, row.high),
-            f"{row.p_value:.3f}",
-            f"{row.ahead:.0%}",
-            interval(row.seeds_low, row.seeds_high),
-        ]
-        table.add_row(Text(row.row), *cells)
+    for name in heads:
+        table.add_column(
+            name.replace(" over ", " over\n").replace("samples ", "samples\n"), justify="right", no_wrap=True
+        )
+    for cells in rows:
+        table.add_row(*map(Text, cells))
     return table

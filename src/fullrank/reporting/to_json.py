@@ -7,20 +7,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from fullrank.config.schema import NOT_NEXT_TOKEN
-from fullrank.reporting.measure import MEASURES, PERPLEXITY, WITHOUT_SOS, Measure
+from fullrank.reporting.measure import MEASURES, PERPLEXITY, SCORES, WITHOUT_SOS, Measure
 from fullrank.reporting.results import SPLITS
-from fullrank.reporting.significance import differences
-from fullrank.reporting.stats import Stat
+from fullrank.reporting.significance import all_differences
+from fullrank.reporting.stats import Stat, over_runs
 from fullrank.reporting.table import Comparison, Row, over_seeds, unigram_of
 
 
 def as_json(compared: Comparison) -> dict[str, Any]:
     """The comparison as plain objects for one JSON document; numbers in full precision.
 
-    `measure` of a row is its key under which the figures compared stand (beside `perplexity`); `difference` is a share, of
-    BLEU in points. `significance` has what resampled test sets say of translations, see `significance.Differences`.
+    `measure` of a row is its key under which the figures compared stand (beside `perplexity`), and `difference_in` whether
+    `difference` is a share or points. `significance` has what resampled test sets say of translations (`Differences`),
+    an entry a split. `other_splits` of a row has its scores on further test sets.
     """
-    tested = differences(compared)
     return {
         "comparable": compared.comparable,
         "rows": [_row_as_json(row, compared.measure) for row in compared.rows],
@@ -29,7 +29,7 @@ def as_json(compared: Comparison) -> dict[str, Any]:
             for run in compared.unfinished
         ],
         "left_out": [{"folder": str(run.folder), "name": run.name, "task": run.task} for run in compared.left_out],
-        "significance": None if tested is None else dataclasses.asdict(tested),
+        "significance": [dataclasses.asdict(tested) for tested in all_differences(compared)],
     }
 
 
@@ -47,6 +47,15 @@ def _others_as_json(row: Row) -> dict[str, Any]:
             found[f"unigram_{measure.key}"] = unigram_of(row.runs[0], measure)
         if measure.key in row.signatures:
             found[f"{measure.key}_signature"] = list(row.signatures[measure.key])
+    return found
+
+
+def _other_splits(row: Row) -> dict[str, Any]:
+    """Scores on splits besides validation and test, by split and measure."""
+    found: dict[str, Any] = {}
+    for split in dict.fromkeys(split for run in row.runs for split in run.other_splits):
+        stats = {one.key: over_runs(one.final(run, split) for run in row.runs) for one in (PERPLEXITY, *SCORES)}
+        found[split] = {key: dataclasses.asdict(stat) for key, stat in stats.items() if stat is not None}
     return found
 
 
@@ -75,7 +84,9 @@ def _row_as_json(row: Row, measure: Measure) -> dict[str, Any]:
         "remark": None if row.next_token else NOT_NEXT_TOKEN,
         "last_position": by_checkpoint(row.last_position),
         "difference": dict(row.difference),
+        "difference_in": "points" if measure.higher else "share",
         "best": list(row.best),
+        "other_splits": _other_splits(row),
         "paper": dict(row.paper) or None,
         "unigram_perplexity": unigram_of(row.runs[0], PERPLEXITY),
         "tokens_per_second": plain(row.tokens_per_second),

@@ -74,7 +74,10 @@ def generate(
 
     A model with memory remembers the last `memory_length` tokens (null: as many as it was trained with).
     """
-    if open_run(folder)[0].model.sees_future:
+    config = open_run(folder)[0]
+    if config.data.has_pairs:
+        raise InputError(f"{folder}: a translation run; it translates with `fullrank translate`")
+    if config.model.sees_future:
         raise InputError(
             f"{folder}: its tokens see later ones (model.attention.causal: as_published), so it cannot write a text token by "
             "token; train with model.attention.causal: masked to generate"

@@ -24,11 +24,10 @@ from fullrank.tasks.objective import TranslationObjective
 from fullrank.tasks.pair_vocabulary import with_vocabularies
 from fullrank.tasks.run import Parts, Say, Text
 from fullrank.tasks.run_folder import open_run
-from fullrank.tasks.search import Search, translate_ids
+from fullrank.tasks.translating import SOURCE, TARGET
+from fullrank.tasks.translation_search import Search, translate_ids
 from fullrank.training.device import choose_device
 from fullrank.training.values import Judged
-
-SOURCE, TARGET = "tokenizer/source", "tokenizer/target"  # in a run folder
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Translation:
         for split in corpus.splits:
             check_lengths(model, corpus.pairs(split))
         batches = PairBatches(corpus.pairs("train"), batch_tokens=options.batch_tokens, seed=options.seed)
-        search, watched = Search.final(config.eval), corpus.pairs("valid")
+        search, watched = Search.of(config.eval), corpus.pairs("valid")
         references = watched.references()[: config.eval.max_sentences]
         told = protocol_in_words(search)
 
@@ -70,9 +69,9 @@ class Translation:
             found = score(model, watched, config, device)
             if not references:
                 return Judged(found.nll, found.tokens)
-            quick = Search.while_training(config.eval)
+            quick = dataclasses.replace(search, beams=1)
             with torch.autocast(device.type, enabled=False):  # one token at a time: casting weights would cost the most
-                written = translate(model, corpus, "valid", quick, config, device, limit=len(references))
+                written = translate(model, corpus, "valid", quick, limit=len(references))
             return Judged(found.nll, found.tokens, {"bleu": translation_scores(written.texts, references)["bleu"]})
 
         def measured(checkpoint: str) -> dict[str, Any]:
@@ -108,9 +107,15 @@ class Translation:
 def protocol_in_words(search: Search) -> str:
     """How translations were found and what was counted, as a sentence for people."""
     return (
-        f"{search.in_words()}; BLEU of detokenised text by sacreBLEU; perplexity of every target token, <eos> included, given "
+        f"{_in_words(search)}; BLEU of detokenised text by sacreBLEU; perplexity of every target token, <eos> included, given "
         "the source and the target tokens before it"
     )
+
+
+def _in_words(search: Search) -> str:
+    many = "greedy search" if search.beams == 1 else f"beam {search.beams}, length penalty {search.length_penalty:g}"
+    repeat = f", no {search.no_repeat_ngram_size}-gram twice" if search.no_repeat_ngram_size else ""
+    return f"{many}{repeat}, at most {search.max_length_a:g} M + {search.max_length_b} tokens"
 
 
 def _vocabulary(corpus: PairCorpus) -> str:
@@ -193,22 +198,22 @@ def translate(
     corpus: PairCorpus,
     split: str,
     search: Search,
-    config: RunConfig,
-    device: torch.device,
     limit: int | None = None,
 ) -> Translated:
     """The first `limit` sentences of a split (None: all) in the model's translation."""
     pairs = corpus.pairs(split)
     count = len(pairs) if limit is None else min(limit, len(pairs))
-    ids = translate_ids(
+    filled = [i for i in range(count) if len(pairs.source(i))]
+    found = translate_ids(
         model,
-        [pairs.source(i) for i in range(count)],
+        [pairs.source(i).tolist() for i in filled],
         search,
-        source_eos_id=pairs.source_eos_id,
-        target_eos_id=pairs.target_eos_id,
-        batch_tokens=config.train.batch_tokens or 4096,
-        device=device,
+        source_eos=pairs.source_eos_id,
+        target_eos=pairs.target_eos_id,
     )
+    ids: list[tuple[int, ...]] = [()] * count  # an empty source has an empty translation
+    for i, best in zip(filled, found, strict=True):
+        ids[i] = best[0].ids
     return Translated([corpus.target.decode(line) for line in ids], [corpus.target.tokens(line) for line in ids])
 
 
@@ -224,7 +229,7 @@ def figures_of(
     """What is reported of a split, in fp32. `folder`: translations and references are kept there, a sentence a line."""
     pairs = corpus.pairs(split)
     measured = figures(score(model, pairs, config, device))
-    written, references = translate(model, corpus, split, search, config, device), pairs.references()
+    written, references = translate(model, corpus, split, search), pairs.references()
     measured |= translation_scores(written.texts, references)
     if corpus.target.moses:  # else tokens are not what fairseq counted
         measured |= tokenised_bleu(written.tokens, pairs.reference_tokens())
@@ -269,7 +274,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Perplexity and BLEU of the run in `folder` on `split`; `search`: what differs from the run's own (see `Search`)."""
     config, _ = open_run(folder)
-    how = dataclasses.replace(Search.final(config.eval), **(search or {}))
+    how = dataclasses.replace(Search.of(config.eval), **(search or {}))
     corpus = corpus_of(folder, split, say)
     device = choose_device(device_name, "--device")
     model = Translator.load(folder, checkpoint).to(device)

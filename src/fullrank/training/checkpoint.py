@@ -4,6 +4,7 @@
                                 training.safetensors   what else resuming needs: optimizer, own weights, random states, carry
                                 checkpoint.json        plain values and the checksums of all three
     checkpoints/last, best, previous                   links to such folders
+    checkpoints/kept/step-00000120/                    weights that `train.keep_checkpoints` keeps (`kept`)
 
 A checkpoint is written to a temporary folder, forced to the disk, renamed, and only then do the links move (a link is
 replaced in one atomic step); folders without a link go last. `previous` is what `last` was: should `last` be damaged,
@@ -13,8 +14,6 @@ training goes on from there. No pickle anywhere.
 from __future__ import annotations
 
 import errno
-import hashlib
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -22,19 +21,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fullrank.errors import InputError, RunError
+from fullrank.training.kept import keep
+from fullrank.training.sealed import WEIGHTS, read_plain, read_tensors, sync, write_plain, write_tensors
+from fullrank.training.sealed import Damaged as Damaged
 
-FORMAT = 1
 _LINKS = ("last", "best", "previous")
-_WEIGHTS, _TRAINING, _PLAIN = "model.safetensors", "training.safetensors", "checkpoint.json"
-
-
-class Damaged(Exception):
-    """A checkpoint that cannot be trusted; the text says why."""
+_TRAINING = "training.safetensors"
 
 
 @dataclass(frozen=True)
@@ -46,9 +42,12 @@ class Snapshot:
     state: dict[str, Any]
 
 
-def save_checkpoint(folder: Path, snapshot: Snapshot, *, step: int, best: bool) -> Path:
+def save_checkpoint(
+    folder: Path, snapshot: Snapshot, *, step: int, best: bool, keep_weights: int | None = None
+) -> Path:
     """Write `snapshot` into `folder` (a run's `checkpoints`), and make it `last`, and `best` too if said so.
 
+    keep_weights: the weights are kept (see `kept`), with those of so many checkpoints at most.
     RunError if the disk does not take it: then the checkpoints that were there are as before.
     """
     temporary = folder / f".writing-{step:08d}"
@@ -58,15 +57,19 @@ def save_checkpoint(folder: Path, snapshot: Snapshot, *, step: int, best: bool) 
         _write(temporary, snapshot)
         target = _free_name(folder, step)
         os.replace(temporary, target)
-        _sync(folder)
+        sync(folder)
         former = _linked(folder, "last")
         if former is not None:
             _link(folder, "previous", former)
-        if best:  # before `last`: a run resumed from the former `last` comes by here again, from this one it does not
+        # before `last`: a run resumed from the former `last` comes by here again, from this one it does not
+        if keep_weights is not None:
+            keep(folder, target, step=step, number=keep_weights)
+        if best:
             _link(folder, "best", target.name)
         _link(folder, "last", target.name)
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(temporary, ignore_errors=True)
+        for left in folder.glob(".writing-*"):
+            shutil.rmtree(left, ignore_errors=True)
         raise RunError(_why_not_saved(folder, snapshot, step, error)) from error
     _prune(folder)
     return target
@@ -105,24 +108,17 @@ def load_checkpoint(folder: Path, notice: Callable[[str], None]) -> Snapshot | N
 
 def read_checkpoint(path: Path) -> Snapshot:
     """The checkpoint in the folder `path`, every checksum verified; Damaged says what is wrong with it."""
-    files, state = _read_plain(path)
-    tensors: dict[str, dict[str, Tensor]] = {}
-    for name in (_WEIGHTS, _TRAINING):
-        _verify(path / name, files.get(name, {}))
-        try:  # copies: the loaded tensors may be views of the file
-            tensors[name] = {key: value.clone() for key, value in safetensors.torch.load_file(path / name).items()}
-        except (OSError, SafetensorError) as error:
-            raise Damaged(f"{name} cannot be read ({error})") from error
-    return Snapshot(tensors[_WEIGHTS], tensors[_TRAINING], state)
+    files, state = read_plain(path)
+    weights, training = (read_tensors(path / name, files.get(name, {})) for name in (WEIGHTS, _TRAINING))
+    return Snapshot(weights, training, state)
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
     """Load the weights of a checkpoint folder (`checkpoints/best`); InputError if they are damaged or do not fit."""
     try:
-        files, _ = _read_plain(path)
-        _verify(path / _WEIGHTS, files.get(_WEIGHTS, {}))
-        weights = safetensors.torch.load_file(path / _WEIGHTS)
-    except (Damaged, OSError, SafetensorError) as damage:
+        files, _ = read_plain(path)
+        weights = read_tensors(path / WEIGHTS, files.get(WEIGHTS, {}))
+    except Damaged as damage:
         raise InputError(f"{path} is damaged: {damage}; use another checkpoint or train again") from damage
     put_weights(model, weights, path)
 
@@ -144,80 +140,11 @@ def put_weights(model: nn.Module, weights: dict[str, Tensor], path: Path) -> Non
     model.load_state_dict(weights)
 
 
-def separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same values on the CPU, contiguous, none sharing memory with another (tied parameters are written twice)."""
-    seen: set[int] = set()
-    apart: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        plain = tensor.detach().to("cpu").contiguous()
-        storage = plain.untyped_storage()
-        if storage.data_ptr() in seen or storage.nbytes() != plain.nbytes:
-            plain = plain.clone()
-        seen.add(plain.untyped_storage().data_ptr())
-        apart[name] = plain
-    return apart
-
-
 def _write(path: Path, snapshot: Snapshot) -> None:
     path.mkdir()
-    for name, tensors in ((_WEIGHTS, snapshot.weights), (_TRAINING, snapshot.training)):
-        safetensors.torch.save_file(separate(tensors), path / name, metadata={"format": "pt"})
-        _sync(path / name)
-    content = {
-        "format": FORMAT,
-        "files": {name: _seal(path / name) for name in (_WEIGHTS, _TRAINING)},
-        "state": snapshot.state,
-    }
-    text = json.dumps({"sha256": _digest(content), "content": content}, indent=1, allow_nan=False)
-    with open(path / _PLAIN, "w", encoding="utf-8") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    _sync(path)
-
-
-def _read_plain(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    try:
-        document = json.loads((path / _PLAIN).read_text(encoding="utf-8"))
-        content = document["content"]
-        if document["sha256"] != _digest(content):
-            raise Damaged(f"{_PLAIN} does not match its checksum")
-    except OSError as error:
-        raise Damaged(f"{_PLAIN} cannot be read ({error.strerror})") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise Damaged(f"{_PLAIN} is not whole") from error
-    if content["format"] != FORMAT:
-        raise Damaged(f"{_PLAIN} is of format {content['format']}, this version reads {FORMAT}")
-    return content["files"], content["state"]
-
-
-def _digest(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _seal(path: Path) -> dict[str, Any]:
-    with open(path, "rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-
-def _verify(path: Path, seal: dict[str, Any]) -> None:
-    try:
-        found = _seal(path)
-    except OSError as error:
-        raise Damaged(f"{path.name} cannot be read ({error.strerror})") from error
-    if found["bytes"] != seal.get("bytes"):
-        raise Damaged(f"{path.name} has {found['bytes']} bytes instead of {seal.get('bytes')}")
-    if found["sha256"] != seal.get("sha256"):
-        raise Damaged(f"{path.name} does not match its checksum")
-
-
-def _sync(path: Path) -> None:
-    """Force a file, or the list of a folder, to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    write_tensors(path / WEIGHTS, snapshot.weights)
+    write_tensors(path / _TRAINING, snapshot.training)
+    write_plain(path, (WEIGHTS, _TRAINING), snapshot.state)
 
 
 def _free_name(folder: Path, step: int) -> Path:
@@ -240,7 +167,7 @@ def _link(folder: Path, name: str, target: str) -> None:
     fresh.unlink(missing_ok=True)
     os.symlink(target, fresh)
     os.replace(fresh, folder / name)
-    _sync(folder)
+    sync(folder)
 
 
 def _adopt_copies(folder: Path) -> None:
@@ -250,7 +177,7 @@ def _adopt_copies(folder: Path) -> None:
         if path.is_symlink() or not path.is_dir():
             continue
         try:
-            step = int(_read_plain(path)[1]["step"])
+            step = int(read_plain(path)[1]["step"])
         except Damaged:
             step = 0
         target = _free_name(folder, step)

@@ -147,8 +147,9 @@ class _Run:
             best, flat = self.judge() if evaluating else (False, False)
             if over or flat:
                 self.next_phase()
-            if plan.save_due(counters.step) or best or counters.finished or stop.signal:
-                self.save(best)
+            keep = self.options.keep_checkpoints if evaluating else None
+            if plan.save_due(counters.step) or best or keep or counters.finished or stop.signal:
+                self.save(best, keep)
             if stop.signal and not counters.finished:
                 raise Interrupted(
                     f"stopped by {stop.signal} after step {counters.step} of {plan.total_steps}; everything is saved in "
@@ -255,15 +256,16 @@ class _Run:
         elif not counters.finished:
             counters.stopped_early = counters.finished = True
 
-    def save(self, best: bool) -> None:
-        """A checkpoint of this step, unless the weights are no longer numbers."""
+    def save(self, best: bool, keep: int | None) -> None:
+        """A checkpoint of this step, its weights one of `keep` that are kept; unless they are no longer numbers."""
         counters = self.training.counters
         self.check_loss()
         if not all(bool(torch.isfinite(norm)) for norm in torch._foreach_norm([p.detach() for p in self.parameters])):
             raise diverged("a parameter", counters.step, self.options, self.kept())
         self.clock.pause()
         counters.metrics_bytes = self.metrics.sync()
-        save_checkpoint(self.folder / "checkpoints", self.training.capture(), step=counters.step, best=best)
+        folder, snapshot = self.folder / "checkpoints", self.training.capture()
+        save_checkpoint(folder, snapshot, step=counters.step, best=best, keep_weights=keep)
         self.clock.resume()
 
     def write(

@@ -84,8 +84,9 @@ def _steps_for(tokens: int, options: TrainConfig, batches: Batches) -> int:
     if per_epoch and of_batches is not None:
         needed = 1 + sum(seen < rest for seen in accumulate(of_batches(epochs))) if rest else 0
         return before + math.ceil(needed / accumulation)
-    full = options.batch_tokens or options.batch_size * options.segment_length
-    return before + math.ceil(rest / (getattr(batches, "tokens_per_batch", full) * accumulation))
+    usual: float = options.batch_tokens or options.batch_size * options.segment_length
+    usual = per_epoch / batches.batches_per_epoch if per_epoch else usual
+    return before + math.ceil(rest / (getattr(batches, "tokens_per_batch", usual) * accumulation))
 
 
 def make_plan(options: TrainConfig, eval_options: EvalConfig, batches: Batches) -> Plan:
@@ -94,7 +95,7 @@ def make_plan(options: TrainConfig, eval_options: EvalConfig, batches: Batches) 
     It ends with its last phase where every phase says after how many steps or epochs it ends, else with
     `train.steps/epochs/tokens`, or earlier with a last phase that has had its steps or is on its plateau.
     A budget in tokens counts steps exactly where the batches know the tokens of each of them (`values.Batches`), else in whole
-    epochs of `tokens_per_epoch` and batches of `tokens_per_batch`, or, if they know nothing, in full batches.
+    epochs and batches of the usual size as far as they know these, or, if they know nothing, in full batches.
     """
     per_epoch = batches.batches_per_epoch
     if per_epoch < 1:

@@ -1,0 +1,250 @@
+"""The verb `fullrank translate`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from io import FileIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+import typer
+
+from fullrank.cli.lines import PAUSE, buffers
+from fullrank.cli.options import Device, Kernel
+from fullrank.cli.output import exclude, say
+from fullrank.errors import InputError
+
+if TYPE_CHECKING:
+    from fullrank.tasks.translating import Translating, Translation
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(
+        epilog="Examples:  [cyan]fullrank translate runs/mine < source.de > target.en[/cyan]   "
+        "[cyan]fullrank translate runs/mine --n-best 3 --json < source.de[/cyan]   "
+        "[cyan]echo 'Ein Hund schläft.' | fullrank translate runs/mine --attention dog.png[/cyan]",
+    )(translate)
+
+
+def translate(
+    run: Annotated[Path, typer.Argument(metavar="DIR", help="A translation run's folder.")],
+    source: Annotated[
+        Path | None, typer.Option("--input", metavar="FILE", help="Read this file instead of the standard input.")
+    ] = None,
+    target: Annotated[
+        Path | None,
+        typer.Option("--output", metavar="FILE", help="Write this file, as translations come, instead of stdout."),
+    ] = None,
+    beam: Annotated[int | None, typer.Option("--beam", min=1, help="Width of the beam; the run's eval.beams.")] = None,
+    length_penalty: Annotated[
+        float | None,
+        typer.Option("--length-penalty", help="Score = log p / tokens ** this; the run's eval.length_penalty."),
+    ] = None,
+    no_repeat_ngram: Annotated[
+        int | None,
+        typer.Option("--no-repeat-ngram", metavar="N", min=0, help="No N tokens twice in a translation; 0: they may."),
+    ] = None,
+    max_length_a: Annotated[
+        float | None, typer.Option("--max-length-a", min=0.0, help="At most a M + b tokens for a source of M.")
+    ] = None,
+    max_length_b: Annotated[int | None, typer.Option("--max-length-b", min=0, help="... and its b.")] = None,
+    n_best: Annotated[
+        int, typer.Option("--n-best", metavar="N", min=1, help="Translations of a line, as `line ||| text ||| score`.")
+    ] = 1,
+    sampled: Annotated[bool, typer.Option("--sample", help="Draw translations instead of searching.")] = False,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", min=0.0, help="Below 1 safer, above 1 wilder; 1 if not given.")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option("--top-k", min=1, help="Only the k likeliest tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option("--top-p", help="Only the likeliest tokens that make up p.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, max=2**63 - 1, help="Makes samples repeatable.")] = None,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Lines translated together.")] = 64,
+    buffer_lines: Annotated[
+        int, typer.Option("--buffer-lines", min=1, help="Lines read, sorted by length and written in order again.")
+    ] = 1024,
+    attention: Annotated[
+        Path | None,
+        typer.Option("--attention", metavar="FILE.png", help="Draw what the only line's translation attends to."),
+    ] = None,
+    attention_layer: Annotated[
+        int | None,
+        typer.Option("--attention-layer", metavar="L", min=0, help="... every head of this layer, counted from 0."),
+    ] = None,
+    checkpoint: Annotated[str, typer.Option("--checkpoint", help="best, last or average.")] = "best",
+    device: Device = "auto",
+    kernel: Kernel = "auto",
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    as_lines: Annotated[
+        bool, typer.Option("--json", help="JSON lines: one object for each line, with scores and log-probabilities.")
+    ] = False,
+) -> None:
+    """Translate lines of text, one sentence a line, in order: `fullrank translate DIR < source > target`.
+
+    Translations are written as they come: after --buffer-lines lines, or when a pipe or a terminal pauses.
+    An empty line stays one. A line longer than the model can read is translated as far as it goes, with a warning.
+    """
+    if attention_layer is not None and attention is None:
+        raise InputError(
+            "--attention-layer says what --attention draws: give --attention FILE.png too, or leave it out"
+        )
+    if attention is not None and attention.suffix.lower() != ".png":
+        raise InputError(f"--attention {attention}: a PNG is drawn; give a file that ends with .png")
+    drawing = {"--temperature": temperature, "--top-k": top_k, "--top-p": top_p, "--seed": seed}
+    if sampled:
+        exclude("--sample", "draws without a beam", {"--beam": beam})
+    elif given := [option for option, value in drawing.items() if value is not None]:
+        raise InputError(f"{', '.join(given)}: of sampling; give --sample too, or leave it out")
+    _check_files(source, target)
+
+    from fullrank.tasks.translating import Translating, open_translation_run
+    from fullrank.tasks.translation_search import Sampling, Search
+
+    changes: dict[str, Any] = {
+        "beams": beam, "length_penalty": length_penalty, "no_repeat_ngram_size": no_repeat_ngram,
+        "max_length_a": max_length_a, "max_length_b": max_length_b,
+    }  # fmt: skip
+    search = dataclasses.replace(
+        Search.of(open_translation_run(run).eval),
+        **{key: value for key, value in changes.items() if value is not None},
+        n_best=n_best,
+        sampling=Sampling(1.0 if temperature is None else temperature, top_k, top_p, seed) if sampled else None,
+    )
+    translating = Translating(
+        run, search, checkpoint=checkpoint, batch_size=batch_size, device_name=device, kernel_name=kernel, warn=say
+    )
+    write = _json_lines if as_lines else _n_best if n_best > 1 else _texts
+    with _reading(source) as (stream, pause), _writing(target) as out:
+        if attention is not None:
+            _with_attention(translating, stream, out, write, attention, attention_layer)
+            return
+        if pause is not None and stream.isatty() and not quiet:
+            say("a sentence a line; Ctrl-D ends")
+        progress = Progress(quiet)
+        first = 1
+        for lines in buffers(stream, buffer_lines, pause):
+            found = translating.translate(lines, first=first, progress=partial(progress, first - 1))
+            progress.clear()
+            write(out, first, lines, found)
+            first += len(lines)
+        progress.finish(first - 1)
+
+
+def _check_files(source: Path | None, target: Path | None) -> None:
+    if source is not None and target is not None and source.resolve() == target.resolve():
+        raise InputError(f"--output {target}: is the input, too; give another file")
+
+
+@contextlib.contextmanager
+def _reading(path: Path | None) -> Iterator[tuple[FileIO, float | None]]:
+    """Where lines come from, unbuffered, and how long to wait for more of them: files never pause."""
+    try:
+        stream = open(0, "rb", buffering=0, closefd=False) if path is None else path.open("rb", buffering=0)
+    except OSError as error:
+        name = "the standard input" if path is None else f"--input {path}"
+        raise InputError(f"{name}: cannot be read ({error.strerror})") from error
+    with stream:
+        yield stream, None if stat.S_ISREG(os.fstat(stream.fileno()).st_mode) else PAUSE
+
+
+@contextlib.contextmanager
+def _writing(path: Path | None) -> Iterator[BinaryIO]:
+    """Where translations go; a file holds those that have come, whatever happens then."""
+    if path is None:
+        yield sys.stdout.buffer
+        return
+    try:
+        file = path.open("wb")
+    except OSError as error:
+        raise InputError(f"--output {path}: cannot be written ({error.strerror})") from error
+    with file:
+        yield file
+
+
+Write = Callable[[BinaryIO, int, Sequence[str], Sequence[Sequence["Translation"]]], None]
+
+
+def _send(out: BinaryIO, lines: Iterable[str]) -> None:
+    """UTF-8 whatever the locale, and at once. Where nobody reads any more, the verb ends."""
+    try:
+        out.write("".join(f"{line}\n" for line in lines).encode("utf-8"))
+        out.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # what is left in the buffer goes nowhere, silently
+        raise typer.Exit from None
+
+
+def _texts(out: BinaryIO, first: int, sources: Sequence[str], found: Sequence[Sequence[Translation]]) -> None:
+    _send(out, (best[0].text for best in found))
+
+
+def _n_best(out: BinaryIO, first: int, sources: Sequence[str], found: Sequence[Sequence[Translation]]) -> None:
+    """As Moses and Marian write lists, which count lines from 0."""
+    numbered = enumerate(found, first - 1)
+    _send(out, (f"{number} ||| {one.text} ||| {one.score:.6f}" for number, best in numbered for one in best))
+
+
+def _json_lines(out: BinaryIO, first: int, sources: Sequence[str], found: Sequence[Sequence[Translation]]) -> None:
+    def line(number: int, source: str, best: Sequence[Translation]) -> str:
+        texts = [{"text": t.text, "tokens": t.tokens, "score": t.score, "log_prob": t.log_prob} for t in best]
+        return json.dumps({"line": number, "source": source, "translations": texts}, ensure_ascii=False)
+
+    _send(out, (line(first + i, source, best) for i, (source, best) in enumerate(zip(sources, found, strict=True))))
+
+
+class Progress:
+    """Lines done and sentences per second on stderr: rewritten on a terminal, else a line now and then."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.quiet, self.rewrites = quiet, sys.stderr.isatty()
+        self.every = 0.2 if self.rewrites else 10.0
+        self.start = self.told = time.monotonic()
+        self.shown = False
+
+    def __call__(self, before: int, done: int) -> None:
+        now = time.monotonic()
+        if not self.quiet and now - self.told >= self.every:
+            self.told = now
+            text = self._text(before + done, now)
+            if self.rewrites:
+                print(f"\r{text}", end="", file=sys.stderr, flush=True)
+                self.shown = True
+            else:
+                say(text)
+
+    def clear(self) -> None:
+        """Before something else is written to the terminal."""
+        if self.shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            self.shown = False
+
+    def finish(self, done: int) -> None:
+        if not self.quiet:
+            say(self._text(done, time.monotonic()))
+
+    def _text(self, done: int, now: float) -> str:
+        return f"{done:,} lines, {done / max(now - self.start, 1e-9):,.1f} sentences/s"
+
+
+def _with_attention(
+    translating: Translating, stream: FileIO, out: BinaryIO, write: Write, file: Path, layer: int | None
+) -> None:
+    """The only line's translation, and a drawing of what it attends to."""
+    from fullrank.analysis.attention_figure import write_figure
+    from fullrank.tasks.attending import cross_attention
+
+    lines = [line for part in buffers(stream, 2, None) for line in part]
+    if len(lines) != 1 or not lines[0].strip():
+        raise InputError(f"--attention draws one sentence: give one line that is not empty, given {len(lines)} lines")
+    found = translating.translate(lines)
+    drawing = cross_attention(translating, lines[0], found[0][0], layer)
+    write(out, 1, lines, found)
+    write_figure(drawing, file)
+    say(str(file))

@@ -1,0 +1,85 @@
+"""Lines from whatever gives bytes, in any pieces, with any pauses."""
+
+from __future__ import annotations
+
+import io
+import queue
+import random
+
+import pytest
+
+from fullrank.cli.lines import buffers
+from fullrank.errors import InputError, RunError
+
+TEXT = ["erste Zeile", "", "äöü €  \U0001f600", "a\x0bb\x85c\u2028d", "\x00", "x" * 200_000, " ", "letzte"]
+
+
+class Pieces:
+    """A stream that gives these pieces, one a call; an exception is raised."""
+
+    def __init__(self, *pieces: bytes | Exception) -> None:
+        self.pieces = [*pieces]
+
+    def read(self, size: int, /) -> bytes:
+        piece = self.pieces.pop(0) if self.pieces else b""
+        if isinstance(piece, Exception):
+            raise piece
+        return piece
+
+
+class Arriving:
+    """A stream that waits for what is put into it."""
+
+    def __init__(self) -> None:
+        self.pieces: queue.Queue[bytes] = queue.Queue()
+
+    def read(self, size: int, /) -> bytes:
+        return self.pieces.get(timeout=20)
+
+
+@pytest.mark.parametrize("pause", [None, 5.0])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("last", [True, False])
+def test_lines_are_whole_however_they_come(pause: float | None, end: str, last: bool) -> None:
+    given = (end.join(TEXT) + end * last).encode()
+    assert list(buffers(io.BytesIO(given), 3, pause)) == [TEXT[:3], TEXT[3:6], TEXT[6:]]
+    rng = random.Random(1)
+    cuts = sorted(rng.sample(range(len(given)), 60))
+    pieces = [given[a:b] for a, b in zip([0, *cuts], [*cuts, len(given)], strict=True)]
+    assert [line for part in buffers(Pieces(*filter(None, pieces)), 4, pause) for line in part] == TEXT
+
+
+def test_nothing_and_a_line_end_alone() -> None:
+    assert list(buffers(io.BytesIO(b""), 3, None)) == []
+    assert list(buffers(io.BytesIO(b"\n"), 3, None)) == [[""]]
+    assert list(buffers(io.BytesIO(b"a\n\n"), 1, None)) == [["a"], [""]]
+    assert list(buffers(io.BytesIO("\ufeffa\n\ufeffb".encode()), 3, None)) == [["a", "\ufeffb"]]
+
+
+def test_where_input_pauses_lines_are_not_kept_waiting() -> None:
+    stream = Arriving()
+    parts = buffers(stream, 3, 0.05)
+    for given, expected in ((b"a\nb\nc", ["a", "b"]), (b"c\n", ["cc"]), (b"1\n2\n3\n4\n", ["1", "2", "3"])):
+        stream.pieces.put(given)
+        assert next(parts) == expected
+    assert next(parts) == ["4"]
+    stream.pieces.put(b"end")
+    stream.pieces.put(b"")
+    assert list(parts) == [["end"]]
+
+
+@pytest.mark.parametrize("pause", [None, 0.05])
+def test_what_is_not_utf8_is_named_after_the_lines_before_it(pause: float | None) -> None:
+    parts = buffers(io.BytesIO(b"a\nb\nc\nna\xefve\nd\n"), 2, pause)
+    assert [next(parts), next(parts)] == [["a", "b"], ["c"]]
+    with pytest.raises(InputError, match="line 4: not UTF-8 .byte 0xef at place 3"):
+        next(parts)
+    with pytest.raises(InputError, match="line 1: not UTF-8"):
+        list(buffers(io.BytesIO("halb é".encode()[:-1]), 2, pause))
+
+
+def test_a_stream_that_fails_is_a_failed_run() -> None:
+    parts = buffers(Pieces(b"a\n", OSError("the disk is gone")), 1, 0.05)
+    assert next(parts) == ["a"]
+    with pytest.raises(RunError, match="the disk is gone"):
+        next(parts)

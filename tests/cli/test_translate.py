@@ -1,0 +1,219 @@
+"""`fullrank translate` as users call it: pipes, files, mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from cli_runs import command, environment
+
+import fullrank as fr
+from fullrank.cli import main
+from fullrank.config.load import to_yaml
+from fullrank.config.schema import RunConfig
+from fullrank.tasks.translating import Translating
+from fullrank.tasks.translation_search import Search
+from translation_runs import LINES, languages, write_run
+
+
+@dataclass(frozen=True)
+class Found:
+    returncode: int
+    stdout: bytes
+    stderr: bytes
+
+
+Translate = Callable[..., Found]
+
+
+@pytest.fixture
+def translate(capfdbinary: pytest.CaptureFixture[bytes]) -> Translate:
+    """The verb in this process, with a pipe as its standard input."""
+
+    def call(*words: object, given: bytes = b"") -> Found:
+        reading, writing = os.pipe()
+        os.write(writing, given)
+        os.close(writing)
+        before = os.dup(0)
+        os.dup2(reading, 0)
+        os.close(reading)
+        try:
+            with pytest.raises(SystemExit) as stopped:
+                main(["translate", *map(str, words)])
+        finally:
+            os.dup2(before, 0)
+            os.close(before)
+        out, err = capfdbinary.readouterr()
+        return Found(int(stopped.value.code or 0), out, err)
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "mine"
+    write_run(folder, attention=fr.AttentionConfig(mix="position_wise"))
+    return folder
+
+
+def text(lines: list[str]) -> bytes:
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def test_lines_in_lines_out_in_order(run: Path, translate: Translate) -> None:
+    lines = LINES * 3
+    expected = [best[0].text for best in Translating(run, Search(beams=3)).translate(lines)]
+    assert len(set(expected)) > 3
+    found = translate(run, "--beam", 3, "--batch-size", 4, "--buffer-lines", 7, given=text(lines))
+    assert found.returncode == 0, found.stderr
+    assert found.stdout == text(expected)
+    last = found.stderr.decode().splitlines()[-1]
+    assert last.startswith("18 lines, ")
+    assert last.endswith(" sentences/s")
+    # Windows line ends, a mark at the beginning, no line end at the end; from a file, quietly
+    odd = run.parent / "odd.txt"
+    odd.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(lines).encode())
+    out = run.parent / "out.txt"
+    found = translate(run, "--beam", 3, "--input", odd, "--output", out, "--quiet")
+    assert (found.returncode, found.stdout, found.stderr) == (0, b"", b"")
+    assert out.read_bytes() == text(expected)
+    assert translate(run, "--quiet").stdout == b""
+
+
+def test_lists_of_the_best_as_text_and_as_json_lines(run: Path, translate: Translate) -> None:
+    expected = Translating(run, Search(beams=4, n_best=3, length_penalty=0.5)).translate(LINES)
+    options = [run, "--beam", 4, "--n-best", 3, "--length-penalty", 0.5, "--quiet"]
+    listed = translate(*options, given=text(LINES)).stdout.decode().splitlines()
+    assert listed == [f"{i} ||| {one.text} ||| {one.score:.6f}" for i, best in enumerate(expected) for one in best]
+    documents = [json.loads(line) for line in translate(*options, "--json", given=text(LINES)).stdout.splitlines()]
+    assert [one["line"] for one in documents] == [1, 2, 3, 4, 5, 6]
+    assert [one["source"] for one in documents] == LINES
+    for one, best in zip(documents, expected, strict=True):
+        assert one["translations"] == [
+            {"text": t.text, "tokens": t.tokens, "score": t.score, "log_prob": t.log_prob} for t in best
+        ]
+
+
+def test_samples_are_repeatable_whatever_the_batches(run: Path, translate: Translate) -> None:
+    options = [run, "--sample", "--temperature", 1.4, "--top-k", 9, "--top-p", 0.9, "--n-best", 2, "--quiet"]
+    first = translate(*options, "--seed", 5, given=text(LINES)).stdout
+    again = translate(*options, "--seed", 5, "--batch-size", 1, "--buffer-lines", 2, given=text(LINES)).stdout
+    assert first == again
+    assert first != translate(*options, "--seed", 6, given=text(LINES)).stdout
+    assert len(first.splitlines()) == 2 * 4 + 2  # an empty line has one translation
+
+
+def test_a_line_is_answered_before_the_next_one_comes(run: Path) -> None:
+    """A program that waits for the translation of each line gets it, though the buffer is not full."""
+    expected = [best[0].text for best in Translating(run).translate(["rot", "ein hund schläft"])]
+    with subprocess.Popen(
+        command("translate", run, "--quiet"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for line, answer in zip(["rot", "ein hund schläft"], expected, strict=True):
+            process.stdin.write(text([line]))
+            process.stdin.flush()
+            assert process.stdout.readline() == text([answer])
+        process.stdin.close()
+        assert process.wait(60) == 0
+
+
+def test_a_reader_that_leaves_early_is_no_error(run: Path) -> None:
+    with subprocess.Popen(
+        command("translate", run, "--buffer-lines", 1),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(),
+    ) as process:  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdin.write(text(["rot"]))
+        process.stdin.flush()
+        assert process.stdout.readline()
+        process.stdout.close()
+        time.sleep(0.1)
+        process.stdin.write(text(["rot"] * 50))
+        process.stdin.close()
+        assert b"Error" not in process.stderr.read()
+        assert process.wait(60) == 0
+
+
+def test_a_long_line_and_unknown_characters_are_translated_with_a_warning(tmp_path: Path, translate: Translate) -> None:
+    write_run(tmp_path, subwords=True, position="learned")
+    lines = ["ein hund", "猫 \U0001f600 \x00 é", "hund " * 500, "", "rot"]
+    count = len(languages(subwords=True)[0].encode(lines[2]))
+    assert count >= 500
+    found = translate(tmp_path, "--beam", 2, given=text(lines))
+    assert found.returncode == 0
+    assert len(found.stdout.split(b"\n")) == 6
+    assert found.stdout.split(b"\n")[3] == b""
+    warnings = [line for line in found.stderr.decode().splitlines() if f"line 3: {count:,} tokens" in line]
+    assert len(warnings) == 1
+    assert "more than the 23 that the model takes" in warnings[0]
+
+
+def test_what_is_not_utf8_is_named_after_the_lines_before_it(run: Path, translate: Translate) -> None:
+    found = translate(run, "--quiet", given=b"rot\nein hund\nsch\xe4ft\nrot\n")
+    assert found.returncode == 2
+    assert len(found.stdout.splitlines()) == 2
+    assert found.stderr.decode().strip() == (
+        "fullrank: line 3: not UTF-8 (byte 0xe4 at place 4); convert the text, for instance with `iconv -f latin1 -t utf-8`"
+    )
+
+
+def test_mistakes_are_named_in_a_line(run: Path, translate: Translate, tmp_path: Path) -> None:
+    language_model = tmp_path / "lm"
+    language_model.mkdir()
+    (language_model / "config.yaml").write_text(to_yaml(RunConfig()), encoding="utf-8")
+    (language_model / "run.json").write_text("{}", encoding="utf-8")
+    here = run.parent / "same.txt"
+    here.write_text("rot\n", encoding="utf-8")
+    for words, message in (
+        ([language_model], "`fullrank generate`"),
+        ([tmp_path], "not a run folder"),
+        ([run, "--temperature", 2], "--temperature: of sampling; give --sample too"),
+        ([run, "--sample", "--beam", 3], "--sample draws without a beam: leave out --beam"),
+        ([run, "--n-best", 9], "n_best: from 1 to the number of beams (5), given 9"),
+        ([run, "--length-penalty", "nan"], "length_penalty: an exponent from -10 to 10"),
+        ([run, "--max-length-a", "inf"], "max_length_a and max_length_b"),
+        ([run, "--sample", "--top-p", 1.5], "top_p: a share above 0"),
+        ([run, "--input", tmp_path / "none"], "cannot be read (No such file"),
+        ([run, "--input", here, "--output", here], "is the input, too"),
+        ([run, "--output", tmp_path], "cannot be written (Is a directory)"),
+        ([run, "--attention-layer", 0], "give --attention FILE.png too"),
+        ([run, "--attention", "a.pdf"], "a PNG is drawn"),
+        (
+            [run, "--attention", "a.png", "--attention-layer", 2],
+            "--attention-layer: from 0 to 1 (the decoder has 2 layers)",
+        ),
+        ([run, "--checkpoint", "average"], "average"),
+        ([run, "--device", "tpu"], "--device: 'tpu'"),
+    ):
+        found = translate(*words, "--quiet", given=b"rot\n")
+        assert found.returncode == 2, words
+        assert message in found.stderr.decode(), (words, found.stderr)
+        assert len(found.stderr.decode().splitlines()) <= 2
+        assert found.stdout == b""
+    assert here.read_text(encoding="utf-8") == "rot\n"
+    two = translate(run, "--attention", tmp_path / "a.png", given=b"rot\nrot\n")
+    assert two.returncode == 2
+    assert b"give one line that is not empty, given 2 lines" in two.stderr
+
+
+def test_attention_is_drawn(run: Path, translate: Translate, tmp_path: Path) -> None:
+    drawn = []
+    for extra in ([], ["--attention-layer", 1]):
+        file = tmp_path / f"{len(drawn)}.png"
+        found = translate(run, "--attention", file, *extra, given=text(LINES[:1]))
+        assert found.returncode == 0, found.stderr
+        assert len(found.stdout.splitlines()) == 1
+        drawn.append(file.read_bytes())
+        assert drawn[-1].startswith(b"\x89PNG")
+    assert drawn[0] != drawn[1]
+    assert translate(run, "--help").stdout.count(b"JSON lines") == 1

@@ -1,0 +1,263 @@
+"""Decoding translations: token by token as in one pass, in batches as one by one, and the best of all there are."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fullrank as fr
+from fullrank.decoding import beam_search, sample
+from moving import moved
+
+EOS, TARGETS, SOURCES = 0, 5, 9
+SENTENCES = [[3, 1, 7, 2, 8], [4], [6, 6, 2], [1, 2, 3, 4, 5, 6, 7]]
+
+
+def config(attention: dict[str, Any] | None = None, **keys: Any) -> fr.ModelConfig:
+    """A tiny translation model; `attention` of all its places, `encoder` and `decoder` as in a configuration."""
+    encoder = {"vocab_size": SOURCES} | keys.pop("encoder", {})
+    sizes: dict[str, Any] = {
+        "vocab_size": TARGETS, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3,
+        "intermediate_size": 14, "max_position_embeddings": 12, "scale_embedding": True,
+    }  # fmt: skip
+    return fr.ModelConfig(
+        **sizes | keys.pop("model", {}),
+        attention=fr.AttentionConfig(**attention or {}),
+        encoder=fr.EncoderConfig(**encoder),
+        decoder=fr.DecoderConfig(**keys.pop("decoder", {})),
+        **keys,
+    )
+
+
+def translator(settings: fr.ModelConfig, dtype: torch.dtype = torch.float64) -> fr.Translator:
+    """With every parameter away from its start, where mixing does nothing."""
+    torch.manual_seed(3)
+    return moved(fr.Translator(settings).to(dtype).eval())
+
+
+def grid() -> dict[str, fr.ModelConfig]:
+    """All mixings x normalizers x positions x cross-head, in every place."""
+    found = {}
+    for mix, normalize, position, beta in itertools.product(
+        ("none", "position_independent", "position_wise", "random", "average"),
+        ("softmax", "sigsoftmax"),
+        ("sinusoidal", "learned", "relative", "rotary", "none"),
+        (0.0, 0.5),
+    ):
+        score = "relative" if position == "relative" else "dot_product"
+        attention = {"mix": mix, "normalize": normalize, "cross_head": beta, "score": score}
+        found[f"{mix}, {normalize}, {position}, {beta}"] = config(attention, position=position)
+    return found
+
+
+CLUSTERS = {"kind": "adaptive", "cutoffs": [2, 4]}
+OTHERS: dict[str, fr.ModelConfig] = {
+    "dense synthesizer": config({"score": "dense_synthesizer", "mix": "position_wise"}),
+    "random synthesizer": config({"score": "random_synthesizer", "mix": "position_wise"}),
+    "multi-linear encoder": config(
+        {"mix": "position_wise"},
+        encoder={"attention": fr.AttentionConfig(kind="multilinear", cores=2, rank=5)},
+    ),
+    "multi-linear decoder": config(
+        decoder={"attention": fr.AttentionConfig(kind="multilinear", cores=2, rank=5, output_map="decayed")}
+    ),
+    "mixture of softmaxes": config(output=fr.OutputConfig(kind="mixture_of_softmaxes", mixtures=3)),
+    "adaptive": config(output=fr.OutputConfig(**CLUSTERS)),
+    "mixture of adaptive softmaxes": config(
+        output=fr.OutputConfig(kind="mixture_of_softmaxes", mixtures=3, cutoffs=[2, 4], div_val=1)
+    ),
+    "post-norm, tied": config({"mix": "position_wise"}, norm="post", output=fr.OutputConfig(tied=True)),
+    "A in the encoder, B across": config(
+        encoder={"attention": fr.AttentionConfig(mix="position_independent")},
+        decoder={"cross": fr.AttentionConfig(mix="position_wise")},
+    ),
+}
+ALL = grid() | OTHERS
+
+
+def padded(sentences: list[list[int]], longest: int | None = None, filler: int = EOS) -> tuple[Tensor, Tensor]:
+    """Sentences with <eos>, padded on the right, and their mask."""
+    width = longest or max(map(len, sentences)) + 1
+    rows = [[*sentence, EOS] for sentence in sentences]
+    return (
+        torch.tensor([row + [filler] * (width - len(row)) for row in rows]),
+        torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows]),
+    )
+
+
+def forced(model: fr.Translator, sentence: list[int], text: tuple[int, ...]) -> Tensor:
+    """log p of every next token, (N + 1, V), by reading <eos> and the whole text once."""
+    with torch.no_grad():
+        out = model(torch.tensor([[*sentence, EOS]]), torch.tensor([[EOS, *text]]))
+    return out.logits[0].log_softmax(-1)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_token_by_token_is_one_pass(name: str) -> None:
+    """Batched and padded, rows repeated and in another order half-way, as beams do."""
+    texts = torch.tensor([[EOS, 3, 1, 4, 2, 2], [EOS, 1, 1, 2, 4, 3], [EOS, 2, 4, 4, 1, 1], [EOS, 4, 3, 2, 1, 4]])
+    picks = torch.tensor([0, 0, 2, 2, 3, 3])
+    for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
+        model = translator(ALL[name], dtype)
+        ids, mask = padded(SENTENCES)
+        with torch.no_grad():
+            whole = model(ids, texts, mask).logits.log_softmax(-1)
+            reader = model.of_source(model.encode(ids, mask))
+            cache, steps = reader.new_cache(), []
+            for n in range(3):
+                out = reader(texts[:, n : n + 1], cache=cache, attention_mask=None)
+                steps.append(out.logits[:, -1].log_softmax(-1))
+                cache = out.cache
+            begun, expected = torch.stack(steps, dim=1), whole[picks][:, 3:]
+            cache = cache.reorder(picks)
+            steps = []
+            for n in range(3, 6):
+                out = reader(texts[picks][:, n : n + 1], cache=cache, attention_mask=None)
+                steps.append(out.logits[:, -1].log_softmax(-1))
+                cache = out.cache
+        assert begun.std(dim=0).max() > 1e-3  # sentences do matter
+        torch.testing.assert_close(begun, whole[:, :3], rtol=0, atol=tolerance)
+        torch.testing.assert_close(torch.stack(steps, dim=1), expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", [*OTHERS, *list(grid())[::7]])
+def test_a_batch_is_its_sentences_one_by_one(name: str) -> None:
+    model = translator(ALL[name])
+    longest = [5, 3, 6, 8]
+    rules: dict[str, Any] = {"beams": 4, "n_best": 3, "eos_id": EOS, "min_new_tokens": 1, "no_repeat_ngram_size": 3}
+    for filler, width in ((EOS, None), (5, 11)):  # what padding holds, and how much there is, changes nothing
+        ids, mask = padded(SENTENCES, width, filler)
+        start = torch.full((4, 1), EOS)
+        together = beam_search(
+            model.of_source(model.encode(ids, mask)), start, max_new_tokens=torch.tensor(longest), **rules
+        )
+        for b, sentence in enumerate(SENTENCES):
+            alone = beam_search(
+                model.of_source(model.encode(torch.tensor([[*sentence, EOS]]))), start[:1],
+                max_new_tokens=longest[b], **rules,
+            )  # fmt: skip
+            assert together.lengths[b].tolist() == alone.lengths[0].tolist()
+            for n, length in enumerate(alone.lengths[0].tolist()):
+                assert together.ids[b, n, :length].tolist() == alone.ids[0, n, :length].tolist()
+            torch.testing.assert_close(together.scores[b], alone.scores[0], rtol=0, atol=1e-10)
+            torch.testing.assert_close(together.log_probs[b], alone.log_probs[0], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "name", ["none, softmax, sinusoidal, 0.0", "position_wise, sigsoftmax, relative, 0.5", *OTHERS]
+)
+def test_one_beam_is_greedy(name: str) -> None:
+    model = translator(ALL[name])
+    ids, mask = padded(SENTENCES)
+    reader, start = model.of_source(model.encode(ids, mask)), torch.full((4, 1), EOS)
+    found = beam_search(reader, start, max_new_tokens=7, beams=1, eos_id=EOS)
+    greedy = sample(reader, start, max_new_tokens=7, greedy=True, eos_id=EOS)
+    assert found.ids[:, 0].tolist() == greedy.ids.tolist()
+    assert found.lengths[:, 0].tolist() == greedy.lengths.tolist()
+    for sentence, text, length, total in zip(
+        SENTENCES, greedy.ids.tolist(), greedy.lengths.tolist(), found.log_probs[:, 0].tolist(), strict=True
+    ):
+        table = forced(model, sentence, tuple(text[: length - 1]))  # by hand: the likeliest of each step
+        assert text[:length] == table.argmax(-1).tolist()
+        assert total == pytest.approx(table.amax(-1).sum().item(), abs=1e-10)
+
+
+def every_text(longest: int) -> list[tuple[int, ...]]:
+    """Those that end with their only <eos>, and those of full length without one."""
+    others = range(1, TARGETS)
+    ended = [(*head, EOS) for length in range(longest) for head in itertools.product(others, repeat=length)]
+    return [*ended, *itertools.product(others, repeat=longest)]
+
+
+def twice(text: tuple[int, ...], n: int) -> bool:
+    grams = [text[i : i + n] for i in range(len(text) - n + 1)] if n else []
+    return len(grams) > len(set(grams))
+
+
+@pytest.mark.parametrize(("shortest", "ngram"), [(0, 0), (2, 0), (0, 1), (1, 2)])
+@pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0, 2.0])
+@pytest.mark.parametrize("name", ["none, softmax, sinusoidal, 0.0", "position_wise, softmax, learned, 0.0"])
+def test_a_wide_beam_is_exhaustive_search(name: str, penalty: float, shortest: int, ngram: int) -> None:
+    """Against all 341 texts of up to four tokens, each read once with the whole model."""
+    model = translator(ALL[name])
+    sentences, longest = SENTENCES[:2], [4, 3]
+    ids, mask = padded(sentences)
+    found = beam_search(
+        model.of_source(model.encode(ids, mask)), torch.full((2, 1), EOS), max_new_tokens=torch.tensor(longest),
+        min_new_tokens=shortest, no_repeat_ngram_size=ngram, beams=4**4, n_best=12, length_penalty=penalty, eos_id=EOS,
+    )  # fmt: skip
+    for b, sentence in enumerate(sentences):
+        ranked = []
+        for length, texts in itertools.groupby(every_text(longest[b]), key=len):
+            rows = list(texts)
+            written = torch.tensor(rows)
+            inputs = torch.cat((torch.full((len(rows), 1), EOS), written[:, :-1]), dim=1)
+            with torch.no_grad():
+                logits = model(torch.tensor([[*sentence, EOS]]).expand(len(rows), -1), inputs).logits
+            totals = logits.log_softmax(-1).gather(2, written[..., None]).sum((1, 2))
+            ranked += [
+                (total / length**penalty, text)
+                for total, text in zip(totals.tolist(), rows, strict=True)
+                if EOS not in text[:shortest] and not twice(text, ngram)
+            ]
+        ranked.sort(reverse=True)
+        for n, (score, text) in enumerate(ranked[:12]):
+            assert tuple(found.ids[b, n, : int(found.lengths[b, n])].tolist()) == text
+            assert found.scores[b, n].item() == pytest.approx(score, abs=1e-10)
+
+
+def test_samples_come_as_often_as_the_model_says() -> None:
+    """2,000 texts of up to two tokens of each of two sentences, every one within 4.5 standard deviations of its probability."""
+    model = translator(config({"mix": "position_wise"}))
+    draws, sentences = 2000, SENTENCES[:2]
+    ids, mask = padded(sentences)
+    ids, mask = ids.repeat_interleave(draws, 0), mask.repeat_interleave(draws, 0)
+    found = sample(
+        model.of_source(model.encode(ids, mask)), torch.full((2 * draws, 1), EOS), max_new_tokens=2, eos_id=EOS, seed=7
+    )
+    for b, sentence in enumerate(sentences):
+        texts = found.ids[b * draws : (b + 1) * draws]
+        sums = found.log_probs[b * draws : (b + 1) * draws].sum(1)
+        counted = 0
+        for text in every_text(2):
+            table = forced(model, sentence, text[:-1])
+            log_p = sum(float(table[n, token]) for n, token in enumerate(text))
+            p = math.exp(log_p)
+            seen = texts.eq(torch.tensor([*text, EOS][:2])).all(1)
+            counted += int(seen.sum())
+            assert abs(seen.double().mean().item() - p) <= 4.5 * math.sqrt(p * (1 - p) / draws) + 1e-12, text
+            assert sums[seen].tolist() == pytest.approx([log_p] * int(seen.sum()), abs=1e-10)
+        assert counted == draws
+
+
+@pytest.mark.parametrize("mix", ["none", "position_independent", "position_wise", "average"])
+def test_released_decoding_differs_exactly_where_heads_are_mixed(mix: str) -> None:
+    settings = config({"mix": mix})
+    assert settings.decoder is not None
+    ours = translator(settings)
+    released = fr.Translator(
+        dataclasses.replace(settings, decoder=dataclasses.replace(settings.decoder, released_decoding=True))
+    )
+    released.double().eval().load_state_dict(ours.state_dict())
+    ids, mask = padded(SENTENCES)
+    text = torch.tensor([[EOS, 3, 1, 4]]).expand(4, -1)
+    steps = []
+    with torch.no_grad():
+        assert torch.equal(ours(ids, text, mask).logits, released(ids, text, mask).logits)  # trained mixed
+        for model in (ours, released):
+            reader = model.of_source(model.encode(ids, mask))
+            cache, logits = reader.new_cache(), []
+            for n in range(4):
+                out = reader(text[:, n : n + 1], cache=cache, attention_mask=None)
+                logits.append(out.logits[:, -1])
+                cache = out.cache
+            steps.append(torch.stack(logits, dim=1))
+        torch.testing.assert_close(steps[0], ours(ids, text, mask).logits, rtol=0, atol=1e-10)
+    off = (steps[0] - steps[1]).abs().amax(dim=(0, 2))
+    assert off.max() < 1e-12 if mix == "none" else off[1:].min() > 1e-4

@@ -1,0 +1,185 @@
+"""Recipes of translation: sizes from the architecture, what is mixed where, the papers' figures, keys that go together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fullrank.config.load import build, flatten, to_dict
+from fullrank.config.recipe import load
+from fullrank.errors import ConfigError
+from recipe_counts import config_of, total
+
+SCALES = ("paper", "small", "tiny")
+HEADS = (4, 32, 64)
+LAYERS = 6
+
+
+def transformer(width: int, inner: int, source: int, target: int, layers: int = LAYERS) -> int:
+    """Encoder and decoder with post-norm, target vectors tied: 4 E^2 + 4 E of each attention, feed-forward, norms."""
+    attention, feed_forward, norm = 4 * width**2 + 4 * width, 2 * width * inner + inner + width, 2 * width
+    encoder = attention + feed_forward + 2 * norm
+    decoder = 2 * attention + feed_forward + 3 * norm
+    return (source + target) * width + layers * (encoder + decoder)
+
+
+def mixing(heads: int, width: int, kind: str, stacks: int) -> int:
+    """Of all layers of so many stacks of attention: H^2 numbers for A, D H more for B, where D = E / H."""
+    return LAYERS * stacks * {"plain": 0, "a": heads**2, "b": heads**2 + width}[kind]
+
+
+def test_the_known_total_of_fairseq_is_independent_of_heads() -> None:
+    assert transformer(512, 1024, 8848, 6632) == 39_469_056
+    assert [total("mixhead/table4", f"h{heads}-plain") for heads in HEADS] == 3 * [39_469_056]
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("mix", ["a", "b"])
+def test_what_mixing_adds(heads: int, mix: str) -> None:
+    """Encoder and decoder self-attention: two stacks of six layers; three with cross-attention."""
+    plain, row = total("mixhead/table4", f"h{heads}-plain"), f"h{heads}-{mix}"
+    added = total("mixhead/table4", row) - plain
+    assert added == mixing(heads, 512, mix, 2)
+    assert added == {"a": {4: 192, 32: 12_288, 64: 49_152}, "b": {4: 6_336, 32: 18_432, 64: 55_296}}[mix][heads]
+    assert total("mixhead/table4", f"{row}-released") - plain == added
+    assert total("mixhead/table4", f"{row}-cross") - plain == mixing(heads, 512, mix, 3)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_rows_of_table_4_differ_in_heads_and_mixing_only(scale: str) -> None:
+    base = flatten(to_dict(config_of("mixhead/table4", "h4-plain", scale)))
+    for row in load("mixhead/table4").rows:
+        config = config_of("mixhead/table4", row, scale)
+        heads, mix, *how = row.split("-")
+        model, decoder = config.model, config.model.decoder
+        assert decoder is not None
+        assert f"h{model.num_attention_heads}" == heads
+        assert model.head_dim == model.hidden_size // model.num_attention_heads
+        assert model.attention.mix == {"plain": "none", "a": "position_independent", "b": "position_wise"}[mix]
+        assert model.of_cross().attention.mix == (model.attention.mix if how == ["cross"] else "none")
+        assert decoder.released_decoding == (how == ["released"])
+        assert model.of_encoder().attention.mix == model.of_decoder().attention.mix == model.attention.mix
+        flat = flatten(to_dict(config))
+        assert {key for key in flat if flat[key] != base[key]} <= {
+            "model.num_attention_heads", "model.head_dim", "model.attention.mix", "model.decoder.released_cross",
+            "model.decoder.released_decoding",
+        }  # fmt: skip
+
+
+def test_heads_get_narrower_than_sentences_at_every_scale() -> None:
+    widths = {
+        scale: [config_of("mixhead/table4", f"h{h}-plain", scale).model.head_dim for h in HEADS] for scale in SCALES
+    }
+    assert widths == {"paper": [128, 16, 8], "small": [64, 8, 4], "tiny": [32, 4, 2]}
+
+
+def test_table_4_follows_fairseqs_example() -> None:
+    run = config_of("mixhead/table4", "h4-plain")
+    model, train, dropout = run.model, run.train, run.model.dropout
+    assert (model.norm, model.final_norm, model.hidden_act, model.scale_embedding) == ("post", False, "relu", True)
+    assert (model.output.tied, model.output.bias, model.encoder and model.encoder.share_embedding) == (
+        True,
+        False,
+        False,
+    )
+    assert (dropout.embedding, dropout.residual, dropout.attention, dropout.activation) == (0.3, 0.3, 0.0, 0.0)
+    assert (train.optimizer, train.betas, train.weight_decay) == ("adamw", (0.9, 0.98), 1e-4)  # its Adam decays so
+    assert (train.schedule, train.learning_rate, train.warmup_steps, train.warmup_from) == (
+        "inverse_sqrt",
+        5e-4,
+        4000,
+        1e-7,
+    )
+    assert (train.batch_tokens, train.label_smoothing, train.max_grad_norm) == (4096, 0.1, None)
+    assert (run.eval.beams, run.eval.length_penalty, run.eval.metric) == (5, 1.0, "bleu")
+
+
+def test_the_papers_bleu() -> None:
+    """Table 4, and no figure at a row that the paper does not have."""
+    figures = {
+        "h4-plain": (35.28, 34.76), "h4-a": (34.71, 33.84), "h4-b": (35.06, 34.25),
+        "h32-plain": (33.31, 32.60), "h32-a": (32.94, 32.58), "h32-b": (33.15, 32.35),
+        "h64-plain": (28.69, 27.88), "h64-a": (31.74, 31.32), "h64-b": (31.75, 31.44),
+    }  # fmt: skip
+    assert {row: content["paper"] for row, content in load("mixhead/table4").rows.items() if "paper" in content} == {
+        row: {"valid_tokenised_bleu": valid, "test_tokenised_bleu": test} for row, (valid, test) in figures.items()
+    }
+
+
+# -- keys that go together ----------------------------------------------------------------------------------------------
+
+SENTENCES: dict[str, Any] = {"data": {"name": "multi30k-de-en"}, "train": {"batch_tokens": 4096}}
+
+
+def problems_of(raw: dict[str, Any]) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as caught:
+        build(raw)
+    return tuple(caught.value.problems)
+
+
+@pytest.mark.parametrize(
+    "name", ["parallel", "multi30k-de-en", "iwslt14-de-en", "wmt16-en-de", "synthetic-translation"]
+)
+def test_sentence_pairs_are_translated(name: str) -> None:
+    files = {"train": "a", "valid": "b", "test": "c", "source": "de", "target": "en"} if name == "parallel" else {}
+    assert build({"data": {"name": name, **files}, "train": {"batch_tokens": 4096}}).translates
+    assert not build({"data": {"name": "ptb"}}).translates
+    assert not build({}).translates
+
+
+@pytest.mark.parametrize(
+    ("raw", "keys"),
+    [
+        ({"model": {"encoder": {"num_hidden_layers": 2}}}, ["model.encoder: a section of translation models"]),
+        ({"model": {"decoder": {"released_cross": True}}, "data": {"name": "ptb"}}, ["model.decoder: a section", "ptb"]),
+        ({"train": {"batch_tokens": 4096}}, ["train.batch_tokens: of sentence pairs", "given 4096", "train.batch_size"]),
+        ({"eval": {"metric": "bleu"}}, ["eval.metric: bleu judges translations"]),
+        ({"data": {"name": "multi30k-de-en"}}, ["train.batch_tokens: data.name: multi30k-de-en is sentence pairs", "4096"]),
+        ({**SENTENCES, "model": {"memory_length": 8}}, ["model.memory_length: a translation model reads sentences", "8"]),
+        ({**SENTENCES, "eval": {"context": 8}}, ["eval.context: of the segments of a running text", "given 8"]),
+        ({**SENTENCES, "eval": {"stride": 8}}, ["eval.stride"]),
+        ({**SENTENCES, "eval": {"memory_length": 0}}, ["eval.memory_length", "given 0"]),
+        ({**SENTENCES, "eval": {"segment_length": 8}}, ["eval.segment_length"]),
+        (
+            {**SENTENCES, "train": {"batch_tokens": 8, "phases": [{"name": "rest", "skip": "uniform", "p": 0.1}]}},
+            ["train.phases.rest.skip", "given 'uniform', allowed is none"],
+        ),
+        (
+            {"data": {"name": "parallel", "train": "a", "valid": "b", "test": "c", "source": "de", "target": "en",
+                      "vocabulary": "separate"},
+             "train": {"batch_tokens": 8}, "model": {"encoder": {"share_embedding": True}}},
+            ["model.encoder.share_embedding: one table", "data.vocabulary: joint"],
+        ),
+        (
+            {**SENTENCES, "train": {"batch_tokens": 8, "overlap": 0.1}, "model": {"attention": {"kind": "multilinear"}}},
+            ["train.overlap: a penalty on attention weights"],
+        ),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together(raw: dict[str, Any], keys: list[str]) -> None:
+    (problem,) = problems_of(raw)
+    for key in keys:
+        assert key in problem
+
+
+def test_a_penalty_acts_wherever_there_are_weights() -> None:
+    """Multi-linear attention in the encoder alone leaves two kinds of attention with weights."""
+    encoder = {"encoder": {"attention": {"kind": "multilinear"}}}
+    config = build({**SENTENCES, "train": {"batch_tokens": 8, "overlap": 0.1}, "model": encoder})
+    assert config.model.of_encoder().attention.kind == "multilinear"
+    assert config.model.of_decoder().attention.kind == "weighted"
+
+
+def test_phases_without_rest_are_free() -> None:
+    phases = [{"name": "first", "steps": 5}, {"name": "second", "steps": 5}]
+    assert build({**SENTENCES, "train": {"batch_tokens": 8, "phases": phases}}).translates
+
+
+def test_all_problems_are_told_at_once() -> None:
+    found = problems_of(
+        {"data": {"name": "multi30k-de-en"}, "model": {"memory_length": 4}, "eval": {"stride": 3, "context": 2}}
+    )
+    assert [problem.split(":")[0] for problem in found] == [
+        "model.memory_length", "train.batch_tokens", "eval.context", "eval.stride",
+    ]  # fmt: skip
