@@ -10,7 +10,16 @@ import pytest
 
 import fullrank as fr
 from fullrank.config import registry
-from fullrank.config.load import apply_overrides, build, build_model, json_schema, known_keys, parse_yaml, to_dict, to_yaml
+from fullrank.config.load import (
+    apply_overrides,
+    build,
+    build_model,
+    json_schema,
+    known_keys,
+    parse_yaml,
+    to_dict,
+    to_yaml,
+)
 from fullrank.errors import ConfigError
 
 SIZES: dict[str, Any] = {"vocab_size": 20, "hidden_size": 12, "num_attention_heads": 3}
@@ -87,7 +96,9 @@ def test_dropout_of_weights_is_for_the_places_that_have_some() -> None:
     found = model(dropout={"attention": 0.1}, attention=PAIRS, decoder={"cross": {}})
     parts = (found.of_encoder(), found.of_decoder(), found.of_cross())
     assert [part.dropout.attention for part in parts] == [0.0, 0.0, 0.1]
-    with pytest.raises(ConfigError, match="model.dropout.attention: multi-linear attention has no attention weights"):
+    with pytest.raises(
+        ConfigError, match=r"model\.dropout\.attention: multi-linear attention has no attention weights"
+    ):
         model(dropout={"attention": 0.1}, attention=PAIRS, encoder={})
 
 
@@ -125,7 +136,10 @@ def test_as_published_is_asked_of_the_decoder() -> None:
 # -- what cannot be ---------------------------------------------------------------------------------------------------
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"decoder": {"cross": {"score": "dense_synthesizer"}}}, "model.decoder.cross.score: 'dense_synthesizer' scores places"),
+    (
+        {"decoder": {"cross": {"score": "dense_synthesizer"}}},
+        "model.decoder.cross.score: 'dense_synthesizer' scores places",
+    ),
     ({"decoder": {"cross": {"score": "random_synthesizer"}}}, "model.decoder.cross.score: 'random_synthesizer'"),
     ({"decoder": {"cross": {"score": "relative"}}}, "model.decoder.cross.score: 'relative'"),
     ({"decoder": {"cross": PAIRS | {"score": "relative"}}}, "model.decoder.cross.score: 'relative'"),
@@ -138,7 +152,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "model.encoder.share_embedding: one table for both vocabularies, but model.encoder.vocab_size is 21 and "
         "model.vocab_size 20",
     ),
-    ({"encoder": {"attention": {"score": "relative"}}}, "model.encoder.attention.score: 'relative' goes with model.position"),
+    (
+        {"encoder": {"attention": {"score": "relative"}}},
+        "model.encoder.attention.score: 'relative' goes with model.position",
+    ),
     (
         {"position": "relative", "attention": {"score": "relative"}, "decoder": {"attention": {}}},
         "given model.decoder.attention.score: dot_product with model.position: relative",
@@ -287,7 +304,9 @@ def test_the_schema_has_the_sections_with_their_choices() -> None:
             assert names == [registry.names(slot)], (place, key)
     assert at("model.encoder.share_embedding")["type"] == "boolean"
     assert {"type": "null"} in schema["$defs"]["ModelConfig"]["properties"]["encoder"]["anyOf"]
-    taken = {"model": {"encoder": {"vocab_size": 30, "attention": {"mix": "position_wise"}}, "decoder": {"cross": PAIRS}}}
+    taken = {
+        "model": {"encoder": {"vocab_size": 30, "attention": {"mix": "position_wise"}}, "decoder": {"cross": PAIRS}}
+    }
     jsonschema.validate(taken, schema)
     jsonschema.validate({"model": {"encoder": None}}, schema)
     for wrong in (

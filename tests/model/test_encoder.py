@@ -127,14 +127,24 @@ def test_its_own_part_of_a_translation_model() -> None:
 
 def test_as_published_is_masked_here() -> None:
     """Nothing is hidden from an encoder anyway."""
-    published, masked = encoder("pairs", attention=PAIRS | {"causal": "as_published", "not_next_token_perplexity": True}), encoder("pairs")
+    published, masked = (
+        encoder("pairs", attention=PAIRS | {"causal": "as_published", "not_next_token_perplexity": True}),
+        encoder("pairs"),
+    )
     ids = tokens(SOURCE, 2, 6)
     with torch.no_grad():
         assert torch.equal(published(ids), masked(ids))
 
 
 def test_the_longest_sentence() -> None:
-    for kind, longest in (("plain", None), ("learned", 16), ("random", 16), ("dense", 16), ("pairs", 16), ("decayed", None)):
+    for kind, longest in (
+        ("plain", None),
+        ("learned", 16),
+        ("random", 16),
+        ("dense", 16),
+        ("pairs", 16),
+        ("decayed", None),
+    ):
         model = encoder(kind)
         assert model.max_length == longest
         with torch.no_grad():
@@ -151,7 +161,7 @@ def test_the_longest_sentence() -> None:
 def test_what_is_refused() -> None:
     with pytest.raises(InputError, match="an encoder reads sentences, not a running text"):
         fr.Encoder(fr.ModelConfig(**SIZES, memory_length=3))
-    with pytest.raises(ConfigError, match="model.vocab_size"):
+    with pytest.raises(ConfigError, match=r"model\.vocab_size"):
         fr.Encoder(fr.ModelConfig())
     model = encoder()
     with pytest.raises(InputError, match=r"input_ids must be \(B, M\)"):

@@ -6,7 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 from translator_models import (
-    B, MECHANISMS, PAIRS, TARGET, close, padding, sentences, tokens, translator,
+    MECHANISMS,
+    PAIRS,
+    TARGET,
+    B,
+    close,
+    padding,
+    sentences,
+    tokens,
+    translator,
 )  # fmt: skip
 
 import fullrank as fr
@@ -48,10 +56,10 @@ def test_kernels_agree(mechanism: str, kernel: str, side: str) -> None:
     try:
         with fr.kernel(kernel):
             found = computed(model, side)
-    except InputError as error:
-        assert kernel != "auto", error
-        assert "cannot compute" in str(error)
-        return
+    except InputError:
+        if kernel == "auto":
+            raise
+        return  # it cannot compute these stages
     assert found.keys() == expected.keys()
     largest = max(float(t.abs().max()) for name, t in expected.items() if name.startswith("gradient"))
     for name, wanted in expected.items():
@@ -117,6 +125,7 @@ def test_single_precision_and_autocast(mechanism: str) -> None:
 
 
 # -- compiled ---------------------------------------------------------------------------------------------------------
+
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # Dynamo asks every tensor for its gradient
 def test_compiled_blocks_equal_eager() -> None:

@@ -162,7 +162,8 @@ class ModelConfig(Strict):
                 "model.position: rotary turns queries and keys so that their dot product knows a distance; multi-linear "
                 "attention has no dot product, choose sinusoidal, learned, relative or none"
             )
-        if self.dropout.attention and self.encoder is None and self.decoder is None:  # else it is for places with weights
+        alone = self.encoder is None and self.decoder is None  # else it is for the places with weights
+        if self.dropout.attention and alone:
             problems.append(
                 f"model.dropout.attention: multi-linear attention has no attention weights to drop, given "
                 f"{self.dropout.attention}; set it to 0 and use model.dropout.residual"
