@@ -93,13 +93,15 @@ def test_a_saved_configuration_is_the_same_configuration(raw: dict[str, Any]) ->
 
 def test_a_saved_configuration_states_every_key() -> None:
     saved = to_dict(RunConfig())
-    assert list(known_keys()) == [key for key in known_keys() if _has(saved, key)]
+    null = ("model.encoder.", "model.decoder.")  # sections of translation models
+    stated = [key for key in known_keys() if not key.startswith(null)]
+    assert stated == [key for key in known_keys() if _has(saved, key)]
     assert parse_yaml(to_yaml(RunConfig()), "saved") == saved
 
 
 def _has(nested: dict[str, Any], key: str) -> bool:
     head, _, rest = key.partition(".")
-    return head in nested and (not rest or _has(nested[head], rest))
+    return head in nested and (not rest or (nested[head] is not None and _has(nested[head], rest)))
 
 
 def test_the_interfaces_defaults() -> None:

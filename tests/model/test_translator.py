@@ -278,7 +278,7 @@ def test_one_table_is_saved_once_and_its_gradients_add_up() -> None:
 
 def test_one_table_stays_one_when_copied_moved_or_trained() -> None:
     model: Any = translator("one table")
-    source, target = sentences(model)
+    source, _ = sentences(model)
     copied = copy.deepcopy(model).float()
     assert copied.encoder._lent[0] is copied.decoder.embedding
     assert copied.encoder._lent[0] is not model.decoder.embedding
@@ -401,9 +401,9 @@ def test_the_longest_sentences() -> None:
 
 
 def test_what_cannot_be_built() -> None:
-    with pytest.raises(ConfigError, match="model.memory_length: a translation model reads sentences"):
+    with pytest.raises(ConfigError, match=r"model\.memory_length: a translation model reads sentences"):
         fr.Translator(fr.ModelConfig(**SIZES, memory_length=4))
-    with pytest.raises(ConfigError, match="model.vocab_size: must be a number"):
+    with pytest.raises(ConfigError, match=r"model\.vocab_size: must be a number"):
         fr.Translator(fr.ModelConfig())
     decayed = fr.AttentionConfig(**PAIRS, output_map="decayed")
     with pytest.raises(ConfigError, match=r"model.decoder.cross: .*decayed weighs distances"):

@@ -146,7 +146,8 @@ def test_equals_the_transformer_of_pytorch(norm: str) -> None:
         for i in range(2)
         for part, ours, other in (
             ("encoder", "attention.merge", "self_attn.out_proj"), ("encoder", "feed_forward.up", "linear1"),
-            ("decoder", "attention.merge", "self_attn.out_proj"), ("decoder", "cross_attention.merge", "multihead_attn.out_proj"),
+            ("decoder", "attention.merge", "self_attn.out_proj"),
+            ("decoder", "cross_attention.merge", "multihead_attn.out_proj"),
             ("decoder", "feed_forward.down", "linear2"),
         )
     ]  # fmt: skip

@@ -128,9 +128,8 @@ def attention(
             table = read[f"{name}project.relative.weight"][i * size : (i + 1) * size]
             rows = []
             for n in range(len(x)):
-                rows.append(
-                    torch.stack([(q[n] + u) @ k[m] + (q[n] + t) @ (table @ distance(config, stages, n - m)) for m in range(len(source))])
-                )  # fmt: skip
+                far = [table @ distance(config, stages, n - m) for m in range(len(source))]
+                rows.append(torch.stack([(q[n] + u) @ k[m] + (q[n] + t) @ far[m] for m in range(len(source))]))
             scores = torch.stack(rows) / math.sqrt(size)
         else:
             scores = q @ k.T / math.sqrt(size)

@@ -10,6 +10,7 @@ import difflib
 import functools
 import json
 import re
+import types
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args, get_type_hints
@@ -139,8 +140,7 @@ def known_keys(cls: type = RunConfig, prefix: str = "") -> Iterator[str]:
     hints = get_type_hints(cls)
     for field in dataclasses.fields(cls):
         yield prefix + field.name
-        inner = hints[field.name]
-        if isinstance(inner, type) and dataclasses.is_dataclass(inner):
+        if inner := _section(hints[field.name]):
             yield from known_keys(inner, f"{prefix}{field.name}.")
 
 
@@ -189,7 +189,13 @@ def _describe(error: Mapping[str, Any], root: type, prefix: str) -> list[str]:
 def _sections(cls: type) -> dict[str, type]:
     """The keys of a configuration class that hold another configuration class."""
     hints = get_type_hints(cls)
-    return {f.name: hints[f.name] for f in dataclasses.fields(cls) if dataclasses.is_dataclass(hints[f.name])}
+    return {f.name: inner for f in dataclasses.fields(cls) if (inner := _section(hints[f.name]))}
+
+
+def _section(hint: Any) -> type | None:
+    """The configuration class that a field holds, also where it may be null; None if it holds a value."""
+    alternatives = get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return next((cls for cls in alternatives if isinstance(cls, type) and dataclasses.is_dataclass(cls)), None)
 
 
 def _no_booleans(cls: type, raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from fullrank.config import parts
 from fullrank.config.attention import AttentionConfig
 from fullrank.config.checks import (
     SIZES,
@@ -126,70 +127,19 @@ class ModelConfig(Strict):
 
     def of_encoder(self) -> ModelConfig:
         """What an encoder is built from. Nothing is hidden there, so `as_published` and `masked` are one."""
-        own = self.encoder or EncoderConfig()
-        return replace(
-            self,
-            vocab_size=own.vocab_size or self.vocab_size,
-            num_hidden_layers=own.num_hidden_layers or self.num_hidden_layers,
-            attention=_seeing_all(own.attention or self.attention),
-            encoder=None,
-            decoder=None,
-        )
+        return parts.of_encoder(self)
 
     def of_decoder(self) -> ModelConfig:
         """What a decoder is built from, its cross-attention apart."""
-        own = self.decoder or DecoderConfig()
-        layers, attention = own.num_hidden_layers or self.num_hidden_layers, own.attention or self.attention
-        return replace(self, num_hidden_layers=layers, attention=attention, encoder=None, decoder=None)
+        return parts.of_decoder(self)
 
     def of_cross(self) -> ModelConfig:
         """What cross-attention is built from: no positions, for those of two texts have no distance."""
-        own = self.decoder or DecoderConfig()
-        attention = own.cross or replace(self.attention, score="dot_product")
-        if own.released_cross:
-            attention = replace(attention, mix="none")
-        return replace(self.of_decoder(), position="none", attention=_seeing_all(attention))
+        return parts.of_cross(self)
 
     def problems_of_translation(self) -> list[str]:
         """Why no translation model can be built of this; empty if one can."""
-        problems: list[str] = []
-        if self.memory_length:
-            problems.append(
-                f"model.memory_length: a translation model reads sentences, not a running text; given {self.memory_length}, "
-                "set it to 0"
-            )
-        cross = self.decoder.cross if self.decoder is not None else None
-        given = cross or self.attention
-        if cross is not None and stage_name(cross.score) != "dot_product":
-            problems.append(
-                f"model.decoder.cross.score: '{stage_name(cross.score)}' scores places and distances, and those of two texts "
-                "have nothing to do with each other; use dot_product"
-            )
-        if given.output_map == "decayed":
-            problems.append(
-                "model.decoder.cross: multi-linear attention with output_map decayed weighs distances, and between two texts "
-                "there are none; give model.decoder.cross an output_map pairs, or kind: weighted"
-            )
-        shared = self.encoder is not None and self.encoder.share_embedding
-        if shared and self.encoder is not None and self.encoder.vocab_size not in (None, self.vocab_size):
-            problems.append(
-                f"model.encoder.share_embedding: one table for both vocabularies, but model.encoder.vocab_size is "
-                f"{self.encoder.vocab_size} and model.vocab_size {self.vocab_size}; use one joint vocabulary (data.vocabulary: "
-                "joint), or set it to false"
-            )
-        if problems:
-            return problems
-        parts = (
-            ("model.encoder.attention", self.of_encoder),
-            ("model.decoder.attention", self.of_decoder),
-            ("model.decoder.cross", self.of_cross),
-        )
-        for key, part in parts:
-            try:
-                part()
-            except ConfigError as error:
-                problems += [problem.replace("model.attention", key) for problem in error.problems]
-        return problems
+        return parts.problems(self)
 
     def problems_of_masked(self) -> list[str]:
         """Why no masked language model can be built of this; empty if one can."""
@@ -233,7 +183,8 @@ class ModelConfig(Strict):
                 "model.position: rotary turns queries and keys so that their dot product knows a distance; multi-linear "
                 "attention has no dot product, choose sinusoidal, learned, relative or none"
             )
-        if self.dropout.attention:
+        alone = self.encoder is None and self.decoder is None  # else it is for the places with weights
+        if self.dropout.attention and alone:
             problems.append(
                 f"model.dropout.attention: multi-linear attention has no attention weights to drop, given "
                 f"{self.dropout.attention}; set it to 0 and use model.dropout.residual"
@@ -305,12 +256,6 @@ class ModelConfig(Strict):
                 "use model.dropout.output"
             )
         object.__setattr__(self, "output", replace(written, cutoffs=cutoffs, div_val=div_val))
-
-
-def _seeing_all(attention: AttentionConfig) -> AttentionConfig:
-    if attention.sees_future:
-        return replace(attention, causal="masked", not_next_token_perplexity=False)
-    return attention
 
 
 def with_memory(

@@ -1,0 +1,317 @@
+"""The encoder and decoder sections: what follows from what, what cannot be, and by which key it is named."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+
+import fullrank as fr
+from fullrank.config import registry
+from fullrank.config.load import (
+    apply_overrides,
+    build,
+    build_model,
+    json_schema,
+    known_keys,
+    parse_yaml,
+    to_dict,
+    to_yaml,
+)
+from fullrank.errors import ConfigError
+
+SIZES: dict[str, Any] = {"vocab_size": 20, "hidden_size": 12, "num_attention_heads": 3}
+PAIRS: dict[str, Any] = {"kind": "multilinear", "rank": 5}
+DECAYED = PAIRS | {"output_map": "decayed"}
+SEEING = PAIRS | {"causal": "as_published"}
+
+
+def model(**sections: Any) -> fr.ModelConfig:
+    return build_model(SIZES | sections)
+
+
+def of_python(**sections: Any) -> fr.ModelConfig:
+    """The same, without YAML."""
+    made = dict(sections)
+    for name, cls in (("encoder", fr.EncoderConfig), ("decoder", fr.DecoderConfig)):
+        if name in made:
+            inner = {k: fr.AttentionConfig(**v) if isinstance(v, dict) else v for k, v in made[name].items()}
+            made[name] = cls(**inner)
+    for name, cls in (("attention", fr.AttentionConfig), ("dropout", fr.DropoutConfig), ("input", fr.InputConfig),
+                      ("output", fr.OutputConfig)):  # fmt: skip
+        if name in made:
+            made[name] = cls(**made[name])
+    return fr.ModelConfig(**SIZES | made)
+
+
+# -- what follows from what -------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_said_is_as_in_the_model() -> None:
+    plain = model(attention={"mix": "position_wise"}, num_hidden_layers=3, position="learned")
+    for part in (plain.of_encoder(), plain.of_decoder()):
+        assert part == plain
+    assert plain.of_cross() == replace(plain, position="none")
+    assert (plain.encoder, plain.decoder) == (None, None)
+    assert plain.problems_of_translation() == []
+
+
+def test_each_place_has_its_own() -> None:
+    found = model(
+        attention={"mix": "position_independent"},
+        encoder={"num_hidden_layers": 4, "vocab_size": 30, "attention": {"normalize": "sigsoftmax"}},
+        decoder={"num_hidden_layers": 2, "attention": {"mix": "position_wise"}, "cross": PAIRS},
+    )
+    encoder, decoder, cross = found.of_encoder(), found.of_decoder(), found.of_cross()
+    assert (encoder.num_hidden_layers, encoder.vocab_size, encoder.attention.normalize) == (4, 30, "sigsoftmax")
+    assert encoder.attention.mix == "none"  # a section of its own is not laid on the model's
+    assert (decoder.num_hidden_layers, decoder.vocab_size, decoder.attention.mix) == (2, 20, "position_wise")
+    assert (cross.attention.kind, cross.position) == ("multilinear", "none")
+    assert all(part.encoder is part.decoder is None for part in (encoder, decoder, cross))
+    assert model(attention={"mix": "average"}, encoder={}, decoder={}).of_cross().attention.mix == "average"
+
+
+def test_cross_attention_scores_by_content() -> None:
+    """Whatever the score of self-attention is, where no `cross` says otherwise."""
+    for score, position in (("relative", "relative"), ("dense_synthesizer", "none"), ("random_synthesizer", "none")):
+        found = model(position=position, attention={"score": score, "mix": "position_wise"}, encoder={})
+        assert found.of_cross().attention == fr.AttentionConfig(mix="position_wise")
+        assert found.of_decoder().attention.score == score
+
+
+def test_released_cross_leaves_mixing_out_there() -> None:
+    for sections in ({"attention": {"mix": "position_wise"}}, {"decoder": {"cross": {"mix": "position_wise"}}}):
+        sections["decoder"] = sections.get("decoder", {}) | {"released_cross": True}
+        found = model(**sections)
+        assert found.of_cross().attention.mix == "none"
+        assert found.of_decoder().attention == found.attention
+
+
+def test_dropout_of_weights_is_for_the_places_that_have_some() -> None:
+    found = model(dropout={"attention": 0.1}, encoder={"attention": PAIRS})
+    parts = (found.of_encoder(), found.of_decoder(), found.of_cross())
+    assert [part.dropout.attention for part in parts] == [0.0, 0.1, 0.1]
+    found = model(dropout={"attention": 0.1}, attention=PAIRS, decoder={"cross": {}})
+    parts = (found.of_encoder(), found.of_decoder(), found.of_cross())
+    assert [part.dropout.attention for part in parts] == [0.0, 0.0, 0.1]
+    with pytest.raises(
+        ConfigError, match=r"model\.dropout\.attention: multi-linear attention has no attention weights"
+    ):
+        model(dropout={"attention": 0.1}, attention=PAIRS, encoder={})
+
+
+def test_the_output_is_of_target_words() -> None:
+    """Its clusters need not fit the source's vocabulary; those of an adaptive input do."""
+    clusters = {"kind": "adaptive", "cutoffs": [10, 15]}
+    assert model(output=clusters, encoder={"vocab_size": 12}).of_encoder().output.kind == "softmax"
+    with pytest.raises(ConfigError, match=r"model.input.cutoffs: below model.encoder.vocab_size 12"):
+        model(input=clusters, encoder={"vocab_size": 12})
+
+
+# -- tokens that see later ones ---------------------------------------------------------------------------------------
+
+
+def test_as_published_is_asked_of_the_decoder() -> None:
+    """Only what predicts has to say that its perplexity is none; nothing is hidden from the others."""
+    for sections in ({"encoder": {"attention": SEEING}}, {"decoder": {"cross": SEEING}}):
+        found = model(**sections)
+        assert not found.sees_future
+        assert not found.of_encoder().sees_future
+        assert not found.of_cross().sees_future
+    wanted = r"model.decoder.attention.causal: as_published .* model.decoder.attention.not_next_token_perplexity: true"
+    with pytest.raises(ConfigError, match=wanted) as error:
+        model(decoder={"attention": SEEING})
+    assert len(error.value.problems) == 1
+    with pytest.raises(ConfigError, match=r"^model.attention.causal: as_published"):
+        model(attention=SEEING, encoder={})
+    said = SEEING | {"not_next_token_perplexity": True}
+    assert model(decoder={"attention": said}).sees_future
+    assert model(attention=said, encoder={}).sees_future
+    assert not model(attention=SEEING, decoder={"attention": PAIRS}).sees_future
+    assert not model(attention=said, decoder={"attention": {}}).sees_future
+
+
+# -- what cannot be ---------------------------------------------------------------------------------------------------
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    (
+        {"decoder": {"cross": {"score": "dense_synthesizer"}}},
+        "model.decoder.cross.score: 'dense_synthesizer' scores places",
+    ),
+    ({"decoder": {"cross": {"score": "random_synthesizer"}}}, "model.decoder.cross.score: 'random_synthesizer'"),
+    ({"decoder": {"cross": {"score": "relative"}}}, "model.decoder.cross.score: 'relative'"),
+    ({"decoder": {"cross": PAIRS | {"score": "relative"}}}, "model.decoder.cross.score: 'relative'"),
+    ({"decoder": {"cross": DECAYED}}, "model.decoder.cross: multi-linear attention with output_map decayed"),
+    ({"attention": DECAYED, "encoder": {}}, "model.decoder.cross: multi-linear attention with output_map decayed"),
+    ({"memory_length": 3, "encoder": {}}, "model.memory_length: a translation model reads sentences"),
+    ({"memory_length": 3, "decoder": {}}, "model.memory_length: a translation model reads sentences"),
+    (
+        {"encoder": {"share_embedding": True, "vocab_size": 21}},
+        "model.encoder.share_embedding: one table for both vocabularies, but model.encoder.vocab_size is 21 and "
+        "model.vocab_size 20",
+    ),
+    (
+        {"encoder": {"attention": {"score": "relative"}}},
+        "model.encoder.attention.score: 'relative' goes with model.position",
+    ),
+    (
+        {"position": "relative", "attention": {"score": "relative"}, "decoder": {"attention": {}}},
+        "given model.decoder.attention.score: dot_product with model.position: relative",
+    ),
+    ({"position": "rotary", "encoder": {"attention": PAIRS}}, "model.position: rotary .* (model.encoder.attention)"),
+    ({"encoder": {"num_hidden_layers": 0}}, "model.encoder.num_hidden_layers: a positive whole number"),
+    ({"encoder": {"vocab_size": -1}}, "model.encoder.vocab_size: a positive whole number"),
+    ({"encoder": {"vocab_size": 2**31}}, "model.encoder.vocab_size: a positive whole number below 2,147,483,648"),
+    ({"decoder": {"num_hidden_layers": 2**40}}, "model.decoder.num_hidden_layers: a positive whole number"),
+]
+
+
+@pytest.mark.parametrize(("sections", "message"), REFUSED, ids=lambda value: str(value)[:60])
+def test_refused(sections: dict[str, Any], message: str) -> None:
+    """From YAML, and the same from Python."""
+    for read in (model, of_python):
+        with pytest.raises(ConfigError) as error:
+            read(**sections)
+        found = "\n".join(error.value.problems)
+        for part in message.split(" .* "):
+            assert part in found
+        assert len(error.value.problems) == 1
+
+
+def test_one_table_for_one_vocabulary() -> None:
+    for sections in ({"share_embedding": True}, {"share_embedding": True, "vocab_size": 20}, {"vocab_size": 21}):
+        assert of_python(encoder=sections) == model(encoder=sections)
+    unknown = fr.ModelConfig(hidden_size=12, num_attention_heads=3, encoder=fr.EncoderConfig(share_embedding=True))
+    assert unknown.vocab_size is None  # known when the data are
+
+
+INSIDE: list[tuple[str, str]] = [
+    ("encoder.attention.mix=position_wize", "model.encoder.attention.mix: 'position_wize' is not available; did you mean"),
+    ("encoder.attention.kind=linear", "model.encoder.attention.kind: 'linear' is not available"),
+    ("encoder.attention.cross_head=3", "model.encoder.attention.cross_head: a probability from 0 to 1, given 3"),
+    ("encoder.attention.rank=5", "model.encoder.attention.rank: goes with `model.encoder.attention.kind: multilinear`"),
+    ("encoder.attention.cross_head=true", "model.encoder.attention.cross_head: input should be a valid number"),
+    ("encoder.num_hidden_layers=true", "model.encoder.num_hidden_layers: input should be a valid integer"),
+    ("encoder.num_hidden_layers=many", "model.encoder.num_hidden_layers: input should be a valid integer"),
+    ("encoder.share_embedding=perhaps", "model.encoder.share_embedding: input should be a valid boolean"),
+    ("decoder.attention.normalize=sofmax", "model.decoder.attention.normalize: 'sofmax' is not available; did you mean"),
+    ("decoder.cross.mix=position_wize", "model.decoder.cross.mix: 'position_wize' is not available; did you mean"),
+    ("decoder.cross.score=dot", "model.decoder.cross.score: 'dot' is not available"),
+    ("decoder.cross.cores=2", "model.decoder.cross.cores: goes with `model.decoder.cross.kind: multilinear`"),
+    ("decoder.cross=yes", "model.decoder.cross: a section of keys, given True"),
+    ("encoder=deep", "model.encoder: a section of keys, given 'deep'"),
+    ("encoder.num_layers=2", "unknown key 'model.encoder.num_layers'; did you mean 'model.encoder.num_hidden_layers'?"),
+    ("encoder.attention.mixx=none", "unknown key 'model.encoder.attention.mixx'; did you mean 'model.encoder.attention.mix'?"),
+    ("decoder.cros.mix=none", "unknown key 'model.decoder.cros'; did you mean 'model.decoder.cross'?"),
+    ("decoder.cross.mixing=none", "unknown key 'model.decoder.cross.mixing'; did you mean 'model.decoder.cross.mix'?"),
+    ("decoder.released_cros=true", "unknown key 'model.decoder.released_cros'; did you mean 'model.decoder.released_cross'?"),
+    ("decoder.vocab_size=3", "unknown key 'model.decoder.vocab_size'; did you mean"),
+    ("coder.num_hidden_layers=3", "unknown key 'model.coder'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("override", "message"), INSIDE, ids=[override for override, _ in INSIDE])
+def test_faults_are_named_with_their_full_key(override: str, message: str) -> None:
+    raw = apply_overrides({"data": {"name": "multi30k-de-en"}, "train": {"batch_tokens": 100}}, [f"model.{override}"])
+    with pytest.raises(ConfigError) as error:
+        build(raw)
+    assert len(error.value.problems) == 1, error.value.problems
+    assert message in error.value.problems[0]
+
+
+def test_all_faults_at_once() -> None:
+    with pytest.raises(ConfigError) as error:
+        model(
+            norm="both",
+            encoder={"attention": {"kind": "x"}, "num_hidden_layers": "two"},
+            decoder={"attention": {"normalize": "x"}, "cross": {"mix": "x"}, "crosss": {}},
+        )
+    keys = {problem.replace("unknown key '", "").split(":")[0].split("'")[0] for problem in error.value.problems}
+    assert keys == {
+        "model.norm", "model.encoder.attention.kind", "model.encoder.num_hidden_layers", "model.decoder.attention.normalize",
+        "model.decoder.cross.mix", "model.decoder.crosss",
+    }  # fmt: skip
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_there_and_back() -> None:
+    raw = {
+        "model": SIZES | {
+            "encoder": {"vocab_size": 30, "attention": {"mix": "position_wise"}},
+            "decoder": {"cross": PAIRS, "released_decoding": True},
+        },
+        "data": {"name": "multi30k-de-en"},
+        "train": {"batch_tokens": 100},
+    }  # fmt: skip
+    config = build(raw)
+    assert config.translates
+    assert build(parse_yaml(to_yaml(config), "saved")) == config
+    assert build(json.loads(json.dumps(to_dict(config)))) == config
+    saved = to_dict(config)["model"]
+    assert set(saved["encoder"]) == {"num_hidden_layers", "vocab_size", "share_embedding", "attention"}
+    assert set(saved["decoder"]) == {"num_hidden_layers", "attention", "cross", "released_cross", "released_decoding"}
+    assert saved["encoder"]["attention"].keys() == asdict(fr.AttentionConfig()).keys()
+    assert config.model.decoder is not None
+    assert config.model.decoder.released_decoding is True
+    assert of_python(**{k: v for k, v in raw["model"].items() if k not in SIZES}) == config.model  # type: ignore[attr-defined]
+
+
+def test_keys_from_the_command_line() -> None:
+    raw = apply_overrides(
+        {"data": {"name": "multi30k-de-en"}, "train": {"batch_tokens": 100}, "model": dict(SIZES)},
+        ["model.encoder.attention.mix=random", "model.encoder.attention.mix.std=0.5", "model.decoder.cross.kind=multilinear",
+         "model.decoder.num_hidden_layers=1", "model.encoder.share_embedding=true"],
+    )  # fmt: skip
+    found = build(raw).model
+    assert found.of_encoder().attention.mix == {"name": "random", "std": 0.5}
+    assert found.of_cross().attention.rank == 40
+    assert found.of_decoder().num_hidden_layers == 1
+    assert found.encoder is not None
+    assert found.encoder.share_embedding is True
+    again = build(apply_overrides(raw, ["model.encoder="])).model
+    assert again.encoder is None
+
+
+def test_every_key_is_known() -> None:
+    keys = set(known_keys())
+    attention = {key.removeprefix("model.attention.") for key in keys if key.startswith("model.attention.")}
+    assert attention == set(asdict(fr.AttentionConfig()))
+    for place in ("encoder.attention", "decoder.attention", "decoder.cross"):
+        assert {f"model.{place}.{key}" for key in attention} <= keys
+
+
+def test_the_schema_has_the_sections_with_their_choices() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json_schema()
+
+    def at(path: str) -> dict[str, Any]:
+        node = schema
+        for word in path.split("."):
+            node = node["properties"][word]
+            choices = [choice for choice in node.get("anyOf", [node]) if "$ref" in choice] or [node]
+            if "$ref" in choices[0]:
+                node = schema["$defs"][choices[0]["$ref"].rpartition("/")[2]]
+        return node
+
+    for place in ("attention", "encoder.attention", "decoder.attention", "decoder.cross"):
+        for key, slot in (("kind", "attend"), ("score", "score"), ("normalize", "normalize"), ("mix", "mix")):
+            found = at(f"model.{place}.{key}")
+            names = [choice["enum"] for choice in found.get("anyOf", [found]) if choice.get("type") == "string"]
+            assert names == [registry.names(slot)], (place, key)
+    assert at("model.encoder.share_embedding")["type"] == "boolean"
+    assert {"type": "null"} in schema["$defs"]["ModelConfig"]["properties"]["encoder"]["anyOf"]
+    taken = {
+        "model": {"encoder": {"vocab_size": 30, "attention": {"mix": "position_wise"}}, "decoder": {"cross": PAIRS}}
+    }
+    jsonschema.validate(taken, schema)
+    jsonschema.validate({"model": {"encoder": None}}, schema)
+    for wrong in (
+        {"encoder": {"layers": 3}}, {"encoder": {"attention": {"mix": "position_wize"}}}, {"decoder": {"cross": "none"}},
+        {"decoder": {"released_cross": 3}}, {"encoder": {"num_hidden_layers": "two"}},
+    ):  # fmt: skip
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({"model": wrong}, schema)
