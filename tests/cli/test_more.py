@@ -119,7 +119,9 @@ def test_report_and_reproduce_give_json_of_one_shape(
     )
     code, out, _ = called(capsys, "reproduce", table, "--out", tmp_path / "out", "--quiet", "--json")
     assert code == 0
-    assert set(json.loads(out)) == set(reported) == {"report", "comparable", "rows", "unfinished"}
+    assert set(json.loads(out)) == set(reported) == {
+        "report", "comparable", "rows", "unfinished", "left_out", "significance",
+    }  # fmt: skip
 
 
 def test_a_foreign_file_is_not_overwritten_by_a_report(

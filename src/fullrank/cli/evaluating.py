@@ -58,21 +58,15 @@ def evaluate_translation(
 
 def _compare(run: Path, other: Path, split: str, *, json: bool) -> None:
     """Paired bootstrap of two runs' kept translations."""
-    from fullrank.evaluation.bleu import paired_bootstrap
-    from fullrank.tasks.translation import is_translation, kept_translations
+    from fullrank.reporting import compare_runs
 
-    if not is_translation(other):
-        raise InputError(f"--against {other}: not a translation run")
-    mine, references = kept_translations(run, split)
-    theirs, others = kept_translations(other, split)
-    if references != others:
-        raise InputError(f"{run} and {other} have different references for '{split}': there is nothing to compare")
-    found = {"run": str(run), "against": str(other), "split": split, **paired_bootstrap(theirs, mine, references)}
+    found = compare_runs([other, run], split)
     if json:
         print_json(found)
         return
-    print(f"{split}: BLEU {found['b']:.2f} of {run}, {found['a']:.2f} of {other}")
+    difference = found["against_first"][0]
+    print(f"{split}: BLEU {difference['b']:.2f} of {run}, {difference['a']:.2f} of {other}")
     print(
-        f"  difference {found['difference']:+.2f}, 95 % interval {found['low']:+.2f} to {found['high']:+.2f}, p = "
-        f"{found['p_value']:.3f} (paired bootstrap, {found['samples']:,} samples of {found['sentences']:,} sentences)"
+        f"  difference {difference['difference']:+.2f}, 95 % interval {difference['low']:+.2f} to {difference['high']:+.2f}, "
+        f"p = {difference['p_value']:.3f} (paired bootstrap, {found['samples']:,} samples of {found['sentences']:,} sentences)"
     )

@@ -173,7 +173,12 @@ def _train(
         "mixing_parameters": counts["mixing"],
         "final": final,
         "last": last,
-        "best": {"step": done.best_step, "nll": done.best_nll, **parts.judged},
+        "best": {
+            "step": done.best_step,
+            "nll": done.best_nll,
+            config.eval.metric: done.best_metric,
+            **parts.judged,
+        },
         **parts.told,
         "steps": done.steps,
         "epochs": done.epochs,

@@ -292,17 +292,6 @@ def evaluate(
     }
 
 
-def kept_translations(folder: Path, split: str) -> tuple[list[str], list[str]]:
-    """The final translations of a run and their references; InputError if it has none yet."""
-    found = []
-    for name in (f"{split}.txt", f"{split}.reference.txt"):
-        path = folder / "translations" / name
-        if not path.is_file():
-            raise InputError(f"{path}: no such file; has the run finished, and does it have the split '{split}'?")
-        found.append(path.read_text(encoding="utf-8").splitlines())
-    return found[0], found[1]
-
-
 def is_translation(folder: Path) -> bool:
     """Whether the run in `folder` translates."""
     try:
