@@ -12,7 +12,7 @@ from fullrank.data import Language, load_language
 from fullrank.errors import InputError
 from fullrank.model.translator import Translator
 from fullrank.tasks.run_folder import open_run
-from fullrank.tasks.translation_search import Found, Search, translate_ids
+from fullrank.tasks.translation_search import Found, Search, named, translate_ids
 from fullrank.training.device import choose_device
 
 SOURCE, TARGET = "tokenizer/source", "tokenizer/target"  # the languages in a run folder
@@ -79,7 +79,7 @@ class Translating:
             ("source", self.source, self.model.encoder.config.vocab_size),
             ("target", self.target, self.model.config.vocab_size),
         ):
-            if len(language) != known:
+            if known is None or len(language) > known:  # spare entries of the model name nothing
                 raise InputError(
                     f"{folder}: the {side} vocabulary has {len(language):,} entries, the model {known:,}; were files of "
                     "another run copied here?"
@@ -131,5 +131,7 @@ class Translating:
         return ids[:most]
 
     def _text(self, found: Found) -> Translation:
-        text = " ".join(self.target.decode(found.ids).split())  # a translation is one line, whatever was written
+        text = " ".join(
+            self.target.decode(named(found.ids, self.target)).split()
+        )  # a translation is one line, whatever was written
         return Translation(text, found.ids, found.tokens, found.log_prob, found.score)

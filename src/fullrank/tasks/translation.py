@@ -25,7 +25,7 @@ from fullrank.tasks.pair_vocabulary import with_vocabularies
 from fullrank.tasks.run import Parts, Say, Text
 from fullrank.tasks.run_folder import open_run
 from fullrank.tasks.translating import SOURCE, TARGET
-from fullrank.tasks.translation_search import Search, translate_ids
+from fullrank.tasks.translation_search import Search, named, translate_ids
 from fullrank.training.device import choose_device
 from fullrank.training.values import Judged
 
@@ -213,7 +213,7 @@ def translate(
     )
     ids: list[tuple[int, ...]] = [()] * count  # an empty source has an empty translation
     for i, best in zip(filled, found, strict=True):
-        ids[i] = best[0].ids
+        ids[i] = named(best[0].ids, corpus.target)
     return Translated([corpus.target.decode(line) for line in ids], [corpus.target.tokens(line) for line in ids])
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fullrank.config.schema import EvalConfig
+from fullrank.data import Language
 from fullrank.decoding import beam_search, sample
 from fullrank.errors import InputError
 from fullrank.model.translator import Translator
@@ -145,6 +146,11 @@ def translate_ids(
         if progress is not None:
             progress(done)
     return found
+
+
+def named(ids: Sequence[int], language: Language) -> tuple[int, ...]:
+    """`ids` as the language can write them: entries that only the model has (a larger `vocab_size`) are unknown words."""
+    return tuple(token if token < len(language) else language.unk_id for token in ids)
 
 
 def padded(sentences: Sequence[Sequence[int]], filler: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
