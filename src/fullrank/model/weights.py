@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -66,6 +66,16 @@ def find(path: Path, checkpoint: str) -> tuple[Path, ModelConfig]:
     hint = f"it has {', '.join(named)}" if named else "has the run saved a checkpoint yet?"
     hint += "; `fullrank average` makes one that is called average" if checkpoint == "average" and named else ""
     raise InputError(f"{path}: holds no weights ({WEIGHTS}, or checkpoints/{checkpoint}/{WEIGHTS}); {hint}")
+
+
+def holds_translator(path: Path, checkpoint: str = "best") -> bool:
+    """Whether a folder that `find` reads is that of a translation model; of a damaged file, loading it says more."""
+    file, _ = find(path, checkpoint)
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            return any(name.startswith("encoder.") for name in tensors.keys())  # noqa: SIM118
+    except (SafetensorError, OSError):
+        return False
 
 
 def read(file: Path) -> dict[str, torch.Tensor]:
