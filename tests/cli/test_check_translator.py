@@ -44,7 +44,7 @@ def test_a_recipe_is_made_small_and_passes(called: Called) -> None:
     assert found["source"] == "a translation model of fullrank"
     assert (found["vocab_size"], found["row"]) == (32, "h4-b")
     assert "hidden_size 512 -> 16" in found["shrunk"]
-    assert "encoder.vocab_size that of the data -> 35" in found["shrunk"]
+    assert "encoder.vocab_size 8848 -> 35" in found["shrunk"]
 
 
 def test_a_row_that_decodes_as_released_fails_by_name(called: Called) -> None:

@@ -41,8 +41,8 @@ def check(
         report = fr.check(model);  report.passes, report.failures, report.layers
 
     model: a `LanguageModel`, a `Translator`, a causal model of Hugging Face, or any module whose `model(input_ids)` gives
-    logits (B, N, V) or an object with `.logits`; it is left as it is. Where its forward takes `attention_mask`, padding is checked too. What
-    does not apply is said, with the reason.
+    logits (B, N, V) or an object with `.logits`; it is left as it is. Where its forward takes `attention_mask`, padding is
+    checked too. What does not apply is said, with the reason.
     vocab_size: how many token ids it knows, where it does not say it. length: tokens of the texts it is given; by default a
     short prime that no size of the model equals, since layers that leak are recognised by the dimension of positions.
     text (S, N + 1) or (T,): token ids of a text it was trained for, for the last-position test; without one, a small model
