@@ -18,8 +18,9 @@ MIXES = ["plain", "a", "b"]
 TENSORIZED = ["plain", "core1", "core2", "decayed", "core1-as-published", "core2-as-published"]
 TABLE4 = [f"h{h}-{mix}" for h in (4, 32, 64) for mix in MIXES]
 TABLE4_OURS = [f"h{h}-{mix}-{how}" for h in (4, 32, 64) for how in ("cross", "released") for mix in ("a", "b")]
-TRANSLATION = ["mixhead/table4"]
+TRANSLATION = ["mixhead/table4", "mixhead/table4-long", "tensorized/table3"]
 OURS = {  # not in the paper
+    ("tensorized/table3", "decayed"),
     *(("mixhead/table4", row) for row in TABLE4_OURS),
     ("mixhead/table1-synthesizer", "without-keys"),
     ("mixhead/table1-synthesizer", "random"),
@@ -44,6 +45,7 @@ def test_recipes_are_there() -> None:
         "mixhead/table3-baevski": MIXES,
         "mixhead/table3-transformer-xl": MIXES,
         "mixhead/table4": [*TABLE4, *TABLE4_OURS],
+        "mixhead/table4-long": MIXES,
         "mixhead/table7": [*MIXES, "random", "average"],
         "mixhead/table8": [f"h{h}-{mix}" for h in (2, 4, 6, 8, 10) for mix in MIXES],
         "mixhead/table9": [f"n{n}-{mix}" for n in (32, 64, 128, 256, 512) for mix in MIXES],
@@ -62,6 +64,7 @@ def test_recipes_are_there() -> None:
         "tensorized/table1": [*TENSORIZED, "transformer-xl"],
         "tensorized/table2-ptb": ["plain", "narrow", *TENSORIZED[1:]],
         "tensorized/table2-wikitext103": [*TENSORIZED, "transformer-xl"],
+        "tensorized/table3": ["plain", "core1", "core2", "decayed"],
     }
     for name in NAMES:
         assert set(load(name).scales) == {"paper", "small", "tiny"}

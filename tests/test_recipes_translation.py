@@ -107,6 +107,70 @@ def test_the_papers_bleu() -> None:
     }
 
 
+def test_joined_sentences_are_longer_than_heads_are_wide() -> None:
+    """The paper's n / d_k = 240 / 128 at every scale; but for the length, rows are those of Table 4 at h = 4."""
+    for scale in SCALES:
+        for row in ("plain", "a", "b"):
+            joined, single = (
+                config_of("mixhead/table4-long", row, scale),
+                config_of("mixhead/table4", f"h4-{row}", scale),
+            )
+            assert (joined.model, joined.train, joined.eval) == (single.model, single.train, single.eval)
+            differ = {key for key, value in to_dict(joined.data).items() if value != to_dict(single.data)[key]}
+            assert differ == {"concatenate"}
+            assert joined.data.concatenate is not None
+            assert joined.model.head_dim is not None
+            assert joined.data.concatenate * 128 == 240 * joined.model.head_dim
+    rows = load("mixhead/table4-long").rows
+    assert {row: rows[row]["paper"] for row in rows} == {
+        "plain": {"bleu": "< 1.0"}, "a": {"bleu": 34.5}, "b": {"bleu": 34.5},
+    }  # fmt: skip
+
+
+def multilinear(width: int, rank: int, cores: int, output_map: int) -> int:
+    """Q, K, V and the output with biases, cores, and an output map of so many rows of E numbers."""
+    return 3 * (width * rank + rank) + output_map * width + width + cores * rank
+
+
+def test_totals_of_the_tensorized_translator() -> None:
+    """One table of 16,000 entries; multi-linear attention in the six layers of the encoder only."""
+    plain = transformer(512, 2048, 0, 16_000)
+    assert plain == total("tensorized/table3", "plain") == 52_330_496  # the paper's 52M
+    encoder = 6 * (4 * 512**2 + 4 * 512)
+    for cores in (1, 2):
+        expected = plain - encoder + 6 * multilinear(512, 64, cores, 192**2)
+        assert total("tensorized/table3", f"core{cores}") == expected
+    assert total("tensorized/table3", "core1") == 159_867_392
+    decayed = 6 * (multilinear(512, 64, 1, 8 * 64) + 2 * 8)
+    assert total("tensorized/table3", "decayed") == plain - encoder + decayed
+    notes = load("tensorized/table3").notes
+    assert "52,330,496" in notes
+    assert "159,867,392" in notes
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_multi_linear_attention_in_the_encoder_only(scale: str) -> None:
+    base = config_of("tensorized/table3", "plain", scale)
+    for row in ("core1", "core2", "decayed"):
+        config = config_of("tensorized/table3", row, scale)
+        assert (config.data, config.train, config.eval) == (base.data, base.train, base.eval)
+        attention = config.model.of_encoder().attention
+        assert (attention.kind, attention.rank, attention.cores) == ("multilinear", 64, 2 if row == "core2" else 1)
+        assert attention.output_map == ("decayed" if row == "decayed" else "pairs")
+        assert config.model.of_decoder() == base.model.of_decoder()
+        assert config.model.of_cross() == base.model.of_cross()
+    assert (base.eval.beams, base.eval.length_penalty) == (5, 0.6)
+
+
+def test_the_papers_table_3() -> None:
+    assert {row: content.get("paper") for row, content in load("tensorized/table3").rows.items()} == {
+        "plain": {"parameters": "52M", "test_bleu": 34.5},
+        "core1": {"parameters": "21M", "test_bleu": 34.10},
+        "core2": {"parameters": "21.2M", "test_bleu": 34.91},
+        "decayed": None,
+    }
+
+
 # -- keys that go together ----------------------------------------------------------------------------------------------
 
 SENTENCES: dict[str, Any] = {"data": {"name": "multi30k-de-en"}, "train": {"batch_tokens": 4096}}

@@ -30,6 +30,7 @@ _HOMES = {
     "LanguageModel": "fullrank.model.language_model",
     "Translator": "fullrank.model.translator",
     "Encoder": "fullrank.model.encoder",
+    "MaskedLanguageModel": "fullrank.model.masked",
     "AdaptiveInput": "fullrank.model.embedding",
     "AdaptiveSoftmax": "fullrank.model.adaptive",
     "MixtureOfSoftmaxes": "fullrank.model.mixture",
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     from fullrank.model.embedding import AdaptiveInput as AdaptiveInput
     from fullrank.model.encoder import Encoder as Encoder
     from fullrank.model.language_model import LanguageModel as LanguageModel
+    from fullrank.model.masked import MaskedLanguageModel as MaskedLanguageModel
     from fullrank.model.mixture import MixtureOfSoftmaxes as MixtureOfSoftmaxes
     from fullrank.model.translator import Translator as Translator
     from fullrank.training.skip_retain import SkipRetain as SkipRetain

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from reported_translations import hypotheses, make_translation_run, references
 from reporting_runs import make_run
 
 from fullrank.errors import InputError
 from fullrank.evaluation.bleu import bootstrap_interval, paired_bootstrap
 from fullrank.reporting import compare_runs
 from fullrank.reporting.translations import translations
-from translation_runs import hypotheses, make_translation_run, references
 
 
 def test_against_the_first_run(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import sacrebleu
 import yaml
+from reported_translations import CORPUS, hypotheses, make_translation_run, references, table4
 from reporting_runs import make_run, printed
 from test_report_page import Page
 
@@ -18,7 +19,6 @@ from fullrank.reporting import as_json, comparison, summarise, write_report
 from fullrank.reporting.measure import BLEU, CHRF, PERPLEXITY, TOKENISED_BLEU
 from fullrank.reporting.results import RunRecord
 from fullrank.reporting.significance import all_differences, baseline_of, differences
-from translation_runs import CORPUS, hypotheses, make_translation_run, references, table4
 
 SIGNATURE = f"nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:{sacrebleu.__version__}"
 
@@ -108,6 +108,30 @@ def test_the_papers_tokenised_bleu_stands_beside_ours_of_that_kind(tmp_path: Pat
     page = Page(write_report(runs, tmp_path / "page").read_text())
     heads = next(cells for cells in page.cells if cells[0] == "Row" and "paper, tok." in cells)
     assert heads[4:10] == ["paper, tok.", "ours, tok.", "ours", "paper, tok.", "ours, tok.", "ours"]
+
+
+def test_without_tokenised_bleu_of_ours_there_is_no_column_of_it(tmp_path: Path) -> None:
+    run = make_translation_run(tmp_path / "plain", paper={"test_tokenised_bleu": 34.76})
+    result = json.loads((run / "result.json").read_text())
+    for split in result["final"].values():
+        del split["tokenised_bleu"]
+    (run / "result.json").write_text(json.dumps(result))
+    text = printed([run])
+    assert cells_of(text, "plain")[3] == "34.76"
+    assert "These runs have none: their corpus is not tokenised." in text
+    assert text.count("tok. BLEU") == 3, "two headings of the paper's, and what it is"
+    page = Page(write_report([run], tmp_path / "page").read_text())
+    heads = next(cells for cells in page.cells if cells[0] == "Row" and "paper, tok." in cells)
+    assert heads[3:7] == ["paper, tok.", "ours", "paper, tok.", "ours"]
+
+
+def test_budgets_that_differ_by_a_few_sentences_are_equal(tmp_path: Path) -> None:
+    runs = two_rows(tmp_path, 0.2, 0.1)
+    for seen, said in ((1_950_300, False), (2_000_000, True)):
+        result = json.loads((runs[1] / "result.json").read_text()) | {"tokens_seen": seen}
+        (runs[1] / "result.json").write_text(json.dumps(result))
+        cautions = summarise(comparison(runs)).cautions
+        assert any("equally many tokens" in caution for caution in cautions) == said
 
 
 def test_a_papers_perplexity_or_bleu_is_never_taken_for_the_other(tmp_path: Path) -> None:

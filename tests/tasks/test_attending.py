@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -102,17 +101,14 @@ def test_attention_without_weights_is_no_drawing(tmp_path: Path) -> None:
 
 
 def dark(weights: np.ndarray, panels: int, folder: Path) -> np.ndarray:
-    """Where the darkest blue is on paper, (rows, columns) of pixels, the scale left out; drawn twice, the same bytes."""
+    """Where the darkest blue is on paper, (rows, columns) of pixels, the scale left out."""
     rows, columns = weights.shape
     maps = AttentionMaps(
-        tuple(f"s{i}" for i in range(columns)), tuple(["猫", *(f"t{i}" for i in range(1, rows))]),
+        tuple(f"s{i}" for i in range(columns)), ("猫", *(f"t{i}" for i in range(1, rows))),
         tuple(Panel(f"head {i}", weights) for i in range(panels)), "Cross-attention", mixed=True,
     )  # fmt: skip
     write_figure(maps, folder / "a.png")
-    write_figure(maps, folder / "b.png")
-    drawn = (folder / "a.png").read_bytes()
-    assert drawn == (folder / "b.png").read_bytes()
-    pixels = matplotlib.image.imread(io.BytesIO(drawn))[..., :3]
+    pixels = matplotlib.image.imread(folder / "a.png")[..., :3]
     assert max(pixels.shape[:2]) < 7000
     found = np.abs(pixels - np.array([0x00, 0x30, 0x4D]) / 255).max(-1) < 0.02
     columns_of_scale = np.flatnonzero(found.sum(0))[-15:]  # it stands at the right of everything
@@ -120,7 +116,7 @@ def dark(weights: np.ndarray, panels: int, folder: Path) -> np.ndarray:
     return found
 
 
-@pytest.mark.parametrize(("panels", "rows", "columns"), [(1, 2, 2), (3, 3, 8), (9, 5, 4), (1, 40, 70)])
+@pytest.mark.parametrize(("panels", "rows", "columns"), [(1, 2, 2), (3, 3, 8), (5, 5, 4), (1, 20, 62)])
 def test_rows_go_down_and_columns_to_the_right(panels: int, rows: int, columns: int, tmp_path: Path) -> None:
     """A dark cell in one corner, then in the other: as far apart as the panel is wide and high, in every panel."""
     places = []
@@ -135,6 +131,13 @@ def test_rows_go_down_and_columns_to_the_right(panels: int, rows: int, columns: 
     assert left < -10 * columns**0.5
     if panels == 1:  # square cells
         assert down / (rows - 1) == pytest.approx(-left / (columns - 1), rel=0.1)
+
+
+def test_equal_figures_give_equal_bytes(tmp_path: Path) -> None:
+    maps = AttentionMaps(("a", "b"), ("c", "d"), (Panel("layer 0", np.eye(2)),), "Cross-attention", mixed=False)
+    write_figure(maps, tmp_path / "a.png")
+    write_figure(maps, tmp_path / "b.png")
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
 
 
 def test_negative_weights_have_another_colour(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from fullrank.reporting.svg import clean
 
 _BLUES = LinearSegmentedColormap.from_list("weights", ["#ffffff", "#9ecae8", "#0072b2", "#00304d"])
 _BOTH = LinearSegmentedColormap.from_list("signed", ["#7a3200", "#e08a4a", "#ffffff", "#6fb1dd", "#00304d"])
-_WIDEST, _CELL, _GAP = 16.0, 0.24, 0.32  # inches: of the panels together, of a token, between panels
+_WIDEST, _CELL, _LEAST, _GAP = 16.0, 0.24, 0.09, 0.32  # inches: of the panels together, of a token, between panels
 _LABELS = 60  # tokens of an axis that are named; of longer texts every second, third ...
 
 
@@ -52,8 +52,12 @@ def _figure(maps: AttentionMaps) -> Figure:
     side = 0.12 + 0.085 * max(map(len, maps.target))  # inches for the names of rows, and for those of columns
     top = 0.12 + 0.085 * max(map(len, maps.source))
     cell = max(0.05, min(_CELL, (_WIDEST - side) / columns, _WIDEST / rows))
-    across = _across(count, columns * cell + _GAP, rows * cell + _GAP, side)
-    down = math.ceil(count / across)
+    while True:  # many heads are drawn smaller, until they fit on a page
+        across = _across(count, columns * cell + _GAP, side)
+        down = math.ceil(count / across)
+        if down * (rows * cell + _GAP) <= _WIDEST or cell <= _LEAST:
+            break
+        cell *= 0.9
     wide, high = columns * cell, rows * cell
     least = 5.2  # for title and words below
     width = max(least, 0.2 + side + across * (wide + _GAP) + 0.75)
@@ -88,7 +92,7 @@ def _figure(maps: AttentionMaps) -> Figure:
     return figure
 
 
-def _across(count: int, wide: float, high: float, side: float) -> int:
+def _across(count: int, wide: float, side: float) -> int:
     """Panels beside each other: as many as fit, but not so many that the last row is nearly empty."""
     fit = max(1, int((_WIDEST - side) / wide))
     best = min(count, fit)

@@ -1,27 +1,22 @@
-"""Verbs that train nothing: info, recipes, data, config."""
+"""Verbs that train nothing: info, recipes, config, and `data` from `corpora`."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fullrank.cli.corpora import data
 from fullrank.cli.options import Config, Json, Overrides, Row, Scale, Source, with_source
 from fullrank.cli.output import print_json, say
 
 if TYPE_CHECKING:
-    from fullrank.config.schema import DataConfig, RunConfig
+    from fullrank.config.schema import RunConfig
 
 recipes = typer.Typer(
     no_args_is_help=True,
     help="The tables of the papers, row by row, with the paper's figures.",
     epilog="Example:  [cyan]fullrank recipes show mixhead/table1-vanilla[/cyan]",
-)
-data = typer.Typer(
-    no_args_is_help=True,
-    help="Corpora: what is known, and getting one ready.",
-    epilog="Example:  [cyan]fullrank data prepare ptb --from ~/corpora/ptb[/cyan]",
 )
 config = typer.Typer(
     no_args_is_help=True,
@@ -55,7 +50,7 @@ def info(
     """
     from fullrank.cli.sizes import lines_of
     from fullrank.config.recipe import resolve
-    from fullrank.config.schema import NOT_NEXT_TOKEN
+    from fullrank.model.masked_size import masked_size
     from fullrank.model.size import size
     from fullrank.model.translation_size import translation_size
 
@@ -63,10 +58,13 @@ def info(
     run = _with_vocabulary(resolved.config)
     if run.translates:
         found = translation_size(run.model, length or _SENTENCE, max(1, (run.train.batch_tokens or 1) // _SENTENCE))
+    elif run.masks:
+        share = run.train.mlm_probability
+        found = masked_size(run.model, length or run.train.segment_length, run.train.batch_size, share)
     else:
         found = size(run.model, length or run.train.segment_length, run.train.batch_size)
     found = {"recipe": resolved.recipe, "row": resolved.row, "scale": resolved.scale, **found, "paper": resolved.paper}
-    remark = f"its perplexity is {NOT_NEXT_TOKEN}" if run.model.sees_future and not run.translates else None
+    remark = None if run.remark is None else f"its perplexity is {run.remark}"
     found |= {"next_token": remark is None, "remark": remark}
     if json:
         print_json(found)
@@ -131,109 +129,6 @@ def show_recipe(name: Annotated[str, typer.Argument(metavar="NAME", help="A reci
         print_json(content)
     else:
         print(yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=110), end="")
-
-
-@data.command("list", epilog="Example:  [cyan]fullrank data list[/cyan]")
-def list_data(json: Json = False) -> None:
-    """Known corpora: tokens, published counts, terms, where they come from."""
-    import dataclasses
-
-    from fullrank.data import known_corpora
-
-    found = [dataclasses.asdict(corpus) for corpus in known_corpora()]
-    if json:
-        print_json(found)
-        return
-    for corpus in found:
-        print(corpus["name"])
-        for key, value in corpus.items():
-            if key != "name" and value:
-                text = (
-                    ", ".join(f"{k} {v:,}" if isinstance(v, int) else f"{k} {v}" for k, v in value.items())
-                    if isinstance(value, dict)
-                    else value
-                )
-                print(f"  {key}: {text}")
-
-
-@data.command("prepare", epilog="Example:  [cyan]fullrank data prepare ptb --from ~/corpora/ptb[/cyan]")
-def prepare_data(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A corpus (`fullrank data list`).")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings such as data.tokens=bpe")
-    ] = None,
-    source: Source = None,
-    to: Annotated[
-        Path | None, typer.Option("--to", metavar="DIR", help="Where prepared corpora are kept (data.cache).")
-    ] = None,
-    json: Json = False,
-) -> None:
-    """Find or download a corpus, verify its counts, and turn it into token ids once and for all."""
-    from fullrank.config.data import PAIR_CORPORA
-    from fullrank.config.load import apply_overrides, build
-
-    words = [*with_source(overrides, source), *([f"data.cache={to}"] if to else [])]
-    raw: dict[str, Any] = {"data": {"name": name}}
-    if name in PAIR_CORPORA:
-        raw["train"] = {"batch_tokens": 1}  # a run of translation has to say it; nothing is trained here
-    given = build(apply_overrides(raw, words)).data
-    found, lines = _prepared_pairs(given) if given.has_pairs else _prepared_text(given)
-    if json:
-        print_json(found)
-        return
-    for line in lines:
-        print(line)
-
-
-def _prepared_text(given: DataConfig) -> tuple[dict[str, Any], list[str]]:
-    """A corpus for language models: what JSON says of it, and lines for people."""
-    from fullrank.data import prepare
-    from fullrank.tasks.language_modeling import describe
-
-    corpus = prepare(given, report=say)
-    lines = [f"{corpus.label}: vocabulary {len(corpus.tokenizer):,} ({corpus.tokenizer.kind}), {corpus.folder}"]
-    lines += [
-        f"  {split:<6} {content.tokens:>12,} tokens   {content.words:>12,} words   {content.bytes:>13,} bytes"
-        for split, content in corpus.splits.items()
-    ]
-    return {"folder": str(corpus.folder), **describe(corpus)}, lines
-
-
-def _prepared_pairs(given: DataConfig) -> tuple[dict[str, Any], list[str]]:
-    """A corpus of sentence pairs: what JSON says of it, and lines for people."""
-    import dataclasses
-
-    from fullrank.data import prepare_pairs
-
-    corpus = prepare_pairs(given, report=say)
-    sides = {"source": corpus.source, "target": corpus.target}
-    found = {
-        "folder": str(corpus.folder), "name": corpus.name, "label": corpus.label, "is_slice": corpus.is_slice,
-        "languages": {side: language.name for side, language in sides.items()},
-        "vocabulary": {side: len(language) for side, language in sides.items()},
-        "fingerprint": {side: language.fingerprint for side, language in sides.items()},
-        "splits": {split: dataclasses.asdict(content) for split, content in corpus.splits.items()},
-        "details": dict(corpus.details),
-    }  # fmt: skip
-    kind = corpus.source.segmenter.kind
-    one = (
-        "one vocabulary of both languages" if corpus.source.fingerprint == corpus.target.fingerprint else "vocabularies"
-    )
-    sizes = ", ".join(f"{language.name} {len(language):,}" for language in sides.values())
-    lines = [f"{corpus.label}: {one}: {sizes} ({kind}), {corpus.folder}"]
-    for split, content in corpus.splits.items():
-        counts = ", ".join(
-            f"{language.name} {getattr(content, f'{side}_tokens'):,} tokens of {getattr(content, f'{side}_words'):,} words"
-            for side, language in sides.items()
-        )
-        lines.append(f"  {split:<8} {content.pairs:>10,} pairs   {counts}")
-    cleaning = corpus.details["cleaning"]
-    lines.append(
-        f"  training pairs given {cleaning['given']:,}, left out {cleaning['given'] - cleaning['kept']:,}: "
-        f"{cleaning['empty']:,} with an empty side, {cleaning['too_long']:,} too long (data.max_length), "
-        f"{cleaning['ratio']:,} too unlike in length (data.max_ratio)"
-    )
-    return found, lines
 
 
 @config.command(

@@ -10,7 +10,7 @@ _PLACES = {"encoder": "encoder", "decoder": "decoder", "cross": "cross-attention
 
 
 def lines_of(found: dict[str, Any], model: ModelConfig) -> list[str]:
-    """`found` as `size` or `translation_size` and the recipe gave it."""
+    """`found` as `size` or `translation_size` or `masked_size` and the recipe gave it."""
     lines = [f"{found['recipe']}" + (f", row {found['row']}, scale {found['scale']}" if found["row"] else "")]
     lines += _parameters(found)
     if found["paper"]:
@@ -36,11 +36,13 @@ def lines_of(found: dict[str, Any], model: ModelConfig) -> list[str]:
     ]
     line = (
         f"memory: weights {sizes['weights_fp32'] / 2**20:,.1f} MiB in fp32, with gradients and Adam "
-        f"{sizes['training_adam_fp32'] / 2**20:,.1f} MiB, cache {sizes['cache_per_token_fp32'] / 2**10:,.1f} KiB per token"
+        f"{sizes['training_adam_fp32'] / 2**20:,.1f} MiB"
     )
+    if "cache_per_token_fp32" in sizes:
+        line += f", cache {sizes['cache_per_token_fp32'] / 2**10:,.1f} KiB per token"
     if "cache_per_source_token_fp32" in sizes:
         line += f" and {sizes['cache_per_source_token_fp32'] / 2**10:,.1f} KiB per token of the source"
-    if sizes["state_per_text_fp32"]:
+    if sizes.get("state_per_text_fp32"):
         line += f" and {sizes['state_per_text_fp32'] / 2**10:,.1f} KiB per text"
     if model.memory_length:
         line += f", {sizes['memory_per_text_fp32'] / 2**20:,.1f} MiB of memory per text"

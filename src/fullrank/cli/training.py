@@ -134,24 +134,26 @@ def _summary(result: dict[str, Any], folder: Path, page: Path) -> None:
     print(
         f"{result['name']}: {result['parameters']['total']:,} parameters, {result['corpus']['label']}, seed {result['seed']}"
     )
-    _figures(final)
+    masked = result.get("task") == "masked_modeling"
+    _figures(final, masked)
     of_last = result.get("last") if (result["paper"] or {}).get("checkpoint") == "last" else None
     if of_last is not None and of_last != final:
         print("  the last checkpoint, as the paper's figures are:")
-        _figures(of_last)
+        _figures(of_last, masked)
     print(f"  {result['protocol']}")
     if len(result["ms_per_step"]) > 1:
         print("  ms per step: " + ", ".join(f"{phase} {ms:.1f}" for phase, ms in result["ms_per_step"].items()))
     print(f"  {result['tokens_seen']:,} tokens at {result['tokens_per_second']:,.0f} tokens/s   {folder}   {page}")
 
 
-def _figures(final: dict[str, Any]) -> None:
+def _figures(final: dict[str, Any], masked: bool) -> None:
     """A line for each figure that was measured."""
     for key, words, digits in (
         ("bleu", "BLEU", 2),
         ("tokenised_bleu", "tokenised BLEU", 2),
         ("chrf", "chrF", 2),
-        ("perplexity", "perplexity", 2),
+        ("perplexity", "masked-token perplexity" if masked else "perplexity", 2),
+        ("accuracy_percent", "accuracy in %", 2),
         ("perplexity_without_sos", "without <sos>", 2),
         ("bits_per_byte", "bits per byte", 3),
     ):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from fullrank.cli.lines import PAUSE, buffers
-from fullrank.cli.options import Device, Kernel
+from fullrank.cli.options import Checkpoint, Device, Kernel
 from fullrank.cli.output import exclude, say
 from fullrank.errors import InputError
 
@@ -78,7 +78,7 @@ def translate(
         int | None,
         typer.Option("--attention-layer", metavar="L", min=0, help="... every head of this layer, counted from 0."),
     ] = None,
-    checkpoint: Annotated[str, typer.Option("--checkpoint", help="best, last or average.")] = "best",
+    checkpoint: Checkpoint = "best",
     device: Device = "auto",
     kernel: Kernel = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
@@ -146,7 +146,7 @@ def _check_files(source: Path | None, target: Path | None) -> None:
 def _reading(path: Path | None) -> Iterator[tuple[FileIO, float | None]]:
     """Where lines come from, unbuffered, and how long to wait for more of them: files never pause."""
     try:
-        stream = open(0, "rb", buffering=0, closefd=False) if path is None else path.open("rb", buffering=0)
+        stream = FileIO(0, closefd=False) if path is None else FileIO(path)
     except OSError as error:
         name = "the standard input" if path is None else f"--input {path}"
         raise InputError(f"{name}: cannot be read ({error.strerror})") from error

@@ -75,10 +75,14 @@ def evaluate(
     kernel: Kernel = "auto",
     json: Json = False,
 ) -> None:
-    """Perplexity of a run (bits per character and byte where tokens spell text, BLEU of translations), with its protocol."""
+    """Perplexity of a run (bits per character and byte where tokens spell text, BLEU of translations), with its protocol.
+
+    Of a masked language model, perplexity and accuracy at masked tokens.
+    """
     from fullrank.cli.evaluating import evaluate_translation
     from fullrank.evaluation.protocol import Flags
-    from fullrank.tasks.language_modeling import evaluate as measure
+    from fullrank.tasks import language_modeling, masked_modeling
+    from fullrank.tasks.run_folder import open_run
     from fullrank.tasks.translation import is_translation
 
     flags = Flags(
@@ -95,18 +99,22 @@ def evaluate(
         evaluate_translation(run, split, wrong, beam, length_penalty, against, checkpoint, device, kernel, json=json)
         return
     _exclude_of_translation(run, {"--beam": beam, "--length-penalty": length_penalty, "--against": against})
+    masked = open_run(run)[0].masks
+    measure = masked_modeling.evaluate if masked else language_modeling.evaluate
     found = measure(run, split, checkpoint=checkpoint, flags=flags, device_name=device, kernel_name=kernel, say=say)
     if json:
         print_json(found)
         return
-    print(f"{found['run']}: {found['corpus']}, {split}, {found['tokens']:,} tokens")
+    kind = "masked token" if masked else "token"
+    print(f"{found['run']}: {found['corpus']}, {split}, {found['tokens']:,} {kind}s")
     for key, words in (
-        ("perplexity", "perplexity per token"),
+        ("perplexity", "masked-token perplexity" if masked else "perplexity per token"),
+        ("accuracy_percent", "accuracy in %"),
         ("perplexity_without_sos", "... without <sos>"),
         ("perplexity_per_word", "perplexity per word"),
         ("bits_per_character", "bits per character"),
         ("bits_per_byte", "bits per byte"),
-        ("nll", "nats per token"),
+        ("nll", f"nats per {kind}"),
     ):
         if found.get(key) is not None:
             print(f"  {words:<20} {found[key]:.4f}")

@@ -141,6 +141,27 @@ class ModelConfig(Strict):
         """Why no translation model can be built of this; empty if one can."""
         return parts.problems(self)
 
+    def problems_of_masked(self) -> list[str]:
+        """Why no masked language model can be built of this; empty if one can."""
+        problems = [
+            f"model.{section}: a part of a translation model; an encoder alone is described by `model` itself, leave it out"
+            for section in ("encoder", "decoder")
+            if getattr(self, section) is not None
+        ]
+        if self.memory_length:
+            problems.append(
+                f"model.memory_length: a masked language model sees its segment whole and remembers nothing; given "
+                f"{self.memory_length}, set it to 0"
+            )
+        if self.sees_future:
+            problems.append(
+                "model.attention.causal: as_published says what a causal model sees, and here every token sees every other; "
+                "leave it out, and model.attention.not_next_token_perplexity too"
+            )
+        if self.vocab_size == 1:
+            problems.append("model.vocab_size: at least 2, the last entry is <mask>; given 1")
+        return problems
+
     @property
     def sees_future(self) -> bool:
         """Whether what is computed for a token depends on later ones: then its perplexity is not a next-token perplexity.

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fullrank.config.attention import NOT_NEXT_TOKEN
 from fullrank.config.checks import COUNTS, SIZES, Strict, check_numbers, raise_problems
 from fullrank.config.data import PAIR_CORPORA, DataConfig
+from fullrank.config.masking import MASKED_TOKEN, masked_problems
 from fullrank.config.model import ModelConfig, with_memory
 from fullrank.config.training import TrainConfig
 from fullrank.errors import ConfigError
@@ -30,6 +32,7 @@ class EvalConfig(Strict):
     every_steps: int | None = None
     every_epochs: float | None = None
     max_tokens: int | None = None  # of the validation split, while training; the final figures use all
+    mask_seed: int = 0  # with train.objective: masked: which tokens are asked for, the same ones in every run
     # of translation models
     beams: int = 5
     length_penalty: float = 1.0  # a translation scores log p / tokens ** length_penalty, <eos> counted, as in fairseq
@@ -60,6 +63,7 @@ class EvalConfig(Strict):
             problems.append(f"eval.metric: 'loss' or 'bleu', given '{self.metric}'")
         check_numbers(problems, self, "eval", ("batch_size", "segment_length", "stride", "clamp_length"), below=SIZES)
         check_numbers(problems, self, "eval", ("context", "memory_length"), zero=True, below=SIZES)
+        check_numbers(problems, self, "eval", ("mask_seed",), zero=True, below=COUNTS)
         check_numbers(problems, self, "eval", ("every_steps", "max_tokens"), below=COUNTS)
         check_numbers(problems, self, "eval", ("every_epochs",))
         if self.every_steps is not None and self.every_epochs is not None:
@@ -81,7 +85,9 @@ class RunConfig(Strict):
     eval: EvalConfig = field(default_factory=EvalConfig)
 
     def __post_init__(self) -> None:
-        problems = self._unlike_sentences() if self.translates else self._unlike_text()
+        problems = masked_problems(self) if self.masks else []
+        if not problems:
+            problems += self._unlike_sentences() if self.translates else self._unlike_text()
         if not problems:
             problems += self._unlike_the_model()
         kinds = {part.attention.kind for part in self._parts()}
@@ -98,6 +104,18 @@ class RunConfig(Strict):
     def translates(self) -> bool:
         """Whether the corpus is one of sentence pairs, so that a translation model is trained."""
         return self.data.has_pairs
+
+    @property
+    def masks(self) -> bool:
+        """Whether tokens are masked and named again: a masked language model is trained."""
+        return self.train.objective == "masked"
+
+    @property
+    def remark(self) -> str | None:
+        """What is said of the perplexity of the run where it is not one of next tokens."""
+        if self.masks:
+            return MASKED_TOKEN
+        return NOT_NEXT_TOKEN if self.model.sees_future and not self.translates else None
 
     def _parts(self) -> list[ModelConfig]:
         """What has attention of its own; of a translation model that cannot be built, its common section."""

@@ -11,6 +11,7 @@ from fullrank.config.checks import Stage as Stage
 from fullrank.config.checks import stage_name as stage_name
 from fullrank.config.checks import stage_options as stage_options
 from fullrank.config.data import DataConfig as DataConfig
+from fullrank.config.masking import MASKED_TOKEN as MASKED_TOKEN
 from fullrank.config.model import DropoutConfig as DropoutConfig
 from fullrank.config.model import ModelConfig as ModelConfig
 from fullrank.config.model import with_memory as with_memory

@@ -8,6 +8,7 @@ from typing import Literal
 
 from fullrank.config import registry
 from fullrank.config.checks import COUNTS, SIZES, THREADS, Strict, check_numbers, check_stage, raise_problems
+from fullrank.config.masking import objective_problems
 from fullrank.errors import ConfigError
 
 
@@ -76,7 +77,8 @@ class TrainConfig(Strict):
     """How a model is trained. Exactly one of `steps`, `epochs` and `tokens` says when training ends, or the last phase does.
 
     Text is read in `batch_size` streams of `segment_length` tokens, sentence pairs in batches of `batch_tokens`; `tokens` are
-    those that are predicted: of translations, their words and final <eos>, without padding.
+    those that are predicted: of translations, their words and final <eos>, without padding. Where tokens are masked
+    (`objective: masked`), `tokens` are those that are read.
     """
 
     steps: int | None = None
@@ -84,10 +86,15 @@ class TrainConfig(Strict):
     tokens: int | None = None
     phases: list[PhaseConfig] = field(default_factory=list)
     seed: int = 1
+    objective: Literal["causal", "masked"] = "causal"  # name the next token, or masked ones, as BERT does
+    mlm_probability: float = 0.15  # `masked`: share of the tokens that are asked for ...
+    mask_replace_prob: float = 0.8  # ... of which this share becomes <mask>
+    random_replace_prob: float = 0.1  # ... and this one any token at random; the rest stay as they are
     batch_size: int = 20  # parallel streams
     segment_length: int = 64  # tokens of each stream per step
     batch_tokens: int | None = None  # of a batch of sentence pairs: their longer side, padding included (4096 is usual)
-    order: Literal["contiguous", "shuffled"] = "contiguous"  # streams in reading order, or blocks shuffled every epoch
+    # streams in reading order, or blocks shuffled every epoch; null: contiguous, with `objective: masked` shuffled
+    order: Literal["contiguous", "shuffled"] | None = None
     gradient_accumulation_steps: int = 1
     optimizer: str = "adamw"
     learning_rate: float = 1e-3
@@ -167,6 +174,9 @@ class TrainConfig(Strict):
             problems.append(f"train.t_mult: 1 or more and finite, given {self.t_mult}")
         if not 0 < self.ema_decay < 1:
             problems.append(f"train.ema_decay: between 0 and 1, given {self.ema_decay}")
+        problems += objective_problems(self)
+        if self.order is None:
+            object.__setattr__(self, "order", "shuffled" if self.objective == "masked" else "contiguous")
         check_stage(problems, "optimizer", self.optimizer, "train.optimizer")
         check_stage(problems, "schedule", self.schedule, "train.schedule")
         raise_problems(problems)

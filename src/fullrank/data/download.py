@@ -21,6 +21,7 @@ Report = Callable[[str], None]
 _ATTEMPTS = 3
 _TIMEOUT = 30  # seconds without a byte
 _BLOCK = 1 << 18
+_TAR = (".tar.gz", ".tgz")
 _SHARDS = ("news.en-", "news.en.heldout-00000-of", "news.en.heldout-00001-of")  # of the archive of lm1b
 
 
@@ -61,23 +62,27 @@ def _fetch_rest(url: str, target: Path, report: Report, timeout: float) -> None:
 
 
 def _unpack(archive: Path, info: CorpusInfo) -> None:
-    """Takes the corpus's files out of a .zip, .tar.gz or .gz, next to it, and removes the archive."""
+    """Takes the corpus's files out of a .zip, .tar.gz, .tgz or .gz, next to it, and removes the archive."""
     folder = archive.parent
-    wanted = {name for names in info.files.values() for name in names}
+    wanted = {*info.packed, *(name for names in info.files.values() for name in names)}
     if archive.suffix == ".zip":
         with zipfile.ZipFile(archive) as packed:
             for member in packed.namelist():
                 name = Path(member).name
                 if name in wanted:
                     _copy(packed.open(member), folder / name)
-    elif not archive.name.endswith(".tar.gz"):
+    elif not archive.name.endswith(_TAR):
         with gzip.open(archive) as packed_file:
             _copy(packed_file, folder / archive.stem)
     else:
         with tarfile.open(archive) as packed:
             for entry in packed:
                 name = Path(entry.name).name
-                content = packed.extractfile(entry) if entry.isfile() and name.startswith(_SHARDS) else None
+                content = (
+                    packed.extractfile(entry)
+                    if entry.isfile() and (name in wanted or name.startswith(_SHARDS))
+                    else None
+                )
                 if content is not None:
                     _copy(content, folder / name)
     archive.unlink()
@@ -90,13 +95,14 @@ def _copy(source: object, target: Path) -> None:
 
 
 def _verify(info: CorpusInfo, folder: Path) -> None:
-    for split, names in info.files.items():
-        path = folder / names[0]
+    wanted = dict.fromkeys(info.packed, "") if info.packed else {names[0]: split for split, names in info.files.items()}
+    for name, split in wanted.items():
+        path = folder / name
         if not path.is_file():
-            raise RunError(f"{info.name}: the download holds no {names[0]}")
+            raise RunError(f"{info.name}: the download holds no {name}")
         expected = info.sha256.get(split)
         if expected and file_digest(path, "data.name") != expected:
-            raise RunError(f"{info.name}: the downloaded {names[0]} is not the published file (its sha256 differs)")
+            raise RunError(f"{info.name}: the downloaded {name} is not the published file (its sha256 differs)")
 
 
 def download(info: CorpusInfo, cache: Path, report: Report) -> Path:
@@ -115,7 +121,7 @@ def download(info: CorpusInfo, cache: Path, report: Report) -> Path:
                 report(f"{info.name}: downloading {url} ({info.licence})")
                 try:
                     fetch(url, target, report)
-                    if target.name.endswith((".zip", ".gz")):
+                    if target.name.endswith((".zip", ".gz", ".tgz")):
                         with writing(folder):
                             _unpack(target, info)
                     break

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fullrank.errors import InputError
 
 UNK, EOS, SOS = "<unk>", "<eos>", "<sos>"
+MASK = "<mask>"  # beside the vocabulary: a masked language model has one entry more than its text, the last
 
 
 def check_ids(ids: Sequence[int], size: int) -> None:

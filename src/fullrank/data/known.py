@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fullrank.data import synthetic_pairs
+from fullrank.data.iwslt import raw_names
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,8 @@ class CorpusInfo:
 
     `languages`: of the two sides of sentence pairs, source first; None for text of one language.
     `files`: accepted file names of each split (of sentence pairs, of each `split.language`), the published name first.
-    `urls`: things to download, each with its mirrors. `sha256`: of files that are known byte by byte.
+    `urls`: things to download, each with its mirrors. `packed`: the files in them, where these are not those of `files`.
+    `sha256`: of files that are known byte by byte.
     """
 
     name: str
@@ -27,6 +29,7 @@ class CorpusInfo:
     published: Mapping[str, int] = field(default_factory=dict)
     files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     urls: tuple[tuple[str, ...], ...] = ()
+    packed: tuple[str, ...] = ()
     sha256: Mapping[str, str] = field(default_factory=dict)
 
     def wanted(self) -> str:
@@ -65,6 +68,11 @@ def _pair_files(names: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ..
 
 
 _DE_EN = ("de", "en")
+_WMT_NAMES = {
+    "train": ("train.tok.clean", "train.tok", "train.tok.clean.bpe.32000", "train", "train.10k.tok"),
+    "valid": ("newstest2013.tok", "newstest2013.tok.bpe.32000", "newstest2013", "valid", "newstest2012.tok"),
+    "test": ("newstest2014.tok", "newstest2014.tok.bpe.32000", "newstest2014", "test"),
+}
 
 _ALL = (
     CorpusInfo(
@@ -186,6 +194,35 @@ _ALL = (
             "test2017.de": "c3078bc3b36808bf9d20eb2347ed6137016179ef59ec0d2b9b8ecc3fb2880081",
             "test2017.en": "ce1450ddc5ab0834502579d77a170849952e15a2938b34cc503bdc25ebb4fb98",
         },
+    ),
+    CorpusInfo(
+        name="iwslt14-de-en",
+        tokens="bpe",
+        licence="TED talks, CC BY-NC-ND 3.0 (WIT3), for research",
+        source="IWSLT 2014, German to English: train.tags.de-en.de and .en with IWSLT14.*.xml, or, prepared as usual "
+        "(Moses tokens, lower case), train, valid and test, each as .de and .en, with bpe10k.codes if it is there",
+        unit="pairs",
+        languages=_DE_EN,
+        published={"train": 160_239, "valid": 7_283, "test": 6_750},
+        files=_pair_files({split: (split,) for split in ("train", "valid", "test")}),
+        urls=(
+            (
+                "https://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz",
+                "https://wit3.fbk.eu/archive/2014-01/texts/de/en/de-en.tgz",
+            ),
+        ),
+        packed=tuple(name for side in _DE_EN for name in raw_names(side)),
+    ),
+    CorpusInfo(
+        name="wmt16-en-de",
+        tokens="bpe",
+        licence="WMT news translation task, for research",
+        source="WMT 2016, English to German, not downloaded: train.tok.clean (or train), newstest2013 (the validation split) "
+        "and newstest2014 (the test split), each as .en and .de; names with tok are tokenized files",
+        unit="pairs",
+        languages=("en", "de"),
+        published={"train": 4_500_966, "valid": 3_000, "test": 3_003},
+        files=_pair_files(_WMT_NAMES),
     ),
 )
 

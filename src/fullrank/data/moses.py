@@ -28,9 +28,10 @@ def _tools(language: str) -> tuple[Any, Any]:
 
 def tokenized(line: str, language: str) -> str:
     """Tokens of a line with single spaces between; `&`, quotes, brackets and bars are escaped as Moses does (`&quot;`)."""
-    return str(_tools(language)[0].tokenize(_CONTROL.sub(" ", line), return_str=True, escape=True))
+    found = _tools(language)[0].tokenize(_CONTROL.sub(" ", line), return_str=True, escape=True)
+    return " ".join(str(found).split())
 
 
 def detokenized(text: str, language: str) -> str:
     """Ordinary text of a tokenized line; escapes are undone."""
-    return str(_tools(language)[1].detokenize(text.split(), return_str=True, unescape=True))
+    return " ".join(str(_tools(language)[1].detokenize(text.split(), return_str=True, unescape=True)).split())

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fullrank.data.pairs import Pairs
+from fullrank.data.pair_store import Pairs
 from fullrank.errors import InputError
 
 

@@ -6,79 +6,67 @@ lines become ids.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, TextIO
 
 import numpy as np
 
 from fullrank.data.build import id_type
+from fullrank.data.codes import codes_file, learn_codes
 from fullrank.data.entries import EOS, UNK, ranked
 from fullrank.data.language import MARKS, Language, plain
-from fullrank.data.parallel import SIDES, Cleaned, Cleaning, PairFiles, lines, pairs_of_lines
-from fullrank.data.segment import Segmenter, Words, learn_byte_bpe
+from fullrank.data.pair_lines import SIDES, PairFiles, lines
+from fullrank.data.pair_settings import PairSettings
+from fullrank.data.pair_store import ids_file, offsets_file, raw_file, text_file
+from fullrank.data.segment import Segmenter, Words, learn_byte_bpe, learn_unigram
 from fullrank.errors import InputError
 
 Report = Callable[[str], None]
 _CHUNK = 4096  # lines
+_UNIGRAM_LINES = 1_000_000  # at most so many lines, evenly spread, teach a unigram model: it is slow to learn
 _TELL_EVERY = 500_000  # pairs between two progress messages
 
 
-@dataclass(frozen=True)
-class PairSettings:
-    """How sentence pairs become token ids; every choice made."""
+@dataclass
+class Cleaned:
+    """What became of the training pairs; `given` is the sum of the others but `valid`, which of `kept` went there."""
 
-    languages: tuple[str, str]
-    kind: str
-    vocabulary: Literal["joint", "separate"]
-    lowercase: bool
-    moses: bool
-    min_count: int
-    max_vocabulary: int | None
-    max_length: int | None
-    max_ratio: float | None
-    concatenate: int | None
-    concatenate_splits: Literal["all", "train"]
+    given: int = 0
+    kept: int = 0
+    empty: int = 0
+    too_long: int = 0
+    ratio: int = 0
+    valid: int = 0
 
 
 @dataclass(frozen=True)
-class PairSplit:
-    """One split: how many `pairs`; of each side its `tokens` (with one `<eos>` a sentence), `words` and tokens `unknown`
-    to the vocabulary; the `sha256` of each of its files."""
+class Cleaning:
+    """Which training pairs are left out; lengths in words, before subwords. An empty side always is a reason."""
 
-    pairs: int
-    source_tokens: int
-    target_tokens: int
-    source_words: int
-    target_words: int
-    source_unknown: int
-    target_unknown: int
-    sha256: dict[str, str]
+    max_length: int | None = None
+    max_ratio: float | None = None
+    counts: Cleaned = field(default_factory=Cleaned)
 
-
-def raw_file(folder: Path, split: str, side: str) -> Path:
-    """The lines as they were given, where Moses changed them."""
-    return folder / f"{split}.{side}.raw.txt"
-
-
-def text_file(folder: Path, split: str, side: str) -> Path:
-    """The lines as they were encoded: tokenized and in lower case where the corpus is so."""
-    return folder / f"{split}.{side}.txt"
-
-
-def ids_file(folder: Path, split: str, side: str) -> Path:
-    return folder / f"{split}.{side}.bin"
-
-
-def offsets_file(folder: Path, split: str, side: str) -> Path:
-    """int64: sentence i is ids[offsets[i] : offsets[i + 1]]."""
-    return folder / f"{split}.{side}.offsets"
+    def keeps(self, source: str, target: str) -> bool:
+        """Whether a pair stays; it is counted."""
+        counts, m, n = self.counts, len(source.split()), len(target.split())
+        counts.given += 1
+        if m == 0 or n == 0:
+            counts.empty += 1
+        elif self.max_length is not None and max(m, n) > self.max_length:
+            counts.too_long += 1
+        elif self.max_ratio is not None and max(m, n) > self.max_ratio * min(m, n):
+            counts.ratio += 1
+        else:
+            counts.kept += 1
+            return True
+        return False
 
 
 @dataclass(frozen=True)
@@ -128,30 +116,37 @@ def write_texts(
     """Cleans and tokenizes every split and writes its lines into `folder`. Training pairs are left out as `Cleaning` says;
     those of other splits all stay, empty ones too. InputError if no training pair is left."""
     cleaning = Cleaning(settings.max_length, settings.max_ratio)
-    bare = [
-        Language(name, Words(), MARKS, moses=settings.moses, lowercase=settings.lowercase) for name in files.languages
-    ]
-    for split, both in files.splits.items():
+    counts, every = cleaning.counts, files.valid_every
+    for split, content in files.splits.items():
         report(f"reading {split}")
-        with _Texts(folder, split, settings.moses) as out:
-            for number, pair in enumerate(pairs_of_lines(both, key(split)), start=1):
-                source, target = plain(pair[0]), plain(pair[1])
-                text = bare[0].prepared(source), bare[1].prepared(target)
-                if split != "train" or cleaning.keeps(*text):
-                    out.add(_Row((source, target) if settings.moses else None, text))
+        moses = settings.moses and not content.tokenized
+        ways = [Language(name, Words(), MARKS, moses=moses, lowercase=settings.lowercase) for name in files.languages]
+        with ExitStack() as stack:
+            out = stack.enter_context(_Texts(folder, split, moses))
+            held = stack.enter_context(_Texts(folder, "valid", moses)) if split == "train" and every else None
+            for number, (source, target) in enumerate(content.pairs(key(split)), start=1):
+                source, target = plain(source), plain(target)
+                row = _Row((source, target) if moses else None, (ways[0].prepared(source), ways[1].prepared(target)))
+                if split != "train":
+                    out.add(row)
+                elif cleaning.keeps(*row.text):
+                    if held is not None and every and counts.kept % every == 0:
+                        counts.valid += 1
+                        held.add(row)
+                    else:
+                        out.add(row)
                 if number % _TELL_EVERY == 0:
                     report(f"reading {split}: {number:,} pairs")
-    if not cleaning.counts.kept:
+    if counts.kept == counts.valid:
         raise InputError(
-            f"{key('train')}: none of {cleaning.counts.given:,} training pairs is left: {cleaning.counts.empty:,} with an "
-            f"empty side, {cleaning.counts.too_long:,} longer than data.max_length, {cleaning.counts.ratio:,} beyond "
-            "data.max_ratio"
+            f"{key('train')}: none of {counts.given:,} training pairs is left: {counts.empty:,} with an empty side, "
+            f"{counts.too_long:,} longer than data.max_length, {counts.ratio:,} beyond data.max_ratio"
         )
-    return cleaning.counts
+    return counts
 
 
 def _chunks(path: Path) -> Iterator[list[str]]:
-    rows = (line.rstrip("\n") for line in lines(path, "data.cache"))
+    rows = lines(path, "data.cache")
     while chunk := list(itertools.islice(rows, _CHUNK)):
         yield chunk
 
@@ -166,18 +161,32 @@ def _counted(segmenter: Segmenter, paths: Iterable[Path]) -> Counter[str]:
     return counts
 
 
-def _segmenter(settings: PairSettings, train: list[Path], report: Report) -> Segmenter:
-    if settings.kind == "word":
+def _segmenter(settings: PairSettings, codes: Path | None, train: list[Path], pairs: int, report: Report) -> Segmenter:
+    if settings.segmenter == "word":
         return Words()
-    report(f"learning BPE: {settings.max_vocabulary:,} entries")
-    texts = (line for path in train for chunk in _chunks(path) for line in chunk)
-    return learn_byte_bpe(texts, int(settings.max_vocabulary or 0) - len(MARKS))
+    if codes is not None and settings.segmenter == "codes":
+        report(f"BPE with the merges of {codes}")
+        return codes_file(codes)
+
+    def texts() -> Iterator[str]:
+        return (line for path in train for chunk in _chunks(path) for line in chunk)
+
+    size = settings.size or 0
+    if settings.segmenter == "codes":
+        report(f"learning {size:,} merges of BPE")
+        return learn_codes(texts, size)
+    report(f"learning {settings.tokens}: {size:,} entries")
+    if settings.segmenter == "byte_bpe":
+        return learn_byte_bpe(texts(), size - len(MARKS))
+    return learn_unigram(itertools.islice(texts(), 0, None, -(-2 * pairs // _UNIGRAM_LINES)), size - len(MARKS))
 
 
-def make_languages(settings: PairSettings, texts: Path, report: Report) -> tuple[Language, Language]:
-    """Source and target language of the training lines in `texts`. With a joint vocabulary they have the same entries."""
+def make_languages(
+    settings: PairSettings, codes: Path | None, texts: Path, pairs: int, report: Report
+) -> tuple[Language, Language]:
+    """Source and target language of the training `pairs` in `texts`. With a joint vocabulary they have the same entries."""
     train = [text_file(texts, "train", side) for side in SIDES]
-    segmenter = _segmenter(settings, train, report)
+    segmenter = _segmenter(settings, codes, train, pairs, report)
     each = [_counted(segmenter, [path]) for path in train]
     if settings.vocabulary == "joint":
         each = [each[0] + each[1]] * 2
@@ -193,23 +202,26 @@ def make_languages(settings: PairSettings, texts: Path, report: Report) -> tuple
 def _entries(segmenter: Segmenter, counts: Counter[str], settings: PairSettings) -> tuple[list[str], list[int]]:
     """Entries and counts: the marks, then pieces, most frequent first. What is left out is counted under `<unk>`."""
     table = dict(counts)
+    if settings.segmenter == "unigram":
+        table.pop(UNK, None)  # the piece of characters that it lacks
     if segmenter.pieces is not None and settings.vocabulary == "joint":
         table = dict.fromkeys(segmenter.pieces, 0) | table
-    words = settings.kind == "word"
+    words = settings.segmenter == "word"
     # words of a text that look like the marks: <unk> is the mark, as in published corpora, <eos> never ends a sentence
     unknown = table.pop(UNK, 0) + table.pop(EOS, 0) if words else 0
     kept, totals = ranked(table, keep=(), unk=False, min_count=0, max_vocabulary=None)
     size = len(kept)
     if words:
         size = sum(total >= settings.min_count for total in totals)  # in falling order
-        if settings.max_vocabulary is not None:
-            size = min(size, settings.max_vocabulary - len(MARKS))
+        if settings.size is not None:
+            size = min(size, settings.size - len(MARKS))
     return [*MARKS, *kept[:size]], [0, unknown + sum(totals[size:]), *totals[:size]]
 
 
-def _rows(folder: Path, split: str, languages: tuple[Language, Language], raw: bool) -> Iterator[_Row]:
+def _rows(folder: Path, split: str, languages: tuple[Language, Language]) -> Iterator[_Row]:
     """The pairs of a split, encoded."""
     texts = [_chunks(text_file(folder, split, side)) for side in SIDES]
+    raw = raw_file(folder, split, SIDES[0]).exists()
     raws = [_chunks(raw_file(folder, split, side)) for side in SIDES] if raw else None
     for source, target in zip(*texts, strict=True):
         given: list[tuple[str, str] | None] = [None] * len(source)
@@ -239,13 +251,14 @@ def encode_pairs(
     texts: Path, folder: Path, split: str, languages: tuple[Language, Language], settings: PairSettings
 ) -> dict[str, Any]:
     """Writes texts, ids and offsets of a split into `folder`; the counts of its `PairSplit`."""
-    rows: Iterable[_Row] = _rows(texts, split, languages, settings.moses)
+    rows: Iterable[_Row] = _rows(texts, split, languages)
     if settings.concatenate is not None and (settings.concatenate_splits == "all" or split == "train"):
         rows = concatenated(rows, settings.concatenate)
     dtypes = [id_type(len(language)) for language in languages]
     offsets = [array("q", [0]), array("q", [0])]
     words, unknown, count = [0, 0], [0, 0], 0
-    with _Texts(folder, split, settings.moses) as out, ExitStack() as stack:
+    raw = raw_file(texts, split, SIDES[0]).exists()
+    with _Texts(folder, split, raw) as out, ExitStack() as stack:
         files = [stack.enter_context(ids_file(folder, split, side).open("wb")) for side in SIDES]
         for row in rows:
             out.add(row)
@@ -265,8 +278,3 @@ def encode_pairs(
             f"{name}_unknown": unknown[at],
         }
     return counts
-
-
-def choices(settings: PairSettings) -> dict[str, Any]:
-    """The settings as plain values."""
-    return {**dataclasses.asdict(settings), "languages": list(settings.languages)}

@@ -10,122 +10,29 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fullrank.config.schema import DataConfig
 from fullrank.data import synthetic_pairs
-from fullrank.data.build import id_type
 from fullrank.data.files import cache_root, discard, publish, workspace, writing
 from fullrank.data.known import CORPORA, CorpusInfo
 from fullrank.data.language import Language, load_language
-from fullrank.data.pair_build import (
-    PairSettings,
-    PairSplit,
-    choices,
-    encode_pairs,
-    ids_file,
-    make_languages,
-    offsets_file,
-    raw_file,
-    text_file,
-    write_texts,
-)
-from fullrank.data.pair_settings import pair_settings
-from fullrank.data.parallel import SIDES, PairFiles, find_pairs
+from fullrank.data.pair_build import encode_pairs, make_languages, write_texts
+from fullrank.data.pair_lines import SIDES, PairFiles, number_of_lines
+from fullrank.data.pair_settings import PairSettings, choices, pair_settings
+from fullrank.data.pair_store import Pairs as Pairs
+from fullrank.data.pair_store import PairSplit, text_file
+from fullrank.data.parallel import find_pairs, key_of
 from fullrank.data.text import file_digest
 from fullrank.errors import InputError, RunError
 
 Report = Callable[[str], None]
 _FORMAT = 1  # of the folder; part of the key
 _RECORD = "pairs.json"
-
-
-class Pairs:
-    """The encoded sentences of a split, memory-mapped: sentence i of the one side is a translation of i of the other.
-
-    `source(i)`, `target(i)`: token ids without `<eos>`; none for an empty line.
-    """
-
-    def __init__(self, folder: Path, split: str, languages: tuple[Language, Language]) -> None:
-        self._folder, self.split, self._languages = folder, split, languages
-        self._ids, self._offsets = [], []
-        for side, language in zip(SIDES, languages, strict=True):
-            self._ids.append(_mapped(ids_file(folder, split, side), id_type(len(language))))
-            self._offsets.append(_mapped(offsets_file(folder, split, side), np.dtype("<i8")))
-        if len(self._offsets[0]) != len(self._offsets[1]):
-            raise RunError(f"{folder}: the two sides of {split} have different numbers of sentences")
-
-    def __len__(self) -> int:
-        return len(self._offsets[0]) - 1
-
-    @property
-    def source_eos_id(self) -> int:
-        return self._languages[0].eos_id
-
-    @property
-    def target_eos_id(self) -> int:
-        return self._languages[1].eos_id
-
-    def source(self, i: int) -> np.ndarray:
-        return self._sentence(0, i)
-
-    def target(self, i: int) -> np.ndarray:
-        return self._sentence(1, i)
-
-    def _sentence(self, side: int, i: int) -> np.ndarray:
-        if not 0 <= i < len(self):
-            raise IndexError(f"pair {i} of {len(self)}")
-        start, end = self._offsets[side][i : i + 2]
-        return self._ids[side][start:end]
-
-    @cached_property
-    def source_lengths(self) -> np.ndarray:
-        """(pairs,) int64: tokens of each source sentence, without `<eos>`."""
-        return np.diff(self._offsets[0])
-
-    @cached_property
-    def target_lengths(self) -> np.ndarray:
-        """(pairs,) int64: tokens of each target sentence, without `<eos>`."""
-        return np.diff(self._offsets[1])
-
-    def sources(self) -> list[str]:
-        """The source lines as ordinary text, what `Language.encode` takes."""
-        return self._texts(0)
-
-    def references(self) -> list[str]:
-        """The target lines as ordinary text, what BLEU compares with `Language.decode`; in lower case if the corpus is."""
-        return self._texts(1)
-
-    def source_tokens(self) -> list[str]:
-        """The source lines as they were encoded: tokenized where the corpus is, words not split."""
-        return self._read(text_file(self._folder, self.split, SIDES[0]))
-
-    def reference_tokens(self) -> list[str]:
-        """The target lines as they were encoded, what tokenized BLEU compares with `Language.tokens`."""
-        return self._read(text_file(self._folder, self.split, SIDES[1]))
-
-    def _texts(self, side: int) -> list[str]:
-        language, raw = self._languages[side], raw_file(self._folder, self.split, SIDES[side])
-        if raw.exists():
-            found = self._read(raw)
-            return [line.lower() for line in found] if language.lowercase else found
-        return [language.detokenized(line) for line in self._read(text_file(self._folder, self.split, SIDES[side]))]
-
-    @staticmethod
-    def _read(path: Path) -> list[str]:
-        return path.read_bytes().decode("utf-8").split("\n")[:-1]
-
-
-def _mapped(path: Path, dtype: np.dtype[Any]) -> np.ndarray:
-    if path.stat().st_size == 0:  # no token at all: nothing can be mapped
-        return np.empty(0, dtype)
-    return np.memmap(path, dtype=dtype, mode="r")
 
 
 @dataclass(frozen=True)
@@ -165,8 +72,8 @@ def pair_corpus_info(name: str) -> CorpusInfo:
 def _sources(files: PairFiles) -> list[dict[str, Any]]:
     return [
         {"split": split, "side": side, "file": str(path.absolute()), "sha256": file_digest(path, f"data.{split}")}
-        for split, both in files.splits.items()
-        for side, paths in zip(SIDES, both, strict=True)
+        for split, content in files.splits.items()
+        for side, paths in zip(SIDES, content.sides(), strict=True)
         for path in paths
     ]
 
@@ -178,7 +85,7 @@ def _key(info: CorpusInfo, settings: PairSettings, sources: list[dict[str, Any]]
         "settings": choices(settings),
         "sources": [{**row, "file": Path(row["file"]).name} for row in sources],
     }
-    if settings.kind != "word":
+    if settings.segmenter in ("byte_bpe", "unigram") or (settings.segmenter == "codes" and settings.codes is None):
         import tokenizers
 
         text["tokenizers"] = tokenizers.__version__
@@ -192,14 +99,18 @@ def _key(info: CorpusInfo, settings: PairSettings, sources: list[dict[str, Any]]
     return hashlib.sha256(json.dumps(text, sort_keys=True).encode()).hexdigest()
 
 
-def _label(info: CorpusInfo, files: PairFiles, is_slice: bool) -> str:
-    if is_slice:
-        return f"{info.name} (slice)"
+def _label(info: CorpusInfo, files: PairFiles, settings: PairSettings, is_slice: bool) -> str:
+    marks = ["slice"] if is_slice else []
     if info.languages is None:
-        return f"{info.name} ({', '.join(path.name for both in files.splits['train'] for path in both[:1])})"
-    turned = [" to ".join(files.languages)] * (files.languages != info.languages)
-    invented = ["not a language"] * (info.name == synthetic_pairs.NAME)
-    return f"{info.name} ({', '.join(notes)})" if (notes := [*invented, *turned]) else info.name
+        train = files.splits["train"]
+        marks.append(", ".join(path.name for path in (train.source[0], train.target[0])))
+    elif files.languages != info.languages:
+        marks.append(" to ".join(files.languages))
+    if info.name == synthetic_pairs.NAME:
+        marks.append("not a language")
+    if settings.concatenate is not None:
+        marks.append(f"joined to {settings.concatenate} tokens")
+    return f"{info.name} ({'; '.join(marks)})" if marks else info.name
 
 
 def _build(
@@ -217,26 +128,25 @@ def _build(
 
     texts = folder / "texts"
     texts.mkdir()
-    key = (lambda split: f"data.{split}") if info.languages is None else (lambda split: "data.dir")
-    cleaned = write_texts(files, settings, texts, key, say)
+    cleaned = write_texts(files, settings, texts, lambda split: key_of(info, split), say)
     say("making the vocabularies")
-    languages = make_languages(settings, texts, say)
+    languages = make_languages(settings, files.codes, texts, cleaned.kept, say)
     for side, language in zip(SIDES, languages, strict=True):
         language.save(folder / side)
     splits = {}
-    for split in files.splits:
+    for split in files.names:
         say(f"encoding {split}")
         counts = encode_pairs(texts, folder, split, languages, settings)
         written = sorted(path for path in folder.glob(f"{split}.*") if path.is_file())
         splits[split] = PairSplit(**counts, sha256={path.name: _sha256(path) for path in written})
-    for path in texts.iterdir():
-        path.unlink()
-    texts.rmdir()
-    here = {split: content.pairs for split, content in splits.items()}
+    here = {
+        split: number_of_lines(text_file(texts, split, SIDES[0]), "data.cache") for split in splits
+    }  # before joining
+    shutil.rmtree(texts)
     differences = {
         split: {"published": count, "here": here[split]}
         for split, count in info.published.items()
-        if split in here and here[split] != count and settings.concatenate is None
+        if split in here and here[split] != count
     }
     details = {
         "sources": sources,
@@ -245,12 +155,13 @@ def _build(
         "unit": info.unit,
         "differs_from_published": differences,
         "cleaning": dataclasses.asdict(cleaned),
+        "codes": None if settings.codes is None else str(files.codes),
         "vocabulary": {side: len(language) for side, language in zip(SIDES, languages, strict=True)},
     }
     record = {
         "format": _FORMAT,
         "name": info.name,
-        "label": _label(info, files, bool(differences)),
+        "label": _label(info, files, settings, bool(differences)),
         "is_slice": bool(differences),
         "splits": {split: dataclasses.asdict(content) for split, content in splits.items()},
         "details": details,
@@ -313,7 +224,7 @@ def prepare_pairs(config: DataConfig, *, report: Report | None = None, allow_sli
     settings = pair_settings(config, info, files)
     sources = _sources(files)
     names = "-".join(files.languages)
-    folder = cache / "pairs" / f"{info.name}-{names}-{settings.kind}-{_key(info, settings, sources)[:16]}"
+    folder = cache / "pairs" / f"{info.name}-{names}-{settings.tokens}-{_key(info, settings, sources)[:16]}"
     corpus = _reopen(folder, say)
     if corpus is None:
         with workspace(folder.parent) as temporary, writing(cache):

@@ -1,68 +1,28 @@
-"""The files of sentence pairs: found in a local folder, downloaded, or given as prefixes; their lines, checked and cleaned."""
+"""The files of sentence pairs: found in a local folder, downloaded, or given as prefixes."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fullrank.config.schema import DataConfig
-from fullrank.data import synthetic_pairs
+from fullrank.data import iwslt, synthetic_pairs
 from fullrank.data.download import download
 from fullrank.data.known import CorpusInfo
+from fullrank.data.pair_lines import PairFiles, SplitFiles, lines, whole_words
 from fullrank.data.sources import SPLITS
-from fullrank.data.text import open_text
 from fullrank.errors import InputError
 
 Report = Callable[[str], None]
-SIDES = ("source", "target")
-_FOLDERS = {"multi30k-de-en": ("multi30k",)}  # other names of the folder of a corpus
-_BLOCK = 1 << 20
-
-
-@dataclass(frozen=True)
-class PairFiles:
-    """Files of each split, (source, target); several of a side are read one after another."""
-
-    splits: Mapping[str, tuple[Sequence[Path], Sequence[Path]]]
-    languages: tuple[str, str]  # source, target
-    notes: tuple[str, ...] = ()
-
-
-@dataclass
-class Cleaned:
-    """What became of the pairs of the training split; `given` is the sum of the others."""
-
-    given: int = 0
-    kept: int = 0
-    empty: int = 0
-    too_long: int = 0
-    ratio: int = 0
-
-
-@dataclass(frozen=True)
-class Cleaning:
-    """Which training pairs are left out; lengths in words, before subwords. An empty side always is a reason."""
-
-    max_length: int | None = None
-    max_ratio: float | None = None
-    counts: Cleaned = field(default_factory=Cleaned)
-
-    def keeps(self, source: str, target: str) -> bool:
-        """Whether a pair stays; it is counted."""
-        counts, m, n = self.counts, len(source.split()), len(target.split())
-        counts.given += 1
-        if m == 0 or n == 0:
-            counts.empty += 1
-        elif self.max_length is not None and max(m, n) > self.max_length:
-            counts.too_long += 1
-        elif self.max_ratio is not None and max(m, n) > self.max_ratio * min(m, n):
-            counts.ratio += 1
-        else:
-            counts.kept += 1
-            return True
-        return False
+# folders under which a corpus is looked for besides its own name, the best first
+_FOLDERS = {
+    "multi30k-de-en": ("multi30k",),
+    "iwslt14-de-en": ("iwslt14.de-en", "iwslt14.tokenized.de-en/tmp", "iwslt14.tokenized.de-en", "de-en", "tmp"),
+    "wmt16-en-de": ("wmt.en-de", "wmt16_en_de"),
+}
+_CODES = {"iwslt14-de-en": ("bpe10k.codes", "code"), "wmt16-en-de": ("bpe.32000",)}
+_LOOKED_AT = 200  # lines, to see whether a file was split by BPE
 
 
 def find_pairs(config: DataConfig, info: CorpusInfo, cache: Path, report: Report) -> PairFiles:
@@ -72,22 +32,27 @@ def find_pairs(config: DataConfig, info: CorpusInfo, cache: Path, report: Report
     download fails.
     """
     found = _given(config) if info.languages is None else _named(config, info, cache, report)
-    for split, (source, target) in found.splits.items():
-        key = f"data.{split}" if info.languages is None else "data.dir"
-        m, n = (sum(_number_of_lines(path, key) for path in paths) for paths in (source, target))
-        if m != n:
-            names = [" + ".join(map(str, paths)) for paths in (source, target)]
-            raise InputError(
-                f"{key}: {names[0]} has {m:,} lines and {names[1]} has {n:,}; line k of the one must be the translation of "
-                "line k of the other (untranslated lines are left empty)"
-            )
+    for split, files in found.splits.items():
+        files.check(key_of(info, split))
     return found
 
 
+def key_of(info: CorpusInfo, split: str) -> str:
+    """The configuration key that says where a split is."""
+    return f"data.{split}" if info.languages is None else "data.dir"
+
+
+def _base(config: DataConfig) -> Path:
+    return Path(config.dir).expanduser() if config.dir else Path()
+
+
+def _codes(config: DataConfig) -> Path | None:
+    return None if config.codes is None else _base(config) / Path(config.codes).expanduser()
+
+
 def _given(config: DataConfig) -> PairFiles:
-    """`data.name: parallel`."""
-    base = Path(config.dir).expanduser() if config.dir else Path()
-    suffixes = str(config.source), str(config.target)
+    """`data.name: parallel`. A prefix that holds the part `tok`, as in `train.tok`, names tokenized files."""
+    suffixes = str(config.source).lstrip("."), str(config.target).lstrip(".")
     splits = {}
     for split in SPLITS:
         given = getattr(config, split)
@@ -95,104 +60,110 @@ def _given(config: DataConfig) -> PairFiles:
         if not prefixes:
             raise InputError(f"data.{split}: an empty list of prefixes")
         source, target = (
-            [base / f"{Path(prefix).expanduser()}.{suffix.lstrip('.')}" for prefix in prefixes] for suffix in suffixes
+            [_base(config) / f"{Path(prefix).expanduser()}.{suffix}" for prefix in prefixes] for suffix in suffixes
         )
-        splits[split] = (source, target)
-    return PairFiles(splits, (suffixes[0].rpartition(".")[2], suffixes[1].rpartition(".")[2]))
+        splits[split] = SplitFiles(source, target, tokenized=all(_is_tokenized(path) for path in source))
+    names = suffixes[0].rpartition(".")[2], suffixes[1].rpartition(".")[2]
+    return PairFiles(splits, names, _codes(config))
+
+
+def _is_tokenized(path: Path) -> bool:
+    return "tok" in path.name.split(".")
 
 
 def _named(config: DataConfig, info: CorpusInfo, cache: Path, report: Report) -> PairFiles:
-    """A corpus whose files are known by name; `data.source` and `data.target` may turn it round."""
-    assert info.languages is not None
-    languages = info.languages
-    if config.source or config.target:
-        source = config.source or next((side for side in languages if side != config.target), "")
-        target = config.target or next((side for side in languages if side != source), "")
-        if {source, target} != set(languages):
-            raise InputError(
-                f"data.source, data.target: {info.name} has the languages {' and '.join(languages)}, given {source} and "
-                f"{target}"
-            )
-        languages = source, target
+    """A corpus whose files are known by name."""
+    languages = _languages(config, info)
     if info.name == synthetic_pairs.NAME:
-        candidates = [synthetic_pairs.files(cache)]
+        places = [synthetic_pairs.files(cache)]
     elif config.dir is None:
         if not info.urls:
-            raise InputError(f"data.name: {info.name} is not downloaded; give its folder with --from DIR (data.dir)")
-        candidates = [download(info, cache, report)]
+            raise InputError(
+                f"data.name: {info.name} is not downloaded; give its folder with --from DIR (data.dir): {info.source}"
+            )
+        places = [download(info, cache, report)]
     else:
         folder = Path(config.dir).expanduser()
         if not folder.is_dir():
             what = f"{folder} is a file" if folder.exists() else f"no such folder: {folder}"
             raise InputError(f"data.dir: {what}; give the folder that holds {info.wanted()}")
         inner = (info.name, *_FOLDERS.get(info.name, ()))
-        candidates = [place for place in (*(folder / name for name in inner), folder) if place.is_dir()]
-    return PairFiles(_in_folder(info, candidates, languages), languages)
+        places = [place for place in (*(folder / name for name in inner), folder) if place.is_dir()]
+    codes = _codes(config)
+    if info.name == "iwslt14-de-en" and (raw := iwslt.raw_files(places, languages)) is not None:
+        note = f"every {iwslt.VALID_EVERY}rd training pair that cleaning keeps is in the validation split"
+        return PairFiles(raw, languages, codes, iwslt.VALID_EVERY, (note,))
+    where, prefixes = _prefixes(info, places)
+    if codes is None and config.max_vocabulary is None:
+        around = (where, where.parent) if where.name == "tmp" else (where,)
+        codes = next((p / name for p in around for name in _CODES.get(info.name, ()) if (p / name).is_file()), None)
+    splits, notes = {}, []
+    for split, prefix in prefixes.items():
+        source, target = (where / f"{prefix}.{side}" for side in languages)
+        tokenized = info.name == "iwslt14-de-en" or _is_tokenized(source)
+        split_up = _split_by_bpe(source)
+        if split_up:
+            notes.append(f"{split}: the marks @@ of BPE are taken out of {prefix}.*")
+        splits[split] = SplitFiles([source], [target], whole_words if split_up else lines, tokenized)
+    if any(files.tokenized for files in splits.values()):
+        notes.append(f"tokenized already: {', '.join(split for split, files in splits.items() if files.tokenized)}")
+    return PairFiles(splits, languages, codes, notes=tuple(notes))
 
 
-def _in_folder(
-    info: CorpusInfo, candidates: Sequence[Path], languages: tuple[str, str]
-) -> dict[str, tuple[list[Path], list[Path]]]:
-    """The splits in the first folder that holds most of them; those beyond train, valid and test may be absent."""
-    best: dict[str, Path] = {}
-    where = candidates[0]
-    for place in candidates:
+def _languages(config: DataConfig, info: CorpusInfo) -> tuple[str, str]:
+    """Source and target; `data.source` and `data.target` may turn a corpus round."""
+    assert info.languages is not None
+    source = config.source or next(side for side in info.languages if side != config.target)
+    target = config.target or next(side for side in info.languages if side != source)
+    if {source, target} != set(info.languages):
+        raise InputError(
+            f"data.source, data.target: {info.name} has the languages {' and '.join(info.languages)}, given {source} and "
+            f"{target}"
+        )
+    return source, target
+
+
+def _split_by_bpe(path: Path) -> bool:
+    """Whether most lines hold a word that is split by the marks of subword-nmt."""
+    head = list(itertools.islice(lines(path, "data.dir"), _LOOKED_AT))
+    return 2 * sum("@@ " in line for line in head) > len(head)
+
+
+def _prefixes(info: CorpusInfo, places: Sequence[Path]) -> tuple[Path, dict[str, str]]:
+    """The folder that holds most splits, and of each the first prefix that both languages have.
+
+    Splits beyond train, valid and test may be absent.
+    """
+    assert info.languages is not None
+    sides = info.languages
+    splits = list(dict.fromkeys(key.rpartition(".")[0] for key in info.files))
+    names = {
+        split: [name.removesuffix(f".{sides[0]}") for name in info.files[f"{split}.{sides[0]}"]] for split in splits
+    }
+
+    def there(place: Path, prefix: str) -> list[str]:
+        return [f"{prefix}.{side}" for side in sides if (place / f"{prefix}.{side}").is_file()]
+
+    best: dict[str, str] = {}
+    where = places[0]
+    for place in places:
         here = {
-            key: place / next(name for name in names if (place / name).is_file())
-            for key, names in info.files.items()
-            if any((place / name).is_file() for name in names)
+            split: next(name for name in names[split] if len(there(place, name)) == 2)
+            for split in splits
+            if any(len(there(place, name)) == 2 for name in names[split])
         }
         if len(here) > len(best):
             best, where = here, place
-    missing = [
-        info.files[key][0]
-        for key in info.files
-        if key not in best and (key.rpartition(".")[0] in SPLITS or _other(key, languages) in best)
-    ]
+    missing, found = [], [f"{prefix}.{side}" for prefix in best.values() for side in sides]
+    for split in (split for split in splits if split not in best):
+        half = next((name for name in names[split] if there(where, name)), None)
+        if half is not None:
+            found += there(where, half)
+            missing += [f"{half}.{side}" for side in sides if f"{half}.{side}" not in found]
+        elif split in SPLITS:
+            missing += [f"{names[split][0]}.{side}" for side in sides]
     if missing:
-        found = f"; found there: {', '.join(path.name for path in best.values())}" if best else ""
+        text = f"; found there: {', '.join(found)}" if found else ""
         last = " Without data.dir the corpus is downloaded." if info.urls else ""
-        raise InputError(f"data.dir: {info.name}: {where} lacks {', '.join(missing)}{found}.{last}")
-    splits = dict.fromkeys(key.rpartition(".")[0] for key in info.files)
-    source, target = languages
-    return {
-        split: ([best[f"{split}.{source}"]], [best[f"{split}.{target}"]])
-        for split in splits
-        if f"{split}.{source}" in best
-    }
-
-
-def _other(key: str, languages: tuple[str, str]) -> str:
-    """`train.de` of `train.en`."""
-    split, _, side = key.rpartition(".")
-    return f"{split}.{languages[side == languages[0]]}"
-
-
-def _number_of_lines(path: Path, key: str) -> int:
-    """Lines of a file; one without a newline at its end counts."""
-    count, last = 0, b"\n"
-    with open_text(path, key) as file:
-        while block := file.read(_BLOCK):
-            count += block.count(b"\n")
-            last = block[-1:]
-    return count + (last != b"\n")
-
-
-def lines(path: Path, key: str) -> Iterator[str]:
-    """Lines of a text file, without line ends; only a newline ends a line. InputError for what is not UTF-8."""
-    with open_text(path, key) as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                text = line.decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise InputError(
-                    f"{key}: {path} is not UTF-8 text: line {number:,} has the byte 0x{line[error.start]:02x} (convert the "
-                    "file to UTF-8)"
-                ) from None
-            yield text.removeprefix("\ufeff") if number == 1 else text
-
-
-def pairs_of_lines(files: tuple[Sequence[Path], Sequence[Path]], key: str) -> Iterator[tuple[str, str]]:
-    """The lines of both sides, side by side."""
-    source, target = (itertools.chain.from_iterable(lines(path, key) for path in paths) for paths in files)
-    return zip(source, target, strict=True)
+        raise InputError(f"data.dir: {info.name}: {where} lacks {', '.join(missing)}{text}.{last}")
+    return where, best

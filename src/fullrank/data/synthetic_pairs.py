@@ -75,8 +75,8 @@ _ADJECTIVES = _words(20, 100)
 _ACTIONS = _words(24, 200, doubles=4)  # with an object
 _STATES = _words(10, 300)  # without
 _MANNERS, _TIMES, _PLACES = _words(8, 400), _words(6, 500), _words(6, 600)
-_SOURCE = {"definite": "la", "past": "te", "future": "vo", "not": "ne", "who": "ki", "because": "par", "?": "cu"}
-_TARGET = {"definite": "xe", "not": "qa", "who": "yo", "because": "wem", "?": "qo"}
+_SOURCE = {"definite": "la", "past": "te", "future": "vo", "not": "ne", "who": "ki", "because": "par", "question": "cu"}
+_TARGET = {"definite": "xe", "not": "qa", "who": "yo", "because": "wem", "question": "qo"}
 _CASES = {"subject": "", "object": "m", "place": "sh"}
 _ENDINGS = {"present": "i", "past": "ax", "future": "uy"}
 
@@ -102,8 +102,8 @@ class _Speaker:
             source = [*source, _SOURCE["because"], *reason[0]]
             target = [*reason[1], _TARGET["because"], *target]
         if self._chance(0.15):
-            return [_SOURCE["?"], *source, "?"], [*target, _TARGET["?"], "?"]
-        return [*source, "."], [*target, "."]
+            return [_SOURCE["question"], *source], [*target, _TARGET["question"]]
+        return source, target
 
     def _clause(self, short: bool = False) -> tuple[list[str], list[str]]:
         acts = self._chance(0.75)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,13 +20,19 @@ def _counts(ids: np.ndarray, entries: int) -> np.ndarray:
     return counts
 
 
-def unigram_perplexity(corpus: Corpus, split: str) -> float:
-    """Perplexity per token of the add-one-smoothed unigram of the training split, on the same vocabulary.
+def unigram_nats(corpus: Corpus, without: Sequence[int] = ()) -> np.ndarray:
+    """-log p(w) of each entry w, in nats, under the add-one-smoothed unigram of the training split; (V,).
 
-    p(w) = (count of w in train + 1) / (tokens of train + V)
+    p(w) = (count of w in train + 1) / (tokens of train + V), both without the entries `without`, which have no p: infinity.
     """
-    entries = len(corpus.tokenizer)
-    train = _counts(corpus.ids("train"), entries)
-    here = _counts(corpus.ids(split), entries)
-    nll = math.log(train.sum() + entries) - np.log(train + 1.0)  # nats, of each entry
-    return math.exp(float(here @ nll) / int(here.sum()))
+    counts = _counts(corpus.ids("train"), len(corpus.tokenizer)) + 1.0
+    counts[list(without)] = 0
+    with np.errstate(divide="ignore"):
+        nats: np.ndarray = math.log(counts.sum()) - np.log(counts)
+    return nats
+
+
+def unigram_perplexity(corpus: Corpus, split: str) -> float:
+    """Perplexity per token of the add-one-smoothed unigram of the training split, on the same vocabulary."""
+    here = _counts(corpus.ids(split), len(corpus.tokenizer))
+    return math.exp(float(here @ unigram_nats(corpus)) / int(here.sum()))

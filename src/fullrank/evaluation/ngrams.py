@@ -9,6 +9,7 @@ import importlib.util
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import ModuleType
 
 import numpy as np
@@ -77,11 +78,9 @@ def bleu_statistics(hypotheses: Iterable[Sequence[str]], references: Iterable[Se
     """
     rows = []
     for hypothesis, reference in zip(hypotheses, references, strict=True):
-        matches, totals = [], []
-        for order in range(1, BLEU_ORDER + 1):
-            ours, theirs = _ngrams(hypothesis, order), _ngrams(reference, order)
-            matches.append((ours & theirs).total())
-            totals.append(ours.total())
+        orders = range(1, BLEU_ORDER + 1)
+        matches = [_matches(hypothesis, reference, order) for order in orders]
+        totals = [max(0, len(hypothesis) - order + 1) for order in orders]
         rows.append([len(hypothesis), len(reference), *matches, *totals])
     return np.array(rows, dtype=np.float64).reshape(-1, 2 + 2 * BLEU_ORDER)
 
@@ -126,8 +125,8 @@ def chrf_statistics(hypotheses: Iterable[str], references: Iterable[str]) -> np.
         ours, theirs = "".join(hypothesis.split()), "".join(reference.split())
         row: list[int] = []
         for order in range(1, CHRF_ORDER + 1):
-            mine, its = _ngrams(ours, order), _ngrams(theirs, order)
-            row += [mine.total() if its else 0, its.total(), (mine & its).total()]
+            mine, its = (max(0, len(line) - order + 1) for line in (ours, theirs))
+            row += [mine if its else 0, its, _matches(ours, theirs, order)]
         rows.append(row)
     return np.array(rows, dtype=np.float64).reshape(-1, 3 * CHRF_ORDER)
 
@@ -149,9 +148,10 @@ def chrf_of(sums: np.ndarray) -> np.ndarray:
     return 100 * (1 + CHRF_BETA**2) * precision * recall / np.where(weighted > 0, weighted, 1.0)
 
 
-def _ngrams(line: Sequence[str], order: int) -> Counter[tuple[str, ...]]:
-    """n-grams of words or of characters."""
-    return Counter(zip(*(line[start:] for start in range(order)), strict=False))
+def _matches(hypothesis: Sequence[str], reference: Sequence[str], order: int) -> int:
+    """n-grams, of words or of characters, that both have, each at most as often as the one that has it less often."""
+    ours, theirs = (Counter(zip(*(line[i:] for i in range(order)), strict=False)) for line in (hypothesis, reference))
+    return sum(min(count, theirs[ngram]) for ngram, count in ours.items() if ngram in theirs)
 
 
 def _cased(lines: Iterable[str], lowercase: bool) -> Iterable[str]:
@@ -164,8 +164,14 @@ def _words(lines: Iterable[str]) -> Iterable[list[str]]:
 
 def _words_13a(lines: Iterable[str], lowercase: bool) -> Iterable[list[str]]:
     """Tokens as sacreBLEU's default tokeniser (13a, that of mteval-v13a) makes them."""
+    tokenise = _tokeniser_13a()
+    return (tokenise(line.rstrip()).split() for line in _cased(lines, lowercase))
+
+
+@cache
+def _tokeniser_13a() -> Callable[[str], str]:
+    """One for all: it remembers lines, and references come with every run."""
     sacrebleu()
     from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
-    tokenise = Tokenizer13a()
-    return (tokenise(line.rstrip()).split() for line in _cased(lines, lowercase))
+    return Tokenizer13a()

@@ -343,8 +343,7 @@ class LanguageModel(nn.Module):
         file, config = storage.find(Path(path), checkpoint)
         config = with_memory(config, memory_length, same_length=same_length, clamp_length=clamp_length)
         tensors = storage.read(file)
-        if any(name.startswith("encoder.") for name in tensors):
-            raise InputError(f"{path}: holds a translation model; load it with Translator.load")
+        storage.check_kind(tensors, "LanguageModel", path)
         with torch.device("meta"):
             model = cls(config)
         storage.assign(model, tensors, file)

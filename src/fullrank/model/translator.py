@@ -197,8 +197,7 @@ class Translator(nn.Module):
         """
         file, config = storage.find(Path(path), checkpoint)
         tensors = storage.read(file)
-        if not any(name.startswith("encoder.") for name in tensors):
-            raise InputError(f"{path}: holds no translation model; a language model is loaded with LanguageModel.load")
+        storage.check_kind(tensors, "Translator", path)
         with torch.device("meta"):
             model = cls(config)
         storage.assign(model, tensors, file)

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,22 @@ def read(file: Path) -> dict[str, torch.Tensor]:
         raise InputError(
             f"{file}: damaged or not a safetensors file ({error}); take another checkpoint or train again"
         ) from error
+
+
+# how the models of ours are told apart, by the names of their tensors
+_KINDS = {
+    "LanguageModel": "a language model",
+    "Translator": "a translation model",
+    "MaskedLanguageModel": "a masked language model",
+}
+
+
+def check_kind(tensors: Mapping[str, torch.Tensor], wanted: str, path: str | Path) -> None:
+    """InputError unless the tensors saved in `path` are those of the class `wanted`; it names the class that they are of."""
+    encodes, decodes = (any(name.startswith(f"{part}.") for name in tensors) for part in ("encoder", "decoder"))
+    found = ("Translator" if decodes else "MaskedLanguageModel") if encodes else "LanguageModel"
+    if found != wanted:
+        raise InputError(f"{path}: holds {_KINDS[found]}, not {_KINDS[wanted]}; load it with {found}.load")
 
 
 def _verify(file: Path) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fullrank.config.schema import NOT_NEXT_TOKEN
+from fullrank.config.schema import MASKED_TOKEN, NOT_NEXT_TOKEN
 from fullrank.reporting import format
 from fullrank.reporting.grouping import measured_on, text_differences, without_version
 from fullrank.reporting.measure import BLEU, MEASURES, SCORES, TOKENISED_BLEU, Measure
-from fullrank.reporting.results import TRANSLATION, integer, mapping
+from fullrank.reporting.results import LANGUAGE_MODELING, MASKED_MODELING, TRANSLATION, integer, mapping
 from fullrank.reporting.table import MARK, Comparison, Row
 
 
@@ -39,9 +39,11 @@ def signature_lines(compared: Comparison) -> list[str]:
         if (ways := compared.signatures.get(score.key))
     ]
     if compared.paper_measure is TOKENISED_BLEU:
+        measured = any(TOKENISED_BLEU.key in row.scores for row in compared.rows)
         found.append(
             f"{TOKENISED_BLEU.short}: tokenised, lower-cased BLEU4, as fairseq-generate printed it, which is what the paper "
             "states; it does not compare with sacreBLEU's."
+            + ("" if measured else " These runs have none: their corpus is not tokenised.")
         )
     return found
 
@@ -81,7 +83,9 @@ def _cautions(rows: Sequence[Row]) -> list[str]:
             "which these runs do not repeat: the levels do not compare."
         )
     budgets = sorted({tokens for result in results if (tokens := integer(result.get("tokens_seen"))) is not None})
-    if len(budgets) > 1:
+    # batches of whole sentences do not end at the same token with every seed
+    slack = 1.01 if rows[0].runs[0].task == TRANSLATION else 1.0
+    if len(budgets) > 1 and budgets[-1] > slack * budgets[0]:
         found.append(f"The runs did not train on equally many tokens: {budgets[0]:,} to {budgets[-1]:,}.")
     if len({_machine(result) for result in results}) > 1:
         found.append(
@@ -114,6 +118,8 @@ def _other_measure(compared: Comparison) -> list[str]:
 def _conventions(compared: Comparison) -> list[str]:
     """Which of our figures are the paper's kind, and what counts as a token, where either is not the usual."""
     found: list[str] = []
+    if compared.task == MASKED_MODELING:
+        found.append(f"What is compared is {MASKED_TOKEN}: the model reads the rest of the text, on both sides.")
     if compared.paper_is_last:
         found.append(
             "The paper's figures are of the weights of the last epoch: compare them with ours of the last checkpoint"
@@ -132,15 +138,22 @@ def _machine(result: object) -> str:
     return "|".join(str(environment.get(key)) for key in ("platform", "cpu", "threads", "device", "precision"))
 
 
+_KINDS = {
+    TRANSLATION: "translation models",
+    LANGUAGE_MODELING: "language models",
+    MASKED_MODELING: "masked language models",
+}
+
+
 def _left_out(compared: Comparison) -> tuple[str, ...]:
     """Runs of another task, which have no figure in common with these."""
     if not compared.left_out:
         return ()
-    kinds = (
-        ("translation models", "language models") if compared.translates else ("language models", "translation models")
-    )
+    tasks = {run.task: None for run in compared.left_out}
+    kinds = format.listed([_KINDS.get(task, task) for task in tasks])
     names = format.listed([f"{run.name} ({run.folder})" for run in compared.left_out])
-    return (f"These are {kinds[0]}, as the first run is; {kinds[1]} are left out: {names}. Report them on their own.",)
+    own = _KINDS.get(compared.task, compared.task)
+    return (f"These are {own}, as the first run is; {kinds} are left out: {names}. Report them on their own.",)
 
 
 def _translations(compared: Comparison) -> list[str]:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fullrank.reporting.measure import BLEU, CHRF, PERPLEXITY, TOKENISED_BLEU, Measure
+from fullrank.reporting.measure import (
+    ACCURACY,
+    BLEU,
+    CHRF,
+    MASKED_PERPLEXITY,
+    PERPLEXITY,
+    TOKENISED_BLEU,
+    Measure,
+)
 from fullrank.reporting.results import SPLITS
 from fullrank.reporting.stats import Stat
 from fullrank.reporting.table import Comparison, Row
@@ -55,13 +63,14 @@ def perplexity_of(row: Row, split: str) -> Stat | None:
 
 
 def columns(compared: Comparison) -> list[Column]:
-    """Of each split the paper's figure, where there is one, and ours; of translations then chrF and perplexity."""
+    """Of each split the paper's figure, where there is one, and ours; then what else there is (`more_columns`)."""
     found: list[Column] = []
     measure, paper = compared.measure, compared.paper_measure
     for split in SPLITS:
         if paper is not None:
             found.append(Column(split, paper, "paper", "paper"))
-        if paper is TOKENISED_BLEU:  # beside the paper's stands ours of the same kind
+        if paper is TOKENISED_BLEU and any(paper.key in row.scores for row in compared.rows):
+            # beside the paper's stands ours of the same kind
             found.append(Column(split, paper, "other", "ours"))
         found.append(Column(split, measure, "judged", "ours, best" if compared.shows_last else "ours"))
         if compared.shows_last:
@@ -70,9 +79,8 @@ def columns(compared: Comparison) -> list[Column]:
 
 
 def more_columns(compared: Comparison) -> list[Column]:
-    """chrF and perplexity beside BLEU, of the split by which rows are judged."""
-    if compared.measure is not BLEU:
-        return []
+    """chrF and perplexity beside BLEU, accuracy beside masked-token perplexity, of the split by which rows are judged."""
+    beside = {BLEU: (CHRF, PERPLEXITY), MASKED_PERPLEXITY: (ACCURACY,)}.get(compared.measure, ())
     split = "test" if any("test" in row.figures for row in compared.rows) else "valid"
-    others = [Column(split, measure, "other", "") for measure in (CHRF, PERPLEXITY)]
+    others = [Column(split, measure, "other", "") for measure in beside]
     return [column for column in others if any(column._stat(row) is not None for row in compared.rows)]

@@ -11,7 +11,7 @@ from fullrank.reporting.curves import Curve, Series
 from fullrank.reporting.figures import NARROW, WIDTH, line_figure
 from fullrank.reporting.markup import Html, el, section
 from fullrank.reporting.measure import BLEU
-from fullrank.reporting.results import RunRecord, number
+from fullrank.reporting.results import MASKED_MODELING, RunRecord, number
 from fullrank.reporting.table import MARK, Comparison
 
 _TOKENS, _EPOCHS = "training tokens", "epochs"
@@ -29,12 +29,13 @@ def curves_section(compared: Comparison, named: Sequence[details.Named]) -> Html
         found = [(name, slot, tuple(c for run in runs if (c := read(run)) is not None)) for name, slot, runs in named]
         return [Series(name, slot, drawn, slot < finished) for name, slot, drawn in found if drawn]
 
+    kind = "masked token" if compared.task == MASKED_MODELING else "token"
     loss = series(curves.training_loss)
     rate, speed = curves.merged(series(curves.learning_rate)), series(curves.speed)
     smooth = _smoothing(named)
     judged = _translation_figures(compared, series) if compared.translates else _validation_figures(compared, series)
     others = [
-        _figure("Training loss", f"Nats per token. {smooth}", loss, "nats per token", _TOKENS, width=NARROW),
+        _figure("Training loss", f"Nats per {kind}. {smooth}", loss, f"nats per {kind}", _TOKENS, width=NARROW),
         _figure(
             "Learning rate", "As set at each logged step.", rate, "learning rate", _TOKENS, from_zero=True, width=NARROW
         ),

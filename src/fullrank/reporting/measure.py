@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fullrank.reporting import format
-from fullrank.reporting.results import SPLITS, TRANSLATION, RunRecord, mapping, number
+from fullrank.reporting.results import MASKED_MODELING, SPLITS, TRANSLATION, RunRecord, mapping, number
 from fullrank.reporting.stats import Stat
 
 
@@ -163,7 +163,13 @@ TOKENISED_BLEU = Measure(  # as fairseq-generate printed it; papers on IWSLT14 s
 )  # fmt: skip
 CHRF = Measure("chrf", "chrF", "a ", "chrF scores", "chrF", "chrF", ("", "_chrf"), higher=True)
 SCORES = (BLEU, TOKENISED_BLEU, CHRF)  # of translations
-MEASURES = (PERPLEXITY, BITS_PER_BYTE, BITS_PER_CHARACTER, *SCORES)
+MASKED_PERPLEXITY = Measure(  # most of the text is given: compares with no other perplexity
+    "perplexity", "masked-token perplexity", "a ", "masked-token perplexities", "masked ppl", "masked-token perplexity", (),
+)  # fmt: skip
+ACCURACY = Measure(  # of masked tokens
+    "accuracy_percent", "accuracy in %", "an ", "accuracies in %", "accuracy in %", "accuracy in %", (), higher=True,
+)  # fmt: skip
+MEASURES = (PERPLEXITY, BITS_PER_BYTE, BITS_PER_CHARACTER, *SCORES, ACCURACY)
 
 
 def choose(records: Sequence[RunRecord]) -> Measure:
@@ -172,8 +178,11 @@ def choose(records: Sequence[RunRecord]) -> Measure:
     Bits where all of them read bytes or characters, or where a paper's figures of one are in bits: per character if all
     read characters, else per byte. Perplexity otherwise, and wherever a finished run has no bits for a split that it
     has a perplexity for, as a model of words.
-    Of translations it is BLEU, and perplexity where there is no split that all of them have a BLEU of.
+    Of translations it is BLEU, and perplexity where there is no split that all of them have a BLEU of; of masked tokens
+    their own perplexity.
     """
+    if records and all(record.task == MASKED_MODELING for record in records):
+        return MASKED_PERPLEXITY
     if records and all(record.task == TRANSLATION for record in records):
         return BLEU if any(all(_scored(record, split) for record in records) for split in SPLITS) else PERPLEXITY
     kinds = {record.tokens for record in records}

@@ -158,7 +158,7 @@ def _dots(rows: Sequence[Row], measure: Measure) -> Html:
             "figcaption",
             el("b", words),
             el("span", caption + "The axis does not start at zero."),
-            el("span", f"{MARK} {NOT_NEXT_TOKEN}.") if any(not row.next_token for row in rows) else "",
+            el("span", f"{MARK} {NOT_NEXT_TOKEN}.") if any(row.marked for row in rows) else "",
         ),
         figure,
         cls="wide",

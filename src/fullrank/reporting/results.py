@@ -20,7 +20,7 @@ SPLITS = ("valid", "test")
 RUN_FILES = ("config.yaml", "metrics.jsonl", "result.json")
 TRANSLATIONS = "translations"  # the folder of a run that keeps them: <split>.txt and <split>.reference.txt
 _REFERENCE = ".reference.txt"
-TRANSLATION, LANGUAGE_MODELING = "translation", "language_modeling"
+TRANSLATION, LANGUAGE_MODELING, MASKED_MODELING = "translation", "language_modeling", "masked_modeling"
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,12 @@ class RunRecord:
 
     @property
     def task(self) -> str:
-        """`translation` or `language_modeling`, as recorded; else by the corpus that the configuration names."""
+        """`translation`, `masked_modeling` or `language_modeling`, as recorded; else by what the configuration says."""
         recorded = mapping(self.result).get("task") or self.identity.get("task")
         name = str(mapping(self.config.get("data")).get("name"))
-        return str(recorded or (TRANSLATION if name in PAIR_CORPORA else LANGUAGE_MODELING))
+        masked = mapping(self.config.get("train")).get("objective") == "masked"
+        configured = TRANSLATION if name in PAIR_CORPORA else MASKED_MODELING if masked else LANGUAGE_MODELING
+        return str(recorded or configured)
 
     @cached_property
     def references(self) -> Mapping[str, str]:
@@ -88,7 +90,7 @@ class RunRecord:
     def next_token(self) -> bool:
         """Whether the final figures are of next tokens; where it is not recorded, by the configuration."""
         said = mapping(mapping(self.result).get("protocol_settings")).get("next_token")
-        return said if isinstance(said, bool) else not self.sees_future
+        return said if isinstance(said, bool) else not self.sees_future and self.task != MASKED_MODELING
 
     def final(self, split: str, key: str = "perplexity", checkpoint: str = "final") -> float | None:
         """Perplexity of the finished run on a split; None if it was not measured or is no positive number.

@@ -196,7 +196,7 @@ def _against_first(first: Row, best: Row, figure: _Figure) -> str:
     if best is first:
         return f"It is the first row: none of the others is {figure.measure.beyond} it."
     if figure.split not in first.figures:
-        kind = "" if first.next_token else " of next tokens"
+        kind = " of next tokens" if first.marked else ""
         return f"The first row, {first.name}, has no {figure.words}{kind} to compare with."
     base = f"{first.name}, the first row, at {figure.long(first)}"
     if figure.same(best, first):
@@ -240,7 +240,7 @@ def _unigram(rows: Sequence[Row], figure: _Figure) -> str:
 
 
 def _certainty(rows: Sequence[Row]) -> str:
-    rows = [row for row in rows if row.next_token]
+    rows = [row for row in rows if not row.marked]
     seeds = [len(row.runs) for row in rows]
     if max(seeds) == 1:
         return (

@@ -13,6 +13,7 @@ from fullrank.errors import InputError
 from fullrank.reporting import format
 from fullrank.reporting.grouping import row_names, seeds_of_rows, texts_of_rows
 from fullrank.reporting.measure import (
+    ACCURACY,
     BLEU,
     LAST_POSITION,
     PERPLEXITY,
@@ -23,7 +24,17 @@ from fullrank.reporting.measure import (
     choose,
     paper_of,
 )
-from fullrank.reporting.results import SPLITS, TRANSLATION, RunRecord, integer, mapping, number, read_runs
+from fullrank.reporting.results import (
+    LANGUAGE_MODELING,
+    MASKED_MODELING,
+    SPLITS,
+    TRANSLATION,
+    RunRecord,
+    integer,
+    mapping,
+    number,
+    read_runs,
+)
 from fullrank.reporting.stats import Stat, over_runs
 
 MARK = "†"  # at a figure that is no next-token perplexity
@@ -41,8 +52,9 @@ class Row:
     `perplexity` is perplexity always, and `scores` has BLEU and the like by their keys. `last` is as `figures`, of the last
     checkpoint instead of the best; `without_sos` is, for both (`final` and `last`), perplexity without the tokens `<sos>`,
     where there are any. `ms_per_step` is by phase of training.
-    `next_token` False: its figures are no next-token perplexities. They are marked, compare with none and are best of none;
-    `last_position`, as `without_sos`, has those of the last positions of segments, which are.
+    `next_token` False: its figures are no next-token perplexities. Where they should be, they are `marked`, compare with none
+    and are best of none; `last_position`, as `without_sos`, has those of the last positions of segments, which are.
+    Those of masked tokens have a measure of their own and compare with each other.
     """
 
     name: str
@@ -80,13 +92,18 @@ class Row:
         return self.protocol.removesuffix(f"; {NOT_NEXT_TOKEN}")
 
     @property
+    def marked(self) -> bool:
+        """Whether its figures pass for next-token perplexities and are none."""
+        return not self.next_token and self.runs[0].task != MASKED_MODELING
+
+    @property
     def judged(self) -> Row:
-        """The row as it is compared: without its figures where they are no next-token perplexities."""
-        return self if self.next_token else dataclasses.replace(self, figures={})
+        """The row as it is compared: without its figures where they are no next-token perplexities but pass for such."""
+        return dataclasses.replace(self, figures={}) if self.marked else self
 
     def shown(self, text: str) -> str:
-        """A figure as text (or the name beside it), marked where it is no next-token perplexity."""
-        return text if self.next_token or text == format.MISSING else f"{text} {MARK}"
+        """A figure as text (or the name beside it), with the mark where it is no next-token perplexity."""
+        return f"{text} {MARK}" if self.marked and text != format.MISSING else text
 
     @property
     def is_slice(self) -> bool:
@@ -99,7 +116,7 @@ class Comparison:
     """Finished rows in the order given (the first is what the others are compared with), and runs not finished.
 
     `measure` is that of every figure of it: chosen by the finished runs, or by the others where none has finished.
-    `left_out` are runs of another task than the first: a translation and a language model have no figure to compare.
+    `left_out` are runs of another task than the first: translations, next tokens and masked ones have no figure in common.
     """
 
     rows: tuple[Row, ...]
@@ -108,9 +125,15 @@ class Comparison:
     left_out: tuple[RunRecord, ...] = ()
 
     @property
+    def task(self) -> str:
+        """That of its runs."""
+        runs = (*(row.runs[0] for row in self.rows), *self.unfinished)
+        return runs[0].task if runs else LANGUAGE_MODELING
+
+    @property
     def translates(self) -> bool:
         """Whether its runs are translation models."""
-        return any(run.task == TRANSLATION for run in (*(row.runs[0] for row in self.rows), *self.unfinished))
+        return self.task == TRANSLATION
 
     @property
     def comparable(self) -> bool:
@@ -168,8 +191,8 @@ class Comparison:
 
     @property
     def marked(self) -> tuple[Row, ...]:
-        """The rows whose figures are no next-token perplexities."""
-        return tuple(row for row in self.rows if not row.next_token)
+        """The rows whose figures pass for next-token perplexities and are none."""
+        return tuple(row for row in self.rows if row.marked)
 
     def states(self, measure: Measure) -> bool:
         """Whether a row has figures of a paper in this measure."""
@@ -179,7 +202,7 @@ class Comparison:
 def comparison(runs: Sequence[Path | RunRecord]) -> Comparison:
     """Compares run folders (or records read before). Means over seeds are means of the figures, never of losses.
 
-    The first run says whether translations or language models are compared; runs of the other kind are left out, by name.
+    The first run says whether translation, language or masked language models are compared; others are left out, by name.
     Raises InputError for a folder that is no run; an unfinished or damaged run is listed, never an error.
     """
     if not runs:
@@ -262,7 +285,7 @@ def _row(name: str, runs: tuple[RunRecord, ...], text: int, measure: Measure) ->
         extra_parameters=None,
         figures=over_seeds(runs, measure),
         perplexity=over_seeds(runs, PERPLEXITY),
-        scores={score.key: found for score in SCORES if (found := over_seeds(runs, score))},
+        scores={score.key: found for score in (*SCORES, ACCURACY) if (found := over_seeds(runs, score))},
         signatures=_signatures(runs),
         last=over_seeds(runs, measure, "last"),
         without_sos=_over_checkpoints(runs, WITHOUT_SOS),

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from fullrank.config.schema import NOT_NEXT_TOKEN
+from fullrank.config.schema import MASKED_TOKEN, NOT_NEXT_TOKEN
 from fullrank.reporting.measure import MEASURES, PERPLEXITY, SCORES, WITHOUT_SOS, Measure
 from fullrank.reporting.results import SPLITS
 from fullrank.reporting.significance import all_differences
@@ -81,7 +81,7 @@ def _row_as_json(row: Row, measure: Measure) -> dict[str, Any]:
         "last": {measure.key: {split: plain(stat) for split, stat in row.last.items()}} if row.last else None,
         WITHOUT_SOS.key: by_checkpoint(row.without_sos),
         "next_token": row.next_token,
-        "remark": None if row.next_token else NOT_NEXT_TOKEN,
+        "remark": None if row.next_token else NOT_NEXT_TOKEN if row.marked else MASKED_TOKEN,
         "last_position": by_checkpoint(row.last_position),
         "difference": dict(row.difference),
         "difference_in": "points" if measure.higher else "share",

@@ -87,6 +87,10 @@ def _of_configuration(name: str, choice: Choice, say: Say) -> Report:
     if choice.text is not None:
         raise InputError(f"--text: for a model that was trained; {name} is a configuration, which random tokens test")
     run, length = resolved.config, None
+    if run.masks:
+        raise InputError(
+            f"{name}: train.objective: masked, so every token sees every other; what is checked is that none sees a later one"
+        )
     changed: tuple[str, ...] = ()
     translates = run.translates
     if choice.full:

@@ -77,6 +77,11 @@ def generate(
     config = open_run(folder)[0]
     if config.data.has_pairs:
         raise InputError(f"{folder}: a translation run; it translates with `fullrank translate`")
+    if config.masks:
+        raise InputError(
+            f"{folder}: names masked tokens from the text on both sides of them (train.objective: masked), so it cannot write "
+            "a text token by token; train with train.objective: causal to generate"
+        )
     if config.model.sees_future:
         raise InputError(
             f"{folder}: its tokens see later ones (model.attention.causal: as_published), so it cannot write a text token by "

@@ -25,12 +25,13 @@ from fullrank.training.device import choose_device
 
 
 def with_vocabulary(config: RunConfig, corpus: Corpus) -> RunConfig:
-    """`config` with `model.vocab_size` known; ConfigError if a given one is too small for the corpus."""
-    size, given = len(corpus.tokenizer), config.model.vocab_size
+    """`config` with `model.vocab_size` known; ConfigError if a given one is too small for the corpus, and <mask> if need be."""
+    entries, given = len(corpus.tokenizer), config.model.vocab_size
+    size = entries + config.masks
     if given is not None and given < size:
         raise ConfigError(
-            f"model.vocab_size: {given}, but {corpus.label} has {size} entries; set it to null or at least {size}, "
-            "or make the vocabulary smaller with data.max_vocabulary or data.min_count"
+            f"model.vocab_size: {given}, but {corpus.label} has {entries} entries{' beside <mask>' if config.masks else ''}; "
+            f"set it to null or at least {size}, or make the vocabulary smaller with data.max_vocabulary or data.min_count"
         )
     return config if given else dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=size))
 
@@ -42,10 +43,7 @@ class LanguageModeling:
         final_protocol(config)
 
     def text(self, config: RunConfig, known: Mapping[str, Any], allow_slice: bool, say: Say) -> tuple[RunConfig, Text]:
-        corpus = _kept(known) or prepare(config.data, allow_slice=allow_slice, report=say)
-        sums = {split: info.sha256 for split, info in corpus.splits.items()}
-        text = Text(corpus, corpus.folder, corpus.tokenizer.fingerprint, sums, corpus.tokenizer.save)
-        return with_vocabulary(config, corpus), text
+        return text_of(config, known, allow_slice, say)
 
     def parts(self, config: RunConfig, corpus: Corpus, folder: Path, device: torch.device) -> Parts:
         options, judging = config.train, config.eval
@@ -88,6 +86,14 @@ class LanguageModeling:
         )
 
 
+def text_of(config: RunConfig, known: Mapping[str, Any], allow_slice: bool, say: Say) -> tuple[RunConfig, Text]:
+    """The prepared text of one language (see `Task.text`)."""
+    corpus = _kept(known) or prepare(config.data, allow_slice=allow_slice, report=say)
+    sums = {split: info.sha256 for split, info in corpus.splits.items()}
+    text = Text(corpus, corpus.folder, corpus.tokenizer.fingerprint, sums, corpus.tokenizer.save)
+    return with_vocabulary(config, corpus), text
+
+
 def _kept(identity: Mapping[str, Any]) -> Corpus | None:
     """The prepared corpus that a run was started on, if it is still there and whole: its text may be gone by now."""
     try:
@@ -118,8 +124,10 @@ def _check_positions(model: LanguageModel, stream: int) -> None:
         )
 
 
-def describe(corpus: Corpus) -> dict[str, Any]:
-    """What `result.json` says about the text."""
+def describe(corpus: Corpus, unigram: Mapping[str, float] | None = None) -> dict[str, Any]:
+    """What `result.json` says about the text. `unigram`: perplexity of word frequencies, where not that of all tokens."""
+    if unigram is None:
+        unigram = {split: unigram_perplexity(corpus, split) for split in ("valid", "test")}
     return {
         "name": corpus.name,
         "label": corpus.label,
@@ -128,7 +136,7 @@ def describe(corpus: Corpus) -> dict[str, Any]:
         "sha256": {split: info.sha256 for split, info in corpus.splits.items()},
         "vocabulary": len(corpus.tokenizer),
         "fingerprint": corpus.tokenizer.fingerprint,
-        "unigram_perplexity": {split: unigram_perplexity(corpus, split) for split in ("valid", "test")},
+        "unigram_perplexity": dict(unigram),
         "details": dict(corpus.details),
     }
 

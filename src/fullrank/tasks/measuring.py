@@ -15,6 +15,7 @@ from fullrank.errors import InputError
 from fullrank.evaluation.perplexity import Evaluation, Tally, evaluate_blocks
 from fullrank.evaluation.protocol import EvaluationProtocol
 from fullrank.model.language_model import LanguageModel
+from fullrank.model.masked import MaskedLanguageModel
 
 
 def measure(
@@ -78,14 +79,20 @@ def check_length(model: LanguageModel, protocol: EvaluationProtocol, tokens: int
                 "(model.max_position_embeddings), and positions go on through the memory; measure it in more streams "
                 "(eval.batch_size or --batch-size) or without memory (eval.memory_length or --memory-length 0)"
             )
-    elif (longest := min(tokens, protocol.segment_length)) > limit:
+    else:
+        check_block(limit, min(tokens, protocol.segment_length), "block" if protocol.kind == "blocks" else "window")
+
+
+def check_block(limit: int | None, longest: int, what: str = "block") -> None:
+    """InputError if a block (or window) of `longest` tokens is longer than a model of `limit` positions can read."""
+    if limit is not None and longest > limit:
         raise InputError(
-            f"a {'block' if protocol.kind == 'blocks' else 'window'} of {longest:,} tokens is longer than the {limit:,} "
+            f"a {what} of {longest:,} tokens is longer than the {limit:,} "
             "positions of this model (model.max_position_embeddings); shorten it (eval.segment_length or --segment-length)"
         )
 
 
-def check_training_length(model: LanguageModel, segment_length: int, tokens: int) -> None:
+def check_training_length(model: LanguageModel | MaskedLanguageModel, segment_length: int, tokens: int) -> None:
     """InputError if the model has no positions for a segment of training, or for the whole text where that is shorter."""
     if model.max_length is not None and min(segment_length, tokens) > model.max_length:
         raise InputError(

@@ -17,7 +17,7 @@ from torch import nn
 
 from fullrank.attention.kernels import kernel
 from fullrank.config.recipe import Resolved
-from fullrank.config.schema import NOT_NEXT_TOKEN, RunConfig
+from fullrank.config.schema import RunConfig
 from fullrank.files import write_json
 from fullrank.model.size import parameters_by_part
 from fullrank.tasks.environment import environment
@@ -84,6 +84,10 @@ def task_of(config: RunConfig) -> Task:
         from fullrank.tasks.translation import Translation
 
         return Translation()
+    if config.masks:
+        from fullrank.tasks.masked_modeling import MaskedModeling
+
+        return MaskedModeling()
     from fullrank.tasks.language_modeling import LanguageModeling
 
     return LanguageModeling()
@@ -117,8 +121,8 @@ def train(
                 say(f"{folder}: already finished")
                 return finished
         text.keep(folder)
-        if config.model.sees_future:
-            say(f"{folder}: its perplexity is {NOT_NEXT_TOKEN}")
+        if config.remark is not None:
+            say(f"{folder}: its perplexity is {config.remark}")
         return _train(config, identity, task, text.corpus, folder, quiet)
 
 

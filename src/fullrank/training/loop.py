@@ -177,13 +177,13 @@ class _Run:
         self.clock.step(tokens)
 
     def gradient(self, step: int) -> tuple[Tensor, int]:
-        """Leaves the gradient of the mean loss over all tokens of the step; returns the loss, detached, and the tokens.
+        """Leaves the gradient of the mean loss over all tokens of the step; returns the loss, detached, and the tokens seen.
 
         How many tokens there are is known when the last batch is done, so each batch counts relative to the first,
         and the sum is scaled in the end: with one batch, or equal ones, by a plain 1 or 1/n.
         """
         training = self.training
-        total, first = 0, 0
+        total, first, seen = 0, 0, 0
         loss = torch.zeros((), device=self.device)
         now = self.plan.phases.current(training.counters)
         phase = None if now is None else now.config
@@ -194,6 +194,7 @@ class _Run:
             with autocast(self.options.precision, self.device):
                 part = self.objective(batch, training.carry if index else {}, place)
             training.carry = {name: outliving(tensor, self.options) for name, tensor in part.carry.items()}
+            seen += part.seen
             if part.tokens == 0:
                 continue
             first = first or part.tokens
@@ -204,7 +205,7 @@ class _Run:
             total += part.tokens
         if total > first:
             torch._foreach_mul_([p.grad for p in self.parameters if p.grad is not None], first / total)
-        return loss, total
+        return loss, seen
 
     def log(self) -> None:
         """The lines about training since the last ones."""
@@ -274,8 +275,9 @@ class _Run:
         """A line of metrics about this step."""
         counters = self.training.counters
         line = metrics_line(
-            step=counters.step, split=split, nll=nll, tokens=counters.tokens, lr=lr, phase=counters.phase, scores=scores
-        )
+            step=counters.step, split=split, nll=nll, tokens=counters.tokens, lr=lr, phase=counters.phase, scores=scores,
+            objective=self.options.objective,
+        )  # fmt: skip
         self.metrics.write(line)
         self.notify.record(line)
 

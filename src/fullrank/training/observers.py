@@ -17,7 +17,8 @@ from fullrank.errors import InputError
 from fullrank.training.records import scores_of
 from fullrank.training.values import Observer
 
-_WRITTEN = {"bleu": "BLEU", "chrf": "chrF"}  # scores whose names are not written as they are called
+# scores whose names are not written as they are called
+_WRITTEN = {"bleu": "BLEU", "chrf": "chrF", "accuracy_percent": "accuracy in %"}
 
 
 def make_observers(
@@ -55,6 +56,7 @@ class Status:
         self.valid: float | None = None
         self.scores: dict[str, float] = {}
         self.phase: str | None = None
+        self.ppl = "ppl"
         self.began = time.monotonic()
 
     def start(self, step: int, total: int) -> None:
@@ -71,6 +73,7 @@ class Status:
 
     def record(self, line: Mapping[str, Any]) -> None:
         self.phase = line.get("phase", self.phase)
+        self.ppl = f"{line['objective']} ppl" if "objective" in line else self.ppl
         match line.get("split"):
             case "train":
                 self.nll = line["nll"]
@@ -83,9 +86,9 @@ class Status:
         if self.phase is not None:
             parts.append(f"phase {self.phase}")
         if self.nll is not None:
-            parts += [f"loss {self.nll:.3f}", f"ppl {math.exp(min(self.nll, 700)):.1f}"]
+            parts += [f"loss {self.nll:.3f}", f"{self.ppl} {math.exp(min(self.nll, 700)):.1f}"]
         if self.valid is not None:
-            parts.append(f"valid ppl {self.valid:.1f}")
+            parts.append(f"valid {self.ppl} {self.valid:.1f}")
             parts += [f"{_WRITTEN.get(name, name)} {score:.1f}" for name, score in self.scores.items()]
         seconds, steps = time.monotonic() - self.began, self.step - self.first
         if steps > 0 and seconds > 0:
@@ -238,8 +241,9 @@ class WandB:
 def _scalars(line: Mapping[str, Any]) -> dict[str, float]:
     """`train/nll`, `valid/ppl`, `timing/tokens_per_second` ... of a recorded line."""
     prefix = line.get("split", "timing")
-    other = ("step", "split", "tokens", "phase")
-    return {f"{prefix}/{name}": value for name, value in line.items() if name not in other}
+    other = ("step", "split", "tokens", "phase", "objective")
+    names = {"ppl": f"{line['objective']}_ppl"} if "objective" in line else {}
+    return {f"{prefix}/{names.get(name, name)}": value for name, value in line.items() if name not in other}
 
 
 def _missing(package: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from fullrank.errors import RunError
 
-_ALWAYS = ("step", "split", "nll", "ppl", "tokens", "lr", "phase")
+_ALWAYS = ("step", "split", "nll", "ppl", "tokens", "lr", "phase", "objective")
 
 
 def metrics_line(
@@ -27,8 +27,11 @@ def metrics_line(
     lr: float | None = None,
     phase: str | None = None,
     scores: Mapping[str, float] | None = None,
+    objective: str = "causal",
 ) -> dict[str, Any]:
     """A line of metrics.jsonl; `nll` is a mean in nats per token, rounded to nine digits like everything else.
+
+    `objective`: stands in the line where the figures are not of next tokens, for they do not compare with such.
 
     `phase`: the phase of update `step`; a line about training never covers more than one.
     `scores`: what else an evaluation gave, by name; ValueError if one is called as something that is there anyway.
@@ -39,6 +42,7 @@ def metrics_line(
     line = {"step": step, "split": split, "nll": _short(nll), "ppl": _short(perplexity(nll)), "tokens": tokens}
     line |= {name: _short(score) for name, score in scores.items()}
     line |= {} if lr is None else {"lr": _short(lr)}
+    line |= {} if objective == "causal" else {"objective": objective}
     return line if phase is None else line | {"phase": phase}
 
 

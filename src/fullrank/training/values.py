@@ -21,12 +21,19 @@ class Loss:
 
     `value`: scalar to differentiate, the mean over tokens plus penalties.  `nll`: sum over tokens, in nats, without
     smoothing or penalties; a tensor spares a GPU the wait.  `tokens`: how many.  `carry`: for the next batch.
+    `read`: tokens seen, where more are read than the loss is about (masked ones); None: `tokens`.
     """
 
     value: Tensor
     nll: Tensor | float
     tokens: int
     carry: Carry = field(default_factory=dict)
+    read: int | None = None
+
+    @property
+    def seen(self) -> int:
+        """Tokens that count as trained on."""
+        return self.tokens if self.read is None else self.read
 
 
 class Evaluation(Protocol):
@@ -56,7 +63,7 @@ class Batches(Protocol):
 
     What they know of their tokens, they may say, for the plan of a budget in tokens (`plan.make_plan`): all of an epoch
     (`tokens_per_epoch`), and each batch's (`tokens_of_batches(epoch) -> Sequence[int]`, their sum being the former) or what
-    is usual (`tokens_per_batch`). Tokens are those of `Loss.tokens`.
+    is usual (`tokens_per_batch`). Tokens are those of `Loss.seen`.
     """
 
     @property

@@ -1,0 +1,131 @@
+"""The verb `data`: corpora that are known, and getting one ready."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fullrank.cli.options import Json, Source, with_source
+from fullrank.cli.output import print_json, say
+
+if TYPE_CHECKING:
+    from fullrank.config.schema import DataConfig
+
+data = typer.Typer(
+    no_args_is_help=True,
+    help="Corpora: what is known, and getting one ready.",
+    epilog="Example:  [cyan]fullrank data prepare ptb --from ~/corpora/ptb[/cyan]",
+)
+
+
+@data.command("list", epilog="Example:  [cyan]fullrank data list[/cyan]")
+def list_data(json: Json = False) -> None:
+    """Known corpora: tokens, published counts, terms, where they come from."""
+    import dataclasses
+
+    from fullrank.data import known_corpora
+
+    found = [dataclasses.asdict(corpus) for corpus in known_corpora()]
+    if json:
+        print_json(found)
+        return
+    for corpus in found:
+        print(corpus["name"])
+        for key, value in corpus.items():
+            if key != "name" and value:
+                print(f"  {key}: {_words(value)}")
+
+
+def _words(value: Any) -> str:
+    """A value of the table of corpora in words. Of mirrors and of accepted file names, the first."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_first(inner)}" for key, inner in value.items())
+    return ", ".join(map(_first, value)) if isinstance(value, tuple) else _first(value)
+
+
+def _first(value: Any) -> str:
+    if isinstance(value, tuple):
+        return str(value[0])
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+@data.command("prepare", epilog="Example:  [cyan]fullrank data prepare ptb --from ~/corpora/ptb[/cyan]")
+def prepare_data(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A corpus (`fullrank data list`).")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings such as data.tokens=bpe")
+    ] = None,
+    source: Source = None,
+    to: Annotated[
+        Path | None, typer.Option("--to", metavar="DIR", help="Where prepared corpora are kept (data.cache).")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Find or download a corpus, verify its counts, and turn it into token ids once and for all."""
+    from fullrank.config.data import PAIR_CORPORA
+    from fullrank.config.load import apply_overrides, build
+
+    words = [*with_source(overrides, source), *([f"data.cache={to}"] if to else [])]
+    raw: dict[str, Any] = {"data": {"name": name}}
+    if name in PAIR_CORPORA:
+        raw["train"] = {"batch_tokens": 1}  # a run of translation has to say it; nothing is trained here
+    given = build(apply_overrides(raw, words)).data
+    found, lines = _prepared_pairs(given) if given.has_pairs else _prepared_text(given)
+    if json:
+        print_json(found)
+        return
+    for line in lines:
+        print(line)
+
+
+def _prepared_text(given: DataConfig) -> tuple[dict[str, Any], list[str]]:
+    """A corpus for language models: what JSON says of it, and lines for people."""
+    from fullrank.data import prepare
+    from fullrank.tasks.language_modeling import describe
+
+    corpus = prepare(given, report=say)
+    lines = [f"{corpus.label}: vocabulary {len(corpus.tokenizer):,} ({corpus.tokenizer.kind}), {corpus.folder}"]
+    lines += [
+        f"  {split:<6} {content.tokens:>12,} tokens   {content.words:>12,} words   {content.bytes:>13,} bytes"
+        for split, content in corpus.splits.items()
+    ]
+    return {"folder": str(corpus.folder), **describe(corpus)}, lines
+
+
+def _prepared_pairs(given: DataConfig) -> tuple[dict[str, Any], list[str]]:
+    """A corpus of sentence pairs: what JSON says of it, and lines for people."""
+    import dataclasses
+
+    from fullrank.data import prepare_pairs
+
+    corpus = prepare_pairs(given, report=say)
+    sides = {"source": corpus.source, "target": corpus.target}
+    found = {
+        "folder": str(corpus.folder), "name": corpus.name, "label": corpus.label, "is_slice": corpus.is_slice,
+        "languages": {side: language.name for side, language in sides.items()},
+        "vocabulary": {side: len(language) for side, language in sides.items()},
+        "fingerprint": {side: language.fingerprint for side, language in sides.items()},
+        "splits": {split: dataclasses.asdict(content) for split, content in corpus.splits.items()},
+        "details": dict(corpus.details),
+    }  # fmt: skip
+    kind = corpus.source.segmenter.kind
+    one = (
+        "one vocabulary of both languages" if corpus.source.fingerprint == corpus.target.fingerprint else "vocabularies"
+    )
+    sizes = ", ".join(f"{language.name} {len(language):,}" for language in sides.values())
+    lines = [f"{corpus.label}: {one}: {sizes} ({kind}), {corpus.folder}"]
+    for split, content in corpus.splits.items():
+        counts = ", ".join(
+            f"{language.name} {getattr(content, f'{side}_tokens'):,} tokens of {getattr(content, f'{side}_words'):,} words"
+            for side, language in sides.items()
+        )
+        lines.append(f"  {split:<8} {content.pairs:>10,} pairs   {counts}")
+    cleaning = corpus.details["cleaning"]
+    lines.append(
+        f"  training pairs given {cleaning['given']:,}, left out {cleaning['given'] - cleaning['kept']:,}: "
+        f"{cleaning['empty']:,} with an empty side, {cleaning['too_long']:,} too long (data.max_length), "
+        f"{cleaning['ratio']:,} too unlike in length (data.max_ratio)"
+    )
+    return found, lines

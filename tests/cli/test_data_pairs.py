@@ -1,0 +1,105 @@
+"""`fullrank data` with sentence pairs: what is known, what preparing prints, and one clear line for every fault."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fullrank.cli import main
+
+DE = ["ein Hund läuft .", "", "das ist ein sehr langer Satz über viele Hunde .", "Katzen schlafen ."]
+EN = ["a dog runs .", "nothing .", "a long one .", "cats sleep ."]
+
+
+def put(folder: Path, name: str, source: list[str], target: list[str]) -> None:
+    for suffix, lines in (("de", source), ("en", target)):
+        (folder / f"{name}.{suffix}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> list[str]:
+    put(tmp_path, "train", DE, EN)
+    put(tmp_path, "dev", DE, EN)
+    keys = [
+        "data.train=train",
+        "data.valid=dev",
+        "data.test=dev",
+        "data.source=de",
+        "data.target=en",
+        "data.tokens=word",
+    ]
+    return ["data", "prepare", "parallel", *keys, "--from", str(tmp_path), "--to", str(tmp_path / "cache")]
+
+
+def called(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[object, str, str]:
+    """Exit status, stdout and stderr of a call in this process."""
+    with pytest.raises(SystemExit) as stopped:
+        main(list(words))
+    said = capsys.readouterr()
+    return stopped.value.code or 0, said.out, said.err
+
+
+def test_preparing_says_what_there_is_and_what_was_left_out(capsys, words):
+    code, out, err = called(capsys, *words, "data.vocabulary=separate", "data.max_ratio=2")
+    assert code == 0, err
+    lines = out.splitlines()
+    # de: ein Hund läuft . Katzen schlafen; en: a dog runs . cats sleep; and two marks each
+    assert lines[0].startswith("parallel (train.de, train.en): vocabularies: de 8, en 8 (word), ")
+    assert [" ".join(line.split()) for line in lines[1:]] == [
+        "train 2 pairs de 9 tokens of 7 words, en 9 tokens of 7 words",
+        "valid 4 pairs de 21 tokens of 17 words, en 17 tokens of 13 words",
+        "test 4 pairs de 21 tokens of 17 words, en 17 tokens of 13 words",
+        "training pairs given 4, left out 2: 1 with an empty side, 0 too long (data.max_length), 1 too unlike in length "
+        "(data.max_ratio)",
+    ]
+    assert "parallel: encoding train" in err
+
+
+def test_preparing_in_json(capsys, words):
+    code, out, _ = called(capsys, *words, "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["label"] == "parallel (train.de, train.en)"
+    assert found["languages"] == {"source": "de", "target": "en"}
+    assert found["vocabulary"]["source"] == found["vocabulary"]["target"]
+    assert found["splits"]["test"]["pairs"] == 4
+    assert found["details"]["cleaning"]["empty"] == 1
+    assert Path(found["folder"]).is_dir()
+
+
+FAULTS = {
+    "lines": ("dev.en", "one\n", [], "data.valid: ", "has 4 lines and"),
+    "a missing side": ("dev.de", None, [], "data.valid: no such file: ", "dev.de"),
+    "codes": (None, None, ["data.tokens=bpe", "data.codes=no.codes"], "data.codes: no such file: ", "no.codes"),
+    "a key of language models": (
+        None,
+        None,
+        ["data.eos=true"],
+        "data.eos: every sentence of a pair ends",
+        "leave it out",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_in_one_line(capsys, words, tmp_path, fault):
+    name, text, more, *wanted = FAULTS[fault]
+    if name is not None:
+        (tmp_path / name).unlink() if text is None else (tmp_path / name).write_text(text, encoding="utf-8")
+    code, out, err = called(capsys, *words, *more)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1, err
+    assert all(part in err for part in wanted)
+
+
+def test_the_list_names_every_corpus_of_pairs(capsys):
+    code, out, _ = called(capsys, "data", "list")
+    assert code == 0
+    text = out[out.index("\niwslt14-de-en\n") :]
+    assert "  languages: de, en\n" in text
+    assert "  published: train 160,239, valid 7,283, test 6,750\n" in text
+    code, out, _ = called(capsys, "data", "list", "--json")
+    names = [corpus["name"] for corpus in json.loads(out)]
+    assert {"parallel", "multi30k-de-en", "iwslt14-de-en", "wmt16-en-de", "ptb"} <= set(names)

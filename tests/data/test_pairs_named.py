@@ -1,0 +1,276 @@
+"""IWSLT 2014 and WMT 2016: raw files as they were published, files prepared by others, and the real ones."""
+
+from pathlib import Path
+
+import pytest
+
+from fullrank.config.data import PAIR_CORPORA
+from fullrank.config.schema import DataConfig
+from fullrank.data import known_corpora, prepare_pairs
+from fullrank.errors import InputError, RunError
+
+REAL = Path(__file__).parents[3] / "shared" / "data"
+needs_real = pytest.mark.skipif(not REAL.is_dir(), reason=f"no corpora at {REAL}")
+SPLITS = ("train", "valid", "test")
+TEST_SETS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
+
+
+def put(path: Path, lines: list[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def iwslt(folder: Path, **keys):
+    return prepare_pairs(DataConfig(name="iwslt14-de-en", dir=str(folder), cache=str(folder / "cache"), **keys))
+
+
+def raw_talks(folder: Path) -> None:
+    """Training files with tags, 50 pairs of which three are cleaned away, and five test files of two sentences."""
+    for side, word in (("de", "Satz"), ("en", "Line")):
+        rows = ["<url>http://x</url>", "<keywords>k</keywords>", "<talkid>1</talkid>", f"<title>{word} 0</title>"]
+        rows += [f"<description>{word} 1</description>"]
+        for i in range(2, 50):
+            text = f"{word} {i}, »so«!" if side == "de" else f"{word} {i}, it's so!"
+            if i == 5:
+                text = "" if side == "de" else "Nothing."
+            if i == 7:
+                text += " viel mehr davon, als im anderen Text" if side == "de" else ""
+            if i == 9:
+                text = "lang " * 176
+            rows.append(text)
+        put(folder / "de-en" / f"train.tags.de-en.{side}", rows)
+        for name in TEST_SETS:
+            seg = f"{name} Das ist’s gut." if side == "de" else f"{name} That’s it."
+            put(
+                folder / "de-en" / f"IWSLT14.{name}.de-en.{side}.xml",
+                [
+                    "<?xml version='1.0'?>",
+                    "<doc>",
+                    f'<seg id="1"> {seg} </seg>',
+                    f'<seg id="12">{seg}2</seg>',
+                    "</doc>",
+                ],
+            )
+
+
+def test_raw_talks_become_the_usual_files(tmp_path):
+    pytest.importorskip("sacremoses")
+    raw_talks(tmp_path)
+    corpus = iwslt(tmp_path, max_vocabulary=50)
+    assert corpus.details["cleaning"] == {"given": 50, "kept": 47, "empty": 1, "too_long": 1, "ratio": 1, "valid": 2}
+    assert [corpus.splits[split].pairs for split in SPLITS] == [45, 2, 10]
+    kept = [i for i in range(50) if i not in (5, 7, 9)]
+    valid = corpus.pairs("valid").reference_tokens()
+    assert valid == [f"line {kept[22]} , it &apos;s so !", f"line {kept[45]} , it &apos;s so !"]
+    train = corpus.pairs("train")
+    assert train.reference_tokens()[:4] == [
+        "line 0", "line 1", "line 2 , it &apos;s so !", "line 3 , it &apos;s so !",
+    ]  # fmt: skip
+    assert train.references()[2] == "line 2, it's so!"
+    assert train.sources()[:2] == ["satz 0", "satz 1"]
+    assert len(set(train.references())) == 45
+    test = corpus.pairs("test")
+    # the typographic apostrophe of the test files becomes a plain one, and Moses escapes it
+    assert test.source_tokens()[0] == "ted.dev2010 das ist &apos; s gut ."
+    assert test.reference_tokens()[0] == "ted.dev2010 that &apos;s it ."
+    assert [line.split()[0] for line in test.reference_tokens()[::2]] == [name.lower() for name in TEST_SETS]
+    assert corpus.label == "iwslt14-de-en (slice)"
+    assert "every 23rd training pair" in corpus.details["notes"][0]
+    assert corpus.source.encode("Satz 0") == train.source(0).tolist()
+    assert corpus.target.decode(corpus.target.encode("It's so!")) == "it's so!"
+    assert corpus.source.segmenter.kind == "codes"
+    assert len(corpus.source.segmenter) <= 50
+    back = iwslt(tmp_path, max_vocabulary=50, source="en")
+    assert back.pairs("train").references()[0] == "satz 0"
+    assert back.label == "iwslt14-de-en (slice; en to de)"
+    put(tmp_path / "de-en" / "IWSLT14.TED.tst2012.de-en.en.xml", ['<seg id="1">one</seg>'])
+    with pytest.raises(InputError, match=r"tst2012.de-en.de.xml has 10 lines and .* has 9"):
+        iwslt(tmp_path)
+    (tmp_path / "de-en" / "IWSLT14.TED.tst2012.de-en.en.xml").unlink()
+    with pytest.raises(InputError, match=r"lacks train.de, train.en, valid.de"):
+        iwslt(tmp_path)
+
+
+GERMAN = ["er sagte : &quot; gut &quot; .", "so , da haben sie es .", "das ist so ."] * 3
+ENGLISH = ["he said : &quot; good &quot; .", "so there you go .", "that &apos;s so ."] * 3
+
+
+def prepared_talks(folder: Path) -> None:
+    for split in SPLITS:
+        put(folder / f"{split}.de", GERMAN)
+        put(folder / f"{split}.en", ENGLISH)
+
+
+def test_prepared_talks_are_not_tokenized_twice(tmp_path):
+    pytest.importorskip("sacremoses")
+    prepared_talks(tmp_path / "iwslt14.de-en")
+    corpus = iwslt(tmp_path)
+    test = corpus.pairs("test")
+    assert (test.source_tokens(), test.reference_tokens()) == (GERMAN, ENGLISH)
+    assert test.references()[:3] == ['he said: "good".', "so there you go.", "that's so."]
+    assert corpus.details["notes"] == ["tokenized already: train, valid, test"]
+    # what people type is tokenized: the same sentence
+    assert corpus.source.encode('Er sagte: "Gut".') == test.source(0).tolist()
+    assert corpus.target.decode(test.target(0)) == 'he said: "good".'
+    assert corpus.target.tokens(test.target(0)) == ENGLISH[0]
+
+
+def test_prepared_talks_split_by_bpe_are_put_together(tmp_path):
+    put(tmp_path / "iwslt14.tokenized.de-en" / "code", ["#version: 0.2", "g u", "gu t</w>"])
+    for split in SPLITS:
+        put(tmp_path / "iwslt14.tokenized.de-en" / f"{split}.de", ["er sa@@ g@@ te gut@@", "g@@ ut"])
+        put(tmp_path / "iwslt14.tokenized.de-en" / f"{split}.en", ["he s@@ aid so@@", "g@@ ood"])
+    corpus = iwslt(tmp_path, moses=False)
+    assert corpus.pairs("train").source_tokens() == ["er sagte gut", "gut"]
+    assert corpus.pairs("test").references() == ["he said so", "good"]
+    assert corpus.details["notes"][0] == "train: the marks @@ of BPE are taken out of train.*"
+    # the codes that lie there are used
+    assert corpus.details["codes"].endswith("code")
+    assert [corpus.source.entries[i] for i in corpus.source.encode("gut")] == ["gut"]
+    other = tmp_path / "mine.codes"
+    other.write_text("#version: 0.2\nu t</w>\n", encoding="utf-8")
+    mine = iwslt(tmp_path, moses=False, codes="mine.codes")
+    assert [mine.source.entries[i] for i in mine.source.encode("gut")] == ["g@@", "ut"]
+    assert mine.folder != corpus.folder
+    with pytest.raises(InputError, match=r"data.codes: no such file: .*nowhere"):
+        iwslt(tmp_path, codes="nowhere")
+    # and with a number of merges they are not
+    assert iwslt(tmp_path, moses=False, max_vocabulary=3).details["codes"] is None
+    # each language holds the pieces of its own text, and of the other's none; a character it lacks is unknown
+    assert set(corpus.target.entries) & {"gut", "er", "t@@"} == set()
+    assert corpus.target.encode("😀") == [corpus.target.unk_id]
+    joint = iwslt(tmp_path, moses=False, vocabulary="joint")
+    assert joint.source.entries == joint.target.entries
+    assert set(joint.source.entries) == set(corpus.source.entries) | set(corpus.target.entries)
+
+
+def wmt(folder: Path, **keys):
+    return prepare_pairs(DataConfig(name="wmt16-en-de", dir=str(folder), cache=str(folder / "cache"), **keys))
+
+
+def test_news_by_their_names(tmp_path):
+    """Both sides of a split come from files of the same kind, the fuller set before the smaller."""
+    folder = tmp_path / "wmt.en-de"
+    for name, count in (("train.10k.tok", 4), ("newstest2012.tok", 2), ("newstest2014.tok", 3)):
+        put(folder / f"{name}.en", [f"{name} it &apos;s {i} ." for i in range(count)])
+        put(folder / f"{name}.de", [f"{name} es ist {i} ." for i in range(count)])
+    put(folder / "newstest2013.de", ["roh"])
+    put(folder / "newstest2013.tok.en", ["raw"])
+    corpus = wmt(tmp_path, moses=False, max_vocabulary=300)
+    assert (corpus.source.name, corpus.target.name) == ("en", "de")
+    assert [corpus.splits[split].pairs for split in SPLITS] == [4, 2, 3]
+    assert corpus.pairs("valid").references()[0] == "newstest2012.tok es ist 0 ."
+    assert corpus.source.segmenter.kind == "byte_bpe"
+    put(folder / "train.tok.clean.en", ["more", "and more"])
+    put(folder / "train.tok.clean.de", ["mehr", "und mehr"])
+    assert wmt(tmp_path, moses=False, max_vocabulary=300).pairs("train").references() == ["mehr", "und mehr"]
+    (folder / "newstest2012.tok.de").unlink()
+    with pytest.raises(InputError, match=r"lacks newstest2013.tok.de; found there: .*newstest2013.tok.en"):
+        wmt(tmp_path)
+    with pytest.raises(InputError, match=r"wmt16-en-de is not downloaded; give its folder with --from DIR"):
+        prepare_pairs(DataConfig(name="wmt16-en-de", cache=str(tmp_path / "cache")))
+
+
+def test_tokenized_news_have_the_moses_tokenizer(tmp_path):
+    pytest.importorskip("sacremoses")
+    for name in ("train.tok", "valid", "test"):
+        put(tmp_path / f"{name}.en", ["It's so."] if name != "train.tok" else ["It &apos;s so ."] * 3)
+        put(tmp_path / f"{name}.de", ["Es ist so."] if name != "train.tok" else ["Es ist so ."] * 3)
+    corpus = wmt(tmp_path, tokens="word")
+    assert corpus.pairs("train").source_tokens()[0] == corpus.pairs("test").source_tokens()[0] == "It &apos;s so ."
+    assert corpus.pairs("test").sources() == ["It's so."]
+    assert corpus.source.encode("It's so.") == corpus.pairs("train").source(0).tolist()
+
+
+def test_files_of_ones_own_may_be_tokenized(tmp_path):
+    pytest.importorskip("sacremoses")
+    put(tmp_path / "a.tok.de", ["So &quot; ist &quot; es ."])
+    put(tmp_path / "a.tok.en", ["It &apos;s so ."])
+    put(tmp_path / "b.de", ['So "ist" es.'])
+    put(tmp_path / "b.en", ["It's so."])
+    keys = {"train": "a.tok", "valid": "b", "test": "b", "source": "de", "target": "en", "tokens": "word"}
+    given = DataConfig(name="parallel", dir=str(tmp_path), cache=str(tmp_path / "cache"), moses=True, **keys)
+    corpus = prepare_pairs(given)
+    assert (
+        corpus.pairs("train").source_tokens() == corpus.pairs("test").source_tokens() == ["So &quot; ist &quot; es ."]
+    )
+    assert corpus.pairs("train").references() == corpus.pairs("test").references() == ["It's so."]
+    assert corpus.label == "parallel (a.tok.de, a.tok.en)"
+
+
+def test_unigram_with_one_vocabulary_and_with_two(tmp_path):
+    prepared_talks(tmp_path)
+    for vocabulary in ("joint", "separate"):
+        corpus = iwslt(tmp_path, tokens="unigram", vocabulary=vocabulary, max_vocabulary=60, moses=False)
+        assert corpus.source.segmenter.kind == "unigram"
+        assert (corpus.source.entries == corpus.target.entries) == (vocabulary == "joint")
+        assert corpus.source.entries.count("<unk>") == 1
+        for split in SPLITS:
+            pairs = corpus.pairs(split)
+            assert [corpus.target.tokens(pairs.target(i)) for i in range(len(pairs))] == pairs.reference_tokens()
+
+
+def test_the_archive_of_the_talks(tmp_path, monkeypatch):
+    import io
+    import tarfile
+
+    pytest.importorskip("sacremoses")
+    raw_talks(tmp_path / "orig")
+    asked = []
+
+    def fetch(url, target, report, **keys):
+        asked.append(url)
+        if len(asked) == 1:
+            raise OSError("no route to host")
+        data = io.BytesIO()
+        with tarfile.open(fileobj=data, mode="w:gz") as archive:
+            archive.add(tmp_path / "orig" / "de-en", arcname="de-en")
+        target.write_bytes(data.getvalue())
+
+    monkeypatch.setattr("fullrank.data.download.fetch", fetch)
+    given = DataConfig(name="iwslt14-de-en", cache=str(tmp_path / "cache"), max_vocabulary=50)
+    corpus = prepare_pairs(given)
+    assert [corpus.splits[split].pairs for split in SPLITS] == [45, 2, 10]
+    assert [url.rpartition("/")[2] for url in asked] == ["de-en.tgz", "de-en.tgz"]
+    (tmp_path / "orig" / "de-en" / "IWSLT14.TED.tst2011.de-en.de.xml").unlink()
+    with pytest.raises(RunError, match=r"the download holds no IWSLT14.TED.tst2011.de-en.de.xml"):
+        prepare_pairs(DataConfig(name="iwslt14-de-en", cache=str(tmp_path / "other")))
+
+
+def test_what_is_known_of_pairs():
+    known = {info.name: info for info in known_corpora() if info.unit == "pairs"}
+    assert {"parallel", "multi30k-de-en", "iwslt14-de-en", "wmt16-en-de"} <= set(known)
+    assert set(known) == set(PAIR_CORPORA)
+    assert known["iwslt14-de-en"].published == {"train": 160_239, "valid": 7_283, "test": 6_750}
+    assert known["multi30k-de-en"].published == {"train": 29_000, "valid": 1_014, "test": 1_000, "test2017": 1_000}
+    assert known["wmt16-en-de"].languages == ("en", "de")
+
+
+@needs_real
+def test_the_real_talks(tmp_path):
+    corpus = prepare_pairs(DataConfig(name="iwslt14-de-en", dir=str(REAL), cache=str(tmp_path)))
+    assert [corpus.splits[split].pairs for split in SPLITS] == [14_947, 7_283, 6_750]
+    assert corpus.details["differs_from_published"] == {"train": {"published": 160_239, "here": 14_947}}
+    assert corpus.label == "iwslt14-de-en (slice)"
+    assert corpus.details["cleaning"]["kept"] == 14_947
+    text = (REAL / "iwslt14.de-en" / "test.en").read_text(encoding="utf-8").split("\n")[:-1]
+    test = corpus.pairs("test")
+    assert test.reference_tokens() == [" ".join(line.split()) for line in text]
+    back = [corpus.target.tokens(test.target(i)) for i in range(500) if corpus.target.unk_id not in test.target(i)]
+    assert back == [
+        line for i, line in enumerate(test.reference_tokens()[:500]) if corpus.target.unk_id not in test.target(i)
+    ]
+    assert len(back) > 480
+    # the paper counts 24.2 and 23.6 tokens a sentence on the full training set
+    train = corpus.splits["train"]
+    assert 23 < train.source_tokens / train.pairs < 25
+    assert 22.5 < train.target_tokens / train.pairs < 24.5
+
+
+@needs_real
+def test_the_real_news(tmp_path):
+    corpus = prepare_pairs(DataConfig(name="wmt16-en-de", dir=str(REAL), cache=str(tmp_path), tokens="word"))
+    assert [corpus.splits[split].pairs for split in SPLITS] == [9_999, 3_000, 2_737]
+    assert corpus.details["cleaning"]["empty"] == 1
+    assert set(corpus.details["differs_from_published"]) == {"train", "test"}
+    assert corpus.source.moses
