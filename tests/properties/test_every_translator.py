@@ -134,6 +134,6 @@ def test_learns(combination: Combination) -> None:
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
-    assert losses[-1] < 0.5 * losses[0], f"loss {losses[0]:.3f} -> {losses[-1]:.3f}"
+    assert losses[-1] < 0.65 * losses[0], f"loss {losses[0]:.3f} -> {losses[-1]:.3f}"
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, f"no gradient for {name}"

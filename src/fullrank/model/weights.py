@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ def holds_translator(path: Path, checkpoint: str = "best") -> bool:
     file, _ = find(path, checkpoint)
     try:
         with safe_open(file, framework="pt") as tensors:
-            return any(name.startswith("encoder.") for name in tensors.keys())  # noqa: SIM118
+            return _kind(tensors.keys()) == "Translator"
     except (SafetensorError, OSError):
         return False
 
@@ -104,10 +104,16 @@ _KINDS = {
 
 def check_kind(tensors: Mapping[str, torch.Tensor], wanted: str, path: str | Path) -> None:
     """InputError unless the tensors saved in `path` are those of the class `wanted`; it names the class that they are of."""
-    encodes, decodes = (any(name.startswith(f"{part}.") for name in tensors) for part in ("encoder", "decoder"))
-    found = ("Translator" if decodes else "MaskedLanguageModel") if encodes else "LanguageModel"
+    found = _kind(tensors)
     if found != wanted:
         raise InputError(f"{path}: holds {_KINDS[found]}, not {_KINDS[wanted]}; load it with {found}.load")
+
+
+def _kind(names: Iterable[str]) -> str:
+    parts = {name.partition(".")[0] for name in names}
+    if "encoder" not in parts:
+        return "LanguageModel"
+    return "Translator" if "decoder" in parts else "MaskedLanguageModel"
 
 
 def _verify(file: Path) -> None:
