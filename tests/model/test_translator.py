@@ -315,9 +315,11 @@ def test_folders_of_other_models(tmp_path: Path) -> None:
     torch.manual_seed(1)
     fr.LanguageModel(fr.ModelConfig(**SIZES)).save(tmp_path / "language model")
     for folder in ("translator", "one table"):
-        with pytest.raises(InputError, match="holds a translation model; load it with Translator"):
+        with pytest.raises(
+            InputError, match="holds a translation model, not a language model; load it with Translator"
+        ):
             fr.LanguageModel.load(tmp_path / folder)
-    with pytest.raises(InputError, match="holds no translation model; a language model is loaded with LanguageModel"):
+    with pytest.raises(InputError, match="holds a language model, not a translation model; load it with LanguageModel"):
         fr.Translator.load(tmp_path / "language model")
     with pytest.raises(InputError, match="no such folder"):
         fr.Translator.load(tmp_path / "nothing")

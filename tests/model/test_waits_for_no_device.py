@@ -86,3 +86,20 @@ def test_adaptive_losses_ask_once(name: str, smoothing: float) -> None:
     assert set(asked.names) <= {"_local_scalar_dense"}, asked.names
     found = len(asked.names)
     assert found <= counts + 4 * cotangents, (found, counts)
+
+
+@pytest.mark.parametrize("mix", ["none", "position_wise"])
+def test_the_loss_of_a_translation_asks_for_no_number(mix: str) -> None:
+    """Where a mask says by itself, and not by looking, on which side padding stands."""
+    config = fr.ModelConfig(
+        vocab_size=VOCABULARY, hidden_size=WIDTH, num_hidden_layers=1, num_attention_heads=2,
+        attention=fr.AttentionConfig(mix=mix),
+    )  # fmt: skip
+    model = fr.Translator(config)
+    source, target = torch.zeros(3, 7, dtype=torch.int64), torch.zeros(3, 5, dtype=torch.int64)
+    mask, weights = torch.ones(3, 7, dtype=torch.bool), torch.ones(3, 5)
+    mask[1, 4:] = False
+    for said in (True, None):
+        with Asked() as asked:
+            model.loss_parts(source, target, target, weights, mask, label_smoothing=0.1, padded_right=said)
+        assert bool(asked.names) == (said is None), asked.names

@@ -22,13 +22,14 @@ def test_every_recipe() -> None:
         for row in recipe.rows:
             first = row == next(iter(recipe.rows))
             for scale in list(recipe.scales)[: None if first else 1]:
-                config = resolve(name, row, scale).config.model
+                run = resolve(name, row, scale).config
+                config = run.model
                 if repr(config) in seen:
                     continue
                 seen.add(repr(config))
-                small, changed = shrunk(config)
+                small, changed = shrunk(config, translates=run.translates)
                 with torch.device("meta"):
-                    count = fr.LanguageModel(small).num_parameters()
+                    count = (fr.Translator if run.translates else fr.LanguageModel)(small).num_parameters()
                 assert count <= 100_000, (name, row, scale)
                 assert changed, (name, row, scale)
                 assert [getattr(small, key) for key in KEPT] == [getattr(config, key) for key in KEPT]
@@ -80,3 +81,33 @@ def test_multilinear_attention(options: dict[str, Any]) -> None:
     assert [getattr(small.attention, key) for key in kept] == [getattr(attention, key) for key in kept]
     with torch.device("meta"):
         assert fr.LanguageModel(small).num_parameters() <= 100_000
+
+
+def test_the_sections_of_a_translation_model() -> None:
+    """Places keep what they attend with; sizes, layers and words of both languages become small."""
+    pairs = fr.AttentionConfig(kind="multilinear", rank=40, cores=6)
+    config = fr.ModelConfig(
+        max_position_embeddings=500,
+        encoder=fr.EncoderConfig(num_hidden_layers=12, attention=pairs),
+        decoder=fr.DecoderConfig(
+            num_hidden_layers=1, cross=fr.AttentionConfig(mix="position_wise"), released_decoding=True
+        ),
+    )
+    small, changed = shrunk(config, translates=True)
+    assert small.encoder == fr.EncoderConfig(
+        num_hidden_layers=2, vocab_size=35, attention=replace(pairs, rank=6, cores=3)
+    )
+    assert small.decoder == config.decoder
+    assert (small.vocab_size, small.max_position_embeddings) == (32, 23)
+    assert {
+        "encoder.num_hidden_layers 12 -> 2", "encoder.vocab_size that of the data -> 35", "encoder.attention.rank 40 -> 6",
+        "encoder.attention.cores 6 -> 3", "vocab_size that of the data -> 32", "max_position_embeddings 500 -> 23",
+    } <= set(changed)  # fmt: skip
+    assert not [change for change in changed if change.startswith("decoder")]
+    shared = shrunk(replace(config, encoder=fr.EncoderConfig(share_embedding=True)), translates=True)[0]
+    assert shared.encoder == fr.EncoderConfig(share_embedding=True)
+    bare = shrunk(fr.ModelConfig(), translates=True)[0]
+    assert bare.encoder == fr.EncoderConfig(vocab_size=35)
+    with torch.device("meta"):
+        for found in (small, shared, bare):
+            assert fr.Translator(found).num_parameters() < 100_000

@@ -18,7 +18,7 @@ from fullrank.checking.future import masks_of
 from fullrank.checking.subject import Subject, accepted, call, logits_in, mode
 
 
-def _close(subject: Subject, looked_at: str, pairs: list[tuple[str, Tensor, Tensor]], remark: str = "") -> Finding:
+def close(subject: Subject, looked_at: str, pairs: list[tuple[str, Tensor, Tensor]], remark: str = "") -> Finding:
     """Passes where every given tensor equals the expected one, up to rounding; the worst is named."""
     worst, name = 0.0, ""
     for described, given, expected in pairs:
@@ -56,7 +56,7 @@ def padding(subject: Subject) -> Finding:
                     pairs.append((f"text {row}, padding on the {side}", batch[row][seen[row]], alone))
     looked_at = f"texts of unequal lengths in one batch, padding on the {' and on the '.join(sides)}, beside each alone"
     remark = "" if "left" in sides else "not on the left, where such a model has to be told positions by position_ids"
-    return _close(subject, looked_at, pairs, remark)
+    return close(subject, looked_at, pairs, remark)
 
 
 def determinism(subject: Subject) -> Finding:
@@ -70,7 +70,7 @@ def determinism(subject: Subject) -> Finding:
         drew = not torch.equal(before, torch.get_rng_state())
         torch.manual_seed(99)
         second = subject.logits(subject.ids)
-        changed = [n for n, tensor in model.state_dict().items() if n in state and not _same(tensor, state[n])]
+        changed = [n for n, tensor in model.state_dict().items() if n in state and not same(tensor, state[n])]
     off = largest(second, first)
     faults = (["random numbers are drawn"] if drew else []) + ([f"{changed[0]} is changed"] if changed else [])
     if faults and off == 0.0:
@@ -78,7 +78,7 @@ def determinism(subject: Subject) -> Finding:
     return judged(looked_at, off, 0.0, "the same computation twice", remark="; ".join(faults))
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
+def same(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
 
 
@@ -128,7 +128,7 @@ def decoding(subject: Subject) -> Finding:
                 given = torch.cat(parts, dim=1)
                 how = "token by token" if len(bounds) > length else f"in {len(bounds) - 1} pieces"
                 pairs.append((how + side, given[seen], expected[seen]))
-    return _close(subject, "logits with the cache, token by token and in pieces, beside one pass", pairs)
+    return close(subject, "logits with the cache, token by token and in pieces, beside one pass", pairs)
 
 
 # -- a memory ---------------------------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def memory(subject: Subject) -> Finding:
                 for bounds, cached in itertools.product(cuts, (True, False)):
                     pairs.append((f"same_length, cut at {bounds[1:-1]}", segments(bounds, cached), expected))
     looked_at = "logits of three segments, the memory as long as the text, beside one pass; with and without gradients"
-    return _close(subject, looked_at, pairs)
+    return close(subject, looked_at, pairs)
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
@@ -211,12 +211,12 @@ def saving(subject: Subject) -> Finding:
     if lost := sorted(set(before) ^ set(after)):
         return judged(looked_at, float("nan"), 0.0, reason, remark=f"other parameters: {', '.join(lost[:3])}")
     for name, tensor in before.items():
-        if not _same(after[name], tensor):
+        if not same(after[name], tensor):
             off = largest(after[name].double(), tensor.double()) if after[name].shape == tensor.shape else float("nan")
             return judged(looked_at, off, 0.0, reason, remark=f"{name} is changed")
     if subject.kind == "fullrank":
         return judged(looked_at, largest(given, expected), 0.0, reason)
-    return _close(subject, looked_at, [("logits", given, expected)])
+    return close(subject, looked_at, [("logits", given, expected)])
 
 
 # -- probabilities ----------------------------------------------------------------------------------------------------

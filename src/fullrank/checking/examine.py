@@ -12,12 +12,15 @@ from fullrank.checking import last_position
 from fullrank.checking.agreement import agreements
 from fullrank.checking.finding import Finding, Report
 from fullrank.checking.future import future
+from fullrank.checking.given import is_translator
 from fullrank.checking.kernels import definitions
 from fullrank.checking.subject import subject_of
+from fullrank.checking.translation import given, translations
 from fullrank.errors import InputError
 
 _NAMES = {
     "fullrank": "a language model of fullrank",
+    "translator": "a translation model of fullrank",
     "hugging_face": "a causal model of Hugging Face",
     "module": "a module",
 }
@@ -37,18 +40,26 @@ def check(
 
         report = fr.check(model);  report.passes, report.failures, report.layers
 
-    model: a `LanguageModel`, a causal model of Hugging Face, or any module whose `model(input_ids)` gives logits (B, N, V)
-    or an object with `.logits`; it is left as it is. Where its forward takes `attention_mask`, padding is checked too. What
-    does not apply is said, with the reason.
+    model: a `LanguageModel`, a `Translator`, a causal model of Hugging Face, or any module whose `model(input_ids)` gives
+    logits (B, N, V) or an object with `.logits`; it is left as it is. Where its forward takes `attention_mask`, padding is
+    checked too. What does not apply is said, with the reason.
     vocab_size: how many token ids it knows, where it does not say it. length: tokens of the texts it is given; by default a
     short prime that no size of the model equals, since layers that leak are recognised by the dimension of positions.
     text (S, N + 1) or (T,): token ids of a text it was trained for, for the last-position test; without one, a small model
     is trained on random tokens (a copy of it). description, shrunk, say: for the report, and remarks while it works.
     Raises InputError for what gives no logits.
     """
+    named = type(model).__name__
+    if is_translator(model):
+        if text is not None:
+            raise InputError("text: for models of running text; a translation model is checked with random sentences")
+        model = given(model, length)
     subject = subject_of(model, vocab_size, length)
     segments = None if text is None else _segments(text, subject.length, subject.vocab_size)
-    checks = [*future(subject), *definitions(subject), *agreements(subject)]
+    if subject.kind == "translator":
+        checks = [*future(subject), *translations(subject)]
+    else:
+        checks = [*future(subject), *definitions(subject), *agreements(subject)]
     if segments is None:
         checks.append((last_position.NAME, lambda: last_position.on_random_tokens(subject)))
     else:
@@ -59,7 +70,7 @@ def check(
         if say is not None:
             say(f"{findings[-1].check}: {findings[-1].verdict}")
     about = {
-        "model": type(model).__name__,
+        "model": named,
         "source": _NAMES[subject.kind],
         "vocab_size": subject.vocab_size,
         "length": subject.length,

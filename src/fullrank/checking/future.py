@@ -28,7 +28,7 @@ def masks_of(subject: Subject) -> dict[str, Tensor]:
     sides = {"right": torch.ones(rows, length, dtype=torch.int64, device=subject.ids.device)}
     sides["right"][1, -(length // 3) :] = 0
     sides["right"][2, -(length // 2) :] = 0
-    if subject.kind == "fullrank":
+    if subject.ours:
         sides["left"] = sides["right"].flip(1)
     return sides
 
@@ -115,7 +115,9 @@ def by_gradient(subject: Subject, *, training: bool) -> Finding:
     chosen = sorted({0, *(place - 1 for place in chosen)})
     leaves: list[Tensor] = []
 
-    def leaf(module: Any, args: Any, out: Tensor) -> Tensor:
+    def leaf(module: Any, args: Any, out: Tensor) -> Tensor | None:
+        if args and args[0].shape != subject.ids.shape:
+            return None  # a table that the source of a translation shares
         leaves.append(out.detach().requires_grad_())
         return leaves[-1]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,14 +24,23 @@ from fullrank.errors import InputError
 _TOLERANCES = {"fp64": (torch.float64, 1e-12, 1e-11), "fp32": (torch.float32, 1e-6, 1e-5)}
 
 
-def kernels(subject: Subject, precision: str) -> Finding:
-    """Every kernel that can compute the model beside the reference: outputs, losses and gradients."""
-    if subject.kind != "fullrank":
+def kernels(
+    subject: Subject,
+    precision: str,
+    quiet: Callable[[Subject], Any] | None = None,
+    computed: Callable[[Subject, Any], Mapping[str, Tensor]] | None = None,
+) -> Finding:
+    """Every kernel that can compute the model beside the reference: outputs, losses and gradients.
+
+    quiet: makes the model without randomness; computed: what is compared. By default, of a language model.
+    """
+    if not subject.ours:
         return inapplicable("its kernels are not those of fullrank")
-    dtype, outputs, gradients = _TOLERANCES[precision]
-    model = _quiet(subject).to(dtype)
+    dtype, outputs, steepest = _TOLERANCES[precision]
+    computed = computed or _computed
+    model = (quiet or _quiet)(subject).to(dtype)
     with kernel("reference"):
-        expected = _computed(subject, model)
+        expected = computed(subject, model)
     worst: dict[str, float] = {}
     names: dict[str, str] = {}
     ran = []
@@ -39,7 +48,7 @@ def kernels(subject: Subject, precision: str) -> Finding:
     for name in (name for name in NAMES if name != "reference"):
         try:
             with kernel(name), chosen() as taken:
-                found = _computed(subject, model)
+                found = computed(subject, model)
         except InputError:
             if name == "auto":
                 raise
@@ -54,7 +63,7 @@ def kernels(subject: Subject, precision: str) -> Finding:
             known = worst.get(kind, -1.0)
             if known == known and not share <= known:  # nothing is worse than what is no number
                 worst[kind], names[kind] = share, f"{key.partition(' of ')[2]} ({name})"
-    limits = {kind: gradients if kind == "gradient" else outputs for kind in worst}
+    limits = {kind: steepest if kind == "gradient" else outputs for kind in worst}
     layers = [module for module in model.modules() if isinstance(module, WeightedValues | MultiLinear)]
     used |= {by_stages for module in layers if (by_stages := _by_stages(module)) is not None}
     remark = "; ".join(f"{kind} {share:.1e}" for kind, share in worst.items())
@@ -69,11 +78,12 @@ def kernels(subject: Subject, precision: str) -> Finding:
     # one figure: how far the worst is, in the tolerance of outputs
     figure = max((worst[kind] / limits[kind] * outputs for kind in worst), key=lambda share: (share != share, share))
     reason = (
-        f"outputs, nll and losses within {outputs:g} of max(1, largest), gradients within {gradients:g} of the largest "
+        f"outputs, nll and losses within {outputs:g} of max(1, largest), gradients within {steepest:g} of the largest "
         "(the figure in proportion)"
     )
+    context = "of beams" if subject.kind == "translator" else "after a memory"
     looked_at = (
-        f"{', '.join(ran)} beside reference: logits (padded, after a memory), log-probabilities, nll, loss, gradients of all "
+        f"{', '.join(ran)} beside reference: logits (padded, {context}), log-probabilities, nll, loss, gradients of all "
         "parameters; training and evaluation, no dropout"
     )
     return judged(looked_at, figure, outputs, reason, remark=remark)
@@ -122,23 +132,23 @@ def _computed(subject: Subject, model: Any) -> Mapping[str, Tensor]:
             nll = model.nll(ids, targets).per_token
             (nll * weights.to(nll)).sum().backward()
             found[f"nll of tokens, {where}"] = nll.detach()
-            found |= _gradients(model, f"nll, {where}")
+            found |= gradients(model, f"nll, {where}")
             for smoothing in (0.0, 0.1):
                 model.zero_grad(set_to_none=True)
                 loss = model.loss(ids, targets, weights.to(nll), label_smoothing=smoothing)
                 loss.backward()
                 found[f"loss of tokens, label_smoothing {smoothing}, {where}"] = loss.detach()
-                found |= _gradients(model, f"loss, label_smoothing {smoothing}, {where}")
+                found |= gradients(model, f"loss, label_smoothing {smoothing}, {where}")
             if model.memory_length:
                 model.zero_grad(set_to_none=True)
                 memory = model(ids[:, :half]).memory
                 model.loss(ids[:, half:], targets[:, half:], memory=memory).backward()
-                found |= _gradients(model, f"loss after a memory, {where}")
+                found |= gradients(model, f"loss after a memory, {where}")
     model.zero_grad(set_to_none=True)
     return found
 
 
-def _gradients(model: Any, of: str) -> dict[str, Tensor]:
+def gradients(model: Any, of: str) -> dict[str, Tensor]:
     return {
         f"gradient of {name}: {of}": torch.zeros_like(p) if p.grad is None else p.grad.clone()
         for name, p in model.named_parameters()

@@ -12,25 +12,29 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from fullrank.checking.given import Given
 from fullrank.config.schema import ModelConfig
 from fullrank.errors import InputError
 
 ROWS = 3
-_LENGTHS = (17, 19, 13, 23, 11, 7, 5, 3)  # primes: hardly another size of a model is one of them
+LENGTHS = (17, 19, 13, 23, 11, 7, 5, 3)  # primes: hardly another size of a model is one of them
+
+
+Kind = Literal["fullrank", "translator", "hugging_face", "module"]
 
 
 @dataclass(frozen=True)
 class Subject:
     """model: a copy, every parameter moved a little, in double precision where the model can be; own: as it was given.
 
-    kind: our `LanguageModel`, a causal model of Hugging Face, or any module. ids (B, N): random tokens, the end of the last
-    row padding by `padding_id`, for models that look for it in the ids (None: they do not). embeddings: modules that read
-    the ids themselves.
+    kind: our `LanguageModel`, our `Translator` (as `Given`), a causal model of Hugging Face, or any module. ids (B, N):
+    random tokens, the end of the last row padding by `padding_id`, for models that look for it in the ids (None: they do
+    not). embeddings: modules that read the ids themselves.
     """
 
     model: nn.Module
     own: nn.Module
-    kind: Literal["fullrank", "hugging_face", "module"]
+    kind: Kind
     vocab_size: int
     dtype: torch.dtype
     ids: Tensor
@@ -42,15 +46,22 @@ class Subject:
         return self.ids.shape[1]
 
     @property
+    def ours(self) -> bool:
+        """Whether it is made of our parts, in double precision throughout."""
+        return self.kind in ("fullrank", "translator")
+
+    @property
     def rounds(self) -> torch.dtype:
         """The precision to which two ways to compute the same agree: some models cast to fp32 on the way."""
-        return torch.float32 if self.kind != "fullrank" and self.dtype == torch.float64 else self.dtype
+        return torch.float32 if not self.ours and self.dtype == torch.float64 else self.dtype
 
     @property
     def sees_future(self) -> str:
         """The key of the configuration by which attention of ours, in whatever model, looks ahead on purpose; else empty."""
         on_purpose = any(getattr(module, "sees_future", False) is True for module in self.model.modules())
-        return "model.attention.causal: as_published" if on_purpose else ""
+        own = getattr(getattr(self.model, "config", None), "decoder", None)
+        place = "decoder.attention" if getattr(own, "attention", None) is not None else "attention"
+        return f"model.{place}.causal: as_published" if on_purpose else ""
 
     @property
     def takes_mask(self) -> bool:
@@ -61,7 +72,7 @@ class Subject:
         return call(self.model, ids, mask)
 
     def tokens(self, rows: int, length: int, seed: int) -> Tensor:
-        return _random(rows, length, self.vocab_size, seed).to(self.ids.device)
+        return random_ids(rows, length, self.vocab_size, seed).to(self.ids.device)
 
 
 def subject_of(model: nn.Module, vocab_size: int | None = None, length: int | None = None) -> Subject:
@@ -81,7 +92,7 @@ def subject_of(model: nn.Module, vocab_size: int | None = None, length: int | No
     if chosen < 3 or (longest is not None and chosen > longest):
         limit = "" if longest is None else f" to {longest}"
         raise InputError(f"length: {chosen} tokens, but this model can be checked with 3{limit}")
-    ids = _random(ROWS, chosen, vocab_size, 5).to(device)
+    ids = random_ids(ROWS, chosen, vocab_size, 5).to(device)
     padding_id = None if kind == "hugging_face" else 0  # those of Hugging Face are told by a mask only
     if padding_id is not None:
         ids[-1, -max(1, chosen // 4) :] = padding_id
@@ -188,7 +199,9 @@ def _moved(model: nn.Module, ids: Tensor) -> tuple[nn.Module, torch.dtype]:
     return copied.eval(), dtype
 
 
-def _kind(model: nn.Module) -> Literal["fullrank", "hugging_face", "module"]:
+def _kind(model: nn.Module) -> Kind:
+    if isinstance(model, Given):
+        return "translator"
     if isinstance(getattr(model, "config", None), ModelConfig) and hasattr(model, "new_cache"):
         return "fullrank"
     if hasattr(model, "save_pretrained") and hasattr(model, "get_input_embeddings"):
@@ -212,7 +225,7 @@ def _vocab_size(model: nn.Module, kind: str) -> int:
 
 
 def _max_length(model: nn.Module, kind: str) -> int | None:
-    if kind == "fullrank":
+    if kind in ("fullrank", "translator"):
         longest = getattr(model, "max_length", None)
     else:
         config = getattr(model, "config", None)
@@ -223,14 +236,14 @@ def _max_length(model: nn.Module, kind: str) -> int | None:
 
 def _length(model: nn.Module, longest: int | None) -> int:
     """A length that no other size of the model equals, so that positions are recognised by it."""
-    taken = {size for parameter in model.parameters() for size in parameter.shape}
-    allowed = [length for length in _LENGTHS if longest is None or length <= longest]
+    taken = {size for tensor in (*model.parameters(), *model.buffers()) for size in tensor.shape}
+    allowed = [length for length in LENGTHS if longest is None or length <= longest]
     if not allowed:
         raise InputError(f"the model reads at most {longest} tokens; a check needs 3")
     return next((length for length in allowed if length not in taken), allowed[0])
 
 
-def _random(rows: int, length: int, vocab_size: int, seed: int) -> Tensor:
+def random_ids(rows: int, length: int, vocab_size: int, seed: int) -> Tensor:
     return torch.randint(vocab_size, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 

@@ -64,7 +64,7 @@ class Projected:
         """For the texts `index` (K,) of those now, in that order; they may repeat."""
         rows = self.rows.index_select(0, index)
         kept, counts = torch.unique_consecutive(rows, return_counts=True)
-        if bool((counts != counts[:1]).any()) or kept.unique().numel() < kept.numel():
+        if bool((counts != counts[:1]).any()):
             kept, counts = rows, torch.ones_like(rows)  # not groups of one size: a row for each
         now = torch.arange(kept.numel(), device=kept.device)
         texts = self.layers[0].texts

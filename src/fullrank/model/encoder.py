@@ -74,7 +74,7 @@ class Encoder(nn.Module):
             raise InputError(
                 f"attention_mask must be {tuple(input_ids.shape)} like input_ids, given {tuple(mask.shape)}"
             )
-        if mask is not None and bool(mask.all()):
+        if mask is not None and padded_right is None and bool(mask.all()):
             mask = None
         layout = self._layout(input_ids, mask, padded_right)
         embedding = self._lent[0] if self.embedding is None else self.embedding

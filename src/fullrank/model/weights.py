@@ -8,12 +8,12 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -69,6 +69,16 @@ def find(path: Path, checkpoint: str) -> tuple[Path, ModelConfig]:
     raise InputError(f"{path}: holds no weights ({WEIGHTS}, or checkpoints/{checkpoint}/{WEIGHTS}); {hint}")
 
 
+def holds_translator(path: Path, checkpoint: str = "best") -> bool:
+    """Whether a folder that `find` reads is that of a translation model; of a damaged file, loading it says more."""
+    file, _ = find(path, checkpoint)
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            return _kind(tensors.keys()) == "Translator"
+    except (SafetensorError, OSError):
+        return False
+
+
 def read(file: Path) -> dict[str, torch.Tensor]:
     """The tensors of a safetensors file; InputError if it is damaged.
 
@@ -94,10 +104,16 @@ _KINDS = {
 
 def check_kind(tensors: Mapping[str, torch.Tensor], wanted: str, path: str | Path) -> None:
     """InputError unless the tensors saved in `path` are those of the class `wanted`; it names the class that they are of."""
-    encodes, decodes = (any(name.startswith(f"{part}.") for name in tensors) for part in ("encoder", "decoder"))
-    found = ("Translator" if decodes else "MaskedLanguageModel") if encodes else "LanguageModel"
+    found = _kind(tensors)
     if found != wanted:
         raise InputError(f"{path}: holds {_KINDS[found]}, not {_KINDS[wanted]}; load it with {found}.load")
+
+
+def _kind(names: Iterable[str]) -> str:
+    parts = {name.partition(".")[0] for name in names}
+    if "encoder" not in parts:
+        return "LanguageModel"
+    return "Translator" if "decoder" in parts else "MaskedLanguageModel"
 
 
 def _verify(file: Path) -> None:

@@ -13,17 +13,22 @@ from torch import Tensor, nn
 
 from fullrank.checking import Report, check
 from fullrank.config.recipe import resolve, shipped
-from fullrank.data import load_tokenizer, prepare
+from fullrank.config.schema import RunConfig
+from fullrank.data import load_tokenizer, prepare, prepare_pairs
 from fullrank.errors import InputError
 from fullrank.model.language_model import LanguageModel
+from fullrank.model.translator import Translator
+from fullrank.model.weights import holds_translator
 from fullrank.tasks.hugging_face import load_causal
 from fullrank.tasks.language_modeling import corpus_of, with_vocabulary
+from fullrank.tasks.pair_vocabulary import with_vocabularies
 from fullrank.tasks.rank import encoded, own_pieces
 from fullrank.tasks.run import Say
 from fullrank.tasks.run_folder import is_run, open_run
 from fullrank.tasks.shrink import shrunk
 
 _SEGMENTS, _LENGTH, _SEED = 256, 64, 1  # of a text, and of a fresh model
+_SENTENCE = 47  # tokens of the targets of a translation model in its own size
 
 
 @dataclass(frozen=True)
@@ -87,22 +92,30 @@ def _of_configuration(name: str, choice: Choice, say: Say) -> Report:
             f"{name}: train.objective: masked, so every token sees every other; what is checked is that none sees a later one"
         )
     changed: tuple[str, ...] = ()
+    translates = run.translates
     if choice.full:
-        if run.model.vocab_size is None:
-            run = with_vocabulary(run, prepare(run.data, report=say))
-        config = run.model
+        config = _with_vocabulary(run, say).model
     else:
-        config, changed = shrunk(run.model)
+        config, changed = shrunk(run.model, translates=translates)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
-        model = LanguageModel(config)
+        model: LanguageModel | Translator = Translator(config) if translates else LanguageModel(config)
     if choice.full:
-        length = _own_length(model, run.train.segment_length)
+        length = _own_length(model, _SENTENCE if translates else run.train.segment_length)
     about = {"name": name, "kind": "configuration", "row": resolved.row, "scale": resolved.scale, "full": choice.full}
     return check(model, length=length, description=about, shrunk=changed)
 
 
-def _own_length(model: LanguageModel, segment_length: int) -> int:
+def _with_vocabulary(run: RunConfig, say: Say) -> RunConfig:
+    """`run` with what its model takes from the data."""
+    if run.model.vocab_size is not None:
+        return run
+    if run.translates:
+        return with_vocabularies(run, prepare_pairs(run.data, allow_slice=True, report=say))
+    return with_vocabulary(run, prepare(run.data, report=say))
+
+
+def _own_length(model: LanguageModel | Translator, segment_length: int) -> int:
     """The segment's, or a little less: no other size of the model is it."""
     taken = {size for parameter in model.parameters() for size in parameter.shape}
     longest = min(segment_length, model.max_length or segment_length)
@@ -110,6 +123,8 @@ def _own_length(model: LanguageModel, segment_length: int) -> int:
 
 
 def _of_folder(folder: Path, kind: str, choice: Choice, say: Say) -> Report:
+    if holds_translator(folder, choice.checkpoint):
+        return _of_translator(folder, kind, choice)
     model = LanguageModel.load(folder, choice.checkpoint)
     length = open_run(folder)[0].train.segment_length if kind == "run" else _LENGTH
     length = min(length, model.max_length or length)
@@ -124,6 +139,14 @@ def _of_folder(folder: Path, kind: str, choice: Choice, say: Say) -> Report:
         read = corpus.ids("valid")[: _SEGMENTS * (length + 1)].tolist()
         about["text"] = f"{corpus.label}, valid"
     return check(model, text=None if read is None else _segments(read, length), description=about)
+
+
+def _of_translator(folder: Path, kind: str, choice: Choice) -> Report:
+    if choice.text is not None:
+        raise InputError(
+            f"--text: for models of running text; {folder} is a translation model, which random sentences test"
+        )
+    return check(Translator.load(folder, choice.checkpoint), description={"name": str(folder), "kind": kind})
 
 
 def _of_hugging_face(name: str, choice: Choice, say: Say) -> Report:

@@ -1,0 +1,139 @@
+"""The properties of translation models, for everything registered: a pair of halves made of each choice of each slot."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import combinations
+import pytest
+import torch
+from combinations import VOCABULARY, Combination, noisy, starts_plain, tokens
+from torch import Tensor
+
+import fullrank as fr
+from moving import moved
+
+PAIRS = combinations.pairwise()
+SOURCES = 13
+every_pair = pytest.mark.parametrize("combination", PAIRS, ids=str)
+
+
+def translator(combination: Combination, *, fresh: bool = False, **changes: Any) -> fr.Translator:
+    """Both halves, and cross-attention, are what the combination says, where positions of two texts do not matter."""
+    words = VOCABULARY if combination.input == "adaptive" else SOURCES
+    decayed = combination.attend == "multilinear_decayed"
+    decoder = fr.DecoderConfig(cross=fr.AttentionConfig()) if decayed else fr.DecoderConfig()
+    torch.manual_seed(3)
+    config = combination.config(encoder=fr.EncoderConfig(vocab_size=words), decoder=decoder, **changes)
+    model = fr.Translator(config).double().eval()
+    return model if fresh else moved(model)
+
+
+def sources(combination: Combination, length: int = 6) -> Tensor:
+    return tokens(3, length, seed=9) % (VOCABULARY if combination.input == "adaptive" else SOURCES)
+
+
+def close(given: Tensor, expected: Tensor, message: str) -> None:
+    off, limit = float((given - expected).abs().max()), 1e-11 * max(1.0, float(expected.abs().max()))
+    assert off <= limit, f"{message}: off by {off:.1e}"
+
+
+def test_something_was_found() -> None:
+    found = combinations.slots()
+    for slot, names in found.items():
+        assert {vars(row)[slot] for row in PAIRS} == set(names)
+    assert len(PAIRS) >= len(found["mix"]) * len(found["score"])
+
+
+@every_pair
+@pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
+def test_no_later_target_and_the_whole_source(combination: Combination, training: bool) -> None:
+    model = translator(combination, **noisy(combination)).train(training)
+    read: list[Tensor] = []
+
+    def leaf(module: Any, args: Any, out: Tensor) -> Tensor:
+        read.append(out.detach().requires_grad_())
+        return read[-1]
+
+    for half in (model.encoder, model.decoder):
+        half.get_submodule("embedding").register_forward_hook(leaf)
+    logits = model(sources(combination), tokens(3, 5)).logits
+    for place in range(5):
+        cotangent = torch.randn(logits[:, place].shape, dtype=logits.dtype)
+        back, own = torch.autograd.grad(logits[:, place], read, cotangent, retain_graph=True)
+        assert not own[:, place + 1 :].any(), f"logits of token {place} depend on later ones"
+        if not training:  # dropout may hide a token
+            assert (own[:, : place + 1].abs().amax(2) > 0).all()
+            assert (back.abs().amax(2) > 0).all(), f"logits of token {place} leave a token of the source out"
+
+
+@every_pair
+def test_padding_changes_nothing(combination: Combination) -> None:
+    """On either side of the source; as computed by the definition, and as it is computed by itself."""
+    model, source, target, lengths = translator(combination), sources(combination), tokens(3, 5), (6, 1, 4)
+    for kernel, left in itertools.product(("reference", "auto"), (False, True)):
+        mask = torch.arange(6) < torch.tensor(lengths)[:, None]
+        mask = mask.flip(1) if left else mask
+        with fr.kernel(kernel), torch.no_grad():
+            found = model(torch.where(mask, source, 1), target, mask).logits
+            for row in range(3):
+                alone = model(source[row][mask[row]][None], target[row : row + 1]).logits[0]
+                close(found[row], alone, f"{kernel}, left: {left}, row {row}")
+
+
+@every_pair
+def test_written_token_by_token_and_as_beams(combination: Combination) -> None:
+    model, source, target = translator(combination), sources(combination), tokens(3, 5)
+    mask = torch.arange(6) < torch.tensor([6, 2, 4])[:, None]
+    with torch.no_grad():
+        writer = model.of_source(model.encode(source, mask))
+        expected = model(source, target, mask).logits
+        for order in ([0, 1, 2], [0, 0, 1, 1, 2, 2], [0, 0, 2]):
+            index = torch.tensor(order)
+            cache, parts = writer.new_cache().reorder(index), []
+            for start, end in itertools.pairwise((0, 1, 2, 5)):
+                out = writer(target[index, start:end], cache=cache)
+                assert out.cache is not None
+                cache = out.cache
+                parts.append(out.logits)
+            close(torch.cat(parts, 1), expected[index], f"rows {order}")
+
+
+@pytest.mark.parametrize("combination", [c for c in PAIRS if c.mix != "none" and starts_plain(c.mix)], ids=str)
+def test_starts_as_plain_attention(combination: Combination) -> None:
+    mixed, plain = translator(combination, fresh=True), translator(combination.but("mix", "none"), fresh=True)
+    source, target = sources(combination), tokens(3, 5)
+    for name, value in plain.state_dict().items():
+        assert torch.equal(mixed.state_dict()[name], value), f"{name} starts otherwise"
+    with torch.no_grad(), fr.kernel("reference"):
+        assert torch.equal(mixed(source, target).logits, plain(source, target).logits)
+
+
+@every_pair
+def test_saved_and_loaded(combination: Combination, tmp_path: Path) -> None:
+    model = translator(combination)
+    model.save(tmp_path)
+    loaded = fr.Translator.load(tmp_path)
+    assert loaded.config == model.config
+    with torch.no_grad():
+        found = [one(sources(combination), tokens(3, 5)).logits for one in (loaded, model)]
+    assert torch.equal(*found)
+
+
+@every_pair
+def test_learns(combination: Combination) -> None:
+    """To copy: with randomness on, a few pairs are learned in a few steps."""
+    model = translator(combination, fresh=True, scale_embedding=True).float().train()
+    source, target = sources(combination), tokens(3, 6)
+    optimizer, losses = torch.optim.Adam(model.parameters(), lr=0.02), []
+    for _ in range(45):
+        optimizer.zero_grad()
+        loss = model.loss(source, target[:, :-1], target[:, 1:])
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.65 * losses[0], f"loss {losses[0]:.3f} -> {losses[-1]:.3f}"
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, f"no gradient for {name}"
