@@ -43,8 +43,6 @@ def load_pretrained(
         raise InputError("fine-tuning needs transformers; install it: pip install 'fullrank[hf]'")
     import transformers
 
-    from fullrank.hf.inject import inject
-
     where = _place(config.pretrained)
     options: dict[str, Any] = {"revision": config.revision} if config.revision else {}
     with quiet(transformers), _explained(config.pretrained):
@@ -62,6 +60,8 @@ def load_pretrained(
             f"model.pretrained: {config.pretrained} has a tokenizer without a fast version; fine-tuning needs tokenizer.json"
         )
     if not config.attention.at_rest:
+        from fullrank.hf.inject import inject
+
         graft = config.attention
         inject(model, mix=graft.mix, normalize=graft.normalize, cross_head=graft.cross_head, layers=config.layers)
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
