@@ -201,7 +201,7 @@ def _jsonl(task: GlueTask, split: str, path: Path) -> Iterator[Row | str]:
         where = f"{path}, line {number}"
         try:
             content = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise InputError(f"{KEY}: {where}: not a JSON object; the file is cut short or damaged") from None
         if not isinstance(content, Mapping):
             raise InputError(f"{KEY}: {where}: not a JSON object but {line[:40]}")

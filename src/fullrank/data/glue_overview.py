@@ -63,6 +63,7 @@ def overview_lines(found: Mapping[str, Any]) -> list[str]:
     """`glue_overview` for people: a line for the task, and one for each split."""
     kind = "scores from 0 to 5" if found["labels"] is None else f"{len(found['labels'])} classes"
     lines = [f"{found['label']}, {found['title']}: {kind}, {', '.join(found['metrics'])}"]
+    told = []
     for split, content in found["splits"].items():
         shares = content["labels"]
         if shares is None:
@@ -72,7 +73,12 @@ def overview_lines(found: Mapping[str, Any]) -> list[str]:
         else:
             text = ", ".join(f"{name} {100 * share:.1f} %" for name, share in shares.items())
         count = "as published" if not content["is_slice"] else f"published {content['published']:,}"
-        lines.append(f"  {split:<15} {content['rows']:>9,} rows ({count})   {text}   {content['file'] or 'the hub'}")
+        told.append((split, f"{content['rows']:,}", f"rows ({count})", text, content["file"] or "the hub"))
+    wide = [max(map(len, column)) for column in zip(*told, strict=True)]
+    lines += [
+        f"  {split:<{wide[0]}}  {rows:>{wide[1]}} {count:<{wide[2]}}  {text:<{wide[3]}}  {file}"
+        for split, rows, count, text, file in told
+    ]
     if found["missing"]:
         lines.append(f"  not there: {', '.join(found['missing'])}")
     return lines
