@@ -25,7 +25,7 @@ transformers = pytest.importorskip("transformers")
 
 
 def write_squad(folder: Path, version: str, *, train: int = 48, dev: int = 16, seed: int = 0) -> Path:
-    """Files in which the answer is the colour in the context with the word before it; in v2 some contexts have no colour."""
+    """Files in which the answer is the colour in the context; in v2 some contexts have none."""
     generator = np.random.default_rng(seed)
     folder.mkdir(parents=True, exist_ok=True)
     for split, count in (("train", train), ("dev", dev)):
@@ -38,10 +38,14 @@ def write_squad(folder: Path, version: str, *, train: int = 48, dev: int = 16, s
             if not entry.get("is_impossible"):
                 place = int(generator.integers(1, len(words)))
                 words[place] = str(generator.choice(["red", "blue"]))
-                answer, start = " ".join(words[place - 1 : place + 1]), len(" ".join([*words[: place - 1], ""]))
-                entry["answers"] = [{"text": answer, "answer_start": start}]
+                start = len(" ".join([*words[:place], ""]))
+                entry["answers"] = [{"text": words[place], "answer_start": start}]
                 if split == "dev":
-                    entry["answers"].append({"text": words[place], "answer_start": start + len(words[place - 1]) + 1})
+                    longer = {
+                        "text": " ".join(words[place - 1 : place + 1]),
+                        "answer_start": start - 1 - len(words[place - 1]),
+                    }
+                    entry["answers"].append(longer)
             paragraphs.append({"context": " ".join(words), "qas": [entry]})
         content = {"version": version, "data": [{"title": "made", "paragraphs": paragraphs}]}
         (folder / f"{split}-v{version}.json").write_text(json.dumps(content), encoding="utf-8")
@@ -79,7 +83,7 @@ def prepared(raw: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
 
 
 def test_the_loss_is_the_mean_of_two_cross_entropies_whatever_the_padding(place: Path) -> None:
-    config, data, pretrained, parts = prepared(settings(place))
+    config, data, pretrained, parts = prepared(settings(place, group_by_length=False))
     train = windowed(data.train.questions, config.data, pretrained)
     batch = parts.batches.batch(0, 0)
     lengths = [len(train.windows[i].ids) for i in batch.indices]
@@ -96,7 +100,7 @@ def test_the_loss_is_the_mean_of_two_cross_entropies_whatever_the_padding(place:
         for logits, target in ((found.start_logits[0], window.start), (found.end_logits[0], window.end)):
             losses.append(math.log(sum(math.exp(value) for value in logits.tolist())) - float(logits[target]))
     loss = parts.objective(batch, {}, Place(1))
-    assert float(loss.value) == pytest.approx(np.mean(losses), rel=1e-5)
+    assert loss.value.item() == pytest.approx(np.mean(losses), rel=1e-5)
     assert float(loss.nll) == pytest.approx(len(batch.indices) * np.mean(losses), rel=1e-5)
     assert (loss.tokens, loss.read) == (8, sum(lengths))
     assert isinstance(parts.objective, SpanObjective)
@@ -128,7 +132,7 @@ def plain(text: str) -> list[str]:
 
 
 def test_a_span_is_learned_and_figures_are_those_of_the_predictions(place: Path, tmp_path: Path) -> None:
-    raw = settings(place, epochs=40, learning_rate=1e-2)
+    raw = settings(place, epochs=8, learning_rate=1e-2)
     result = run(raw, tmp_path / "run")
     predictions = json.loads((tmp_path / "run" / "predictions.json").read_text())
     questions = load_squad(place, "dev")
@@ -138,7 +142,7 @@ def test_a_span_is_learned_and_figures_are_those_of_the_predictions(place: Path,
     assert final["exact_match"] == pytest.approx(np.mean(exact), abs=1e-12)
     assert final["f1"] == pytest.approx(np.mean(overlap), abs=1e-12)
     assert final["examples"] == 16 < final["windows"] == result["windows"]["dev"]
-    assert np.mean(exact) > 0.6  # a word of the context drawn at random would be right in about one of ten
+    assert np.mean(exact) > 0.8  # one word of the context is right
     assert result["metrics"] == ["f1", "exact_match"]
     assert result["slice"] == {"train": True, "dev": True}
     assert (result["task"], result["title"]) == ("squad", "SQuAD v1.1")
@@ -150,7 +154,7 @@ def test_a_span_is_learned_and_figures_are_those_of_the_predictions(place: Path,
 
 
 def test_version_2_says_when_there_is_no_answer(place: Path, tmp_path: Path) -> None:
-    raw = settings(place, "squad-v2", epochs=40, learning_rate=1e-2)
+    raw = settings(place, "squad-v2", epochs=8, learning_rate=1e-2)
     final = run({**raw, "eval": {"null_score_diff_threshold": 0.5}}, tmp_path / "run")["final"]["dev"]
     predictions, n_best, odds = (
         json.loads((tmp_path / "run" / f"{name}.json").read_text())
