@@ -14,7 +14,11 @@ def encoded(count: int, seed: int = 0) -> Encoded:
     lengths = np.random.default_rng(seed).integers(1, 40, count)
     rows = [[i + 10, *range(1, n)] for i, n in enumerate(lengths)]
     return Encoded(
-        {"input_ids": rows, "token_type_ids": [[1] * len(r) for r in rows], "attention_mask": [[1] * len(r) for r in rows]},
+        {
+            "input_ids": rows,
+            "token_type_ids": [[1] * len(r) for r in rows],
+            "attention_mask": [[1] * len(r) for r in rows],
+        },
         {"input_ids": 7, "token_type_ids": 0, "attention_mask": 0},
     )
 

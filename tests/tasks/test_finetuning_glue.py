@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.tiny_encoder import tiny_encoder, write_cola, write_stsb
 from torch.nn import functional as F
 
 from fullrank.config.load import build_finetune
@@ -19,7 +20,6 @@ from fullrank.errors import InputError
 from fullrank.tasks.finetuning import finetune, groups_of, mixing_names, resume
 from fullrank.tasks.finetuning_glue import GlueTuning, encode, logits_of
 from fullrank.tasks.run_folder import open_run
-from tests.tiny_encoder import tiny_encoder, write_cola, write_stsb
 
 transformers = pytest.importorskip("transformers")
 
@@ -87,7 +87,9 @@ def test_a_run_makes_the_updates_of_a_loop_written_here(place: Path, tmp_path: P
                 p -= rate * (first[name] / (1 - 0.9**step)) / ((second[name] / (1 - 0.999**step)).sqrt() + 1e-8)
     for name, p in parameters.items():
         torch.testing.assert_close(saved[name], p.detach(), rtol=1e-3, atol=2e-5)
-    assert any((saved[name] - torch.eye(4)).abs().max() > 0.01 for name in mixing_names(model.model) if "mixing" in name)
+    assert any(
+        (saved[name] - torch.eye(4)).abs().max() > 0.01 for name in mixing_names(model.model) if "mixing" in name
+    )
 
 
 def test_figures_are_those_of_the_predictions(place: Path, tmp_path: Path) -> None:
@@ -151,18 +153,18 @@ def test_a_finished_run_is_not_trained_again_and_is_no_language_model(place: Pat
     assert resume(tmp_path / "run", quiet=True, say=lambda _: None) == first
     with pytest.raises(InputError, match="run of fine-tuning on glue/cola"):
         open_run(tmp_path / "run")
-    with pytest.raises(InputError, match="train.seed is 1 there, 2 here"):
+    with pytest.raises(InputError, match=r"train\.seed is 1 there, 2 here"):
         run(settings(place, seed=2), tmp_path / "run")
 
 
 def test_what_an_encoder_cannot_do_is_said_before_training(place: Path, tmp_path: Path) -> None:
     raw = settings(place)
-    with pytest.raises(InputError, match="data.max_length: this encoder reads at most 40 tokens, given 41"):
+    with pytest.raises(InputError, match=r"data\.max_length: this encoder reads at most 40 tokens, given 41"):
         run({**raw, "data": {**raw["data"], "max_length": 41}}, tmp_path / "one")
     with pytest.raises(InputError, match=r"model.pretrained: ./nowhere: no such folder"):
         run({**raw, "model": {"pretrained": "./nowhere"}}, tmp_path / "two")
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="no encoder that transformers can load"):
         run({**raw, "model": {"pretrained": str(tmp_path / "empty")}}, tmp_path / "three")
-    with pytest.raises(InputError, match="test.tsv"):
+    with pytest.raises(InputError, match=r"test\.tsv"):
         run({**raw, "eval": {"test": True}}, tmp_path / "four")
