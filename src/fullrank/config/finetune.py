@@ -20,12 +20,12 @@ from fullrank.config.checks import (
     check_stage,
     raise_problems,
 )
+from fullrank.config.glue import GLUE
 from fullrank.config.training import TrainConfig
 from fullrank.errors import suggest
 
-GLUE_TASKS = ("cola", "sst2", "mrpc", "qqp", "stsb", "mnli", "qnli", "rte", "wnli")
 SQUAD_TASKS = ("squad", "squad-v2")
-TASKS = (*(f"glue/{task}" for task in GLUE_TASKS), *SQUAD_TASKS)
+TASKS = (*(f"glue/{task}" for task in GLUE), *SQUAD_TASKS)
 
 
 def finetunes(raw: Mapping[str, Any]) -> bool:

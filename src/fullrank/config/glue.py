@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fullrank.errors import InputError, suggest
 
@@ -12,15 +12,16 @@ HUB_REVISION = "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c"
 SCORES = (0.0, 5.0)  # least and greatest similarity in STS-B
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # there is one of each
 class GlueTask:
     """One task.
 
     `folder`: its usual name, that of its folder. `sentences`: the columns of its one or two sentences, `hub_sentences` on
     the hub. `labels`: names of the classes, in the order of their ids, which is the hub's; None where a score is predicted.
-    `metrics`: the first is the one that runs are compared by. `sizes`: published number of rows of each split.
-    `submission`: file of each test split, as the test server names it. `label_names`: files and server hold the names of the
-    classes, not their ids. The split `ax` of mnli is GLUE's diagnostic set.
+    `metrics`: the first is the one that runs are compared by. `sizes`: published number of rows of each split, and
+    `older_sizes` that of an earlier release. `submission`: file of each test split, as the test server names it.
+    `label_names`: files and server hold the names of the classes, not their ids. The split `ax` of mnli is GLUE's diagnostic
+    set.
     """
 
     name: str
@@ -37,11 +38,27 @@ class GlueTask:
     label_names: bool = False
     dev_splits: tuple[str, ...] = ("dev",)
     test_splits: tuple[str, ...] = ("test",)
+    older_sizes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def splits(self) -> tuple[str, ...]:
         """Every split: train, then those with labels to judge by, then those whose labels only the test server has."""
         return ("train", *self.dev_splits, *self.test_splits)
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The official file of each split."""
+        matched = len(self.dev_splits) > 1
+        return {
+            split: "AX/AX.tsv"
+            if split == "ax"
+            else f"{self.folder}/{split}{'_matched' if matched and split in ('dev', 'test') else ''}.tsv"
+            for split in self.splits
+        }
+
+    def is_published(self, split: str, rows: int) -> bool:
+        """Whether the split was published with so many rows."""
+        return rows in (self.sizes[split], self.older_sizes.get(split))
 
     def check_split(self, split: str) -> None:
         """InputError for a split that the task does not have."""
@@ -81,6 +98,7 @@ _ALL = (
         sentences=("question1", "question2"), hub_sentences=("question1", "question2"), label_column="is_duplicate",
         labels=("not_duplicate", "duplicate"), metrics=("accuracy", "f1"),
         sizes={"train": 363_846, "dev": 40_430, "test": 390_965}, submission={"test": "QQP.tsv"},
+        older_sizes={"train": 363_849},
         licence="Quora, non-commercial",
     ),
     GlueTask(

@@ -108,9 +108,11 @@ def load_glue(
         path, left_out, partial = None, 0, False
         rows, digest = hub_rows(task, split, None if cache is None else Path(cache), report)
         source = "the hub"
-    published = task.sizes[split]
-    if partial or len(rows) != published:
-        report(f"GLUE {task.folder} (slice): {split} has {len(rows):,} rows, published are {published:,} ({source})")
+    partial = partial or not task.is_published(split, len(rows))
+    if partial:
+        report(
+            f"GLUE {task.folder} (slice): {split} has {len(rows):,} rows, published are {task.sizes[split]:,} ({source})"
+        )
     if left_out:
         report(f"GLUE {task.folder}: {left_out} torn lines of {source} are left out")
     return Examples(
@@ -120,7 +122,7 @@ def load_glue(
         ids=[row.id for row in rows],
         task=task,
         split=split,
-        is_slice=partial or len(rows) != published,
+        is_slice=partial,
         path=path,
         sha256=digest,
         left_out=left_out,

@@ -43,30 +43,31 @@ def find_file(task: GlueTask, split: str, folder: Path) -> Path:
 
     Raises InputError if there is none, and says what is there.
     """
-    if not folder.is_dir():
-        what = f"{folder} is a file" if folder.exists() else f"no such folder: {folder}"
-        raise InputError(f"{KEY}: {what}; give the folder that holds {_wanted(task, split)}")
+    if found := locate(task, split, folder):
+        return found
     places = list(_places(task, split, folder))
-    for middle in ("", SLICE):
-        for place in places:
-            here = {path.name.casefold(): path for path in sorted(place.iterdir()) if path.is_file()}
-            for stem in _STEMS[split]:
-                for end in (".tsv", ".jsonl"):
-                    if found := here.get(f"{stem}{middle}{end}"):
-                        return found
-    there = sorted({path.name for place in places for path in place.iterdir() if path.suffix in (".tsv", ".jsonl")})
+    there = sorted({name for place in places for name in _files(place) if name.endswith((".tsv", ".jsonl"))})
     near = f"; found there: {', '.join(there)}" if there else ""
     looked = ", ".join(map(str, places)) if places else f"{folder} (the folder of another task)"
     raise InputError(
-        f"{KEY}: GLUE {task.folder}: no file {_wanted(task, split)} in {looked}{near}. Without a folder it comes from the "
+        f"{KEY}: GLUE {task.folder}: no file {task.files[split]} in {looked}{near}. Without a folder it comes from the "
         f"Hugging Face hub ({HUB})"
     )
 
 
-def _wanted(task: GlueTask, split: str) -> str:
-    stems = _STEMS[split]
-    stem = stems[1] if task.name == "mnli" and split in ("dev", "test") else "AX" if split == "ax" else stems[0]
-    return f"{'AX' if split == 'ax' else task.folder}/{stem}.tsv"
+def locate(task: GlueTask, split: str, folder: Path) -> Path | None:
+    """The file of a split, if there is one; InputError where `folder` is none."""
+    if not folder.is_dir():
+        what = f"{folder} is a file" if folder.exists() else f"no such folder: {folder}"
+        raise InputError(f"{KEY}: {what}; give the folder that holds {task.files[split]}")
+    places = [_files(place) for place in _places(task, split, folder)]
+    names = [f"{stem}{{}}{end}" for stem in _STEMS[split] for end in (".tsv", ".jsonl")]
+    for middle in ("", SLICE):
+        for here in places:
+            for name in names:
+                if found := here.get(name.format(middle)):
+                    return found
+    return None
 
 
 def _places(task: GlueTask, split: str, folder: Path) -> Iterator[Path]:
@@ -81,7 +82,19 @@ def _places(task: GlueTask, split: str, folder: Path) -> Iterator[Path]:
 
 
 def _folders(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir())
+    return [path for path in _inside(folder) if path.is_dir()]
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """Files by their names in lower case."""
+    return {path.name.casefold(): path for path in _inside(folder) if path.is_file()}
+
+
+def _inside(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError as error:
+        raise InputError(f"{KEY}: {folder} cannot be read ({error.strerror})") from error
 
 
 def read_rows(task: GlueTask, split: str, path: Path) -> tuple[list[Row], int]:
@@ -131,11 +144,11 @@ def _chosen(wanted: Sequence[tuple[str, ...]], there: Sequence[str]) -> list[str
     return [next((name for name in names if name in there), None) for names in wanted]
 
 
-def _missing(path: Path, wanted: Sequence[tuple[str, ...]], there: Sequence[str], what: str) -> InputError:
+def _missing(source: str, wanted: Sequence[tuple[str, ...]], there: Sequence[str], what: str) -> InputError:
     lacking = [names[0] for names, name in zip(wanted, _chosen(wanted, there), strict=True) if name is None]
     shown = ", ".join(name[:40] for name in there[:12]) + (", ..." if len(there) > 12 else "")
     return InputError(
-        f"{KEY}: {path}: no {what} {', '.join(map(repr, lacking))}; expected are {', '.join(names[0] for names in wanted)}, "
+        f"{KEY}: {source}: no {what} {', '.join(map(repr, lacking))}; expected are {', '.join(names[0] for names in wanted)}, "
         f"found are {shown or 'none'}"
     )
 
@@ -158,7 +171,7 @@ def _tsv(task: GlueTask, split: str, path: Path) -> Iterator[Row | str]:
             bare = task.name == "cola" and split not in task.test_splits and not headed
             names = _COLA if bare else fields
             if not (bare or headed):
-                raise _missing(path, wanted, fields, "column")
+                raise _missing(str(path), wanted, fields, "column")
             at = [names.index(name) for name in _chosen(wanted, names) if name is not None]
             label_at = at.pop() if split not in task.test_splits else None
             id_at = next((names.index(name) for name in _IDS if name in names), None)
@@ -188,11 +201,11 @@ def _jsonl(task: GlueTask, split: str, path: Path) -> Iterator[Row | str]:
         where = f"{path}, line {number}"
         try:
             content = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise InputError(f"{KEY}: {where}: not a JSON object; the file is cut short or damaged") from None
         if not isinstance(content, Mapping):
             raise InputError(f"{KEY}: {where}: not a JSON object but {line[:40]}")
-        yield row_of(task, split, content, f"line {number}", count, path, wanted)
+        yield row_of(task, split, content, f"line {number}", count, str(path), wanted)
 
 
 def row_of(
@@ -201,14 +214,14 @@ def row_of(
     content: Mapping[str, Any],
     place: str,
     count: int,
-    source: Path,
+    source: str,
     wanted: Sequence[tuple[str, ...]] | None = None,
 ) -> Row:
     """The row of a mapping from columns to values, of a file of JSON lines or the hub."""
     wanted = _columns(task, split) if wanted is None else wanted
     names = [name for name in _chosen(wanted, list(content)) if name is not None]
     if len(names) < len(wanted):
-        raise _missing(Path(f"{source}, {place}"), wanted, list(content), "key")
+        raise _missing(f"{source}, {place}", wanted, list(content), "key")
     label = content[names.pop()] if split not in task.test_splits else None
     for name in names:
         if not isinstance(content[name], str):

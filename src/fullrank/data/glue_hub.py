@@ -35,8 +35,7 @@ def hub_rows(task: GlueTask, split: str, cache: Path | None, report: Callable[[s
             f"GLUE {task.folder} could not be had from the Hugging Face hub, {HUB} ({type(error).__name__}: {words}). Either "
             f"connect to the network, or {local}"
         ) from error
-    source = Path(HUB)
-    found = [row_of(task, split, content, f"row {i}", i, source) for i, content in enumerate(rows)]
+    found = [row_of(task, split, content, f"row {i}", i, HUB) for i, content in enumerate(rows)]
     if not found:
         raise RunError(f"GLUE {task.folder}: {HUB} holds no rows of the split {split}")
     digest = hashlib.sha256()

@@ -65,7 +65,7 @@ class FineParts:
 class FineTask(Protocol):
     """What differs between GLUE and SQuAD."""
 
-    def read(self, config: FinetuneConfig) -> Any:
+    def read(self, config: FinetuneConfig, say: Say) -> Any:
         """The files of the task, checked: a `TaskData`."""
         ...
 
@@ -110,7 +110,7 @@ def finetune(
     config = dataclasses.replace(resolved.config, data=absolute(resolved.config.data))
     task = task_of(config)
     check_place(folder)
-    data = task.read(config)
+    data = task.read(config, say)
     identity = {
         "name": resolved.row or folder.name,
         "recipe": resolved.recipe,

@@ -18,7 +18,7 @@ from fullrank.data.glue import GLUE, Examples, GlueTask, load_glue
 from fullrank.data.glue_submission import write_submission
 from fullrank.errors import InputError
 from fullrank.evaluation.glue import glue_scores
-from fullrank.tasks.finetuning import FineParts
+from fullrank.tasks.finetuning import FineParts, Say
 from fullrank.tasks.pretrained import Pretrained, load_pretrained
 from fullrank.training.device import device_of
 from fullrank.training.values import Judged, Loss, Place
@@ -26,58 +26,62 @@ from fullrank.training.values import Judged, Loss, Place
 
 @dataclass(frozen=True)
 class GlueData:
-    """The splits of a task; of MNLI the development split is that of matched genres, `others` has the mismatched ones."""
+    """The splits of a task; of MNLI the development split is that of matched genres, `others` has the mismatched ones.
+
+    tests: the splits that the test server judges, where a submission is asked for.
+    """
 
     task: GlueTask
     train: Examples
     dev: Examples
     others: Mapping[str, Examples]
+    tests: Mapping[str, Examples]
 
     @property
     def sha256(self) -> dict[str, str]:
-        return {name: examples.sha256 for name, examples in self.splits().items()}
+        return {name: examples.sha256 for name, examples in (self.labelled() | {"train": self.train}).items()}
 
-    def splits(self) -> dict[str, Examples]:
-        return {"train": self.train, "dev": self.dev, **self.others}
+    def labelled(self) -> dict[str, Examples]:
+        """What is measured."""
+        return {"dev": self.dev, **self.others}
 
 
 class GlueTuning:
     """Fine-tuning on a task of GLUE."""
 
-    def read(self, config: FinetuneConfig) -> GlueData:
+    def read(self, config: FinetuneConfig, say: Say) -> GlueData:
         data = config.data
         task = GLUE[data.task]
-        folder = None if data.dir is None else Path(data.dir)
-        cache = None if data.cache is None else Path(data.cache)
-        found = {split: load_glue(data.task, split, folder, cache) for split in ("train", *task.dev_splits)}
-        dev, *others = task.dev_splits
-        return GlueData(
-            task,
-            _some(found["train"], subset(len(found["train"]), data.max_train, data.subset_seed)),
-            _some(found[dev], subset(len(found[dev]), data.max_eval, data.subset_seed)),
-            {
-                split: _some(found[split], subset(len(found[split]), data.max_eval, data.subset_seed))
-                for split in others
-            },
-        )
+
+        def load(split: str, most: int | None) -> Examples:
+            found = load_glue(task, split, data.dir, data.cache, say)
+            chosen = subset(len(found), most, data.subset_seed)
+            return found if len(chosen) == len(found) else found.take(chosen)
+
+        train, dev = load("train", data.max_train), load(task.dev_splits[0], data.max_eval)
+        others: dict[str, Examples] = {}
+        for split in task.dev_splits[1:]:
+            try:
+                others[split] = load(split, data.max_eval)
+            except InputError as error:
+                say(f"{config.data.name}: measured without {split} ({error})")
+        # read before training, so that a missing file is not found after it
+        tests = {split: load(split, None) for split in task.test_splits} if config.eval.test else {}
+        return GlueData(task, train, dev, others, tests)
 
     def model(self, config: FinetuneConfig, data: GlueData) -> Pretrained:
         labels = data.task.labels
         return load_pretrained(config.model, "classification", num_labels=1 if labels is None else len(labels))
 
     def parts(self, config: FinetuneConfig, data: GlueData, pretrained: Pretrained) -> FineParts:
-        size = config.eval.batch_size
-        train = encode(pretrained, data.train, config.data.max_length)
-        splits = {
-            name: (encode(pretrained, examples, config.data.max_length), examples)
-            for name, examples in data.splits().items()
-            if name != "train"
-        }
+        size, longest = config.eval.batch_size, config.data.max_length
+        train = encode(pretrained, data.train, longest)
+        splits = {name: (encode(pretrained, found, longest), found) for name, found in data.labelled().items()}
         device = device_of(pretrained.model)
         regression = data.task.labels is None
 
         def judge(model: nn.Module) -> Judged:
-            encoded, examples = splits["dev" if "dev" in splits else next(iter(splits))]
+            encoded, examples = splits["dev"]
             return judged(data.task, logits_of(model, encoded, size), examples)
 
         def measure(model: nn.Module, folder: Path) -> dict[str, Any]:
@@ -87,8 +91,9 @@ class GlueTuning:
                 found = judged(data.task, logits, examples)
                 figures[name] = {**found.scores, "loss": found.nll / found.tokens, "examples": found.tokens}
                 _keep_predictions(folder / f"predictions-{name}.tsv", predicted(logits), examples)
-            if config.eval.test:
-                self._submit(config, data.task, pretrained, model, folder / "submission")
+            for name, examples in data.tests.items():
+                logits = logits_of(model, encode(pretrained, examples, longest), size)
+                write_submission(data.task, name, predicted(logits), folder / "submission", examples)
             return figures
 
         return FineParts(
@@ -105,25 +110,11 @@ class GlueTuning:
             told={
                 "task": config.data.name,
                 "title": data.task.title,
-                "slice": {name: examples.is_slice for name, examples in data.splits().items()},
-                "examples": {name: len(examples) for name, examples in data.splits().items()},
-                "protocol": f"development split, fp32, at most {config.data.max_length} tokens",
+                "slice": {"train": data.train.is_slice} | {name: part.is_slice for name, (_, part) in splits.items()},
+                "examples": {"train": len(data.train)} | {name: len(part) for name, (_, part) in splits.items()},
+                "protocol": f"development split, fp32, at most {longest} tokens",
             },
         )
-
-    def _submit(
-        self, config: FinetuneConfig, task: GlueTask, pretrained: Pretrained, model: nn.Module, folder: Path
-    ) -> None:
-        data = config.data
-        for split in task.test_splits:
-            examples = load_glue(
-                data.task,
-                split,
-                None if data.dir is None else Path(data.dir),
-                None if data.cache is None else Path(data.cache),
-            )
-            encoded = encode(pretrained, examples, data.max_length)
-            write_submission(data.task, split, predicted(logits_of(model, encoded, config.eval.batch_size)), folder)
 
 
 class LabelObjective:
@@ -183,10 +174,9 @@ def predicted(logits: Tensor) -> np.ndarray:
 
 def judged(task: GlueTask, logits: Tensor, examples: Examples) -> Judged:
     """Summed loss, and the official scores of the task."""
-    assert examples.labels is not None
     targets = _targets(examples, task.labels is None)
     loss = float(_loss(logits.double(), targets if targets.dtype == torch.int64 else targets.double()))
-    return Judged(loss * len(targets), len(targets), glue_scores(task.name, predicted(logits), examples.labels))
+    return Judged(loss * len(targets), len(targets), glue_scores(task, predicted(logits), examples.known_labels()))
 
 
 def _loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -196,20 +186,14 @@ def _loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def _targets(examples: Examples, regression: bool) -> Tensor:
-    assert examples.labels is not None
-    return torch.from_numpy(examples.labels.astype(np.float32 if regression else np.int64))
-
-
-def _some(examples: Examples, chosen: np.ndarray) -> Examples:
-    return examples if len(chosen) == len(examples) else examples.take(chosen)
+    return torch.from_numpy(examples.known_labels().astype(np.float32 if regression else np.int64))
 
 
 def _keep_predictions(path: Path, predictions: np.ndarray, examples: Examples) -> None:
     """A line of index, label and prediction for every example: what differences are tested on later."""
-    assert examples.labels is not None
     lines = ["index\tlabel\tprediction"]
     lines += [
         f"{name}\t{label:g}\t{prediction:.6g}"
-        for name, label, prediction in zip(examples.ids, examples.labels, predictions, strict=True)
+        for name, label, prediction in zip(examples.ids, examples.known_labels(), predictions, strict=True)
     ]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
