@@ -43,6 +43,9 @@ _HOMES = {
     "orthogonality": "fullrank.attention.penalty",
     "overlap": "fullrank.attention.penalty",
     "check": "fullrank.checking.examine",
+    "inject": "fullrank.hf.inject",
+    "remove": "fullrank.hf.inject",
+    "parameter_groups": "fullrank.hf.groups",
 }
 
 _PACKAGES = ("analysis",)
@@ -71,6 +74,9 @@ if TYPE_CHECKING:
     from fullrank.config.schema import OutputConfig as OutputConfig
     from fullrank.config.schema import RunConfig as RunConfig
     from fullrank.config.schema import TrainConfig as TrainConfig
+    from fullrank.hf.groups import parameter_groups as parameter_groups
+    from fullrank.hf.inject import inject as inject
+    from fullrank.hf.inject import remove as remove
     from fullrank.model.adaptive import AdaptiveSoftmax as AdaptiveSoftmax
     from fullrank.model.embedding import AdaptiveInput as AdaptiveInput
     from fullrank.model.encoder import Encoder as Encoder

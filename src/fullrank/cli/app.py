@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fullrank.cli import analysis, average, bench, check, inspection, lm_eval, training, translate, use
+from fullrank.cli import analysis, average, bench, check, finetune, inspection, lm_eval, training, translate, use
 
 app = typer.Typer(
     name="fullrank",
@@ -38,6 +38,7 @@ def _options(
 
 
 training.add_to(app)
+finetune.add_to(app)
 use.add_to(app)
 average.add_to(app)
 translate.add_to(app)

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 data = typer.Typer(
     no_args_is_help=True,
     help="Corpora: what is known, and getting one ready.",
-    epilog="Example:  [cyan]fullrank data prepare ptb --from ~/corpora/ptb[/cyan]",
+    epilog="Examples:  [cyan]fullrank data prepare ptb --from ~/corpora/ptb[/cyan]   "
+    "[cyan]fullrank data prepare glue/cola --from ~/glue_data[/cyan]",
 )
 
 
@@ -51,7 +52,11 @@ def _first(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-@data.command("prepare", epilog="Example:  [cyan]fullrank data prepare ptb --from ~/corpora/ptb[/cyan]")
+@data.command(
+    "prepare",
+    epilog="Examples:  [cyan]fullrank data prepare ptb --from ~/corpora/ptb[/cyan]   "
+    "[cyan]fullrank data prepare glue/cola --from ~/glue_data[/cyan]",
+)
 def prepare_data(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A corpus (`fullrank data list`).")],
     overrides: Annotated[
@@ -63,21 +68,54 @@ def prepare_data(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Find or download a corpus, verify its counts, and turn it into token ids once and for all."""
+    """Find or download a corpus, verify its counts, and turn it into token ids once and for all.
+
+    Of a task of GLUE (glue/cola) every split is read and counted; token ids are those of the model that is fine-tuned.
+    """
     from fullrank.config.data import PAIR_CORPORA
+    from fullrank.config.glue import GLUE
     from fullrank.config.load import apply_overrides, build
 
+    if name.partition("/")[0] == "glue" or name in GLUE:
+        found, lines = _read_glue(name, overrides or [], source, to)
+        _tell(found, lines, json)
+        return
     words = [*with_source(overrides, source), *([f"data.cache={to}"] if to else [])]
     raw: dict[str, Any] = {"data": {"name": name}}
     if name in PAIR_CORPORA:
         raw["train"] = {"batch_tokens": 1}  # a run of translation has to say it; nothing is trained here
     given = build(apply_overrides(raw, words)).data
     found, lines = _prepared_pairs(given) if given.has_pairs else _prepared_text(given)
+    _tell(found, lines, json)
+
+
+def _tell(found: dict[str, Any], lines: list[str], json: bool) -> None:
     if json:
         print_json(found)
         return
     for line in lines:
         print(line)
+
+
+def _read_glue(
+    name: str, overrides: list[str], source: str | None, to: Path | None
+) -> tuple[dict[str, Any], list[str]]:
+    """A task of GLUE: what JSON says of it, and lines for people."""
+    from fullrank.config.glue import GLUE
+    from fullrank.data.glue_overview import glue_overview, overview_lines
+    from fullrank.errors import InputError
+
+    if name in GLUE:
+        raise InputError(f"unknown corpus '{name}'; did you mean 'glue/{name}'?")
+    task = name.partition("/")[2]
+    if not task:
+        raise InputError(f"{name}: one task at a time: {', '.join(f'glue/{one}' for one in GLUE)}")
+    if overrides:
+        raise InputError(
+            f"{', '.join(overrides)}: a task of GLUE is read as it is; leave out settings but --from and --to"
+        )
+    found = glue_overview(task, source, to, say)
+    return found, overview_lines(found)
 
 
 def _prepared_text(given: DataConfig) -> tuple[dict[str, Any], list[str]]:
