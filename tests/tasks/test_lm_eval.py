@@ -164,7 +164,9 @@ def test_a_task_gives_the_figures_of_fullrank_eval(
     )
     assert results is not None
     found = results["results"][task]
-    flags = Flags(**{**settings, "batch_size": settings.get("streams", 1)} if "streams" not in settings else {"batch_size": 4})
+    flags = Flags(
+        **{**settings, "batch_size": settings.get("streams", 1)} if "streams" not in settings else {"batch_size": 4}
+    )
     expected = evaluate(runs[name], "test", flags=flags, device_name="cpu")
     assert found["word_perplexity,none"] == pytest.approx(expected["perplexity_per_word"], rel=1e-6)
     assert results["config"]["protocol"] == expected["protocol"]  # type: ignore[typeddict-item]
@@ -190,7 +192,9 @@ def test_words_as_lm_eval_counts_them(runs: dict[str, Path]) -> None:
 
 
 def test_documents_do_not_see_each_other(runs: dict[str, Path]) -> None:
-    texts = [(f"the {noun} sleep in the {'morning ' * i}",) for i, noun in enumerate(["cats", "dogs", "fish", "mice", ""])]
+    texts = [
+        (f"the {noun} sleep in the {'morning ' * i}",) for i, noun in enumerate(["cats", "dogs", "fish", "mice", ""])
+    ]
     together = model_of(runs["byte"], batch_size=5).loglikelihood_rolling(asked(*texts), disable_tqdm=True)
     alone = [model_of(runs["byte"]).loglikelihood_rolling(asked(text), disable_tqdm=True)[0] for text in texts]
     assert together == pytest.approx(alone, rel=1e-6)
@@ -220,10 +224,14 @@ def test_greedy_texts_are_those_of_fullrank_generate(runs: dict[str, Path], name
     """Prompts of different lengths side by side, each short enough to be one segment."""
     prompts = ["the", "in the", "the cat", "", "dog"]
     lm = model_of(runs[name], batch_size=4, segment_length=8)
-    found = lm.generate_until(asked(*[(prompt, {"until": [], "max_gen_toks": 7}) for prompt in prompts]), disable_tqdm=True)
+    found = lm.generate_until(
+        asked(*[(prompt, {"until": [], "max_gen_toks": 7}) for prompt in prompts]), disable_tqdm=True
+    )
     tokenizer = load_tokenizer(runs[name])
     for prompt, text in zip(prompts, found, strict=True):
-        whole = generate(runs[name], prompt, Decoding(max_new_tokens=7, greedy=True), device_name="cpu")["texts"][0]["text"]
+        whole = generate(runs[name], prompt, Decoding(max_new_tokens=7, greedy=True), device_name="cpu")["texts"][0][
+            "text"
+        ]
         assert tokenizer.decode(tokenizer.encode(prompt)) + text == whole
 
 
@@ -325,7 +333,10 @@ def test_settings_that_would_be_ignored_are_told(runs: dict[str, Path]) -> None:
     ("setting", "message"),
     [
         ("data:\n  name: multi30k\n", "a translation run"),
-        ("train:\n  objective: masked\nmodel:\n  attention:\n    causal: false\n", "masked tokens from the text on both sides"),
+        (
+            "train:\n  objective: masked\nmodel:\n  attention:\n    causal: false\n",
+            "masked tokens from the text on both sides",
+        ),
         ("model:\n  attention:\n    causal: as_published\n    score: synthesizer\n", "its tokens see later ones"),
     ],
 )
@@ -366,7 +377,9 @@ def test_registering_twice_is_registering_once() -> None:
         ([], []),
     ],
 )
-def test_the_command_hands_its_arguments_on(given: list[str], handed_on: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_hands_its_arguments_on(
+    given: list[str], handed_on: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[list[str]] = []
     monkeypatch.setattr("lm_eval.__main__.cli_evaluate", lambda: said.append(sys.argv))
     before = sys.argv

@@ -194,7 +194,10 @@ class FullRankLM(LM):
             groups.setdefault(json.dumps(request.args[1], sort_keys=True, default=str), []).append(i)
         found: dict[int, str] = {}
         seed = torch.initial_seed() % 2**31
-        with self._reading(), tqdm(total=len(requests), desc="Running generate_until requests", disable=disable_tqdm) as bar:
+        with (
+            self._reading(),
+            tqdm(total=len(requests), desc="Running generate_until requests", disable=disable_tqdm) as bar,
+        ):
             for places in groups.values():
                 texts = complete(
                     self.model,
