@@ -344,7 +344,7 @@ def test_settings_that_would_be_ignored_are_told(runs: dict[str, Path]) -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("data:\n  name: synthetic-translation\n", "a translation run"),
+        ("data:\n  name: synthetic-translation\ntrain:\n  batch_tokens: 400\n", "a translation run"),
         ("train:\n  objective: masked\n", "masked tokens from the text on both sides"),
         (
             "model:\n  attention:\n    kind: multilinear\n    causal: as_published\n    cores: 2\n    rank: 2\n"
