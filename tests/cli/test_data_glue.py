@@ -1,4 +1,4 @@
-"""`fullrank data` with the tasks of GLUE: listed, read through and counted."""
+"""`fullrank data` with tasks to fine-tune on, GLUE and SQuAD: listed, read through and counted."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_in_json(capsys, folder):
         (["glue/wnl"], "unknown GLUE task 'wnl'; did you mean 'wnli'?"),
         (["glue"], "one task at a time: glue/cola, glue/sst2"),
         (["cola"], "did you mean 'glue/cola'?"),
-        (["glue/wnli", "data.tokens=bpe"], "data.tokens=bpe: a task of GLUE is read as it is"),
+        (["glue/wnli", "data.tokens=bpe"], "data.tokens=bpe: glue/wnli is read as it is"),
         (["glue/rte"], "no file RTE/train.tsv"),
     ],
 )
@@ -107,3 +107,33 @@ def test_a_damaged_split_is_a_fault_not_a_missing_one(capsys, folder):
     code, out, err = called(capsys, "data", "prepare", "glue/wnli", "--from", folder)
     assert (code, out) == (2, "")
     assert "dev.tsv, line 72: 3 fields, expected are 4" in err
+
+
+def question(number: int, answers: list[str]) -> dict:
+    return {
+        "id": str(number),
+        "question": "Who?",
+        "is_impossible": not answers,
+        "answers": [{"text": text, "answer_start": 0} for text in answers],
+    }
+
+
+def test_squad_is_read_through_and_counted(capsys, tmp_path):
+    for split, answers in (("train", [["Anna"], []]), ("dev", [["Anna", "Anna"]])):
+        asked = [question(i, found) for i, found in enumerate(answers)]
+        articles = [{"title": "t", "paragraphs": [{"context": "Anna came.", "qas": asked}]}]
+        content = {"version": "v2.0", "data": articles}
+        (tmp_path / f"{split}-v2.0.json").write_text(json.dumps(content), encoding="utf-8")
+    code, out, err = called(capsys, "data", "prepare", "squad-v2", "--from", tmp_path)
+    assert code == 0, err
+    assert [" ".join(line.split()) for line in out.splitlines()] == [
+        "SQuAD 2.0 (slice): answers as spans of a context",
+        "train 2 questions (published 130,319) on 1 contexts, 1 answers, 1 without an answer "
+        f"{tmp_path / 'train-v2.0.json'}",
+        f"dev 1 questions (published 11,873) on 1 contexts, 2 answers {tmp_path / 'dev-v2.0.json'}",
+    ]
+    code, out, _ = called(capsys, "data", "prepare", "squad-v2", "--from", tmp_path, "--json")
+    assert json.loads(out)["splits"]["train"]["impossible"] == 1
+    code, out, err = called(capsys, "data", "prepare", "squad", "--from", tmp_path)
+    assert (code, out) == (2, "")
+    assert "no train-v1.1.json" in err

@@ -2,15 +2,17 @@
 
 import copy
 import hashlib
+import importlib.util
 import json
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType
 
 import pytest
 
 from fullrank.data.squad import Question, SquadSplit, load_squad, read_squad
-from fullrank.errors import InputError
+from fullrank.errors import InputError, RunError
 
 REAL = Path(__file__).parents[3] / "shared" / "data" / "squad"
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason=f"no SQuAD at {REAL}")
@@ -205,39 +207,56 @@ def test_faults_of_what_is_asked_for(tmp_path):
         load_squad(tmp_path / "latin.json", "dev")
 
 
-def hub(monkeypatch, rows, asked):
-    def load_dataset(name, split):
-        asked.append((name, split))
+def hub(monkeypatch, rows):
+    asked = []
+
+    def load_dataset(name, **settings):
+        asked.append({"name": name, **settings})
         if isinstance(rows, Exception):
             raise rows
         return rows
 
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    module = ModuleType("datasets")
+    module.__spec__ = ModuleSpec("datasets", None)
+    module.load_dataset = load_dataset
+    monkeypatch.setitem(sys.modules, "datasets", module)
+    return asked
 
 
-def test_the_hub(monkeypatch):
+def test_the_hub(monkeypatch, tmp_path):
     rows = [
         {"id": "a", "title": "t", "context": "xy z", "question": "q", "answers": {"text": ["z"], "answer_start": [3]}},
         {"id": "b", "title": "t", "context": "xy z", "question": "p", "answers": {"text": [], "answer_start": []}},
     ]
-    asked = []
-    hub(monkeypatch, rows, asked)
-    split = read_squad(None, "dev", "2.0")
-    assert asked == [("rajpurkar/squad_v2", "validation")]
+    asked, told = hub(monkeypatch, rows), []
+    split = read_squad(None, "dev", "2.0", cache=tmp_path, report=told.append)
+    assert {key: asked[0][key] for key in ("name", "split", "cache_dir")} == {
+        "name": "rajpurkar/squad_v2",
+        "split": "validation",
+        "cache_dir": str(tmp_path / "hub"),
+    }
     assert split.questions == [
         Question("a", "t", "xy z", "q", ("z",), (3,), impossible=False),
         Question("b", "t", "xy z", "p", (), (), impossible=True),
     ]
     assert (split.source, split.is_slice) == ("rajpurkar/squad_v2", True)
+    assert "from the Hugging Face hub" in told[0]
+    assert "SQuAD 2.0 (slice): dev has 2 questions, published are 11,873" in told[1]
     with pytest.raises(InputError, match="question b has no answer"):
         read_squad(None, "train", "1.1")
-    assert asked[1] == ("rajpurkar/squad", "train")
-    hub(monkeypatch, ConnectionError("no route"), asked)
-    with pytest.raises(InputError, match=r"could not be had from the hub \(ConnectionError\).*set data\.dir"):
+    assert (asked[1]["name"], asked[1]["split"], asked[1]["cache_dir"]) == ("rajpurkar/squad", "train", None)
+    assert asked[1]["revision"] != asked[0]["revision"]
+
+
+def test_no_hub(monkeypatch):
+    hub(monkeypatch, ConnectionError("no route"))
+    with pytest.raises(
+        RunError, match=r"ConnectionError: no route.* or give a local folder that holds train-v1\.1\.json"
+    ):
         read_squad(None, "train")
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(InputError, match=r"pip install 'fullrank\[hf\]'"):
-        read_squad(None, "train")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"folder that holds dev-v2\.0\.json.*pip install 'fullrank\[hf\]'"):
+        read_squad(None, "dev", "2.0")
 
 
 @needs_real

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from fullrank.data.squad import Question, read_squad
-from fullrank.data.squad_windows import answer_tokens, batch_windows, most_context, spans, squad_windows
+from fullrank.data.squad_windows import answer_tokens, most_context, spans, squad_windows
 from fullrank.errors import InputError
 from fullrank.evaluation.squad import normalize_answer
 
@@ -177,23 +177,6 @@ def test_answer_tokens():
     assert answer_tokens(offsets, 2, 5) == (0, 1)
     assert answer_tokens(offsets, 9, 99) == (2, 3)
     assert answer_tokens(offsets, 10, 12) is None  # white space alone
-
-
-def test_batches(bert):
-    windows = squad_windows([asked("the rhine", "rhine"), asked("the", "")], bert)
-    batch = batch_windows(windows, pad_id=0)
-    sizes = [len(window.ids) for window in windows]
-    assert batch.ids.shape == batch.types.shape == batch.mask.shape == (2, max(sizes))
-    for row, (window, size) in enumerate(zip(windows, sizes, strict=True)):
-        assert batch.ids[row, :size].tolist() == window.ids.tolist()
-        assert batch.types[row, :size].tolist() == window.types.tolist()
-        assert batch.mask[row].tolist() == [place < size for place in range(max(sizes))]
-        assert not batch.ids[row, size:].any()
-        assert not batch.types[row, size:].any()
-    assert (batch.starts.tolist(), batch.ends.tolist()) == ([windows[0].start, 0], [windows[0].end, 0])
-    assert batch_windows(windows, 9, length=30).ids[1, sizes[1] :].tolist() == [9] * (30 - sizes[1])
-    with pytest.raises(InputError, match="do not fit a length of 3"):
-        batch_windows(windows, 0, length=3)
 
 
 def test_what_cannot_be_windowed(bert):

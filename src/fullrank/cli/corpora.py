@@ -70,15 +70,14 @@ def prepare_data(
 ) -> None:
     """Find or download a corpus, verify its counts, and turn it into token ids once and for all.
 
-    Of a task of GLUE (glue/cola) every split is read and counted; token ids are those of the model that is fine-tuned.
+    Of a task to fine-tune on (glue/cola, squad) every split is read and counted; token ids are those of its model.
     """
     from fullrank.config.data import PAIR_CORPORA
-    from fullrank.config.glue import GLUE
     from fullrank.config.load import apply_overrides, build
+    from fullrank.data.known_tasks import is_task
 
-    if name.partition("/")[0] == "glue" or name in GLUE:
-        found, lines = _read_glue(name, overrides or [], source, to)
-        _tell(found, lines, json)
+    if is_task(name):
+        _tell(*_read_task(name, overrides or [], source, to), json)
         return
     words = [*with_source(overrides, source), *([f"data.cache={to}"] if to else [])]
     raw: dict[str, Any] = {"data": {"name": name}}
@@ -97,23 +96,26 @@ def _tell(found: dict[str, Any], lines: list[str], json: bool) -> None:
         print(line)
 
 
-def _read_glue(
+def _read_task(
     name: str, overrides: list[str], source: str | None, to: Path | None
 ) -> tuple[dict[str, Any], list[str]]:
-    """A task of GLUE: what JSON says of it, and lines for people."""
+    """A task to fine-tune on: what JSON says of it, and lines for people."""
     from fullrank.config.glue import GLUE
     from fullrank.data.glue_overview import glue_overview, overview_lines
+    from fullrank.data.known_tasks import SQUAD
+    from fullrank.data.squad_overview import squad_lines, squad_overview
     from fullrank.errors import InputError
 
+    if overrides:
+        raise InputError(f"{', '.join(overrides)}: {name} is read as it is; leave out all but --from and --to")
+    if name in SQUAD:
+        found = {"name": name, **squad_overview(SQUAD[name], source)}
+        return found, squad_lines(found)
     if name in GLUE:
         raise InputError(f"unknown corpus '{name}'; did you mean 'glue/{name}'?")
     task = name.partition("/")[2]
     if not task:
         raise InputError(f"{name}: one task at a time: {', '.join(f'glue/{one}' for one in GLUE)}")
-    if overrides:
-        raise InputError(
-            f"{', '.join(overrides)}: a task of GLUE is read as it is; leave out settings but --from and --to"
-        )
     found = glue_overview(task, source, to, say)
     return found, overview_lines(found)
 

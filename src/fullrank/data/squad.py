@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fullrank.data.squad_hub import HUB, hub_rows
 from fullrank.errors import InputError
+
+Report = Callable[[str], None]
 
 PUBLISHED: Mapping[str, Mapping[str, int]] = {
     "1.1": {"train": 87_599, "dev": 10_570},
     "2.0": {"train": 130_319, "dev": 11_873},
 }
-HUB = {"1.1": "rajpurkar/squad", "2.0": "rajpurkar/squad_v2"}
 _FOLDERS = {"1.1": ("squad", "squad-v1.1"), "2.0": ("squad-v2", "squad_v2", "squad-v2.0", "squad")}
 _NAMES = {"1.1": "squad", "2.0": "squad-v2"}
 
@@ -64,19 +66,41 @@ def load_squad(where: str | Path | None, split: str, version: str = "1.1") -> li
     return read_squad(where, split, version).questions
 
 
-def read_squad(where: str | Path | None, split: str, version: str = "1.1") -> SquadSplit:
+def _quiet(_: str) -> None:
+    """Says nothing."""
+
+
+def read_squad(
+    where: str | Path | None,
+    split: str,
+    version: str = "1.1",
+    *,
+    cache: str | Path | None = None,
+    report: Report = _quiet,
+) -> SquadSplit:
     """A split ("train" or "dev") of SQuAD "1.1" or "2.0".
 
     `where`: a file in the official JSON form; a folder that holds it under its official name (train-v1.1.json), else a
-    slice of it (train-v1.1.slice.json, or the one file named train*.slice.json); or None: the hub, by `datasets`.
-    Every answer is checked to stand where the file says.
+    slice of it (train-v1.1.slice.json, or the one file named train*.slice.json); or None: the hub, which keeps its copy in
+    `cache`. Every answer is checked to stand where the file says. `report` is told of a slice and of a download.
     Raises InputError for an unknown split or version, for files that are missing, empty, cut short, of the other version or
-    without a key they need, for an answer that is not in its context, and for two questions with the same id.
+    without a key they need, for an answer that is not in its context, and for two questions with the same id; RunError if
+    the hub cannot be had.
     """
     _check(split, version)
     if where is None:
-        return _from_hub(split, version)
-    path = Path(where).expanduser()
+        found = _from_hub(split, version, None if cache is None else Path(cache), report)
+    else:
+        found = _from_file(Path(where).expanduser(), split, version)
+    if found.is_slice:
+        report(
+            f"SQuAD {version} (slice): {split} has {len(found.questions):,} questions, published are {found.published:,} "
+            f"({found.source})"
+        )
+    return found
+
+
+def _from_file(path: Path, split: str, version: str) -> SquadSplit:
     file = _in_folder(path, split, version) if path.is_dir() else path
     try:
         content = file.read_bytes()
@@ -232,11 +256,10 @@ def _short(value: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def _from_hub(split: str, version: str) -> SquadSplit:
-    name, reader = HUB[version], _Reader(HUB[version], version)
-    rows = _hub_rows(name, "validation" if split == "dev" else split)
+def _from_hub(split: str, version: str, cache: Path | None, report: Report) -> SquadSplit:
+    reader = _Reader(HUB[version], version)
     questions, digest = [], hashlib.sha256()
-    for row in rows:
+    for row in hub_rows(version, split, cache, report):
         answers = row["answers"]
         texts, starts = tuple(answers["text"]), tuple(int(start) for start in answers["answer_start"])
         question = Question(
@@ -245,21 +268,4 @@ def _from_hub(split: str, version: str) -> SquadSplit:
         questions.append(reader.checked(question))
         digest.update(json.dumps([question.id, question.context, question.question, texts, starts]).encode())
     reader.check_ids(questions)
-    return SquadSplit(version, split, questions, name, digest.hexdigest())
-
-
-def _hub_rows(name: str, split: str) -> Any:
-    try:
-        from datasets import load_dataset
-    except ImportError:
-        raise InputError(
-            f"{name} from the hub needs datasets: pip install 'fullrank[hf]'; or set data.dir to a folder of SQuAD's files"
-        ) from None
-    load: Callable[..., Any] = load_dataset
-    try:
-        return load(name, split=split)
-    except Exception as error:  # many kinds: no network, no such name, a broken cache
-        raise InputError(
-            f"{name} could not be had from the hub ({type(error).__name__}); go online, or set data.dir to a folder "
-            "with the files of https://rajpurkar.github.io/SQuAD-explorer"
-        ) from error
+    return SquadSplit(version, split, questions, HUB[version], digest.hexdigest())

@@ -44,17 +44,6 @@ class Window:
         return int(self.offsets[start - self.first, 0]), int(self.offsets[end - self.first, 1])
 
 
-@dataclass(frozen=True)
-class WindowBatch:
-    """Windows side by side: `ids`, `types`, `mask` (B, N), padded at the end; `starts`, `ends` (B,)."""
-
-    ids: NDArray[np.int64]
-    types: NDArray[np.int64]
-    mask: NDArray[np.bool_]
-    starts: NDArray[np.int64]
-    ends: NDArray[np.int64]
-
-
 def squad_windows(
     questions: Sequence[Question],
     tokenizer: Any,
@@ -127,20 +116,6 @@ def answer_tokens(offsets: NDArray[np.int32], start: int, end: int) -> tuple[int
     """First and last token, both included, that share a character with the characters [start, end); None if none does."""
     inside = np.flatnonzero((offsets[:, 1] > start) & (offsets[:, 0] < end))
     return (int(inside[0]), int(inside[-1])) if len(inside) else None
-
-
-def batch_windows(windows: Sequence[Window], pad_id: int, length: int | None = None) -> WindowBatch:
-    """Windows as arrays, padded to the longest of them or to `length`."""
-    longest = max(len(window.ids) for window in windows)
-    if length is not None and length < longest:
-        raise InputError(f"windows of {longest} tokens do not fit a length of {length}")
-    shape = len(windows), length or longest
-    ids, types, mask = np.full(shape, pad_id, np.int64), np.zeros(shape, np.int64), np.zeros(shape, np.bool_)
-    for row, window in enumerate(windows):
-        size = len(window.ids)
-        ids[row, :size], types[row, :size], mask[row, :size] = window.ids, window.types, True
-    starts = np.array([window.start for window in windows], np.int64)
-    return WindowBatch(ids, types, mask, starts, np.array([window.end for window in windows], np.int64))
 
 
 @dataclass(frozen=True)
