@@ -132,7 +132,6 @@ def test_probabilities_follow_the_chain_rule(runs: dict[str, Path], name: str) -
 
 
 PROTOCOLS: list[tuple[str, dict[str, Any]]] = [
-    ("word", {}),
     ("word", {"context": 5, "stride": 3}),
     ("byte", {}),
     ("byte", {"streams": 4}),
@@ -142,9 +141,27 @@ PROTOCOLS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+def as_eval(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """What `fullrank eval` measures with the same settings; its batch size is that of streams."""
+    flags = {key: value for key, value in settings.items() if key != "streams"}
+    return evaluate(folder, "test", flags=Flags(**flags, batch_size=settings.get("streams", 1)), device_name="cpu")
+
+
 @pytest.mark.parametrize(("name", "settings"), PROTOCOLS)
+def test_a_document_is_read_as_fullrank_eval_reads_the_split(
+    runs: dict[str, Path], name: str, settings: dict[str, Any]
+) -> None:
+    text = (runs[name].parent / "test.txt").read_text()
+    lm = model_of(runs[name], batch_size=7, **settings)
+    (log_prob,) = lm.loglikelihood_rolling(asked((text,)), disable_tqdm=True)
+    expected = as_eval(runs[name], settings)
+    assert -log_prob / expected["tokens"] == pytest.approx(expected["nll"], rel=1e-6)
+    assert lm.get_model_info()["protocol"] == expected["protocol"]
+
+
+@pytest.mark.parametrize("name", RUNS)
 def test_a_task_gives_the_figures_of_fullrank_eval(
-    runs: dict[str, Path], name: str, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runs: dict[str, Path], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Through lm-eval itself: its tasks, its counts, its aggregation."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
@@ -155,7 +172,7 @@ def test_a_task_gives_the_figures_of_fullrank_eval(
     task = write_task(corpus_of(runs[name], "test", print), "test", tmp_path / "tasks").stem
     results = simple_evaluate(
         "fullrank",
-        model_args={"path": str(runs[name]), **settings, "batch_size": 7},
+        model_args={"path": str(runs[name]), "batch_size": 7},
         tasks=[task],
         task_manager=TaskManager(include_path=str(tmp_path / "tasks"), include_defaults=False),
         batch_size=1,
@@ -163,13 +180,8 @@ def test_a_task_gives_the_figures_of_fullrank_eval(
         bootstrap_iters=0,
     )
     assert results is not None
-    found = results["results"][task]
-    flags = Flags(
-        **{**settings, "batch_size": settings.get("streams", 1)} if "streams" not in settings else {"batch_size": 4}
-    )
-    expected = evaluate(runs[name], "test", flags=flags, device_name="cpu")
+    found, expected = results["results"][task], as_eval(runs[name], {})
     assert found["word_perplexity,none"] == pytest.approx(expected["perplexity_per_word"], rel=1e-6)
-    assert results["config"]["protocol"] == expected["protocol"]  # type: ignore[typeddict-item]
     if name == "word":
         assert expected["perplexity_without_sos"] == expected["perplexity_per_word"]
         assert "bits_per_byte,none" not in found
@@ -282,7 +294,7 @@ def test_long_prompts_are_cut_from_the_left_where_positions_end(runs: dict[str, 
         with torch.no_grad():
             ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
     assert found == tokenizer.decode(ids)[len(tokenizer.decode(ids[:8])) :]
-    with pytest.raises(InputError, match="max_gen_toks: 20 new tokens .* 20 positions"):
+    with pytest.raises(InputError, match=r"max_gen_toks: 20 new tokens .* 20 positions"):
         lm.generate_until(asked((words, {"max_gen_toks": 20})), disable_tqdm=True)
 
 
@@ -332,12 +344,13 @@ def test_settings_that_would_be_ignored_are_told(runs: dict[str, Path]) -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("data:\n  name: multi30k\n", "a translation run"),
+        ("data:\n  name: synthetic-translation\ntrain:\n  batch_tokens: 400\n", "a translation run"),
+        ("train:\n  objective: masked\n", "masked tokens from the text on both sides"),
         (
-            "train:\n  objective: masked\nmodel:\n  attention:\n    causal: false\n",
-            "masked tokens from the text on both sides",
+            "model:\n  attention:\n    kind: multilinear\n    causal: as_published\n    cores: 2\n    rank: 2\n"
+            "    not_next_token_perplexity: true\n",
+            "its tokens see later ones",
         ),
-        ("model:\n  attention:\n    causal: as_published\n    score: synthesizer\n", "its tokens see later ones"),
     ],
 )
 def test_runs_that_do_not_predict_the_next_token_are_refused(setting: str, message: str, tmp_path: Path) -> None:
