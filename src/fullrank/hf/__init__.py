@@ -1,0 +1,20 @@
+"""Hugging Face: our mechanisms in its models, and our models in its tools. Needs the extra `hf`.
+
+Importing this package tells the auto classes of transformers about our models.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+from fullrank.errors import InputError
+
+if importlib.util.find_spec("transformers") is None:
+    raise InputError("fullrank.hf: needs transformers; install it: pip install 'fullrank[hf]'")
+
+from fullrank.hf.auto import FullRankConfig as FullRankConfig
+from fullrank.hf.auto import FullRankForCausalLM as FullRankForCausalLM
+from fullrank.hf.auto import FullRankForMaskedLM as FullRankForMaskedLM
+from fullrank.hf.auto import FullRankForSeq2SeqLM as FullRankForSeq2SeqLM
+from fullrank.hf.auto import FullRankForSequenceClassification as FullRankForSequenceClassification
+from fullrank.hf.cache import FullRankCache as FullRankCache
