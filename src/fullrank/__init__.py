@@ -49,6 +49,9 @@ _HOMES = {
     "FullRankForMaskedLM": "fullrank.hf",
     "FullRankForSeq2SeqLM": "fullrank.hf",
     "FullRankForSequenceClassification": "fullrank.hf",
+    "inject": "fullrank.hf.inject",
+    "remove": "fullrank.hf.inject",
+    "parameter_groups": "fullrank.hf.groups",
 }
 
 _PACKAGES = ("analysis",)
@@ -83,6 +86,9 @@ if TYPE_CHECKING:
     from fullrank.hf import FullRankForMaskedLM as FullRankForMaskedLM
     from fullrank.hf import FullRankForSeq2SeqLM as FullRankForSeq2SeqLM
     from fullrank.hf import FullRankForSequenceClassification as FullRankForSequenceClassification
+    from fullrank.hf.groups import parameter_groups as parameter_groups
+    from fullrank.hf.inject import inject as inject
+    from fullrank.hf.inject import remove as remove
     from fullrank.model.adaptive import AdaptiveSoftmax as AdaptiveSoftmax
     from fullrank.model.embedding import AdaptiveInput as AdaptiveInput
     from fullrank.model.encoder import Encoder as Encoder

@@ -216,7 +216,7 @@ def test_caches_can_be_cut_copied_and_chosen_from(config: fr.ModelConfig) -> Non
         assert past.get_seq_length() == 5
         torch.testing.assert_close(after(past, more), after(filled(5), more), rtol=1e-5, atol=2e-5)
     else:
-        with pytest.raises(InputError, match="memory cannot forget|cannot be parted"):
+        with pytest.raises(InputError, match=r"memory cannot forget|cannot be parted"):
             past.crop(-4)
     past.reset()
     assert past.get_seq_length() == 0
@@ -256,7 +256,7 @@ def test_a_model_that_sees_the_future_generates_nothing() -> None:
         assert torch.equal(citizen(tokens()).logits, own(tokens()).logits)
         given = citizen(ids, attention_mask=mask).logits[0, :4]  # it would see what stands behind
         torch.testing.assert_close(given, own(ids[:1, :4]).logits[0], rtol=1e-5, atol=1e-5)
-    with pytest.raises(InputError, match="see later ones .*as_published.*masked to generate"):
+    with pytest.raises(InputError, match=r"see later ones .*as_published.*masked to generate"):
         citizen.generate(tokens(), max_new_tokens=3)
 
 

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 import yaml
 
+from fullrank.config.finetune import FinetuneConfig, finetunes
 from fullrank.config.schema import ModelConfig, RunConfig
 from fullrank.errors import ConfigError, InputError
 
@@ -263,8 +264,26 @@ def _validated(cls: type[Config], raw: Mapping[str, Any], prefix: str = "") -> C
 
 
 def build(raw: Mapping[str, Any]) -> RunConfig:
-    """A checked configuration of a run; ConfigError lists every fault."""
+    """A checked configuration of a run that trains a model of ours; ConfigError lists every fault.
+
+    InputError for one of fine-tuning.
+    """
+    if finetunes(raw):
+        raise InputError(
+            f"data.name: {raw['data']['name']} is a task on which a pretrained encoder is fine-tuned; use `fullrank finetune`"
+        )
     return _validated(RunConfig, raw)
+
+
+def build_finetune(raw: Mapping[str, Any]) -> FinetuneConfig:
+    """A checked configuration of fine-tuning; InputError for one of another kind."""
+    name = undotted(raw).get("data", {}).get("name") if isinstance(raw.get("data"), Mapping) else None
+    if not finetunes(raw):
+        raise InputError(
+            f"data.name: fine-tuning is on a task of GLUE or on SQuAD, as in data.name=glue/cola; given {name!r}; "
+            "`fullrank train` trains on texts"
+        )
+    return _validated(FinetuneConfig, raw)
 
 
 def build_model(raw: Mapping[str, Any]) -> ModelConfig:

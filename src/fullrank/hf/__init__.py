@@ -1,4 +1,4 @@
-"""Hugging Face: our mechanisms in its models, and our models in its tools. Needs the extra `hf`.
+"""Hugging Face: our attention inside anybody's model, and our models inside Hugging Face's tools.
 
 Importing this package tells the auto classes of transformers about our models.
 """
@@ -10,7 +10,9 @@ import importlib.util
 from fullrank.errors import InputError
 
 if importlib.util.find_spec("transformers") is None:
-    raise InputError("fullrank.hf: needs transformers; install it: pip install 'fullrank[hf]'")
+    raise InputError(
+        "transformers is not installed, and Hugging Face models need it; install it: pip install 'fullrank[hf]'"
+    )
 
 from fullrank.hf.auto import FullRankConfig as FullRankConfig
 from fullrank.hf.auto import FullRankForCausalLM as FullRankForCausalLM

@@ -88,8 +88,8 @@ class StateLayer(CacheLayerMixin):
             return
         if isinstance(self.state, Memory):
             raise InputError(
-                "a memory cannot forget its last tokens again: what they pushed out of it is gone; decode without speculation, or "
-                "with a memory of 0 (model.model.remembers(0))"
+                "a memory cannot forget its last tokens again: what they pushed out of it is gone; decode without speculation, "
+                "or with a memory of 0 (model.model.remembers(0))"
             )
         self.state = self.state.first(max(0, self.get_seq_length() + tokens_to_remove))
 

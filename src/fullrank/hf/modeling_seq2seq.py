@@ -67,8 +67,8 @@ class FullRankForSeq2SeqLM(FullRankPreTrainedModel, GenerationMixin):
         """input_ids (B, M) of the source -> `Seq2SeqLMOutput` with logits (B, N, V) of the target.
 
         encoder_outputs: of `get_encoder()`, instead of input_ids. attention_mask (B, M): that of the source, padding on either
-        side. decoder_input_ids (B, N): the target so far, or without them labels (B, N) shifted to the right. labels: -100 where
-        there is no loss. decoder_attention_mask (B, N) is for targets that are padded on the left.
+        side. decoder_input_ids (B, N): the target so far, or without them labels (B, N) shifted to the right. labels: -100
+        where there is no loss. decoder_attention_mask (B, N) is for targets that are padded on the left.
         past_key_values: as of a language model; one is returned where one is given, or with `use_cache`.
         """
         if decoder_input_ids is None:

@@ -205,7 +205,7 @@ def _of_bytes(own: ByteVocabulary) -> Tokenizer:
 
 
 def _byte_signs() -> list[str]:
-    """The letters that stand for the 256 byte values in byte-level BPE: printable ones for themselves, others from U+0100 on."""
+    """The letters that stand for the 256 byte values in byte-level BPE: printable ones for themselves, others from U+0100."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = (chr(256 + n) for n in range(256))
     return [chr(value) if value in printable else next(others) for value in range(256)]
