@@ -168,10 +168,12 @@ def _lines(own: WordVocabulary | BpeTokenizer, space: str) -> list[Any]:
         return []
     if not own.line_start:
         return [normalizers.Replace("\n", f"{space}{EOS}{space}")]
+    # a text that is one mark stays that: so the library finds marks in what this has made
+    first = normalizers.Replace(Regex(rf"\A(?!({EOS}|{SOS})\z)(?=[\s\S])"), f"{SOS}{space}")
     return [
+        first,
         normalizers.Replace(Regex(r"\n\z"), f"{space}{EOS}{space}"),
         normalizers.Replace("\n", f"{space}{EOS}{space}{SOS}{space}"),
-        normalizers.Prepend(f"{SOS}{space}"),
     ]
 
 
@@ -181,6 +183,9 @@ def _of_bpe(own: BpeTokenizer) -> Tokenizer:
     if not own.line_end:  # a newline stays with the line that it ends
         lines = pre_tokenizers.Split("\n", "merged_with_previous")
         backend.pre_tokenizer = pre_tokenizers.Sequence([lines, backend.pre_tokenizer])
+    newline = _byte_signs()[ord("\n")]
+    ends: list[Any] = [decoders.Replace(EOS, newline), *[decoders.Replace(SOS, "")] * own.line_start]
+    backend.decoder = decoders.Sequence([*ends, backend.decoder])
     backend.add_special_tokens([_mark(EOS, own)])
     if own.sos_id is not None:
         backend.add_special_tokens([_mark(SOS, own)])

@@ -50,8 +50,8 @@ class Cache:
             return self
         if not self.croppable:
             raise InputError(
-                "multi-linear attention with output_map decayed keeps sums over all earlier tokens, which cannot be parted again; read "
-                "the text anew"
+                "output_map decayed keeps sums over all earlier tokens, which cannot be parted again; "
+                "read the text anew"
             )
         layers = tuple(past.first(length) if isinstance(past, KeyValues) and length else None for past in self.layers)
         mask = None if self.key_mask is None or not length else self.key_mask[:, :length]
