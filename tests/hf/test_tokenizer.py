@@ -20,8 +20,10 @@ from fullrank.hf.tokenizer import of_language, of_vocabulary
 REAL = [text for _, text in sorted(pydoc_data.topics.topics.items())][:40]
 READ = "".join(REAL[:25])
 ODD = [
-    "", "\n", "\n\n", " ", "a", "the\n", "\nthe", "the  the\t the", "the <eos> the<eos>the <unk> the<unk>x <EOS> <sos> <mask> x",
-    "don't won’t 'quoted' l'été naïve Ünïcödé ÅNGSTRÖM", "ΣΟΦΟΣ ΟΔΟΣ, ΣΑΣ. Σ", "x²½ Ⅷ ١٢٣ 中文 字 カナ 한글", "a_b __init__ -1 3.14 1e-5",
+    "", "\n", "\n\n", " ", "a", "the\n", "\nthe", "the  the\t the",
+    "the <eos> the<eos>the <unk> the<unk>x <EOS> <sos> <mask> x",
+    "don't won’t 'quoted' l'été naïve Ünïcödé ÅNGSTRÖM", "ΣΟΦΟΣ ΟΔΟΣ, ΣΑΣ. Σ",
+    "x²½ Ⅷ ١٢٣ 中文 字 カナ 한글", "a_b __init__ -1 3.14 1e-5",
     "tab\x1cgroup\x1dunit\x1frow\x85next\u2028line\u3000wide\xa0hard", "emoji 👍🏽 👨‍👩‍👧 e\u0301", "trailing \n", "a\r\nb\rc",
 ]  # fmt: skip
 
@@ -95,7 +97,9 @@ def language(kind: str) -> Language:
     lines = [line for line in READ.split("\n") if line.strip()]
     if kind == "word":
         seen = Counter(word for line in lines for word in line.split())
-        return Language("en", Words(), ["<eos>", "<unk>", *(w for w, n in seen.items() if n > 1 and w not in ("<eos>", "<unk>"))])
+        return Language(
+            "en", Words(), ["<eos>", "<unk>", *(w for w, n in seen.items() if n > 1 and w not in ("<eos>", "<unk>"))]
+        )
     segmenter: Any = learn_unigram(lines, 400) if kind == "unigram" else learn_byte_bpe(lines, 500)
     return Language("en", segmenter, ["<eos>", "<unk>", *reversed(segmenter.pieces)], lowercase=kind == "bpe")
 
@@ -112,11 +116,11 @@ def test_a_sentence_of_a_translation_ends_in_eos(kind: str, tmp_path: Path) -> N
             assert loaded(line)["input_ids"] == [*expected, own.eos_id], repr(line)
             assert loaded(text_target=line)["input_ids"] == [*expected, own.eos_id]
     line = "the value of the name"
-    assert loaded.decode(own.encode(line) + [0], skip_special_tokens=True) == own.decode(own.encode(line))
+    assert loaded.decode([*own.encode(line), 0], skip_special_tokens=True) == own.decode(own.encode(line))
 
 
 def test_what_no_tokenizer_of_theirs_does_is_refused() -> None:
-    with pytest.raises(InputError, match="Moses' tokenizer.*fullrank translate"):
+    with pytest.raises(InputError, match=r"Moses' tokenizer.*fullrank translate"):
         of_language(Language("de", Words(), ["<eos>", "<unk>"], moses=True))
     segmenter = learn_byte_bpe(["a b c"], 256)
     with pytest.raises(InputError, match="leaves out pieces"):
