@@ -19,7 +19,7 @@ from fullrank.errors import InputError
 from fullrank.tasks.finetuning import finetune
 from fullrank.tasks.finetuning_squad import SpanObjective, SquadTuning, logits_of, windowed
 from fullrank.training.values import Place
-from tests.tiny_encoder import WORDS, tiny_encoder
+from tiny_encoder import WORDS, tiny_encoder
 
 transformers = pytest.importorskip("transformers")
 
