@@ -11,6 +11,7 @@ from torch import nn
 from fullrank.config.schema import AttentionConfig, Stage, stage_name
 from fullrank.errors import InputError
 from fullrank.hf import interface
+from fullrank.hf.decay import exempt_from_trainer
 from fullrank.hf.finding import attention_modules, chosen_modules, eager_of, head_size
 from fullrank.hf.heads import Injected
 from fullrank.hf.merging import merge_mixing
@@ -50,6 +51,8 @@ def inject(model: Any, *, mix: Stage = "none", normalize: Stage = "softmax", cro
             made[name] = _stages(name, module, mix, normalize, cross_head)
     for name, stages in made.items():
         chosen[name].fullrank = stages
+    if any(list(stages.parameters()) for stages in made.values()):
+        exempt_from_trainer()
     for module in attention_modules(model).values():
         vars(module)[interface.FORMER] = module.config._attn_implementation
     settings = {
