@@ -1,0 +1,1 @@
+"""Hugging Face: our mechanisms in their models, our models in their tools."""
