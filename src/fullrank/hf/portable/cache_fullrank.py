@@ -25,9 +25,9 @@ NOTHING = Known()
 class TextLayer(CacheLayerMixin):
     """One layer's part of a cache, for the last `limit` tokens, or for all where limit is None.
 
-    keys, values (B, H, M, D); where there is a limit also hidden (B, M, E), the layer's inputs: Transformer-XL's memory, of which
-    keys and values are made anew where gradients are needed. places (B or 1, M): positions in the text; mask (B, M): False for
-    padding, None without. relative (H, T, D): keys of distances. seen: tokens and padding read so far.
+    keys, values (B, H, M, D); where there is a limit also hidden (B, M, E), the layer's inputs: Transformer-XL's memory, of
+    which keys and values are made anew where gradients are needed. places (B or 1, M): positions in the text; mask (B, M):
+    False for padding, None without. relative (H, T, D): keys of distances. seen: tokens and padding read so far.
     """
 
     def __init__(self, limit: int | None) -> None:
@@ -36,7 +36,13 @@ class TextLayer(CacheLayerMixin):
         self.reset()
 
     def reset(self) -> None:
-        self.keys = self.values = self.hidden = self.places = self.mask = self.relative = self.order = None
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+        self.hidden: Tensor | None = None
+        self.relative: Tensor | None = None
+        self.places: Tensor | None = None
+        self.mask: Tensor | None = None
+        self.order: Tensor | None = None  # of the columns that are kept, where texts are padded
         self.seen = 0
 
     @property
@@ -81,6 +87,7 @@ class TextLayer(CacheLayerMixin):
 
     def _last(self, tokens: Tensor, dim: int) -> Tensor:
         """The last `limit` along `dim`; padding apart."""
+        assert self.limit is not None
         if self.order is None:
             return tokens.narrow(dim, max(0, tokens.shape[dim] - self.limit), min(self.limit, tokens.shape[dim]))
         order = self.order[:, :, None] if dim == 1 else self.order[:, None, :, None]
@@ -93,7 +100,9 @@ class TextLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.is_initialized = True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         raise NotImplementedError("the layers of a fullrank model fill their cache with `keep`")
 
     def get_seq_length(self) -> int:

@@ -8,7 +8,6 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-
 _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
 
 
@@ -20,7 +19,7 @@ class FullRankConfig(PreTrainedConfig):
     """
 
     model_type = "fullrank"
-    keys_to_ignore_at_inference = ["past_key_values"]
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012  Hugging Face reads a list
 
     fullrank: dict | None = None
     objective: str | None = None
@@ -64,7 +63,9 @@ Settings = Any  # a SimpleNamespace with the keys of the model section, its sect
 def settings_of(config: FullRankConfig) -> Settings:
     """`config.fullrank` with attributes instead of keys."""
     if config.fullrank is None:
-        raise ValueError("FullRankConfig: give fullrank=, the model section of a configuration of the package `fullrank`")
+        raise ValueError(
+            "FullRankConfig: give fullrank=, the model section of a configuration of the package `fullrank`"
+        )
     return _namespace(config.fullrank, ("dropout", "attention", "input", "output", "encoder", "decoder", "cross"))
 
 

@@ -26,7 +26,9 @@ from .configuration_fullrank import (
     encoder_settings,
     settings_of,
 )
-from .layers_fullrank import Block, Cores, DecayedMap, Mixing, Position, View
+from .layers_fullrank import Block, Mixing
+from .multilinear_fullrank import Cores, DecayedMap
+from .positions_fullrank import Position, View
 from .vocabulary_fullrank import INPUTS, Dropout, output_layer
 
 
@@ -52,8 +54,8 @@ class Stack(nn.Module):
         self.causal, self.same_length = causal, config.same_length
         self.starts_with_zeros = config.memory_start == "zeros"
         self.sees_future = config.attention.causal == "as_published"
-        self._lent = () if embedding is None else (embedding,)  # in a tuple, so that it is not registered twice
-        self.embedding = INPUTS[config.input.kind](config) if embedding is None else None
+        self._lent: tuple[Any, ...] = () if embedding is None else (embedding,)  # in a tuple: not registered twice
+        self.embedding: Any = INPUTS[config.input.kind](config) if embedding is None else None
         self.position = Position(config)
         self.embedding_dropout = Dropout(config.dropout.embedding, config.dropout.locked)
         self.blocks = nn.ModuleList(Block(config, cross) for _ in range(config.num_hidden_layers))
@@ -64,12 +66,12 @@ class Stack(nn.Module):
             self.output_dropout = Dropout(config.dropout.output, config.dropout.locked)
             self.output = output_layer(config, self.embedding)
 
-    def embed(self, input_ids: Tensor) -> Tensor:
+    def embed(self, input_ids: Tensor | None) -> Tensor:
         return (self._lent[0] if self.embedding is None else self.embedding)(input_ids)
 
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None,
         attention_mask: Tensor | None = None,
         layers: list[TextLayer] | None = None,
         memory_length: int = 0,
@@ -80,7 +82,7 @@ class Stack(nn.Module):
         wants_weights: bool = False,
         inputs_embeds: Tensor | None = None,
     ) -> Read:
-        """attention_mask (B, N), or (B, all tokens read so far and these); layers: what earlier calls have left; it is updated."""
+        """attention_mask (B, N), or of all tokens read so far and these; layers: what earlier calls left, it is updated."""
         x = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
         rows, tokens = x.shape[:2]
         if layers and memory_length and self.starts_with_zeros and layers[0].seen == 0:
@@ -93,7 +95,9 @@ class Stack(nn.Module):
         view = replace(view, encodings=self._encodings(view, x, known[0], layers is not None and reusable))
         x = self.embedding_dropout(x)
         across = None if source is None else _across(source, source_mask, tokens)
-        hidden, weights, cross = (), (), ()
+        hidden: tuple[Tensor, ...] = ()
+        weights: tuple[Tensor | None, ...] = ()
+        cross: tuple[Tensor | None, ...] = ()
         for i, block in enumerate(self.blocks):
             source_known = NOTHING if source_layers is None else source_layers[i].known(True)
             before = x
@@ -101,7 +105,7 @@ class Stack(nn.Module):
             if layers is not None:
                 layers[i].begin(view.keys, view.mask, tokens)
                 layers[i].keep(before, made, reusable)
-            if source_layers is not None and source is not None and not source_layers[i].seen:
+            if source_layers is not None and across is not None and source is not None and not source_layers[i].seen:
                 source_layers[i].begin(across.keys, across.mask, source.shape[1])
                 source_layers[i].keep(source, of_source, True)
             hidden, weights, cross = (*hidden, before), (*weights, seen[0]), (*cross, seen[1])
@@ -120,7 +124,9 @@ class Stack(nn.Module):
             if first.seen and not bool((read == start).all()):
                 raise ValueError("attention_mask hides other earlier tokens than when they were read; read them again")
         elif mask is not None and mask.shape[1] != tokens:
-            raise ValueError(f"attention_mask is {tuple(mask.shape)}, for {first.seen} tokens read before and {tokens} new ones")
+            raise ValueError(
+                f"attention_mask is {tuple(mask.shape)}, for {first.seen} tokens read before and {tokens} new ones"
+            )
         if new is not None and bool(new.all()) and first.mask is None:
             new = None
         if new is None and first.mask is None:
@@ -173,7 +179,9 @@ def _layers(cache: Cache | None, count: int, limit: int | None) -> list[TextLaye
         return None
     if not all(isinstance(layer, TextLayer) for layer in cache.layers) or len(cache.layers) != count:
         if not isinstance(cache, DynamicCache) or cache.get_seq_length():
-            raise ValueError("past_key_values: the cache that an earlier call of this model returned, or an empty DynamicCache")
+            raise ValueError(
+                "past_key_values: the cache that an earlier call of this model returned, or an empty DynamicCache"
+            )
         cache.layers[:] = [TextLayer(limit) for _ in range(count)]
     return cache.layers
 
@@ -242,7 +250,7 @@ class FullRankForCausalLM(FullRankPreTrainedModel, GenerationMixin):
         self.model = Stack(settings_of(config), causal=True, predicts=True)
         self.post_init()
 
-    def get_input_embeddings(self) -> nn.Module:
+    def get_input_embeddings(self) -> Any:
         return self.model.embedding
 
     def get_output_embeddings(self) -> None:
@@ -269,7 +277,9 @@ class FullRankForCausalLM(FullRankPreTrainedModel, GenerationMixin):
             past_key_values = DynamicCache()
         layers = _layers(past_key_values, len(model.blocks), config.memory_length or None)
         if layers and model.sees_future:
-            raise ValueError("causal: as_published lets tokens see later ones: a text cannot be continued, read it whole")
+            raise ValueError(
+                "causal: as_published lets tokens see later ones: a text cannot be continued, read it whole"
+            )
         if layers is None and config.memory_length:
             layers = [TextLayer(config.memory_length) for _ in model.blocks]  # it may begin with zeros
         read = model(
@@ -286,7 +296,7 @@ class FullRankForCausalLM(FullRankPreTrainedModel, GenerationMixin):
         )
 
     def _carries(self, use_cache: bool | None, has_labels: bool) -> bool:
-        """Whether a call without a cache begins one; memory is no shortcut but part of the model, whatever the configuration says."""
+        """Whether a call without a cache begins one; memory is no shortcut but part of the model."""
         if use_cache is not None:
             return use_cache and not self.model.sees_future
         if self.training or self.model.sees_future:
@@ -294,18 +304,26 @@ class FullRankForCausalLM(FullRankPreTrainedModel, GenerationMixin):
         return bool(self.config.memory_length) or (self.config.use_cache and not has_labels)
 
     def prepare_inputs_for_generation(
-        self, input_ids: Tensor, next_sequence_length: int | None = None, is_first_iteration: bool = False, **kwargs: Any
+        self,
+        input_ids: Tensor,
+        next_sequence_length: int | None = None,
+        is_first_iteration: bool = False,
+        **kwargs: Any,
     ) -> dict[str, Any]:
         """What `generate` hands to `forward`: to a model with memory the new tokens alone, also without a cache."""
         if self.model.sees_future:
-            raise ValueError("causal: as_published lets tokens see later ones: this model cannot write a text token by token")
+            raise ValueError(
+                "causal: as_published lets tokens see later ones: this model cannot write a text token by token"
+            )
         if self.config.memory_length and kwargs.get("past_key_values") is not None and not is_first_iteration:
             next_sequence_length = 1
         return super().prepare_inputs_for_generation(
             input_ids, next_sequence_length=next_sequence_length, is_first_iteration=is_first_iteration, **kwargs
         )
 
-    def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict, *args: Any, **kwargs: Any) -> None:
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict, *args: Any, **kwargs: Any
+    ) -> None:
         without = not generation_config.use_cache and model_kwargs.get("past_key_values") is None
         if without and self.config.memory_length:
             model_kwargs["past_key_values"] = DynamicCache()
@@ -331,7 +349,7 @@ class FullRankForMaskedLM(FullRankPreTrainedModel):
         self.model = MaskedModel(settings_of(config))
         self.post_init()
 
-    def get_input_embeddings(self) -> nn.Module:
+    def get_input_embeddings(self) -> Any:
         return self.model.encoder.embedding
 
     def get_output_embeddings(self) -> None:
@@ -355,3 +373,127 @@ class FullRankForMaskedLM(FullRankPreTrainedModel):
         loss = None if labels is None else _loss(self.model.output, logits, labels, num_items_in_batch)
         wants_hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         return MaskedLMOutput(loss, logits, read.hidden if wants_hidden else None, read.weights if asked else None)
+
+
+class TranslationModel(nn.Module):
+    """An encoder, and a decoder that reads across what it made."""
+
+    def __init__(self, config: Settings) -> None:
+        super().__init__()
+        self.decoder = Stack(decoder_settings(config), causal=True, predicts=True, cross=cross_settings(config))
+        shared = config.encoder is not None and config.encoder.share_embedding
+        embedding = self.decoder.embedding if shared else None
+        self.encoder = Stack(encoder_settings(config), causal=False, predicts=False, embedding=embedding)
+
+
+class _SourceReader:
+    """What `generate` calls to read the source."""
+
+    main_input_name = "input_ids"
+
+    def __init__(self, encoder: Stack) -> None:
+        self.encoder = encoder
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> BaseModelOutput:
+        read = self.encoder(input_ids, attention_mask, wants_weights=bool(output_attentions))
+        return BaseModelOutput(
+            read.last, read.hidden if output_hidden_states else None, read.weights if output_attentions else None
+        )
+
+    __call__ = forward
+
+
+class FullRankForSeq2SeqLM(FullRankPreTrainedModel, GenerationMixin):
+    """p(y_{n+1} | y_1 .. y_n, x): input_ids (B, M) are the source, decoder_input_ids (B, N) the target so far."""
+
+    def __init__(self, config: FullRankConfig) -> None:
+        super().__init__(config)
+        settings = settings_of(config)
+        # Mixhead's released code leaves heads as they are while it decodes token by token
+        self.mixes_while_decoding = not (settings.decoder is not None and settings.decoder.released_decoding)
+        self.model = TranslationModel(settings)
+        self.post_init()
+
+    def get_input_embeddings(self) -> Any:
+        own = self.model.encoder.embedding
+        return self.model.decoder.embedding if own is None else own
+
+    def get_output_embeddings(self) -> None:
+        return None
+
+    def get_encoder(self, modality: str | None = None) -> _SourceReader:
+        return _SourceReader(self.model.encoder)
+
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        """The target one step later, behind the token that it begins with."""
+        begins = self.config.decoder_start_token_id
+        if begins is None:
+            raise ValueError(
+                "decoder_start_token_id: needed to make decoder_input_ids of labels; set it, or give decoder_input_ids"
+            )
+        shifted = torch.cat((torch.full_like(labels[:, :1], begins), labels[:, :-1]), dim=1)
+        return shifted.masked_fill(shifted == IGNORED, begins)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: Any = None,
+        past_key_values: Any = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        num_items_in_batch: Any = None,
+    ) -> Seq2SeqLMOutput:
+        """labels (B, N): the target, -100 where nothing is asked; decoder_input_ids are made of them where none are given."""
+        asked, explicit = self._wants_weights(output_attentions)
+        wants_hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        if encoder_outputs is None:
+            encoder_outputs = self.get_encoder().forward(input_ids, attention_mask, explicit, wants_hidden)
+        if decoder_input_ids is None and labels is not None:
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        decoder, decoding = self.model.decoder, past_key_values is not None
+        if past_key_values is None and not self.training and not decoder.sees_future and labels is None:
+            wanted = self.config.use_cache if use_cache is None else use_cache
+            past_key_values = EncoderDecoderCache(DynamicCache(), DynamicCache()) if wanted else None
+        own, across = None, None
+        if past_key_values is not None:
+            if decoder.sees_future:
+                raise ValueError(
+                    "causal: as_published lets tokens see later ones: this model cannot write token by token"
+                )
+            own = _layers(past_key_values.self_attention_cache, len(decoder.blocks), None)
+            across = _layers(past_key_values.cross_attention_cache, len(decoder.blocks), None)
+        read = decoder(
+            decoder_input_ids,
+            decoder_attention_mask,
+            own,
+            source=encoder_outputs[0],
+            source_mask=attention_mask,
+            source_layers=across,
+            mixed=self.mixes_while_decoding or not decoding,
+            wants_weights=explicit,
+        )
+        logits = decoder.output(read.last)
+        return Seq2SeqLMOutput(
+            loss=None if labels is None else _loss(decoder.output, logits, labels, num_items_in_batch),
+            logits=logits,
+            past_key_values=past_key_values,
+            decoder_hidden_states=read.hidden if wants_hidden else None,
+            decoder_attentions=read.weights if asked else None,
+            cross_attentions=read.cross if asked else None,
+            encoder_last_hidden_state=encoder_outputs[0],
+            encoder_hidden_states=getattr(encoder_outputs, "hidden_states", None),
+            encoder_attentions=getattr(encoder_outputs, "attentions", None) if asked else None,
+        )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,7 +51,7 @@ class TokenEmbedding(nn.Module):
 class AdaptiveInput(nn.Module):
     """Adaptive input (Baevski & Auli 2019): rare words have shorter vectors, projected to the width of the model.
 
-        x = P_i W_i[id - start_i]           for an id of cluster i; P_i only where div_val is not 1
+    x = P_i W_i[id - start_i]           for an id of cluster i; P_i only where div_val is not 1
     """
 
     def __init__(self, config: Settings) -> None:
@@ -63,7 +64,7 @@ class AdaptiveInput(nn.Module):
         self.scale = width**0.5 if config.scale_embedding else 1.0
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        total = 0.0
+        total = torch.zeros((), dtype=self.weights[0].dtype, device=input_ids.device)
         for i, (start, size) in enumerate(self.clusters):
             inside = (input_ids >= start) & (input_ids < start + size)
             vectors = F.embedding(torch.where(inside, input_ids - start, 0), self.weights[i])
@@ -118,14 +119,14 @@ class SoftmaxOutput(nn.Module):
         super().__init__()
         own = config.output
         self.normalize, self.epsilon = own.normalize, own.epsilon
-        self._tied = (embedding,) if own.tied else ()  # in a tuple, so that it is not registered twice
-        weight = None if own.tied else nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
-        self.register_parameter("weight", weight)
-        self.register_parameter("bias", nn.Parameter(torch.zeros(config.vocab_size)) if own.bias else None)
+        self._tied: tuple[Any, ...] = (embedding,) if own.tied else ()  # in a tuple, so that it is not registered twice
+        shape = (config.vocab_size, config.hidden_size)
+        self.weight: nn.Parameter | None = None if own.tied else nn.Parameter(torch.empty(shape))
+        self.bias: nn.Parameter | None = nn.Parameter(torch.zeros(config.vocab_size)) if own.bias else None
         self.mixture = Latents(own, config.hidden_size) if own.kind == "mixture_of_softmaxes" else None
 
     def forward(self, hidden: Tensor) -> Tensor:
-        weight = self._tied[0].weight if self._tied else self.weight
+        weight: Any = self._tied[0].weight if self._tied else self.weight
         if self.mixture is not None:
             states, log_prior = self.mixture(hidden)
             each = torch.log_softmax(_logits(states, weight, self.bias, self.normalize), dim=-1)
@@ -144,10 +145,10 @@ class SoftmaxOutput(nn.Module):
 class AdaptiveSoftmax(nn.Module):
     """Adaptive softmax (Grave et al. 2017), alone or as the component of a mixture; gives log-probabilities (B, N, V).
 
-        log p(v | h) = head(h)_v                                    for a word of cluster 0
-                     = head(h)_{class i} + tail_i(h)_{v - start_i}  for a word of cluster i > 0
-        head(h)   = log_softmax([W_0; C] h + [b_0; c])              h replaced by P_0' h in Transformer-XL's form
-        tail_i(h) = log_softmax(W_i P_i' h + b_i)
+    log p(v | h) = head(h)_v                                    for a word of cluster 0
+                 = head(h)_{class i} + tail_i(h)_{v - start_i}  for a word of cluster i > 0
+    head(h)   = log_softmax([W_0; C] h + [b_0; c])              h replaced by P_0' h in Transformer-XL's form
+    tail_i(h) = log_softmax(W_i P_i' h + b_i)
     """
 
     def __init__(self, config: Settings, embedding: nn.Module) -> None:
@@ -158,7 +159,7 @@ class AdaptiveSoftmax(nn.Module):
         self.clusters = clusters(own.cutoffs, config.vocab_size)
         widths = [width // div**i for i in range(len(self.clusters))]
         tails = len(self.clusters) - 1
-        self._tied = (embedding,) if own.tied else ()
+        self._tied: tuple[Any, ...] = (embedding,) if own.tied else ()
         self._tied_projections = bool(own.tied_projections)
         sizes = [size for _, size in self.clusters]
         self.weights = nn.ParameterList(torch.empty(n, w) for n, w in zip(sizes, widths, strict=True) if not own.tied)
@@ -210,7 +211,7 @@ class AdaptiveSoftmax(nn.Module):
         return logits
 
 
-def output_layer(config: Settings, embedding: nn.Module) -> nn.Module:
+def output_layer(config: Settings, embedding: Any) -> nn.Module:
     """The vocabulary layer that a configuration asks for."""
     own = config.output
     adaptive = own.kind == "adaptive" or (own.kind == "mixture_of_softmaxes" and own.components == "adaptive")
