@@ -14,6 +14,8 @@ from fullrank.reporting.results import RunRecord, integer, mapping, number
 
 Runs = tuple[RunRecord, ...]  # of one arm, each with another seed
 
+POINTS = 100.0  # scores are fractions, and shown as papers show them
+
 _METRICS = {
     "matthews_correlation": "Matthews correlation",
     "accuracy": "accuracy",
@@ -21,7 +23,6 @@ _METRICS = {
     "pearson": "Pearson correlation",
     "spearman": "Spearman correlation",
     "exact_match": "exact match",
-    "exact": "exact match",
     "loss": "loss",
 }
 # a mixing parameter's learning rate belongs to the mechanism, whose paper says that it is larger
@@ -34,11 +35,6 @@ def metric_words(metric: str) -> str:
     return _METRICS.get(metric, format.readable(metric))
 
 
-def points_per_unit(task: str) -> float:
-    """What a score is multiplied by: SQuAD's are percent as its script prints them, all others fractions."""
-    return 1.0 if task.startswith("squad") else 100.0
-
-
 def task_of(run: RunRecord) -> str:
     """`glue/cola`, `squad` .., from the result or else from the configuration."""
     return str(mapping(run.result).get("task") or mapping(run.config.get("data")).get("name") or "unknown task")
@@ -47,13 +43,12 @@ def task_of(run: RunRecord) -> str:
 def scores_of(run: RunRecord) -> dict[tuple[str, str], float]:
     """Every score of a finished run in points, by split and metric; the headline of the first split comes first."""
     result = mapping(run.result)
-    unit = points_per_unit(task_of(run))
     metrics = result.get("metrics")
     found: dict[tuple[str, str], float] = {}
     for split, figures in mapping(result.get("final")).items():
         for metric in metrics if isinstance(metrics, list) else ():
             if (value := number(mapping(figures).get(metric))) is not None:
-                found[str(split), str(metric)] = unit * value
+                found[str(split), str(metric)] = POINTS * value
     return found
 
 
