@@ -32,8 +32,8 @@ def test_page_shows_every_figure(tmp_path: Path) -> None:
     tree = body(page)
     text = " ".join("".join(tree.itertext()).split())
     for said in (
-        "41.72 ± 1.11",
-        "42.54 ± 0.45",
+        "41.72 ± 1.12",
+        "42.54 ± 0.46",
         "+0.82",
         "position_wise",
         "fullrank finetune",
@@ -45,7 +45,7 @@ def test_page_shows_every_figure(tmp_path: Path) -> None:
     assert svg is not None
     dots = [part for part in svg.iter() if (part.get("class") or "").startswith("slot-") and part.tag == "g"]
     assert len([part for part in dots if part.get("class") == "slot-0"]) == 5 + 2  # dots, deviation, mean
-    assert "plain 41.72 ± 1.11, b 42.54 ± 0.45" in (svg.get("aria-label") or "")
+    assert "plain 41.72 ± 1.12, b 42.54 ± 0.46" in (svg.get("aria-label") or "")
     assert "<script" not in page
     assert "http" not in page.split("</style>")[1].replace("http://www.w3.org/2000/svg", "")
 

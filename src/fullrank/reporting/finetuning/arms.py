@@ -106,12 +106,16 @@ def _names(arms: Sequence[Runs]) -> list[str]:
     differ = [key for key in dict.fromkeys(key for flat in settings for key in flat)
               if len({repr(flat.get(key)) for flat in settings}) > 1 and not key.startswith("model.attention.")]  # fmt: skip
     for key in differ:
-        names = _told_apart(names, [f"{key.rpartition('.')[2]} {flat.get(key)}" for flat in settings])
+        names = _told_apart(names, [f"{_short(key)} {flat.get(key)}" for flat in settings])
     seen: Counter[str] = Counter()
     for place, name in enumerate(names):
         seen[name] += 1
         names[place] = name if seen[name] == 1 else f"{name} ({seen[name]})"
     return names
+
+
+def _short(key: str) -> str:
+    return key.rpartition(".")[2].replace("mixing_learning_rate", "mixing rate")
 
 
 def _told_apart(names: Sequence[str], more: Sequence[str]) -> list[str]:
