@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -53,6 +54,7 @@ def f_share(value: float, above: float, below: float) -> float:
     return beta_share(above / 2, below / 2, scaled / (scaled + below), below / (scaled + below))
 
 
+@functools.lru_cache(maxsize=1024)
 def f_quantile(share: float, above: float, below: float) -> float:
     """The value with P(F <= value) = share, by bisection. ValueError unless share is between 0 and 1."""
     if not 0 < share < 1:

@@ -76,8 +76,9 @@ def deviation_bootstrap(
     """The interval of `deviation_change` over seeds drawn with replacement: 2.5 % and 97.5 % of the samples are beyond it.
 
     It assumes no distribution, but of few seeds it is too narrow. `paired`: one draw of seeds counts for both arms.
-    A sample in which a's scores are all equal has no finite change and counts as beyond either end; None where an end
-    would be such a sample (fewer than four seeds), where the change is not known, and where either arm has no spread.
+    A sample in which a's scores are all equal has an infinite change, or none at all if b's are too: that counts as beyond
+    either end. None where an end would be a sample without spread (fewer than four seeds), where the change is not known,
+    and where either arm has no spread.
     """
     change = deviation_change(a, b)
     if change is None or change <= -100:
@@ -94,9 +95,9 @@ def deviation_bootstrap(
         of_b = of_a if paired else generator.integers(len(b), size=(rows, len(b)))
         below, above = (_deviations(scores, places) for scores, places in ((a, of_a), (b, of_b)))
         known = below > 0
-        ratio = above / np.where(known, below, 1.0)
-        low.append(np.where(known, ratio, 0.0))
-        high.append(np.where(known, ratio, np.inf))
+        ratio = np.where(known, above / np.where(known, below, 1.0), np.inf)
+        low.append(np.where(known | (above > 0), ratio, 0.0))
+        high.append(ratio)
     beyond = samples // 40
     ends = np.sort(np.concatenate(low))[beyond], np.sort(np.concatenate(high))[samples - beyond - 1]
     if ends[0] <= 0 or not np.isfinite(ends[1]):

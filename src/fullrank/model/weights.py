@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from fullrank.config.finetune import finetunes
 from fullrank.config.load import build_model, read_yaml, to_dict
 from fullrank.config.schema import ModelConfig
 from fullrank.errors import InputError, RunError
@@ -66,7 +67,13 @@ def find(path: Path, checkpoint: str) -> tuple[Path, ModelConfig]:
         return _of_hugging_face(path)
     if not (path / CONFIG).is_file():
         raise InputError(f"{path}: holds no {CONFIG}; give a run folder or a folder written by model.save")
-    config = build_model(read_yaml(path / CONFIG).get("model") or {})
+    raw = read_yaml(path / CONFIG)
+    if finetunes(raw):
+        raise InputError(
+            f"{path}: a run of fine-tuning on {raw['data']['name']}, whose model is one of Hugging Face's and not of ours; "
+            f"see `fullrank finetune {path}` and `fullrank report {path}`"
+        )
+    config = build_model(raw.get("model") or {})
     candidates = [path / WEIGHTS, path / "checkpoints" / checkpoint / WEIGHTS]
     for candidate in candidates:
         if candidate.is_file():

@@ -68,7 +68,7 @@ def dot_figure(rows: Sequence[Row], slots: Sequence[int], split: str, measure: M
         for place, (row, slot) in enumerate(zip(rows, slots, strict=True)):
             _dots(axes, row, slot, -place, split, measure)
         axes.set_ylim(-len(rows) + 0.4, 0.6)
-        axes.set_yticks([-place for place in range(len(rows))], [row.shown(short(row.name)) for row in rows])
+        axes.set_yticks([-place for place in range(len(rows))], [row.shown(_short(row.name)) for row in rows])
         for text, slot in zip(axes.get_yticklabels(), slots, strict=True):
             text.set_color(series_colour(slot))
         axes.margins(x=0.08)
@@ -180,7 +180,7 @@ def _label_ends(axes: Axes, series: Sequence[Series], width: int) -> None:
                 [x + unit, 1 + 8 * unit, 1 + 14 * unit], [y, height, height], transform=axes.transAxes, color=colour,
                 linewidth=0.9, alpha=0.6, clip_on=False, gid=f"slot-{one.slot}:leader",
             )  # fmt: skip
-        axes.text(1 + 18 * unit, height, short(one.name), transform=axes.transAxes, color=colour, fontsize=12, va="center",
+        axes.text(1 + 18 * unit, height, _short(one.name), transform=axes.transAxes, color=colour, fontsize=12, va="center",
                   gid=f"slot-{one.slot}:name")  # fmt: skip
 
 
@@ -215,7 +215,6 @@ def _top(block: tuple[float, list[int]], gap: float) -> float:
     return block[0] + gap * (len(block[1]) - 1) / 2
 
 
-def short(name: str) -> str:
-    """A name that fits beside a figure."""
+def _short(name: str) -> str:
     name = clean(name)
     return name if len(name) <= _NAME_LENGTH else name[: _NAME_LENGTH - 1] + "…"

@@ -180,10 +180,13 @@ def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
 
 def finetuned(folders: Sequence[Path]) -> bool:
     """Whether runs are of fine-tuning; False where there are none. InputError if some are and others are not."""
-    kinds = {record.finetunes: record for record in read_runs(folders)}
+    kinds: dict[bool, Path] = {}
+    for folder in filter(is_run, map(Path, folders)):
+        result = _read_object(folder / "result.json")
+        kinds.setdefault(RunRecord(folder, "", _read_config(folder, []), result=result).finetunes, folder)
     if len(kinds) > 1:
         raise InputError(
-            f"{kinds[True].folder} is a run of fine-tuning and {kinds[False].folder} is not: no figure of theirs compares; "
+            f"{kinds[True]} is a run of fine-tuning and {kinds[False]} is not: no figure of theirs compares; "
             "make a report of each kind"
         )
     return True in kinds

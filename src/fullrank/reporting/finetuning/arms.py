@@ -14,6 +14,8 @@ from fullrank.reporting.results import RunRecord, integer, mapping, number
 
 Runs = tuple[RunRecord, ...]  # of one arm, each with another seed
 
+POINTS = 100.0  # scores are fractions, and shown as papers show them
+
 _METRICS = {
     "matthews_correlation": "Matthews correlation",
     "accuracy": "accuracy",
@@ -21,7 +23,6 @@ _METRICS = {
     "pearson": "Pearson correlation",
     "spearman": "Spearman correlation",
     "exact_match": "exact match",
-    "exact": "exact match",
     "loss": "loss",
 }
 # a mixing parameter's learning rate belongs to the mechanism, whose paper says that it is larger
@@ -34,11 +35,6 @@ def metric_words(metric: str) -> str:
     return _METRICS.get(metric, format.readable(metric))
 
 
-def points_per_unit(task: str) -> float:
-    """What a score is multiplied by: SQuAD's are percent as its script prints them, all others fractions."""
-    return 1.0 if task.startswith("squad") else 100.0
-
-
 def task_of(run: RunRecord) -> str:
     """`glue/cola`, `squad` .., from the result or else from the configuration."""
     return str(mapping(run.result).get("task") or mapping(run.config.get("data")).get("name") or "unknown task")
@@ -47,13 +43,12 @@ def task_of(run: RunRecord) -> str:
 def scores_of(run: RunRecord) -> dict[tuple[str, str], float]:
     """Every score of a finished run in points, by split and metric; the headline of the first split comes first."""
     result = mapping(run.result)
-    unit = points_per_unit(task_of(run))
     metrics = result.get("metrics")
     found: dict[tuple[str, str], float] = {}
     for split, figures in mapping(result.get("final")).items():
         for metric in metrics if isinstance(metrics, list) else ():
             if (value := number(mapping(figures).get(metric))) is not None:
-                found[str(split), str(metric)] = unit * value
+                found[str(split), str(metric)] = POINTS * value
     return found
 
 
@@ -111,12 +106,16 @@ def _names(arms: Sequence[Runs]) -> list[str]:
     differ = [key for key in dict.fromkeys(key for flat in settings for key in flat)
               if len({repr(flat.get(key)) for flat in settings}) > 1 and not key.startswith("model.attention.")]  # fmt: skip
     for key in differ:
-        names = _told_apart(names, [f"{key.rpartition('.')[2]} {flat.get(key)}" for flat in settings])
+        names = _told_apart(names, [f"{_short(key)} {flat.get(key)}" for flat in settings])
     seen: Counter[str] = Counter()
     for place, name in enumerate(names):
         seen[name] += 1
         names[place] = name if seen[name] == 1 else f"{name} ({seen[name]})"
     return names
+
+
+def _short(key: str) -> str:
+    return key.rpartition(".")[2].replace("mixing_learning_rate", "mixing rate")
 
 
 def _told_apart(names: Sequence[str], more: Sequence[str]) -> list[str]:

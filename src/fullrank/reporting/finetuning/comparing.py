@@ -20,7 +20,6 @@ from fullrank.reporting.finetuning.arms import (
     baseline_of,
     metric_words,
     numbers_of,
-    points_per_unit,
     scores_of,
     task_of,
     term_remarks,
@@ -280,6 +279,6 @@ def _stated(value: Any) -> Paper | None:
     return None if found is None else Paper(found, number(deviation))
 
 
-def points_words(task: str, metric: str) -> str:
-    """`Matthews correlation x 100`; `exact match in %`."""
-    return f"{metric_words(metric)} {'in %' if points_per_unit(task) == 1 else 'x 100'}"
+def points_words(metric: str) -> str:
+    """`Matthews correlation x 100`."""
+    return f"{metric_words(metric)} x 100"

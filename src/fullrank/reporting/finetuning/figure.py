@@ -8,13 +8,13 @@ import matplotlib
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from fullrank.reporting.figures import WIDTH, disc, furnish, short
+from fullrank.reporting.figures import WIDTH, disc, furnish
 from fullrank.reporting.finetuning.comparing import Arm, Figure
-from fullrank.reporting.svg import LINE, series_colour, settings, to_svg
+from fullrank.reporting.svg import LINE, clean, series_colour, settings, to_svg
 
-_LEFT, _RIGHT = 112, 18
+_LEFT, _RIGHT = 132, 18
 _SPAN = WIDTH - _LEFT - _RIGHT  # user units between the ends of the axis
-_UNDER = 15  # user units of a row for mean and deviation
+_UNDER = 18  # user units of a row for mean and deviation
 
 
 def strip_figure(found: Sequence[tuple[Arm, Figure]], slots: Sequence[int], x_label: str, alt: str) -> str:
@@ -42,17 +42,22 @@ def strip_figure(found: Sequence[tuple[Arm, Figure]], slots: Sequence[int], x_la
             colour = series_colour(slot)
             disc(axes, figure.values, [middle + (size + 1.5) * step for step in lane], colour, slot, size)
             if figure.stat.deviation is not None:
-                under = middle - (row - _UNDER) / 2 - 1
+                under = middle - (row - _UNDER) / 2 - 3
                 axes.plot(_spread(figure), [under] * 2, color=colour, linewidth=2, alpha=0.6, clip_on=False,
                           gid=f"slot-{slot}:spread")  # fmt: skip
                 axes.plot([figure.stat.mean] * 2, [under - 6, under + 6], color=colour, linewidth=3, clip_on=False,
                           gid=f"slot-{slot}:mean")  # fmt: skip
-        axes.set_yticks(middles, [short(arm.name) for arm, _ in found])
+        axes.set_yticks(middles, [_label(arm.name) for arm, _ in found], fontsize=11.5)
         for text, slot in zip(axes.get_yticklabels(), slots, strict=True):
             text.set_color(series_colour(slot))
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, min_n_ticks=3))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
         return to_svg(canvas, alt)
+
+
+def _label(name: str) -> str:
+    """A name in lines that fit beside the axis."""
+    return "\n".join(f"{line[:19]}…" if len(line) > 20 else line for line in map(clean, name.split(" · ")))
 
 
 def _spread(figure: Figure) -> list[float]:

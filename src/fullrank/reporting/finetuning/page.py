@@ -8,7 +8,7 @@ from pathlib import Path
 from fullrank.reporting import details as more
 from fullrank.reporting import format
 from fullrank.reporting.finetuning import words
-from fullrank.reporting.finetuning.arms import metric_words, points_per_unit
+from fullrank.reporting.finetuning.arms import POINTS, metric_words
 from fullrank.reporting.finetuning.comparing import Against, Arm, Figure, Summary, TaskSummary, points_words
 from fullrank.reporting.finetuning.figure import strip_figure
 from fullrank.reporting.markup import Html, details, el, join, preformatted, section, swatch, table, td, th
@@ -72,7 +72,7 @@ def _summary(found: Summary) -> Html:
     )
     if not said:
         said = [
-            f"{task.task}: {points_words(task.task, figure.metric)} of {arm.name}, {key[0]}: {words.ours(figure)}."
+            f"{task.task}: {points_words(figure.metric)} of {arm.name}, {key[0]}: {words.ours(figure)}."
             for task in found.tasks
             for key in task.keys[:1]
             for arm, figure in task.figures(key)
@@ -171,7 +171,7 @@ def _lines(found: dict[str, str]) -> list[Html]:
 
 def _strip(task: TaskSummary, key: tuple[str, str]) -> Html:
     found = task.figures(key)
-    label = f"{key[0]} {points_words(task.task, key[1])} (higher is better)"
+    label = f"{key[0]} {points_words(key[1])} (higher is better)"
     values = ", ".join(f"{arm.name} {words.ours(figure)}" for arm, figure in found)
     slots = [task.arms.index(arm) for arm, _ in found]
     drawn = Html(strip_figure(found, slots, label, f"{words.heading(task, key)}: {values}."))
@@ -218,11 +218,10 @@ def _runs(task: TaskSummary) -> Html:
 def _run(task: TaskSummary, arm: Arm, run: RunRecord) -> list[Html]:
     result = mapping(run.result)
     final = mapping(result.get("final"))
-    unit = points_per_unit(task.task)
     scores = [number(mapping(final.get(split)).get(metric)) for split, metric in task.keys]
     loss = number(mapping(final.get(task.keys[0][0])).get("loss"))
     cells = [
-        *(format.score(None if score is None else unit * score) for score in scores),
+        *(format.score(None if score is None else POINTS * score) for score in scores),
         format.MISSING if loss is None else f"{loss:.4f}",
         format.count(integer(result.get("steps"))),
         format.milliseconds(next(iter(ms_per_step(run).values()), None)),

@@ -39,7 +39,7 @@ def print_summary(found: Summary, console: Console | None = None) -> None:
 def _scores(task: TaskSummary, key: tuple[str, str]) -> Table:
     figures = task.figures(key)
     table = _table(words.heading(task, key))
-    table.add_column("arm", max_width=22)
+    table.add_column("arm", max_width=20)
     heads = ["n", "ours"]
     paper = any(figure.paper for _, figure in figures)
     if paper:
@@ -82,16 +82,16 @@ def _shortened(lines: Sequence[str]) -> list[str]:
 
 def _arms(task: TaskSummary) -> Table:
     table = _table()
-    table.add_column("arm", max_width=22)
+    table.add_column("arm", max_width=20)
     found = [(arm, words.details(arm)) for arm in task.arms]
-    heads = [head for head in found[0][1] if head != "mixing parameters" or any(_mixes(arm) for arm in task.arms)]
+    heads = [head for head in found[0][1] if not head.startswith("mixing") or any(_mixes(arm) for arm in task.arms)]
     for head in heads:
         table.add_column(head.replace(" ", "\n"), justify="left" if head in ("encoder", "attention") else "right")
     table.add_column("time", justify="right", no_wrap=True)
     for arm, said in found:
         seconds = [number(mapping(run.result).get("wall_seconds")) for run in arm.runs]
         known = [value for value in seconds if value is not None]
-        cells = [said[head].replace(", learning rate", "\nlearning rate") for head in heads]
+        cells = [said[head] for head in heads]
         table.add_row(Text(arm.name), *map(Text, cells), format.duration(sum(known) / len(known)) if known else "")
     return table
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fullrank.evaluation.over_seeds import SAMPLES, SEED, Interval
-from fullrank.reporting.finetuning.arms import attention_of, encoder_of, points_per_unit
+from fullrank.reporting.finetuning.arms import POINTS, attention_of, encoder_of
 from fullrank.reporting.finetuning.comparing import Against, Arm, Figure, Paper, Summary, TaskSummary
 from fullrank.reporting.results import RunRecord, mapping, number
 from fullrank.reporting.stats import over_runs
@@ -16,7 +16,7 @@ _OF_THE_FIRST = ("recipe", "row", "scale", "checkpoint", "protocol", "parameters
 def as_json(found: Summary) -> dict[str, Any]:
     """The summary as plain objects for one JSON document: numbers in full precision, no paths of this machine.
 
-    Scores and their differences are in points, 100 times GLUE's fractions; what so few seeds cannot tell is null.
+    Scores and their differences are in points, 100 times the fractions of results; what so few seeds cannot tell is null.
     """
     return {
         "kind": "finetuning",
@@ -31,7 +31,7 @@ def _task(task: TaskSummary) -> dict[str, Any]:
     return {
         "task": task.task,
         "title": task.title,
-        "points_per_unit": points_per_unit(task.task),
+        "points_per_unit": POINTS,
         "arms": [_arm(arm) for arm in task.arms],
         "remarks": list(task.remarks),
     }

@@ -64,7 +64,7 @@ def p_value(p: float | None) -> str:
 def heading(task: TaskSummary, key: tuple[str, str]) -> str:
     """`glue/cola, dev, 1,043 examples: Matthews correlation x 100`."""
     split, metric = key
-    return f"{task.task}, {split}, {task.examples(split)}: {points_words(task.task, metric)}"
+    return f"{task.task}, {split}, {task.examples(split)}: {points_words(metric)}"
 
 
 def sentence(task: TaskSummary, arm: Arm) -> str:
@@ -142,13 +142,14 @@ def details(arm: Arm) -> dict[str, str]:
     """What an arm is: words for each heading."""
     result, run = arm.result, arm.runs[0]
     parameters = mapping(result.get("parameters"))
-    rate = mapping(run.config.get("train")).get("mixing_learning_rate")
+    train = mapping(run.config.get("train"))
     mixing = integer(parameters.get("mixing"))
-    own_rate = f", learning rate {rate:g}" if mixing and number(rate) is not None else ""
+    rate = number(train.get("mixing_learning_rate")) or number(train.get("learning_rate"))
     return {
         "encoder": encoder_of(run),
         "attention": attention_words(run) if attention_of(run) else "its own",
-        "mixing parameters": f"{format.count(mixing)}{own_rate}",
+        "mixing parameters": format.count(mixing),
+        "mixing learning rate": f"{rate:g}" if mixing and rate is not None else "",
         "steps": _numbers(numbers_of(arm.runs, "steps")),
         "epochs": _epochs(arm),
         "seeds": seeds_words(arm.seeds),
