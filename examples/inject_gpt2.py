@@ -1,4 +1,4 @@
-"""Mixed heads in a GPT-2-like model: train it plain, inject, train the mixing alone, save it and load it. Offline, half a minute.
+"""Mixed heads in a GPT-2-like model: train it plain, inject, train the mixing alone, save and load. Offline, half a minute.
 
 python examples/inject_gpt2.py [--steps 60]
 """
@@ -45,9 +45,7 @@ def main(steps: int) -> None:
     # the language reference that comes with Python, as bytes
     text = torch.tensor(list("\n".join(topics.values()).encode()))
     train_text, test_text = text[:-20_000], text[-20_000:]
-    config = GPT2Config(
-        vocab_size=256, n_positions=2 * LENGTH, n_embd=64, n_layer=2, n_head=4, bos_token_id=10, eos_token_id=10
-    )
+    config = GPT2Config(vocab_size=256, n_positions=2 * LENGTH, n_embd=64, n_layer=2, n_head=4, eos_token_id=10)
     model = GPT2LMHeadModel(config)
     train(model, train_text, 2 * steps)
     print(f"plain:    {loss(model, test_text):.4f} nats per byte, {model.num_parameters():,} parameters")
@@ -55,9 +53,8 @@ def main(steps: int) -> None:
     base, ids = copy.deepcopy(model), test_text[None, :LENGTH]
     before = model(ids).logits
     fr.inject(model, mix="position_wise")
-    print(
-        f"injected: {loss(model, test_text):.4f}, largest change of a logit {(model(ids).logits - before).abs().max():.1e}"
-    )
+    change = (model(ids).logits - before).abs().max()
+    print(f"injected: {loss(model, test_text):.4f}, largest change of a logit {change:.1e}")
 
     for name, parameter in model.named_parameters():
         parameter.requires_grad = ".fullrank." in name

@@ -39,9 +39,3 @@ def test_bert_learns_with_the_trainer_and_loses_nothing_on_disk() -> None:
     said = run("inject_bert.py", "--steps", "40")
     assert figure(said, "accuracy after") > 0.8 > figure(said, "accuracy before")
     assert "saved and loaded, the same logits: True" in said
-
-
-def test_every_example_is_short_and_named_here() -> None:
-    files = sorted(path.name for path in EXAMPLES.glob("*.py"))
-    assert files == ["finetune_minilm.py", "inject_bert.py", "inject_gpt2.py"]
-    assert all(len((EXAMPLES / name).read_text().splitlines()) <= 80 for name in files)
