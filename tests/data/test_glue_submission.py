@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fullrank.data.glue import GLUE, Examples, load_glue
-from fullrank.data.glue_submission import FILES, pack_submission, write_submission
+from fullrank.data.glue_submission import FILES, pack_submission, submission_rows, write_submission
 from fullrank.errors import InputError
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
@@ -87,6 +87,7 @@ def test_ids_of_the_examples_are_written(tmp_path):
     ids = [str(i) for i in range(145, -1, -1)]
     given = np.arange(146) % 2
     path = write_submission("wnli", "test", given, tmp_path, examples("wnli", "test", ids))
+    assert submission_rows(GLUE["wnli"], "test", examples("wnli", "test", ids)) == list(range(145, -1, -1))
     lines = path.read_text().splitlines()
     assert lines[1:] == [f"{i}\t{(145 - i) % 2}" for i in range(146)], (
         "the server's order, each with its own prediction"

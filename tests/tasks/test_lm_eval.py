@@ -132,7 +132,6 @@ def test_probabilities_follow_the_chain_rule(runs: dict[str, Path], name: str) -
 
 
 PROTOCOLS: list[tuple[str, dict[str, Any]]] = [
-    ("word", {}),
     ("word", {"context": 5, "stride": 3}),
     ("byte", {}),
     ("byte", {"streams": 4}),
@@ -142,9 +141,27 @@ PROTOCOLS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+def as_eval(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """What `fullrank eval` measures with the same settings; its batch size is that of streams."""
+    flags = {key: value for key, value in settings.items() if key != "streams"}
+    return evaluate(folder, "test", flags=Flags(**flags, batch_size=settings.get("streams", 1)), device_name="cpu")
+
+
 @pytest.mark.parametrize(("name", "settings"), PROTOCOLS)
+def test_a_document_is_read_as_fullrank_eval_reads_the_split(
+    runs: dict[str, Path], name: str, settings: dict[str, Any]
+) -> None:
+    text = (runs[name].parent / "test.txt").read_text()
+    lm = model_of(runs[name], batch_size=7, **settings)
+    (log_prob,) = lm.loglikelihood_rolling(asked((text,)), disable_tqdm=True)
+    expected = as_eval(runs[name], settings)
+    assert -log_prob / expected["tokens"] == pytest.approx(expected["nll"], rel=1e-6)
+    assert lm.get_model_info()["protocol"] == expected["protocol"]
+
+
+@pytest.mark.parametrize("name", RUNS)
 def test_a_task_gives_the_figures_of_fullrank_eval(
-    runs: dict[str, Path], name: str, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runs: dict[str, Path], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Through lm-eval itself: its tasks, its counts, its aggregation."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
@@ -155,7 +172,7 @@ def test_a_task_gives_the_figures_of_fullrank_eval(
     task = write_task(corpus_of(runs[name], "test", print), "test", tmp_path / "tasks").stem
     results = simple_evaluate(
         "fullrank",
-        model_args={"path": str(runs[name]), **settings, "batch_size": 7},
+        model_args={"path": str(runs[name]), "batch_size": 7},
         tasks=[task],
         task_manager=TaskManager(include_path=str(tmp_path / "tasks"), include_defaults=False),
         batch_size=1,
@@ -163,11 +180,8 @@ def test_a_task_gives_the_figures_of_fullrank_eval(
         bootstrap_iters=0,
     )
     assert results is not None
-    found = results["results"][task]
-    flags = Flags(**{**settings, "batch_size": settings.get("streams", 1)} if "streams" not in settings else {"batch_size": 4})
-    expected = evaluate(runs[name], "test", flags=flags, device_name="cpu")
+    found, expected = results["results"][task], as_eval(runs[name], {})
     assert found["word_perplexity,none"] == pytest.approx(expected["perplexity_per_word"], rel=1e-6)
-    assert results["config"]["protocol"] == expected["protocol"]  # type: ignore[typeddict-item]
     if name == "word":
         assert expected["perplexity_without_sos"] == expected["perplexity_per_word"]
         assert "bits_per_byte,none" not in found
@@ -190,7 +204,9 @@ def test_words_as_lm_eval_counts_them(runs: dict[str, Path]) -> None:
 
 
 def test_documents_do_not_see_each_other(runs: dict[str, Path]) -> None:
-    texts = [(f"the {noun} sleep in the {'morning ' * i}",) for i, noun in enumerate(["cats", "dogs", "fish", "mice", ""])]
+    texts = [
+        (f"the {noun} sleep in the {'morning ' * i}",) for i, noun in enumerate(["cats", "dogs", "fish", "mice", ""])
+    ]
     together = model_of(runs["byte"], batch_size=5).loglikelihood_rolling(asked(*texts), disable_tqdm=True)
     alone = [model_of(runs["byte"]).loglikelihood_rolling(asked(text), disable_tqdm=True)[0] for text in texts]
     assert together == pytest.approx(alone, rel=1e-6)
@@ -220,10 +236,14 @@ def test_greedy_texts_are_those_of_fullrank_generate(runs: dict[str, Path], name
     """Prompts of different lengths side by side, each short enough to be one segment."""
     prompts = ["the", "in the", "the cat", "", "dog"]
     lm = model_of(runs[name], batch_size=4, segment_length=8)
-    found = lm.generate_until(asked(*[(prompt, {"until": [], "max_gen_toks": 7}) for prompt in prompts]), disable_tqdm=True)
+    found = lm.generate_until(
+        asked(*[(prompt, {"until": [], "max_gen_toks": 7}) for prompt in prompts]), disable_tqdm=True
+    )
     tokenizer = load_tokenizer(runs[name])
     for prompt, text in zip(prompts, found, strict=True):
-        whole = generate(runs[name], prompt, Decoding(max_new_tokens=7, greedy=True), device_name="cpu")["texts"][0]["text"]
+        whole = generate(runs[name], prompt, Decoding(max_new_tokens=7, greedy=True), device_name="cpu")["texts"][0][
+            "text"
+        ]
         assert tokenizer.decode(tokenizer.encode(prompt)) + text == whole
 
 
@@ -274,7 +294,7 @@ def test_long_prompts_are_cut_from_the_left_where_positions_end(runs: dict[str, 
         with torch.no_grad():
             ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
     assert found == tokenizer.decode(ids)[len(tokenizer.decode(ids[:8])) :]
-    with pytest.raises(InputError, match="max_gen_toks: 20 new tokens .* 20 positions"):
+    with pytest.raises(InputError, match=r"max_gen_toks: 20 new tokens .* 20 positions"):
         lm.generate_until(asked((words, {"max_gen_toks": 20})), disable_tqdm=True)
 
 
@@ -324,9 +344,13 @@ def test_settings_that_would_be_ignored_are_told(runs: dict[str, Path]) -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("data:\n  name: multi30k\n", "a translation run"),
-        ("train:\n  objective: masked\nmodel:\n  attention:\n    causal: false\n", "masked tokens from the text on both sides"),
-        ("model:\n  attention:\n    causal: as_published\n    score: synthesizer\n", "its tokens see later ones"),
+        ("data:\n  name: synthetic-translation\ntrain:\n  batch_tokens: 400\n", "a translation run"),
+        ("train:\n  objective: masked\n", "masked tokens from the text on both sides"),
+        (
+            "model:\n  attention:\n    kind: multilinear\n    causal: as_published\n    cores: 2\n    rank: 2\n"
+            "    not_next_token_perplexity: true\n",
+            "its tokens see later ones",
+        ),
     ],
 )
 def test_runs_that_do_not_predict_the_next_token_are_refused(setting: str, message: str, tmp_path: Path) -> None:
@@ -366,7 +390,9 @@ def test_registering_twice_is_registering_once() -> None:
         ([], []),
     ],
 )
-def test_the_command_hands_its_arguments_on(given: list[str], handed_on: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_hands_its_arguments_on(
+    given: list[str], handed_on: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[list[str]] = []
     monkeypatch.setattr("lm_eval.__main__.cli_evaluate", lambda: said.append(sys.argv))
     before = sys.argv

@@ -17,7 +17,11 @@ from fullrank.tasks.scoring import Passage, ending, passages, score
 START, VOCABULARY = 3, 13
 TEXTS = [np.random.default_rng(length).integers(0, VOCABULARY, length) for length in (23, 1, 40, 7, 12)]
 MODELS: dict[str, dict[str, Any]] = {
-    "learned": {"position": "learned", "max_position_embeddings": 50, "attention": fr.AttentionConfig(mix="position_wise")},
+    "learned": {
+        "position": "learned",
+        "max_position_embeddings": 50,
+        "attention": fr.AttentionConfig(mix="position_wise"),
+    },
     "rotary": {"position": "rotary"},
     "adaptive": {"output": fr.OutputConfig(kind="adaptive", cutoffs=[4, 9])},
 }
@@ -41,7 +45,9 @@ def log_probs_after(model: fr.LanguageModel, read: list[int]) -> torch.Tensor:
         return model(torch.tensor([read])).logits[0, -1].log_softmax(-1)
 
 
-def by_hand(model: fr.LanguageModel, text: list[int], first: Callable[[int], int], scored: int = 1) -> tuple[float, bool]:
+def by_hand(
+    model: fr.LanguageModel, text: list[int], first: Callable[[int], int], scored: int = 1
+) -> tuple[float, bool]:
     """nll of tokens `scored` .. of text (start mark included), each in a pass of its own that begins at token first(n)."""
     nll, greedy = 0.0, True
     for n in range(scored, len(text)):

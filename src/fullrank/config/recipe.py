@@ -225,6 +225,11 @@ def resolve_any(
     return Resolved(config, name, found.row, found.scale, found.paper)
 
 
+def is_finetuning(name: str, row: str | None = None, scale: str | None = None, overrides: Iterable[str] = ()) -> bool:
+    """Whether a configuration is one of fine-tuning, by `data.name`; nothing else of it is checked."""
+    return finetunes(_settings(name, row, scale, overrides).raw)
+
+
 def _settings(name: str, row: str | None, scale: str | None, overrides: Iterable[str]) -> _Settings:
     recipe = load(name)
     raw = undotted(recipe.base)

@@ -117,7 +117,7 @@ def read_rows(task: GlueTask, split: str, path: Path) -> tuple[list[Row], int]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Lines with their numbers. Only a line feed ends one, and blank ones are left out."""
+    """Lines with their numbers. Only a line feed ends one, and empty ones are left out."""
     with open_text(path, KEY) as file:
         for number, line in enumerate(file, 1):
             content = line.removeprefix(_MARK) if number == 1 else line
@@ -128,7 +128,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                     f"{KEY}: {path}, line {number}: not UTF-8 (byte 0x{content[error.start]:02x}); convert the file, for "
                     "instance with `iconv -f latin1 -t utf-8`"
                 ) from None
-            if text.strip():
+            if text:
                 yield number, text
 
 
@@ -163,7 +163,7 @@ def _tsv(task: GlueTask, split: str, path: Path) -> Iterator[Row | str]:
     at: list[int] = []
     label_at: int | None = None
     id_at: int | None = None
-    count = 0
+    rows = 0
     for number, line in _lines(path):
         fields = line.split("\t")
         if not names:
@@ -179,19 +179,18 @@ def _tsv(task: GlueTask, split: str, path: Path) -> Iterator[Row | str]:
                 continue
         if len(fields) != len(names):
             what = f"{len(fields)} {'field' if len(fields) == 1 else 'fields'}"
-            yield (
-                f"{KEY}: {path}, line {number}: {what}, expected are {len(names)} ({', '.join(names)}); the file is cut short "
-                "or damaged"
-            )
+            begun = rows or names is not _COLA
+            why = "the file is cut short or damaged" if begun else "or a header with sentence and label"
+            yield f"{KEY}: {path}, line {number}: {what}, expected are {len(names)} ({', '.join(names)}); {why}"
             continue
         yield Row(
             f"line {number}",
             fields[at[0]],
             fields[at[1]] if len(at) == 2 else None,
             None if label_at is None else fields[label_at],
-            str(count) if id_at is None else fields[id_at],
+            str(rows) if id_at is None else fields[id_at],
         )
-        count += 1
+        rows += 1
 
 
 def _jsonl(task: GlueTask, split: str, path: Path) -> Iterator[Row | str]:

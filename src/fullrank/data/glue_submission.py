@@ -45,7 +45,7 @@ def write_submission(
             f"GLUE {task.folder}: {len(words):,} predictions for the split {split}; the test server wants one for each of its "
             f"{published:,} rows"
         )
-    rows = range(published) if examples is None else _numbers(task, split, examples)
+    rows = range(published) if examples is None else submission_rows(task, split, examples)
     path = Path(folder).expanduser() / task.submission[split]
     lines = (f"{number}\t{word}\n" for number, word in sorted(zip(rows, words, strict=True)))
     write_text(path, "index\tprediction\n" + "".join(lines))
@@ -73,8 +73,11 @@ def _words(task: GlueTask, predictions: np.ndarray) -> list[str]:
     return [task.labels[i] if task.label_names else str(i) for i in ids.tolist()]
 
 
-def _numbers(task: GlueTask, split: str, examples: Examples) -> list[int]:
-    """The ids of the examples as the server's row numbers, each of which has to be there once."""
+def submission_rows(task: GlueTask, split: str, examples: Examples) -> list[int]:
+    """The ids of the examples as the server's row numbers.
+
+    Raises InputError unless each of them is there once: worth asking before a model is trained.
+    """
     if (examples.task.name, examples.split) != (task.name, split):
         raise InputError(
             f"predictions of GLUE {task.folder} {split} with examples of {examples.task.folder} {examples.split}"

@@ -178,6 +178,17 @@ def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
     return [read_run(folder) for folder in {Path(folder).resolve(): Path(folder) for folder in folders}.values()]
 
 
+def finetuned(folders: Sequence[Path]) -> bool:
+    """Whether runs are of fine-tuning; False where there are none. InputError if some are and others are not."""
+    kinds = {record.finetunes: record for record in read_runs(folders)}
+    if len(kinds) > 1:
+        raise InputError(
+            f"{kinds[True].folder} is a run of fine-tuning and {kinds[False].folder} is not: no figure of theirs compares; "
+            "make a report of each kind"
+        )
+    return True in kinds
+
+
 def _without_unusable_result(record: RunRecord) -> RunRecord:
     """A result without any final perplexity or BLEU is no result: the run diverged or the file is not ours."""
     if any(record.final(split, key) is not None for split in SPLITS for key in ("perplexity", "bleu")):

@@ -48,8 +48,8 @@ def complete(
     room = None if model.max_length is None else model.max_length - how.max_new_tokens
     if room is not None and room < 1:
         raise InputError(
-            f"max_gen_toks: {how.max_new_tokens} new tokens and a prompt are more than the {model.max_length} positions of this "
-            f"model; at most {model.max_length - 1 if model.max_length else 0}"
+            f"max_gen_toks: {how.max_new_tokens} new tokens and a prompt are more than the {model.max_length} positions of "
+            "this model; lower it"
         )
     reader = Remembering(model, segment_length) if model.memory_length else model
     whole = [_encoded(tokenizer, prompt) for prompt in prompts]

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 from fullrank.config.finetune import FinetuneConfig
 from fullrank.data.example_batches import Encoded, ExampleBatch, ExampleBatches, by_length, subset
 from fullrank.data.glue import GLUE, Examples, GlueTask, load_glue
-from fullrank.data.glue_submission import write_submission
+from fullrank.data.glue_files import locate
+from fullrank.data.glue_submission import submission_rows, write_submission
 from fullrank.errors import InputError
 from fullrank.evaluation.glue import glue_scores
 from fullrank.tasks.finetuning import FineParts, Say
@@ -61,12 +62,14 @@ class GlueTuning:
         train, dev = load("train", data.max_train), load(task.dev_splits[0], data.max_eval)
         others: dict[str, Examples] = {}
         for split in task.dev_splits[1:]:
-            try:
+            if data.dir is not None and locate(task, split, Path(data.dir)) is None:
+                say(f"{config.data.name}: measured without {split}, for {data.dir} has no file of it")
+            else:
                 others[split] = load(split, data.max_eval)
-            except InputError as error:
-                say(f"{config.data.name}: measured without {split} ({error})")
-        # read before training, so that a missing file is not found after it
+        # read before training, so that a file that is missing or not whole is not found after it
         tests = {split: load(split, None) for split in task.test_splits} if config.eval.test else {}
+        for split, examples in tests.items():
+            submission_rows(task, split, examples)
         return GlueData(task, train, dev, others, tests)
 
     def model(self, config: FinetuneConfig, data: GlueData) -> Pretrained:

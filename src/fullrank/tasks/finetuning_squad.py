@@ -27,7 +27,7 @@ from fullrank.training.device import device_of
 from fullrank.training.values import Judged, Loss, Place
 
 VERSIONS = {"squad": "1.1", "squad-v2": "2.0"}
-METRICS = ("f1", "exact_match")
+METRICS = {"1.1": ("f1", "exact_match"), "2.0": ("f1", "exact")}  # each script has a name of its own for it
 _MASKED = -1e30  # padding is no place for an answer
 
 
@@ -81,13 +81,13 @@ class SquadTuning:
     def parts(self, config: FinetuneConfig, data: SquadData, pretrained: Pretrained) -> FineParts:
         train, dev = (windowed(split.questions, config.data, pretrained) for split in (data.train, data.dev))
         size, judging = config.eval.batch_size, config.eval
-        null = data.dev.version == "2.0"
+        null, metrics = data.dev.version == "2.0", METRICS[data.dev.version]
 
         def judge(model: nn.Module) -> Judged:
             logits = logits_of(model, dev.encoded, size)
             found = scores(dev.questions, answers_of(dev, logits, judging, null=null), null=null)
             loss = float(_loss(*_padded(logits), dev.targets))
-            return Judged(loss * len(dev.windows), len(dev.windows), {name: found[name] for name in METRICS})
+            return Judged(loss * len(dev.windows), len(dev.windows), {name: found[name] for name in metrics})
 
         def measure(model: nn.Module, folder: Path) -> dict[str, Any]:
             logits = logits_of(model, dev.encoded, size)
@@ -107,7 +107,7 @@ class SquadTuning:
             objective=SpanObjective(pretrained.model, train.targets, device_of(pretrained.model)),
             judge=judge,
             measure=measure,
-            metrics=METRICS,
+            metrics=metrics,
             told={
                 "task": config.data.name,
                 "title": f"SQuAD v{data.dev.version}",
@@ -199,27 +199,20 @@ def answers_of(split: WindowedSplit, logits: Logits, config: FinetuneEvalConfig,
 
 
 def scores(questions: Sequence[Question], answers: Sequence[Answer], *, null: bool) -> dict[str, float]:
-    """`exact_match` and `f1` as fractions, as all scores of a run are; of v2 the official script's other figures as well.
+    """What the official script prints of these answers, in percent; `total` is left out.
 
-    `best_*` are of the best answers that are not empty, whatever `null_score_diff_threshold` made of them.
+    In v2 `best_*` are of the best answers that are not empty, whatever `null_score_diff_threshold` made of them.
     """
     references = {question.id: question.answers for question in questions}
     given = {answer.id: answer.text for answer in answers}
-    if not null:
-        return _fractions(squad_scores(given, references))
-    found = squad_v2_scores(given, references)
-    odds = {answer.id: answer.null_odds or 0.0 for answer in answers}
-    free = squad_v2_scores({answer.id: answer.best for answer in answers}, references, odds)
-    return _fractions(found | {name: value for name, value in free.items() if name.startswith("best_")})
-
-
-def _fractions(found: Mapping[str, float]) -> dict[str, float]:
-    """Percent as fractions, `exact` under the name it has in v1.1; counts are left out."""
-    return {
-        "exact_match" if name == "exact" else name: value if name.endswith("_thresh") else value / 100
-        for name, value in found.items()
-        if not name.endswith("total")
-    }
+    if null:
+        odds = {answer.id: answer.null_odds or 0.0 for answer in answers}
+        free = squad_v2_scores({answer.id: answer.best for answer in answers}, references, odds)
+        best = {name: value for name, value in free.items() if name.startswith("best_")}
+        found = squad_v2_scores(given, references) | best
+    else:
+        found = squad_scores(given, references)
+    return {name: value for name, value in found.items() if name != "total"}
 
 
 def _logits(model: nn.Module, batch: ExampleBatch, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -97,7 +97,7 @@ class FullRankLM(LM):
         options.pop("max_batch_size", None)
         if str(options.get("device", "")).startswith("cuda") and not torch.cuda.is_available():
             options["device"] = "auto"
-        known = [key for key in signature(cls).parameters]
+        known = list(signature(cls).parameters)
         if wrong := [key for key in arg_dict if key not in known]:
             raise InputError(f"--model_args {', '.join(wrong)}: known are {', '.join(known)}")
         if "path" not in arg_dict:
@@ -194,7 +194,10 @@ class FullRankLM(LM):
             groups.setdefault(json.dumps(request.args[1], sort_keys=True, default=str), []).append(i)
         found: dict[int, str] = {}
         seed = torch.initial_seed() % 2**31
-        with self._reading(), tqdm(total=len(requests), desc="Running generate_until requests", disable=disable_tqdm) as bar:
+        with (
+            self._reading(),
+            tqdm(total=len(requests), desc="Running generate_until requests", disable=disable_tqdm) as bar,
+        ):
             for places in groups.values():
                 texts = complete(
                     self.model,

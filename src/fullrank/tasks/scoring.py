@@ -50,8 +50,8 @@ def open_causal(folder: Path) -> RunConfig:
         raise InputError(f"{folder}: a translation run, which lm-eval cannot ask; `fullrank eval` measures its BLEU")
     if config.masks:
         raise InputError(
-            f"{folder}: names masked tokens from the text on both sides of them (train.objective: masked), and lm-eval asks for "
-            "the probability of a text read from left to right; train with train.objective: causal"
+            f"{folder}: names masked tokens from the text on both sides of them (train.objective: masked), and lm-eval asks "
+            "for the probability of a text read from left to right; train with train.objective: causal"
         )
     if config.model.sees_future:
         raise InputError(
@@ -139,13 +139,13 @@ def _score_batch(model: LanguageModel, texts: Sequence[Passage], segment_length:
         here = slice(start, min(start + step, longest))
         read = model.hidden(ids[:, :-1][:, here], memory)
         memory = read.memory
-        row = counts[:, here].nonzero()[:, 0]  # (T,): the rows of the targets that count
-        if not len(row):
+        of = counts[:, here].nonzero()[:, 0]  # (T,): the rows of the targets that count
+        if not len(of):
             continue
         hidden, targets = read.hidden[counts[:, here]], ids[:, 1:][:, here][counts[:, here]]  # (T, E), (T,)
-        nats.index_add_(0, row, model.output.nll(hidden[None], targets[None])[0].double())
+        nats.index_add_(0, of, model.output.nll(hidden[None], targets[None])[0].double())
         if greedy:
-            missed.index_add_(0, row, (_first_choice(model, hidden) != targets).double())
+            missed.index_add_(0, of, (_first_choice(model, hidden) != targets).double())
     return [Score(nll, miss == 0) for nll, miss in zip(nats.tolist(), missed.tolist(), strict=True)]
 
 

@@ -156,7 +156,10 @@ def summary(folders: Sequence[Path | RunRecord]) -> Summary:
     records = [run for run in folders if isinstance(run, RunRecord)]
     if len(records) != len(folders):
         records = read_runs([run.folder if isinstance(run, RunRecord) else Path(run) for run in folders])
-    refuse_others(records)
+    if (other := next((record for record in records if not record.finetunes), None)) is not None:
+        raise InputError(
+            f"{other.folder}: not a run of fine-tuning; `fullrank report` shows it with others of its kind"
+        )
     records = [_checked(record) for record in records]
     finished = [record for record in records if record.result is not None]
     tasks = dict.fromkeys(task_of(record) for record in finished)
@@ -164,19 +167,6 @@ def summary(folders: Sequence[Path | RunRecord]) -> Summary:
         tuple(_task(task, [record for record in finished if task_of(record) == task]) for task in tasks),
         tuple(record for record in records if record.result is None),
     )
-
-
-def refuse_others(records: Sequence[RunRecord]) -> None:
-    """InputError if runs of fine-tuning and others are mixed: no figure of theirs compares."""
-    tuned = next((record for record in records if record.finetunes), None)
-    other = next((record for record in records if not record.finetunes), None)
-    if tuned is not None and other is not None:
-        raise InputError(
-            f"{tuned.folder} is a run of fine-tuning and {other.folder} is not: no figure of theirs compares; "
-            "make a report of each kind"
-        )
-    if other is not None:
-        raise InputError(f"{other.folder}: not a run of fine-tuning; see `fullrank report`")
 
 
 def _checked(record: RunRecord) -> RunRecord:
