@@ -52,6 +52,9 @@ _HOMES = {
     "inject": "fullrank.hf.inject",
     "remove": "fullrank.hf.inject",
     "parameter_groups": "fullrank.hf.groups",
+    "save_adapter": "fullrank.hf.saving",
+    "load_adapter": "fullrank.hf.saving",
+    "load_injected": "fullrank.hf.saving",
 }
 
 _PACKAGES = ("analysis",)
@@ -89,6 +92,9 @@ if TYPE_CHECKING:
     from fullrank.hf.groups import parameter_groups as parameter_groups
     from fullrank.hf.inject import inject as inject
     from fullrank.hf.inject import remove as remove
+    from fullrank.hf.saving import load_adapter as load_adapter
+    from fullrank.hf.saving import load_injected as load_injected
+    from fullrank.hf.saving import save_adapter as save_adapter
     from fullrank.model.adaptive import AdaptiveSoftmax as AdaptiveSoftmax
     from fullrank.model.embedding import AdaptiveInput as AdaptiveInput
     from fullrank.model.encoder import Encoder as Encoder

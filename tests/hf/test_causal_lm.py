@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
 import fullrank as fr
 from fullrank.errors import ConfigError, InputError
+from fullrank.tasks.hugging_face import load_causal
 
 EVERY = [*combinations.every_attention(), *combinations.pairwise()]
 every = pytest.mark.parametrize("combination", EVERY, ids=str)
@@ -280,6 +281,15 @@ def test_the_vocabulary_stays_as_it_was_trained() -> None:
         citizen.resize_token_embeddings(30)
     with pytest.raises(InputError, match="cannot be replaced"):
         citizen.set_input_embeddings(torch.nn.Embedding(5, 5))
+
+
+def test_our_own_tools_read_a_saved_one(tmp_path: Path) -> None:
+    citizen, own = pair(small())
+    citizen.save_pretrained(tmp_path)
+    found = load_causal(str(tmp_path), torch.float64, tokenizer=False)
+    assert (type(found.model), found.max_length) == (fr.FullRankForCausalLM, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(found.model(tokens()).logits, own.double()(tokens()).logits)
 
 
 def test_importing_fullrank_imports_no_transformers() -> None:

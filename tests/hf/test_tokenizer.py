@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from fullrank.config.load import to_yaml
+from fullrank.config.schema import DataConfig, ModelConfig, RunConfig, TrainConfig
 from fullrank.data import ByteVocabulary, CharacterVocabulary, Language, WordVocabulary, train_bpe
 from fullrank.data.segment import Words, learn_byte_bpe, learn_unigram
 from fullrank.errors import InputError
-from fullrank.hf.tokenizer import of_language, of_vocabulary
+from fullrank.hf.tokenizer import of_language, of_vocabulary, tokenizer_of
+from translation_runs import languages, write_run
 
 REAL = [text for _, text in sorted(pydoc_data.topics.topics.items())][:40]
 READ = "".join(REAL[:25])
@@ -32,8 +35,8 @@ def texts() -> list[str]:
     """Real text, odd text, and both mixed at random."""
     drawn = random.Random(3)
     pieces = [piece for text in REAL[25:] for piece in text.split(" ")] + ODD + ["\n", " ", "<eos>", "é", "Σ"]
-    mixed = ["".join(drawn.choices(pieces, k=12)) for _ in range(150)]
-    return [*REAL[20:], *ODD, *mixed]
+    mixed = ["".join(drawn.choices(pieces, k=12)) for _ in range(80)]
+    return [*REAL[30:], *ODD, *mixed]
 
 
 def words(line_start: bool = False, **options: Any) -> WordVocabulary:
@@ -117,6 +120,32 @@ def test_a_sentence_of_a_translation_ends_in_eos(kind: str, tmp_path: Path) -> N
             assert loaded(text_target=line)["input_ids"] == [*expected, own.eos_id]
     line = "the value of the name"
     assert loaded.decode([*own.encode(line), 0], skip_special_tokens=True) == own.decode(own.encode(line))
+
+
+@pytest.mark.parametrize("objective", ["causal", "masked"])
+def test_that_of_a_run(objective: str, tmp_path: Path) -> None:
+    own = words()
+    own.save(tmp_path)
+    train, model = TrainConfig(steps=1, objective=objective), ModelConfig(vocab_size=len(own) + (objective == "masked"))
+    run = RunConfig(model=model, data=DataConfig(name="builtin"), train=train)
+    (tmp_path / "config.yaml").write_text(to_yaml(run), encoding="utf-8")
+    found = tokenizer_of(tmp_path)
+    assert found("the value of")["input_ids"] == [own.start_id, *own.encode("the value of")]
+    assert (found.mask_token_id, found.padding_side) == (
+        (len(own), "right") if objective == "masked" else (None, "left")
+    )
+    with pytest.raises(InputError, match="cannot be read"):
+        tokenizer_of(tmp_path / "nothing")
+
+
+def test_those_of_a_translation_run(tmp_path: Path) -> None:
+    write_run(tmp_path, subwords=True)
+    source, target = languages(subwords=True)
+    line = "ein hund schläft im park ."
+    assert tokenizer_of(tmp_path, "source")(line)["input_ids"] == [*source.encode(line), 0]
+    assert tokenizer_of(str(tmp_path))("a dog")["input_ids"] == [*target.encode("a dog"), 0]
+    with pytest.raises(InputError, match="source or target, given 'de'"):
+        tokenizer_of(tmp_path, "de")
 
 
 def test_what_no_tokenizer_of_theirs_does_is_refused() -> None:

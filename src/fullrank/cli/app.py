@@ -6,7 +6,19 @@ from typing import Annotated
 
 import typer
 
-from fullrank.cli import analysis, average, bench, check, finetune, inspection, lm_eval, training, translate, use
+from fullrank.cli import (
+    analysis,
+    average,
+    bench,
+    check,
+    export,
+    finetune,
+    inspection,
+    lm_eval,
+    training,
+    translate,
+    use,
+)
 
 app = typer.Typer(
     name="fullrank",
@@ -44,6 +56,7 @@ average.add_to(app)
 translate.add_to(app)
 analysis.add_to(app)
 check.add_to(app)
+export.add_to(app)
 bench.add_to(app)
 lm_eval.add_to(app)
 inspection.add_to(app)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import nn
 
 from fullrank.attention.size import HeadSize
 from fullrank.errors import InputError, suggest
-
-Eager = Callable[..., Any]
+from fullrank.hf.own import Eager
 
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads")
 _WIDTHS = ("qk_head_dim", "head_dim", "attention_head_size", "head_size", "key_value_proj_dim", "dim_per_head")
@@ -21,22 +20,31 @@ _QUERIES = ("q_proj", "query", "q_lin", "q", "query_proj", "linear_q", "wq")
 
 def attention_modules(model: nn.Module) -> dict[str, Any]:
     """The modules that call an attention function of the attention interface, by name, in the order of the model."""
-    return {name: module for name, module in model.named_modules() if _dispatcher(type(module)) is not None}
+    return {name: module for name, module in model.named_modules() if dispatcher(type(module)) is not None}
 
 
 def eager_of(module: nn.Module) -> Eager:
     """The model's own attention function, which it uses as `attn_implementation="eager"`."""
-    method = _dispatcher(type(module))
-    eager = None if method is None else method.__globals__.get("eager_attention_forward")
-    if eager is None:
+    method = dispatcher(type(module))
+    eager: Eager | None = None if method is None else method.__globals__.get("eager_attention_forward")
+    if eager is None or method is None:
         raise InputError(
             f"{type(module).__name__}: its file has no eager attention function, whose weights could be mixed; "
             "this model cannot be injected into"
         )
+    if _by_name(method) or getattr(module, "reorder_and_upcast_attn", False):
+        raise InputError(
+            f"{type(module).__name__}: it computes something else where its attention is called neither 'eager' nor 'sdpa' "
+            "(sparse attention, or `reorder_and_upcast_attn`); this model cannot be injected into"
+        )
     return eager
 
 
-def _dispatcher(kind: type) -> types.FunctionType | None:
+def _by_name(method: types.FunctionType) -> bool:
+    return ("eager", "sdpa") in method.__code__.co_consts or "sdpa" in method.__code__.co_consts
+
+
+def dispatcher(kind: type) -> types.FunctionType | None:
     """The method of a class in which an attention function is looked up."""
     for owner in kind.__mro__:
         if not issubclass(owner, nn.Module) or owner is nn.Module:

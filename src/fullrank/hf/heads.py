@@ -10,21 +10,30 @@ from fullrank.attention.route import SameHead, StochasticCrossHead
 from fullrank.attention.size import HeadSize
 from fullrank.attention.stage import build_stage
 from fullrank.config.schema import Stage
-from fullrank.hf.own import Own
+from fullrank.hf.own import Eager, Own, examine
 
 
 class Injected(nn.Module):
     """The stages that hang on an attention module as its submodule `fullrank`.
 
     route permutes key and value heads, normalize and mix act on the weights: they are the stages of our own models, with their
-    names and their start. `own` says what the model's own attention function does, `former` by which one it was computed.
+    names and their start. former is the attention function that the module had, eager the model's own.
     It has no forward pass: `interface.attend` reads it.
     """
 
-    def __init__(self, size: HeadSize, own: Own, former: str, mix: Stage, normalize: Stage, cross_head: float) -> None:
+    def __init__(
+        self, size: HeadSize, eager: Eager, former: str, mix: Stage, normalize: Stage, cross_head: float
+    ) -> None:
         super().__init__()
         self.normalize: Any = build_stage("normalize", normalize, size)
         self.mix: Any = build_stage("mix", mix, size)
         setattr(self.mix, "no_weight_decay", True)  # noqa: B010  it would pull mixing towards zero
         self.route: Any = StochasticCrossHead(cross_head) if cross_head else SameHead()
-        self.size, self.own, self.former = size, own, former
+        self.size, self.eager, self.former = size, eager, former
+        self._own: Own | None = None
+
+    def own(self, module: nn.Module) -> Own:
+        """What the model's own attention function does in `module`, found out once: its parameters must have values."""
+        if self._own is None:
+            self._own = examine(module, self.eager, self.size)
+        return self._own

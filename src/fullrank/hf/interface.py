@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.utils import output_capturing
 
 from fullrank.attention import kernels
 from fullrank.attention.layout import Layout
@@ -23,29 +22,27 @@ from fullrank.attention.project import Heads
 from fullrank.attention.score import DotProduct
 from fullrank.attention.size import HeadSize
 from fullrank.errors import InputError
+from fullrank.hf.asked import weights_asked_for
 from fullrank.hf.finding import eager_of
 from fullrank.hf.heads import Injected
 from fullrank.hf.masks import eager_mask, layout_of
-from fullrank.hf.own import scores_of, weights_of
+from fullrank.hf.own import Own, scores_of, weights_of
 
 MIXED = "fullrank"  # weights are mixed, or normalised otherwise
-_USUAL = ("is_causal", "output_attentions", "use_cache", "position_ids")
+_ROUTED = f"{MIXED}_"  # followed by the attention function that the model had: only heads are permuted
 
 
-def routed(former: str) -> str:
-    """The name of the attention that only permutes heads and leaves the rest to `former`."""
-    return f"{MIXED}_{former}"
-
-
-def register(name: str) -> None:
-    """Make an attention function and its mask known to transformers; a name without a mask would get none at all."""
-    if name == MIXED:
+def name_for(former: str, weights_change: bool) -> str:
+    """The name of the attention function of a model whose own was `former`; transformers knows it from now on."""
+    name = MIXED if weights_change else _ROUTED + former
+    # a name without a mask would get none at all, not even a causal one
+    if weights_change:
         ALL_ATTENTION_FUNCTIONS.register(name, attend)
         ALL_MASK_ATTENTION_FUNCTIONS.register(name, eager_mask)
     else:
-        former = name.removeprefix(f"{MIXED}_")
         ALL_ATTENTION_FUNCTIONS.register(name, functools.partial(route, former))
         ALL_MASK_ATTENTION_FUNCTIONS.register(name, ALL_MASK_ATTENTION_FUNCTIONS[former])
+    return name
 
 
 def route(former: str, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
@@ -54,60 +51,65 @@ def route(former: str, module: nn.Module, query: Tensor, key: Tensor, value: Ten
     injected: Injected | None = getattr(module, "fullrank", None)
     if injected is not None:
         key, value = injected.route(key, value)
-    return _former(former, module)(module, query, key, value, attention_mask, **arguments)
-
-
-def _former(name: str, module: nn.Module) -> Any:
-    return eager_of(module) if name == "eager" else ALL_ATTENTION_FUNCTIONS[name]
+    elif not _known(module):
+        raise _made_without(module)
+    attention: Any = eager_of(module) if former == "eager" else ALL_ATTENTION_FUNCTIONS[former]
+    result: tuple[Tensor, Tensor | None] = attention(module, query, key, value, attention_mask, **arguments)
+    return result
 
 
 def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
            scaling: float | None = None, dropout: float = 0.0, **arguments: Any) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """query (B, H, N, D), key and value (B, H_kv, M, D), an additive mask -> output (B, N, H, D), weights (B, H, N, M) or None.
 
-    Weights are mixed over query heads; heads are permuted over key and value heads. Weights are given where somebody asked
+    Weights are mixed over query heads, heads are permuted over key and value heads. Weights are given where somebody asked
     for them, and on the reference path.
     """
     injected: Injected | None = getattr(module, "fullrank", None)
     if injected is None:
-        return _as_before(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **arguments)
+        if not _known(module):
+            raise _made_without(module)
+        return _unmixed(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **arguments)
     key, value = injected.route(key, value)
-    layout = None
-    if _fast(injected, arguments) and query.dtype == key.dtype == value.dtype:
+    own = injected.own(module)
+    if scaling is not None and _fast(own, query, key, value, arguments):
         layout = layout_of(attention_mask, query, key)
-    if layout is None or scaling is None:
-        return _by_weights(injected, module, query, key, value, attention_mask, dropout, scaling=scaling, **arguments)
-    groups = query.shape[1] // key.shape[1]
-    heads = Heads(query, query, _repeated(key, groups), _repeated(value, groups))
-    stages: Any = _Stages(_dot_product(scaling), injected, dropout if module.training else 0.0)
-    out = kernels.kernel_for(stages, tracing=False)(stages, heads, layout, None)
-    return (out if injected.own.heads_first else out.transpose(1, 2).contiguous()), None
+        if layout is not None:
+            groups = query.shape[1] // key.shape[1]
+            heads = Heads(query, query, _repeated(key, groups), _repeated(value, groups))
+            stages: Any = _Stages(_dot_product(scaling), injected, dropout, module.training)
+            mixed = kernels.kernel_for(stages, tracing=False)(stages, heads, layout, None)
+            return mixed.transpose(1, 2).contiguous(), None
+    return _by_weights(injected, own, module, query, key, value, attention_mask, dropout, scaling=scaling, **arguments)
 
 
-def _fast(injected: Injected, arguments: dict[str, Any]) -> bool:
-    """Whether our kernels may compute what is asked for."""
-    return injected.own.plain and kernels.forced() != "reference" and not _wants_weights(arguments)
+def _fast(own: Own, query: Tensor, key: Tensor, value: Tensor, arguments: dict[str, Any]) -> bool:
+    """Whether our kernels compute what is asked for, and gain by it: a single query is not worth a kernel."""
+    return (
+        own.plain
+        and query.shape[2] > 1
+        and kernels.forced() != "reference"
+        and query.dtype == key.dtype == value.dtype
+        and value.shape == key.shape
+        and all(arguments.get(name) is None for name in own.extras)
+        and not weights_asked_for(arguments)
+    )
 
 
-def _wants_weights(arguments: dict[str, Any]) -> bool:
-    if arguments.get("output_attentions"):
-        return True
-    collected = output_capturing._active_collector.get()
-    return bool(collected) and any("attentions" in key for key in collected)
-
-
-def _by_weights(injected: Injected, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
-                dropout: float, **arguments: Any) -> tuple[Tensor, Tensor]:  # fmt: skip
+def _by_weights(injected: Injected, own: Own, module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
+                mask: Tensor | None, dropout: float, **arguments: Any) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The definition: the model's own weights, then our stages."""
     own_dropout = 0.0
-    if type(injected.normalize) is not Softmax:
-        weights = injected.normalize(scores_of(query, key, mask, arguments["scaling"])).to(query.dtype)
+    if type(injected.normalize) is Softmax:
+        weights, own_dropout = weights_of(module, own, query, key, value, mask, arguments)
     else:
-        weights, own_dropout = weights_of(module, injected.own.eager, query, key, value, mask, arguments)
+        weights = injected.normalize(scores_of(query, key, mask, arguments["scaling"])).to(query.dtype)
     mixed = injected.mix(weights, query)
-    # torch's own dropout: the same numbers are drawn as by the model's own function
-    dropped = F.dropout(mixed, max(dropout, own_dropout), module.training)
+    p = max(dropout, own_dropout) if module.training else 0.0
+    # torch's own dropout of weights without gaps: it draws the same numbers as in the model's own function
+    dropped = F.dropout(mixed.contiguous(), p) if p else mixed
     out = dropped.to(value.dtype) @ _repeated(value, query.shape[1] // value.shape[1])
-    return (out if injected.own.heads_first else out.transpose(1, 2).contiguous()), mixed
+    return out.transpose(1, 2).contiguous(), mixed
 
 
 def _repeated(heads: Tensor, groups: int) -> Tensor:
@@ -115,17 +117,30 @@ def _repeated(heads: Tensor, groups: int) -> Tensor:
     return heads if groups == 1 else heads.repeat_interleave(groups, dim=1)
 
 
-def _as_before(
+def _unmixed(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **arguments: Any
 ) -> Any:
-    """A layer of an injected model into which nothing was injected."""
-    former = vars(module).get("fullrank_former")
-    if former is None:
-        raise InputError(
-            f"{type(module).__name__}: the configuration says that attention was injected (`fullrank`), but this model was "
-            "made without; load it with fullrank.load_injected, or call fullrank.inject on it"
-        )
-    return eager_of(module)(module, query, key, value, mask, **arguments)
+    """A layer of an injected model into which nothing was injected: as before, under the mask of eager attention."""
+    fused = vars(module)[FORMER] == "sdpa" and kernels.forced() != "reference" and not weights_asked_for(arguments)
+    if not fused:
+        return eager_of(module)(module, query, key, value, mask, **arguments)
+    if mask is None:
+        arguments["is_causal"] = False  # eager attention without a mask sees everything
+    return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, **arguments)
+
+
+FORMER = "fullrank_former"  # on every attention module of an injected model, also on those that were left as they are
+
+
+def _known(module: nn.Module) -> bool:
+    return FORMER in vars(module)
+
+
+def _made_without(module: nn.Module) -> InputError:
+    return InputError(
+        f"{type(module).__name__}: the configuration says that attention was injected (`fullrank`), but this model was "
+        "made without; load it with fullrank.load_injected, or call fullrank.inject on it"
+    )
 
 
 @functools.lru_cache(maxsize=64)
@@ -142,7 +157,7 @@ class _Stages:
     score: DotProduct
     injected: Injected
     dropout: float
-    training: bool = True
+    training: bool
 
     @property
     def normalize(self) -> Any:
@@ -159,4 +174,5 @@ class _Stages:
     def scores(self, heads: Heads, layout: Layout) -> Tensor:
         assert heads.scored is not None
         assert heads.keys is not None
-        return self.score(heads.scored, heads.keys, layout)
+        scores: Tensor = self.score(heads.scored, heads.keys, layout)
+        return scores

@@ -1,7 +1,8 @@
-"""The masks of injected models: those of their own eager attention, which also know what they mean."""
+"""The masks of injected models: those of their own eager attention, and what they mean as a layout."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from fullrank.attention.layout import Layout
 
 
 class _Meaning(NamedTuple):
-    layout: Layout
+    layout: Layout | None
     version: int  # of the mask when it was made: whoever writes into it makes another mask of it
 
 
@@ -21,32 +22,81 @@ def eager_mask(**given: Any) -> Tensor | None:
     """The additive mask (B, 1, N, M) of eager attention, or None where every query sees every key, made once for all layers."""
     mask: Tensor | None = masking_utils.ALL_MASK_ATTENTION_FUNCTIONS["eager"](**given)
     if mask is not None and not torch.compiler.is_compiling() and (layout := _described(**given)) is not None:
-        mask.fullrank_meaning = _Meaning(layout, mask._version)  # type: ignore[attr-defined]
+        _note(mask, layout)
     return mask
+
+
+def layout_of(mask: Tensor | None, query: Tensor, key: Tensor) -> Layout | None:
+    """Who sees whom; None where a layout cannot say it. A mask that nobody described is read once, by the first layer."""
+    queries, keys = query.shape[2], key.shape[2]
+    if mask is None:
+        return Layout.of(queries, keys, causal=False, device=query.device)
+    if torch.compiler.is_compiling():
+        return None
+    meaning: _Meaning | None = None if mask.is_inference() else getattr(mask, "fullrank_meaning", None)
+    if meaning is None or meaning.version != mask._version:
+        meaning = _note(mask, _read(mask))
+    fits = meaning.layout is not None and meaning.layout.shape == (queries, keys)
+    return meaning.layout if fits else None
+
+
+def _note(mask: Tensor, layout: Layout | None) -> _Meaning:
+    if mask.is_inference():  # it keeps no record of who writes into it
+        return _Meaning(layout, 0)
+    meaning = _Meaning(layout, mask._version)
+    mask.fullrank_meaning = meaning  # type: ignore[attr-defined]
+    return meaning
 
 
 def _described(*, q_length: int, kv_length: int, mask_function: Callable[..., Any], q_offset: int | Tensor = 0,
                kv_offset: int = 0, attention_mask: Tensor | None = None, device: torch.device | None = None,
                **others: Any) -> Layout | None:  # fmt: skip
-    """Who sees whom, as a layout can say it; None where it cannot."""
-    causal = mask_function is masking_utils.causal_mask_function
-    if not causal and mask_function is not masking_utils.bidirectional_mask_function:
-        return None
-    if causal and (isinstance(q_offset, Tensor) or q_offset + q_length != kv_offset + kv_length):
-        return None  # a cache with room for more: the queries are not the last of the keys
+    """The layout of a mask that is made of these."""
+    causal, window = _kind(mask_function)
+    if causal is None or (causal and (isinstance(q_offset, Tensor) or q_offset + q_length != kv_offset + kv_length)):
+        return None  # also a cache with room for more: its queries are not the last of the keys
     tokens = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
     if tokens is not None:
-        tokens = tokens[:, kv_offset : kv_offset + kv_length].bool()
-        tokens = None if bool(tokens.all()) else tokens
-    return Layout.of(q_length, kv_length, causal=causal, device=device, key_mask=tokens)
+        tokens = _unless_all(tokens[:, kv_offset : kv_offset + kv_length].bool())
+    return Layout.of(q_length, kv_length, causal=causal, device=device, key_mask=tokens, window=window)
 
 
-def layout_of(mask: Tensor | None, query: Tensor, key: Tensor) -> Layout | None:
-    """Who sees whom under a mask that `eager_mask` made; None where that is not known."""
-    queries, keys = query.shape[2], key.shape[2]
-    if mask is None:
-        return Layout.of(queries, keys, causal=False, device=query.device)
-    meaning: _Meaning | None = getattr(mask, "fullrank_meaning", None)
-    if meaning is None or meaning.version != mask._version or meaning.layout.shape != (queries, keys):
+def _kind(mask_function: Callable[..., Any]) -> tuple[bool | None, int | None]:
+    """Whether a mask function is causal, and its window; (None, None) of others than plain ones."""
+    if mask_function is masking_utils.bidirectional_mask_function:
+        return False, None
+    if mask_function is masking_utils.causal_mask_function:
+        return True, None
+    parts = list(_inside(mask_function).get("mask_functions", ()))
+    windowed = len(parts) == 2 and parts[0].__qualname__.startswith("sliding_window_overlay.")
+    if windowed and parts[1] is masking_utils.causal_mask_function:
+        return True, _inside(parts[0])["sliding_window"]
+    return None, None
+
+
+def _inside(function: Callable[..., Any]) -> dict[str, Any]:
+    """What a function that was made by another one remembers."""
+    closed = inspect.isfunction(function) and function.__closure__ is not None
+    return dict(inspect.getclosurevars(function).nonlocals) if closed else {}
+
+
+def _read(mask: Tensor) -> Layout | None:
+    """The layout of an additive mask (B or 1, 1, N or 1, M) of which only the numbers are known: causal, padding, or both."""
+    if mask.dim() != 4 or mask.shape[1] != 1 or not mask.is_floating_point() or mask.requires_grad:
         return None
-    return meaning.layout
+    hidden = mask[:, 0] <= torch.finfo(mask.dtype).min / 2
+    if bool((mask[:, 0].masked_fill(hidden, 0) != 0).any()):
+        return None  # it is a bias as well
+    queries, keys = mask.shape[2:]
+    tokens = ~hidden[:, -1]  # the last query sees every token before it, which are all
+    if torch.equal(hidden, ~tokens[:, None].expand_as(hidden)):
+        return Layout.of(queries, keys, causal=False, device=mask.device, key_mask=_unless_all(tokens))
+    if queries <= keys:
+        before = torch.ones(queries, keys, dtype=torch.bool, device=mask.device).tril(keys - queries)
+        if torch.equal(hidden, ~(before & tokens[:, None])):
+            return Layout.of(queries, keys, causal=True, device=mask.device, key_mask=_unless_all(tokens))
+    return None
+
+
+def _unless_all(tokens: Tensor) -> Tensor | None:
+    return None if bool(tokens.all()) else tokens

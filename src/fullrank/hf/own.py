@@ -1,9 +1,10 @@
-"""A model's own attention function: its weights without their values, and whether it is plain scaled dot product."""
+"""A model's own attention function: the weights it makes, and whether it is plain scaled dot product."""
 
 from __future__ import annotations
 
 import dis
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,27 +12,33 @@ import torch
 from torch import Tensor, nn
 
 from fullrank.attention.size import HeadSize
-from fullrank.hf.finding import Eager
+from fullrank.errors import InputError
 
-# what an attention function may read of its module and still be plain: the groups of heads, dropout, its kind
-_HARMLESS = ("num_key_value_groups", "training", "config", "is_causal", "scaling", "layer_idx", "head_dim")
+Eager = Callable[..., Any]
+
+# what everybody's attention function is given
+_STANDARD = ("module", "query", "key", "value", "attention_mask", "scaling", "dropout")
+# what a function may read of its module and still be plain
+_HARMLESS = {"num_key_value_groups", "config", "is_causal", "scaling", "layer_idx", "head_dim"}
 
 
 @dataclass(frozen=True)
 class Own:
     """What `eager`, the model's own attention function, does.
 
-    plain: softmax(s Q K^T + mask) and nothing else, so that our kernels compute the same.
-    heads_first: its output is (B, H, N, D) and not (B, N, H, D).
+    plain: its weights are softmax(s Q K^T + mask), so that our kernels compute the same where `extras` are not given.
+    after: it does something to the output besides weighing values (Granite's sinks scale it), which belongs to the weights.
+    extras: arguments beyond everybody's that it reads (a soft-cap, a position bias).
     """
 
     eager: Eager
     plain: bool
-    heads_first: bool
+    after: bool
+    extras: frozenset[str]
 
 
 class _Still:
-    """An attention module as its own attention function sees it, but without dropout. `p` is what it would have dropped."""
+    """An attention module as its own attention function sees it, but never dropping. `p` is what it would have dropped."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module, self._read, self.p, self.training = module, set[str](), 0.0, False
@@ -46,17 +53,22 @@ class _Still:
 
     def harmless(self) -> bool:
         """Whether nothing was read that may change the weights: no parameter, no buffer, no number of unknown use."""
-        return all(name in _HARMLESS or isinstance(getattr(self._module, name), nn.Dropout) for name in self._read)
+        return self._read <= _HARMLESS
 
 
-def weights_of(module: nn.Module, eager: Eager, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
+def weights_of(module: nn.Module, own: Own, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
                arguments: dict[str, Any]) -> tuple[Tensor, float]:  # fmt: skip
     """The weights (B, H, N, M) that a module's own attention function makes, before dropout; and its own rate of dropout.
 
     The function is called with values of no width, so that only weights are computed: whatever it does to scores is kept.
+    Where it does more after weighing, values are the identity, and the output is the weights.
     """
-    still = _Still(module)
-    _, weights = eager(still, query, key, value[..., :0], mask, dropout=0.0, **arguments)
+    still, keys = _Still(module), key.shape[2]
+    if own.after:
+        identity = torch.eye(keys, device=value.device, dtype=value.dtype).expand(*value.shape[:2], -1, -1)
+        out, _ = own.eager(still, query, key, identity, mask, dropout=0.0, **arguments)
+        return out.transpose(1, 2), still.p
+    _, weights = own.eager(still, query, key, value[..., :0], mask, dropout=0.0, **arguments)
     return weights, still.p
 
 
@@ -70,45 +82,43 @@ def scores_of(query: Tensor, key: Tensor, mask: Tensor | None, scaling: float | 
     if mask is None:
         return scores
     hidden = mask <= torch.finfo(mask.dtype).min / 2
-    hidden = hidden & ~hidden.all(-1, keepdim=True)
-    return (scores + torch.where(mask <= torch.finfo(mask.dtype).min / 2, 0, mask)).masked_fill(hidden, float("-inf"))
+    nothing = hidden.all(-1, keepdim=True)
+    return (scores + mask.masked_fill(hidden, 0)).masked_fill(hidden & ~nothing, float("-inf"))
 
 
 def examine(module: nn.Module, eager: Eager, size: HeadSize) -> Own:
-    """What `eager` does, tried on small random heads of fixed numbers."""
-    still = _Still(module)
-    random = torch.Generator("cpu").manual_seed(0)
-    groups = getattr(module, "num_key_value_groups", 1)
-    heads = size.num_heads
+    """What `eager` does, tried on small random heads of fixed numbers.
+
+    Raises InputError if it gives no weights, or output in another shape than everybody's.
+    """
+    still, like = _Still(module), next(module.parameters(), torch.empty(0))
+    groups, heads, device = getattr(module, "num_key_value_groups", 1), size.num_heads, like.device
     shapes = ((2, heads, 3, size.head_dim), *((2, heads // groups, 5, size.head_dim),) * 2)
-    query, key, value = (3 * torch.randn(shape, generator=random, device="cpu") for shape in shapes)
-    mask = torch.zeros(2, 1, 3, 5, device="cpu").index_fill(
-        3, torch.tensor([4], device="cpu"), torch.finfo(torch.float32).min
-    )
-    try:
-        with torch.no_grad(), torch.device("cpu"):
-            out, weights = eager(still, query, key, value, mask, dropout=0.0, scaling=0.5)
-    except Exception:  # it needs more than everybody's arguments, and so it is not plain
-        return Own(eager, plain=False, heads_first=False)
-    expected = torch.softmax(0.5 * query @ key.repeat_interleave(groups, 1).transpose(2, 3) + mask, -1)
-    values = expected @ value.repeat_interleave(groups, 1)
-    heads_first = out.shape == values.shape and torch.allclose(out, values, atol=1e-5)
-    placed = heads_first or (
-        out.shape == values.transpose(1, 2).shape and torch.allclose(out.transpose(1, 2), values, atol=1e-5)
-    )
-    plain = (
-        placed
-        and weights is not None
-        and weights.shape == expected.shape
-        and torch.allclose(weights, expected, atol=1e-6)
-    )
-    return Own(eager, plain and still.harmless() and not _reads_more(eager), heads_first)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(0)
+        query, key, value = (3 * torch.randn(shape, device="cpu").to(device) for shape in shapes)
+        mask = torch.zeros(2, 1, 3, 5, device=device)
+        mask[..., 4] = torch.finfo(mask.dtype).min
+        out, weights = eager(still, query, key, value, mask, dropout=0.0, scaling=0.5)
+        if weights is None or weights.shape != (2, heads, 3, 5) or out.shape != (2, 3, heads, size.head_dim):
+            raise InputError(
+                f"{type(module).__name__}: its own attention function gives no weights (B, H, N, M) to mix; "
+                "this model cannot be injected into"
+            )
+        values = value.repeat_interleave(groups, 1)
+        scores = 0.5 * query @ key.repeat_interleave(groups, 1).transpose(2, 3) + mask
+        plain = torch.allclose(weights, torch.softmax(scores, -1), atol=1e-6) and still.harmless()
+        after = not torch.allclose(out.transpose(1, 2), weights @ values, atol=1e-5)
+    read, everything = _read_arguments(eager)
+    return Own(eager, plain and not after and not everything, after, frozenset(read) - set(_STANDARD))
 
 
-def _reads_more(eager: Eager) -> bool:
-    """Whether a function looks into its `**kwargs`."""
+def _read_arguments(eager: Eager) -> tuple[set[str], bool]:
+    """The arguments by name that a function reads, and whether it looks into its `**kwargs`."""
     code = inspect.unwrap(eager).__code__
-    if not code.co_flags & inspect.CO_VARKEYWORDS:
-        return False
-    name = code.co_varnames[code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)]
-    return any(step.argval == name and step.opname.startswith("LOAD") for step in dis.get_instructions(code))
+    loaded = {name for step in dis.get_instructions(code) if step.opname.startswith("LOAD")
+              for name in (step.argval if isinstance(step.argval, tuple) else (step.argval,))}  # fmt: skip
+    named = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    others = code.co_varnames[len(named) :][bool(code.co_flags & inspect.CO_VARARGS) :]
+    keywords = bool(code.co_flags & inspect.CO_VARKEYWORDS) and others[0] in loaded
+    return {name for name in named if name in loaded}, keywords

@@ -44,7 +44,7 @@ def tokenizer_of(folder: str | Path, side: str = "target") -> PreTrainedTokenize
     if config.data.has_pairs:
         if side not in ("source", "target"):
             raise InputError(f"side: source or target, given '{side}'")
-        return of_language(load_language(folder / side))
+        return of_language(load_language(folder / "tokenizer" / side))
     return of_vocabulary(load_tokenizer(folder), masks=config.masks)
 
 

@@ -40,6 +40,8 @@ def load_causal(name: str, dtype: torch.dtype, *, tokenizer: bool = True) -> Hug
         raise InputError(f"{name}: {what} needs transformers; install it: pip install 'fullrank[hf]'")
     import transformers
 
+    import fullrank.hf  # noqa: F401  tells the auto classes about exported models of ours
+
     if tokenizer and folder.is_dir() and not any((folder / file).is_file() for file in _TOKENIZER_FILES):
         raise InputError(
             f"{name}: holds no tokenizer (tokenizer.json or the like); save the model's tokenizer there, "

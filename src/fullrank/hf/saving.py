@@ -1,0 +1,173 @@
+"""Saving what was injected, alone or with the whole model, and loading it without losing anything."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+import fullrank
+from fullrank.errors import InputError
+from fullrank.files import write_bytes, write_json
+from fullrank.hf.inject import LOADED_BY, arguments_of, inject, injected_modules, settings_of
+
+CONFIG, TENSORS = "fullrank_config.json", "fullrank.safetensors"
+
+
+def save_adapter(model: Any, folder: str | Path) -> None:
+    """Write what was injected, and nothing of the model: `fullrank_config.json` and `fullrank.safetensors`.
+
+    Raises InputError if nothing was injected.
+    """
+    settings, folder = settings_of(model), Path(folder)
+    if any(hasattr(module, "original_module") for module in model.modules()):
+        raise InputError(f"{type(model).__name__}: wrapped by PEFT, whose own save_pretrained keeps what was injected")
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in _tensors(model).items()}
+    write_bytes(folder / TENSORS, save(tensors, metadata={"format": "pt"}))
+    about = {"fullrank": fullrank.__version__, "architecture": type(model).__name__,
+             "base_model": getattr(model, "name_or_path", "") or None}  # fmt: skip
+    write_json(folder / CONFIG, {**about, **settings})
+
+
+def load_adapter(model: Any, folder: str | Path) -> Any:
+    """Inject what `save_adapter` wrote, with its parameters; returns the same model.
+
+    A model that was injected into already, in the same way, gets the parameters. Raises InputError if the folder holds no
+    adapter, if it is damaged, and if it does not fit the model.
+    """
+    folder = Path(folder)
+    written, tensors = _read_config(folder), _read_tensors(folder)
+    given = arguments_of(written)
+    fresh = not injected_modules(model)
+    if not fresh and settings_of(model) != given:
+        raise InputError(f"{folder}: was saved with {given}, but the model has been injected with {settings_of(model)}")
+    if fresh:
+        inject(model, **given)
+    try:
+        _fill(model, tensors, folder)
+    except InputError:
+        if fresh:
+            fullrank.remove(model)
+        raise
+    return model
+
+
+def _fill(model: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:
+    own = _tensors(model)
+    missing, unknown = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
+    other = [name for name in own.keys() & tensors.keys() if own[name].shape != tensors[name].shape]
+    for names, what in ((missing, "lacks"), (unknown, "has, and the model has not,"), (other, "has in another shape")):
+        if names:
+            raise InputError(f"{folder}: does not fit this {type(model).__name__}: it {what} {', '.join(names[:3])}")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers of what was injected, by their names in the model; not copies."""
+    return {
+        f"{prefix}.{name}": tensor
+        for prefix, stages in injected_modules(model).items()
+        for name, tensor in stages.state_dict(keep_vars=True).items()
+    }
+
+
+def load_injected(folder: str | Path, cls: Any = None, **from_pretrained_arguments: Any) -> Any:
+    """A model with everything that was injected: from a folder that `model.save_pretrained` wrote, or an adapter's.
+
+    cls: the class to load, also one of the Auto classes; None: the one that was saved. Further arguments are those of
+    `from_pretrained`. An adapter's folder names the model that it was made of, which is loaded first.
+    Raises InputError if nothing had been injected, and if a parameter of it is missing.
+    """
+    import transformers
+
+    path = Path(folder)
+    if (path / CONFIG).is_file():
+        written = _read_config(path)
+        if not written["base_model"]:
+            raise InputError(
+                f"{folder}: does not say which model it was made of; load that one, then fullrank.load_adapter(model, folder)"
+            )
+        kind = getattr(transformers, written["architecture"]) if cls is None else cls
+        return load_adapter(kind.from_pretrained(written["base_model"], **from_pretrained_arguments), folder)
+    config = from_pretrained_arguments.pop("config", None)
+    if config is None:
+        config = transformers.AutoConfig.from_pretrained(str(folder))
+    settings = getattr(config, "fullrank", None)
+    if settings is None:
+        raise InputError(f"{folder}: nothing was injected into this model; load it with from_pretrained")
+    _forget(config)
+    return _loaded(_class_of(cls, config), arguments_of(settings), str(folder), config, from_pretrained_arguments)
+
+
+def _loaded(kind: Any, settings: dict[str, Any], name: str, config: Any, arguments: dict[str, Any]) -> Any:
+    class Injecting(kind):
+        def __init__(self, config: Any, *args: Any, **others: Any) -> None:
+            super().__init__(config, *args, **others)
+            inject(self, **settings)
+
+    # transformers knows classes by their names
+    Injecting.__name__, Injecting.__qualname__, Injecting.__module__ = kind.__name__, kind.__qualname__, kind.__module__
+    wants_report = arguments.pop("output_loading_info", False)
+    model, report = Injecting.from_pretrained(name, config=config, output_loading_info=True, **arguments)
+    model.__class__ = kind
+    if lost := sorted(key for key in report["missing_keys"] if ".fullrank." in f".{key}"):
+        raise InputError(
+            f"{name}: its configuration says that attention was injected, but it lacks {', '.join(lost[:3])}"
+        )
+    return (model, report) if wants_report else model
+
+
+def _class_of(cls: Any, config: Any) -> Any:
+    """The class to load; of an Auto class the one for this configuration."""
+    import transformers
+
+    if cls is not None and not hasattr(cls, "_model_mapping"):
+        return cls
+    saved = (config.architectures or [None])[0]
+    known = None if cls is None else cls._model_mapping[type(config)]
+    if known is None:
+        known = getattr(transformers, saved or "", None)
+        if known is None:
+            raise InputError(f"transformers has no class '{saved}'; give the class to load, load_injected(folder, cls)")
+    several = known if isinstance(known, tuple | list) else (known,)
+    return next((kind for kind in several if kind.__name__ == saved), several[0])
+
+
+def _forget(config: Any) -> None:
+    """Take away what says that the model was injected into: `inject` will say it again."""
+    for part in (config, *(getattr(config, key, None) for key in config.sub_configs)):
+        if part is not None:
+            vars(part).pop("fullrank", None)
+            if part._attn_implementation == LOADED_BY:
+                part._attn_implementation_internal = None
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG
+    try:
+        written: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        arguments_of(written)
+        return written
+    except FileNotFoundError:
+        raise InputError(
+            f"{folder}: holds no adapter ({CONFIG}); fullrank.save_adapter(model, folder) writes one"
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path}: damaged ({error})") from None
+
+
+def _read_tensors(folder: Path) -> dict[str, Tensor]:
+    path = folder / TENSORS
+    try:
+        return dict(load(path.read_bytes()))
+    except FileNotFoundError:
+        raise InputError(f"{folder}: lacks {TENSORS}, the parameters of the adapter") from None
+    except SafetensorError as error:
+        raise InputError(f"{path}: damaged ({error})") from None

@@ -1,0 +1,102 @@
+"""One tiny model of each named family, with what it reads; random parameters, no network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+VOCABULARY, LENGTH = 60, 11
+_IDS = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+_SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+_CAUSAL = {**_SIZES, **_IDS, "num_key_value_heads": 2}
+_ENCODER = {**_SIZES, **_IDS, "max_position_embeddings": 32}
+_WINDOWS = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
+_IMAGE = {**_SIZES, "image_size": 16, "patch_size": 4, "num_channels": 3}
+Inputs = dict[str, Tensor]
+
+
+def _texts(sides: str = "right") -> Inputs:
+    """Three texts of which two are padded."""
+    generator = torch.Generator().manual_seed(1)
+    mask = torch.ones(3, LENGTH, dtype=torch.int64)
+    mask[1, 8:], mask[2, 4:] = 0, 0
+    if sides == "left":
+        mask = mask.flip(1)
+    return {"input_ids": torch.randint(3, VOCABULARY, (3, LENGTH), generator=generator), "attention_mask": mask}
+
+
+def _pairs() -> Inputs:
+    generator = torch.Generator().manual_seed(2)
+    return {**_texts(), "decoder_input_ids": torch.randint(3, VOCABULARY, (3, 7), generator=generator)}
+
+
+def _images() -> Inputs:
+    return {"pixel_values": torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(3))}
+
+
+def _sounds() -> Inputs:
+    generator = torch.Generator().manual_seed(4)
+    features = torch.randn(2, 8, 24, generator=generator)
+    return {"input_features": features, "decoder_input_ids": torch.randint(3, VOCABULARY, (2, 7), generator=generator)}
+
+
+def _of(kind: str, config: str, inputs: Callable[[], Inputs], **options: Any) -> Callable[[], tuple[Any, Inputs]]:
+    def build() -> tuple[Any, Inputs]:
+        torch.manual_seed(0)
+        model = getattr(transformers, kind)(getattr(transformers, config)(**options))
+        _stir(model)
+        return model.eval(), inputs()
+
+    return build
+
+
+@torch.no_grad()
+def _stir(model: torch.nn.Module) -> None:
+    """Away from where parameters start, which is often zero: biases, sinks and position biases count from now on."""
+    for parameter in model.parameters():
+        parameter.add_(0.15 * torch.randn_like(parameter))
+
+
+FAMILIES = {
+    "bert": _of("BertForMaskedLM", "BertConfig", _texts, **_ENCODER),
+    "bert_decoder": _of("BertLMHeadModel", "BertConfig", _texts, is_decoder=True, **_ENCODER),
+    "roberta": _of("RobertaForMaskedLM", "RobertaConfig", _texts, **{**_ENCODER, "pad_token_id": 1, "bos_token_id": 0}),
+    "distilbert": _of("DistilBertForMaskedLM", "DistilBertConfig", _texts, dim=32, n_layers=2, n_heads=4, hidden_dim=48,
+                      vocab_size=VOCABULARY, max_position_embeddings=32),
+    "albert": _of("AlbertForMaskedLM", "AlbertConfig", _texts, embedding_size=16, **_ENCODER),
+    "electra": _of("ElectraForMaskedLM", "ElectraConfig", _texts, embedding_size=16, **_ENCODER),
+    "modernbert": _of("ModernBertForMaskedLM", "ModernBertConfig", _texts, **_SIZES, **_IDS, global_attn_every_n_layers=2,
+                      local_attention=4, cls_token_id=1, sep_token_id=2),
+    "gpt2": _of("GPT2LMHeadModel", "GPT2Config", _texts, n_embd=32, n_layer=2, n_head=4, n_positions=32, **_IDS),
+    "gpt_neox": _of("GPTNeoXForCausalLM", "GPTNeoXConfig", _texts, **_SIZES, **_IDS),
+    "opt": _of("OPTForCausalLM", "OPTConfig", _texts, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, ffn_dim=48,
+               word_embed_proj_dim=32, max_position_embeddings=32, **_IDS),
+    "llama": _of("LlamaForCausalLM", "LlamaConfig", _texts, **_CAUSAL),
+    "mistral": _of("MistralForCausalLM", "MistralConfig", _texts, sliding_window=4, **_CAUSAL),
+    "qwen2": _of("Qwen2ForCausalLM", "Qwen2Config", _texts, **_CAUSAL),
+    "qwen3": _of("Qwen3ForCausalLM", "Qwen3Config", _texts, head_dim=16, **_CAUSAL),
+    "gemma2": _of("Gemma2ForCausalLM", "Gemma2Config", _texts, head_dim=16, query_pre_attn_scalar=16,
+                  attn_logit_softcapping=2.0, **_WINDOWS, **_CAUSAL),
+    "gemma3": _of("Gemma3ForCausalLM", "Gemma3TextConfig", _texts, head_dim=16, query_pre_attn_scalar=16, **_WINDOWS,
+                  **_CAUSAL),
+    "gpt_oss": _of("GptOssForCausalLM", "GptOssConfig", _texts, head_dim=16, num_local_experts=4, num_experts_per_tok=2,
+                   **_WINDOWS, **_CAUSAL),
+    "granite_swa": _of("GraniteSWAForCausalLM", "GraniteSWAConfig", _texts, **_CAUSAL),
+    "t5": _of("T5ForConditionalGeneration", "T5Config", _pairs, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4,
+              vocab_size=VOCABULARY, decoder_start_token_id=0),
+    "bart": _of("BartForConditionalGeneration", "BartConfig", _pairs, d_model=32, encoder_layers=2, decoder_layers=2,
+                encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48,
+                max_position_embeddings=32, decoder_start_token_id=2, forced_eos_token_id=2, **_IDS),
+    "whisper": _of("WhisperForConditionalGeneration", "WhisperConfig", _sounds, d_model=32, encoder_layers=2,
+                   decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=48,
+                   decoder_ffn_dim=48, num_mel_bins=8, max_source_positions=12, max_target_positions=16,
+                   decoder_start_token_id=1, **_IDS),
+    "vit": _of("ViTModel", "ViTConfig", _images, **_IMAGE),
+    "clip_vision": _of("CLIPVisionModel", "CLIPVisionConfig", _images, **_IMAGE),
+}  # fmt: skip
+
+GENERATE = ["gpt2", "opt", "llama", "mistral", "qwen3", "gemma2", "gpt_oss", "t5", "bart"]
