@@ -126,9 +126,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx: Any, found: list[Tensor]) -> tuple[Tensor | None, ...]:
-    present = (tensor is not None for tensor in ctx.saved_tensors[:6])
-    return *(tensor if there else None for tensor, there in zip(found, present, strict=True)), *(None,) * 9
+def _gradients(found: list[Tensor], operands: list[Tensor | None]) -> tuple[Tensor | None, ...]:
+    pairs = zip(found, operands, strict=True)
+    return *(None if operand is None else gradient for gradient, operand in pairs), *(None,) * 9
 
 
 class Native(torch.autograd.Function):
@@ -146,8 +146,8 @@ class Native(torch.autograd.Function):
         refuse_second_order("this attention kernel", "keeps the weights")
         if cotangent is None:
             return (None,) * 15
-        *inputs, lse = ctx.saved_tensors
-        return _gradients(ctx, _differentiated(cotangent, lse, *inputs, *ctx.choices))
+        *inputs, lse = ctx.saved_tensors  # once: a checkpoint gives them away and keeps nothing
+        return _gradients(_differentiated(cotangent, lse, *inputs, *ctx.choices), inputs[:6])
 
 
 _ARGUMENTS = (
@@ -181,7 +181,7 @@ def _operator_backward(ctx: Any, cotangent: Tensor | None, _: Tensor | None) -> 
     if cotangent is None:
         return (None,) * 15
     *inputs, lse = ctx.saved_tensors
-    return _gradients(ctx, _backward_operator(cotangent, lse, *inputs, *ctx.choices))
+    return _gradients(_backward_operator(cotangent, lse, *inputs, *ctx.choices), inputs[:6])
 
 
 operator.register_autograd(_operator_backward, setup_context=lambda ctx, inputs, output: _keep(ctx, inputs, output))
