@@ -7,10 +7,11 @@ import re
 import pytest
 
 from fullrank.config.load import flatten, to_dict
-from fullrank.config.recipe import load, shipped
+from fullrank.config.recipe import is_finetuning, load, shipped
 from recipe_counts import config_of, total
 
-NAMES = [name for name in shipped() if not name.startswith("demo/")]
+# recipes of fine-tuning: tests/test_recipes_finetune.py
+NAMES = [name for name in shipped() if not name.startswith("demo/") and not is_finetuning(name)]
 ROWS = [(name, row) for name in NAMES for row in load(name).rows]
 CELLS = [(name, row, scale) for name, row in [*ROWS, ("demo/builtin", "b")] for scale in load(name).scales]
 SIX = ["plain", "sigsoftmax", "a", "a-sigsoftmax", "b", "b-sigsoftmax"]

@@ -17,11 +17,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from fullrank.config.finetune import finetunes
 from fullrank.config.load import build_model, read_yaml, to_dict
 from fullrank.config.schema import ModelConfig
 from fullrank.errors import InputError, RunError
 
 WEIGHTS, CONFIG = "model.safetensors", "config.yaml"
+HUGGING_FACE, PREFIX = (
+    "config.json",
+    "model.",
+)  # the configuration, and what names of tensors begin with, in folders of HF
 
 
 def save(model: nn.Module, config: ModelConfig, folder: Path) -> None:
@@ -52,12 +57,23 @@ def _reason(folder: Path, error: Exception) -> str:
 
 
 def find(path: Path, checkpoint: str) -> tuple[Path, ModelConfig]:
-    """The weights file and the model configuration of a saved model or of a run folder's `checkpoint` (`best`, `last`)."""
+    """The weights file and the model configuration of a saved model or of a run folder's `checkpoint` (`best`, `last`).
+
+    Folders that `fullrank export` wrote, or `save_pretrained` of one of our classes of Hugging Face, are saved models too.
+    """
     if not path.is_dir():
         raise InputError(f"{path}: no such folder; give a run folder or a folder written by model.save")
+    if not (path / CONFIG).is_file() and (path / HUGGING_FACE).is_file():
+        return _of_hugging_face(path)
     if not (path / CONFIG).is_file():
         raise InputError(f"{path}: holds no {CONFIG}; give a run folder or a folder written by model.save")
-    config = build_model(read_yaml(path / CONFIG).get("model") or {})
+    raw = read_yaml(path / CONFIG)
+    if finetunes(raw):
+        raise InputError(
+            f"{path}: a run of fine-tuning on {raw['data']['name']}, whose model is one of Hugging Face's and not of ours; "
+            f"see `fullrank finetune {path}` and `fullrank report {path}`"
+        )
+    config = build_model(raw.get("model") or {})
     candidates = [path / WEIGHTS, path / "checkpoints" / checkpoint / WEIGHTS]
     for candidate in candidates:
         if candidate.is_file():
@@ -69,12 +85,28 @@ def find(path: Path, checkpoint: str) -> tuple[Path, ModelConfig]:
     raise InputError(f"{path}: holds no weights ({WEIGHTS}, or checkpoints/{checkpoint}/{WEIGHTS}); {hint}")
 
 
+def _of_hugging_face(path: Path) -> tuple[Path, ModelConfig]:
+    try:
+        content = json.loads((path / HUGGING_FACE).read_text(encoding="utf-8"))
+        kind, section = content.get("model_type"), content.get("fullrank")
+    except (OSError, ValueError, AttributeError) as error:
+        raise InputError(f"{path / HUGGING_FACE}: damaged ({error})") from error
+    if kind != "fullrank" or not isinstance(section, dict):
+        raise InputError(
+            f"{path}: a Hugging Face model of type '{kind}', not one of ours (model_type 'fullrank'); load it with transformers"
+        )
+    if not (path / WEIGHTS).is_file():
+        sharded = "; it is in pieces, save it in one (max_shard_size)" if list(path.glob("*.index.json")) else ""
+        raise InputError(f"{path}: holds no weights ({WEIGHTS}){sharded}")
+    return path / WEIGHTS, build_model(section)
+
+
 def holds_translator(path: Path, checkpoint: str = "best") -> bool:
     """Whether a folder that `find` reads is that of a translation model; of a damaged file, loading it says more."""
     file, _ = find(path, checkpoint)
     try:
         with safe_open(file, framework="pt") as tensors:
-            return _kind(tensors.keys()) == "Translator"
+            return kind_of(tensors.keys()) == "Translator"
     except (SafetensorError, OSError):
         return False
 
@@ -87,7 +119,8 @@ def read(file: Path) -> dict[str, torch.Tensor]:
     """
     try:
         _verify(file)
-        return {name: tensor.clone() for name, tensor in load_file(file).items()}
+        # in a folder of Hugging Face names begin with `model.`, which none of ours does
+        return {name.removeprefix(PREFIX): tensor.clone() for name, tensor in load_file(file).items()}
     except (SafetensorError, OSError, ValueError) as error:
         raise InputError(
             f"{file}: damaged or not a safetensors file ({error}); take another checkpoint or train again"
@@ -104,13 +137,14 @@ _KINDS = {
 
 def check_kind(tensors: Mapping[str, torch.Tensor], wanted: str, path: str | Path) -> None:
     """InputError unless the tensors saved in `path` are those of the class `wanted`; it names the class that they are of."""
-    found = _kind(tensors)
+    found = kind_of(tensors)
     if found != wanted:
         raise InputError(f"{path}: holds {_KINDS[found]}, not {_KINDS[wanted]}; load it with {found}.load")
 
 
-def _kind(names: Iterable[str]) -> str:
-    parts = {name.partition(".")[0] for name in names}
+def kind_of(names: Iterable[str]) -> str:
+    """The class of ours whose tensors are called `names`."""
+    parts = {name.removeprefix(PREFIX).partition(".")[0] for name in names}
     if "encoder" not in parts:
         return "LanguageModel"
     return "Translator" if "decoder" in parts else "MaskedLanguageModel"

@@ -40,13 +40,15 @@ def load_causal(name: str, dtype: torch.dtype, *, tokenizer: bool = True) -> Hug
         raise InputError(f"{name}: {what} needs transformers; install it: pip install 'fullrank[hf]'")
     import transformers
 
+    import fullrank.hf  # noqa: F401  tells the auto classes about exported models of ours
+
     if tokenizer and folder.is_dir() and not any((folder / file).is_file() for file in _TOKENIZER_FILES):
         raise InputError(
             f"{name}: holds no tokenizer (tokenizer.json or the like); save the model's tokenizer there, "
             "tokenizer.save_pretrained(folder)"
         )
     where = str(folder) if folder.is_dir() else name
-    with _quiet(transformers), _explained(name):
+    with quiet(transformers), _explained(name):
         config = transformers.AutoConfig.from_pretrained(where, trust_remote_code=False)
         words = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False) if tokenizer else None
         model, found = transformers.AutoModelForCausalLM.from_pretrained(
@@ -60,7 +62,7 @@ def load_causal(name: str, dtype: torch.dtype, *, tokenizer: bool = True) -> Hug
 
 
 @contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
+def quiet(transformers: Any) -> Iterator[None]:
     """Without progress bars, remarks and reports of retries."""
     from huggingface_hub.utils import logging as hub
 

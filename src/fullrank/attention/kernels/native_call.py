@@ -126,9 +126,10 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.set_materialize_grads(False)
 
 
-def _gradients(found: list[Tensor], operands: list[Tensor | None]) -> tuple[Tensor | None, ...]:
-    pairs = zip(found, operands, strict=True)
-    return *(None if operand is None else gradient for gradient, operand in pairs), *(None,) * 9
+def _gradients(inputs: list[Tensor | None], found: list[Tensor]) -> tuple[Tensor | None, ...]:
+    """Those of the inputs that are there. Saved tensors are read once: under activation checkpointing they are gone then."""
+    given = zip(found, inputs[:6], strict=True)
+    return *(None if tensor is None else gradient for gradient, tensor in given), *(None,) * 9
 
 
 class Native(torch.autograd.Function):
@@ -146,8 +147,8 @@ class Native(torch.autograd.Function):
         refuse_second_order("this attention kernel", "keeps the weights")
         if cotangent is None:
             return (None,) * 15
-        *inputs, lse = ctx.saved_tensors  # once: a checkpoint gives them away and keeps nothing
-        return _gradients(_differentiated(cotangent, lse, *inputs, *ctx.choices), inputs[:6])
+        *inputs, lse = ctx.saved_tensors
+        return _gradients(inputs, _differentiated(cotangent, lse, *inputs, *ctx.choices))
 
 
 _ARGUMENTS = (
@@ -181,7 +182,7 @@ def _operator_backward(ctx: Any, cotangent: Tensor | None, _: Tensor | None) -> 
     if cotangent is None:
         return (None,) * 15
     *inputs, lse = ctx.saved_tensors
-    return _gradients(_backward_operator(cotangent, lse, *inputs, *ctx.choices), inputs[:6])
+    return _gradients(inputs, _backward_operator(cotangent, lse, *inputs, *ctx.choices))
 
 
 operator.register_autograd(_operator_backward, setup_context=lambda ctx, inputs, output: _keep(ctx, inputs, output))

@@ -1,0 +1,246 @@
+"""A trained run as a folder that `transformers` reads, with our package or without it, and back."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from fullrank import __version__
+from fullrank.config.load import build, read_yaml, to_dict
+from fullrank.config.schema import AttentionConfig, ModelConfig, RunConfig, stage_name
+from fullrank.errors import InputError, RunError
+from fullrank.files import write_json
+from fullrank.hf.card import card
+from fullrank.model import weights as storage
+from fullrank.model.language_model import LanguageModel
+from fullrank.model.masked import MaskedLanguageModel
+from fullrank.model.translator import Translator
+from fullrank.reporting.results import is_run, read_run
+
+
+class _Kind(NamedTuple):
+    """What one of our models is to Hugging Face."""
+
+    built: type[Any]
+    objective: str
+    architecture: str
+    auto: str
+
+
+KINDS = {
+    "LanguageModel": _Kind(LanguageModel, "causal", "FullRankForCausalLM", "AutoModelForCausalLM"),
+    "MaskedLanguageModel": _Kind(MaskedLanguageModel, "masked", "FullRankForMaskedLM", "AutoModelForMaskedLM"),
+    "Translator": _Kind(Translator, "translation", "FullRankForSeq2SeqLM", "AutoModelForSeq2SeqLM"),
+}
+
+_PORTABLE = "fullrank.hf.portable"
+
+# the stages that the portable code knows; one that somebody registered is not among them
+_STAGES: dict[str, tuple[str, ...]] = {
+    "score": ("dot_product", "relative", "dense_synthesizer", "random_synthesizer"),
+    "normalize": ("softmax", "sigsoftmax"),
+    "mix": ("none", "position_independent", "position_wise", "random", "average"),
+    "kind": ("weighted", "multilinear"),
+    "position": ("sinusoidal", "learned", "relative", "rotary", "none"),
+    "hidden_act": ("relu", "gelu", "swiglu"),
+    "input.kind": ("token", "adaptive"),
+    "output.kind": ("softmax", "adaptive", "mixture_of_softmaxes"),
+}
+
+
+def export_run(folder: str | Path, out: str | Path, checkpoint: str = "best") -> Path:
+    """Write the model of a run folder (or of a folder that `model.save` wrote) into the new folder `out`; returns `out`.
+
+    `out` holds `config.json`, `model.safetensors`, `generation_config.json`, the tokenizer, a model card with the figures of
+    `result.json`, and modelling code: `from_pretrained(out, trust_remote_code=True)` works where this package is not installed.
+    Raises InputError if `out` holds anything, if `folder` has no such model, and for models that the code cannot compute.
+    """
+    folder, out = Path(folder), Path(out)
+    _check_free(out)
+    _check_ours(folder)
+    file, config = storage.find(folder, checkpoint)
+    tensors = storage.read(file)
+    kind = KINDS[storage.kind_of(tensors)]
+    _check_stages(config)
+    with torch.device("meta"):
+        model: nn.Module = kind.built(config)
+    storage.assign(model, tensors, file)  # says what does not fit
+    record = read_run(folder) if (folder / "run.json").is_file() and is_run(folder) else None
+    run = build(read_yaml(folder / "config.yaml")) if record is not None else None
+    with _appearing(out) as place:
+        _write_weights(place, model.state_dict())
+        _write_configuration(place, folder, kind, config, run, next(iter(tensors.values())).dtype)
+        for name in portable_files():
+            (place / name).write_bytes(resources.files(_PORTABLE).joinpath(name).read_bytes())
+        text = card(out.name, kind.objective, kind.auto, config, record, checkpoint, model.state_dict())
+        (place / "README.md").write_text(text, encoding="utf-8")
+    return out
+
+
+def import_folder(folder: str | Path, out: str | Path) -> Path:
+    """The way back: the model of an exported folder as `model.save` writes it, into the new folder `out`; returns `out`.
+
+    `folder` may also be what `save_pretrained` of one of our classes of Hugging Face wrote.
+    Raises InputError if `out` holds anything, and if `folder` holds no model of ours.
+    """
+    folder, out = Path(folder), Path(out)
+    _check_free(out)
+    if not (folder / storage.HUGGING_FACE).is_file():
+        raise InputError(f"{folder}: holds no {storage.HUGGING_FACE}; give a folder that `fullrank export` wrote")
+    file, _ = storage.find(folder, "best")
+    model = KINDS[storage.kind_of(storage.read(file))].built.load(folder)
+    with _appearing(out) as place:
+        model.save(place)
+    return out
+
+
+def portable_files() -> list[str]:
+    """The files of modelling code that go beside the weights."""
+    found = resources.files(_PORTABLE).iterdir()
+    return sorted(file.name for file in found if file.name.endswith("_fullrank.py"))
+
+
+# -- what is refused ------------------------------------------------------------------------------------------------------
+
+
+def _check_free(out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out}: a file of that name exists; give a folder that is not there yet")
+    if out.is_dir() and any(out.iterdir()):
+        raise InputError(f"{out}: not empty, and nothing there is overwritten; give another folder or remove it")
+
+
+def _check_ours(folder: Path) -> None:
+    """InputError for what is no folder of a model of ours, in the words of what it is."""
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder; give a run folder (fullrank train --out)")
+    if not (folder / storage.CONFIG).is_file():
+        if (folder / storage.HUGGING_FACE).is_file():
+            raise InputError(f"{folder}: already a folder of Hugging Face; it loads with transformers as it is")
+        raise InputError(f"{folder}: not a run folder, it has no {storage.CONFIG}")
+    name = (read_yaml(folder / storage.CONFIG).get("data") or {}).get("name")
+    if isinstance(name, str) and name.startswith(("glue", "squad")):
+        raise InputError(
+            f"{folder}: a fine-tuned run ({name}); its checkpoints are folders of Hugging Face already, load them with "
+            "fullrank.load_injected"
+        )
+
+
+def _check_stages(config: ModelConfig) -> None:
+    """InputError for a stage that the code beside the weights does not have."""
+    parts = [("model", config)]
+    for key in ("encoder", "decoder"):
+        if (section := getattr(config, key)) is not None:
+            parts.append((f"model.{key}", section))
+    for key, part in parts:
+        for name in ("attention", "cross"):
+            if isinstance(attention := getattr(part, name, None), AttentionConfig):
+                for slot in ("score", "normalize", "mix", "kind"):
+                    _check_stage(f"{key}.{name}.{slot}", slot, stage_name(getattr(attention, slot)))
+    for slot in ("position", "hidden_act"):
+        _check_stage(f"model.{slot}", slot, getattr(config, slot))
+    _check_stage("model.input.kind", "input.kind", config.input.kind)
+    _check_stage("model.output.kind", "output.kind", config.output.kind)
+
+
+def _check_stage(key: str, slot: str, name: str) -> None:
+    if name not in _STAGES[slot]:
+        raise InputError(
+            f"{key}: '{name}' was registered beside the package, and the modelling code of an export does not have it (it "
+            f"has {', '.join(_STAGES[slot])}); share the model as a run folder with your code"
+        )
+
+
+# -- what is written ------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _appearing(out: Path) -> Iterator[Path]:
+    """A folder that is called `out` once everything is in it, and is gone if anything fails."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        place = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}-"))
+    except OSError as error:
+        raise RunError(f"{out}: cannot be written ({error.strerror})") from error
+    try:
+        place.chmod(0o755)
+        yield place
+        if out.is_dir():
+            out.rmdir()  # it was empty
+        os.replace(place, out)
+    except OSError as error:
+        raise RunError(f"{out}: cannot be written ({error})") from error
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _write_weights(place: Path, tensors: Mapping[str, Tensor]) -> None:
+    """As Hugging Face has them: our names under `model.`."""
+    named = {f"{storage.PREFIX}{name}": tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(named, place / storage.WEIGHTS, metadata={"format": "pt"})
+    (place / storage.WEIGHTS).chmod(0o644)
+
+
+def _write_configuration(
+    place: Path, folder: Path, kind: _Kind, config: ModelConfig, run: RunConfig | None, dtype: torch.dtype
+) -> None:
+    """`config.json`, the tokenizer and `generation_config.json`."""
+    from transformers import GenerationConfig
+    from transformers import __version__ as transformers_version
+
+    from fullrank.hf.portable.configuration_fullrank import FullRankConfig
+
+    special = _special_ids(folder, kind, config, run is not None)
+    made = FullRankConfig(
+        fullrank=to_dict(config),
+        objective=kind.objective,
+        architectures=[kind.architecture],
+        dtype=str(dtype).removeprefix("torch."),
+        **special,
+    ).to_diff_dict()
+    made["auto_map"] = {
+        "AutoConfig": "configuration_fullrank.FullRankConfig",
+        kind.auto: f"modeling_fullrank.{kind.architecture}",
+    }
+    made |= {"transformers_version": transformers_version, "fullrank_version": __version__}
+    write_json(place / storage.HUGGING_FACE, made)
+    if kind.objective == "masked" or config.sees_future:
+        return
+    wanted: dict[str, Any] = {"bos_token_id": special.get("bos_token_id")}
+    if kind.objective == "translation" and run is not None:
+        wanted |= {key: special.get(key) for key in ("eos_token_id", "pad_token_id", "decoder_start_token_id")}
+        wanted |= {
+            "num_beams": run.eval.beams,
+            "length_penalty": run.eval.length_penalty,
+            "no_repeat_ngram_size": run.eval.no_repeat_ngram_size,
+        }
+    GenerationConfig(**{key: value for key, value in wanted.items() if value is not None}).save_pretrained(place)
+
+
+def _special_ids(folder: Path, kind: _Kind, config: ModelConfig, of_run: bool) -> dict[str, int]:
+    """Ids of the marks that the run's vocabulary has."""
+    from fullrank.data import load_language, load_tokenizer
+
+    assert config.vocab_size is not None
+    found: dict[str, int | None] = {}
+    if kind.objective == "masked":
+        found["mask_token_id"] = config.vocab_size - 1
+    if not of_run:
+        return {key: value for key, value in found.items() if value is not None}
+    if kind.objective == "translation":
+        end = load_language(folder / "tokenizer" / "target").eos_id  # a translation begins after it, too
+        return {"eos_token_id": end, "pad_token_id": end, "decoder_start_token_id": end}
+    if (folder / "vocabulary.json").is_file():
+        tokenizer = load_tokenizer(folder)
+        found |= {"bos_token_id": tokenizer.start_id, "eos_token_id": tokenizer.eos_id}
+    return {key: value for key, value in found.items() if value is not None}

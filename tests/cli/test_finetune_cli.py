@@ -1,0 +1,295 @@
+"""`fullrank finetune` and what other verbs do with its runs and recipes: a tiny encoder, tiny files, no network."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import yaml
+from finetune_files import SETTINGS, write_cola, write_encoder, write_rte
+
+from fullrank.cli import main
+from fullrank.evaluation.glue import matthews_correlation
+from fullrank.tasks import finetuning_glue
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+class Place(NamedTuple):
+    """Where encoder and files are; `say` runs the command in this process."""
+
+    encoder: Path
+    glue: Path
+    capture: pytest.CaptureFixture[str]
+
+    def say(self, *words: object) -> Said:
+        code = 0
+        self.capture.readouterr()
+        try:
+            main([str(word) for word in words])
+        except SystemExit as stopped:
+            code = int(stopped.code or 0)
+        found = self.capture.readouterr()
+        return Said(code, found.out, found.err)
+
+    def given(self, *more: str) -> list[str]:
+        return [f"model.pretrained={self.encoder}", *SETTINGS, *more]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("finetune")
+    glue = folder / "glue"
+    write_cola(glue)
+    write_rte(glue)
+    return write_encoder(folder / "encoder"), glue
+
+
+@pytest.fixture
+def place(files: tuple[Path, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("COLUMNS", "100")
+    return Place(*files, capsys)
+
+
+def write_config(path: Path, place: Place, **sections: dict[str, Any]) -> Path:
+    """A configuration as a user writes it."""
+    raw: dict[str, Any] = {
+        "model": {"pretrained": str(place.encoder)},
+        "data": {"name": "glue/cola", "dir": str(place.glue), "max_length": 16},
+        "train": {"steps": 6, "batch_size": 8, "learning_rate": 5e-3, "device": "cpu", "threads": 1, "log_every_steps": 2,
+                  "keep_model": False},
+    }  # fmt: skip
+    for name, section in sections.items():
+        raw[name] = {**raw.get(name, {}), **section}
+    path.write_text(yaml.safe_dump(raw), encoding="utf-8")
+    return path
+
+
+def test_rows_and_seeds_in_one_command(place: Place, tmp_path: Path) -> None:
+    found = place.say(
+        "finetune", "mixhead/table5", "--scale", "small", "--rows", "cola-plain,cola-b", "--seeds", 2,
+        "--out", tmp_path / "runs", "--from", place.glue, *place.given("train.steps=4", "train.precision=fp32"), "--json",
+    )  # fmt: skip
+    assert found.code == 0, found.err
+    (task,) = found.json["tasks"]
+    plain, b = task["arms"]
+    assert (plain["name"], b["name"], b["baseline"]) == ("cola-plain", "cola-b", "cola-plain")
+    assert plain["seeds"] == b["seeds"] == [1, 2]
+    assert b["parameters"]["mixing"] == 2 * (4 * 4 + 4 * 4)  # two layers: H^2 of B and D H of W
+    assert b["parameters"]["total"] - plain["parameters"]["total"] == 64
+    assert plain["slice"] == {"train": True, "dev": True}
+    assert plain["figures"]["dev"]["matthews_correlation"]["paper"] == {
+        "mean": 52.6, "deviation": None, "deviation_change_percent": None, "of": "test server",
+    }  # fmt: skip
+    assert Path(found.json["report"]) == tmp_path / "runs" / "report.html"
+    assert (tmp_path / "runs" / "report.html").is_file()
+    # the score is that of the predictions that were kept
+    for seed, value in enumerate(b["figures"]["dev"]["matthews_correlation"]["values"], 1):
+        lines = (tmp_path / "runs" / f"cola-b-small-seed{seed}" / "predictions-dev.tsv").read_text().splitlines()
+        table = np.array([line.split("\t")[1:] for line in lines[1:]]).astype(float).astype(int)
+        assert value == pytest.approx(100 * matthews_correlation(table[:, 1], table[:, 0]))
+    again = place.say("report", tmp_path / "runs", "--out", tmp_path / "again.html")
+    assert again.code == 0, again.err
+    assert "Matthews correlation x 100" in again.out
+    assert "±" in again.out
+    assert max(map(len, again.out.splitlines()[:-1])) <= 100
+
+
+def test_a_run_that_died_goes_on_as_if_it_had_not(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With dropout, mixing and cross-head: figures, every line of metrics and predictions are the same."""
+    path = write_config(
+        tmp_path / "my.yaml", place,
+        model={"attention": {"mix": "position_wise", "cross_head": 0.3}},
+        train={"steps": 14, "save_every_steps": 4},
+        eval={"every_steps": 5},
+    )  # fmt: skip
+    whole, died = tmp_path / "whole", tmp_path / "died"
+    assert place.say("finetune", path, "--out", whole, "--quiet").code == 0
+    calls = 0
+    step = finetuning_glue.LabelObjective.__call__
+
+    def dies(self: Any, *given: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 11:
+            raise RuntimeError("the machine went down")
+        return step(self, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(finetuning_glue.LabelObjective, "__call__", dies)
+        found = place.say("finetune", path, "--out", died, "--quiet")
+    assert found.code == 1
+    assert "the machine went down" in found.err
+    assert not (died / "result.json").exists()
+    listed = place.say("report", died, "--out", tmp_path / "died.html")
+    assert "not finished" in listed.out
+    assert place.say("train", died, "--quiet").code == 0  # which hands a run of fine-tuning over
+    results = [json.loads((folder / "result.json").read_text()) for folder in (whole, died)]
+    for key in ("final", "best", "steps", "tokens_seen", "sha256", "parameters", "examples", "epochs"):
+        assert results[0][key] == results[1][key], key
+    for name in ("metrics.jsonl", "predictions-dev.tsv"):
+        assert (whole / name).read_bytes() == (died / name).read_bytes(), name
+
+
+def test_reproduce_lists_trains_and_goes_on(place: Place, tmp_path: Path) -> None:
+    words = ("reproduce", "mixhead/table5", "--scale", "small", "--rows", "rte-plain,rte-b", "--out", tmp_path / "t")
+    listed = place.say(*words, "--list", "--json")
+    assert [(cell["row"], cell["seed"], cell["finished"]) for cell in listed.json] == [
+        ("rte-plain", 1, False), ("rte-b", 1, False),
+    ]  # fmt: skip
+    given = ("--from", place.glue, "--quiet", *place.given("train.steps=2", "train.precision=fp32"))
+    found = place.say(*words, *given)
+    assert found.code == 0, found.err
+    assert "rte-b" in found.out
+    assert "cannot be told from so few seeds" in " ".join(found.out.split())
+    stamp = (tmp_path / "t" / "rte-b-small-seed1" / "result.json").stat().st_mtime_ns
+    assert place.say(*words, *given).code == 0
+    assert (tmp_path / "t" / "rte-b-small-seed1" / "result.json").stat().st_mtime_ns == stamp
+    assert all(cell["finished"] for cell in place.say(*words, "--list", "--json").json)
+    single = place.say("reproduce", write_config(tmp_path / "one.yaml", place))
+    assert (single.code, "use `fullrank finetune" in single.err) == (2, True)
+
+
+def broken(place: Place, folder: Path, what: str) -> list[str]:
+    """A copy of the files with one fault, and settings that read it."""
+    glue = folder / "glue"
+    write_cola(glue)
+    name = "glue/cola"
+    cola = glue / "CoLA" / "train.tsv"
+    text = cola.read_text(encoding="utf-8")
+    if what == "task":
+        name = "glue/colaa"
+    elif what == "columns":
+        write_rte(glue, header="index\tsentence1\tsentence3\tlabel")
+        name = "glue/rte"
+    elif what == "truncated":
+        cola.write_text(text[: text.rindex("\t\t") - 2], encoding="utf-8")
+    elif what == "label":
+        cola.write_text(text.replace("gj04\t1", "gj04\t7", 1), encoding="utf-8")
+    elif what == "empty":
+        cola.write_text("", encoding="utf-8")
+    elif what == "missing":
+        cola.unlink()
+    return [f"data.name={name}", "--from", str(glue)]
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("task", "data.name: 'glue/colaa' is no task; did you mean 'glue/cola'?"),
+        ("columns", "sentence2"),
+        ("truncated", "line 48"),
+        ("label", "7"),
+        ("empty", "train.tsv"),
+        ("missing", "no file CoLA/train.tsv"),
+    ],
+)
+def test_hostile_files_are_one_line_each(place: Place, tmp_path: Path, what: str, words: str) -> None:
+    path = write_config(tmp_path / "my.yaml", place)
+    found = place.say("finetune", path, *broken(place, tmp_path, what), "--out", tmp_path / "run")
+    assert (found.code, found.out) == (2, "")
+    *remarks, line = found.err.strip().splitlines()  # a remark may say that files are a slice
+    assert line.startswith("fullrank: ")
+    assert words in line
+    assert not any(remark.startswith("fullrank: ") for remark in remarks)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("model.pretrained=./nothing", "model.pretrained: ./nothing: no such folder"),
+        ("model.attention.mix=position_wize", "model.attention.mix: 'position_wize' is not available"),
+        ("model.attention.cross_head=2", "model.attention.cross_head: a probability"),
+        ("data.max_length=64", "data.max_length: this encoder reads at most 24 tokens, given 64"),
+        ("train.warmup_ratio=1", "train.warmup_ratio: at least 0 and below 1"),
+        ("data.doc_stride=4", "data.doc_stride: of SQuAD"),
+        ("train.seeds=4", "unknown key 'train.seeds'"),
+    ],
+)
+def test_settings_that_cannot_be_are_one_line_each(place: Place, tmp_path: Path, setting: str, words: str) -> None:
+    found = place.say(
+        "finetune", write_config(tmp_path / "my.yaml", place), setting, "--out", tmp_path / "run", "--quiet"
+    )
+    assert (found.code, found.out) == (2, "")
+    (line,) = found.err.strip().splitlines()
+    assert words in line
+
+
+def test_other_verbs_say_what_such_a_run_is(place: Place, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert place.say("finetune", write_config(tmp_path / "my.yaml", place), "train.steps=1", "--out", run).code == 0
+    for words in (["eval", run], ["generate", run, "--prompt", "x"], ["check", run], ["average", run], ["translate", run],
+                  ["analyze", "context", run], ["analyze", "rank", run]):  # fmt: skip
+        found = place.say(*words)
+        assert (words[0], found.code, found.out) == (words[0], 2, "")
+        (line,) = found.err.strip().splitlines()
+        assert "fine-tun" in line
+    assert place.say("finetune", run, "train.steps=2").code == 2  # resumed as it was configured
+    assert "already finished" in place.say("finetune", run).err
+    shown = place.say("config", "show", run, "--json").json
+    assert (shown["train"]["steps"], shown["data"]["name"]) == (1, "glue/cola")
+
+
+@pytest.mark.parametrize("verb", [["check"], ["analyze", "context"], ["eval"]])
+def test_other_verbs_on_a_recipe_of_fine_tuning(place: Place, verb: list[str]) -> None:
+    found = place.say(*verb, "mixhead/table5")
+    assert (found.code, found.out) == (2, "")
+
+
+def test_info_counts_without_reading_weights(place: Place, tmp_path: Path) -> None:
+    """BERT-base has 12 layers of 12 heads of 64: A adds 12 x 144 = 1,728, B 12 x (144 + 768) = 10,944."""
+    found = place.say("info", "mixhead/table5", "--row", "cola-b", "--json").json
+    vectors, layer = (30522 + 512 + 2) * 768 + 2 * 768, 4 * (768 * 768 + 768) + 2 * 768 * 3072 + 3072 + 768 + 4 * 768
+    pooler = 768 * 768 + 768
+    assert found["parameters"]["mixing"] == 10_944
+    assert found["parameters"]["encoder"] == vectors + 12 * layer + pooler
+    assert found["parameters"]["output"] == 2 * 769
+    assert found["parameters"]["total"] == vectors + 12 * layer + pooler + 2 * 769 + 10_944
+    a = place.say("info", "mixhead/table5", "model.attention.mix=position_independent", "model.layers=[0,1]", "--json")
+    assert (a.json["parameters"]["mixing"], a.json["parameters"]["output"]) == (2 * 144, 3 * 769)
+    (place.encoder / "model.safetensors").rename(tmp_path / "away")
+    try:
+        own = place.say(
+            "info", write_config(tmp_path / "my.yaml", place, model={"attention": {"mix": "position_wise"}})
+        )
+    finally:
+        (tmp_path / "away").rename(place.encoder / "model.safetensors")
+    assert own.code == 0, own.err
+    assert "in 2 layers of 4 heads" in own.out
+    missing = place.say("info", "mixhead/table5", "model.pretrained=some/encoder")
+    assert missing.code == 2
+    assert "downloads nothing" in missing.err
+
+
+def test_configurations_of_fine_tuning_are_shown_and_checked(place: Place, tmp_path: Path) -> None:
+    assert place.say("config", "validate", "mixhead/table5").out == "mixhead/table5: valid (16 rows, 2 scales)\n"
+    assert "valid (12 rows, 2 scales)" in place.say("config", "validate", "skip-cross-head/table4").out
+    path = write_config(tmp_path / "my.yaml", place, train={"steps": 0, "batch_size": -1})
+    found = place.say("config", "validate", path, "--json")
+    assert (found.code, found.json["valid"], len(found.json["problems"])) == (2, False, 2)
+    schema = place.say("config", "schema", "--finetune").json
+    assert set(schema["properties"]) == {"model", "data", "train", "eval"}
+    assert "glue/cola" in schema["$defs"]["TaskDataConfig"]["properties"]["name"]["enum"]
+    graft = schema["$defs"]["GraftConfig"]["properties"]["mix"]["anyOf"]
+    assert any("position_wise" in choice.get("enum", []) for choice in graft)
+    assert "finetune" not in json.dumps(place.say("config", "schema").json["properties"])
+    names = [recipe["name"] for recipe in place.say("recipes", "list", "--json").json]
+    assert {"mixhead/table5", "skip-cross-head/table4"} <= set(names)
+    assert place.say("recipes", "show", "skip-cross-head/table4", "--json").json["rows"]["cola-plain"]["paper"] == {
+        "matthews_correlation": [59.849, 1.23]
+    }

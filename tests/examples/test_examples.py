@@ -1,0 +1,41 @@
+"""The examples run, offline, and say what they are there to show."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def run(name: str, *words: str) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *words], capture_output=True, text=True, timeout=300, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def figure(said: str, before: str) -> float:
+    found = re.search(rf"{before}:?\s+([0-9.]+)", said)
+    assert found is not None, said
+    return float(found[1])
+
+
+def test_gpt2_learns_to_mix_and_loses_nothing_on_disk() -> None:
+    said = run("inject_gpt2.py", "--steps", "12")
+    assert figure(said, "injected") == pytest.approx(figure(said, "plain"), abs=1e-4)
+    assert figure(said, "trained") < figure(said, "plain")
+    assert "the same logits: True" in said
+
+
+def test_bert_learns_with_the_trainer_and_loses_nothing_on_disk() -> None:
+    said = run("inject_bert.py", "--steps", "40")
+    assert figure(said, "accuracy after") > 0.8 > figure(said, "accuracy before")
+    assert "saved and loaded, the same logits: True" in said

@@ -1,0 +1,364 @@
+"""`fullrank export`: a run as a folder that Hugging Face reads, also in a process that has no `fullrank`, and back."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import Tensor
+
+pytest.importorskip("transformers", reason="needs the extra `hf`")
+
+from portable_models import check_close
+from safetensors.torch import load_file, save_file
+
+import fullrank as fr
+from fullrank.cli import main
+from fullrank.config.load import to_yaml
+from fullrank.config.registry import register, unregister
+from fullrank.config.schema import DataConfig, RunConfig
+from fullrank.data import WordVocabulary
+from fullrank.errors import InputError
+from fullrank.hf.export import export_run, import_folder
+from moving import moved
+from translation_runs import write_run
+
+WORDS = ["<eos>", "<unk>", "the", "cat", "dog", "sleeps", "barks", "."]
+
+# reads folders and ids, writes logits and greedy continuations; nothing of ours may be imported
+ALONE = """
+import sys
+
+class Forbidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "fullrank":
+            raise ImportError("fullrank must not be imported")
+
+sys.meta_path.insert(0, Forbidden())
+import torch, transformers
+from safetensors.torch import load_file, save_file
+torch.set_num_threads(1)
+work, *jobs = sys.argv[1:]
+given, found = load_file(work + "/given.safetensors"), {}
+for job in jobs:
+    name, auto = job.split(":")
+    model = getattr(transformers, auto).from_pretrained(work + "/" + name, trust_remote_code=True)
+    assert type(model).__module__.startswith("transformers_modules."), type(model)
+    ids = given[name]
+    with torch.no_grad():
+        if auto == "AutoModelForSeq2SeqLM":
+            found[name] = model(input_ids=ids, decoder_input_ids=given[name + ".target"]).logits
+        else:
+            found[name] = model(ids).logits
+    if auto == "AutoModelForCausalLM" and model.config.fullrank["attention"]["causal"] != "as_published":
+        wrote = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=5, do_sample=False)
+        found[name + ".text"] = wrote[:, ids.shape[1]:].contiguous()
+assert not [name for name in sys.modules if name.partition(".")[0] == "fullrank"]
+save_file(found, work + "/found.safetensors")
+"""
+
+
+def figures(**more: Any) -> dict[str, Any]:
+    """A `result.json` with figures that nobody measured."""
+    return {
+        "name": "b", "recipe": "/home/somebody/secret/run.yaml", "row": None, "scale": "tiny", "seed": 7,
+        "parameters": {"total": 12345, "attention": 345, "embedding": 12000},
+        "final": {"valid": {"nll": 2.5, "perplexity": 12.25, "tokens": 1000},
+                  "test": {"nll": 2.6, "perplexity": 13.5, "tokens": 2000}},
+        "last": {"valid": {"nll": 2.75, "perplexity": 15.75, "tokens": 1000}},
+        "protocol": "consecutive blocks of 8 tokens",
+        "corpus": {"name": "ptb", "label": "ptb (a local slice)", "is_slice": True, "tokens": {"train": 5000}},
+        "steps": 60, "tokens_seen": 1920,
+        "environment": {"fullrank": "0.1.0", "commit": "abc123", "torch": "2.13.0", "python": "3.11.7"},
+    } | more  # fmt: skip
+
+
+def write_language_run(
+    folder: Path, result: dict[str, Any] | None = None, attention: dict[str, Any] | None = None, **model: Any
+) -> fr.LanguageModel:
+    """A run folder as training leaves it, with two checkpoints; gives the model of the best one."""
+    sizes: dict[str, Any] = {
+        "vocab_size": len(WORDS), "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 20, "max_position_embeddings": 16,
+    }  # fmt: skip
+    config = fr.ModelConfig(**sizes | model, attention=fr.AttentionConfig(**attention or {}))
+    torch.manual_seed(0)
+    made = fr.LanguageModel(config).double().eval()
+    made.save(folder / "checkpoints" / "last")
+    moved(made, 0.4).save(folder / "checkpoints" / "best")
+    data = DataConfig(name="text", train="train.txt", valid="valid.txt", test="test.txt")
+    (folder / "config.yaml").write_text(to_yaml(RunConfig(model=config, data=data)), encoding="utf-8")
+    (folder / "run.json").write_text(json.dumps({"recipe": "run.yaml", "row": None}), encoding="utf-8")
+    if result is not None:
+        (folder / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    WordVocabulary(WORDS, [5] * len(WORDS)).save(folder)
+    return made
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    write_language_run(tmp_path / "run", figures(), {"mix": "position_wise"})
+    return tmp_path / "run"
+
+
+def call(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stopped:
+        main([str(word) for word in words])
+    said = capsys.readouterr()
+    code = stopped.value.code
+    return (code if isinstance(code, int) else 0), said.out, " ".join(said.err.split())
+
+
+def test_a_process_without_the_package_computes_the_same(tmp_path: Path) -> None:
+    """Language models of several kinds, a masked one and a translator; the languages also write."""
+    kinds: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+        "memory": ({"memory_length": 4, "position": "relative"}, {"score": "relative", "mix": "position_wise"}),
+        "mixture": ({"output": fr.OutputConfig(kind="mixture_of_softmaxes", mixtures=3, tied=True)}, {}),
+        "multilinear": ({}, {"kind": "multilinear", "cores": 2, "rank": 5}),
+    }
+    given, expected, jobs = {}, {}, []
+    ids = torch.randint(2, len(WORDS), (2, 6))
+    for name, (settings, attention) in kinds.items():
+        model = write_language_run(tmp_path / "runs" / name, None, attention, **settings)
+        given[name], jobs = ids, [*jobs, f"{name}:AutoModelForCausalLM"]
+        with torch.no_grad():
+            expected[name] = model(ids).logits
+            state, read, text = model.new_memory() if model.memory_length else None, ids, []
+            for _ in range(5):
+                out = model(read, state) if model.memory_length else model(torch.cat((ids, *text), 1))
+                state, read = out.memory, out.logits[:, -1:].argmax(-1)
+                text.append(read)
+            expected[f"{name}.text"] = torch.cat(text, 1)
+    masked = moved(fr.MaskedLanguageModel(fr.ModelConfig(vocab_size=9, hidden_size=16, num_hidden_layers=1)).double())
+    masked.eval().save(tmp_path / "runs" / "masked")
+    translator = write_run(tmp_path / "runs" / "translator", attention=fr.AttentionConfig(mix="position_wise"))
+    given |= {"masked": ids, "translator": ids, "translator.target": ids[:, :4].contiguous()}
+    jobs += ["masked:AutoModelForMaskedLM", "translator:AutoModelForSeq2SeqLM"]
+    with torch.no_grad():
+        expected["masked"], expected["translator"] = masked(ids).logits, translator(ids, ids[:, :4]).logits
+    for job in jobs:
+        name = job.partition(":")[0]
+        export_run(tmp_path / "runs" / name, tmp_path / name)
+    found = alone(tmp_path, jobs, given)
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        if name.endswith(".text"):
+            assert torch.equal(found[name], tensor), name
+        else:
+            check_close(found[name], tensor, what=name)
+
+
+def alone(work: Path, jobs: list[str], given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What the exported folders give in a process that cannot import `fullrank`."""
+    save_file({name: ids.clone() for name, ids in given.items()}, work / "given.safetensors")
+    environment = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "HF_MODULES_CACHE": str(work / "modules"),
+        "OMP_NUM_THREADS": "1",
+    }
+    ran = subprocess.run(
+        [sys.executable, "-I", "-c", ALONE, str(work), *jobs],
+        capture_output=True, text=True, timeout=600, env=environment, cwd=work, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    return load_file(work / "found.safetensors")
+
+
+def test_there_and_back(run: Path, tmp_path: Path) -> None:
+    """Both checkpoints; every tensor and the configuration are the same, also read from the folder in between."""
+    for checkpoint in ("best", "last"):
+        out = export_run(run, tmp_path / checkpoint, checkpoint)
+        back = import_folder(out, tmp_path / f"{checkpoint}-back")
+        expected = fr.LanguageModel.load(run, checkpoint)
+        for folder in (out, back):
+            found = fr.LanguageModel.load(folder)
+            assert found.config == expected.config
+            for name, tensor in expected.state_dict().items():
+                assert torch.equal(found.state_dict()[name], tensor), name
+        named = load_file(out / "model.safetensors")
+        assert named.keys() == {f"model.{name}" for name in expected.state_dict()}
+    best, last = (fr.LanguageModel.load(tmp_path / name).embedding.weight for name in ("best", "last"))
+    assert not torch.equal(best, last)
+
+
+def test_translators_and_masked_models_come_back(tmp_path: Path) -> None:
+    translator = write_run(tmp_path / "run")
+    out = export_run(tmp_path / "run", tmp_path / "out")
+    found = fr.Translator.load(import_folder(out, tmp_path / "back"))
+    assert found.config == translator.config
+    config, generation = (json.loads((out / name).read_text()) for name in ("config.json", "generation_config.json"))
+    assert (config["is_encoder_decoder"], config["decoder_start_token_id"], config["eos_token_id"]) == (True, 0, 0)
+    assert (generation["num_beams"], generation["decoder_start_token_id"]) == (5, 0)
+    with pytest.raises(InputError, match="holds a translation model, not a language model"):
+        fr.LanguageModel.load(out)
+    masked = fr.MaskedLanguageModel(fr.ModelConfig(vocab_size=9, hidden_size=16, num_hidden_layers=1))
+    masked.save(tmp_path / "masked")
+    out = export_run(tmp_path / "masked", tmp_path / "masked-out")
+    assert fr.MaskedLanguageModel.load(out).config == masked.config
+    assert json.loads((out / "config.json").read_text())["mask_token_id"] == 8
+    assert not (out / "generation_config.json").exists()
+
+
+def test_the_configuration_says_what_tools_ask_for(run: Path, tmp_path: Path) -> None:
+    out = export_run(run, tmp_path / "out")
+    config = json.loads((out / "config.json").read_text())
+    assert config["model_type"] == "fullrank"
+    assert config["architectures"] == ["FullRankForCausalLM"]
+    assert config["auto_map"] == {
+        "AutoConfig": "configuration_fullrank.FullRankConfig",
+        "AutoModelForCausalLM": "modeling_fullrank.FullRankForCausalLM",
+    }
+    assert (config["vocab_size"], config["hidden_size"], config["dtype"]) == (len(WORDS), 16, "float64")
+    assert config["fullrank"]["attention"]["mix"] == "position_wise"
+    assert json.loads((out / "generation_config.json").read_text())["bos_token_id"] == 0
+    assert os.stat(out).st_mode & 0o777 == 0o755
+
+
+# -- the model card -------------------------------------------------------------------------------------------------------
+
+
+def header_of(card: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(card.split("---\n")[1])
+    return found
+
+
+def test_the_card_has_the_figures_of_the_result_and_no_others(run: Path, tmp_path: Path) -> None:
+    card = (export_run(run, tmp_path / "out") / "README.md").read_text(encoding="utf-8")
+    header = header_of(card)
+    assert "license" not in header
+    assert (header["library_name"], header["pipeline_tag"]) == ("transformers", "text-generation")
+    results = header["model-index"][0]["results"]
+    measured = {(r["dataset"]["split"], r["metrics"][0]["type"], r["metrics"][0]["value"]) for r in results}
+    assert measured == {("valid", "perplexity", 12.25), ("test", "perplexity", 13.5)}
+    assert {r["dataset"]["name"] for r in results} == {"ptb (a local slice)"}
+    for said in (
+        "| test | 2.6 | 13.5 | 2,000 |", "consecutive blocks of 8 tokens", "**A slice** of that corpus", "12,345",
+        "mixed heads: position wise", "| seed | 7 |", "| commit | abc123 |", "run.yaml", "scale `tiny`",
+    ):  # fmt: skip
+        assert said in card, said
+    assert "secret" not in card
+    last = (export_run(run, tmp_path / "last", "last") / "README.md").read_text(encoding="utf-8")
+    assert [r["metrics"][0]["value"] for r in header_of(last)["model-index"][0]["results"]] == [15.75]
+    assert "12.25" not in last
+
+
+def test_the_card_says_why_there_are_no_figures(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run / "checkpoints" / "best", run / "checkpoints" / "average")
+    average = (export_run(run, tmp_path / "average", "average") / "README.md").read_text()
+    assert "None: a run measures its checkpoints `best` and `last`, and this is `average`." in average
+    (run / "result.json").unlink()
+    unfinished = (export_run(run, tmp_path / "unfinished") / "README.md").read_text()
+    assert "None: the run had not finished." in unfinished
+    fr.LanguageModel.load(run).save(tmp_path / "saved")
+    saved = (export_run(tmp_path / "saved", tmp_path / "of-saved") / "README.md").read_text()
+    assert "None: the model was saved outside a run." in saved
+    for card in (average, unfinished, saved):
+        assert "model-index" not in header_of(card)
+        assert "12.25" not in card
+
+
+def test_what_is_no_next_token_perplexity_is_said_and_not_ranked(tmp_path: Path) -> None:
+    attention = {
+        "kind": "multilinear",
+        "cores": 1,
+        "rank": 4,
+        "causal": "as_published",
+        "not_next_token_perplexity": True,
+    }
+    write_language_run(tmp_path / "run", figures(), attention)
+    out = export_run(tmp_path / "run", tmp_path / "out")
+    card = (out / "README.md").read_text()
+    assert "model-index" not in header_of(card)
+    assert "**Its perplexity is not a next-token perplexity" in card
+    assert "**tokens see later ones**" in card
+    assert not (out / "generation_config.json").exists()
+
+
+# -- what is refused ------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_overwritten(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "mine.txt").write_text("mine")
+    code, _, err = call(capsys, "export", run, out)
+    assert (code, [path.name for path in out.iterdir()]) == (2, ["mine.txt"])
+    assert "not empty, and nothing there is overwritten" in err
+    code, _, err = call(capsys, "export", run, out / "mine.txt")
+    assert code == 2
+    assert "a file of that name exists" in err
+    (out / "mine.txt").unlink()
+    assert call(capsys, "export", run, out)[0] == 0  # an empty folder is as good as none
+
+
+def test_what_cannot_be_exported_is_named(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    empty, tuned = tmp_path / "empty", tmp_path / "tuned"
+    empty.mkdir()
+    tuned.mkdir()
+    (tuned / "config.yaml").write_text("data: {name: glue/cola}\n")
+    out = tmp_path / "out"
+    export_run(run, tmp_path / "exported")
+    broken = shutil.copytree(run, tmp_path / "broken")
+    (broken / "checkpoints" / "best" / "model.safetensors").write_bytes(b"no tensors")
+    for words, said in (
+        ((tmp_path / "nowhere", out), "no such folder; give a run folder"),
+        ((empty, out), "not a run folder, it has no config.yaml"),
+        ((tmp_path / "exported", out), "already a folder of Hugging Face"),
+        ((tuned, out), "a fine-tuned run (glue/cola)"),
+        ((run, out, "--checkpoint", "average"), "`fullrank average` makes one"),
+        ((run, out, "--to", "onnx"), "--to: hf or fullrank, given 'onnx'"),
+        ((run, out, "--to", "fullrank"), "holds no config.json; give a folder that `fullrank export` wrote"),
+        ((tmp_path / "exported", out, "--to", "fullrank", "--checkpoint", "last"), "--checkpoint: goes with --to hf"),
+        ((broken, out), "damaged or not a safetensors file"),
+    ):
+        code, text, err = call(capsys, "export", *words)
+        assert (code, text) == (2, ""), words
+        assert said in err, err
+        assert not out.exists()
+    assert not list(tmp_path.glob(".out-*"))
+
+
+def test_models_of_others_are_no_models_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    with pytest.raises(InputError, match="a Hugging Face model of type 'gpt2', not one of ours"):
+        import_folder(tmp_path, tmp_path / "out")
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(InputError, match="damaged"):
+        fr.LanguageModel.load(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "fullrank", "fullrank": {"vocab_size": 5}}))
+    with pytest.raises(InputError, match="holds no weights"):
+        fr.LanguageModel.load(tmp_path)
+
+
+def test_a_stage_of_somebody_elses_is_refused(tmp_path: Path) -> None:
+    from fullrank.attention.normalize import Softmax
+
+    class Mine(Softmax):
+        pass
+
+    register("normalize", "mine")(Mine)
+    try:
+        write_language_run(tmp_path / "run", None, {"normalize": "mine"})
+        with pytest.raises(InputError, match=r"model\.attention\.normalize: 'mine' was registered beside the package"):
+            export_run(tmp_path / "run", tmp_path / "out")
+    finally:
+        unregister("normalize", "mine")
+
+
+def test_the_verb_in_json(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "export", run, "--to", "hf", tmp_path / "out", "--checkpoint", "last", "--json")
+    told = json.loads(out)
+    assert code == 0
+    assert (told["to"], told["checkpoint"], told["folder"]) == ("hf", "last", str(tmp_path / "out"))
+    assert {"config.json", "model.safetensors", "README.md", "modeling_fullrank.py"} <= set(told["files"])
+    code, out, _ = call(capsys, "export", tmp_path / "out", tmp_path / "back", "--to", "fullrank", "--json")
+    assert json.loads(out)["files"] == ["config.yaml", "model.safetensors"]

@@ -1,0 +1,120 @@
+"""Trainer and pipelines on our models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from citizens import CAUSAL, EOS, VOCABULARY, XL, masked_of, pair, small, tokens
+from transformers import Trainer, TrainingArguments, pipeline
+
+import fullrank as fr
+from fullrank.data import WordVocabulary
+from fullrank.hf.tokenizer import of_vocabulary
+
+WORDS = ["<unk>", "w1", "<eos>", *(f"w{i}" for i in range(3, VOCABULARY))]
+DROPPING = fr.DropoutConfig(embedding=0.1, attention=0.2, residual=0.1)
+
+
+def rows(count: int = 16, padded: bool = False) -> list[dict[str, torch.Tensor]]:
+    """Texts of 6 tokens; if padded, the last tokens of every second one have no loss."""
+    ids = tokens(count, 6, seed=9)
+    labels = ids.clone()
+    if padded:
+        labels[::2, 3:] = -100
+    return [{"input_ids": read, "labels": wanted} for read, wanted in zip(ids, labels, strict=True)]
+
+
+def trainer(model: Any, folder: Path, data: list[Any] | None = None, **options: Any) -> Trainer:
+    settings: dict[str, Any] = {
+        "output_dir": str(folder), "max_steps": 4, "per_device_train_batch_size": 2, "learning_rate": 0.05,
+        "lr_scheduler_type": "constant", "save_strategy": "no", "report_to": [], "use_cpu": True, "disable_tqdm": True,
+        "dataloader_pin_memory": False, "seed": 5,
+    }  # fmt: skip
+    arguments = TrainingArguments(**settings | options)
+    return Trainer(model=model, args=arguments, train_dataset=data or rows(), eval_dataset=rows(4))
+
+
+def begun(config: fr.ModelConfig) -> Any:
+    return pair(config)[0]
+
+
+def test_resuming_is_bitwise_equal(tmp_path: Path) -> None:
+    """With dropout and stochastic heads, a tied output and activation checkpointing."""
+    config = small(dropout=DROPPING, attention={"mix": "position_wise", "cross_head": 0.5}, output={"tied": True})
+    how: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2, "activation_checkpointing": True}
+    whole = trainer(begun(config), tmp_path / "whole", **how)
+    whole.train()
+    again = trainer(begun(config), tmp_path / "again", **how)
+    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    start = begun(config).state_dict()
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(tensor, again.model.state_dict()[name]), name
+    assert any(not torch.equal(tensor, start[name]) for name, tensor in whole.model.state_dict().items())
+
+
+@pytest.mark.parametrize("chunked_loss", [False, True])
+def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path: Path, chunked_loss: bool) -> None:
+    """Also where the parts of a batch have different numbers of labels."""
+    found = []
+    for size, steps in ((4, 1), (1, 4)):
+        model = begun(CAUSAL["keys and values"])
+        model.config.chunked_loss = chunked_loss
+        how: dict[str, Any] = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps}
+        trainer(model, tmp_path, rows(padded=True), optim="sgd", max_steps=2, **how).train()
+        found.append(model.state_dict())
+    for name, tensor in found[0].items():
+        torch.testing.assert_close(found[1][name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_evaluating_and_generating_after_training(tmp_path: Path) -> None:
+    """Trainer turns `use_cache` off for good; a memory stays on."""
+    model = begun(small(memory_length=4, **XL))
+    working = trainer(model, tmp_path)
+    working.train()
+    assert model.config.use_cache is False
+    read = torch.stack([row["input_ids"] for row in rows(4)])
+    own = fr.LanguageModel(model.model.config)
+    own.load_state_dict(model.model.state_dict())
+    expected = own.eval().nll(read[:, :-1], read[:, 1:]).per_token.mean()
+    assert working.evaluate()["eval_loss"] == pytest.approx(expected.item(), rel=1e-4)
+    prediction = working.predict(rows(4)).predictions
+    assert prediction.shape == (4, 6, VOCABULARY)
+    prompt = tokens(1, 7)
+    after = model.eval().generate(prompt, max_new_tokens=6, do_sample=False)
+    model.config.use_cache = True
+    assert torch.equal(model.generate(prompt, max_new_tokens=6, do_sample=False), after)
+
+
+def test_pipelines() -> None:
+    own_words = WordVocabulary(WORDS)
+    words = of_vocabulary(own_words)
+    citizen, _ = pair(CAUSAL["memory"])
+    (given,) = pipeline("text-generation", model=citizen, tokenizer=words)(
+        "w4 w5 w6", max_new_tokens=5, min_new_tokens=5, do_sample=False, return_full_text=False
+    )
+    read = torch.tensor([[EOS, 4, 5, 6]])  # a text begins as our models read it
+    written = citizen.generate(read, max_new_tokens=5, min_new_tokens=5, do_sample=False)[0, 4:]
+    assert given["generated_text"].strip() == own_words.decode(written.tolist())
+
+    config = small(vocab_size=VOCABULARY + 1)
+    masked, own_masked = masked_of(config, pad_token_id=EOS)
+    names = of_vocabulary(own_words, masks=True)
+    found = pipeline("fill-mask", model=masked, tokenizer=names, top_k=3)("w4 <mask> w6")
+    with torch.no_grad():
+        logits = own_masked(torch.tensor([[EOS, 4, VOCABULARY, 6]])).logits[0, 2]
+    assert [choice["token"] for choice in found] == logits.topk(3).indices.tolist()
+    assert found[0]["score"] == pytest.approx(logits.softmax(-1).max().item(), rel=1e-4)
+
+    labels = {0: "bad", 1: "good"}
+    classes = fr.FullRankForSequenceClassification(
+        fr.FullRankConfig.of(small(), labels=labels, pad_token_id=EOS)
+    ).eval()
+    judged = pipeline("text-classification", model=classes, tokenizer=words)(["w4 w5", "w6"], batch_size=2)
+    with torch.no_grad():
+        for text, verdict in zip(([EOS, 4, 5], [EOS, 6]), judged, strict=True):
+            shares = classes(torch.tensor([text])).logits.softmax(-1)[0]
+            assert verdict["label"] == labels[int(shares.argmax())]
+            assert verdict["score"] == pytest.approx(shares.max().item(), rel=1e-4)

@@ -1,0 +1,276 @@
+"""Runs of fine-tuning over seeds: arms, baselines, what is said of them and what is not."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+import scipy.stats
+from finetuned_runs import make_run, printed, two_arms
+from reporting_runs import make_run as make_other_run
+
+from fullrank.errors import InputError
+from fullrank.reporting import comparison, write_report
+from fullrank.reporting.finetuning import Figure, Summary, as_json, summary
+
+BASE, OTHER = [0.412, 0.430, 0.401, 0.424, 0.419], [0.425, 0.429, 0.422, 0.431, 0.420]
+KEY = ("dev", "matthews_correlation")
+
+
+def figure(found: Summary, arm: str, key: tuple[str, str] = KEY, task: int = 0) -> Figure:
+    return next(one for one in found.tasks[task].arms if one.name == arm).figures[key]
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_figures_are_those_of_the_equations(tmp_path: Path) -> None:
+    found = summary(two_arms(tmp_path, BASE, OTHER))
+    plain, b = figure(found, "plain"), figure(found, "b")
+    assert plain.values == pytest.approx([100 * score for score in BASE])
+    assert (plain.stat.mean, plain.stat.count) == (pytest.approx(100 * statistics.fmean(BASE)), 5)
+    assert plain.stat.deviation == pytest.approx(100 * statistics.stdev(BASE))
+    assert plain.against is None
+    against = b.against
+    assert against is not None
+    assert against.baseline == "plain"
+    assert against.difference == pytest.approx(100 * (statistics.fmean(OTHER) - statistics.fmean(BASE)))
+    welch = scipy.stats.ttest_ind([100 * x for x in OTHER], [100 * x for x in BASE], equal_var=False)
+    assert against.welch == pytest.approx(tuple(welch.confidence_interval(0.95)))
+    paired = scipy.stats.ttest_rel([100 * x for x in OTHER], [100 * x for x in BASE])
+    assert against.paired == pytest.approx(tuple(paired.confidence_interval(0.95)))
+    assert against.change == pytest.approx(100 * (statistics.stdev(OTHER) / statistics.stdev(BASE) - 1))
+    assert against.p == pytest.approx(scipy.stats.levene(BASE, OTHER, center="median").pvalue)
+    assert against.f_interval is not None
+    assert against.bootstrap is not None
+    assert against.f_interval.low < against.change < against.f_interval.high
+
+
+def test_the_order_of_folders_changes_nothing(tmp_path: Path) -> None:
+    folders = two_arms(tmp_path, BASE, OTHER)
+    assert as_json(summary(folders)) == as_json(summary(folders[::-1])) == as_json(summary([*folders, folders[0]]))
+
+
+def test_pairs_need_the_same_seeds(tmp_path: Path) -> None:
+    found = summary(two_arms(tmp_path, BASE, OTHER[:4]))
+    against = figure(found, "b").against
+    assert against is not None
+    assert (against.pairs, against.paired) == (False, None)
+    assert against.welch is not None
+    assert "b and plain have not the same seeds, so nothing is paired." in found.tasks[0].remarks
+    assert "other seeds" in printed(found)
+
+
+def test_one_seed_says_nothing_of_chance(tmp_path: Path) -> None:
+    found = summary(two_arms(tmp_path, BASE[:1], OTHER[:1]))
+    against = figure(found, "b").against
+    assert against is not None
+    assert figure(found, "b").stat.deviation is None
+    assert (against.welch, against.paired, against.change, against.f_interval) == (None,) * 4
+    assert (against.bootstrap, against.p, against.decided) == (None, None, None)
+    text = printed(found)
+    assert "cannot be told from so few seeds" in flat(text)
+    assert "unknown" in text
+    assert "±" not in text.split("Mean ±")[0]
+    json.loads(json.dumps(as_json(found), allow_nan=False))
+
+
+def test_equal_scores_give_no_interval(tmp_path: Path) -> None:
+    """A task that every seed answers with the larger class: a spread of 0 is not certainty."""
+    found = summary(two_arms(tmp_path, [0.563] * 3, [0.563] * 3))
+    against = figure(found, "b").against
+    assert against is not None
+    assert (against.difference, against.welch, against.paired, against.change) == (0, None, None, None)
+
+
+def test_scores_of_squad(tmp_path: Path) -> None:
+    scores = {"dev": {"f1": 0.8025, "exact_match": 0.715, "examples": 500}}
+    folder = make_run(
+        tmp_path / "a", 0.8025, task="squad", metrics=("f1", "exact_match"), scores=scores,
+        row="b", paper={"exact_match": 81.0, "f1": 88.4},
+    )  # fmt: skip
+    found = summary([folder])
+    assert figure(found, "b", ("dev", "exact_match")).stat.mean == pytest.approx(71.5)
+    assert figure(found, "b", ("dev", "f1")).stat.mean == pytest.approx(80.25)
+    text = printed(found)
+    assert "exact match x 100" in text
+    assert "88.4" in text
+    assert "server" not in text
+
+
+def test_the_baseline_is_the_plain_arm_most_like_it(tmp_path: Path) -> None:
+    grafted = {"attention": {"cross_head": 0.1}}
+    folders = [
+        make_run(tmp_path / "a", 0.4, model=grafted, data={"max_train": 500}),
+        make_run(tmp_path / "b", 0.5),
+        make_run(tmp_path / "c", 0.6, data={"max_train": 500}),
+        make_run(tmp_path / "d", 0.7, model=grafted),
+    ]
+    arms = {arm.name: arm.baseline for arm in summary(folders).tasks[0].arms}
+    assert arms == {
+        "plain · max_train None": None,
+        "plain · max_train 500": "plain · max_train None",
+        "cross-head 0.1 · max_train 500": "plain · max_train 500",
+        "cross-head 0.1 · max_train None": "plain · max_train None",
+    }
+
+
+def test_without_a_plain_arm_the_first_is_the_baseline(tmp_path: Path) -> None:
+    a = make_run(tmp_path / "a", 0.4, model={"attention": {"mix": "position_wise"}})
+    b = make_run(
+        tmp_path / "b", 0.5, model={"attention": {"cross_head": 0.1, "mix": "position_wise"}, "layers": [0, 2]}
+    )
+    arms = {arm.name: arm.baseline for arm in summary([a, b]).tasks[0].arms}
+    assert arms == {"position_wise": None, "position_wise, cross-head 0.1, layers 0 2": "position_wise"}
+
+
+def test_what_was_watched_otherwise_is_a_seed_of_the_same_arm(tmp_path: Path) -> None:
+    a = make_run(tmp_path / "a", 0.4, seed=1)
+    b = make_run(tmp_path / "b", 0.5, seed=2, train={"threads": 2, "keep_model": False}, data={"dir": "/elsewhere"})
+    (arm,) = summary([a, b]).tasks[0].arms
+    assert arm.seeds == (1, 2)
+    again = make_run(tmp_path / "c", 0.6, seed=2)  # the same seed twice is no independent sample
+    assert [one.seeds for one in summary([a, b, again]).tasks[0].arms] == [(1, 2), (2,)]
+    other = make_run(tmp_path / "d", 0.6, seed=3, sha256={"train": "aa", "dev": "another"})
+    assert len(summary([a, b, other]).tasks[0].arms) == 2
+
+
+def test_unequal_terms_are_said(tmp_path: Path) -> None:
+    plain = make_run(tmp_path / "plain", 0.4, row="plain")
+    longer = make_run(
+        tmp_path / "b", 0.5, row="b", steps=1072, model={"attention": {"mix": "position_wise"}},
+        train={"epochs": 4.0, "learning_rate": 5e-5}, sha256={"train": "another", "dev": "bb"},
+        environment={"torch": "2.9.0"}, checkpoint="best",
+    )  # fmt: skip
+    remarks = summary([plain, longer]).tasks[0].remarks
+    assert remarks[:3] == (
+        "Not equal terms: b has 1,072 training steps, plain 804.",
+        "Not equal terms: train.learning_rate is 5e-05 in b, 2e-05 in plain.",
+        "Not equal terms: b and plain read other train examples.",
+    )
+    assert "it flatters them" in remarks[3]
+    assert "machine and software" in remarks[4]
+
+
+def test_equal_terms_are_not_remarked_on(tmp_path: Path) -> None:
+    assert summary(two_arms(tmp_path, BASE, OTHER)).tasks[0].remarks == ()
+
+
+@pytest.mark.parametrize(
+    ("task", "metrics", "metric"),
+    [
+        ("glue/cola", ("matthews_correlation",), "matthews_correlation"),
+        ("glue/mrpc", ("accuracy", "f1"), "f1"),
+        ("glue/qqp", ("accuracy", "f1"), "f1"),
+        ("glue/stsb", ("pearson", "spearman"), "spearman"),
+        ("glue/rte", ("accuracy",), "accuracy"),
+    ],
+)
+def test_the_servers_figure_stands_at_the_score_it_is_of(
+    tmp_path: Path, task: str, metrics: tuple[str, ...], metric: str
+) -> None:
+    scores = {"dev": dict.fromkeys(metrics, 0.5)}
+    found = summary(
+        [make_run(tmp_path / "a", 0.5, task=task, metrics=metrics, scores=scores, row="b", paper={"test": 54.9})]
+    )
+    papers = {key[1]: figure(found, "b", key).paper for key in found.tasks[0].keys}
+    assert {name for name, paper in papers.items() if paper} == {metric}
+    stated = papers[metric]
+    assert stated is not None
+    assert (stated.mean, stated.deviation, stated.server) == (54.9, None, True)
+    text = printed(found)
+    assert "54.9" in text
+    assert "(server)" in text
+
+
+def test_mismatched_splits_have_figures_of_their_own(tmp_path: Path) -> None:
+    scores = {"dev": {"accuracy": 0.8}, "dev_mismatched": {"accuracy": 0.81}}
+    found = summary([make_run(tmp_path / "a", 0.8, task="glue/mnli", metrics=("accuracy",), scores=scores, row="b",
+                              paper={"test": 83.6, "test_mismatched": 82.8})])  # fmt: skip
+    stated = [figure(found, "b", (split, "accuracy")).paper for split in ("dev", "dev_mismatched")]
+    assert [paper.mean for paper in stated if paper] == [83.6, 82.8]
+
+
+def test_the_papers_deviations_stand_beside_ours(tmp_path: Path) -> None:
+    """Skip Cross-head, Table 4: CoLA 59.849 +- 1.23 and 58.744 +- 1.1, which is -10.6 %."""
+    paper = {"plain": [59.849, 1.23], "b": [58.744, 1.1]}
+    folders = [
+        make_run(tmp_path / f"{row}{seed}", 0.4 + seed / 100, seed=seed, row=row,
+                 paper={"matthews_correlation": paper[row]},
+                 model={"attention": {"cross_head": 0.0 if row == "plain" else 0.1}})
+        for row in paper for seed in (1, 2, 3)
+    ]  # fmt: skip
+    found = summary(folders)
+    assert figure(found, "b").papers_change == pytest.approx(-10.57, abs=0.01)
+    text = printed(found)
+    assert "59.85 ± 1.23" in text
+    assert "(paper −10.6 %)" in text
+
+
+def test_the_table_fits_100_columns(tmp_path: Path) -> None:
+    paper = {"matthews_correlation": [59.849, 1.23]}
+    folders = two_arms(tmp_path, BASE, OTHER, prefix="cola-quite-long-", paper=paper)
+    text = printed(summary(folders))
+    assert max(map(len, text.splitlines())) <= 100
+    for word in (
+        "41.72 ± 1.12",
+        "42.54 ± 0.46",
+        "59.85 ± 1.23",
+        "position_wise",
+        "1–5",
+        "144",
+        "2,000 examples (slice)",
+    ):
+        assert word in text
+    assert "last checkpoint" in text
+
+
+def test_json_holds_no_path_of_this_machine(tmp_path: Path) -> None:
+    folders = [
+        *two_arms(tmp_path, BASE, OTHER),
+        make_run(tmp_path / "own", 0.3, model={"pretrained": str(tmp_path / "my-encoder")}),
+        make_run(tmp_path / "half", None),
+    ]
+    document = as_json(summary(folders))
+    text = json.dumps(document, allow_nan=False)
+    assert str(tmp_path) not in text
+    assert "/somewhere" not in text
+    assert "my-encoder" in text
+    b = document["tasks"][0]["arms"][-1]
+    assert (b["name"], b["seeds"], b["attention"]) == ("b", [1, 2, 3, 4, 5], {"mix": "position_wise"})
+    assert b["figures"]["dev"]["matthews_correlation"]["against"]["deviation_bootstrap"]["samples"] == 10_000
+    assert document["unfinished"][0]["name"] == "half"
+
+
+def test_unfinished_and_empty_results_are_listed(tmp_path: Path) -> None:
+    half = make_run(tmp_path / "half", None)
+    diverged = make_run(tmp_path / "diverged", 0.0, scores={"dev": {"matthews_correlation": float("nan")}})
+    damaged = make_run(tmp_path / "damaged", 0.4)
+    (damaged / "result.json").write_text('{"kind": "fine', encoding="utf-8")
+    found = summary([half, diverged, damaged])
+    assert found.tasks == ()
+    assert [run.folder.name for run in found.unfinished] == ["half", "diverged", "damaged"]
+    text = flat(printed(found))
+    assert "no result.json" in text
+    assert "holds no finite score" in text
+    assert "not valid JSON" in text
+
+
+def test_a_score_of_zero_or_below_counts(tmp_path: Path) -> None:
+    found = summary([make_run(tmp_path / "a", -0.02), make_run(tmp_path / "b", 0.0, seed=2)])
+    assert found.tasks[0].arms[0].figures[KEY].values == (-2.0, 0.0)
+
+
+def test_other_kinds_of_runs_are_refused(tmp_path: Path) -> None:
+    tuned, other = make_run(tmp_path / "tuned", 0.4), make_other_run(tmp_path / "other")
+    with pytest.raises(InputError, match=r"other: not a run of fine-tuning"):
+        summary([tuned, other])
+    with pytest.raises(InputError, match=r"make a report of each kind"):
+        write_report([other, tuned], tmp_path / "report.html")
+    with pytest.raises(InputError, match=r"tuned: a run of fine-tuning"):
+        comparison([other, tuned])
+    with pytest.raises(InputError, match="no run folders given"):
+        summary([])
