@@ -43,6 +43,15 @@ _HOMES = {
     "orthogonality": "fullrank.attention.penalty",
     "overlap": "fullrank.attention.penalty",
     "check": "fullrank.checking.examine",
+    "FullRankConfig": "fullrank.hf",
+    "FullRankCache": "fullrank.hf",
+    "FullRankForCausalLM": "fullrank.hf",
+    "FullRankForMaskedLM": "fullrank.hf",
+    "FullRankForSeq2SeqLM": "fullrank.hf",
+    "FullRankForSequenceClassification": "fullrank.hf",
+    "inject": "fullrank.hf.inject",
+    "remove": "fullrank.hf.inject",
+    "parameter_groups": "fullrank.hf.groups",
 }
 
 _PACKAGES = ("analysis",)
@@ -71,6 +80,15 @@ if TYPE_CHECKING:
     from fullrank.config.schema import OutputConfig as OutputConfig
     from fullrank.config.schema import RunConfig as RunConfig
     from fullrank.config.schema import TrainConfig as TrainConfig
+    from fullrank.hf import FullRankCache as FullRankCache
+    from fullrank.hf import FullRankConfig as FullRankConfig
+    from fullrank.hf import FullRankForCausalLM as FullRankForCausalLM
+    from fullrank.hf import FullRankForMaskedLM as FullRankForMaskedLM
+    from fullrank.hf import FullRankForSeq2SeqLM as FullRankForSeq2SeqLM
+    from fullrank.hf import FullRankForSequenceClassification as FullRankForSequenceClassification
+    from fullrank.hf.groups import parameter_groups as parameter_groups
+    from fullrank.hf.inject import inject as inject
+    from fullrank.hf.inject import remove as remove
     from fullrank.model.adaptive import AdaptiveSoftmax as AdaptiveSoftmax
     from fullrank.model.embedding import AdaptiveInput as AdaptiveInput
     from fullrank.model.encoder import Encoder as Encoder

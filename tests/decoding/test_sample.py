@@ -227,3 +227,18 @@ def test_logits_that_are_not_numbers_end_the_run() -> None:
 
     with pytest.raises(RunError, match="not finite"):
         sample(Diverged(5), torch.tensor([[1]]), max_new_tokens=3, greedy=True)
+
+
+def test_a_row_ends_where_it_is_told_to_stop() -> None:
+    """Rows stop at their own steps; what a stopped row is asked afterwards does not matter."""
+    model = Recurrent(7, seed=3).eval()
+    ids, mask = padded(PROMPTS)
+    free = rows(sample(model, ids, max_new_tokens=9, greedy=True, attention_mask=mask))
+    marks = [text[b % 3 + 1] for b, text in enumerate(free)]  # the token that ends each row
+
+    def stop(new: torch.Tensor) -> torch.Tensor:
+        return new[:, -1] == torch.tensor(marks)
+
+    found = rows(sample(model, ids, max_new_tokens=9, greedy=True, attention_mask=mask, stop=stop))
+    assert found == [text[: text.index(mark) + 1] for text, mark in zip(free, marks, strict=True)]
+    assert len({len(text) for text in found}) > 1

@@ -18,9 +18,9 @@ from fullrank.evaluation.bootstrap import (
     bootstrap_interval,
     paired_bootstrap,
     paired_bootstrap_over_seeds,
-    student_quantile,
     welch_interval,
 )
+from fullrank.evaluation.distributions import student_quantile
 
 WORDS = [f"w{index}" for index in range(40)]
 

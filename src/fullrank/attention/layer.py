@@ -48,6 +48,11 @@ class KeyValues(NamedTuple):
         keys = None if self.keys is None else self.keys.index_select(0, index)
         return KeyValues(keys, self.values.index_select(0, index), self.relative)
 
+    def first(self, length: int) -> KeyValues:
+        """Those of the first `length` tokens."""
+        keys = None if self.keys is None else self.keys[:, :, :length]
+        return KeyValues(keys, self.values[:, :, :length], self.relative)
+
     def columns(self, order: Tensor) -> KeyValues:
         """Those of tokens `order` (B, K) of each text."""
 

@@ -21,7 +21,17 @@ class Trace:
     """Collects one `LayerTrace` per attention layer, in the order in which the layers run.
 
     partial: layers without attention weights are left out; otherwise they refuse to be traced.
+    states: where a list is given, the inputs (B, N, E) of the blocks. weights: whether attention is traced at all; tracing it
+    takes the reference kernel.
     """
 
     layers: list[LayerTrace] = field(default_factory=list)
     partial: bool = False
+    states: list[Tensor] | None = None
+    weights: bool = True
+
+    def enter(self, x: Tensor) -> Trace | None:
+        """What a block that begins with x (B, N, E) hands to its attention."""
+        if self.states is not None:
+            self.states.append(x)
+        return self if self.weights else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fullrank.bench import mixing, multilinear, output_losses, relative, training_step
+from fullrank.bench import injection, mixing, multilinear, output_losses, relative, training_step
 from fullrank.bench.candidates import Suite
 from fullrank.errors import InputError, suggest
 
@@ -48,6 +48,13 @@ SUITES = {
             comparisons=multilinear.comparisons,
             tiny=8,
             takes=frozenset({"batch"}),
+        ),
+        Suite(
+            "injection",
+            "one layer of a Hugging Face BERT and Llama: Mixhead A, B and cross-head injected, against its own attention",
+            lengths=(512, 1024, 2048),
+            quick=(64, 128),
+            comparisons=injection.comparisons,
         ),
         Suite(
             "step",

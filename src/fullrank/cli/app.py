@@ -6,7 +6,19 @@ from typing import Annotated
 
 import typer
 
-from fullrank.cli import analysis, average, bench, check, export, inspection, training, translate, use
+from fullrank.cli import (
+    analysis,
+    average,
+    bench,
+    check,
+    export,
+    finetune,
+    inspection,
+    lm_eval,
+    training,
+    translate,
+    use,
+)
 
 app = typer.Typer(
     name="fullrank",
@@ -38,6 +50,7 @@ def _options(
 
 
 training.add_to(app)
+finetune.add_to(app)
 use.add_to(app)
 average.add_to(app)
 translate.add_to(app)
@@ -45,4 +58,5 @@ analysis.add_to(app)
 check.add_to(app)
 export.add_to(app)
 bench.add_to(app)
+lm_eval.add_to(app)
 inspection.add_to(app)

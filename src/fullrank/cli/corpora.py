@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 data = typer.Typer(
     no_args_is_help=True,
     help="Corpora: what is known, and getting one ready.",
-    epilog="Example:  [cyan]fullrank data prepare ptb --from ~/corpora/ptb[/cyan]",
+    epilog="Examples:  [cyan]fullrank data prepare ptb --from ~/corpora/ptb[/cyan]   "
+    "[cyan]fullrank data prepare glue/cola --from ~/glue_data[/cyan]",
 )
 
 
@@ -51,7 +52,11 @@ def _first(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-@data.command("prepare", epilog="Example:  [cyan]fullrank data prepare ptb --from ~/corpora/ptb[/cyan]")
+@data.command(
+    "prepare",
+    epilog="Examples:  [cyan]fullrank data prepare ptb --from ~/corpora/ptb[/cyan]   "
+    "[cyan]fullrank data prepare glue/cola --from ~/glue_data[/cyan]",
+)
 def prepare_data(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A corpus (`fullrank data list`).")],
     overrides: Annotated[
@@ -63,21 +68,56 @@ def prepare_data(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Find or download a corpus, verify its counts, and turn it into token ids once and for all."""
+    """Find or download a corpus, verify its counts, and turn it into token ids once and for all.
+
+    Of a task to fine-tune on (glue/cola, squad) every split is read and counted; token ids are those of its model.
+    """
     from fullrank.config.data import PAIR_CORPORA
     from fullrank.config.load import apply_overrides, build
+    from fullrank.data.known_tasks import is_task
 
+    if is_task(name):
+        _tell(*_read_task(name, overrides or [], source, to), json)
+        return
     words = [*with_source(overrides, source), *([f"data.cache={to}"] if to else [])]
     raw: dict[str, Any] = {"data": {"name": name}}
     if name in PAIR_CORPORA:
         raw["train"] = {"batch_tokens": 1}  # a run of translation has to say it; nothing is trained here
     given = build(apply_overrides(raw, words)).data
     found, lines = _prepared_pairs(given) if given.has_pairs else _prepared_text(given)
+    _tell(found, lines, json)
+
+
+def _tell(found: dict[str, Any], lines: list[str], json: bool) -> None:
     if json:
         print_json(found)
         return
     for line in lines:
         print(line)
+
+
+def _read_task(
+    name: str, overrides: list[str], source: str | None, to: Path | None
+) -> tuple[dict[str, Any], list[str]]:
+    """A task to fine-tune on: what JSON says of it, and lines for people."""
+    from fullrank.config.glue import GLUE
+    from fullrank.data.glue_overview import glue_overview, overview_lines
+    from fullrank.data.known_tasks import SQUAD
+    from fullrank.data.squad_overview import squad_lines, squad_overview
+    from fullrank.errors import InputError
+
+    if overrides:
+        raise InputError(f"{', '.join(overrides)}: {name} is read as it is; leave out all but --from and --to")
+    if name in SQUAD:
+        found = {"name": name, **squad_overview(SQUAD[name], source)}
+        return found, squad_lines(found)
+    if name in GLUE:
+        raise InputError(f"unknown corpus '{name}'; did you mean 'glue/{name}'?")
+    task = name.partition("/")[2]
+    if not task:
+        raise InputError(f"{name}: one task at a time: {', '.join(f'glue/{one}' for one in GLUE)}")
+    found = glue_overview(task, source, to, say)
+    return found, overview_lines(found)
 
 
 def _prepared_text(given: DataConfig) -> tuple[dict[str, Any], list[str]]:

@@ -47,14 +47,27 @@ def info(
 
     Translation models: of encoder, decoder and cross-attention, too; FLOPs for a source and a target of --length tokens each.
     Multi-linear attention is shown beside multi-head attention of the same width, its output map included.
+    Of fine-tuning: the pretrained encoder as its configuration has it, and the mixing parameters that are grafted in.
     """
-    from fullrank.cli.sizes import lines_of
-    from fullrank.config.recipe import resolve
+    from fullrank.cli.sizes import encoder_lines, lines_of
+    from fullrank.config.recipe import is_finetuning, resolve, resolve_finetune
     from fullrank.model.masked_size import masked_size
     from fullrank.model.size import size
     from fullrank.model.translation_size import translation_size
 
-    resolved = resolve(name, row, scale, with_source(overrides, source))
+    given = with_source(overrides, source)
+    if is_finetuning(name, row, scale, given):
+        from fullrank.tasks.grafted_size import grafted_size
+
+        tuned = resolve_finetune(name, row, scale, given)
+        about = {"recipe": tuned.recipe, "row": tuned.row, "scale": tuned.scale, **grafted_size(tuned.config)}
+        about["paper"] = tuned.paper
+        if json:
+            print_json(about)
+        else:
+            print("\n".join(encoder_lines(about)))
+        return
+    resolved = resolve(name, row, scale, given)
     run = _with_vocabulary(resolved.config)
     if run.translates:
         found = translation_size(run.model, length or _SENTENCE, max(1, (run.train.batch_tokens or 1) // _SENTENCE))
@@ -144,9 +157,9 @@ def show_config(
 ) -> None:
     """The resolved configuration, every value stated."""
     from fullrank.config.load import to_dict, to_yaml
-    from fullrank.config.recipe import resolve
+    from fullrank.config.recipe import resolve_any
 
-    resolved = resolve(name, row, scale, with_source(overrides, source)).config
+    resolved = resolve_any(name, row, scale, with_source(overrides, source)).config
     if json:
         print_json(to_dict(resolved))
     else:
@@ -154,11 +167,13 @@ def show_config(
 
 
 @config.command("schema", epilog="Example:  [cyan]fullrank config schema > fullrank.schema.json[/cyan]")
-def show_schema() -> None:
+def show_schema(
+    finetune: Annotated[bool, typer.Option("--finetune", help="That of fine-tuning instead.")] = False,
+) -> None:
     """The JSON schema of a configuration, for editors."""
-    from fullrank.config.load import json_schema
+    from fullrank.config.load import finetune_schema, json_schema
 
-    print_json(json_schema())
+    print_json(finetune_schema() if finetune else json_schema())
 
 
 @config.command("validate", epilog="Example:  [cyan]fullrank config validate my.yaml[/cyan]")
@@ -166,7 +181,7 @@ def validate_config(
     name: Config, overrides: Overrides = None, row: Row = None, scale: Scale = None, json: Json = False
 ) -> None:
     """Check a configuration (every row and scale of a recipe) and report all errors at once."""
-    from fullrank.config.recipe import load, resolve
+    from fullrank.config.recipe import load, resolve_any
     from fullrank.errors import ConfigError
 
     recipe = load(name)
@@ -176,7 +191,7 @@ def validate_config(
     for one in rows:
         for other in scales:
             try:
-                resolve(name, one, other, overrides or [])
+                resolve_any(name, one, other, overrides or [])
             except ConfigError as error:
                 problems |= dict.fromkeys(error.problems)
     if json:

@@ -50,6 +50,21 @@ def lines_of(found: dict[str, Any], model: ModelConfig) -> list[str]:
     return lines if found["remark"] is None else [*lines, found["remark"]]
 
 
+def encoder_lines(found: dict[str, Any]) -> list[str]:
+    """`found` as `grafted_size` and the recipe gave it."""
+    parameters, shape = found["parameters"], found["attention"]
+    lines = [f"{found['recipe']}" + (f", row {found['row']}, scale {found['scale']}" if found["row"] else "")]
+    lines.append(f"  {found['task']}: the pretrained encoder {found['encoder']} ({found['model']}), fine-tuned")
+    lines.append(f"  {'encoder':<14} {parameters['encoder']:>14,}")
+    mixed = f"  in {shape['layers']} layers of {shape['heads']} heads" if parameters["mixing"] else ""
+    lines.append(f"  {'mixing':<14} {parameters['mixing']:>14,}{mixed}")
+    lines.append(f"  {'task output':<14} {parameters['output']:>14,}")
+    lines.append(f"  {'total':<14} {parameters['total']:>14,}")
+    if found["paper"]:
+        lines.append("  the paper:     " + ", ".join(f"{key} {value}" for key, value in found["paper"].items()))
+    return lines
+
+
 def _parameters(found: dict[str, Any]) -> list[str]:
     """Parts as lines; of a translation model, with a column for each place."""
     parts, places = found["parameters"], found.get("by_place") or {}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from fullrank.cli.finetune import finetune, reproduce_table
 from fullrank.cli.options import Config, Json, Kernel, Overrides, Row, Scale, Source, with_source
 from fullrank.cli.output import print_json, say, silent
 from fullrank.errors import InputError
@@ -55,8 +57,11 @@ def train(
     kernel: Kernel = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
 ) -> None:
-    """Train a recipe or a YAML file. Given a run folder, resume it exactly where it stopped."""
-    from fullrank.config.recipe import resolve
+    """Train a recipe or a YAML file. Given a run folder, resume it exactly where it stopped.
+
+    Of fine-tuning it does what `fullrank finetune` does.
+    """
+    from fullrank.config.recipe import is_finetuning, resolve
     from fullrank.reporting import write_report
     from fullrank.tasks.run import resume
     from fullrank.tasks.run import train as train_model
@@ -66,9 +71,15 @@ def train(
     if folder.is_dir() and is_run(folder):
         if overrides or row or scale or out or source or kernel != "auto":
             raise InputError(f"{config} is a run folder: it is resumed as it was configured, without further options")
+        if is_finetuning(config):
+            finetune(config, quiet=quiet)
+            return
         result = resume(folder, quiet=quiet, say=silent if quiet else say)
     else:
         _refuse_half_a_run(folder)
+        if is_finetuning(config, row, scale, overrides or []):
+            finetune(config, overrides, row=row, scale=scale, out=out, source=source, kernel=kernel, quiet=quiet)
+            return
         resolved = resolve(config, row, scale, with_source(overrides, source))
         folder = out or default_folder(resolved)
         result = train_model(resolved, folder, kernel_name=kernel, quiet=quiet, say=silent if quiet else say)
@@ -94,20 +105,21 @@ def reproduce(
     """Train the rows of a paper's table, then print it with the paper's figures beside ours. Goes on where it was stopped."""
     from rich.console import Console
 
+    from fullrank.config.recipe import is_finetuning
     from fullrank.reporting import as_json, comparison, print_table, write_report
     from fullrank.tasks.reproduce import cells
     from fullrank.tasks.reproduce import reproduce as train_table
 
     wanted = None if rows is None else [row.strip() for row in rows.split(",") if row.strip()]
+    if is_finetuning(table, None, scale, overrides or []):
+        reproduce_table(
+            table, with_source(overrides, source), rows=wanted, scale=scale, seeds=seeds, out=out, kernel=kernel,
+            quiet=quiet, list_only=list_only, json=json,
+        )  # fmt: skip
+        return
     planned = cells(table, wanted, scale, seeds, out)
     if list_only:
-        status = [{"row": c.row, "seed": c.seed, "folder": str(c.folder), "finished": c.finished} for c in planned]
-        if json:
-            print_json(status)
-        for entry in [] if json else status:
-            print(
-                f"{'finished' if entry['finished'] else 'open':<9} {entry['row']:<16} seed {entry['seed']}  {entry['folder']}"
-            )
+        print_status([(cell.row, cell.seed, cell.folder, cell.finished) for cell in planned], json)
         return
     tell = silent if quiet else say
     train_table(table, planned, scale, with_source(overrides, source), kernel_name=kernel, quiet=quiet, say=tell)
@@ -118,6 +130,20 @@ def reproduce(
         return
     print_table(Console(), comparison(folders))
     print(page)
+
+
+def print_status(cells: Sequence[tuple[str, int, Path, bool]], json: bool) -> None:
+    """Which trainings of a table are finished: row, seed, folder and whether it is, of each."""
+    status = [
+        {"row": row, "seed": seed, "folder": str(folder), "finished": finished} for row, seed, folder, finished in cells
+    ]
+    if json:
+        print_json(status)
+        return
+    for entry in status:
+        print(
+            f"{'finished' if entry['finished'] else 'open':<9} {entry['row']:<16} seed {entry['seed']}  {entry['folder']}"
+        )
 
 
 def _refuse_half_a_run(folder: Path) -> None:

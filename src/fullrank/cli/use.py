@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from fullrank.cli.finetune import show_runs
 from fullrank.cli.options import Checkpoint, Device, Json, Kernel
 from fullrank.cli.output import exclude, print_json, say
 from fullrank.errors import InputError
@@ -206,16 +207,23 @@ def report(
     title: Annotated[str | None, typer.Option("--title", help="Its headline.")] = None,
     json: Json = False,
 ) -> None:
-    """One self-contained HTML page: table, curves, what differs between the runs, environment."""
+    """One self-contained HTML page: table, curves, what differs between the runs, environment.
+
+    Of runs of fine-tuning: mean and deviation over seeds, differences and their intervals.
+    """
     from rich.console import Console
 
-    from fullrank.reporting import as_json, comparison, find_runs, print_table, write_report
+    from fullrank.reporting import as_json, comparison, find_runs, finetuned, print_table, write_report
     from fullrank.tasks.run_folder import in_table_order
 
     # `runs/demo/*` also names files beside the runs, and a folder of runs stands for the runs in it
     folders = [path for path in runs if path.is_dir()] or runs
     runs = in_table_order([run for folder in folders for run in (find_runs(folder) or [folder])])
-    page = write_report(runs, out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html")), title)
+    out = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
+    if finetuned(runs):
+        show_runs(runs, out, json=json, title=title)
+        return
+    page = write_report(runs, out, title)
     if json:
         print_json({"report": str(page), **as_json(comparison(runs))})
         return

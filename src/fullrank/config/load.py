@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 import yaml
 
+from fullrank.config.finetune import TASKS, FinetuneConfig, finetunes
 from fullrank.config.schema import ModelConfig, RunConfig
 from fullrank.errors import ConfigError, InputError
 
@@ -263,8 +264,26 @@ def _validated(cls: type[Config], raw: Mapping[str, Any], prefix: str = "") -> C
 
 
 def build(raw: Mapping[str, Any]) -> RunConfig:
-    """A checked configuration of a run; ConfigError lists every fault."""
+    """A checked configuration of a run that trains a model of ours; ConfigError lists every fault.
+
+    InputError for one of fine-tuning.
+    """
+    if finetunes(raw):
+        raise InputError(
+            f"data.name: {raw['data']['name']} is a task on which a pretrained encoder is fine-tuned; use `fullrank finetune`"
+        )
     return _validated(RunConfig, raw)
+
+
+def build_finetune(raw: Mapping[str, Any]) -> FinetuneConfig:
+    """A checked configuration of fine-tuning; InputError for one of another kind."""
+    name = undotted(raw).get("data", {}).get("name") if isinstance(raw.get("data"), Mapping) else None
+    if not finetunes(raw):
+        raise InputError(
+            f"data.name: fine-tuning is on a task of GLUE or on SQuAD, as in data.name=glue/cola; given {name!r}; "
+            "`fullrank train` trains on texts"
+        )
+    return _validated(FinetuneConfig, raw)
 
 
 def build_model(raw: Mapping[str, Any]) -> ModelConfig:
@@ -296,11 +315,6 @@ def flatten(raw: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def json_schema() -> dict[str, Any]:
     """The JSON schema of a run's YAML, for editors; names of registered stages appear as enumerations."""
-    from pydantic import TypeAdapter
-
-    from fullrank.config import registry
-
-    schema = TypeAdapter(RunConfig).json_schema()
     slots = {
         "AttentionConfig": {"kind": "attend", "score": "score", "normalize": "normalize", "mix": "mix"},
         "InputConfig": {"kind": "input"},
@@ -308,11 +322,32 @@ def json_schema() -> dict[str, Any]:
         "ModelConfig": {"position": "position", "hidden_act": "activation", "initializer": "initializer"},
         "TrainConfig": {"optimizer": "optimizer", "schedule": "schedule"},
     }
+    return _schema(RunConfig, slots, "fullrank run configuration")
+
+
+def finetune_schema() -> dict[str, Any]:
+    """The same of a run of fine-tuning; its tasks are an enumeration, too."""
+    slots = {
+        "GraftConfig": {"normalize": "normalize", "mix": "mix"},
+        "FinetuneTrainConfig": {"optimizer": "optimizer", "schedule": "schedule"},
+    }
+    schema = _schema(FinetuneConfig, slots, "fullrank fine-tuning configuration")
+    schema["$defs"]["TaskDataConfig"]["properties"]["name"]["enum"] = list(TASKS)
+    return schema
+
+
+def _schema(root: type, slots: Mapping[str, Mapping[str, str]], title: str) -> dict[str, Any]:
+    """`slots`: for each class the keys that hold a stage, and its slot."""
+    from pydantic import TypeAdapter
+
+    from fullrank.config import registry
+
+    schema = TypeAdapter(root).json_schema()
     for cls, keys in slots.items():
         properties = schema["$defs"][cls]["properties"]
         for key, slot in keys.items():
             for choice in properties[key].get("anyOf", [properties[key]]):
                 if choice.get("type") == "string":
                     choice["enum"] = registry.names(slot)
-    schema["title"] = "fullrank run configuration"
+    schema["title"] = title
     return schema

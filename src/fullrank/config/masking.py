@@ -15,7 +15,7 @@ MASKED_TOKEN = "a masked-token perplexity, not comparable with next-token perple
 def objective_problems(train: TrainConfig) -> list[str]:
     """Faults in what `train` says about the objective and about masking."""
     problems: list[str] = []
-    if train.objective not in ("causal", "masked"):
+    if train.objective not in ("causal", "masked", "labels"):
         problems.append(f"train.objective: 'causal' or 'masked', given '{train.objective}'")
     if not 0 < train.mlm_probability < 1:
         problems.append(f"train.mlm_probability: between 0 and 1, given {train.mlm_probability}")

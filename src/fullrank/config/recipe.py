@@ -19,9 +19,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from fullrank.config.load import apply_overrides, build, lay, parse_yaml, read_yaml, undotted
+from fullrank.config.finetune import FinetuneConfig, finetunes
+from fullrank.config.load import apply_overrides, build, build_finetune, lay, parse_yaml, read_yaml, undotted
 from fullrank.config.schema import RunConfig
 from fullrank.errors import ConfigError, InputError, suggest
 
@@ -44,11 +45,14 @@ class Recipe:
     notes: str = ""
 
 
+Config = TypeVar("Config", bound=RunConfig | FinetuneConfig, covariant=True)
+
+
 @dataclass(frozen=True)
-class Resolved:
+class Resolved(Generic[Config]):
     """A checked configuration and where it came from."""
 
-    config: RunConfig
+    config: Config
     recipe: str
     row: str | None = None
     scale: str | None = None
@@ -183,8 +187,50 @@ def _shipped_yaml(name: str) -> Any:
     return parse_yaml(text, name)
 
 
-def resolve(name: str, row: str | None = None, scale: str | None = None, overrides: Iterable[str] = ()) -> Resolved:
-    """The checked configuration of one row at one scale (default: the only or first row, at `paper` scale)."""
+@dataclass(frozen=True)
+class _Settings:
+    """The settings of one row at one scale, not checked yet."""
+
+    raw: dict[str, Any]
+    row: str | None = None
+    scale: str | None = None
+    paper: Mapping[str, Any] | None = None
+
+
+def resolve(
+    name: str, row: str | None = None, scale: str | None = None, overrides: Iterable[str] = ()
+) -> Resolved[RunConfig]:
+    """The checked configuration of one row at one scale (default: the only or first row, at `paper` scale).
+
+    InputError for a recipe of fine-tuning, whose configurations are of another kind.
+    """
+    found = _settings(name, row, scale, overrides)
+    return Resolved(build(found.raw), name, found.row, found.scale, found.paper)
+
+
+def resolve_finetune(
+    name: str, row: str | None = None, scale: str | None = None, overrides: Iterable[str] = ()
+) -> Resolved[FinetuneConfig]:
+    """The same of a recipe of fine-tuning; InputError for any other."""
+    found = _settings(name, row, scale, overrides)
+    return Resolved(build_finetune(found.raw), name, found.row, found.scale, found.paper)
+
+
+def resolve_any(
+    name: str, row: str | None = None, scale: str | None = None, overrides: Iterable[str] = ()
+) -> Resolved[RunConfig | FinetuneConfig]:
+    """The same of any recipe."""
+    found = _settings(name, row, scale, overrides)
+    config = build_finetune(found.raw) if finetunes(found.raw) else build(found.raw)
+    return Resolved(config, name, found.row, found.scale, found.paper)
+
+
+def is_finetuning(name: str, row: str | None = None, scale: str | None = None, overrides: Iterable[str] = ()) -> bool:
+    """Whether a configuration is one of fine-tuning, by `data.name`; nothing else of it is checked."""
+    return finetunes(_settings(name, row, scale, overrides).raw)
+
+
+def _settings(name: str, row: str | None, scale: str | None, overrides: Iterable[str]) -> _Settings:
     recipe = load(name)
     raw = undotted(recipe.base)
     if not recipe.rows:
@@ -192,7 +238,7 @@ def resolve(name: str, row: str | None = None, scale: str | None = None, overrid
             raise InputError(f"{name} is a single configuration; it has no row '{row}'")
         if scale is not None:
             raise InputError(f"{name} is a single configuration; it has no scale '{scale}'")
-        return Resolved(build(apply_overrides(raw, overrides)), name)
+        return _Settings(apply_overrides(raw, overrides))
     row = row or next(iter(recipe.rows))
     if row not in recipe.rows:
         raise InputError(f"{name} has no row '{row}'; {suggest(row, recipe.rows)} (rows: {', '.join(recipe.rows)})")
@@ -203,4 +249,4 @@ def resolve(name: str, row: str | None = None, scale: str | None = None, overrid
     chosen = recipe.rows[row]
     raw = lay(raw, chosen.get("set") or {})
     raw = lay(raw, (chosen.get("scales") or {}).get(scale) or {})
-    return Resolved(build(apply_overrides(raw, overrides)), name, row, scale, chosen.get("paper"))
+    return _Settings(apply_overrides(raw, overrides), row, scale, chosen.get("paper"))

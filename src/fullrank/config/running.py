@@ -86,6 +86,11 @@ class RunConfig(Strict):
 
     def __post_init__(self) -> None:
         problems = masked_problems(self) if self.masks else []
+        if self.train.objective == "labels":
+            problems.append(
+                "train.objective: labels is the objective of fine-tuning (data.name: glue/cola and others); for "
+                f"data.name: {self.data.name} choose causal or masked"
+            )
         if not problems:
             problems += self._unlike_sentences() if self.translates else self._unlike_text()
         if not problems:

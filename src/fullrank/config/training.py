@@ -86,7 +86,8 @@ class TrainConfig(Strict):
     tokens: int | None = None
     phases: list[PhaseConfig] = field(default_factory=list)
     seed: int = 1
-    objective: Literal["causal", "masked"] = "causal"  # name the next token, or masked ones, as BERT does
+    # name the next token, or masked ones, as BERT does; `labels` is that of fine-tuning
+    objective: Literal["causal", "masked", "labels"] = "causal"
     mlm_probability: float = 0.15  # `masked`: share of the tokens that are asked for ...
     mask_replace_prob: float = 0.8  # ... of which this share becomes <mask>
     random_replace_prob: float = 0.1  # ... and this one any token at random; the rest stay as they are

@@ -7,7 +7,8 @@ Sentence pairs: `language` (text of one side to ids), `pairs` (prepared corpora)
 from fullrank.data.bpe import BpeTokenizer, train_bpe
 from fullrank.data.build import Split
 from fullrank.data.corpus import Corpus, load_corpus, prepare
-from fullrank.data.known import CorpusInfo, known_corpora
+from fullrank.data.known import CorpusInfo
+from fullrank.data.known_tasks import known_corpora
 from fullrank.data.language import Language, load_language
 from fullrank.data.masking import MaskedBatch, MaskedBatches, Masking, masked_blocks
 from fullrank.data.pair_batches import PairBatch, PairBatches, pair_batch

@@ -40,6 +40,10 @@ class BpeTokenizer:
             raise InputError(f"lines that begin with {SOS} need it as a special token, and end in {EOS}")
         self.fingerprint = hashlib.sha256(backend.to_str().encode()).hexdigest()
 
+    def backend_state(self) -> str:
+        """What Hugging Face `tokenizers` restores its part from; lines and lower case are not in it."""
+        return str(self._backend.to_str())
+
     def __len__(self) -> int:
         return int(self._backend.get_vocab_size())
 

@@ -17,19 +17,20 @@ class CorpusInfo:
     `languages`: of the two sides of sentence pairs, source first; None for text of one language.
     `files`: accepted file names of each split (of sentence pairs, of each `split.language`), the published name first.
     `urls`: things to download, each with its mirrors. `packed`: the files in them, where these are not those of `files`.
-    `sha256`: of files that are known byte by byte.
+    `hub`: its name on the Hugging Face hub, where it comes from there. `sha256`: of files that are known byte by byte.
     """
 
     name: str
     tokens: str
     licence: str
     source: str
-    unit: Literal["words", "bytes", "pairs"] = "words"
+    unit: Literal["words", "bytes", "pairs", "rows", "questions"] = "words"
     languages: tuple[str, str] | None = None
     published: Mapping[str, int] = field(default_factory=dict)
     files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     urls: tuple[tuple[str, ...], ...] = ()
     packed: tuple[str, ...] = ()
+    hub: str = ""
     sha256: Mapping[str, str] = field(default_factory=dict)
 
     def wanted(self) -> str:
@@ -227,8 +228,3 @@ _ALL = (
 )
 
 CORPORA: Mapping[str, CorpusInfo] = {info.name: info for info in _ALL}
-
-
-def known_corpora() -> list[CorpusInfo]:
-    """Every corpus that `data.name` may be, for `fullrank data list`."""
-    return list(_ALL)

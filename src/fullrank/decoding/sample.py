@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,6 +43,7 @@ def sample(
     seed: int | Sequence[int] | None = None,
     attention_mask: Tensor | None = None,
     use_cache: bool = True,
+    stop: Callable[[Tensor], Tensor] | None = None,
 ) -> Sequences:
     """Continue prompts (B, N), padded on the left, token by token; a row ends with `eos_id` or after `max_new_tokens`.
 
@@ -53,6 +54,7 @@ def sample(
     max_new_tokens: a number, or (B,), one a prompt. min_new_tokens: tokens that <eos> must have before it.
     no_repeat_ngram_size: no text holds the same n-gram of new tokens twice; None or 0: it may. What is forbidden is left out
     before the draw; a row ends where nothing may follow.
+    stop: asked after every token with all new tokens (B, T): which rows end here too, (B,) bool.
     Raises InputError for values out of range and for sequences longer than the model can take.
     """
     _check(temperature, top_k, top_p)
@@ -88,6 +90,8 @@ def sample(
             ended = ended | (lengths == rules.longest)
             if eos_id is not None:
                 ended = ended | (token == eos_id)
+            if stop is not None:
+                ended = ended | stop(ids)
             if length + 1 == rules.most or bool(ended.all()):
                 break
             log_probs, reading = reading.then(token)

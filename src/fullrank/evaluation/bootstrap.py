@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fullrank.errors import InputError
+from fullrank.evaluation.distributions import student_quantile
 from fullrank.evaluation.ngrams import Metric, check_pairs, metric_named
 
 _AT_ONCE = 2_000_000  # drawn sentences held at a time
@@ -131,14 +132,6 @@ def welch_interval(a: Sequence[float], b: Sequence[float]) -> tuple[float | None
     shares = sum((part / variance) ** 2 / (len(scores) - 1) for part, scores in zip(parts, (a, b), strict=True))
     reach = student_quantile(1 / shares) * variance**0.5
     return difference - reach, difference + reach
-
-
-def student_quantile(degrees: float, share: float = 0.975) -> float:
-    """The quantile of Student's t: with t = sqrt(v) tan(x), x has the density cos(x)^(v - 1) between -pi/2 and pi/2."""
-    x = np.linspace(0, np.pi / 2, 200_001)
-    density = np.cos(x) ** (degrees - 1)
-    mass = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
-    return float(np.sqrt(degrees) * np.tan(np.interp((2 * share - 1) * mass[-1], mass, x)))
 
 
 def _counted(runs: Sequence[Sequence[str]], references: Sequence[str], metric: Metric) -> list[np.ndarray]:

@@ -23,6 +23,20 @@ class Source:
     mask: Tensor | None = None
     positions: Tensor | None = None
 
+    @classmethod
+    def of(cls, hidden: Tensor, mask: Tensor | None) -> Source:
+        """That of hidden states (B, M, E) and of the mask (B, M) that the encoder made them with, 1 for tokens."""
+        mask = None if mask is None else mask.bool()
+        if mask is None or bool(mask.all()):
+            return cls(hidden)
+        padded_left = bool((mask[:, 1:] & ~mask[:, :-1]).any())
+        return cls(hidden, mask, (mask.cumsum(1) - 1).clamp_min(0) if padded_left else None)
+
+    def rows(self, index: Tensor) -> Source:
+        """Those sentences `index` (K,)."""
+        mask, positions = (None if of is None else of.index_select(0, index) for of in (self.mask, self.positions))
+        return Source(self.hidden.index_select(0, index), mask, positions)
+
     @property
     def texts(self) -> int:
         """B."""

@@ -31,6 +31,32 @@ class Cache:
         first = self.layers[0]
         return 0 if first is None else first.length
 
+    @property
+    def texts(self) -> int | None:
+        """B, None before the first token."""
+        return None if self.layers[0] is None else self.layers[0].texts
+
+    @property
+    def croppable(self) -> bool:
+        """Whether the last tokens can be taken out again: of keys and values, not of sums."""
+        return all(past is None or isinstance(past, KeyValues) for past in self.layers)
+
+    def first(self, length: int) -> Cache:
+        """The cache of the first `length` tokens and padding.
+
+        Raises InputError where layers keep sums: they cannot be parted again.
+        """
+        if length >= self.length:
+            return self
+        if not self.croppable:
+            raise InputError(
+                "output_map decayed keeps sums over all earlier tokens, which cannot be parted again; "
+                "read the text anew"
+            )
+        layers = tuple(past.first(length) if isinstance(past, KeyValues) and length else None for past in self.layers)
+        mask = None if self.key_mask is None or not length else self.key_mask[:, :length]
+        return replace(self, layers=layers, key_mask=mask)
+
     def clamped(self, length: int | None) -> Cache:
         """The cache for a model that clamps distances at `length`: without keys of distances that were clamped otherwise."""
         if length == self.clamp_length:

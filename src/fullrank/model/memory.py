@@ -95,6 +95,13 @@ class Memory:
         hidden = like.new_zeros(rows, tokens, like.shape[-1])
         return cls((LayerMemory(hidden, ((-tokens, tokens),)),) * layers)
 
+    @property
+    def texts(self) -> int | None:
+        """B, None where nothing says how many they are."""
+        known = [len(layer.hidden) for layer in self.layers if layer.hidden is not None]
+        known += [] if self.lengths is None else [len(self.lengths)]
+        return known[0] if known else None
+
     def ages(self, layer: int) -> Tensor:
         """How many tokens lie from each remembered token of `layer` to the next token, 1 for the one directly before it.
 

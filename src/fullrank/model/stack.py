@@ -32,7 +32,8 @@ def read(
     across = None if source is None else source.of_layer(0, x.shape[1])  # the same for all
     for i, block in enumerate(blocks):
         if i not in skip:
-            x = block(x, layout, trace) if across is None else block(x, layout, trace, across=across)
+            inner = None if trace is None else trace.enter(x)
+            x = block(x, layout, inner) if across is None else block(x, layout, inner, across=across)
     return x
 
 
@@ -53,7 +54,8 @@ def read_after_cache(
     layers = []
     for i, (block, past) in enumerate(zip(blocks, cache.layers, strict=True)):
         across = None if source is None else source.of_layer(i, x.shape[1])
-        x, present = block.continued(x, past, layout, trace, across=across, mixed=mixed)
+        inner = None if trace is None else trace.enter(x)
+        x, present = block.continued(x, past, layout, inner, across=across, mixed=mixed)
         layers.append(present)
     return x, replace(cache, layers=tuple(layers), key_mask=mask)
 
@@ -101,11 +103,12 @@ def read_after_memory(
         if place not in layouts:
             layouts[place] = encode(segment.layout(known, how.window, how.drifting), known.heads)
         layout, before, heads = layouts[place], x, None
+        inner = None if trace is None else trace.enter(x)
         if how.keeps_heads:
             hidden = known.hidden if known.heads is None else None
-            x, heads = block.continued(x, known.heads, layout, trace, hidden)
+            x, heads = block.continued(x, known.heads, layout, inner, hidden)
         else:
-            x = block(x, layout, trace, known.hidden)
+            x = block(x, layout, inner, known.hidden)
         after.append(replace(segment.remember(known, before, heads, how.limit), made=made))
     return x, Memory(tuple(after), memory.length + segment.tokens, segment.lengths)
 

@@ -34,6 +34,15 @@ class TranslationCache:
         """Target tokens so far."""
         return self.written.length
 
+    @property
+    def texts(self) -> int:
+        """Those that are being written."""
+        return len(self.source.rows)
+
+    def first(self, length: int) -> TranslationCache:
+        """That of the first `length` target tokens."""
+        return TranslationCache(self.written.first(length), self.source)
+
     def reorder(self, index: Tensor) -> TranslationCache:
         """That of the texts `index` (K,), in that order; they may repeat (beams)."""
         return TranslationCache(self.written.reorder(index), self.source.reorder(index))

@@ -68,10 +68,15 @@ def _part_chip(names: Sequence[str], name: str) -> Html:
 
 def configuration_section(named: Sequence[Named]) -> Html:
     """The keys in which rows differ, then every resolved configuration."""
+    return section("configuration", "Configuration", *configurations(named))
+
+
+def configurations(named: Sequence[Named]) -> list[Html]:
+    """The same without its section; nothing where no configuration is known."""
     known = [(name, slot, [run for run in runs if run.config]) for name, slot, runs in named]
     known = [entry for entry in known if entry[2]]
     if not known:
-        return Html("")
+        return []
     parts: list[Html] = []
     if sum(len(runs) for _, _, runs in known) > 1:
         parts.append(_differences(known))
@@ -82,7 +87,7 @@ def configuration_section(named: Sequence[Named]) -> Html:
         seeds = _seeds(runs)
         others = f" (seed {seeds[0]}; the other seeds differ in train.seed)" if len(seeds) > 1 else ""
         parts.append(details(f"Resolved configuration of {name}{others}", preformatted(text)))
-    return section("configuration", "Configuration", *parts)
+    return parts
 
 
 def _differences(known: Sequence[Named]) -> Html:
@@ -93,13 +98,20 @@ def _differences(known: Sequence[Named]) -> Html:
         texts = [list(dict.fromkeys(_value(run.get(key, _ABSENT)) for run in runs)) for runs in flat]
         if len({text for row in texts for text in row}) < 2:
             continue
-        cells = [td(el("code", ", ".join(row)), cls="" if row == texts[0] else "differs") for row in texts]
+        cells = [td(el("code", _all(row)), cls="" if row == texts[0] else "differs") for row in texts]
         rows.append([th(el("code", key), scope="row", cls="row-name"), *cells])
     if not rows:
         return el("p", "All configurations are the same.", cls="note")
     head = [th("Key"), *(th(swatch(slot), name) for name, slot, _ in known)]
     note = "All other keys are the same. Values unlike those of the first column are tinted."
     return join([table([head], rows, caption="Keys in which the configurations differ"), el("p", note, cls="note")])
+
+
+def _all(values: Sequence[str]) -> str:
+    """Values of the seeds of a row; many whole numbers as ranges."""
+    if len(values) > 5 and all(value.isdecimal() for value in values):
+        return format.ranges(map(int, values))
+    return ", ".join(values)
 
 
 def _value(value: object) -> str:
@@ -119,31 +131,36 @@ def environment_section(compared: Comparison) -> Html:
         return Html("")
     results = [(row.name, mapping(run.result)) for row in rows for run in row.runs]
     measure = compared.measure
-    unigrams = _shared([(row.name, row.unigram) for row in rows], lambda found: _unigram(found, measure))
-    environments = [(name, mapping(result.get("environment"))) for name, result in results]
-    keys = dict.fromkeys(key for _, environment in environments for key in environment)
-    machine = [
-        (
-            format.readable(str(key)),
-            _shared([(name, {"value": found.get(key)}) for name, found in environments], _value_of),
-        )
-        for key in keys
-    ]
+    unigrams = shared([(row.name, row.unigram) for row in rows], lambda found: _unigram(found, measure))
     cards = [
-        _card(
+        card(
             "Text",
             [
-                *((label, _shared(results, read)) for label, read in _TEXT),
+                *((label, shared(results, read)) for label, read in _TEXT),
                 (f"unigram {measure.words} (valid / test)", unigrams),
             ],
         ),
-        _card(
+        card(
             "Training and protocol",
-            [("seeds", _seeds_line(rows)), *((label, _shared(results, read)) for label, read in _TRAINING)],
+            [("seeds", _seeds_line(rows)), *((label, shared(results, read)) for label, read in _TRAINING)],
         ),
-        _card("Machine and versions", machine),
+        machine_card(results),
     ]
     return section("environment", "Environment", el("div", *cards, cls="cards"))
+
+
+def machine_card(results: Sequence[tuple[str, Mapping[str, Any]]]) -> Html:
+    """Machine and versions: `results` are those of all runs, each with the name of its row."""
+    environments = [(name, mapping(result.get("environment"))) for name, result in results]
+    keys = dict.fromkeys(key for _, environment in environments for key in environment)
+    facts = [
+        (
+            format.readable(str(key)),
+            shared([(name, {"value": found.get(key)}) for name, found in environments], value_of),
+        )
+        for key in keys
+    ]
+    return card("Machine and versions", facts)
 
 
 def _corpus(result: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -184,7 +201,8 @@ def _plain(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _value_of(found: Mapping[str, Any]) -> str:
+def value_of(found: Mapping[str, Any]) -> str:
+    """What stands under `value`."""
     return _plain(found.get("value"))
 
 
@@ -216,14 +234,14 @@ _TRAINING: tuple[tuple[str, _Reader], ...] = (
 
 
 def _seeds_line(rows: Sequence[Row]) -> Html:
-    return _shared(
+    return shared(
         [(row.name, {"seed": run.seed}) for row in rows for run in row.runs],
         lambda found: _plain(found["seed"]),
         joined=True,
     )
 
 
-def _shared(named: Sequence[tuple[str, Mapping[str, Any]]], read: _Reader, joined: bool = False) -> Html:
+def shared(named: Sequence[tuple[str, Mapping[str, Any]]], read: _Reader, joined: bool = False) -> Html:
     """The value all agree in, or every value with the rows that have it; empty if nobody has one."""
     rows: dict[str, list[str]] = {}
     for name, found in named:
@@ -242,7 +260,8 @@ def _shared(named: Sequence[tuple[str, Mapping[str, Any]]], read: _Reader, joine
     )
 
 
-def _card(heading: str, facts: Sequence[tuple[str, Html]]) -> Html:
+def card(heading: str, facts: Sequence[tuple[str, Html]]) -> Html:
+    """Names and values of one kind; nothing where no value is known."""
     known = [(label, value) for label, value in facts if value]
     if not known:
         return Html("")

@@ -38,7 +38,7 @@ def line_figure(
         axes = figure.add_axes(
             (50 / width, 40 / HEIGHT, (width - 50 - _LABEL_SPACE) / width, (HEIGHT - 40 - 28) / HEIGHT)
         )
-        _furnish(axes, x_label, y_label)
+        furnish(axes, x_label, y_label)
         for one in series:
             _draw(axes, one)
         if log:
@@ -60,7 +60,7 @@ def dot_figure(rows: Sequence[Row], slots: Sequence[int], split: str, measure: M
     with matplotlib.rc_context(settings()):  # type: ignore[arg-type]
         figure = Figure(figsize=(WIDTH / 72, height / 72))
         axes = figure.add_axes((112 / WIDTH, 36 / height, (WIDTH - 112 - 18) / WIDTH, (height - 36 - 8) / height))
-        _furnish(
+        furnish(
             axes, f"{'test' if split == 'test' else 'validation'} {measure.words} ({measure.comparative} is better)", ""
         )
         axes.grid(True, axis="x", color=LINE, linewidth=0.8)
@@ -68,7 +68,7 @@ def dot_figure(rows: Sequence[Row], slots: Sequence[int], split: str, measure: M
         for place, (row, slot) in enumerate(zip(rows, slots, strict=True)):
             _dots(axes, row, slot, -place, split, measure)
         axes.set_ylim(-len(rows) + 0.4, 0.6)
-        axes.set_yticks([-place for place in range(len(rows))], [row.shown(_short(row.name)) for row in rows])
+        axes.set_yticks([-place for place in range(len(rows))], [row.shown(short(row.name)) for row in rows])
         for text, slot in zip(axes.get_yticklabels(), slots, strict=True):
             text.set_color(series_colour(slot))
         axes.margins(x=0.08)
@@ -86,7 +86,7 @@ def _dots(axes: Axes, row: Row, slot: int, place: float, split: str, measure: Me
         )
         return
     seeds = [value for run in row.runs if (value := measure.final(run, split)) is not None]
-    _disc(axes, seeds, [place] * len(seeds), colour, slot)
+    disc(axes, seeds, [place] * len(seeds), colour, slot)
     if stat.deviation is not None:
         spread = [stat.mean - stat.deviation, stat.mean + stat.deviation]
         axes.plot(
@@ -102,22 +102,24 @@ def _dots(axes: Axes, row: Row, slot: int, place: float, split: str, measure: Me
         )
 
 
-def _disc(axes: Axes, x: Sequence[float], y: Sequence[float], colour: str, slot: int) -> None:
+def disc(axes: Axes, x: Sequence[float], y: Sequence[float], colour: str, slot: int, size: float = 8.5) -> None:
     """Discs as dots of no length with round caps: markers would need links inside the drawing."""
     for one, other in zip(x, y, strict=True):
-        axes.plot([one, one], [other, other], color=SURFACE, linewidth=11, solid_capstyle="round", clip_on=False)
+        axes.plot(
+            [one, one], [other, other], color=SURFACE, linewidth=size + 2.5, solid_capstyle="round", clip_on=False
+        )
         axes.plot(
             [one, one],
             [other, other],
             color=colour,
-            linewidth=8.5,
+            linewidth=size,
             solid_capstyle="round",
             gid=f"slot-{slot}:dot",
             clip_on=False,
         )
 
 
-def _furnish(axes: Axes, x_label: str, y_label: str) -> None:
+def furnish(axes: Axes, x_label: str, y_label: str) -> None:
     """Light furniture: horizontal grid, a base line, no ticks, the unit above the axis."""
     axes.patch.set_visible(False)
     axes.figure.patch.set_visible(False)
@@ -178,7 +180,7 @@ def _label_ends(axes: Axes, series: Sequence[Series], width: int) -> None:
                 [x + unit, 1 + 8 * unit, 1 + 14 * unit], [y, height, height], transform=axes.transAxes, color=colour,
                 linewidth=0.9, alpha=0.6, clip_on=False, gid=f"slot-{one.slot}:leader",
             )  # fmt: skip
-        axes.text(1 + 18 * unit, height, _short(one.name), transform=axes.transAxes, color=colour, fontsize=12, va="center",
+        axes.text(1 + 18 * unit, height, short(one.name), transform=axes.transAxes, color=colour, fontsize=12, va="center",
                   gid=f"slot-{one.slot}:name")  # fmt: skip
 
 
@@ -213,6 +215,7 @@ def _top(block: tuple[float, list[int]], gap: float) -> float:
     return block[0] + gap * (len(block[1]) - 1) / 2
 
 
-def _short(name: str) -> str:
+def short(name: str) -> str:
+    """A name that fits beside a figure."""
     name = clean(name)
     return name if len(name) <= _NAME_LENGTH else name[: _NAME_LENGTH - 1] + "…"

@@ -12,9 +12,9 @@ from fullrank.config.load import flatten
 from fullrank.reporting.results import SPLITS, TRANSLATION, RunRecord, mapping
 
 # where a run was trained and how it was watched makes no other row of it
-_CIRCUMSTANCES = {
+CIRCUMSTANCES = {
     "train.seed", "train.device", "train.threads", "train.track", "train.log_every_steps", "train.save_every_steps",
-    "train.keep_checkpoints",
+    "train.keep_checkpoints", "train.keep_model", "eval.test",
     "data.cache", "data.dir",
 }  # fmt: skip
 
@@ -42,7 +42,7 @@ TEXT_FIELDS = {
 
 def row_key(record: RunRecord) -> str:
     """Equal for runs that differ only in their seed."""
-    settings = {key: value for key, value in flatten(record.config).items() if key not in _CIRCUMSTANCES}
+    settings = {key: value for key, value in flatten(record.config).items() if key not in CIRCUMSTANCES}
     origin = [record.origin(key) for key in ("recipe", "row", "scale")]
     name = "" if settings else _stem(record.name)
     # a run that has not kept its references is a seed of the row all the same
@@ -92,6 +92,8 @@ def measured_on(record: RunRecord) -> dict[str, Any]:
     BLEU is of text, whatever a vocabulary cuts it into: there, pairs, reference translations and signature decide.
     """
     result = mapping(record.result)
+    if record.finetunes:
+        return {f"{split} sha256": digest for split, digest in mapping(result.get("sha256")).items()}
     corpus, pairs = mapping(result.get("corpus")), record.task == TRANSLATION
     found = {key: corpus.get(key) for key in ("name", "label", *(() if pairs else ("vocabulary", "fingerprint")))}
     if pairs:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fullrank.config.data import PAIR_CORPORA
+from fullrank.config.finetune import finetunes
 from fullrank.config.load import read_yaml
 from fullrank.errors import InputError
 
@@ -53,6 +54,11 @@ class RunRecord:
         masked = mapping(self.config.get("train")).get("objective") == "masked"
         configured = TRANSLATION if name in PAIR_CORPORA else MASKED_MODELING if masked else LANGUAGE_MODELING
         return str(recorded or configured)
+
+    @property
+    def finetunes(self) -> bool:
+        """Whether a pretrained encoder was fine-tuned: its figures are scores of a task, not of a text."""
+        return mapping(self.result).get("kind") == "finetuning" or finetunes(self.config)
 
     @cached_property
     def references(self) -> Mapping[str, str]:
@@ -164,12 +170,23 @@ def read_run(folder: Path) -> RunRecord:
     identity, vocabulary = _read_object(folder / "run.json"), _read_object(folder / "vocabulary.json")
     name = str(mapping(result).get("name") or identity.get("name") or folder.name or folder.resolve().name)
     record = RunRecord(folder, name, config, metrics, timing, result, tuple(problems), identity, vocabulary)
-    return record if result is None else _without_unusable_result(record)
+    return record if result is None or record.finetunes else _without_unusable_result(record)
 
 
 def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
     """Records of several folders in the order given; a folder given twice counts once."""
     return [read_run(folder) for folder in {Path(folder).resolve(): Path(folder) for folder in folders}.values()]
+
+
+def finetuned(folders: Sequence[Path]) -> bool:
+    """Whether runs are of fine-tuning; False where there are none. InputError if some are and others are not."""
+    kinds = {record.finetunes: record for record in read_runs(folders)}
+    if len(kinds) > 1:
+        raise InputError(
+            f"{kinds[True].folder} is a run of fine-tuning and {kinds[False].folder} is not: no figure of theirs compares; "
+            "make a report of each kind"
+        )
+    return True in kinds
 
 
 def _without_unusable_result(record: RunRecord) -> RunRecord:

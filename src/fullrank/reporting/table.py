@@ -210,6 +210,10 @@ def comparison(runs: Sequence[Path | RunRecord]) -> Comparison:
     records = [run for run in runs if isinstance(run, RunRecord)]
     if len(records) != len(runs):
         records = read_runs([run.folder if isinstance(run, RunRecord) else Path(run) for run in runs])
+    if (tuned := next((record for record in records if record.finetunes), None)) is not None:
+        raise InputError(
+            f"{tuned.folder}: a run of fine-tuning, which has no figure in common with others; see `fullrank report`"
+        )
     left_out = tuple(record for record in records if record.task != records[0].task)
     records = [record for record in records if record.task == records[0].task]
     finished = [record for record in records if record.result is not None]

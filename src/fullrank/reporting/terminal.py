@@ -25,18 +25,18 @@ def print_table(console: Console, compared: Comparison, title: str | None = None
     """Prints the rows (the paper's figures beside ours where there are any), then what has to be said about them."""
     if compared.rows:
         table = _table(compared, title, narrow=False)
-        if _width(console, table) > console.width:
+        if width_of(console, table) > console.width:
             table = _table(compared, title, narrow=True)
-        console.print(_Whole(table), crop=False, soft_wrap=True)
+        console.print(Whole(table), crop=False, soft_wrap=True)
     if compared.counts_sos:
-        console.print(_Whole(_without_sos(compared)), crop=False, soft_wrap=True)
+        console.print(Whole(_without_sos(compared)), crop=False, soft_wrap=True)
     if any(row.last_position for row in compared.rows):
-        console.print(_Whole(_last_positions(compared)), crop=False, soft_wrap=True)
+        console.print(Whole(_last_positions(compared)), crop=False, soft_wrap=True)
     for sentence in signature_lines(compared):
         console.print(Text(sentence, style="dim"))
     if tests := all_differences(compared):
         for tested in tests:
-            console.print(_Whole(_significance(tested)), crop=False, soft_wrap=True)
+            console.print(Whole(_significance(tested)), crop=False, soft_wrap=True)
         for sentence in how(tests):
             console.print(Text(sentence, style="dim"))
     summary = summarise(compared)
@@ -48,17 +48,18 @@ def print_table(console: Console, compared: Comparison, title: str | None = None
 
 
 @dataclass(frozen=True)
-class _Whole:
+class Whole:
     """A table at its own width even where the console is narrower: lines may wrap there, but no figure is cut off."""
 
     table: Table
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        width = _width(console, self.table)
+        width = width_of(console, self.table)
         yield from console.render(self.table, options.update(width=width, max_width=width))
 
 
-def _width(console: Console, table: Table) -> int:
+def width_of(console: Console, table: Table) -> int:
+    """How wide a table is that nothing squeezes."""
     return console.measure(table, options=console.options.update(max_width=1000)).maximum
 
 

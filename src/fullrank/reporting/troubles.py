@@ -16,13 +16,19 @@ def troubles_section(compared: Comparison) -> Html:
     """Runs that have not finished, and finished ones whose folders are damaged in part."""
     parts: list[Html] = []
     for run in compared.unfinished:
-        resume = el("p", "Resume with ", el("code", f"fullrank train {shlex.quote(str(run.folder))}"), cls="note")
-        parts.append(_trouble(run, "not finished", [*_progress(run, compared.measure), *run.problems], resume))
+        parts.append(unfinished(run, [*_progress(run, compared.measure), *run.problems]))
     for row in compared.rows:
         parts += [
             _trouble(run, "finished, damaged in part", list(run.problems), Html("")) for run in row.runs if run.problems
         ]
     return section("unfinished", "Unfinished and damaged runs", *parts)
+
+
+def unfinished(run: RunRecord, reasons: Sequence[str]) -> Html:
+    """A run that has not finished, and how to go on with it."""
+    verb = "finetune" if run.finetunes else "train"
+    resume = el("p", "Resume with ", el("code", f"fullrank {verb} {shlex.quote(str(run.folder))}"), cls="note")
+    return _trouble(run, "not finished", reasons, resume)
 
 
 def _trouble(run: RunRecord, state: str, reasons: Sequence[str], more: Html) -> Html:

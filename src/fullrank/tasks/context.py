@@ -19,7 +19,7 @@ QUANTILES = (0.5, 0.9, 0.99)
 class FoundContext:
     """phase: whose schedule this is, None where no phase lets a layer rest. remarks: what the figures do not say themselves."""
 
-    resolved: Resolved
+    resolved: Resolved[RunConfig]
     phase: PhaseConfig | None
     reach: Reach
     remarks: tuple[str, ...]
@@ -33,7 +33,7 @@ class FoundContext:
         return f"{name}{row}" + (f", phase {self.phase.name} (skip: {self.phase.skip})" if self.phase else "")
 
 
-def find_context(resolved: Resolved, phase: str | None = None) -> FoundContext:
+def find_context(resolved: Resolved[RunConfig], phase: str | None = None) -> FoundContext:
     """The reach of each layer's memory in `phase`; if none is named, in the first phase that lets layers rest.
 
     Raises InputError for a model without memory, an unknown phase, and probabilities that give no reach.

@@ -157,7 +157,7 @@ def _places() -> int:
     return 2 if usable >= 2 else 1
 
 
-def _seconds_per_token(resolved: Resolved, corpus: Corpus, spend: float = 2.5) -> float:
+def _seconds_per_token(resolved: Resolved[RunConfig], corpus: Corpus, spend: float = 2.5) -> float:
     """Time of a training step with one thread, per token: the median of as many steps as fit in `spend` seconds."""
     config: RunConfig = with_vocabulary(resolved.config, corpus)
     threads = torch.get_num_threads()

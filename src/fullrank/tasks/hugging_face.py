@@ -46,7 +46,7 @@ def load_causal(name: str, dtype: torch.dtype, *, tokenizer: bool = True) -> Hug
             "tokenizer.save_pretrained(folder)"
         )
     where = str(folder) if folder.is_dir() else name
-    with _quiet(transformers), _explained(name):
+    with quiet(transformers), _explained(name):
         config = transformers.AutoConfig.from_pretrained(where, trust_remote_code=False)
         words = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False) if tokenizer else None
         model, found = transformers.AutoModelForCausalLM.from_pretrained(
@@ -60,7 +60,7 @@ def load_causal(name: str, dtype: torch.dtype, *, tokenizer: bool = True) -> Hug
 
 
 @contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
+def quiet(transformers: Any) -> Iterator[None]:
     """Without progress bars, remarks and reports of retries."""
     from huggingface_hub.utils import logging as hub
 

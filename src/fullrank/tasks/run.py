@@ -94,7 +94,7 @@ def task_of(config: RunConfig) -> Task:
 
 
 def train(
-    resolved: Resolved, folder: Path, *, kernel_name: str = "auto", quiet: bool = False, say: Say = print
+    resolved: Resolved[RunConfig], folder: Path, *, kernel_name: str = "auto", quiet: bool = False, say: Say = print
 ) -> dict[str, Any]:
     """Train what `resolved` says in `folder` (continuing a run that was stopped there) and return its `result.json`."""
     config = dataclasses.replace(resolved.config, data=absolute(resolved.config.data))

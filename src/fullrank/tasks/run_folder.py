@@ -8,14 +8,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fullrank.config.load import build, flatten, read_yaml, to_dict, to_yaml
+from fullrank.config.finetune import FinetuneConfig, finetunes
+from fullrank.config.load import build, build_finetune, flatten, read_yaml, to_dict, to_yaml
 from fullrank.config.recipe import Resolved, load
 from fullrank.config.schema import DataConfig, RunConfig
 from fullrank.errors import FullRankError, InputError
 from fullrank.files import write_json, write_text
 
 
-def default_folder(resolved: Resolved) -> Path:
+def default_folder(resolved: Resolved[RunConfig | FinetuneConfig]) -> Path:
     """`runs/<recipe>/<row>[-scale]-seed<seed>`, or `runs/<file name>` for a configuration without rows."""
     seed = f"seed{resolved.config.train.seed}"
     name = resolved.recipe.removesuffix(".yaml").removesuffix(".yml")
@@ -55,7 +56,29 @@ def is_run(folder: Path) -> bool:
 
 
 def open_run(folder: Path) -> tuple[RunConfig, dict[str, Any]]:
-    """The configuration and the identity (`run.json`) of the run in `folder`; InputError if there is none."""
+    """The configuration and the identity (`run.json`) of the run in `folder`; InputError if there is none.
+
+    InputError as well for a run of fine-tuning, whose model is not one of ours.
+    """
+    config, identity = open_any(folder)
+    if isinstance(config, FinetuneConfig):
+        raise InputError(
+            f"{folder}: a run of fine-tuning on {config.data.name}; its figures are in result.json, its model in model/, and "
+            f"`fullrank finetune {folder}` goes on with it"
+        )
+    return config, identity
+
+
+def open_finetuning(folder: Path) -> tuple[FinetuneConfig, dict[str, Any]]:
+    """The same of a run of fine-tuning; InputError if it is another."""
+    config, identity = open_any(folder)
+    if not isinstance(config, FinetuneConfig):
+        raise InputError(f"{folder}: not a run of fine-tuning, but one on {config.data.name}; see `fullrank train`")
+    return config, identity
+
+
+def open_any(folder: Path) -> tuple[RunConfig | FinetuneConfig, dict[str, Any]]:
+    """The same of any run."""
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder")
     if not is_run(folder):
@@ -64,7 +87,8 @@ def open_run(folder: Path) -> tuple[RunConfig, dict[str, Any]]:
         identity: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"{folder / 'run.json'}: damaged ({error})") from error
-    return build(read_yaml(folder / "config.yaml")), identity
+    raw = read_yaml(folder / "config.yaml")
+    return build_finetune(raw) if finetunes(raw) else build(raw), identity
 
 
 def in_table_order(folders: Sequence[Path]) -> list[Path]:
@@ -97,14 +121,14 @@ def check_place(folder: Path) -> None:
         raise InputError(f"{folder} is not empty and holds no run; give another --out")
 
 
-def claim(folder: Path, config: RunConfig, identity: Mapping[str, Any]) -> bool:
+def claim(folder: Path, config: RunConfig | FinetuneConfig, identity: Mapping[str, Any]) -> bool:
     """Make `folder` the home of this run; True if the same run already lives there and is to be continued.
 
     Raises InputError if it holds anything else: nothing is ever overwritten.
     """
     check_place(folder)
     if is_run(folder) and trained(folder):
-        before, known = open_run(folder)
+        before, known = open_any(folder)
         old, new = flatten(to_dict(before)), flatten(to_dict(config))
         other = [key for key in {**new, **old} if old.get(key) != new.get(key)]
         if other:

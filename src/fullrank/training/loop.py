@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fullrank.config.schema import EvalConfig, TrainConfig
+from fullrank.config.schema import TrainConfig
 from fullrank.training.averaging import WeightAverage
 from fullrank.training.checkpoint import load_checkpoint, save_checkpoint
 from fullrank.training.clock import Clock
@@ -40,7 +40,7 @@ from fullrank.training.records import JsonLines, metrics_line, perplexity, timin
 from fullrank.training.result import result
 from fullrank.training.schedule import Schedule
 from fullrank.training.state import Counters, Training
-from fullrank.training.values import Batches, Evaluate, FitResult, Interrupted, Objective, Observer, Place
+from fullrank.training.values import Batches, Evaluate, FitResult, Interrupted, Judging, Objective, Observer, Place
 from fullrank.training.window import Window, diverged
 
 
@@ -53,7 +53,7 @@ def fit(
     optimizer: Optimizer,
     schedule: Schedule,
     options: TrainConfig,
-    eval_options: EvalConfig,
+    eval_options: Judging,
     folder: Path,
     observers: Sequence[Observer] = (),
 ) -> FitResult:
@@ -168,7 +168,7 @@ class _Run:
             self.check_loss()
         rate = training.schedule.rate(step)
         for group in training.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group.get("scale", 1.0)
         training.optimizer.step()
         training.optimizer.zero_grad(set_to_none=True)
         training.average.update(step)

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from fullrank.config.schema import EvalConfig, TrainConfig
+from fullrank.config.schema import TrainConfig
 from fullrank.errors import InputError
 from fullrank.training.phases import Phases, check_all_begin, plan_phases
 from fullrank.training.state import Counters
-from fullrank.training.values import Batches
+from fullrank.training.values import Batches, Judging
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def _steps_for(tokens: int, options: TrainConfig, batches: Batches) -> int:
     return before + math.ceil(rest / (getattr(batches, "tokens_per_batch", usual) * accumulation))
 
 
-def make_plan(options: TrainConfig, eval_options: EvalConfig, batches: Batches) -> Plan:
+def make_plan(options: TrainConfig, eval_options: Judging, batches: Batches) -> Plan:
     """The plan of a training; InputError if there is nothing to train on, or a phase that would never begin.
 
     It ends with its last phase where every phase says after how many steps or epochs it ends, else with

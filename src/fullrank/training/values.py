@@ -91,6 +91,20 @@ class Place:
         return (self.step - 1) * self.accumulation + self.part + 1
 
 
+class Judging(Protocol):
+    """What training reads of the eval section: how often there is an evaluation, and what makes one the best.
+
+    Both cadences None: once an epoch. `metric`: `loss`, or the name of a score of `Judged`, of which the highest is the best.
+    """
+
+    @property
+    def every_steps(self) -> int | None: ...
+    @property
+    def every_epochs(self) -> float | None: ...
+    @property
+    def metric(self) -> str: ...
+
+
 Objective = Callable[[Any, Carry, Place], Loss]
 Evaluate = Callable[[nn.Module], Evaluation]
 

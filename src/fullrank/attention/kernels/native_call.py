@@ -126,9 +126,10 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx: Any, found: list[Tensor]) -> tuple[Tensor | None, ...]:
-    present = (tensor is not None for tensor in ctx.saved_tensors[:6])
-    return *(tensor if there else None for tensor, there in zip(found, present, strict=True)), *(None,) * 9
+def _gradients(inputs: list[Tensor | None], found: list[Tensor]) -> tuple[Tensor | None, ...]:
+    """Those of the inputs that are there. Saved tensors are read once: under activation checkpointing they are gone then."""
+    given = zip(found, inputs[:6], strict=True)
+    return *(None if tensor is None else gradient for gradient, tensor in given), *(None,) * 9
 
 
 class Native(torch.autograd.Function):
@@ -147,7 +148,7 @@ class Native(torch.autograd.Function):
         if cotangent is None:
             return (None,) * 15
         *inputs, lse = ctx.saved_tensors
-        return _gradients(ctx, _differentiated(cotangent, lse, *inputs, *ctx.choices))
+        return _gradients(inputs, _differentiated(cotangent, lse, *inputs, *ctx.choices))
 
 
 _ARGUMENTS = (
@@ -181,7 +182,7 @@ def _operator_backward(ctx: Any, cotangent: Tensor | None, _: Tensor | None) -> 
     if cotangent is None:
         return (None,) * 15
     *inputs, lse = ctx.saved_tensors
-    return _gradients(ctx, _backward_operator(cotangent, lse, *inputs, *ctx.choices))
+    return _gradients(inputs, _backward_operator(cotangent, lse, *inputs, *ctx.choices))
 
 
 operator.register_autograd(_operator_backward, setup_context=lambda ctx, inputs, output: _keep(ctx, inputs, output))

@@ -1,0 +1,163 @@
+"""The nine tasks of GLUE: their sentences, labels, metrics, published sizes and files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fullrank.errors import InputError, suggest
+
+HUB = "nyu-mll/glue"  # on the Hugging Face hub
+HUB_REVISION = "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c"
+SCORES = (0.0, 5.0)  # least and greatest similarity in STS-B
+
+
+@dataclass(frozen=True, eq=False)  # there is one of each
+class GlueTask:
+    """One task.
+
+    `folder`: its usual name, that of its folder. `sentences`: the columns of its one or two sentences, `hub_sentences` on
+    the hub. `labels`: names of the classes, in the order of their ids, which is the hub's; None where a score is predicted.
+    `metrics`: the first is the one that runs are compared by. `sizes`: published number of rows of each split, and
+    `older_sizes` that of an earlier release. `submission`: file of each test split, as the test server names it.
+    `label_names`: files and server hold the names of the classes, not their ids. The split `ax` of mnli is GLUE's diagnostic
+    set.
+    """
+
+    name: str
+    title: str
+    folder: str
+    sentences: tuple[str, ...]
+    hub_sentences: tuple[str, ...]
+    label_column: str
+    labels: tuple[str, ...] | None
+    metrics: tuple[str, ...]
+    sizes: Mapping[str, int]
+    submission: Mapping[str, str]
+    licence: str
+    label_names: bool = False
+    dev_splits: tuple[str, ...] = ("dev",)
+    test_splits: tuple[str, ...] = ("test",)
+    older_sizes: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Every split: train, then those with labels to judge by, then those whose labels only the test server has."""
+        return ("train", *self.dev_splits, *self.test_splits)
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The official file of each split."""
+        matched = len(self.dev_splits) > 1
+        return {
+            split: "AX/AX.tsv"
+            if split == "ax"
+            else f"{self.folder}/{split}{'_matched' if matched and split in ('dev', 'test') else ''}.tsv"
+            for split in self.splits
+        }
+
+    def is_published(self, split: str, rows: int) -> bool:
+        """Whether the split was published with so many rows."""
+        return rows in (self.sizes[split], self.older_sizes.get(split))
+
+    def check_split(self, split: str) -> None:
+        """InputError for a split that the task does not have."""
+        if split not in self.splits:
+            near = suggest(split, self.splits)
+            known = "" if near.startswith("known") else f" (known: {', '.join(self.splits)})"
+            raise InputError(f"GLUE {self.folder} has no split '{split}'; {near}{known}")
+
+
+_PAIR = ("sentence1", "sentence2")
+_ENTAILMENT = ("entailment", "not_entailment")
+
+_ALL = (
+    GlueTask(
+        name="cola", title="Corpus of Linguistic Acceptability", folder="CoLA",
+        sentences=("sentence",), hub_sentences=("sentence",), label_column="label",
+        labels=("unacceptable", "acceptable"), metrics=("matthews_correlation",),
+        sizes={"train": 8_551, "dev": 1_043, "test": 1_063}, submission={"test": "CoLA.tsv"},
+        licence="sentences from published linguistics, for research",
+    ),
+    GlueTask(
+        name="sst2", title="Stanford Sentiment Treebank", folder="SST-2",
+        sentences=("sentence",), hub_sentences=("sentence",), label_column="label",
+        labels=("negative", "positive"), metrics=("accuracy",),
+        sizes={"train": 67_349, "dev": 872, "test": 1_821}, submission={"test": "SST-2.tsv"},
+        licence="film reviews, no stated licence",
+    ),
+    GlueTask(
+        name="mrpc", title="Microsoft Research Paraphrase Corpus", folder="MRPC",
+        sentences=("#1 String", "#2 String"), hub_sentences=_PAIR, label_column="Quality",
+        labels=("not_equivalent", "equivalent"), metrics=("accuracy", "f1"),
+        sizes={"train": 3_668, "dev": 408, "test": 1_725}, submission={"test": "MRPC.tsv"},
+        licence="Microsoft Research, non-commercial",
+    ),
+    GlueTask(
+        name="qqp", title="Quora Question Pairs", folder="QQP",
+        sentences=("question1", "question2"), hub_sentences=("question1", "question2"), label_column="is_duplicate",
+        labels=("not_duplicate", "duplicate"), metrics=("accuracy", "f1"),
+        sizes={"train": 363_846, "dev": 40_430, "test": 390_965}, submission={"test": "QQP.tsv"},
+        older_sizes={"train": 363_849},
+        licence="Quora, non-commercial",
+    ),
+    GlueTask(
+        name="stsb", title="Semantic Textual Similarity Benchmark", folder="STS-B",
+        sentences=_PAIR, hub_sentences=_PAIR, label_column="score",
+        labels=None, metrics=("pearson", "spearman"),
+        sizes={"train": 5_749, "dev": 1_500, "test": 1_379}, submission={"test": "STS-B.tsv"},
+        licence="scores CC BY-SA 4.0, texts under their own terms",
+    ),
+    GlueTask(
+        name="mnli", title="Multi-Genre Natural Language Inference", folder="MNLI",
+        sentences=_PAIR, hub_sentences=("premise", "hypothesis"), label_column="gold_label",
+        labels=("entailment", "neutral", "contradiction"), metrics=("accuracy",),
+        sizes={
+            "train": 392_702, "dev": 9_815, "dev_mismatched": 9_832, "test": 9_796, "test_mismatched": 9_847, "ax": 1_104,
+        },
+        submission={"test": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv", "ax": "AX.tsv"},
+        licence="OANC, CC BY and others", label_names=True,
+        dev_splits=("dev", "dev_mismatched"), test_splits=("test", "test_mismatched", "ax"),
+    ),
+    GlueTask(
+        name="qnli", title="Question-answering Natural Language Inference", folder="QNLI",
+        sentences=("question", "sentence"), hub_sentences=("question", "sentence"), label_column="label",
+        labels=_ENTAILMENT, metrics=("accuracy",), label_names=True,
+        sizes={"train": 104_743, "dev": 5_463, "test": 5_463}, submission={"test": "QNLI.tsv"},
+        licence="CC BY-SA 4.0",
+    ),
+    GlueTask(
+        name="rte", title="Recognizing Textual Entailment", folder="RTE",
+        sentences=_PAIR, hub_sentences=_PAIR, label_column="label",
+        labels=_ENTAILMENT, metrics=("accuracy",), label_names=True,
+        sizes={"train": 2_490, "dev": 277, "test": 3_000}, submission={"test": "RTE.tsv"},
+        licence="for research",
+    ),
+    GlueTask(
+        name="wnli", title="Winograd Natural Language Inference", folder="WNLI",
+        sentences=_PAIR, hub_sentences=_PAIR, label_column="label",
+        labels=("not_entailment", "entailment"), metrics=("accuracy",),
+        sizes={"train": 635, "dev": 71, "test": 146}, submission={"test": "WNLI.tsv"},
+        licence="CC BY 4.0",
+    ),
+)  # fmt: skip
+
+GLUE: Mapping[str, GlueTask] = {task.name: task for task in _ALL}
+
+
+def plain(name: str) -> str:
+    """A name of a task or folder without case, hyphens and underscores: SST-2 and sst2 are the same."""
+    return name.casefold().replace("-", "").replace("_", "")
+
+
+def glue_task(name: str | GlueTask) -> GlueTask:
+    """The task of that name, as `sst2` or `SST-2`; InputError suggests the nearest one."""
+    if isinstance(name, GlueTask):
+        return name
+    found = GLUE.get(plain(name))
+    if found is None:
+        near, known = suggest(plain(name), GLUE), f"known: {', '.join(GLUE)}"
+        raise InputError(
+            f"unknown GLUE task '{name}'; " + (f"{near} ({known})" if near.startswith("did you mean") else known)
+        )
+    return found

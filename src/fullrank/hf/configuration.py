@@ -1,0 +1,126 @@
+"""The configuration of our models as Hugging Face reads it: the `config.json` of a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+from fullrank.config.load import build_model, to_dict
+from fullrank.config.schema import ModelConfig
+from fullrank.errors import ConfigError
+
+OBJECTIVES = ("causal", "masked", "translation")
+
+# what Hugging Face's tools ask a configuration for, and what it is of ours
+_SIZES: dict[str, Callable[[ModelConfig], Any]] = {
+    "vocab_size": lambda model: model.vocab_size,
+    "hidden_size": lambda model: model.hidden_size,
+    "num_hidden_layers": lambda model: model.num_hidden_layers,
+    "num_attention_heads": lambda model: model.num_attention_heads,
+    "max_position_embeddings": lambda model: model.max_position_embeddings,
+}
+
+
+@strict
+class FullRankConfig(PreTrainedConfig):
+    """`fullrank` is the `model` section of a run, whole; what else describes the model is derived from it.
+
+    objective: `causal` (a language model), `masked` (an encoder that names masked tokens) or `translation`; null: what the
+    section says. use_cache: whether generation keeps keys and values; memory is part of a model and always on.
+    chunked_loss: in training, a loss formed chunk by chunk, without logits (`out.logits` is None then).
+    Raises ConfigError, with every fault, for a section that describes no model, and for sizes that contradict it.
+    """
+
+    model_type = "fullrank"
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012  Hugging Face reads a list
+
+    fullrank: dict[str, Any] | None = None
+    objective: str | None = None
+    vocab_size: int | None = None
+    hidden_size: int | None = None
+    num_hidden_layers: int | None = None
+    num_attention_heads: int | None = None
+    max_position_embeddings: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    pad_token_id: int | None = None
+    mask_token_id: int | None = None
+    decoder_start_token_id: int | None = None
+    use_cache: bool = True
+    chunked_loss: bool = False
+    tie_word_embeddings: bool = False  # our modules share their tensors themselves
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        model = build_model(self.fullrank or {})
+        self.fullrank = to_dict(model)
+        translates = model.encoder is not None or model.decoder is not None
+        self.objective = self.objective or ("translation" if translates else "causal")
+        problems = []
+        if self.objective not in OBJECTIVES:
+            problems.append(f"objective: {', '.join(OBJECTIVES)}, given '{self.objective}'")
+        if self.tie_word_embeddings:
+            problems.append("tie_word_embeddings: tied outputs are said in `fullrank` (output.tied); leave it false")
+        if self.objective == "masked":
+            problems += model.problems_of_masked()
+        elif self.objective == "translation":
+            problems += model.problems_of_translation()
+        elif translates:
+            problems.append(
+                f"objective: 'translation' for a model with an encoder and a decoder, given '{self.objective}'"
+            )
+        for key, of in _SIZES.items():
+            given, own = getattr(self, key), of(model)
+            if given is not None and given != own:
+                problems.append(f"{key}: {own} by `fullrank`, given {given}; change it there, or leave it out here")
+            setattr(self, key, own)
+        if problems:
+            raise ConfigError(*problems)
+        self.is_encoder_decoder = self.objective == "translation"
+        super().__post_init__(**kwargs)
+
+    @classmethod
+    def of(
+        cls,
+        model: ModelConfig,
+        *,
+        objective: str | None = None,
+        bos_token_id: int | None = None,
+        eos_token_id: int | None = None,
+        pad_token_id: int | None = None,
+        mask_token_id: int | None = None,
+        decoder_start_token_id: int | None = None,
+        chunked_loss: bool = False,
+        labels: Mapping[int, str] | int | None = None,
+    ) -> FullRankConfig:
+        """That of `model`. labels: of classification, their names by number, or how many there are.
+
+        Without more, a translation begins with `eos_token_id`, as ours do, and `<mask>` is the last entry.
+        """
+        if objective == "masked" and mask_token_id is None and model.vocab_size is not None:
+            mask_token_id = model.vocab_size - 1
+        translates = objective == "translation" or model.encoder is not None or model.decoder is not None
+        if translates and decoder_start_token_id is None:
+            decoder_start_token_id = eos_token_id
+        named: dict[str, Any] = {}
+        if isinstance(labels, Mapping):
+            named = {"id2label": dict(labels), "label2id": {name: i for i, name in labels.items()}}
+        elif labels is not None:
+            named = {"num_labels": labels}
+        return cls(
+            fullrank=to_dict(model),
+            objective=objective,
+            bos_token_id=bos_token_id,
+            eos_token_id=eos_token_id,
+            pad_token_id=pad_token_id,
+            mask_token_id=mask_token_id,
+            decoder_start_token_id=decoder_start_token_id,
+            chunked_loss=chunked_loss,
+            **named,
+        )
+
+    def model_config(self) -> ModelConfig:
+        """The `ModelConfig` of the model; ConfigError if it was changed into one that describes none."""
+        return build_model(self.fullrank or {})

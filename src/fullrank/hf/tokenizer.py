@@ -1,0 +1,233 @@
+"""The vocabulary of a run as a tokenizer of Hugging Face, which gives the same ids for the same text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from fullrank.config.load import build, read_yaml
+from fullrank.data import (
+    BpeTokenizer,
+    ByteVocabulary,
+    CharacterVocabulary,
+    Language,
+    WordVocabulary,
+    load_language,
+    load_tokenizer,
+)
+from fullrank.data.entries import EOS, MASK, SOS, UNK
+from fullrank.errors import InputError
+
+# what Python takes for white space and Rust does not
+_SEPARATORS = normalizers.Replace(Regex("[\x1c-\x1f]"), " ")
+_WORD = r"[\p{L}\p{N}_]"
+_PUNCTUATION = rf"<unk>|<eos>|{_WORD}+(?:['’]{_WORD}+)*|[^\p{{L}}\p{{N}}_\s]"
+_NEVER = -1e9  # log probability of a piece that no text has
+# the one letter that Python writes in lower case by what stands around it
+_FINAL_SIGMA = normalizers.Replace(Regex(r"(?<=\p{L})Σ(?!\p{L})"), "ς")
+
+
+def tokenizer_of(folder: str | Path, side: str = "target") -> PreTrainedTokenizerFast:
+    """That of the run in `folder`; of a translation run that of one `side`, `source` or `target`.
+
+    Without special tokens it gives the ids that our own gives. With them, a text begins with the token that our models read
+    first (`<eos>`, or a newline of bytes and characters); a sentence of a translation ends in `<eos>`. Where lines end in
+    `<eos>`, a newline is that token. A masked language model's has `<mask>` as its last entry.
+    Raises InputError where no tokenizer of that library gives the same ids, and where the folder is no run.
+    """
+    folder = Path(folder)
+    config = build(read_yaml(folder / "config.yaml"))
+    if config.data.has_pairs:
+        if side not in ("source", "target"):
+            raise InputError(f"side: source or target, given '{side}'")
+        return of_language(load_language(folder / side))
+    return of_vocabulary(load_tokenizer(folder), masks=config.masks)
+
+
+def of_vocabulary(own: Any, *, masks: bool = False) -> PreTrainedTokenizerFast:
+    """That of a `fullrank.data.Tokenizer`; with `<mask>` as last entry if it `masks`."""
+    match own:
+        case WordVocabulary():
+            backend = _of_words(own, masks)
+        case BpeTokenizer():
+            backend = _of_bpe(own)
+        case CharacterVocabulary():
+            backend = _of_characters(own)
+        case ByteVocabulary():
+            backend = _of_bytes(own)
+        case _:
+            raise InputError(f"no tokenizer of Hugging Face is known for a vocabulary of kind '{own.kind}'")
+    begin = backend.id_to_token(own.start_id)
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{begin}:0 $A:0", pair=f"{begin}:0 $A:0 $B:1", special_tokens=[(begin, own.start_id)]
+    )
+    # marks inside a text are text, as in ours; only BPE knows them, and `<mask>` where no word can be one
+    as_text = not isinstance(own, BpeTokenizer)
+    marks: dict[str, Any] = {}
+    if own.eos_id is not None:
+        marks = {"eos_token": _mark(EOS, own), "bos_token": _mark(EOS, own), "pad_token": _mark(EOS, own)}
+    if isinstance(own, WordVocabulary) and own.unk_id is not None:
+        marks["unk_token"] = UNK
+    if masks:
+        marks["mask_token"] = MASK
+        as_text = as_text and isinstance(own, WordVocabulary)
+    if own.eos_id is None:
+        marks["pad_token"] = MASK if masks else begin
+    return _finished(backend, marks, as_text, "right" if masks else "left")
+
+
+def _mark(token: str, own: Any) -> Any:
+    """BPE finds marks in a text that was made lower case and whose lines end in them."""
+    return AddedToken(token, special=True, normalized=True) if isinstance(own, BpeTokenizer) else token
+
+
+def of_language(own: Language) -> PreTrainedTokenizerFast:
+    """That of one side of a translation run; a text ends in `<eos>`.
+
+    Raises InputError for Moses' tokenizer and for merges of subword-nmt, which that library has not.
+    """
+    missing = "Moses' tokenizer" if own.moses else "BPE of subword-nmt" if own.segmenter.kind == "codes" else None
+    if missing:
+        raise InputError(
+            f"{own.name}: its text goes through {missing}, which Hugging Face's tokenizers lack; use `fullrank translate`, or "
+            "train with data.moses: false and data.tokens: unigram, or bpe without data.codes"
+        )
+    backend = _of_pieces(own)
+    backend.normalizer = normalizers.Sequence([*_lowered(own.lowercase), _SEPARATORS, *_unmarked(own)])
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"$A:0 {EOS}:0", pair=f"$A:0 {EOS}:0 $B:1 {EOS}:1", special_tokens=[(EOS, own.eos_id)]
+    )
+    return _finished(backend, {"eos_token": EOS, "pad_token": EOS, "unk_token": UNK}, True, "right")
+
+
+def _unmarked(own: Language) -> list[Any]:
+    """A word of a text that looks like the end of a sentence is unknown."""
+    if own.segmenter.kind != "word":
+        return []
+    return [normalizers.Replace(Regex(rf"(?<!\S){EOS}(?!\S)"), UNK)]
+
+
+def _of_pieces(own: Language) -> Tokenizer:
+    """Words, or the pieces of a model of that library, by the ids that they have here."""
+    ids = {entry: i for i, entry in enumerate(own.entries)}
+    if own.segmenter.kind == "word":
+        words = Tokenizer(models.WordLevel(ids, unk_token=UNK))
+        words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        return words
+    state = json.loads(own.segmenter.state())
+    if left := [piece for piece in own.segmenter.pieces or () if piece not in ids]:
+        raise InputError(
+            f"{own.name}: its vocabulary leaves out pieces, {left[0]!r} for one, which no tokenizer of Hugging Face does; use "
+            "`fullrank translate`, or train with data.vocabulary: joint"
+        )
+    if own.segmenter.kind == "unigram":
+        scores = dict(state["model"]["vocab"])
+        listed = [(entry, scores.get(entry, _NEVER)) for entry in own.entries]
+        pieces = Tokenizer(models.Unigram(listed, unk_id=own.unk_id))
+        inner: Any = pre_tokenizers.Metaspace(prepend_scheme="always")
+        pieces.decoder = decoders.Metaspace(prepend_scheme="always")
+    else:
+        merges: Any = [pair.split(" ") if isinstance(pair, str) else pair for pair in state["model"]["merges"]]
+        pieces = Tokenizer(models.BPE(ids, [(left, right) for left, right in merges]))
+        inner = pre_tokenizers.ByteLevel(add_prefix_space=True)
+        pieces.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    pieces.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), inner])  # word by word, as ours
+    return pieces
+
+
+def _of_words(own: WordVocabulary, masks: bool) -> Tokenizer:
+    entries = [*own.entries, MASK] if masks else own.entries
+    unk = {} if own.unk_id is None else {"unk_token": UNK}
+    backend = Tokenizer(models.WordLevel({entry: i for i, entry in enumerate(entries)}, **unk))
+    backend.normalizer = normalizers.Sequence([*_lowered(own.lowercase), _SEPARATORS, *_lines(own, " ")])
+    if own.split == "whitespace":
+        backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    else:
+        marks = f"{SOS}|" * own.line_start + f"{MASK}|" * masks
+        backend.pre_tokenizer = pre_tokenizers.Split(Regex(marks + _PUNCTUATION), "removed", invert=True)
+    backend.decoder = decoders.Sequence(
+        [
+            decoders.Replace(Regex(r"\A"), " "),
+            decoders.Fuse(),
+            *[decoders.Replace(f" {SOS}", "")] * own.line_start,
+            decoders.Replace(f" {EOS}", "\n"),
+            decoders.Replace("\n ", "\n"),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return backend
+
+
+def _lines(own: WordVocabulary | BpeTokenizer, space: str) -> list[Any]:
+    """Lines end in <eos> and, where they are said to, begin with <sos>."""
+    if not own.line_end:
+        return []
+    if not own.line_start:
+        return [normalizers.Replace("\n", f"{space}{EOS}{space}")]
+    # a text that is one mark stays that: so the library finds marks in what this has made
+    first = normalizers.Replace(Regex(rf"\A(?!({EOS}|{SOS})\z)(?=[\s\S])"), f"{SOS}{space}")
+    return [
+        first,
+        normalizers.Replace(Regex(r"\n\z"), f"{space}{EOS}{space}"),
+        normalizers.Replace("\n", f"{space}{EOS}{space}{SOS}{space}"),
+    ]
+
+
+def _of_bpe(own: BpeTokenizer) -> Tokenizer:
+    backend = Tokenizer.from_str(own.backend_state())
+    backend.normalizer = normalizers.Sequence([*_lowered(own.lowercase), *_lines(own, "")])
+    if not own.line_end:  # a newline stays with the line that it ends
+        lines = pre_tokenizers.Split("\n", "merged_with_previous")
+        backend.pre_tokenizer = pre_tokenizers.Sequence([lines, backend.pre_tokenizer])
+    newline = _byte_signs()[ord("\n")]
+    ends: list[Any] = [decoders.Replace(EOS, newline), *[decoders.Replace(SOS, "")] * own.line_start]
+    backend.decoder = decoders.Sequence([*ends, backend.decoder])
+    backend.add_special_tokens([_mark(EOS, own)])
+    if own.sos_id is not None:
+        backend.add_special_tokens([_mark(SOS, own)])
+    return backend
+
+
+def _of_characters(own: CharacterVocabulary) -> Tokenizer:
+    unk = {} if own.unk_id is None else {"unk_token": UNK}
+    backend = Tokenizer(models.WordLevel({entry: i for i, entry in enumerate(own.entries)}, **unk))
+    backend.normalizer = normalizers.Sequence(_lowered(own.lowercase))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    backend.decoder = decoders.Sequence([decoders.Replace(UNK, "\N{REPLACEMENT CHARACTER}"), decoders.Fuse()])
+    return backend
+
+
+def _of_bytes(own: ByteVocabulary) -> Tokenizer:
+    backend = Tokenizer(models.BPE({sign: value for value, sign in enumerate(_byte_signs())}, []))
+    backend.normalizer = normalizers.Sequence(_lowered(own.lowercase))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _byte_signs() -> list[str]:
+    """The letters that stand for the 256 byte values in byte-level BPE: printable ones for themselves, others from U+0100."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = (chr(256 + n) for n in range(256))
+    return [chr(value) if value in printable else next(others) for value in range(256)]
+
+
+def _lowered(lowercase: bool) -> list[Any]:
+    return [_FINAL_SIGMA, normalizers.Lowercase()] if lowercase else []
+
+
+def _finished(backend: Tokenizer, marks: dict[str, Any], as_text: bool, side: str) -> PreTrainedTokenizerFast:
+    """`as_text`: marks that stand in a text are read by the model like any other text. `side`: where batches are padded."""
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        split_special_tokens=as_text,
+        clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "attention_mask"],
+        padding_side=side,
+        **marks,
+    )
+    return made

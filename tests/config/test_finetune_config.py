@@ -1,0 +1,74 @@
+"""The configuration of fine-tuning: kinds are told apart, every fault is one line that names its key."""
+
+from __future__ import annotations
+
+import pytest
+
+from fullrank.config.finetune import FinetuneConfig, FinetuneTrainConfig, TaskDataConfig, finetunes
+from fullrank.config.load import build, build_finetune, to_dict
+from fullrank.config.recipe import resolve, resolve_any, resolve_finetune
+from fullrank.errors import ConfigError, InputError
+
+
+def test_the_name_of_the_data_says_which_kind_of_run_it_is() -> None:
+    assert finetunes({"data": {"name": "glue/cola"}})
+    assert finetunes({"data": {"name": "squad-v2"}})
+    assert not finetunes({"data": {"name": "ptb"}})
+    assert not finetunes({"data": None})
+    assert not finetunes({})
+    with pytest.raises(InputError, match="fullrank finetune"):
+        build({"data": {"name": "glue/cola"}})
+    with pytest.raises(InputError, match="given 'ptb'"):
+        build_finetune({"data": {"name": "ptb"}})
+    with pytest.raises(InputError, match="fine-tuned"):
+        resolve("mixhead/table5")
+    with pytest.raises(InputError, match="fullrank train"):
+        resolve_finetune("mixhead/table1-vanilla")
+    assert isinstance(resolve_any("mixhead/table5", "cola-b").config, FinetuneConfig)
+
+
+def test_what_is_null_becomes_what_is_usual_of_the_task() -> None:
+    glue, squad = TaskDataConfig(name="glue/rte"), TaskDataConfig(name="squad")
+    assert (glue.max_length, glue.doc_stride, glue.answers, glue.task) == (128, None, False, "rte")
+    assert (squad.max_length, squad.doc_stride, squad.max_query_length, squad.answers) == (384, 128, 64, True)
+    assert build_finetune(to_dict(FinetuneConfig())) == FinetuneConfig()
+
+
+def test_the_loop_is_told_the_warm_up_in_steps_and_the_rate_of_mixing_as_a_scale() -> None:
+    options = FinetuneTrainConfig(epochs=3, batch_size=32, warmup_ratio=0.1, gradient_accumulation_steps=4).options(101)
+    assert options.warmup_steps == round(0.1 * 3 * 26)  # 101 batches are 26 updates
+    assert (options.objective, options.epochs, options.steps) == ("labels", 3, None)
+    assert FinetuneTrainConfig(steps=50, warmup_ratio=0.1).options(7).warmup_steps == 5
+    assert FinetuneTrainConfig().mixing_scale == 1
+    assert FinetuneTrainConfig(learning_rate=2e-5, mixing_learning_rate=1e-3).mixing_scale == pytest.approx(50)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"data": {"name": "glue/colo"}}, "data.name: 'glue/colo' is no task; did you mean 'glue/cola'"),
+        ({"data": {"name": "glue/cola", "doc_stride": 5}}, "data.doc_stride: of SQuAD"),
+        ({"model": {"attention": {"mix": "mixing"}}}, "model.attention.mix: 'mixing' is not available"),
+        ({"model": {"attention": {"cross_head": 2}}}, "model.attention.cross_head: a probability from 0 to 1, given 2"),
+        ({"model": {"layers": [-1]}}, "model.layers: numbers of layers, counted from 0"),
+        ({"model": {"pretrained": ""}}, "model.pretrained: a folder or a name"),
+        ({"train": {"epochs": 2, "steps": 5}}, "train: give one of steps and epochs"),
+        ({"train": {"learning_rate": 0}}, "train.learning_rate: a positive number"),
+        ({"train": {"mixing_learning_rate": -1}}, "train.mixing_learning_rate: a positive number"),
+        ({"train": {"warmup_ratio": 1}}, "train.warmup_ratio: at least 0 and below 1"),
+        ({"train": {"schedule": "lineer"}}, "train.schedule: 'lineer' is not available"),
+        ({"train": {"segment_length": 5}}, "unknown key 'train.segment_length'"),
+        ({"eval": {"every_steps": 1, "every_epochs": 1}}, "eval: give at most one"),
+        ({"eval": {"batch_sise": 1}}, "did you mean 'eval.batch_size'"),
+    ],
+)
+def test_faults_are_named(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        build_finetune({"data": {"name": "glue/cola"}, **settings})
+    assert message in str(error.value)
+    assert len(error.value.problems) == 1
+
+
+def test_the_objective_of_fine_tuning_is_for_fine_tuning() -> None:
+    with pytest.raises(ConfigError, match=r"train\.objective: labels"):
+        build({"train": {"objective": "labels"}})

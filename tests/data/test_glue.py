@@ -1,0 +1,291 @@
+"""GLUE from files: the official forms, those of others, and the real ones beside the checkout."""
+
+import csv
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fullrank.data.glue import GLUE, glue_label, glue_task, load_glue
+from fullrank.errors import InputError
+
+REAL = Path(__file__).parents[3] / "shared" / "data"
+needs_real = pytest.mark.skipif(not (REAL / "glue").is_dir(), reason=f"no GLUE files at {REAL / 'glue'}")
+
+
+def put(path: Path, *rows: tuple[str, ...], mark: str = "", end: str = "\n", last: str | None = None) -> Path:
+    """A file of tab-separated values."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = mark + end.join("\t".join(row) for row in rows) + (end if last is None else last)
+    path.write_bytes(text.encode("utf-8"))
+    return path
+
+
+MNLI = ("index", "promptID", "pairID", "genre", "sentence1_binary_parse", "sentence2_binary_parse", "sentence1_parse",
+        "sentence2_parse", "sentence1", "sentence2")  # fmt: skip
+STSB = ("index", "genre", "filename", "year", "old_index", "source1", "source2", "sentence1", "sentence2", "score")
+
+
+def mnli(index: int, *labels: str) -> tuple[str, ...]:
+    return (
+        str(index),
+        "1",
+        f"{index}n",
+        "fiction",
+        "( a )",
+        "( b )",
+        "(ROOT a)",
+        "(ROOT b)",
+        f"A {index}",
+        "B",
+        *labels,
+    )
+
+
+# of each task: split, file, rows as published, expected first and second sentences, labels, ids
+OFFICIAL = {
+    "cola train": (
+        "cola", "train", "CoLA/train.tsv",
+        [("gj04", "1", "", "It's \"so\"."), ("gj04", "0", "*", "\"So it.")],
+        (['It\'s "so".', '"So it.'], None, [1, 0], ["0", "1"]),
+    ),
+    "cola dev": ("cola", "dev", "CoLA/dev.tsv", [("gj04", "0", "*", "Fine")], (["Fine"], None, [0], ["0"])),
+    "cola test": (
+        "cola", "test", "CoLA/test.tsv", [("index", "sentence"), ("0", "Bill whistled."), ("1", "So")],
+        (["Bill whistled.", "So"], None, None, ["0", "1"]),
+    ),
+    "sst2 train": (
+        "sst2", "train", "SST-2/train.tsv", [("sentence", "label"), ("good ", "1"), ("bad ", "0")],
+        (["good ", "bad "], None, [1, 0], ["0", "1"]),
+    ),
+    "mrpc train": (
+        "mrpc", "train", "MRPC/train.tsv",
+        [("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"), ("1", "7", "8", 'He said "x', "x"),
+         ("0", "7", "9", "y", "z")],
+        (['He said "x', "y"], ["x", "z"], [1, 0], ["0", "1"]),
+    ),
+    "mrpc test": (
+        "mrpc", "test", "MRPC/test.tsv",
+        [("index", "#1 ID", "#2 ID", "#1 String", "#2 String"), ("0", "7", "8", "a", "b")],
+        (["a"], ["b"], None, ["0"]),
+    ),
+    "qqp train": (
+        "qqp", "train", "QQP/train.tsv",
+        [("id", "qid1", "qid2", "question1", "question2", "is_duplicate"), ("133273", "213221", "213222", "How?", "", "1")],
+        (["How?"], [""], [1], ["133273"]),
+    ),
+    "qqp test": (
+        "qqp", "test", "QQP/test.tsv", [("id", "question1", "question2"), ("0", "Why?", "What?")],
+        (["Why?"], ["What?"], None, ["0"]),
+    ),
+    "stsb dev": (
+        "stsb", "dev", "STS-B/dev.tsv",
+        [STSB, ("4", "g", "f", "2012", "1", "none", "none", "One.", "Two.", "3.800"),
+         ("5", "g", "f", "2012", "1", "", "", "T", "U", "0")],
+        (["One.", "T"], ["Two.", "U"], [3.8, 0.0], ["4", "5"]),
+    ),
+    "stsb test": (
+        "stsb", "test", "STS-B/test.tsv", [STSB[:-1], ("0", "g", "f", "2012", "1", "none", "none", "One.", "Two.")],
+        (["One."], ["Two."], None, ["0"]),
+    ),
+    "mnli train": (
+        "mnli", "train", "MNLI/train.tsv",
+        [(*MNLI, "label1", "gold_label"), mnli(0, "neutral", "neutral"), mnli(1, "neutral", "entailment"),
+         mnli(2, "x", "contradiction")],
+        (["A 0", "A 1", "A 2"], ["B"] * 3, [1, 0, 2], ["0", "1", "2"]),
+    ),
+    "mnli dev": (
+        "mnli", "dev", "MNLI/dev_matched.tsv",
+        [(*MNLI, "label1", "label2", "label3", "label4", "label5", "gold_label"), mnli(3, *["neutral"] * 5, "entailment")],
+        (["A 3"], ["B"], [0], ["3"]),
+    ),
+    "mnli dev_mismatched": (
+        "mnli", "dev_mismatched", "MNLI/dev_mismatched.tsv",
+        [(*MNLI, "label1", "gold_label"), mnli(4, "x", "neutral")], (["A 4"], ["B"], [1], ["4"]),
+    ),
+    "mnli test": ("mnli", "test", "MNLI/test_matched.tsv", [MNLI, mnli(0)], (["A 0"], ["B"], None, ["0"])),
+    "mnli test_mismatched": (
+        "mnli", "test_mismatched", "MNLI/test_mismatched.tsv", [MNLI, mnli(9)], (["A 9"], ["B"], None, ["9"]),
+    ),
+    "mnli ax": (
+        "mnli", "ax", "AX/AX.tsv", [("index", "sentence1", "sentence2"), ("0", "The cat.", "No cat.")],
+        (["The cat."], ["No cat."], None, ["0"]),
+    ),
+    "ax in its older folder": (
+        "mnli", "ax", "diagnostic/diagnostic.tsv", [("index", "sentence1", "sentence2"), ("0", "The cat.", "No cat.")],
+        (["The cat."], ["No cat."], None, ["0"]),
+    ),
+    "qnli train": (
+        "qnli", "train", "QNLI/train.tsv",
+        [("index", "question", "sentence", "label"), ("0", "Who?", "I", "entailment"), ("1", "Why?", "I", "not_entailment")],
+        (["Who?", "Why?"], ["I", "I"], [0, 1], ["0", "1"]),
+    ),
+    "rte dev": (
+        "rte", "dev", "RTE/dev.tsv",
+        [("index", "sentence1", "sentence2", "label"), ("0", "T", "H", "not_entailment"), ("1", "T", "H", "entailment")],
+        (["T", "T"], ["H", "H"], [1, 0], ["0", "1"]),
+    ),
+    "wnli train": (
+        "wnli", "train", "WNLI/train.tsv",
+        [("index", "sentence1", "sentence2", "label"), ("0", "He did.", "He", "1"), ("1", "It.", "I", "0")],
+        (["He did.", "It."], ["He", "I"], [1, 0], ["0", "1"]),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["plain", "marked"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["lf", "crlf"])
+@pytest.mark.parametrize("case", OFFICIAL)
+def test_official_forms(tmp_path, case, end, mark):
+    task, split, name, rows, (first, second, labels, ids) = OFFICIAL[case]
+    path = put(tmp_path / name, *rows, end=end, mark=mark)
+    for folder in (tmp_path, path.parent):
+        found = load_glue(task, split, folder)
+        assert (found.first, found.second, found.ids) == (first, second, ids)
+        assert found.path == path
+        assert found.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+        assert len(found) == len(first)
+        assert found.is_slice
+        assert found.label == f"GLUE {GLUE[task].folder} (slice)"
+        if labels is None:
+            assert found.labels is None
+            with pytest.raises(InputError, match=f"the split {split} has no labels .*measure on dev"):
+                found.known_labels()
+        else:
+            assert found.known_labels().dtype == (np.float32 if task == "stsb" else np.int64)
+            np.testing.assert_allclose(found.known_labels(), labels, rtol=1e-7)
+    path.write_bytes(path.read_bytes().rstrip())  # no line end after the last line
+    assert load_glue(task, split, tmp_path).first[:-1] == first[:-1]
+    assert len(load_glue(task, split, tmp_path)) == len(first)
+
+
+def test_every_split_of_every_task_has_its_official_form_above():
+    here = {(task, split) for task, split, *_ in OFFICIAL.values()}
+    assert {task for task, _ in here} == set(GLUE)
+    assert {split for task, split in here if task == "mnli"} == set(GLUE["mnli"].splits)
+
+
+@pytest.mark.parametrize(
+    "inner",
+    ["", "CoLA", "cola", "COLA", "glue/CoLA", "GLUE/cola", "glue_data/CoLA"],
+    ids=lambda inner: inner or "itself",
+)
+def test_folders(tmp_path, inner):
+    put(tmp_path / inner / "dev.tsv", ("gj04", "1", "", "Yes."))
+    assert load_glue("cola", "dev", tmp_path).first == ["Yes."]
+
+
+def test_the_tasks_own_folder_goes_first_and_another_tasks_is_left_alone(tmp_path):
+    put(tmp_path / "dev.tsv", ("gj04", "1", "", "Outside."))
+    put(tmp_path / "CoLA" / "dev.tsv", ("gj04", "1", "", "Inside."))
+    put(tmp_path / "SST-2" / "dev.tsv", ("sentence", "label"), ("Other.", "1"))
+    assert load_glue("cola", "dev", tmp_path).first == ["Inside."]
+    assert load_glue("sst2", "dev", tmp_path).first == ["Other."]
+    with pytest.raises(InputError, match=r"no file WNLI/dev.tsv in .*SST-2 \(the folder of another task\)"):
+        load_glue("wnli", "dev", tmp_path / "SST-2")
+
+
+def test_a_slice_is_taken_only_without_the_whole_file_and_is_told(tmp_path):
+    told: list[str] = []
+    header = ("index", "sentence1", "sentence2", "gold_label")
+    put(tmp_path / "glue" / "MNLI" / "dev.slice.tsv", header, ("0", "a", "b", "neutral"))
+    part = load_glue("mnli", "dev", tmp_path, report=told.append)
+    assert (part.first, part.is_slice, part.label) == (["a"], True, "GLUE MNLI (slice)")
+    assert told == [f"GLUE MNLI (slice): dev has 1 rows, published are 9,815 ({part.path})"]
+    rows = [(str(i), f"s{i}", "h", "entailment") for i in range(9_815)]
+    put(tmp_path / "MNLI" / "dev_matched.tsv", header, *rows)
+    told.clear()
+    whole = load_glue("mnli", "dev", tmp_path, report=told.append)
+    assert (len(whole), whole.is_slice, whole.label, told) == (9_815, False, "GLUE MNLI", [])
+    assert glue_label(whole, part) == "GLUE MNLI (slice)"
+    put(tmp_path / "MNLI" / "dev_matched.slice.tsv", header, *rows)
+    (tmp_path / "MNLI" / "dev_matched.tsv").unlink()
+    assert load_glue("mnli", "dev", tmp_path).is_slice, "its name says so"
+
+
+def test_json_lines_as_on_the_hub(tmp_path):
+    rows = [
+        {"sentence1": "a\u2028\tb", "sentence2": 'c"', "label": 1, "idx": 5},
+        {"sentence1": "", "sentence2": "d", "label": 0, "idx": 6},
+    ]
+    (tmp_path / "RTE").mkdir()
+    for name in ("train.jsonl", "validation.jsonl", "test.jsonl"):
+        written = [{**row, "label": -1} for row in rows] if name == "test.jsonl" else rows
+        text = "\n".join(json.dumps(row, ensure_ascii=False) for row in written)
+        (tmp_path / "RTE" / name).write_text(text, encoding="utf-8")
+    for split in ("train", "dev", "test"):
+        found = load_glue("RTE", split, tmp_path)
+        assert (found.first, found.second, found.ids) == (["a\u2028\tb", ""], ['c"', "d"], ["5", "6"])
+        assert found.labels is None if split == "test" else found.known_labels().tolist() == [1, 0]
+    (tmp_path / "STS-B").mkdir()
+    (tmp_path / "STS-B" / "dev.jsonl").write_text(
+        '{"sentence1": "x", "sentence2": "y", "label": 2}\n', encoding="utf-8"
+    )
+    assert load_glue("stsb", "dev", tmp_path).known_labels().tolist() == [2.0]
+    (tmp_path / "MNLI").mkdir()
+    (tmp_path / "MNLI" / "train.jsonl").write_text('{"premise": "x", "hypothesis": "y", "label": "neutral"}')
+    assert load_glue("mnli", "train", tmp_path).known_labels().tolist() == [1]
+
+
+def test_a_part_of_the_examples(tmp_path):
+    header = ("index", "sentence1", "sentence2", "label")
+    rows = [(str(i + 10), f"s{i}", f"h{i}", str(i % 2)) for i in range(71)]
+    put(tmp_path / "WNLI" / "dev.tsv", header, *rows)
+    whole = load_glue("wnli", "dev", tmp_path)
+    part = whole.take(np.array([4, 1]))
+    assert (part.first, part.second, part.ids) == (["s4", "s1"], ["h4", "h1"], ["14", "11"])
+    assert part.known_labels().tolist() == [0, 1]
+    assert (whole.is_slice, part.is_slice, whole.take(range(70, -1, -1)).is_slice) == (False, True, False)
+    assert whole.take([0] * 71).is_slice
+    for rows_ in ([], [71], [-1]):
+        with pytest.raises(InputError, match="rows are from 0 to 70"):
+            whole.take(rows_)
+
+
+@pytest.mark.parametrize("name", ["SST-2", "sst-2", "sst2", "SST2"])
+def test_names_of_tasks(name):
+    assert glue_task(name) is GLUE["sst2"]
+
+
+PUBLISHED = {
+    "cola": (8551, 1043, 1063), "sst2": (67349, 872, 1821), "mrpc": (3668, 408, 1725), "rte": (2490, 277, 3000),
+    "stsb": (5749, 1500, 1379), "qnli": (None, 5463, 5463),
+}  # fmt: skip
+
+
+@needs_real
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_real_files_are_the_published_ones(name):
+    for split, count in zip(("train", "dev", "test"), PUBLISHED[name], strict=True):
+        found = load_glue(name, split, REAL)
+        if count is None:
+            assert (len(found), found.is_slice) == (8999, True)
+            continue
+        assert (len(found), found.is_slice, found.left_out) == (count, False, 0)
+        if split == "test":
+            assert found.ids == [str(i) for i in range(count)]
+
+
+@needs_real
+def test_real_labels_are_those_of_independent_reading():
+    """Shares of labels, counted by the csv module; CoLA's are known from its paper: about 70 % acceptable."""
+
+    def column(name: str, at: int, skip: int = 1) -> list[str]:
+        with (REAL / "glue" / name).open(encoding="utf-8-sig", newline="") as file:
+            return [row[at] for row in csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)][skip:]
+
+    cola = load_glue("cola", "train", REAL)
+    assert cola.known_labels().tolist() == [int(label) for label in column("CoLA/train.tsv", 1, 0)]
+    assert cola.first == column("CoLA/train.tsv", 3, 0)
+    assert 0.70 < cola.known_labels().mean() < 0.71
+    mrpc = load_glue("mrpc", "dev", REAL)
+    assert (mrpc.first, mrpc.second) == (column("MRPC/dev.tsv", 3), column("MRPC/dev.tsv", 4))
+    assert mrpc.known_labels().sum() == 279  # the baseline of BERT's papers: 279 / 408 = 68.4 %
+    stsb = load_glue("stsb", "dev", REAL)
+    np.testing.assert_allclose(stsb.known_labels(), [float(x) for x in column("STS-B/dev.tsv", 9)], rtol=1e-6)
+    assert stsb.second == column("STS-B/dev.tsv", 8)
+    rte = load_glue("rte", "dev", REAL)
+    assert [GLUE["rte"].labels[i] for i in rte.known_labels()] == column("RTE/dev.tsv", 3)  # type: ignore[index]
+    assert int((rte.known_labels() == 0).sum()) == 146  # 146 / 277 = 52.7 %, the majority class

@@ -1,0 +1,93 @@
+"""Our models as Hugging Face's, away from where they start, and the same models of ours beside them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import fullrank as fr
+from moving import moved
+
+for _folder in ("properties", "model"):  # who else builds models of everything that is registered
+    sys.path.append(str(Path(__file__).resolve().parents[1] / _folder))
+
+VOCABULARY, EOS = 23, 2
+IDS: dict[str, int] = {"eos_token_id": EOS, "bos_token_id": EOS, "pad_token_id": EOS}
+MULTILINEAR: dict[str, Any] = {"kind": "multilinear", "cores": 2, "rank": 5}
+
+
+def small(**settings: Any) -> fr.ModelConfig:
+    """Two narrow layers; an option of attention is given as `attention=dict(...)`, of the output as `output=dict(...)`."""
+    attention = fr.AttentionConfig(**settings.pop("attention", {}))
+    output = fr.OutputConfig(**settings.pop("output", {}))
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCABULARY, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "head_dim": 4,
+        "intermediate_size": 17, "max_position_embeddings": 32, "attention": attention, "output": output,
+    }  # fmt: skip
+    return fr.ModelConfig(**sizes | settings)
+
+
+XL: dict[str, Any] = {"position": "relative", "attention": {"score": "relative", "mix": "position_wise"}}
+
+# one of each kind of state that a text leaves behind
+CAUSAL: dict[str, fr.ModelConfig] = {
+    "keys and values": small(attention={"mix": "position_wise", "normalize": "sigsoftmax"}),
+    "rotary, mixture": small(position="rotary", output={"kind": "mixture_of_softmaxes", "mixtures": 3}),
+    "keys of distances": small(**XL),
+    "tied": small(scale_embedding=True, output={"tied": True}),
+    "sums": small(attention=MULTILINEAR | {"output_map": "decayed"}, position="none"),
+    "pairs of positions": small(attention=MULTILINEAR),
+    "memory": small(memory_length=5, **XL),
+    "memory of one length": small(memory_length=5, same_length=True, **XL),
+    "memory of sums": small(memory_length=5, attention=MULTILINEAR | {"output_map": "decayed"}, position="none"),
+}
+
+
+def pair(config: fr.ModelConfig, **options: Any) -> tuple[Any, nn.Module]:
+    """(model of Hugging Face's kind, the same model of ours), both in evaluation mode."""
+    torch.manual_seed(3)
+    citizen = moved(fr.FullRankForCausalLM(fr.FullRankConfig.of(config, **IDS | options))).eval()
+    own = fr.LanguageModel(config)
+    own.load_state_dict({name.removeprefix("model."): tensor for name, tensor in citizen.state_dict().items()})
+    return citizen, own.eval()
+
+
+def tokens(rows: int = 2, length: int = 7, seed: int = 5) -> Tensor:
+    """Without <eos>, which would end a text."""
+    drawn = torch.randint(VOCABULARY - 1, (rows, length), generator=torch.Generator().manual_seed(seed))
+    return drawn + (drawn >= EOS)
+
+
+def padded(texts: list[Tensor], side: str = "left") -> tuple[Tensor, Tensor]:
+    """Texts (1, N_i) as one batch and its mask."""
+    longest = max(text.shape[1] for text in texts)
+    ids = torch.full((len(texts), longest), EOS)
+    mask = torch.zeros_like(ids)
+    for i, text in enumerate(texts):
+        length = text.shape[1]
+        place = slice(longest - length, None) if side == "left" else slice(0, length)
+        ids[i, place], mask[i, place] = text[0], 1
+    return ids, mask
+
+
+def translator_of(config: fr.ModelConfig, **options: Any) -> tuple[Any, fr.Translator]:
+    """(translation model of Hugging Face's kind, the same model of ours), both in evaluation mode."""
+    torch.manual_seed(3)
+    found = fr.FullRankConfig.of(config, objective="translation", **IDS | options)
+    citizen = moved(fr.FullRankForSeq2SeqLM(found)).eval()
+    own = fr.Translator(config)
+    own.load_state_dict({name.removeprefix("model."): tensor for name, tensor in citizen.state_dict().items()})
+    return citizen, own.eval()
+
+
+def masked_of(config: fr.ModelConfig, **options: Any) -> tuple[Any, fr.MaskedLanguageModel]:
+    """(masked language model of Hugging Face's kind, the same model of ours), both in evaluation mode."""
+    torch.manual_seed(3)
+    citizen = moved(fr.FullRankForMaskedLM(fr.FullRankConfig.of(config, objective="masked", **options))).eval()
+    own = fr.MaskedLanguageModel(config)
+    own.load_state_dict({name.removeprefix("model."): tensor for name, tensor in citizen.state_dict().items()})
+    return citizen, own.eval()

@@ -1,0 +1,266 @@
+"""`generate` of our models: the cache changes nothing, and the tokens are those of our own decoding."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import citizens
+import combinations
+import pytest
+import torch
+from citizens import CAUSAL, EOS, MULTILINEAR, XL, pair, small, tokens
+from combinations import Combination
+from transformers import DynamicCache
+
+import fullrank as fr
+from fullrank.decoding import beam_search, sample
+from fullrank.errors import InputError
+from fullrank.tasks.generation import Remembering
+
+every_pair = pytest.mark.parametrize("combination", combinations.pairwise(), ids=str)
+kinds = pytest.mark.parametrize("config", CAUSAL.values(), ids=CAUSAL)
+NEW = 8
+
+
+def reader(own: Any) -> Any:
+    """A model of ours as our own decoding reads it."""
+    return Remembering(own) if own.memory_length else own
+
+
+@every_pair
+def test_greedy_with_and_without_a_cache_is_ours(combination: Combination) -> None:
+    citizen, own = pair(combination.config(max_position_embeddings=32), eos_token_id=None, bos_token_id=None)
+    read = combinations.tokens()
+    expected = sample(own, read, max_new_tokens=NEW, greedy=True).ids
+    for use_cache in (True, False):
+        given = citizen.generate(read, max_new_tokens=NEW, do_sample=False, use_cache=use_cache)
+        assert torch.equal(given[:, read.shape[1] :], expected), f"use_cache={use_cache}"
+
+
+@kinds
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_padded_prompts_give_what_each_gives_alone(config: fr.ModelConfig, use_cache: bool) -> None:
+    """Greedy, over many lengths; and alone it is our own decoding."""
+    citizen, own = pair(config)
+    for lengths in ((3, 7, 1), (2, 2, 5), (1, 9, 8)):
+        texts = [tokens(1, length, seed=10 * length + sum(lengths)) for length in lengths]
+        ids, mask = citizens.padded(texts)
+        given = citizen.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False, use_cache=use_cache)
+        for row, text in enumerate(texts):
+            alone = sample(reader(own), text, max_new_tokens=NEW, greedy=True, eos_id=EOS)
+            length = int(alone.lengths[0])
+            assert given[row, ids.shape[1] :][:length].tolist() == alone.ids[0, :length].tolist()
+            assert (given[row, ids.shape[1] + length :] == EOS).all()
+
+
+@kinds
+def test_beams_are_ours(config: fr.ModelConfig) -> None:
+    """With early_stopping=True, which ends a search as ours ends; length penalties are the same exponent."""
+    citizen, own = pair(config)
+    texts = [tokens(1, length, seed=length) for length in (5, 2)]
+    ids, mask = citizens.padded(texts)
+    for penalty in (0.0, 1.0, 2.0):
+        expected = beam_search(
+            reader(own), ids, attention_mask=mask, max_new_tokens=NEW, beams=3, length_penalty=penalty, eos_id=EOS
+        )
+        for use_cache in (True, False):
+            given = citizen.generate(
+                ids, attention_mask=mask, max_new_tokens=NEW, num_beams=3, do_sample=False, early_stopping=True,
+                length_penalty=penalty, use_cache=use_cache, return_dict_in_generate=True, output_scores=True,
+            )  # fmt: skip
+            torch.testing.assert_close(given.sequences_scores, expected.scores[:, 0], rtol=1e-4, atol=1e-4)
+            for row in range(2):
+                length = int(expected.lengths[row, 0])
+                written = given.sequences[row, ids.shape[1] :][:length]
+                assert written.tolist() == expected.ids[row, 0, :length].tolist(), (penalty, use_cache)
+
+
+@kinds
+def test_samples_are_the_same_with_and_without_a_cache(config: fr.ModelConfig) -> None:
+    citizen, _ = pair(config)
+    ids, mask = citizens.padded([tokens(1, 4), tokens(1, 6)])
+    found = []
+    for use_cache in (True, False):
+        torch.manual_seed(2)
+        how: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": True, "top_k": 0, "num_return_sequences": 3}
+        found.append(citizen.generate(ids, attention_mask=mask, use_cache=use_cache, **how))
+    assert torch.equal(*found)
+    assert len(torch.unique(found[0], dim=0)) > 2
+
+
+@kinds
+def test_a_text_goes_on_from_a_returned_cache(config: fr.ModelConfig) -> None:
+    citizen, _ = pair(config)
+    prompt = tokens(1, 6)
+    how: dict[str, Any] = {"do_sample": False, "return_dict_in_generate": True}
+    whole = citizen.generate(prompt, max_new_tokens=8, min_new_tokens=8, **how).sequences
+    part = citizen.generate(prompt, max_new_tokens=3, min_new_tokens=3, **how)
+    assert isinstance(part.past_key_values, DynamicCache | fr.FullRankCache)
+    rest = citizen.generate(
+        part.sequences, past_key_values=part.past_key_values, max_new_tokens=5, min_new_tokens=5, **how
+    )
+    assert torch.equal(rest.sequences, whole)
+    assert rest.past_key_values.get_seq_length() == whole.shape[1] - 1  # the last token was not read
+
+
+@kinds
+def test_a_text_read_in_pieces_is_one_text(config: fr.ModelConfig) -> None:
+    """With a cache: as in one pass. With a memory: as our own model reads the same pieces, also where rows are padded."""
+    citizen, own = pair(config)
+    read = tokens(2, 12)
+    padding = torch.ones_like(read)
+    padding[1, :3] = 0
+    for mask, cuts in itertools.product((None, padding), ([0, 4, 5, 12], [0, 11, 12])):
+        past, memory, parts, expected = None, None, [], []
+        with torch.no_grad():
+            for start, end in itertools.pairwise(cuts):
+                seen = None if mask is None else mask[:, :end]
+                out = citizen(read[:, start:end], past_key_values=past, attention_mask=seen, use_cache=True)
+                past = out.past_key_values
+                assert past.get_seq_length() == end
+                parts.append(out.logits)
+                if own.memory_length:
+                    new = None if mask is None else mask[:, start:end]
+                    piece = own(read[:, start:end], memory, attention_mask=new)
+                    memory = piece.memory
+                    expected.append(piece.logits)
+            whole = torch.cat(expected, 1) if expected else own(read, attention_mask=mask).logits
+        shown = slice(None) if mask is None else mask == 1
+        torch.testing.assert_close(torch.cat(parts, 1)[shown], whole[shown], rtol=1e-5, atol=2e-5)
+
+
+def test_a_memory_as_long_as_the_text_makes_pieces_one_pass() -> None:
+    citizen, own = pair(small(memory_length=12, **XL))
+    read = tokens(2, 12)
+    with own.remembers(0), torch.no_grad():
+        expected = own(read).logits
+        past, parts = fr.FullRankCache(), []
+        for piece in read.split(5, dim=1):
+            parts.append(citizen(piece, past_key_values=past).logits)
+    torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_memory_stays_on_whatever_use_cache_says() -> None:
+    """Trainer sets config.use_cache to False and saves it so."""
+    citizen, _ = pair(small(memory_length=5, **XL))
+    prompt = tokens(1, 7)
+    before = citizen.generate(prompt, max_new_tokens=NEW, do_sample=False)
+    citizen.config.use_cache = False
+    with torch.no_grad():
+        first = citizen(prompt)
+        assert first.past_key_values.get_seq_length() == 7
+        second = citizen(prompt, past_key_values=first.past_key_values)
+        assert not torch.allclose(second.logits, first.logits)
+    assert torch.equal(citizen.generate(prompt, max_new_tokens=NEW, do_sample=False, use_cache=False), before)
+
+
+def test_what_is_returned_when() -> None:
+    citizen, _ = pair(small())
+    remembering, _ = pair(small(memory_length=5, **XL))
+    with torch.no_grad():
+        assert citizen(tokens()).past_key_values is not None
+        assert citizen(tokens(), use_cache=False).past_key_values is None
+        assert citizen(tokens(), labels=tokens()).past_key_values is None
+        assert remembering(tokens(), labels=tokens()).past_key_values is not None
+    for model in (citizen, remembering):
+        assert (
+            model.train()(tokens()).past_key_values is None
+        )  # nothing for a gather of several devices to stumble over
+    seeing = small(attention=MULTILINEAR | {"causal": "as_published", "not_next_token_perplexity": True})
+    assert pair(seeing)[0](tokens()).past_key_values is None
+
+
+def test_speculation_from_the_prompt_is_greedy() -> None:
+    """It takes tokens back out of the cache."""
+    for name in ("keys and values", "keys of distances", "pairs of positions"):
+        citizen, _ = pair(CAUSAL[name])
+        prompt = tokens(1, 4).repeat(1, 3)
+        how: dict[str, Any] = {"max_new_tokens": 10, "min_new_tokens": 10, "do_sample": False}
+        expected = citizen.generate(prompt, **how)
+        assert torch.equal(citizen.generate(prompt, prompt_lookup_num_tokens=3, **how), expected)
+    for name in ("memory", "sums"):
+        with pytest.raises(ValueError, match="stateful"):
+            pair(CAUSAL[name])[0].generate(tokens(1, 4), prompt_lookup_num_tokens=3, max_new_tokens=3)
+
+
+@kinds
+def test_caches_can_be_cut_copied_and_chosen_from(config: fr.ModelConfig) -> None:
+    citizen, own = pair(config)
+    read, more = tokens(2, 9), tokens(2, 3, seed=8)
+    mask = torch.ones_like(read)
+    mask[0, :2] = 0
+
+    def after(past: Any, ids: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            logits: torch.Tensor = citizen(ids, past_key_values=past).logits
+        return logits
+
+    def filled(length: int = 9, rows: slice | torch.Tensor = slice(None)) -> Any:
+        with torch.no_grad():
+            out = citizen(read[rows, :length], attention_mask=mask[rows, :length], use_cache=True)
+        return out.past_key_values
+
+    expected = after(filled(), more)
+    for change, index in (("batch_repeat_interleave", [0, 0, 1, 1]), ("batch_select_indices", [1, 1, 0])):
+        past = filled()
+        getattr(past, change)(2 if change == "batch_repeat_interleave" else torch.tensor(index))
+        assert past.layers[0].batch_size == len(index)
+        torch.testing.assert_close(after(past, more[index]), expected[index], rtol=1e-5, atol=2e-5)
+    past = filled()
+    past.reorder_cache(torch.tensor([1, 0]))
+    torch.testing.assert_close(after(past, more[[1, 0]]), expected[[1, 0]], rtol=1e-5, atol=2e-5)
+    past = filled()
+    if past.is_croppable:
+        past.crop(-4)
+        assert past.get_seq_length() == 5
+        torch.testing.assert_close(after(past, more), after(filled(5), more), rtol=1e-5, atol=2e-5)
+    else:
+        with pytest.raises(InputError, match=r"memory cannot forget|cannot be parted"):
+            past.crop(-4)
+    past.reset()
+    assert past.get_seq_length() == 0
+    assert past.state is None
+    torch.testing.assert_close(after(past, more), own(more).logits)
+
+
+def test_caches_of_others_are_refused() -> None:
+    citizen, _ = pair(small())
+    foreign = DynamicCache()
+    foreign.update(torch.zeros(2, 3, 4, 4), torch.zeros(2, 3, 4, 4), 0)
+    with pytest.raises(InputError, match="another model has read"):
+        citizen(tokens(), past_key_values=foreign)
+    for implementation in ("static", "offloaded"):
+        with pytest.raises(InputError, match="leave cache_implementation out"):
+            citizen.generate(tokens(1), max_new_tokens=2, cache_implementation=implementation)
+    with pytest.raises(InputError, match="given a list"):
+        citizen(tokens(), past_key_values=[1])
+    remembering, _ = pair(small(memory_length=5))
+    with torch.no_grad():
+        past = remembering(tokens()).past_key_values
+    with pytest.raises(InputError, match="holds a Memory"):
+        citizen(tokens(), past_key_values=past)
+    with pytest.raises(InputError, match="no other model can write"):
+        past.update(torch.zeros(1), torch.zeros(1), 0)
+    wrong = torch.ones(2, 14)
+    wrong[0, :2] = 0
+    for model in (citizen, remembering):
+        with torch.no_grad(), pytest.raises(InputError, match="hides other earlier tokens"):
+            model(tokens(), past_key_values=model(tokens()).past_key_values, attention_mask=wrong)
+
+
+def test_a_model_that_sees_the_future_generates_nothing() -> None:
+    citizen, own = pair(small(attention=MULTILINEAR | {"causal": "as_published", "not_next_token_perplexity": True}))
+    ids, mask = citizens.padded([tokens(1, 4), tokens(1, 7)], "right")
+    with torch.no_grad():
+        assert torch.equal(citizen(tokens()).logits, own(tokens()).logits)
+        given = citizen(ids, attention_mask=mask).logits[0, :4]  # it would see what stands behind
+        torch.testing.assert_close(given, own(ids[:1, :4]).logits[0], rtol=1e-5, atol=1e-5)
+    with pytest.raises(InputError, match=r"see later ones .*as_published.*masked to generate"):
+        citizen.generate(tokens(), max_new_tokens=3)
+
+
+def test_a_text_that_is_too_long_is_refused() -> None:
+    citizen, _ = pair(small(position="learned", max_position_embeddings=8))
+    with pytest.raises(InputError, match="max_position_embeddings is 8"):
+        citizen.generate(tokens(1, 6), max_new_tokens=5, min_new_tokens=5, do_sample=False)

@@ -1,0 +1,140 @@
+"""Tokenizers of Hugging Face give the ids that the vocabulary of a run gives, on real text and on odd text."""
+
+from __future__ import annotations
+
+import pydoc_data.topics
+import random
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from fullrank.data import ByteVocabulary, CharacterVocabulary, Language, WordVocabulary, train_bpe
+from fullrank.data.segment import Words, learn_byte_bpe, learn_unigram
+from fullrank.errors import InputError
+from fullrank.hf.tokenizer import of_language, of_vocabulary
+
+REAL = [text for _, text in sorted(pydoc_data.topics.topics.items())][:40]
+READ = "".join(REAL[:25])
+ODD = [
+    "", "\n", "\n\n", " ", "a", "the\n", "\nthe", "the  the\t the",
+    "the <eos> the<eos>the <unk> the<unk>x <EOS> <sos> <mask> x",
+    "don't won’t 'quoted' l'été naïve Ünïcödé ÅNGSTRÖM", "ΣΟΦΟΣ ΟΔΟΣ, ΣΑΣ. Σ",
+    "x²½ Ⅷ ١٢٣ 中文 字 カナ 한글", "a_b __init__ -1 3.14 1e-5",
+    "tab\x1cgroup\x1dunit\x1frow\x85next\u2028line\u3000wide\xa0hard", "emoji 👍🏽 👨‍👩‍👧 e\u0301", "trailing \n", "a\r\nb\rc",
+]  # fmt: skip
+
+
+def texts() -> list[str]:
+    """Real text, odd text, and both mixed at random."""
+    drawn = random.Random(3)
+    pieces = [piece for text in REAL[25:] for piece in text.split(" ")] + ODD + ["\n", " ", "<eos>", "é", "Σ"]
+    mixed = ["".join(drawn.choices(pieces, k=12)) for _ in range(150)]
+    return [*REAL[20:], *ODD, *mixed]
+
+
+def words(line_start: bool = False, **options: Any) -> WordVocabulary:
+    splitter = WordVocabulary(["<eos>", "<sos>"], line_start=line_start, **options)
+    return WordVocabulary.from_counts(Counter(splitter.words(READ)), min_count=2, line_start=line_start, **options)
+
+
+OWN: dict[str, Any] = {
+    "words": lambda: words(),
+    "words, lower case": lambda: words(lowercase=True),
+    "words and punctuation": lambda: words(split="punctuation", lowercase=True),
+    "words and punctuation of lines that begin": lambda: words(True, split="punctuation"),
+    "words without line ends": lambda: words(line_end=False),
+    "lines that begin": lambda: words(True),
+    "characters": lambda: CharacterVocabulary.from_counts(Counter(READ), min_count=3),
+    "characters, lower case": lambda: CharacterVocabulary.from_counts(Counter(READ.lower()), lowercase=True),
+    "bytes": lambda: ByteVocabulary(),
+    "bytes, lower case": lambda: ByteVocabulary(lowercase=True),
+    "bpe": lambda: train_bpe([READ], size=700),
+    "bpe, lower case": lambda: train_bpe([READ], size=700, lowercase=True),
+    "bpe without line ends": lambda: train_bpe([READ], size=700, line_end=False),
+    "bpe of lines that begin": lambda: train_bpe([READ], size=700, line_start=True),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_the_ids_are_ours(name: str, tmp_path: Path) -> None:
+    """Also after saving; with special tokens the text begins as our models read it."""
+    own = OWN[name]()
+    found = of_vocabulary(own)
+    assert len(found) == len(own)
+    found.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    for text in texts():
+        expected = own.encode(text)
+        for tokenizer in (found, loaded):
+            assert tokenizer(text, add_special_tokens=False)["input_ids"] == expected, repr(text)
+        assert found(text)["input_ids"] == [own.start_id, *expected]
+        assert loaded.decode(expected) == own.decode(expected), repr(text)
+    assert (loaded.eos_token_id, loaded.padding_side) == (own.eos_id, "left")
+    batch = loaded(["the", "the value of"], padding=True)
+    assert batch["attention_mask"][0] != batch["attention_mask"][1]
+    assert set(batch) == {"input_ids", "attention_mask"}
+
+
+@pytest.mark.parametrize("name", ["words", "words and punctuation", "characters", "bytes", "bpe"])
+def test_a_mask_is_the_last_entry(name: str, tmp_path: Path) -> None:
+    own = OWN[name]()
+    of_vocabulary(own, masks=True).save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert (len(loaded), loaded.mask_token_id) == (len(own) + 1, len(own))
+    for text in texts():
+        if "<mask>" not in text:
+            assert loaded(text, add_special_tokens=False)["input_ids"] == own.encode(text), repr(text)
+    ids = loaded("the <mask> is", add_special_tokens=False)["input_ids"]
+    assert ids.count(len(own)) == 1
+    assert len(ids) == len(own.encode("the ")) + 1 + len(own.encode(" is"))
+
+
+def language(kind: str) -> Language:
+    lines = [line for line in READ.split("\n") if line.strip()]
+    if kind == "word":
+        seen = Counter(word for line in lines for word in line.split())
+        return Language(
+            "en", Words(), ["<eos>", "<unk>", *(w for w, n in seen.items() if n > 1 and w not in ("<eos>", "<unk>"))]
+        )
+    segmenter: Any = learn_unigram(lines, 400) if kind == "unigram" else learn_byte_bpe(lines, 500)
+    return Language("en", segmenter, ["<eos>", "<unk>", *reversed(segmenter.pieces)], lowercase=kind == "bpe")
+
+
+@pytest.mark.parametrize("kind", ["word", "unigram", "bpe"])
+def test_a_sentence_of_a_translation_ends_in_eos(kind: str, tmp_path: Path) -> None:
+    own = language(kind)
+    of_language(own).save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert len(loaded) == len(own)
+    for text in texts():
+        for line in text.splitlines():
+            expected = own.encode(line)
+            assert loaded(line)["input_ids"] == [*expected, own.eos_id], repr(line)
+            assert loaded(text_target=line)["input_ids"] == [*expected, own.eos_id]
+    line = "the value of the name"
+    assert loaded.decode([*own.encode(line), 0], skip_special_tokens=True) == own.decode(own.encode(line))
+
+
+def test_what_no_tokenizer_of_theirs_does_is_refused() -> None:
+    with pytest.raises(InputError, match=r"Moses' tokenizer.*fullrank translate"):
+        of_language(Language("de", Words(), ["<eos>", "<unk>"], moses=True))
+    segmenter = learn_byte_bpe(["a b c"], 256)
+    with pytest.raises(InputError, match="leaves out pieces"):
+        of_language(Language("en", segmenter, ["<eos>", "<unk>", *segmenter.pieces[5:]]))
+
+
+def test_letters_are_the_same_for_both() -> None:
+    """Which characters make a word, over the basic plane: where they differ, a corpus would be read in other tokens."""
+    every = [chr(i) for i in range(sys.maxunicode + 1) if not 0xD800 <= i < 0xE000][: 0x10000 - 0x800]
+    splitter = WordVocabulary(["<eos>"], split="punctuation")
+    backend = of_vocabulary(words(split="punctuation")).backend_tokenizer
+    text = "".join(f"a{character}b " for character in every if not character.isspace())
+    expected = splitter.words(text)
+    normal = backend.normalizer.normalize_str(text)
+    given = [word for word, _ in backend.pre_tokenizer.pre_tokenize_str(normal)]
+    different = set(given) ^ set(expected)
+    assert len(different) <= 40, sorted(different)[:60]  # letters that one of the two Unicode versions lacks
