@@ -68,7 +68,7 @@ def chosen_modules(model: nn.Module, layers: Sequence[int | str] | None) -> dict
         raise InputError(_reason(model))
     if layers is None:
         return found
-    if isinstance(layers, str | int) or not layers or not all(isinstance(x, int | str) for x in layers):
+    if isinstance(layers, str | int) or not layers or not all(type(layer) in (int, str) for layer in layers):
         raise InputError(
             f"layers: a list of layer numbers or of parts of module names, or None for all; given {layers!r}"
         )

@@ -44,6 +44,12 @@ def inject(model: Any, *, mix: Stage = "none", normalize: Stage = "softmax", cro
             f"{type(model).__name__}: has been injected into already; take it out first, fullrank.remove(model)"
         )
     chosen = chosen_modules(model, layers)
+    formers = {module.config._attn_implementation for module in chosen.values()}
+    if not weights_change and not formers <= {"eager", "sdpa"}:
+        raise InputError(
+            f"{type(model).__name__}: cross_head alone keeps the attention function of the model, which has to be 'sdpa' or "
+            f"'eager'; given '{min(formers - {'eager', 'sdpa'}, key=str)}': call model.set_attn_implementation('sdpa') first"
+        )
     made = {}
     with torch.random.fork_rng(devices=[]):
         for name, module in chosen.items():
@@ -81,7 +87,8 @@ def _stages(name: str, module: Any, mix: Stage, normalize: Stage, cross_head: fl
 def _switch(model: Any, settings: dict[str, Any], weights_change: bool) -> None:
     formers = [(config, config._attn_implementation) for config in _configs(model)]
     for config, former in formers:
-        config._attn_implementation_internal = interface.name_for(former, weights_change)
+        if former is not None:
+            config._attn_implementation_internal = interface.name_for(former, weights_change)
         config.fullrank, config.attn_implementation = settings, LOADED_BY
     vars(model)[_FORMERS] = formers
 

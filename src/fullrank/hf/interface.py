@@ -103,6 +103,11 @@ def _by_weights(injected: Injected, own: Own, module: nn.Module, query: Tensor, 
     if type(injected.normalize) is Softmax:
         weights, own_dropout = weights_of(module, own, query, key, value, mask, arguments)
     else:
+        if given := sorted(name for name in own.extras if arguments.get(name) is not None):
+            raise InputError(
+                f"{type(module).__name__}: its attention is given a {', '.join(given)} (a soft-cap or position biases), which "
+                "other normalisers than softmax would have to take apart; inject without normalize"
+            )
         weights = injected.normalize(scores_of(query, key, mask, arguments["scaling"])).to(query.dtype)
     mixed = injected.mix(weights, query)
     p = max(dropout, own_dropout) if module.training else 0.0

@@ -193,7 +193,7 @@ def answers_of(split: WindowedSplit, logits: Logits, config: FinetuneEvalConfig,
 
 
 def scores(questions: Sequence[Question], answers: Sequence[Answer], *, null: bool) -> dict[str, float]:
-    """What the official script prints of these answers, in percent; `total` is left out.
+    """What the official script prints of these answers, as fractions, like the scores of every task; `total` is left out.
 
     In v2 `best_*` are of the best answers that are not empty, whatever `null_score_diff_threshold` made of them.
     """
@@ -206,7 +206,11 @@ def scores(questions: Sequence[Question], answers: Sequence[Answer], *, null: bo
         found = squad_v2_scores(given, references) | best
     else:
         found = squad_scores(given, references)
-    return {name: value for name, value in found.items() if name != "total"}
+    return {
+        name: value if name.endswith(("total", "thresh")) else value / 100
+        for name, value in found.items()
+        if name != "total"
+    }
 
 
 def _logits(model: nn.Module, batch: ExampleBatch, device: torch.device) -> tuple[Tensor, Tensor]:

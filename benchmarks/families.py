@@ -1,0 +1,203 @@
+"""Every model type that the installed transformers has: can attention be injected, and is the output then the model's own?
+
+    python benchmarks/families.py                  # all types that are on the attention interface, some minutes
+    python benchmarks/families.py bert gemma3 t5   # some
+    python benchmarks/families.py --json out.json  # to keep
+
+Each type is built tiny from its own configuration, whose sizes are recognised by their names, with random parameters; no
+network. A line for each: `exact` (reference path minus the model's own eager output is 0.0; then the difference of the fast
+path, at most 1e-6, and whether a kernel of ours ran), `differs` (a fault), `refused` with the reason, or `not built` (the tiny
+configuration does not fit).
+The exit status is 1 if a type differs. `python -m pytest tests/hf/test_families.py` checks the named families more closely.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import copy
+import inspect
+import json
+import re
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+import fullrank as fr
+from fullrank.attention import kernels
+from fullrank.errors import InputError
+
+LENGTH, VOCABULARY, FIRST_WORD = 9, 128, 60
+# the first pattern that fits the end of a name says how large that number is to be
+SIZES = (
+    (r"vocab_size(_per_layer_input)?|vocabulary_size", VOCABULARY),
+    (r"(num_)?(key_value_heads|kv_heads|query_groups|n_head_kv)", 2),
+    (r"(num_|n_)?.*heads|n_head|num_head", 4),
+    (r"num_experts_per_tok|moe_topk|top_k|topk_group|n_group|num_experts_per_token", 2),
+    (r"(n_routed|num_local|num|moe_num|n)_experts", 4),
+    (r"(num_.*layers|n_layers?|.*_layers|depth|num_blocks|num_hidden_groups)", 2),
+    (r"(head_dim|d_kv|head_size|v_head_dim|qk_nope_head_dim|qk_rope_head_dim|kv_channels|attention_head_size)", 8),
+    (r"(q_lora_rank|kv_lora_rank)", 16),
+    (r".*(intermediate_size|ffn_dim|d_ff|n_inner|mlp_dim|ffn_hidden_size|hidden_dim)", 48),
+    (r"(hidden_size|d_model|n_embd|embed_dim|dim|width|embedding_size|projection_dim|word_embed_proj_dim|encoder_dim|"
+     r".*hidden_size|.*embed_dim|embedding_dim|input_hidden_size|out_hidden_size|decoder_hidden_size)", 32),
+    (r"(max_position_embeddings|n_positions|max_source_positions|max_target_positions|max_sequence_length|seq_length)", 64),
+    (r"(image_size|input_size|img_size)", 32),
+    (r"(patch_size|tubelet_size)", 8),
+    (r"num_mel_bins|num_channels_mel", 8),
+    (r"sliding_window|attention_window|local_attention", 4),
+)  # fmt: skip
+
+# what the configuration works out by itself
+DERIVED = ("rope_scaling", "rope_parameters", "transformers_version", "dtype")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("types", nargs="*", help="model types; none: all that are on the interface")
+    parser.add_argument("--json", type=Path, help="write the results to this file as well")
+    given = parser.parse_args()
+    transformers.utils.logging.set_verbosity_error()
+    warnings.simplefilter("ignore")
+    found = {}
+    for kind in given.types or on_the_interface():
+        found[kind] = examined(kind)
+        print(f"{kind:32} {found[kind]['verdict']:10} {found[kind]['details']}", flush=True)
+    counts = collections.Counter(result["verdict"] for result in found.values())
+    print(f"transformers {transformers.__version__}: {dict(counts)}")
+    if given.json:
+        given.json.write_text(json.dumps({"transformers": transformers.__version__, "types": found}, indent=2) + "\n")
+    sys.exit(counts["differs"] > 0)
+
+
+def on_the_interface() -> list[str]:
+    """The model types of which some modelling file calls an attention function of the interface."""
+    root = Path(transformers.__file__).parent / "models"
+    files = {path.parent.name for path in root.glob("*/modeling_*.py") if "ALL_ATTENTION_FUNCTIONS" in path.read_text()}
+    return [kind for kind in CONFIG_MAPPING if type_module(kind) in files]
+
+
+def type_module(kind: str) -> str:
+    return transformers.models.auto.configuration_auto.model_type_to_module_name(kind)
+
+
+def examined(kind: str) -> dict[str, Any]:
+    try:
+        model, inputs, expected = built(kind)
+    except Exception as error:
+        return {"verdict": "not built", "details": " ".join(f"{type(error).__name__}: {error}".split())[:110]}
+    try:
+        injected = fr.inject(model, mix="position_wise", cross_head=0.1)
+    except InputError as error:
+        return {"verdict": "refused", "details": str(error)[:110]}
+    try:
+        with torch.no_grad():
+            with fr.kernel("reference"):
+                reference = first_tensor(injected(**inputs))
+            with kernels.chosen() as names:
+                fast = first_tensor(injected(**inputs))
+    except Exception as error:
+        return {"verdict": "differs", "details": " ".join(f"{type(error).__name__}: {error}".split())[:110]}
+    read = inputs.get("attention_mask")  # of padding nobody reads the output
+    tokens = read.bool() if read is not None and read.shape == expected.shape[:2] else ...
+    off = (reference - expected).abs().max().item()
+    far = (fast - expected)[tokens].abs().max().item()
+    relative = far / max(1, expected.abs().max().item())
+    query = injected.config.fullrank["query"]
+    details = f"reference {off:.1e}  fast {relative:.1e} {' '.join(sorted(names)) or 'own weights'}"
+    return {"verdict": "exact" if off == 0 and relative <= 1e-6 else "differs", "details": details, "query": query}
+
+
+def built(kind: str) -> tuple[Any, dict[str, torch.Tensor], torch.Tensor]:
+    """A tiny model of a type, inputs that it takes, and its own eager output."""
+    torch.manual_seed(0)
+    config = tiny(type(CONFIG_MAPPING[kind]()))
+    model = transformers.AutoModel.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.is_floating_point():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        problems = []
+        for inputs in possible_inputs(model):
+            try:
+                expected = first_tensor(copy.deepcopy(model)(**inputs))
+            except Exception as error:
+                problems.append(error)
+                continue
+            if not expected.isfinite().all():
+                raise ValueError("its own output is not finite")
+            return model, inputs, expected
+    raise problems[0]
+
+
+def tiny(config_class: type[Any]) -> Any:
+    """A configuration of the class with small numbers."""
+    whole = config_class().to_dict()
+    return config_class(**shrunk(whole))
+
+
+def shrunk(options: dict[str, Any]) -> dict[str, Any]:
+    small = {}
+    for key, value in options.items():
+        if isinstance(value, dict) and key.endswith("_config"):
+            small[key] = shrunk(value)
+        elif type(value) is int and (size := size_of(key)) is not None:
+            small[key] = min(size, value) if value > 0 else value
+        elif type(value) is int and key.endswith(("token_id", "token_index")):
+            small[key] = value if value < FIRST_WORD else sum(map(ord, key)) % (FIRST_WORD - 10) + 10
+        elif (
+            isinstance(value, list)
+            and len(value) > 2
+            and all(isinstance(x, str) for x in value)
+            and "layer_types" in key
+        ):
+            small[key] = [value[0], value[-1]]
+        elif value is None or key in DERIVED or (isinstance(value, list) and "layer" in key):
+            continue
+        else:
+            small[key] = value
+    return small
+
+
+def size_of(key: str) -> int | None:
+    return next((size for pattern, size in SIZES if re.fullmatch(pattern, key)), None)
+
+
+def possible_inputs(model: Any) -> list[dict[str, torch.Tensor]]:
+    """Texts, images or sounds, by what the forward pass takes."""
+    takes, config = inspect.signature(model.forward).parameters, model.config
+    ids = torch.randint(FIRST_WORD, VOCABULARY, (2, LENGTH))
+    mask = torch.ones_like(ids)
+    mask[1, 6:] = 0
+    size = getattr(config, "image_size", None) or getattr(getattr(config, "vision_config", None), "image_size", 32)
+    size = size if isinstance(size, int) else 32
+    found: list[dict[str, torch.Tensor]] = []
+    if "input_ids" in takes:
+        texts = {"input_ids": ids, "attention_mask": mask}
+        found += [{**texts, "decoder_input_ids": ids[:, :5]}] if "decoder_input_ids" in takes else [texts]
+        found.append({"input_ids": ids})
+    if "pixel_values" in takes:
+        images = {"pixel_values": torch.randn(2, 3, size, size)}
+        found.append(images)
+        if "input_ids" in takes:
+            found.append({**images, "input_ids": ids})
+    for name, shape in (("input_features", (2, 8, 128)), ("input_features", (2, 32, 80)), ("input_values", (2, 4000))):
+        if name in takes:
+            sounds = {name: torch.randn(shape)}
+            found.append({**sounds, "decoder_input_ids": ids[:, :5]} if "decoder_input_ids" in takes else sounds)
+    return found
+
+
+def first_tensor(output: Any) -> torch.Tensor:
+    names = ("logits", "last_hidden_state", "text_embeds", "pooler_output")
+    values = [output[name] for name in names if name in output] or list(output.values())
+    return next(value for value in values if torch.is_tensor(value) and value.is_floating_point())
+
+
+if __name__ == "__main__":
+    main()
