@@ -103,7 +103,7 @@ def _known(found: dict[str, nn.Module], layer: int | str) -> str:
 
 def _reason(model: nn.Module) -> str:
     name = type(model).__name__
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     if not hasattr(config, "_attn_implementation"):
         return f"{name}: not a Hugging Face model; for our own models set model.attention in their configuration"
     if config.model_type == "fullrank":
