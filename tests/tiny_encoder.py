@@ -6,29 +6,42 @@ from pathlib import Path
 
 import numpy as np
 
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 WORDS = ("cat", "dog", "bird", "runs", "sleeps", "sings", "the", "a", "red", "blue", "old", "not")
+
+
+def tiny_tokenizer(folder: Path, *, padding: bool = True, end: bool = False) -> Path:
+    """A tokenizer of whole words; `padding`: it has [PAD], `end`: it has </s>, which no text holds, and no [CLS] or [SEP]."""
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    vocabulary = {word: i for i, word in enumerate((*SPECIAL, *WORDS, *(("</s>",) if end else ())))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    marks = (
+        {"unk_token": "[UNK]"} | ({"pad_token": "[PAD]"} if padding else {}) | ({"eos_token": "</s>"} if end else {})
+    )
+    if not end:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+        )
+        marks |= {"cls_token": "[CLS]", "sep_token": "[SEP]"}
+    inputs = ["input_ids", "attention_mask"] if end else ["input_ids", "token_type_ids", "attention_mask"]
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_input_names=inputs, **marks
+    ).save_pretrained(folder)  # fmt: skip
+    return folder
 
 
 def tiny_encoder(folder: Path, *, layers: int = 2, heads: int = 4, hidden: int = 16, dropout: float = 0.1) -> Path:
     """A BERT of random weights with a tokenizer of whole words, saved as Hugging Face saves them."""
     import torch
     import transformers
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-    vocabulary = {word: i for i, word in enumerate(("[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS))}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        unk_token="[UNK]", pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]",
-        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
-    ).save_pretrained(folder)  # fmt: skip
+    tiny_tokenizer(folder)
     torch.manual_seed(0)
     config = transformers.BertConfig(
-        vocab_size=len(vocabulary), hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
+        vocab_size=len(SPECIAL + WORDS), hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
         intermediate_size=2 * hidden, max_position_embeddings=40,
         hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
     )  # fmt: skip

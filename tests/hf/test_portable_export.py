@@ -58,6 +58,9 @@ for job in jobs:
             found[name] = model(input_ids=ids, decoder_input_ids=given[name + ".target"]).logits
         else:
             found[name] = model(ids).logits
+    if name + ".read" in given:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(work + "/" + name)
+        found[name + ".read"] = tokenizer("the cat sleeps .\\nthe bird", return_tensors="pt").input_ids
     if auto == "AutoModelForCausalLM" and model.config.fullrank["attention"]["causal"] != "as_published":
         wrote = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=5, do_sample=False)
         found[name + ".text"] = wrote[:, ids.shape[1]:].contiguous()
@@ -144,13 +147,15 @@ def test_a_process_without_the_package_computes_the_same(tmp_path: Path) -> None
     jobs += ["masked:AutoModelForMaskedLM", "translator:AutoModelForSeq2SeqLM"]
     with torch.no_grad():
         expected["masked"], expected["translator"] = masked(ids).logits, translator(ids, ids[:, :4]).logits
+    given["memory.read"] = torch.zeros(1)  # asks for its tokenizer
+    expected["memory.read"] = torch.tensor([[0, 2, 3, 5, 7, 0, 2, 1]])  # behind the `<eos>` that a text begins after
     for job in jobs:
         name = job.partition(":")[0]
         export_run(tmp_path / "runs" / name, tmp_path / name)
     found = alone(tmp_path, jobs, given)
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
-        if name.endswith(".text"):
+        if name.endswith((".text", ".read")):
             assert torch.equal(found[name], tensor), name
         else:
             check_close(found[name], tensor, what=name)
@@ -171,6 +176,28 @@ def alone(work: Path, jobs: list[str], given: dict[str, Tensor]) -> dict[str, Te
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     return load_file(work / "found.safetensors")
+
+
+def test_with_the_package_no_remote_code_is_needed(tmp_path: Path) -> None:
+    import transformers
+
+    model = write_language_run(tmp_path / "run", None, {"mix": "position_wise"}, memory_length=3)
+    translator = write_run(tmp_path / "pairs")
+    ids = torch.randint(2, len(WORDS), (2, 6))
+    own = transformers.AutoModelForCausalLM.from_pretrained(export_run(tmp_path / "run", tmp_path / "out"))
+    pairs = transformers.AutoModelForSeq2SeqLM.from_pretrained(export_run(tmp_path / "pairs", tmp_path / "pairs-out"))
+    assert {type(own).__module__, type(pairs).__module__} == {"fullrank.hf.modeling", "fullrank.hf.modeling_seq2seq"}
+    with torch.no_grad():
+        check_close(own(ids).logits, model(ids).logits)
+        check_close(pairs(ids, decoder_input_ids=ids).logits, translator(ids, ids).logits)
+    own.save_pretrained(tmp_path / "again")  # what our classes save is read, too
+    assert torch.equal(fr.LanguageModel.load(tmp_path / "again")(ids).logits, model(ids).logits)
+    source, target = (
+        transformers.AutoTokenizer.from_pretrained(tmp_path / "pairs-out", subfolder=name)
+        for name in ("", "target_tokenizer")
+    )
+    assert source("ein hund rennt").input_ids == [2, 3, 6, 0]
+    assert target("a dog runs").input_ids == [2, 3, 6, 0]
 
 
 def test_there_and_back(run: Path, tmp_path: Path) -> None:

@@ -139,8 +139,8 @@ def test_a_span_is_learned_and_figures_are_those_of_the_predictions(place: Path,
     exact = [max(plain(predictions[q.id]) == plain(text) for text in q.answers) for q in questions]
     overlap = [max(f1(plain(predictions[q.id]), plain(text)) for text in q.answers) for q in questions]
     final = result["final"]["dev"]
-    assert final["exact_match"] == pytest.approx(100 * np.mean(exact), abs=1e-9)
-    assert final["f1"] == pytest.approx(100 * np.mean(overlap), abs=1e-9)
+    assert final["exact_match"] == pytest.approx(np.mean(exact), abs=1e-9)
+    assert final["f1"] == pytest.approx(np.mean(overlap), abs=1e-9)
     assert final["examples"] == 16 < final["windows"] == result["windows"]["dev"]
     assert np.mean(exact) > 0.8  # one word of the context is right
     assert result["metrics"] == ["f1", "exact_match"]
@@ -166,10 +166,10 @@ def test_version_2_says_when_there_is_no_answer(place: Path, tmp_path: Path) -> 
     for name, text in predictions.items():
         assert text == ("" if odds[name] > 0.5 else next(entry["text"] for entry in n_best[name] if entry["text"]))
     exact = {q.id: max(plain(predictions[q.id]) == plain(text) for text in q.answers or ("",)) for q in questions}
-    assert final["exact"] == pytest.approx(100 * np.mean(list(exact.values())), abs=1e-9)
-    assert final["NoAns_exact"] == pytest.approx(100 * np.mean([predictions[q.id] == "" for q in none]), abs=1e-9)
+    assert final["exact"] == pytest.approx(np.mean(list(exact.values())), abs=1e-9)
+    assert final["NoAns_exact"] == pytest.approx(np.mean([predictions[q.id] == "" for q in none]), abs=1e-9)
     assert final["best_f1"] >= final["f1"] - 1e-9
-    assert final["exact"] > 100 * len(none) / len(questions)  # more than saying always that there is none
+    assert final["exact"] > len(none) / len(questions)  # more than saying always that there is none
 
 
 def test_what_cannot_be_done_is_said_before_training(place: Path, tmp_path: Path) -> None:

@@ -6,7 +6,19 @@ from typing import Annotated
 
 import typer
 
-from fullrank.cli import analysis, average, bench, check, export, finetune, inspection, lm_eval, training, translate, use
+from fullrank.cli import (
+    analysis,
+    average,
+    bench,
+    check,
+    export,
+    finetune,
+    inspection,
+    lm_eval,
+    training,
+    translate,
+    use,
+)
 
 app = typer.Typer(
     name="fullrank",

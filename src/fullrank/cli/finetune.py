@@ -48,6 +48,7 @@ def finetune(
 
     Several seeds end in a table: mean, deviation, and by how many percent the deviation changed against the first row.
     """
+    from fullrank.cli.training import refuse_half_a_run
     from fullrank.tasks.finetuning import resume
     from fullrank.tasks.finetuning_cells import cells_of
     from fullrank.tasks.run_folder import is_run
@@ -60,6 +61,7 @@ def finetune(
         folders: list[Path] = [folder]
         resume(folder, quiet=quiet, say=tell)
     else:
+        refuse_half_a_run(folder)
         if row is not None and rows is not None:
             raise InputError("--row and --rows: give one of them")
         wanted = None if rows is None else [name.strip() for name in rows.split(",") if name.strip()]

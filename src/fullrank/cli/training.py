@@ -76,7 +76,7 @@ def train(
             return
         result = resume(folder, quiet=quiet, say=silent if quiet else say)
     else:
-        _refuse_half_a_run(folder)
+        refuse_half_a_run(folder)
         if is_finetuning(config, row, scale, overrides or []):
             finetune(config, overrides, row=row, scale=scale, out=out, source=source, kernel=kernel, quiet=quiet)
             return
@@ -146,7 +146,7 @@ def print_status(cells: Sequence[tuple[str, int, Path, bool]], json: bool) -> No
         )
 
 
-def _refuse_half_a_run(folder: Path) -> None:
+def refuse_half_a_run(folder: Path) -> None:
     """A folder that is given to be trained is a run to resume; InputError says what makes it none."""
     if folder.is_dir() and (lacks := [name for name in ("config.yaml", "run.json") if not (folder / name).is_file()]):
         raise InputError(

@@ -32,10 +32,12 @@ def card(
     record: RunRecord | None,
     checkpoint: str,
     tensors: Mapping[str, Tensor],
+    without_tokenizer: str | None = None,
 ) -> str:
     """`README.md`: a YAML header for the hub, then what a reader wants to know. The licence is left to who publishes it.
 
-    record: the run, None for a model that `model.save` wrote; checkpoint: the one that was exported.
+    record: the run, None for a model that `model.save` wrote; checkpoint: the one that was exported; without_tokenizer: why
+    there is none.
     """
     figures = _figures(record, checkpoint)
     remark = MASKED_TOKEN if objective == "masked" else NOT_NEXT_TOKEN if config.sees_future else None
@@ -50,6 +52,7 @@ def card(
         *(["## Training\n", *_facts(_of_training(record))] if record is not None else []),
         "## Loading it\n",
         _loading(title, objective, auto, config),
+        _tokenizing(title, objective, without_tokenizer),
         "## Licence\n",
         "None is stated here: whoever publishes the weights says which (key `license` in the header above). The code files are "
         "part of `fullrank`, Apache-2.0.\n",
@@ -257,3 +260,13 @@ def _loading(title: str, objective: str, auto: str, config: ModelConfig) -> str:
     if objective == "causal" and config.output.kind != "softmax":
         text += "\nIts `logits` are log-probabilities: their softmax is the distribution.\n"
     return text
+
+
+def _tokenizing(title: str, objective: str, missing: str | None) -> str:
+    if missing is not None:
+        return f"There is no tokenizer here: {missing}.\n"
+    lines = [f'tokenizer = AutoTokenizer.from_pretrained("{title}")']
+    if objective == "translation":
+        lines[0] += "  # of the source"
+        lines.append(f'target = AutoTokenizer.from_pretrained("{title}", subfolder="target_tokenizer")')
+    return "```python\nfrom transformers import AutoTokenizer\n\n" + "\n".join(lines) + "\n```\n"

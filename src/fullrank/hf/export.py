@@ -12,15 +12,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import transformers
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fullrank import __version__
-from fullrank.config.load import build, read_yaml, to_dict
+from fullrank.config.load import build, read_yaml
 from fullrank.config.schema import AttentionConfig, ModelConfig, RunConfig, stage_name
+from fullrank.data import load_language, load_tokenizer
 from fullrank.errors import InputError, RunError
 from fullrank.files import write_json
 from fullrank.hf.card import card
+from fullrank.hf.configuration import FullRankConfig
+from fullrank.hf.tokenizer import of_language, of_vocabulary
 from fullrank.model import weights as storage
 from fullrank.model.language_model import LanguageModel
 from fullrank.model.masked import MaskedLanguageModel
@@ -43,7 +47,9 @@ KINDS = {
     "Translator": _Kind(Translator, "translation", "FullRankForSeq2SeqLM", "AutoModelForSeq2SeqLM"),
 }
 
+TARGET = "target_tokenizer"  # where an exported translator has that of its target
 _PORTABLE = "fullrank.hf.portable"
+_LONGEST = 256  # tokens of a translation that nobody says more about
 
 # the stages that the portable code knows; one that somebody registered is not among them
 _STAGES: dict[str, tuple[str, ...]] = {
@@ -79,10 +85,13 @@ def export_run(folder: str | Path, out: str | Path, checkpoint: str = "best") ->
     run = build(read_yaml(folder / "config.yaml")) if record is not None else None
     with _appearing(out) as place:
         _write_weights(place, model.state_dict())
-        _write_configuration(place, folder, kind, config, run, next(iter(tensors.values())).dtype)
+        special, missing = (
+            _write_tokenizers(place, folder, kind, run.masks) if run is not None else ({}, "saved outside a run")
+        )
+        _write_configuration(place, kind, config, special, run, next(iter(tensors.values())).dtype)
         for name in portable_files():
             (place / name).write_bytes(resources.files(_PORTABLE).joinpath(name).read_bytes())
-        text = card(out.name, kind.objective, kind.auto, config, record, checkpoint, model.state_dict())
+        text = card(out.name, kind.objective, kind.auto, config, record, checkpoint, model.state_dict(), missing)
         (place / "README.md").write_text(text, encoding="utf-8")
     return out
 
@@ -191,56 +200,51 @@ def _write_weights(place: Path, tensors: Mapping[str, Tensor]) -> None:
     (place / storage.WEIGHTS).chmod(0o644)
 
 
+def _write_tokenizers(place: Path, folder: Path, kind: _Kind, masks: bool) -> tuple[dict[str, int], str | None]:
+    """The vocabulary of a run for Hugging Face; of a translator the source's, and the target's in a folder of its own.
+
+    Gives the ids of special tokens (of what the model writes), and why there is no tokenizer, None if there is one.
+    """
+    try:
+        if kind.objective == "translation":
+            source, written = (of_language(load_language(folder / "tokenizer" / side)) for side in ("source", "target"))
+            source.save_pretrained(place)
+            written.save_pretrained(place / TARGET)
+        else:
+            written = of_vocabulary(load_tokenizer(folder), masks=masks)
+            written.save_pretrained(place)
+    except InputError as error:
+        return {}, str(error)
+    names = ("bos_token_id", "eos_token_id", "pad_token_id", "mask_token_id")
+    return {name: found for name in names if (found := getattr(written, name)) is not None}, None
+
+
 def _write_configuration(
-    place: Path, folder: Path, kind: _Kind, config: ModelConfig, run: RunConfig | None, dtype: torch.dtype
+    place: Path, kind: _Kind, config: ModelConfig, special: Mapping[str, int], run: RunConfig | None, dtype: torch.dtype
 ) -> None:
-    """`config.json`, the tokenizer and `generation_config.json`."""
-    from transformers import GenerationConfig
-    from transformers import __version__ as transformers_version
-
-    from fullrank.hf.portable.configuration_fullrank import FullRankConfig
-
-    special = _special_ids(folder, kind, config, run is not None)
-    made = FullRankConfig(
-        fullrank=to_dict(config),
-        objective=kind.objective,
-        architectures=[kind.architecture],
-        dtype=str(dtype).removeprefix("torch."),
-        **special,
-    ).to_diff_dict()
-    made["auto_map"] = {
+    """`config.json` and, for models that write, `generation_config.json`."""
+    made = FullRankConfig.of(config, objective=kind.objective, **special)
+    made.architectures, made.dtype = [kind.architecture], str(dtype).removeprefix("torch.")
+    content = made.to_diff_dict()
+    content["auto_map"] = {
         "AutoConfig": "configuration_fullrank.FullRankConfig",
         kind.auto: f"modeling_fullrank.{kind.architecture}",
     }
-    made |= {"transformers_version": transformers_version, "fullrank_version": __version__}
-    write_json(place / storage.HUGGING_FACE, made)
+    content |= {"transformers_version": transformers.__version__, "fullrank_version": __version__}
+    write_json(place / storage.HUGGING_FACE, content)
     if kind.objective == "masked" or config.sees_future:
         return
-    wanted: dict[str, Any] = {"bos_token_id": special.get("bos_token_id")}
-    if kind.objective == "translation" and run is not None:
-        wanted |= {key: special.get(key) for key in ("eos_token_id", "pad_token_id", "decoder_start_token_id")}
-        wanted |= {
-            "num_beams": run.eval.beams,
-            "length_penalty": run.eval.length_penalty,
-            "no_repeat_ngram_size": run.eval.no_repeat_ngram_size,
-        }
-    GenerationConfig(**{key: value for key, value in wanted.items() if value is not None}).save_pretrained(place)
-
-
-def _special_ids(folder: Path, kind: _Kind, config: ModelConfig, of_run: bool) -> dict[str, int]:
-    """Ids of the marks that the run's vocabulary has."""
-    from fullrank.data import load_language, load_tokenizer
-
-    assert config.vocab_size is not None
-    found: dict[str, int | None] = {}
-    if kind.objective == "masked":
-        found["mask_token_id"] = config.vocab_size - 1
-    if not of_run:
-        return {key: value for key, value in found.items() if value is not None}
+    wanted: dict[str, Any] = {"bos_token_id": special.get("bos_token_id")}  # a text goes on past the end of a line
     if kind.objective == "translation":
-        end = load_language(folder / "tokenizer" / "target").eos_id  # a translation begins after it, too
-        return {"eos_token_id": end, "pad_token_id": end, "decoder_start_token_id": end}
-    if (folder / "vocabulary.json").is_file():
-        tokenizer = load_tokenizer(folder)
-        found |= {"bos_token_id": tokenizer.start_id, "eos_token_id": tokenizer.eos_id}
-    return {key: value for key, value in found.items() if value is not None}
+        wanted = {key: special.get(key) for key in ("eos_token_id", "pad_token_id")}
+        wanted |= {"decoder_start_token_id": made.decoder_start_token_id, "max_new_tokens": _LONGEST}
+        if run is not None:
+            wanted |= {
+                "num_beams": run.eval.beams,
+                "early_stopping": True,  # as our search ends
+                "length_penalty": run.eval.length_penalty,
+                "no_repeat_ngram_size": run.eval.no_repeat_ngram_size,
+            }
+    transformers.GenerationConfig(**{key: value for key, value in wanted.items() if value is not None}).save_pretrained(
+        place
+    )

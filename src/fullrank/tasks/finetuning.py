@@ -18,11 +18,11 @@ import torch
 from torch import nn
 
 from fullrank.attention.kernels import kernel
-from fullrank.config.finetune import FinetuneConfig, TaskDataConfig
+from fullrank.config.finetune import FinetuneConfig
 from fullrank.config.recipe import Resolved
 from fullrank.files import write_json
 from fullrank.tasks.environment import environment
-from fullrank.tasks.pretrained import Pretrained
+from fullrank.tasks.pretrained import MINILM, Pretrained
 from fullrank.tasks.run_folder import check_place, claim, open_finetuning
 from fullrank.training.checkpoint import load_weights
 from fullrank.training.device import choose_device
@@ -107,7 +107,7 @@ def finetune(
     say: Say = print,
 ) -> dict[str, Any]:
     """Fine-tune what `resolved` says in `folder` (continuing a run that was stopped there) and return its `result.json`."""
-    config = dataclasses.replace(resolved.config, data=absolute(resolved.config.data))
+    config = absolute(resolved.config)
     task = task_of(config)
     check_place(folder)
     data = task.read(config, say)
@@ -136,13 +136,19 @@ def resume(folder: Path, *, quiet: bool = False, say: Say = print) -> dict[str, 
     return finetune(resolved, folder, kernel_name=identity.get("kernel", "auto"), quiet=quiet, say=say)
 
 
-def absolute(data: TaskDataConfig) -> TaskDataConfig:
-    """The same files from any working directory."""
+def absolute(config: FinetuneConfig) -> FinetuneConfig:
+    """The same files and the same encoder from any working directory."""
 
     def there(path: str | None) -> str | None:
         return None if path is None else str(Path(path).expanduser().resolve())
 
-    return dataclasses.replace(data, dir=there(data.dir), cache=there(data.cache))
+    data, name = config.data, config.model.pretrained
+    folder = there(name) if name != MINILM and Path(name).expanduser().is_dir() else name
+    return dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, pretrained=folder),
+        data=dataclasses.replace(data, dir=there(data.dir), cache=there(data.cache)),
+    )
 
 
 def mixing_names(model: nn.Module) -> set[str]:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from fullrank.config.finetune import FinetuneConfig
 from fullrank.config.recipe import Resolved, load, resolve_finetune
-from fullrank.errors import InputError, suggest
+from fullrank.errors import InputError
+from fullrank.tasks.reproduce import chosen_rows
 from fullrank.tasks.run_folder import default_folder
 
 
@@ -45,10 +46,9 @@ def cells_of(
     known = list(load(name).rows)
     if rows is not None and not known:
         raise InputError(f"{name} is a single configuration; it has no rows")
-    wanted: list[str | None] = [None] if rows is None else [*(known if list(rows) == ["all"] else rows)]
-    for row in wanted:
-        if row is not None and row not in known:
-            raise InputError(f"--rows: {name} has no row '{row}'; {suggest(row, known)}")
+    wanted: Sequence[str | None] = (
+        [None] if rows is None else chosen_rows(name, known, known if list(rows) == ["all"] else rows)
+    )
     if seeds is not None and any(text.partition("=")[0].strip() == "train.seed" for text in overrides):
         raise InputError("train.seed: --seeds N trains seeds 1 to N; give one of the two")
     several = len(wanted) > 1 or (seeds or 1) > 1

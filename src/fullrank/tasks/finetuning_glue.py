@@ -20,7 +20,7 @@ from fullrank.data.glue_submission import submission_rows, write_submission
 from fullrank.errors import InputError
 from fullrank.evaluation.glue import glue_scores
 from fullrank.tasks.finetuning import FineParts, Say
-from fullrank.tasks.pretrained import Pretrained, load_pretrained
+from fullrank.tasks.pretrained import Pretrained, check_length, load_pretrained, padding_of
 from fullrank.training.device import device_of
 from fullrank.training.values import Judged, Loss, Place
 
@@ -138,17 +138,22 @@ class LabelObjective:
 def encode(pretrained: Pretrained, examples: Examples, max_length: int | None) -> Encoded:
     """Token ids with the special tokens of the encoder; of a pair that is too long, the longer side loses tokens first.
 
-    InputError where the encoder reads fewer tokens than `data.max_length` says.
+    InputError where the encoder reads fewer tokens than `data.max_length` says, and where that leaves no room for a text.
     """
-    tokenizer, limit = pretrained.tokenizer, pretrained.max_length
-    if limit is not None and max_length is not None and max_length > limit:
-        raise InputError(f"data.max_length: this encoder reads at most {limit} tokens, given {max_length}")
+    check_length(pretrained, max_length)
+    tokenizer, least = pretrained.tokenizer, 1 if examples.second is None else 2
+    special = tokenizer.num_special_tokens_to_add(pair=examples.second is not None)
+    if max_length is not None and max_length < special + least:
+        raise InputError(
+            f"data.max_length: at least {special + least}, of which {special} are special tokens of this encoder, given "
+            f"{max_length}"
+        )
     found = tokenizer(
         examples.first, examples.second, truncation="longest_first", max_length=max_length, return_attention_mask=True
     )
     return Encoded(
         {name: found[name] for name in found if name in ("input_ids", "token_type_ids", "attention_mask")},
-        {"input_ids": tokenizer.pad_token_id or 0, "token_type_ids": tokenizer.pad_token_type_id, "attention_mask": 0},
+        padding_of(tokenizer),
     )
 
 

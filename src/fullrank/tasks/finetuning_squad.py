@@ -21,7 +21,7 @@ from fullrank.data.squad_windows import Window, squad_windows
 from fullrank.errors import InputError
 from fullrank.evaluation.squad import squad_scores, squad_v2_scores
 from fullrank.tasks.finetuning import FineParts, Say
-from fullrank.tasks.pretrained import Pretrained, load_pretrained
+from fullrank.tasks.pretrained import Pretrained, check_length, load_pretrained, padding_of
 from fullrank.tasks.squad_answers import Answer, find_answers, write_answers
 from fullrank.training.device import device_of
 from fullrank.training.values import Judged, Loss, Place
@@ -142,9 +142,8 @@ def windowed(questions: Sequence[Question], data: TaskDataConfig, pretrained: Pr
     assert data.max_length is not None  # the configuration fills them in for SQuAD
     assert data.doc_stride is not None
     assert data.max_query_length is not None
-    tokenizer, limit = pretrained.tokenizer, pretrained.max_length
-    if limit is not None and data.max_length > limit:
-        raise InputError(f"data.max_length: this encoder reads at most {limit} tokens, given {data.max_length}")
+    check_length(pretrained, data.max_length)
+    tokenizer = pretrained.tokenizer
     windows = squad_windows(
         questions,
         tokenizer,
@@ -158,12 +157,7 @@ def windowed(questions: Sequence[Question], data: TaskDataConfig, pretrained: Pr
     }
     if "token_type_ids" in tokenizer.model_input_names:
         inputs["token_type_ids"] = [window.types for window in windows]
-    padding = {
-        "input_ids": tokenizer.pad_token_id or 0,
-        "token_type_ids": tokenizer.pad_token_type_id,
-        "attention_mask": 0,
-    }
-    return WindowedSplit(questions, windows, Encoded(inputs, padding))
+    return WindowedSplit(questions, windows, Encoded(inputs, padding_of(tokenizer)))
 
 
 Logits = list[tuple[NDArray[np.float32], NDArray[np.float32]]]
@@ -199,7 +193,7 @@ def answers_of(split: WindowedSplit, logits: Logits, config: FinetuneEvalConfig,
 
 
 def scores(questions: Sequence[Question], answers: Sequence[Answer], *, null: bool) -> dict[str, float]:
-    """What the official script prints of these answers, in percent; `total` is left out.
+    """What the official script prints of these answers, as fractions, like the scores of every task; `total` is left out.
 
     In v2 `best_*` are of the best answers that are not empty, whatever `null_score_diff_threshold` made of them.
     """
@@ -212,7 +206,11 @@ def scores(questions: Sequence[Question], answers: Sequence[Answer], *, null: bo
         found = squad_v2_scores(given, references) | best
     else:
         found = squad_scores(given, references)
-    return {name: value for name, value in found.items() if name != "total"}
+    return {
+        name: value if name.endswith(("total", "thresh")) else value / 100
+        for name, value in found.items()
+        if name != "total"
+    }
 
 
 def _logits(model: nn.Module, batch: ExampleBatch, device: torch.device) -> tuple[Tensor, Tensor]:

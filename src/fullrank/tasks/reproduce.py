@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,16 +35,24 @@ def cells(name: str, rows: Sequence[str] | None, scale: str | None, seeds: int, 
         raise InputError(f"{name} is a single configuration, not a table; use `fullrank train {name}`")
     if seeds < 1:
         raise InputError(f"--seeds: one or more, given {seeds}")
-    wanted = list(rows or known)
-    for row in wanted:
-        if row not in known:
-            raise InputError(f"--rows: {name} has no row '{row}'; {suggest(row, known)}")
+    wanted = chosen_rows(name, known, rows or list(known))
     found = []
     for seed in range(1, seeds + 1):
         for row in wanted:
             folder = default_folder(resolve(name, row, scale, [f"train.seed={seed}"]))
             found.append(Cell(row, seed, out / folder.name if out else folder))
     return found
+
+
+def chosen_rows(name: str, known: Collection[str], rows: Sequence[str]) -> list[str]:
+    """The rows that are asked for, each once; InputError for one that the recipe `name` does not have, and for none."""
+    wanted = list(dict.fromkeys(rows))
+    if not wanted:
+        raise InputError(f"--rows: names no row; {name} has {', '.join(known)}")
+    for row in wanted:
+        if row not in known:
+            raise InputError(f"--rows: {name} has no row '{row}'; {suggest(row, known)}")
+    return wanted
 
 
 def reproduce(

@@ -100,6 +100,7 @@ def arms_of(runs: Sequence[RunRecord]) -> list[tuple[str, Runs]]:
 def _names(arms: Sequence[Runs]) -> list[str]:
     """Its row in the recipe, or what was grafted in; and as much more as it takes to tell it from the others."""
     names = [arm[0].origin("row") or attention_words(arm[0]) for arm in arms]
+    names = _told_apart(names, [attention_words(arm[0]) for arm in arms])  # of a row that was overridden
     for more in ("scale", "recipe"):
         names = _told_apart(names, [arm[0].origin(more) for arm in arms])
     settings = [settings_of(arm[0]) for arm in arms]

@@ -39,7 +39,7 @@ def print_summary(found: Summary, console: Console | None = None) -> None:
 def _scores(task: TaskSummary, key: tuple[str, str]) -> Table:
     figures = task.figures(key)
     table = _table(words.heading(task, key))
-    table.add_column("arm", max_width=20)
+    table.add_column("arm", max_width=18)
     heads = ["n", "ours"]
     paper = any(figure.paper for _, figure in figures)
     if paper:
@@ -82,7 +82,7 @@ def _shortened(lines: Sequence[str]) -> list[str]:
 
 def _arms(task: TaskSummary) -> Table:
     table = _table()
-    table.add_column("arm", max_width=20)
+    table.add_column("arm", max_width=18)
     found = [(arm, words.details(arm)) for arm in task.arms]
     heads = [head for head in found[0][1] if not head.startswith("mixing") or any(_mixes(arm) for arm in task.arms)]
     for head in heads:
