@@ -87,7 +87,7 @@ def test_peft_keeps_mixing_beside_lora(tmp_path):
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
     assert sum(".fullrank." in name for name in trained) == 4
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.add_(0.2 * torch.randn_like(parameter))
     groups = fr.parameter_groups(model, learning_rate=1e-3, mixing_learning_rate=0.1, weight_decay=0.1)

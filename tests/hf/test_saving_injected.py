@@ -165,7 +165,7 @@ def test_an_adapter_is_small_and_complete(tmp_path, bert, mix):
 
 
 def test_an_adapter_that_does_not_fit_changes_nothing(tmp_path, bert):
-    model, inputs = bert
+    model, _ = bert
     fr.save_adapter(fr.inject(copy.deepcopy(model), mix="position_wise"), tmp_path)
     deeper = transformers.BertForMaskedLM(
         transformers.BertConfig(**{**model.config.to_diff_dict(), "num_hidden_layers": 3})

@@ -103,10 +103,11 @@ def _known(found: dict[str, nn.Module], layer: int | str) -> str:
 
 def _reason(model: nn.Module) -> str:
     name = type(model).__name__
-    if not hasattr(model, "config"):
-        return (
-            f"{name}: not a Hugging Face model (it has no `config`); for our own models set `model.attention` instead"
-        )
+    config: Any = getattr(model, "config", None)
+    if not hasattr(config, "_attn_implementation"):
+        return f"{name}: not a Hugging Face model; for our own models set model.attention in their configuration"
+    if config.model_type == "fullrank":
+        return f"{name}: our own model; set model.attention in its configuration"
     return (
         f"{name}: its attention is not on transformers' attention interface (it computes weights in code of its own), so "
         "there is nothing to inject into; choose a model that is, such as BERT, RoBERTa, GPT-2, Llama, T5, BART or ViT"
@@ -117,7 +118,7 @@ def head_size(module: nn.Module) -> HeadSize:
     """How many query heads an attention module has, and how wide a query is."""
     heads = _number((module, getattr(module, "config", None)), _HEADS)
     if heads is None:
-        raise InputError(f"{type(module).__name__}: says nowhere how many heads it has; it cannot be injected into")
+        raise InputError(f"{type(module).__name__}: says nowhere how many heads it has; choose others with `layers`")
     width = _number((module,), _WIDTHS)
     if width is None:
         out = next(_widths_of_queries(module), None)

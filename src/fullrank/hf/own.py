@@ -89,7 +89,7 @@ def scores_of(query: Tensor, key: Tensor, mask: Tensor | None, scaling: float | 
 def examine(module: nn.Module, eager: Eager, size: HeadSize) -> Own:
     """What `eager` does, tried on small random heads of fixed numbers.
 
-    Raises InputError if it gives no weights, or output in another shape than everybody's.
+    Raises InputError if it cannot be called as all others are, gives no weights, or output in another shape.
     """
     still, like = _Still(module), next(module.parameters(), torch.empty(0))
     groups, heads, device = getattr(module, "num_key_value_groups", 1), size.num_heads, like.device
@@ -99,7 +99,12 @@ def examine(module: nn.Module, eager: Eager, size: HeadSize) -> Own:
         query, key, value = (3 * torch.randn(shape, device="cpu").to(device) for shape in shapes)
         mask = torch.zeros(2, 1, 3, 5, device=device)
         mask[..., 4] = torch.finfo(mask.dtype).min
-        out, weights = eager(still, query, key, value, mask, dropout=0.0, scaling=0.5)
+        try:
+            out, weights = eager(still, query, key, value, mask, dropout=0.0, scaling=0.5)
+        except (AttributeError, RuntimeError, TypeError) as error:
+            raise InputError(
+                f"{type(module).__name__}: its own (eager) attention function fails: {error}; choose others with `layers`"
+            ) from error
         if weights is None or weights.shape != (2, heads, 3, 5) or out.shape != (2, 3, heads, size.head_dim):
             raise InputError(
                 f"{type(module).__name__}: its own attention function gives no weights (B, H, N, M) to mix; "
