@@ -139,15 +139,16 @@ def resume(folder: Path, *, quiet: bool = False, say: Say = print) -> dict[str, 
 def absolute(config: FinetuneConfig) -> FinetuneConfig:
     """The same files and the same encoder from any working directory."""
 
-    def whole(path: str) -> str:
+    def there(path: str) -> str:
         return str(Path(path).expanduser().resolve())
 
     data, name = config.data, config.model.pretrained
-    folder = whole(name) if name != MINILM and Path(name).expanduser().is_dir() else name
+    folder = there(name) if name != MINILM and Path(name).expanduser().is_dir() else name
+    places = {key: there(path) for key in ("dir", "cache") if (path := getattr(data, key)) is not None}
     return dataclasses.replace(
         config,
         model=dataclasses.replace(config.model, pretrained=folder),
-        data=dataclasses.replace(data, dir=data.dir and whole(data.dir), cache=data.cache and whole(data.cache)),
+        data=dataclasses.replace(data, dir=places.get("dir"), cache=places.get("cache")),
     )
 
 
