@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
+from fullrank.cli import main
 from fullrank.errors import InputError
 from fullrank.tasks.finetuning_cells import FineCell, cells_of
 
@@ -46,10 +46,9 @@ def test_what_is_refused(rows: list[str], seeds: int, overrides: list[str], mess
     assert message in str(error.value)
 
 
-def test_a_folder_that_is_not_a_whole_run_is_not_begun_anew(tmp_path: Path) -> None:
-    from fullrank.cli.app import app
-
+def test_a_folder_that_is_not_a_whole_run_is_not_begun_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.yaml").write_text("data: {name: glue/cola}\n")
-    found = CliRunner().invoke(app, ["finetune", str(tmp_path)])
-    assert isinstance(found.exception, InputError)
-    assert "it lacks run.json" in str(found.exception)
+    with pytest.raises(SystemExit) as stopped:
+        main(["finetune", str(tmp_path)])
+    assert stopped.value.code == 2
+    assert "it lacks run.json" in capsys.readouterr().err

@@ -77,9 +77,7 @@ def test_positions_that_are_counted_from_behind_the_padding_leave_fewer_tokens(t
     assert logits_of(found.model, encode(found, long, 11), 1).shape == (1, 2)
     with pytest.raises(InputError, match="this encoder reads at most 11 tokens, given 12"):
         encode(found, long, 12)
-    with pytest.raises(
-        (IndexError, RuntimeError), match="out of bounds|out of range"
-    ):  # which is what the check saves us from
+    with pytest.raises((IndexError, RuntimeError), match="out of"):  # which is what the check saves us from
         found.model(torch.full((1, 12), 4))
 
 

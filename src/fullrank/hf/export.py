@@ -200,7 +200,7 @@ def _write_weights(place: Path, tensors: Mapping[str, Tensor]) -> None:
     (place / storage.WEIGHTS).chmod(0o644)
 
 
-def _write_tokenizers(place: Path, folder: Path, kind: _Kind, masks: bool) -> tuple[dict[str, int], str | None]:
+def _write_tokenizers(place: Path, folder: Path, kind: _Kind, masks: bool) -> tuple[dict[str, Any], str | None]:
     """The vocabulary of a run for Hugging Face; of a translator the source's, and the target's in a folder of its own.
 
     Gives the ids of special tokens (of what the model writes), and why there is no tokenizer, None if there is one.
@@ -220,7 +220,7 @@ def _write_tokenizers(place: Path, folder: Path, kind: _Kind, masks: bool) -> tu
 
 
 def _write_configuration(
-    place: Path, kind: _Kind, config: ModelConfig, special: Mapping[str, int], run: RunConfig | None, dtype: torch.dtype
+    place: Path, kind: _Kind, config: ModelConfig, special: dict[str, Any], run: RunConfig | None, dtype: torch.dtype
 ) -> None:
     """`config.json` and, for models that write, `generation_config.json`."""
     made = FullRankConfig.of(config, objective=kind.objective, **special)
