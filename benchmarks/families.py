@@ -32,7 +32,7 @@ import fullrank as fr
 from fullrank.attention import kernels
 from fullrank.errors import InputError
 
-LENGTH, VOCABULARY, FIRST_WORD = 9, 128, 60
+LENGTH, VOCABULARY, FIRST_WORD, LARGEST = 9, 128, 60, 30_000_000
 # the first pattern that fits the end of a name says how large that number is to be
 SIZES = (
     (r"vocab_size(_per_layer_input)?|vocabulary_size", VOCABULARY),
@@ -118,6 +118,10 @@ def built(kind: str) -> tuple[Any, dict[str, torch.Tensor], torch.Tensor]:
     """A tiny model of a type, inputs that it takes, and its own eager output."""
     torch.manual_seed(0)
     config = tiny(type(CONFIG_MAPPING[kind]()))
+    with torch.device("meta"):  # costs no memory
+        count = transformers.AutoModel.from_config(copy.deepcopy(config)).num_parameters()
+    if count > LARGEST:
+        raise ValueError(f"{count:,} parameters, where {LARGEST:,} are tiny")
     model = transformers.AutoModel.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -145,7 +149,7 @@ def tiny(config_class: type[Any]) -> Any:
 def shrunk(options: dict[str, Any]) -> dict[str, Any]:
     small = {}
     for key, value in options.items():
-        if isinstance(value, dict) and key.endswith("_config"):
+        if isinstance(value, dict) and "model_type" in value:
             small[key] = shrunk(value)
         elif type(value) is int and (size := size_of(key)) is not None:
             small[key] = min(size, value) if value > 0 else value

@@ -137,6 +137,8 @@ def test_without_injection_there_is_nothing_to_load(tmp_path, bert):
     model.save_pretrained(tmp_path)
     with pytest.raises(InputError, match="nothing was injected"):
         fr.load_injected(tmp_path)
+    with pytest.raises(InputError, match="no model that transformers can find"):
+        fr.load_injected(tmp_path / "nowhere")
     with pytest.raises(InputError, match="nothing was injected"):
         fr.save_adapter(model, tmp_path)
     removed = fr.remove(fr.inject(copy.deepcopy(model), mix="average"))

@@ -41,7 +41,8 @@ def eager_of(module: nn.Module) -> Eager:
 
 
 def _by_name(method: types.FunctionType) -> bool:
-    return ("eager", "sdpa") in method.__code__.co_consts or "sdpa" in method.__code__.co_consts
+    """Whether a method asks if its attention is one of these two."""
+    return ("eager", "sdpa") in method.__code__.co_consts
 
 
 def dispatcher(kind: type) -> types.FunctionType | None:

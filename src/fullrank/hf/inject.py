@@ -73,7 +73,7 @@ def _stages(name: str, module: Any, mix: Stage, normalize: Stage, cross_head: fl
     """What is to hang on a module; nothing is changed yet."""
     size, eager = head_size(module), eager_of(module)
     stages = Injected(size, eager, module.config._attn_implementation, mix, normalize, cross_head)
-    like = next(module.parameters(), None)
+    like = next((p for p in module.parameters() if p.is_floating_point()), None)  # of a quantized layer some are not
     if like is None or not like.is_meta:
         own = stages.own(module)
         if stage_name(normalize) != "softmax" and not own.plain:

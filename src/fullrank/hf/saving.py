@@ -16,6 +16,8 @@ from fullrank.errors import InputError
 from fullrank.files import write_bytes, write_json
 from fullrank.hf.inject import LOADED_BY, arguments_of, inject, injected_modules, settings_of
 
+# arguments of `from_pretrained` that say where a model lies
+_WHERE = ("cache_dir", "revision", "token", "subfolder", "local_files_only", "trust_remote_code")
 CONFIG, TENSORS = "fullrank_config.json", "fullrank.safetensors"
 
 
@@ -83,7 +85,7 @@ def load_injected(folder: str | Path, cls: Any = None, **from_pretrained_argumen
 
     cls: the class to load, also one of the Auto classes; None: the one that was saved. Further arguments are those of
     `from_pretrained`. An adapter's folder names the model that it was made of, which is loaded first.
-    Raises InputError if nothing had been injected, and if a parameter of it is missing.
+    Raises InputError if nothing had been injected, if a parameter of it is missing, and if there is no such folder.
     """
     import transformers
 
@@ -98,7 +100,13 @@ def load_injected(folder: str | Path, cls: Any = None, **from_pretrained_argumen
         return load_adapter(kind.from_pretrained(written["base_model"], **from_pretrained_arguments), folder)
     config = from_pretrained_arguments.pop("config", None)
     if config is None:
-        config = transformers.AutoConfig.from_pretrained(str(folder))
+        where = {key: value for key, value in from_pretrained_arguments.items() if key in _WHERE}
+        try:
+            config = transformers.AutoConfig.from_pretrained(str(folder), **where)
+        except OSError as error:
+            raise InputError(
+                f"{folder}: no model that transformers can find ({' '.join(str(error).split())[:120]})"
+            ) from None
     settings = getattr(config, "fullrank", None)
     if settings is None:
         raise InputError(f"{folder}: nothing was injected into this model; load it with from_pretrained")
@@ -121,6 +129,10 @@ def _loaded(kind: Any, settings: dict[str, Any], name: str, config: Any, argumen
         raise InputError(
             f"{name}: its configuration says that attention was injected, but it lacks {', '.join(lost[:3])}"
         )
+    for key, stages in injected_modules(model).items():
+        module = model.get_submodule(key.removesuffix(".fullrank"))
+        if not any(parameter.is_meta for parameter in module.parameters()):
+            stages.own(module)  # now that its parameters have values
     return (model, report) if wants_report else model
 
 
