@@ -139,15 +139,16 @@ def resume(folder: Path, *, quiet: bool = False, say: Say = print) -> dict[str, 
 def absolute(config: FinetuneConfig) -> FinetuneConfig:
     """The same files and the same encoder from any working directory."""
 
-    def there(path: str | None) -> str | None:
-        return None if path is None else str(Path(path).expanduser().resolve())
+    def there(path: str) -> str:
+        return str(Path(path).expanduser().resolve())
 
     data, name = config.data, config.model.pretrained
     folder = there(name) if name != MINILM and Path(name).expanduser().is_dir() else name
+    places = {key: there(path) for key in ("dir", "cache") if (path := getattr(data, key)) is not None}
     return dataclasses.replace(
         config,
         model=dataclasses.replace(config.model, pretrained=folder),
-        data=dataclasses.replace(data, dir=there(data.dir), cache=there(data.cache)),
+        data=dataclasses.replace(data, dir=places.get("dir"), cache=places.get("cache")),
     )
 
 
