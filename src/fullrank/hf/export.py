@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fullrank import __version__
+from fullrank.config.finetune import finetunes
 from fullrank.config.load import build, read_yaml
 from fullrank.config.schema import AttentionConfig, ModelConfig, RunConfig, stage_name
 from fullrank.data import load_language, load_tokenizer
@@ -137,10 +138,10 @@ def _check_ours(folder: Path) -> None:
         if (folder / storage.HUGGING_FACE).is_file():
             raise InputError(f"{folder}: already a folder of Hugging Face; it loads with transformers as it is")
         raise InputError(f"{folder}: not a run folder, it has no {storage.CONFIG}")
-    name = (read_yaml(folder / storage.CONFIG).get("data") or {}).get("name")
-    if isinstance(name, str) and name.startswith(("glue", "squad")):
+    raw = read_yaml(folder / storage.CONFIG)
+    if finetunes(raw):
         raise InputError(
-            f"{folder}: a fine-tuned run ({name}); its checkpoints are folders of Hugging Face already, load them with "
+            f"{folder}: a fine-tuned run ({raw['data']['name']}); its model is a folder of Hugging Face already: {folder / 'model'}, see "
             "fullrank.load_injected"
         )
 
