@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import collections
 import copy
+import importlib
 import inspect
 import json
 import re
@@ -119,10 +120,10 @@ def built(kind: str) -> tuple[Any, dict[str, torch.Tensor], torch.Tensor]:
     torch.manual_seed(0)
     config = tiny(type(CONFIG_MAPPING[kind]()))
     with torch.device("meta"):  # costs no memory
-        count = transformers.AutoModel.from_config(copy.deepcopy(config)).num_parameters()
+        count = model_of(copy.deepcopy(config), kind).num_parameters()
     if count > LARGEST:
         raise ValueError(f"{count:,} parameters, where {LARGEST:,} are tiny")
-    model = transformers.AutoModel.from_config(config, attn_implementation="eager").eval()
+    model = model_of(config, kind).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.is_floating_point():
@@ -138,6 +139,21 @@ def built(kind: str) -> tuple[Any, dict[str, torch.Tensor], torch.Tensor]:
                 raise ValueError("its own output is not finite")
             return model, inputs, expected
     raise problems[0]
+
+
+def model_of(config: Any, kind: str) -> Any:
+    """The base model of a configuration; of a part that no Auto class knows, the first one in its file."""
+    if type(config) in transformers.AutoModel._model_mapping:
+        return transformers.AutoModel.from_config(config, attn_implementation="eager")
+    package = type(config).__module__.rpartition(".")[0]
+    file = importlib.import_module(f"{package}.modeling_{package.rpartition('.')[2]}")
+    classes = [item for item in vars(file).values() if isinstance(item, type) and hasattr(item, "_from_config")]
+    own = [
+        item for item in classes if item.config_class is type(config) and not item.__name__.endswith("PreTrainedModel")
+    ]
+    if not own:
+        raise ValueError(f"no model of {type(config).__name__}")
+    return own[0]._from_config(config, attn_implementation="eager")
 
 
 def tiny(config_class: type[Any]) -> Any:
