@@ -265,8 +265,10 @@ def _loading(title: str, objective: str, auto: str, config: ModelConfig) -> str:
 def _tokenizing(title: str, objective: str, missing: str | None) -> str:
     if missing is not None:
         return f"There is no tokenizer here: {missing}.\n"
-    lines = [f'tokenizer = AutoTokenizer.from_pretrained("{title}")']
+    lines = [f'tokenizer = AutoTokenizer.from_pretrained("{title}", trust_remote_code=True)']
     if objective == "translation":
         lines[0] += "  # of the source"
-        lines.append(f'target = AutoTokenizer.from_pretrained("{title}", subfolder="target_tokenizer")')
+        lines.append(
+            f'target = AutoTokenizer.from_pretrained("{title}", subfolder="target_tokenizer", trust_remote_code=True)'
+        )
     return "```python\nfrom transformers import AutoTokenizer\n\n" + "\n".join(lines) + "\n```\n"
