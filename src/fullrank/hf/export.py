@@ -141,8 +141,8 @@ def _check_ours(folder: Path) -> None:
     raw = read_yaml(folder / storage.CONFIG)
     if finetunes(raw):
         raise InputError(
-            f"{folder}: a fine-tuned run ({raw['data']['name']}); its model is a folder of Hugging Face already: {folder / 'model'}, see "
-            "fullrank.load_injected"
+            f"{folder}: a fine-tuned run ({raw['data']['name']}); its model is a folder of Hugging Face already, "
+            f"{folder / 'model'}, see fullrank.load_injected"
         )
 
 
