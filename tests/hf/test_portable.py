@@ -184,6 +184,20 @@ def test_another_memory_at_evaluation() -> None:
     assert other.config.fullrank["memory_length"] == 2
 
 
+@pytest.mark.parametrize("memory_length", [0, 100])
+@torch.no_grad()
+def test_a_text_that_outgrows_its_first_table_of_distances(memory_length: int) -> None:
+    combination = next(c for c in ALL if c.score == "relative" and c.normalize == "softmax")
+    model = combination.moved(dtype=torch.float64, memory_length=memory_length)
+    other, read, past = portable(model), tokens(1, 150), None
+    expected = model(read).logits
+    for start, end in ((0, 60), (60, 63), (63, 64), (64, 66), (66, 150)):
+        given = other(read[:, start:end], past_key_values=past)
+        past = given.past_key_values
+        if memory_length == 0 or end <= 66:
+            check_close(given.logits, expected[:, start:end], what=f"tokens {start} to {end}")
+
+
 @pytest.mark.parametrize("memory_length", [0, 3])
 @torch.no_grad()
 def test_padding_between_pieces(memory_length: int) -> None:
