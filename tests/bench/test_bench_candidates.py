@@ -17,7 +17,7 @@ from fullrank.bench.suites import SUITES
 from fullrank.errors import RunError
 
 TINY = Settings(heads=2, head_dim=8, batch=2, compile=False)
-LENGTH = {"mixing": 13, "growth": 13, "relative": 7, "mos": 6, "multilinear": 5, "step": 5}
+LENGTH = {"mixing": 13, "growth": 13, "relative": 7, "mos": 6, "multilinear": 5, "injection": 9, "step": 5}
 
 
 def comparisons() -> list[tuple[str, int]]:
