@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
-import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from torch import nn
 
 from fullrank.attention.kernels import kernel
@@ -23,9 +21,9 @@ from fullrank.config.recipe import Resolved
 from fullrank.files import write_json
 from fullrank.tasks.environment import environment
 from fullrank.tasks.pretrained import MINILM, Pretrained
-from fullrank.tasks.run_folder import check_place, claim, open_finetuning
+from fullrank.tasks.run_folder import check_place, claim, finished_result, open_finetuning
 from fullrank.training.checkpoint import load_weights
-from fullrank.training.device import choose_device
+from fullrank.training.device import prepare_machine
 from fullrank.training.interrupt import only_one
 from fullrank.training.loop import fit
 from fullrank.training.observers import make_observers
@@ -122,7 +120,7 @@ def finetune(
     }
     with only_one(folder, lend=True), kernel(kernel_name):
         if claim(folder, config, identity):
-            finished = _finished(folder)
+            finished = finished_result(folder)
             if finished is not None:
                 say(f"{folder}: already finished")
                 return finished
@@ -159,7 +157,8 @@ def mixing_names(model: nn.Module) -> set[str]:
 
 def groups_of(model: nn.Module, weight_decay: float, mixing_scale: float) -> Groups:
     """The usual parameter groups, with mixing parameters in one of their own: another learning rate, and no decay."""
-    grafted = {id(p) for name, p in model.named_parameters() if name in mixing_names(model)}
+    names = mixing_names(model)
+    grafted = {id(p) for name, p in model.named_parameters() if name in names}
     groups: Groups = []
     mixing: list[nn.Parameter] = []
     for group in parameter_groups(model, weight_decay):
@@ -169,20 +168,10 @@ def groups_of(model: nn.Module, weight_decay: float, mixing_scale: float) -> Gro
     return [group for group in groups if group["params"]]
 
 
-def _finished(folder: Path) -> dict[str, Any] | None:
-    try:
-        result: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return result
-
-
 def _train(
     config: FinetuneConfig, identity: dict[str, Any], task: FineTask, data: Any, folder: Path, quiet: bool
 ) -> dict[str, Any]:
-    if config.train.threads is not None:
-        torch.set_num_threads(config.train.threads)
-    device = choose_device(config.train.device)
+    device = prepare_machine(config.train)
     seed_everything(config.train.seed)  # the output layer is drawn
     pretrained = task.model(config, data)
     model: nn.Module = pretrained.model.to(device)

@@ -6,7 +6,6 @@ prepare text -> claim the folder -> model, objective, batches -> fit -> measure 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ from fullrank.config.schema import RunConfig
 from fullrank.files import write_json
 from fullrank.model.size import parameters_by_part
 from fullrank.tasks.environment import environment
-from fullrank.tasks.run_folder import absolute, check_place, claim, is_run, open_run
+from fullrank.tasks.run_folder import absolute, check_place, claim, finished_result, is_run, open_run
 from fullrank.training.device import prepare_machine
 from fullrank.training.interrupt import only_one
 from fullrank.training.loop import fit
@@ -116,7 +115,7 @@ def train(
     }
     with only_one(folder, lend=True), kernel(kernel_name):
         if claim(folder, config, identity):
-            finished = _finished(folder)
+            finished = finished_result(folder)
             if finished is not None:
                 say(f"{folder}: already finished")
                 return finished
@@ -131,14 +130,6 @@ def resume(folder: Path, *, quiet: bool = False, say: Say = print) -> dict[str, 
     config, identity = open_run(folder)
     resolved = Resolved(config, identity["recipe"], identity["row"], identity["scale"], identity["paper"])
     return train(resolved, folder, kernel_name=identity.get("kernel", "auto"), quiet=quiet, say=say)
-
-
-def _finished(folder: Path) -> dict[str, Any] | None:
-    try:
-        result: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return result
 
 
 def _train(

@@ -107,6 +107,15 @@ def in_table_order(folders: Sequence[Path]) -> list[Path]:
     return sorted(folders, key=lambda folder: places[folder][1])
 
 
+def finished_result(folder: Path) -> dict[str, Any] | None:
+    """The `result.json` of a run that is finished; None of one that is not, or where the file is damaged."""
+    try:
+        result: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return result
+
+
 def trained(folder: Path) -> bool:
     """Whether training in `folder` has left anything; a run that failed before its first step has not."""
     return (folder / "metrics.jsonl").exists() or (folder / "checkpoints").exists()

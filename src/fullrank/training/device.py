@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,16 @@ def choose_device(name: str, key: str = "train.device") -> torch.device:
     return device
 
 
-def prepare_machine(options: TrainConfig) -> torch.device:
+class Machine(Protocol):
+    """What a train section says about the machine."""
+
+    @property
+    def threads(self) -> int | None: ...
+    @property
+    def device(self) -> str: ...
+
+
+def prepare_machine(options: Machine) -> torch.device:
     """Apply `train.threads` to this process and return the device of `train.device`."""
     if options.threads is not None:
         torch.set_num_threads(options.threads)
