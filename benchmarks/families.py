@@ -30,7 +30,7 @@ import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import fullrank as fr
-from fullrank.attention import kernels
+from fullrank import kernels
 from fullrank.errors import InputError
 
 LENGTH, VOCABULARY, FIRST_WORD, LARGEST = 9, 128, 60, 30_000_000

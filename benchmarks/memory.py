@@ -29,7 +29,7 @@ from torch import Tensor, nn
 import fullrank as fr
 from fullrank.bench.harness import interleave
 from fullrank.bench.relative import published
-from fullrank.model.memory import Memory
+from fullrank.core.memory import Memory
 from fullrank.training.skip_retain import SkipRetain
 from script import options, save
 

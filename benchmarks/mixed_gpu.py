@@ -36,10 +36,10 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fullrank as fr
-from fullrank.attention.kernels.pipeline import Pipeline
-from fullrank.attention.kernels.triton_mixed import triton_computes, triton_mixed
 from fullrank.bench.harness import Ratio, cuda_seconds, times_of
 from fullrank.bench.machine import cuda_growth_mib
+from fullrank.kernels.pipeline import Pipeline
+from fullrank.kernels.triton_mixed import triton_computes, triton_mixed
 from script import options, save
 
 TOKENS = 32_768  # so many that the GPU is busy, not the launch of kernels

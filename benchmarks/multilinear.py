@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 
-from fullrank.attention.kernels.multilinear_plan import Shape, multiply_adds
 from fullrank.bench.candidates import Pass, Settings
 from fullrank.bench.harness import interleave
 from fullrank.bench.machine import peak_growth_mib
 from fullrank.bench.multilinear import CORES, RANK, SCALES, SEED, WIDTH, Size, case
+from fullrank.kernels.multilinear_plan import Shape, multiply_adds
 from script import memory_mib, options, save
 
 REFERENCE = "naive fp32"
@@ -35,7 +35,7 @@ CANDIDATES = ("naive fp32", "einsum fp32", "multilinear fp32", "naive bf16", "mu
 CANDIDATES_IN_WORDS = {
     "naive": "T = (Q g o K) V^T (B, N, N, N), masked, times W (N^2, E), with autograd",
     "einsum": "the same by two calls of torch.einsum",
-    "multilinear": "fullrank.attention.kernels.multilinear",
+    "multilinear": "fullrank.kernels.multilinear",
     "length-free": f"another function: W(i, j, m) = sum_s a_s^(i-j) b_s^(i-m) U_sr, S = {SCALES}, no N^2 parameters",
     "bf16": "the same under autocast, parameters in fp32",
 }

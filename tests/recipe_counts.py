@@ -8,8 +8,8 @@ import torch
 
 from fullrank.config.recipe import resolve
 from fullrank.config.schema import ModelConfig, RunConfig
-from fullrank.model.language_model import LanguageModel
-from fullrank.model.translator import Translator
+from fullrank.core.decoder import LanguageModel
+from fullrank.core.translator import Translator
 
 
 @functools.cache

@@ -27,21 +27,21 @@ _HOMES = {
     "EvalConfig": "fullrank.config.schema",
     "RunConfig": "fullrank.config.schema",
     "register": "fullrank.config.registry",
-    "LanguageModel": "fullrank.model.language_model",
-    "Translator": "fullrank.model.translator",
-    "Encoder": "fullrank.model.encoder",
-    "MaskedLanguageModel": "fullrank.model.masked",
-    "AdaptiveInput": "fullrank.model.embedding",
-    "AdaptiveSoftmax": "fullrank.model.adaptive",
-    "MixtureOfSoftmaxes": "fullrank.model.mixture",
-    "Attention": "fullrank.attention.layer",
-    "MultiLinearAttention": "fullrank.attention.layer",
-    "Layout": "fullrank.attention.layout",
-    "Trace": "fullrank.attention.trace",
-    "kernel": "fullrank.attention.kernels",
+    "LanguageModel": "fullrank.core.decoder",
+    "Translator": "fullrank.core.translator",
+    "Encoder": "fullrank.core.encoder",
+    "MaskedLanguageModel": "fullrank.core.masked",
+    "AdaptiveInput": "fullrank.core.embedding",
+    "AdaptiveSoftmax": "fullrank.core.adaptive",
+    "MixtureOfSoftmaxes": "fullrank.core.mixture",
+    "Attention": "fullrank.core.attention",
+    "MultiLinearAttention": "fullrank.core.attention",
+    "Layout": "fullrank.core.layout",
+    "Trace": "fullrank.core.trace",
+    "kernel": "fullrank.kernels",
     "SkipRetain": "fullrank.training.skip_retain",
-    "orthogonality": "fullrank.attention.penalty",
-    "overlap": "fullrank.attention.penalty",
+    "orthogonality": "fullrank.core.penalty",
+    "overlap": "fullrank.core.penalty",
     "check": "fullrank.checking.examine",
     "FullRankConfig": "fullrank.hf",
     "FullRankCache": "fullrank.hf",
@@ -63,13 +63,6 @@ __all__ = ["__version__", *_HOMES, *_PACKAGES]
 
 if TYPE_CHECKING:
     from fullrank import analysis as analysis
-    from fullrank.attention.kernels import kernel as kernel
-    from fullrank.attention.layer import Attention as Attention
-    from fullrank.attention.layer import MultiLinearAttention as MultiLinearAttention
-    from fullrank.attention.layout import Layout as Layout
-    from fullrank.attention.penalty import orthogonality as orthogonality
-    from fullrank.attention.penalty import overlap as overlap
-    from fullrank.attention.trace import Trace as Trace
     from fullrank.checking.examine import check as check
     from fullrank.config.registry import register as register
     from fullrank.config.schema import AttentionConfig as AttentionConfig
@@ -83,6 +76,19 @@ if TYPE_CHECKING:
     from fullrank.config.schema import OutputConfig as OutputConfig
     from fullrank.config.schema import RunConfig as RunConfig
     from fullrank.config.schema import TrainConfig as TrainConfig
+    from fullrank.core.adaptive import AdaptiveSoftmax as AdaptiveSoftmax
+    from fullrank.core.attention import Attention as Attention
+    from fullrank.core.attention import MultiLinearAttention as MultiLinearAttention
+    from fullrank.core.decoder import LanguageModel as LanguageModel
+    from fullrank.core.embedding import AdaptiveInput as AdaptiveInput
+    from fullrank.core.encoder import Encoder as Encoder
+    from fullrank.core.layout import Layout as Layout
+    from fullrank.core.masked import MaskedLanguageModel as MaskedLanguageModel
+    from fullrank.core.mixture import MixtureOfSoftmaxes as MixtureOfSoftmaxes
+    from fullrank.core.penalty import orthogonality as orthogonality
+    from fullrank.core.penalty import overlap as overlap
+    from fullrank.core.trace import Trace as Trace
+    from fullrank.core.translator import Translator as Translator
     from fullrank.hf import FullRankCache as FullRankCache
     from fullrank.hf import FullRankConfig as FullRankConfig
     from fullrank.hf import FullRankForCausalLM as FullRankForCausalLM
@@ -95,13 +101,7 @@ if TYPE_CHECKING:
     from fullrank.hf.saving import load_adapter as load_adapter
     from fullrank.hf.saving import load_injected as load_injected
     from fullrank.hf.saving import save_adapter as save_adapter
-    from fullrank.model.adaptive import AdaptiveSoftmax as AdaptiveSoftmax
-    from fullrank.model.embedding import AdaptiveInput as AdaptiveInput
-    from fullrank.model.encoder import Encoder as Encoder
-    from fullrank.model.language_model import LanguageModel as LanguageModel
-    from fullrank.model.masked import MaskedLanguageModel as MaskedLanguageModel
-    from fullrank.model.mixture import MixtureOfSoftmaxes as MixtureOfSoftmaxes
-    from fullrank.model.translator import Translator as Translator
+    from fullrank.kernels import kernel as kernel
     from fullrank.training.skip_retain import SkipRetain as SkipRetain
 
 

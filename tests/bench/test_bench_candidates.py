@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fullrank.attention import kernels
+from fullrank import kernels
 from fullrank.bench import mixing, output_losses, running, training_step
 from fullrank.bench.candidates import BOTH, Candidate, Comparison, Pass, Settings, Suite, missing, uncompiled
 from fullrank.bench.suites import SUITES

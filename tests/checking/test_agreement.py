@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from wrong_kernels import WRONG
 
 import fullrank as fr
-from fullrank.attention import kernels, layer, mix
+from fullrank import kernels
 from fullrank.checking import Finding, agreement
 from fullrank.checking import kernels as definitions
 from fullrank.checking.examine import _guarded
 from fullrank.checking.subject import Subject, subject_of
-from fullrank.model import memory
-from fullrank.model.output import SoftmaxOutput
+from fullrank.core import attention as layer
+from fullrank.core import memory, mix
+from fullrank.core.output import SoftmaxOutput
 
 SIZES: dict[str, Any] = {"vocab_size": 19, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2}
 
@@ -173,7 +174,7 @@ def test_a_wrong_cache(build: Callable[[], Subject], monkeypatch: pytest.MonkeyP
 
 
 def test_a_cache_that_is_right_but_for_padding(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fullrank.model.cache import Cache
+    from fullrank.core.cache import Cache
 
     right = Cache.mask_after
 

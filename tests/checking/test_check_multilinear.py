@@ -10,10 +10,11 @@ from torch import Tensor
 from wrong_kernels import WRONG
 
 import fullrank as fr
-from fullrank.attention import kernels, multilinear, multilinear_decayed
+from fullrank import kernels
 from fullrank.checking import agreement, future, last_position
 from fullrank.checking import kernels as definitions
 from fullrank.checking.subject import Subject, subject_of
+from fullrank.core import multilinear, multilinear_decayed
 
 KINDS: dict[str, dict[str, Any]] = {
     "pairs": {"attention": {"cores": 2}},

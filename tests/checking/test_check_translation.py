@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.attention import kernels, layer, mix
-from fullrank.attention.layout import Layout
+from fullrank import kernels
 from fullrank.checking import Finding, future, translation
 from fullrank.checking import kernels as definitions
 from fullrank.checking.subject import Subject, subject_of
+from fullrank.core import across, mix
+from fullrank.core import attention as layer
+from fullrank.core.encoder import Encoder
+from fullrank.core.layout import Layout
 from fullrank.errors import InputError
-from fullrank.model import across
-from fullrank.model.encoder import Encoder
 
 SIZES: dict[str, Any] = {
     "vocab_size": 19, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 34,

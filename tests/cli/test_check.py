@@ -17,7 +17,7 @@ import hugging_face_models as tiny
 from fullrank.checking import last_position
 from fullrank.cli import main
 from fullrank.config import registry
-from fullrank.model.language_model import LanguageModel
+from fullrank.core.decoder import LanguageModel
 
 CHECKS = [
     "future, by perturbation, evaluation", "future, by perturbation, training", "future, by perturbation, with padding",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from fullrank.attention.kernels import NAMES
 from fullrank.cli import options
+from fullrank.kernels import NAMES
 
 
 def test_every_kernel_is_named() -> None:

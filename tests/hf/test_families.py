@@ -19,7 +19,7 @@ transformers = pytest.importorskip("transformers")
 from tiny_families import FAMILIES, GENERATE, Inputs  # noqa: E402
 
 import fullrank as fr  # noqa: E402
-from fullrank.attention import kernels  # noqa: E402
+from fullrank import kernels  # noqa: E402
 
 # with a soft-cap, sinks, or a position bias: what our kernels do not compute
 OWN_RULES = {"gemma2", "gpt_oss", "granite_swa", "t5"}

@@ -11,7 +11,7 @@ from torch import Tensor
 transformers = pytest.importorskip("transformers")
 
 import fullrank as fr  # noqa: E402
-from fullrank.attention import kernels  # noqa: E402
+from fullrank import kernels  # noqa: E402
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ transformers = pytest.importorskip("transformers")
 from tiny_families import FAMILIES  # noqa: E402
 
 import fullrank as fr  # noqa: E402
-from fullrank.attention import kernels  # noqa: E402
+from fullrank import kernels  # noqa: E402
 from fullrank.errors import InputError  # noqa: E402
 
 

@@ -367,7 +367,7 @@ def test_models_of_others_are_no_models_of_ours(tmp_path: Path) -> None:
 
 
 def test_a_stage_of_somebody_elses_is_refused(tmp_path: Path) -> None:
-    from fullrank.attention.normalize import Softmax
+    from fullrank.core.normalize import Softmax
 
     class Mine(Softmax):
         pass

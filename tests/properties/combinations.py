@@ -221,7 +221,7 @@ def _known(row: dict[str, str], names: list[str]) -> set[tuple[str, str, str, st
 
 def kernels_for(model: nn.Module) -> list[str]:
     """The kernels that can compute a model."""
-    from fullrank.attention.kernels import NAMES
+    from fullrank.kernels import NAMES
 
     able = []
     for name in NAMES:

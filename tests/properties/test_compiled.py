@@ -15,7 +15,7 @@ from combinations import LENGTH, WIDTH, Combination
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.model.block import Block
+from fullrank.core.block import Block
 from moving import moved
 
 # Dynamo asks every tensor for its gradient and hides the warnings of those that have none, but not from a filter that raises.

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.attention import kernels
-from fullrank.attention.kernels import KERNELS, fastest, kernel_for
-from fullrank.attention.kernels.triton_mixed import triton_computes
-from fullrank.attention.project import Heads
-from fullrank.attention.size import HeadSize
-from fullrank.attention.weighted import WeightedValues
+from fullrank import kernels
+from fullrank.core.head_size import HeadSize
+from fullrank.core.project import Heads
+from fullrank.core.weighted import WeightedValues
 from fullrank.errors import InputError
+from fullrank.kernels import KERNELS, fastest, kernel_for
+from fullrank.kernels.triton_mixed import triton_computes
 from moving import moved
 
 H, D = 3, 5

@@ -12,7 +12,7 @@ import torch
 
 import fullrank as fr
 from fullrank.analysis.attention_figure import AttentionMaps, Panel, write_figure
-from fullrank.attention.trace import Trace
+from fullrank.core.trace import Trace
 from fullrank.errors import InputError
 from fullrank.tasks.attending import cross_attention, cross_weights
 from fullrank.tasks.translating import Translating

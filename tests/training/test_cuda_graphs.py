@@ -90,7 +90,7 @@ def test_what_cannot_be_recorded_is_refused(tmp_path: Path) -> None:
 
 
 def test_operators_that_keep_tensors_are_not_recorded() -> None:
-    import fullrank.attention.kernels.multilinear  # noqa: F401
+    import fullrank.kernels.multilinear  # noqa: F401
 
     for name in ("multilinear", "multilinear_small", "mixed_heads"):
         for operator in (getattr(torch.ops.fullrank, name), getattr(torch.ops.fullrank, f"{name}_backward")):
@@ -119,7 +119,7 @@ def test_attention_is_there_in_torch_without_the_tag() -> None:
         "kept = {n: getattr(torch.Tag, n) for n in dir(torch.Tag) if not n.startswith('_') and n != 'cudagraph_unsafe'}\n"
         "new, check = torch.Tag, lambda cls, x: isinstance(x, new)\n"
         "torch.Tag = type('Meta', (type,), {'__instancecheck__': check})('Tag', (), kept)\n"
-        "import fullrank.attention.kernels.multilinear\n"
+        "import fullrank.kernels.multilinear\n"
         "assert 'cudagraph' not in str(torch.ops.fullrank.multilinear.default.tags)\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fullrank.attention.layout import Layout
-from fullrank.attention.project import Heads
-from fullrank.attention.size import HeadSize
-from fullrank.attention.weighted import WeightedValues
 from fullrank.bench import peers
 from fullrank.bench.candidates import BOTH, FORWARD, Candidate, Comparison, Pass, Settings, drawn, missing, uncompiled
 from fullrank.config.schema import AttentionConfig
+from fullrank.core.head_size import HeadSize
+from fullrank.core.layout import Layout
+from fullrank.core.project import Heads
+from fullrank.core.weighted import WeightedValues
 
 SDPA, FORMULA, COMPILED, TALKING = "plain SDPA", "formula", "compiled", "x-transformers"
 EAGER, FLEX = "transformers, eager", "FlexAttention"

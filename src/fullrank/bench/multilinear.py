@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fullrank.attention.kernels.multilinear import multilinear
-from fullrank.attention.kernels.multilinear_decayed import decayed_multilinear
 from fullrank.bench.candidates import BOTH, Candidate, Comparison, Pass, Settings
+from fullrank.kernels.multilinear import multilinear
+from fullrank.kernels.multilinear_decayed import decayed_multilinear
 
 OURS, NAIVE, EINSUM, LENGTH_FREE = "multilinear", "naive", "einsum", "length-free"
 RANK, WIDTH, CORES, SCALES = 40, 256, 2, 8

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fullrank.bench.candidates import BOTH, Candidate, Comparison, Pass, Settings
-from fullrank.model.cross_entropy import weighted_loss
+from fullrank.kernels.cross_entropy import weighted_loss
 
 STOCK = "cross_entropy"
 _FUNCTIONAL: Any = F  # linear_cross_entropy is younger than the oldest torch we run on

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fullrank.attention.kernels import kernel as fixed_kernel
-from fullrank.attention.layout import Layout
-from fullrank.attention.project import Heads
-from fullrank.attention.size import HeadSize
-from fullrank.attention.weighted import WeightedValues
 from fullrank.bench.candidates import BOTH, FORWARD, Candidate, Comparison, Pass, Settings, drawn
 from fullrank.bench.mixing import STAGES, mixing_matrix
 from fullrank.config.schema import AttentionConfig
+from fullrank.core.head_size import HeadSize
+from fullrank.core.layout import Layout
+from fullrank.core.project import Heads
+from fullrank.core.weighted import WeightedValues
+from fullrank.kernels import kernel as fixed_kernel
 
 PUBLISHED = "published formula"
 OURS = "relative"

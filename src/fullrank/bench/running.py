@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullrank.attention.kernels import chosen
 from fullrank.bench.candidates import Candidate, Comparison, Measured, Settings, Suite
 from fullrank.bench.growth import FEWEST, exponent
 from fullrank.bench.harness import Ratio, clock_for, times_of
 from fullrank.bench.machine import free_bytes
 from fullrank.bench.memory import Place, memory_mib
 from fullrank.errors import InputError, RunError
+from fullrank.kernels import chosen
 
 SHORTEST = 0.01  # seconds; a candidate that takes less runs several times in a row
 LEAST_MIB = 1.0  # of both; below, pages and what the allocator has left decide

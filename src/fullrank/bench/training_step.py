@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from fullrank.bench.candidates import Candidate, Comparison, Settings
 from fullrank.bench.mixing import STAGES
 from fullrank.config.schema import AttentionConfig, DropoutConfig, ModelConfig
-from fullrank.model.language_model import LanguageModel
+from fullrank.core.decoder import LanguageModel
 
 PEER, PLAIN = "nn.TransformerEncoder", "plain"
 STEP = "training step"

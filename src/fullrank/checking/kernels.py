@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullrank.attention.kernels import NAMES, chosen, kernel, kernel_for, reference
-from fullrank.attention.multilinear import MultiLinear
-from fullrank.attention.weighted import WeightedValues
 from fullrank.checking.finding import Check, Finding, inapplicable, judged, largest
 from fullrank.checking.future import masks_of
 from fullrank.checking.subject import Subject, logits_in, mode
 from fullrank.config import registry
 from fullrank.config.checks import stage_name
 from fullrank.config.schema import DropoutConfig, ModelConfig
+from fullrank.core.multilinear import MultiLinear
+from fullrank.core.weighted import WeightedValues
 from fullrank.errors import InputError
+from fullrank.kernels import NAMES, chosen, kernel, kernel_for, reference
 
 # fp32: the library's promise across kernels. Gradients are sums over all tokens of products of such outputs.
 _TOLERANCES = {"fp64": (torch.float64, 1e-12, 1e-11), "fp32": (torch.float32, 1e-6, 1e-5)}

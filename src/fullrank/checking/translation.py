@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullrank.attention.kernels import kernel
 from fullrank.checking.agreement import close, determinism, same
 from fullrank.checking.finding import Check, Finding, inapplicable, judged, largest, rounding, tolerance
 from fullrank.checking.given import Given
@@ -22,6 +21,7 @@ from fullrank.config import registry
 from fullrank.config.checks import stage_name
 from fullrank.config.schema import AttentionConfig, DropoutConfig, ModelConfig
 from fullrank.errors import InputError
+from fullrank.kernels import kernel
 
 
 def given(translator: nn.Module, length: int | None) -> Given:

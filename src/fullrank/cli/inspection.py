@@ -49,11 +49,11 @@ def info(
     Multi-linear attention is shown beside multi-head attention of the same width, its output map included.
     Of fine-tuning: the pretrained encoder as its configuration has it, and the mixing parameters that are grafted in.
     """
+    from fullrank.analysis.masked_size import masked_size
+    from fullrank.analysis.size import size
+    from fullrank.analysis.translation_size import translation_size
     from fullrank.cli.sizes import encoder_lines, lines_of
     from fullrank.config.recipe import is_finetuning, resolve, resolve_finetune
-    from fullrank.model.masked_size import masked_size
-    from fullrank.model.size import size
-    from fullrank.model.translation_size import translation_size
 
     given = with_source(overrides, source)
     if is_finetuning(name, row, scale, given):

@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers import initialization as init
 
-from fullrank.attention.trace import Trace
 from fullrank.config.schema import ModelConfig
+from fullrank.core.trace import Trace
 from fullrank.errors import InputError
 from fullrank.hf.configuration import FullRankConfig
 

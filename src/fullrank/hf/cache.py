@@ -10,10 +10,10 @@ from transformers import Cache as HuggingFaceCache
 from transformers import DynamicCache, EncoderDecoderCache
 from transformers.cache_utils import CacheLayerMixin
 
+from fullrank.core.cache import Cache
+from fullrank.core.memory import Memory
+from fullrank.core.translator import TranslationCache
 from fullrank.errors import InputError
-from fullrank.model.cache import Cache
-from fullrank.model.memory import Memory
-from fullrank.model.translator import TranslationCache
 
 State: TypeAlias = Cache | Memory | TranslationCache
 

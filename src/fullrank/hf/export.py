@@ -20,16 +20,16 @@ from fullrank import __version__
 from fullrank.config.finetune import finetunes
 from fullrank.config.load import build, read_yaml
 from fullrank.config.schema import AttentionConfig, ModelConfig, RunConfig, stage_name
+from fullrank.core import storage
+from fullrank.core.decoder import LanguageModel
+from fullrank.core.masked import MaskedLanguageModel
+from fullrank.core.translator import Translator
 from fullrank.data import load_language, load_tokenizer
 from fullrank.errors import InputError, RunError
 from fullrank.files import write_json
 from fullrank.hf.card import card
 from fullrank.hf.configuration import FullRankConfig
 from fullrank.hf.tokenizer import of_language, of_vocabulary
-from fullrank.model import weights as storage
-from fullrank.model.language_model import LanguageModel
-from fullrank.model.masked import MaskedLanguageModel
-from fullrank.model.translator import Translator
 from fullrank.reporting.results import is_run, read_run
 
 

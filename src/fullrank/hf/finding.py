@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from fullrank.attention.size import HeadSize
+from fullrank.core.head_size import HeadSize
 from fullrank.errors import InputError, suggest
 from fullrank.hf.own import Eager
 

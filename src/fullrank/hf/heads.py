@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import nn
 
-from fullrank.attention.route import SameHead, StochasticCrossHead
-from fullrank.attention.size import HeadSize
-from fullrank.attention.stage import build_stage
 from fullrank.config.schema import Stage
+from fullrank.core.cross_head import SameHead, StochasticCrossHead
+from fullrank.core.head_size import HeadSize
+from fullrank.core.stage import build_stage
 from fullrank.hf.own import Eager, Own, examine
 
 

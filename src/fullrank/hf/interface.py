@@ -15,12 +15,12 @@ from torch.nn import functional as F
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from fullrank.attention import kernels
-from fullrank.attention.layout import Layout
-from fullrank.attention.normalize import Softmax
-from fullrank.attention.project import Heads
-from fullrank.attention.score import DotProduct
-from fullrank.attention.size import HeadSize
+from fullrank import kernels
+from fullrank.core.head_size import HeadSize
+from fullrank.core.layout import Layout
+from fullrank.core.normalize import Softmax
+from fullrank.core.project import Heads
+from fullrank.core.score import DotProduct
 from fullrank.errors import InputError
 from fullrank.hf.asked import weights_asked_for
 from fullrank.hf.finding import eager_of

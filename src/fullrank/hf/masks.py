@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import masking_utils
 
-from fullrank.attention.layout import Layout
+from fullrank.core.layout import Layout
 
 
 class _Meaning(NamedTuple):

@@ -9,6 +9,9 @@ from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from fullrank.core.cache import Cache
+from fullrank.core.decoder import LanguageModel
+from fullrank.core.memory import Memory
 from fullrank.errors import InputError
 from fullrank.hf.base import (
     IGNORED,
@@ -22,9 +25,6 @@ from fullrank.hf.base import (
 from fullrank.hf.cache import FullRankCache, State, StateLayer, layer_of
 from fullrank.hf.configuration import FullRankConfig
 from fullrank.hf.padding import mask_of_new
-from fullrank.model.cache import Cache
-from fullrank.model.language_model import LanguageModel
-from fullrank.model.memory import Memory
 
 
 class FullRankForCausalLM(FullRankPreTrainedModel, GenerationMixin):

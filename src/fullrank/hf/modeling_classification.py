@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import SequenceClassifierOutput
 
+from fullrank.core.decoder import LanguageModel
+from fullrank.core.masked import MaskedLanguageModel
 from fullrank.hf.base import FullRankPreTrainedModel, states_of, weights_of
 from fullrank.hf.configuration import FullRankConfig
 from fullrank.hf.padding import mask_of_new
-from fullrank.model.language_model import LanguageModel
-from fullrank.model.masked import MaskedLanguageModel
 
 
 class FullRankForSequenceClassification(FullRankPreTrainedModel):

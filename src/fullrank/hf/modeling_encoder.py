@@ -7,9 +7,9 @@ from typing import Any
 from torch import Tensor, nn
 from transformers.modeling_outputs import MaskedLMOutput
 
+from fullrank.core.masked import MaskedLanguageModel
 from fullrank.hf.base import IGNORED, FullRankPreTrainedModel, chunked_loss, mean_loss, states_of, weights_of
 from fullrank.hf.configuration import FullRankConfig
-from fullrank.model.masked import MaskedLanguageModel
 
 
 class FullRankForMaskedLM(FullRankPreTrainedModel):

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
-from fullrank.attention.trace import Trace
+from fullrank.core.across import Source
+from fullrank.core.trace import Trace
+from fullrank.core.translator import TranslationCache, Translator
 from fullrank.errors import InputError
 from fullrank.hf.base import (
     IGNORED,
@@ -23,8 +25,6 @@ from fullrank.hf.base import (
 from fullrank.hf.cache import FullRankCache, StateLayer, layer_of
 from fullrank.hf.configuration import FullRankConfig
 from fullrank.hf.padding import mask_of_new
-from fullrank.model.across import Source
-from fullrank.model.translator import TranslationCache, Translator
 
 
 class FullRankForSeq2SeqLM(FullRankPreTrainedModel, GenerationMixin):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullrank.attention.size import HeadSize
+from fullrank.core.head_size import HeadSize
 from fullrank.errors import InputError
 
 Eager = Callable[..., Any]

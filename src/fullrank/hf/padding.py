@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullrank.core.cache import Cache
+from fullrank.core.memory import Memory
 from fullrank.errors import InputError
-from fullrank.model.cache import Cache
-from fullrank.model.memory import Memory
 
 
 def mask_of_new(attention_mask: Tensor | None, input_ids: Tensor, state: Any, *, alone: bool) -> Tensor | None:

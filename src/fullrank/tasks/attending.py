@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from fullrank.analysis.attention_figure import AttentionMaps, Panel
-from fullrank.attention.trace import LayerTrace, Trace
+from fullrank.core.across import Source
+from fullrank.core.trace import LayerTrace, Trace
+from fullrank.core.translator import Translator
 from fullrank.data import Language
 from fullrank.errors import InputError
-from fullrank.model.across import Source
-from fullrank.model.translator import Translator
 from fullrank.tasks.translating import Translating, Translation
 from fullrank.training.device import device_of
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fullrank.core.decoder import LanguageModel
 from fullrank.data import Tokenizer
 from fullrank.decoding import sample
 from fullrank.errors import InputError
-from fullrank.model.language_model import LanguageModel
 from fullrank.tasks.generation import Remembering
 
 _SEEN = 8  # tokens of the prompt that tell how the first new one is joined to it

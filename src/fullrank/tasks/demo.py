@@ -23,10 +23,10 @@ import torch
 
 from fullrank.config.recipe import Resolved, load, resolve
 from fullrank.config.schema import RunConfig
+from fullrank.core.decoder import LanguageModel
 from fullrank.data import Corpus, prepare
 from fullrank.errors import InputError, RunError
 from fullrank.files import write_json
-from fullrank.model.language_model import LanguageModel
 from fullrank.tasks.language_modeling import training_batches, with_vocabulary
 from fullrank.tasks.objective import CausalObjective
 from fullrank.training.interrupt import only_one

@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from fullrank.attention.kernels import kernel
 from fullrank.config.finetune import FinetuneConfig
 from fullrank.config.recipe import Resolved
 from fullrank.files import write_json
+from fullrank.kernels import kernel
 from fullrank.tasks.environment import environment
 from fullrank.tasks.pretrained import MINILM, Pretrained
 from fullrank.tasks.run_folder import check_place, claim, finished_result, open_finetuning

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullrank.attention.kernels import kernel
+from fullrank.core.decoder import LanguageModel
+from fullrank.core.memory import Memory
 from fullrank.data import load_tokenizer
 from fullrank.decoding import beam_search, sample
 from fullrank.errors import InputError
-from fullrank.model.language_model import LanguageModel
-from fullrank.model.memory import Memory
+from fullrank.kernels import kernel
 from fullrank.tasks.run_folder import open_run
 from fullrank.training.device import choose_device
 

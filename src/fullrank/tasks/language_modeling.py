@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from fullrank.attention.kernels import kernel
 from fullrank.config.schema import RunConfig
+from fullrank.core.decoder import LanguageModel
 from fullrank.data import Blocks, Corpus, Streams, load_corpus, prepare, unigram_perplexity
 from fullrank.errors import ConfigError, FullRankError, InputError
 from fullrank.evaluation.perplexity import Evaluation, figures
 from fullrank.evaluation.protocol import EvaluationProtocol, Flags, final_protocol, judging_protocol
-from fullrank.model.language_model import LanguageModel
+from fullrank.kernels import kernel
 from fullrank.tasks.measuring import check_length, check_training_length, measure
 from fullrank.tasks.objective import CausalObjective
 from fullrank.tasks.run import Parts, Say, Text

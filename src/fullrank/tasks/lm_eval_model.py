@@ -17,11 +17,11 @@ import torch
 from lm_eval.api.model import LM
 from tqdm import tqdm
 
-from fullrank.attention.kernels import kernel
+from fullrank.core.decoder import LanguageModel
 from fullrank.data import load_tokenizer
 from fullrank.errors import InputError
 from fullrank.evaluation.protocol import Flags, final_protocol
-from fullrank.model.language_model import LanguageModel
+from fullrank.kernels import kernel
 from fullrank.tasks.completing import Completion, complete
 from fullrank.tasks.measuring import check_length
 from fullrank.tasks.scoring import Passage, Score, ending, open_causal, passages, score

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fullrank.attention.kernels import kernel
 from fullrank.config.schema import RunConfig
+from fullrank.core.masked import MaskedLanguageModel
 from fullrank.data import Corpus, MaskedBatch, MaskedBatches, Masking, masked_blocks, unigram_nats
 from fullrank.data.entries import MASK
 from fullrank.errors import InputError
 from fullrank.evaluation.masked import MaskedEvaluation, MaskedProtocol, masked_figures, masked_protocol
 from fullrank.evaluation.protocol import Flags
-from fullrank.model.masked import MaskedLanguageModel
+from fullrank.kernels import kernel
 from fullrank.tasks.language_modeling import corpus_of, describe, text_of, training_batches
 from fullrank.tasks.masked_objective import MaskedObjective
 from fullrank.tasks.measuring import check_block, check_training_length

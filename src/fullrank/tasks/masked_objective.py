@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fullrank.attention.trace import Trace
 from fullrank.config.schema import TrainConfig
+from fullrank.core.masked import MaskedLanguageModel
+from fullrank.core.trace import Trace
 from fullrank.data import MaskedBatch
-from fullrank.model.masked import MaskedLanguageModel
 from fullrank.tasks.objective import penalized
 from fullrank.training.values import Loss, Place
 

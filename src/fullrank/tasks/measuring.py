@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from fullrank.core.decoder import LanguageModel
+from fullrank.core.masked import MaskedLanguageModel
 from fullrank.data import Batch, Blocks, Streams, Windows
 from fullrank.errors import InputError
 from fullrank.evaluation.perplexity import Evaluation, Tally, evaluate_blocks
 from fullrank.evaluation.protocol import EvaluationProtocol
-from fullrank.model.language_model import LanguageModel
-from fullrank.model.masked import MaskedLanguageModel
 
 
 def measure(

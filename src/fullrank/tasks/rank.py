@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from fullrank.analysis import LogProbRank, rank
+from fullrank.core.decoder import LanguageModel
 from fullrank.data import Tokenizer, load_tokenizer
 from fullrank.data.text import Section, pieces
 from fullrank.errors import InputError
 from fullrank.evaluation.protocol import final_protocol
-from fullrank.model.language_model import LanguageModel
 from fullrank.tasks.hugging_face import load_causal
 from fullrank.tasks.language_modeling import corpus_of
 from fullrank.tasks.run import Say

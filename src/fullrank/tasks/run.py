@@ -14,11 +14,11 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from fullrank.attention.kernels import kernel
+from fullrank.analysis.size import parameters_by_part
 from fullrank.config.recipe import Resolved
 from fullrank.config.schema import RunConfig
 from fullrank.files import write_json
-from fullrank.model.size import parameters_by_part
+from fullrank.kernels import kernel
 from fullrank.tasks.environment import environment
 from fullrank.tasks.run_folder import absolute, check_place, claim, finished_result, is_run, open_run
 from fullrank.training.device import prepare_machine

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from fullrank.config.schema import RunConfig
+from fullrank.core.decoder import LanguageModel
 from fullrank.errors import InputError
 from fullrank.evaluation.protocol import EvaluationProtocol
-from fullrank.model.language_model import LanguageModel
 from fullrank.tasks.run_folder import open_run
 
 _LOGITS = 1 << 24  # numbers in a block of logits

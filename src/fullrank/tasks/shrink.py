@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from fullrank.config.schema import AttentionConfig, DecoderConfig, EncoderConfig, ModelConfig
-from fullrank.model.language_model import LanguageModel
-from fullrank.model.translator import Translator
+from fullrank.core.decoder import LanguageModel
+from fullrank.core.translator import Translator
 
 VOCABULARY = 32
 _SMALL = 100_000  # parameters of a model that is taken as it is

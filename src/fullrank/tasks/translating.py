@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fullrank.attention.kernels import kernel
 from fullrank.config.schema import RunConfig
+from fullrank.core.translator import Translator
 from fullrank.data import Language, load_language
 from fullrank.errors import InputError
-from fullrank.model.translator import Translator
+from fullrank.kernels import kernel
 from fullrank.tasks.run_folder import open_run
 from fullrank.tasks.translation_search import Found, Search, named, translate_ids
 from fullrank.training.device import choose_device

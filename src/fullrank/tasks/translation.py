@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from fullrank.attention.kernels import kernel
 from fullrank.config.schema import RunConfig
+from fullrank.core.translator import Translator
 from fullrank.data import PairBatch, PairBatches, PairCorpus, Pairs, load_pairs, prepare_pairs
 from fullrank.errors import FullRankError, InputError
 from fullrank.evaluation.bleu import tokenised_bleu, translation_scores
 from fullrank.evaluation.perplexity import Evaluation, Tally, figures
 from fullrank.files import write_text
-from fullrank.model.translator import Translator
+from fullrank.kernels import kernel
 from fullrank.tasks.objective import TranslationObjective
 from fullrank.tasks.pair_vocabulary import with_vocabularies
 from fullrank.tasks.run import Parts, Say, Text

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from fullrank.config.schema import EvalConfig
+from fullrank.core.translator import Translator
 from fullrank.data import Language
 from fullrank.decoding import beam_search, sample
 from fullrank.decoding.reading import decoding
 from fullrank.errors import InputError
-from fullrank.model.translator import Translator
 from fullrank.training.device import device_of
 
 _LONG = 128  # tokens; where sentences are longer, a batch holds fewer of them

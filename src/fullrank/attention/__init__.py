@@ -1,1 +1,0 @@
-"""Attention as a visible pipeline: project -> route -> attend (score, mask, normalize, mix, dropout, values) -> merge."""

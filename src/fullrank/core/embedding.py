@@ -1,0 +1,93 @@
+"""Input layers: token ids to vectors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fullrank.config.registry import register
+from fullrank.config.schema import InputConfig, ModelConfig
+from fullrank.core.clusters import Clusters
+from fullrank.errors import ConfigError
+
+
+@register("input", "token")
+class TokenEmbedding(nn.Module):
+    """One vector per token, times sqrt(E) if `scale_embedding`.  input_ids (B, N) -> (B, N, E); weight (V, E)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        if config.vocab_size is None:
+            raise ConfigError("model.vocab_size: must be a number to build a model (a run takes it from its data)")
+        self.weight = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+        self.scale = config.hidden_size**0.5 if config.scale_embedding else 1.0
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        vectors = F.embedding(input_ids, self.weight)
+        return vectors * self.scale if self.scale != 1 else vectors
+
+
+@register("input", "adaptive")
+class AdaptiveInput(nn.Module):
+    """Adaptive input (Baevski & Auli 2019): a rare word has a shorter vector, projected to the width of the model.
+
+        x = P_i W_i[id - start_i]        for an id of cluster i, times sqrt(E) if `scale_embedding`
+
+    input_ids (B, N) -> (B, N, E).  W_i is `weights[i]` (V_i, E // div_val^i) and P_i `projections[i]` (E, E // div_val^i),
+    also for i = 0; with div_val 1 every width is E and there are no projections.
+    Built from a `ModelConfig`, or from an `InputConfig` and the sizes it lacks; ids must be sorted by frequency to gain by it.
+    Looks every token up in every cluster and keeps the right one: nothing depends on how many tokens a cluster has, so no
+    device is waited for and `torch.compile` sees one graph.
+    Differs from fairseq, which keeps square projections where its factor is 1 (they add no function).
+    """
+
+    def __init__(
+        self, config: ModelConfig | InputConfig, *, vocab_size: int | None = None, hidden_size: int | None = None
+    ) -> None:
+        super().__init__()
+        scaled = False
+        if isinstance(config, ModelConfig):
+            if vocab_size is not None or hidden_size is not None:
+                raise ConfigError("AdaptiveInput: a ModelConfig has its own sizes; change them there")
+            vocab_size, hidden_size, scaled = config.vocab_size, config.hidden_size, config.scale_embedding
+            config = config.input
+        if hidden_size is None:
+            raise ConfigError("AdaptiveInput: give a ModelConfig, or an InputConfig with vocab_size and hidden_size")
+        self.clusters = Clusters.of("model.input", config.cutoffs, config.div_val, vocab_size, hidden_size)
+        sizes, widths = self.clusters.sizes, self.clusters.widths
+        self.weights = nn.ParameterList(torch.empty(n, width) for n, width in zip(sizes, widths, strict=True))
+        self.projections = nn.ParameterList(
+            torch.empty(hidden_size, width) for width in widths if self.clusters.projected
+        )
+        self.scale = hidden_size**0.5 if scaled else 1.0
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As in fairseq: vectors N(0, 1 / width), projections Xavier-uniform."""
+        for weight in self.weights:
+            nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
+        for projection in self.projections:
+            nn.init.xavier_uniform_(projection)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        cluster = self.clusters.number(input_ids)
+        out: Tensor | None = None
+        for i, (start, weight) in enumerate(zip(self.clusters.starts, self.weights, strict=True)):
+            inside = cluster == i
+            vectors = F.embedding(torch.where(inside, input_ids - start, 0), weight)
+            vectors = vectors.masked_fill(~inside[..., None], 0)  # (B, N, width)
+            if self.clusters.projected:
+                vectors = F.linear(vectors, self.projections[i])  # (B, N, E)
+            vectors = vectors.to(weight.dtype)  # under autocast too, as other embeddings are
+            out = vectors if out is None else out + vectors
+        assert out is not None
+        return out * self.scale if self.scale != 1 else out
+
+    def flops_per_token(self) -> float:
+        """Multiply-adds, counted as two, of the projections."""
+        hidden = self.weights[0].shape[1]
+        return 2.0 * hidden * sum(self.clusters.widths) * self.clusters.projected
+
+    def extra_repr(self) -> str:
+        return f"sizes={list(self.clusters.sizes)}, widths={list(self.clusters.widths)}"

@@ -1,0 +1,181 @@
+"""Initialisers by name: how parameters start in fairseq, in Transformer-XL and in PyTorch's own layers.
+
+An initialiser is a function of one module, called for every module of a model in order. Mixing starts as its class says
+(plain attention) under every initialiser and draws no random numbers, so that models with and without mixing start equal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from torch import Tensor, nn
+
+from fullrank.config import registry
+from fullrank.config.registry import register
+from fullrank.core.adaptive import AdaptiveSoftmax
+from fullrank.core.attention import Attention
+from fullrank.core.embedding import AdaptiveInput, TokenEmbedding
+from fullrank.core.mix import RandomMixing
+from fullrank.core.mixture import MixtureOfSoftmaxes
+from fullrank.core.multilinear import MultiLinear, PositionTerm
+from fullrank.core.output import SoftmaxOutput
+from fullrank.core.positions import Learned
+from fullrank.core.project import Projection
+from fullrank.core.relative import RelativeBiases, RelativeKeys
+from fullrank.core.score import RandomSynthesizer
+from fullrank.core.stage import drawn_apart
+
+_Matrix = SoftmaxOutput | MixtureOfSoftmaxes  # vocabulary layers with one matrix
+_TABLES = TokenEmbedding | Learned | _Matrix | AdaptiveInput | AdaptiveSoftmax
+
+Initializer = Callable[[nn.Module], None]
+
+
+def _apart(layer: nn.Module) -> AbstractContextManager[None]:
+    """Where a layer exists only for mixing, the others start as they do without it."""
+    return drawn_apart() if getattr(layer, "drawn_apart", False) else contextlib.nullcontext()
+
+
+def _zero_bias(*layers: nn.Linear) -> None:
+    for layer in layers:
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)
+
+
+def _uniform(fan_in: int, *parameters: Tensor | None) -> None:
+    """As `nn.Linear` starts: uniform within +-1 / sqrt(fan_in)."""
+    for parameter in parameters:
+        if parameter is not None:
+            nn.init.uniform_(parameter, -(fan_in**-0.5), fan_in**-0.5)
+
+
+def _merge(module: Attention) -> list[nn.Linear]:
+    """W_O of weighted values; multi-linear attention has its output map instead."""
+    return [layer for layer in (module.merge,) if isinstance(layer, nn.Linear)]
+
+
+def _pairs(module: MultiLinear, start: Callable[[Tensor], object]) -> None:
+    """The output map of multi-linear attention over pairs of positions, as the matrix (P^2, E) that it is."""
+    if module.weight is not None:
+        start(module.weight.view(-1, module.weight.shape[2]))
+
+
+def _tables(module: nn.Module, std: float) -> None:
+    """Embeddings, learned positions and an untied vocabulary matrix: N(0, std^2); the vocabulary bias: 0."""
+    if isinstance(module, TokenEmbedding | Learned | _Matrix) and module.weight is not None:
+        nn.init.normal_(module.weight, std=std)
+
+
+@register("initializer", "fairseq")
+def fairseq(module: nn.Module) -> None:
+    """fairseq's Transformer: embeddings and vocabulary matrix N(0, 1/E); query, key and value Xavier-uniform with gain
+    1/sqrt(2), their biases as in `nn.Linear`; merge Xavier-uniform with bias 0; feed-forward as in `nn.Linear`. Of relative
+    attention, keys of distances start like keys, u and v Xavier-uniform; synthesizers and adaptive layers as their classes
+    say."""
+    if isinstance(module, TokenEmbedding | Learned | _Matrix):
+        width = (module.matrix if isinstance(module, _Matrix) else module.weight).shape[1]
+        _tables(module, width**-0.5)
+    elif isinstance(module, AdaptiveInput | AdaptiveSoftmax):
+        module.reset_parameters()
+    elif isinstance(module, Attention):
+        for layer in module.project.layers():
+            with _apart(layer):
+                nn.init.xavier_uniform_(layer.weight, gain=1 / math.sqrt(2))
+        for merge in _merge(module):
+            nn.init.xavier_uniform_(merge.weight)
+            _zero_bias(merge)
+    elif isinstance(module, RelativeKeys | PositionTerm):
+        nn.init.xavier_uniform_(module.weight, gain=1 / math.sqrt(2))
+    elif isinstance(module, MultiLinear):
+        _pairs(module, nn.init.xavier_uniform_)
+    elif isinstance(module, RelativeBiases):
+        nn.init.xavier_uniform_(module.content_bias)
+        nn.init.xavier_uniform_(module.position_bias)
+
+
+@register("initializer", "transformer_xl")
+def transformer_xl(module: nn.Module) -> None:
+    """Transformer-XL: every matrix and table, u and v N(0, 0.02^2), other biases 0, norm weights N(1, 0.02^2); projections of
+    adaptive layers N(0, 0.01^2)."""
+    _tables(module, 0.02)
+    if isinstance(module, AdaptiveInput | AdaptiveSoftmax):
+        for name, parameter in module.named_parameters():
+            if parameter.ndim == 1:
+                nn.init.zeros_(parameter)
+            else:
+                nn.init.normal_(parameter, std=0.01 if name.startswith("projections.") else 0.02)
+    if isinstance(module, nn.Linear):
+        with _apart(module):
+            nn.init.normal_(module.weight, std=0.02)
+        _zero_bias(module)
+    elif isinstance(module, RelativeKeys | PositionTerm):
+        nn.init.normal_(module.weight, std=0.02)
+    elif isinstance(module, MultiLinear):
+        _pairs(module, functools.partial(nn.init.normal_, std=0.02))
+    elif isinstance(module, RelativeBiases):
+        nn.init.normal_(module.content_bias, std=0.02)
+        nn.init.normal_(module.position_bias, std=0.02)
+    elif isinstance(module, RandomSynthesizer):
+        nn.init.normal_(module.logits, std=0.02)
+    elif isinstance(module, nn.LayerNorm):
+        nn.init.normal_(module.weight, mean=1.0, std=0.02)
+
+
+@register("initializer", "pytorch")
+def pytorch(module: nn.Module) -> None:
+    """`nn.Embedding`, `nn.TransformerEncoderLayer`, `nn.Linear`: embeddings and positions N(0, 1); query, key and value
+    Xavier-uniform as one packed matrix, attention biases, u and v too, 0; everything else as in `nn.Linear`."""
+    if isinstance(module, TokenEmbedding | Learned):
+        nn.init.normal_(module.weight)
+    elif isinstance(module, AdaptiveInput):
+        for weight in module.weights:
+            nn.init.normal_(weight)
+        for projection in module.projections:
+            _uniform(projection.shape[1], projection)
+    elif isinstance(module, AdaptiveSoftmax):
+        hidden, widths = module.class_weight.shape[1], module.clusters.widths
+        for i, width in enumerate(widths):
+            _uniform(width, *(own[i] for own in (module.weights, module.biases) if len(own)))
+        _uniform(hidden, module.class_weight, module.class_bias, *module.projections.parameters())
+    elif isinstance(module, _Matrix):
+        _uniform(module.matrix.shape[1], module.weight, module.bias)
+    elif isinstance(module, Attention):
+        layers = module.project.layers()
+        bound = math.sqrt(6 / (layers[0].in_features + 3 * layers[0].out_features))
+        for layer in layers:
+            with _apart(layer):
+                nn.init.uniform_(layer.weight, -bound, bound)
+        _zero_bias(*layers, *_merge(module))
+
+
+@register("initializer", "xavier_uniform")
+def xavier_uniform(module: nn.Module) -> None:
+    """Every matrix and table Xavier-uniform, within +-sqrt(6 / (rows + columns)), as the code of Transformer-MoS starts; query,
+    key and value as one packed matrix, the latents of a mixture as another. Everything else as in `pytorch`."""
+    pytorch(module)
+    if isinstance(module, Projection):
+        return  # packed by its attention, just now
+    if isinstance(module, MultiLinear):
+        _pairs(module, nn.init.xavier_uniform_)
+        return
+    if isinstance(module, _TABLES | RelativeKeys | PositionTerm | RelativeBiases):
+        found: list[Tensor] = list(module.parameters())
+    else:
+        found = [layer.weight for layer in module.children() if isinstance(layer, nn.Linear)]
+    for parameter in found:
+        if parameter.ndim > 1:
+            nn.init.xavier_uniform_(parameter)
+
+
+def initialize(model: nn.Module, name: str) -> None:
+    """Give every parameter of `model` the start that the initialiser `name` defines."""
+    initializer: Initializer = registry.lookup("initializer", name, "model.initializer")
+    for module in model.modules():
+        initializer(module)
+    for module in model.modules():  # last, one after the other: no other parameter moves, and no two layers are alike
+        if isinstance(module, RandomMixing):
+            module.draw()

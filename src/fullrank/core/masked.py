@@ -1,0 +1,182 @@
+"""The masked language model: an encoder under a vocabulary layer that names the tokens it was not shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fullrank.config import registry
+from fullrank.config.schema import ModelConfig
+from fullrank.core import storage
+from fullrank.core.dropout import Dropout
+from fullrank.core.encoder import Encoder
+from fullrank.core.initialize import initialize
+from fullrank.core.outputs import LossParts, ModelOutput, TokenNll
+from fullrank.core.trace import Trace
+from fullrank.errors import ConfigError, InputError
+
+
+class MaskedLanguageModel(nn.Module):
+    """p(x_n | the text around n) for the masked n of a text, all at once (BERT, Devlin et al. 2019).
+
+    Every token sees every other. The last of `config.vocab_size` ids is `<mask>` (`mask_id`), an entry of its own beside those
+    of the text: so `vocab_size` is that of the text plus one.
+    Built from a `ModelConfig` without `encoder`, `decoder` and memory; can be built under `torch.device("meta")`.
+    Differs from BERT: one vocabulary layer, tied or not, without a dense layer before it; no sentence pairs.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        if problems := config.problems_of_masked():
+            raise ConfigError(*problems)
+        self.config = config
+        self.encoder = Encoder(config)
+        self.output_dropout = Dropout(config.dropout.output, config.dropout.locked)
+        self.output: Any = registry.lookup("output", config.output.kind)(config, self.encoder.embedding)
+        initialize(self.output, config.initializer)
+
+    @property
+    def mask_id(self) -> int:
+        """The id of `<mask>`, the last one."""
+        assert self.config.vocab_size is not None
+        return self.config.vocab_size - 1
+
+    # -- forward ------------------------------------------------------------------------------------------------------
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, *, trace: Trace | None = None
+    ) -> ModelOutput:
+        """input_ids (B, N) int64, `mask_id` where a token is asked for -> logits (B, N, V), at every place.
+
+        attention_mask (B, N), 1 for tokens and 0 for padding on either side; positions count tokens only.
+        trace collects attention weights.
+        """
+        return ModelOutput(self.output(self.hidden(input_ids, attention_mask, trace=trace)))
+
+    def hidden(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        trace: Trace | None = None,
+        padded_right: bool | None = None,
+    ) -> Tensor:
+        """What the output layer reads, (B, N, E). `padded_right` as in `Encoder.encode`."""
+        read = self.encoder.encode(input_ids, attention_mask, trace=trace, padded_right=padded_right).hidden
+        dropped: Tensor = self.output_dropout(read)
+        return dropped
+
+    @property
+    def max_length(self) -> int | None:
+        """The longest text the model can take, None if there is no limit."""
+        return self.encoder.max_length
+
+    # -- losses -------------------------------------------------------------------------------------------------------
+
+    def nll(
+        self, input_ids: Tensor, targets: Tensor, attention_mask: Tensor | None = None, *, at: Tensor | None = None
+    ) -> TokenNll:
+        """-log p(targets | input_ids) in nats, (B, N), exact under any cotangent; never builds (B, N, V).
+
+        at (T,): places in the flattened input_ids; then targets and what comes back are of these alone, (T,).
+        """
+        _check_targets(input_ids, targets, at)
+        hidden = self.hidden(input_ids, attention_mask)
+        if at is None:
+            return TokenNll(self.output.nll(hidden, targets))
+        return TokenNll(self.output.nll(_gathered(hidden, at), targets[None])[0])
+
+    def loss(
+        self,
+        input_ids: Tensor,
+        targets: Tensor,
+        weights: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        *,
+        at: Tensor | None = None,
+        label_smoothing: float = 0.0,
+    ) -> Tensor:
+        """Weighted mean nll, sum(w nll) / sum(w), a scalar in nats per masked token: the fast training path.
+
+        With `label_smoothing` e the target is (1 - e) [v = x] + e / V.
+        """
+        return self.loss_parts(input_ids, targets, weights, attention_mask, at=at, label_smoothing=label_smoothing).loss
+
+    def loss_parts(
+        self,
+        input_ids: Tensor,
+        targets: Tensor,
+        weights: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        *,
+        at: Tensor | None = None,
+        label_smoothing: float = 0.0,
+        trace: Trace | None = None,
+        padded_right: bool | None = None,
+    ) -> LossParts:
+        """`loss` and, beside it, the plain nll that label smoothing hides.
+
+        targets (B, N) and weights (B, N), 0 where a token is not asked for: the output layer works only on the others, so that
+        its cost falls to their share. at (T,): their places in the flattened input_ids, for callers that know them; then
+        targets and weights are of these alone, (T,), and nothing asks a GPU how many there are.
+        """
+        _check_targets(input_ids, targets, at)
+        if at is None and weights is not None:
+            if weights.shape != targets.shape:
+                raise InputError(
+                    f"weights {tuple(weights.shape)} must have the shape of targets {tuple(targets.shape)}"
+                )
+            at = weights.flatten().nonzero()[:, 0]
+            if at.numel() == 0:
+                raise InputError("a loss of no tokens: every weight is 0")
+            targets, weights = targets.flatten()[at], weights.flatten()[at]
+        hidden = self.hidden(input_ids, attention_mask, trace=trace, padded_right=padded_right)
+        if at is not None:
+            hidden, targets = _gathered(hidden, at), targets[None]
+            weights = None if weights is None else weights[None]
+        return LossParts(*self.output.loss(hidden, targets, weights, label_smoothing))
+
+    # -- sizes, files -------------------------------------------------------------------------------------------------
+
+    def num_parameters(self) -> int:
+        """Numbers in parameters, tied ones counted once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def compile_targets(self) -> list[nn.Module]:
+        """What `torch.compile` should compile one by one: the blocks."""
+        return self.encoder.compile_targets()
+
+    def save(self, folder: str | Path) -> None:
+        """Write `model.safetensors` and `config.yaml` into `folder`."""
+        storage.save(self, self.config, Path(folder))
+
+    @classmethod
+    def load(cls, path: str | Path, checkpoint: str = "best") -> MaskedLanguageModel:
+        """The model saved in `path`: a folder written by `save`, or a run folder (its `best` or `last` checkpoint).
+
+        Raises InputError if the folder holds another model or none, its weights are damaged or do not fit their configuration.
+        """
+        file, config = storage.find(Path(path), checkpoint)
+        tensors = storage.read(file)
+        storage.check_kind(tensors, "MaskedLanguageModel", path)
+        with torch.device("meta"):
+            model = cls(config)
+        storage.assign(model, tensors, file)
+        return model.eval()
+
+
+def _gathered(hidden: Tensor, at: Tensor) -> Tensor:
+    """hidden (B, N, E) at the places `at` (T,) of its B N tokens -> (1, T, E)."""
+    return hidden.flatten(0, 1)[at][None]
+
+
+def _check_targets(input_ids: Tensor, targets: Tensor, at: Tensor | None) -> None:
+    if targets.numel() == 0:
+        raise InputError(f"a loss of no tokens: targets are {tuple(targets.shape)}")
+    if at is not None and (at.dim() != 1 or targets.shape != at.shape):
+        raise InputError(f"targets {tuple(targets.shape)}: one for each place of at (T,), given {tuple(at.shape)}")
+    if at is None and targets.shape != input_ids.shape:
+        raise InputError(f"targets {tuple(targets.shape)} must have the shape of input_ids {tuple(input_ids.shape)}")

@@ -1,0 +1,276 @@
+"""Memory: what every layer read before the segment at hand, as a value that goes in and comes out (Transformer-XL §3.2).
+
+Each layer remembers its own inputs, at most `memory_length` of them, without gradient. A layer that rests keeps what it
+remembers; its memory grows older, and whoever reads it is told how old it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullrank.core.attention import KeyValues
+from fullrank.core.layout import Layout, Run, join_runs, last_runs
+from fullrank.errors import InputError
+
+
+@dataclass(frozen=True)
+class LayerMemory:
+    """What one layer remembers, M tokens.
+
+    hidden (B, M, E): its inputs, detached; None for an empty memory.
+    runs: which tokens these are, as pieces of consecutive positions, oldest first; None where texts differ in length.
+    positions (B, M), mask (B, M): the same for texts that differ; padding, False in the mask, stands on the left.
+    heads: in evaluation without gradients, their keys and values, so that nothing is projected twice; made: with which
+    weights, precision and clamped distances, so that no others use them.
+    rested: tokens of all segments at which the layer rested.
+    """
+
+    hidden: Tensor | None = None
+    runs: tuple[Run, ...] | None = ()
+    positions: Tensor | None = None
+    mask: Tensor | None = None
+    heads: KeyValues | None = None
+    made: tuple[Any, ...] = ()
+    rested: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """M."""
+        return 0 if self.hidden is None else self.hidden.shape[1]
+
+    def last(self, limit: int) -> LayerMemory:
+        """Its last `limit` tokens."""
+        if self.tokens <= limit:
+            return self
+        if limit == 0:
+            return LayerMemory(rested=self.rested)
+        assert self.hidden is not None
+        # a short view would keep a long tensor alive
+        hidden = self.hidden[:, -limit:].clone() if 2 * limit < self.tokens else self.hidden[:, -limit:]
+        return replace(
+            self,
+            hidden=hidden,
+            runs=None if self.runs is None else last_runs(self.runs, limit),
+            positions=None if self.positions is None else self.positions[:, -limit:],
+            mask=None if self.mask is None else self.mask[:, -limit:],
+            heads=None if self.heads is None else _last_heads(self.heads, limit),
+        )
+
+    def reorder(self, index: Tensor) -> LayerMemory:
+        """The memory of rows `index` (K,)."""
+
+        def rows(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.index_select(0, index)
+
+        heads = None if self.heads is None else self.heads.rows(index)
+        return replace(
+            self, hidden=rows(self.hidden), positions=rows(self.positions), mask=rows(self.mask), heads=heads
+        )
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A value: pass it in with the next segment, take the next one out.
+
+    length: tokens read so far, which is the position of the next token; lengths (B,): the same where texts differ.
+    """
+
+    layers: tuple[LayerMemory, ...]
+    length: int = 0
+    lengths: Tensor | None = None
+
+    @classmethod
+    def empty(cls, layers: int) -> Memory:
+        """Nothing was read yet."""
+        return cls((LayerMemory(),) * layers)
+
+    @classmethod
+    def zeros(cls, layers: int, rows: int, tokens: int, like: Tensor) -> Memory:
+        """A memory full of zeros that stand before the text and are attended: for comparison with code that starts so."""
+        hidden = like.new_zeros(rows, tokens, like.shape[-1])
+        return cls((LayerMemory(hidden, ((-tokens, tokens),)),) * layers)
+
+    @property
+    def texts(self) -> int | None:
+        """B, None where nothing says how many they are."""
+        known = [len(layer.hidden) for layer in self.layers if layer.hidden is not None]
+        known += [] if self.lengths is None else [len(self.lengths)]
+        return known[0] if known else None
+
+    def ages(self, layer: int) -> Tensor:
+        """How many tokens lie from each remembered token of `layer` to the next token, 1 for the one directly before it.
+
+        (M,), or (B, M) where texts differ (then what is said of padding means nothing).
+        """
+        known = self.layers[layer]
+        if known.positions is not None:
+            assert self.lengths is not None
+            return self.lengths[:, None] - known.positions
+        device = None if known.hidden is None else known.hidden.device
+        if not known.runs:
+            return torch.empty(0, dtype=torch.int64, device=device)
+        return torch.cat([self.length - torch.arange(a, a + n, device=device) for a, n in known.runs])
+
+    def reorder(self, index: Tensor) -> Memory:
+        """The memory of rows `index` (K,) of this one, in that order; rows may repeat (beams)."""
+        lengths = None if self.lengths is None else self.lengths.index_select(0, index)
+        return replace(self, layers=tuple(layer.reorder(index) for layer in self.layers), lengths=lengths)
+
+    def check(self, layers: int, rows: int, width: int) -> None:
+        """Raises InputError unless this is the memory of a model of `layers` layers and `width` that reads `rows` texts."""
+        if len(self.layers) != layers:
+            raise InputError(
+                f"the memory is of {len(self.layers)} layers, the model has {layers}; begin with memory=None"
+            )
+        widths = [layer.hidden.shape[2] for layer in self.layers if layer.hidden is not None]
+        if other := [found for found in widths if found != width]:
+            raise InputError(
+                f"the memory is of a model with hidden_size {other[0]}, this one has {width}; begin with memory=None"
+            )
+        texts = [len(layer.hidden) for layer in self.layers if layer.hidden is not None]
+        texts += [] if self.lengths is None else [len(self.lengths)]
+        if wrong := [count for count in texts if count != rows]:
+            raise InputError(
+                f"the memory is of {wrong[0]} texts, input_ids of {rows}; see memory.reorder, or begin with memory=None"
+            )
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        """Everything but cached keys and values as named tensors, for a checkpoint."""
+        tensors = {"length": torch.tensor(self.length)}
+        if self.lengths is not None:
+            tensors["lengths"] = self.lengths
+        for i, layer in enumerate(self.layers):
+            if layer.hidden is not None:
+                tensors[f"{i}.hidden"] = layer.hidden
+            if layer.runs is not None:
+                tensors[f"{i}.runs"] = torch.tensor(layer.runs, dtype=torch.int64).view(-1, 2)
+            if layer.positions is not None and layer.mask is not None:
+                tensors |= {f"{i}.positions": layer.positions, f"{i}.mask": layer.mask}
+            tensors[f"{i}.rested"] = torch.tensor(layer.rested)
+        return tensors
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Memory:
+        """The memory that `to_tensors` gave."""
+        count = sum(name.endswith(".rested") for name in tensors)
+
+        def layer(i: int) -> LayerMemory:
+            runs = tensors.get(f"{i}.runs")
+            return LayerMemory(
+                tensors.get(f"{i}.hidden"),
+                None if runs is None else tuple((first, size) for first, size in runs.tolist()),
+                tensors.get(f"{i}.positions"),
+                tensors.get(f"{i}.mask"),
+                rested=int(tensors[f"{i}.rested"]),
+            )
+
+        return cls(tuple(layer(i) for i in range(count)), int(tensors["length"]), tensors.get("lengths"))
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The N tokens at hand: where they stand in the text, and which are padding.
+
+    positions (N,) or (B, N); mask (B, N), True for tokens, None when nothing was ever padded; first: their first position
+    where texts do not differ; lengths (B,): tokens read after them, where texts differ.
+    """
+
+    positions: Tensor
+    first: int
+    mask: Tensor | None = None
+    lengths: Tensor | None = None
+
+    @classmethod
+    def after(cls, memory: Memory, rows: int, tokens: int, mask: Tensor | None, device: torch.device) -> Segment:
+        """The segment of `tokens` tokens that follows what `memory` has read; mask (B, N) or None."""
+        first = memory.length
+        if mask is None and memory.lengths is None:
+            return cls(torch.arange(first, first + tokens, device=device), first)
+        before = memory.lengths if memory.lengths is not None else torch.full((rows,), first, device=device)
+        mask = torch.ones(rows, tokens, dtype=torch.bool, device=device) if mask is None else mask
+        count = mask.cumsum(1)
+        positions = before[:, None] + (count - 1).clamp_min(0)  # padding takes no position
+        return cls(positions, first, mask, before + count[:, -1])
+
+    @property
+    def tokens(self) -> int:
+        return self.positions.shape[-1]
+
+    def layout(self, known: LayerMemory, window: int | None, drifting: bool) -> Layout:
+        """The segment's queries over what a layer remembers and the segment itself.
+
+        drifting: the released code's labels. There a memory is one piece that stands before the segment by all tokens at
+        which its layer ever rested, also after the layer ran again.
+        """
+        size = known.tokens
+        if self.mask is None and known.mask is None:
+            runs = tuple((start - self.first, length) for start, length in known.runs or ())
+            if drifting and size:
+                runs = ((-known.rested - size, size),)
+            device, origin = self.positions.device, self.first
+            return Layout.of_runs(self.tokens, (*runs, (0, self.tokens)), origin=origin, device=device, window=window)
+        positions, mask = self._beside(known)
+        if drifting and size:
+            shift = torch.arange(-size, 0, device=positions.device) - known.rested
+            positions = torch.cat((self.positions[:, :1] + shift, self.positions), dim=1)
+        farthest = None
+        if size and known.rested:  # only then may there be gaps, and only then somebody waits for a device
+            apart = (self.positions[:, -1:] - positions).masked_fill(~mask, 0)
+            farthest = max(int(apart.max()), positions.shape[1] - 1)
+        return Layout(self.positions, positions, True, mask, window=window, farthest=farthest)
+
+    def remember(self, known: LayerMemory, hidden: Tensor, heads: KeyValues | None, limit: int) -> LayerMemory:
+        """What a layer remembers after it has run on the segment: the last `limit` of old and new tokens.
+
+        hidden (B, N, E) are the layer's inputs; heads the keys and values of old and new tokens, if they are kept.
+        """
+        if limit == 0:
+            return LayerMemory(rested=known.rested)
+        new = hidden.detach()
+        if self.mask is None and known.mask is None:
+            runs = last_runs(join_runs((*(known.runs or ()), (self.first, self.tokens))), limit)
+            heads = None if heads is None else _last_heads(heads, limit)
+            return LayerMemory(_last_joined(known.hidden, new, limit), runs, heads=heads, rested=known.rested)
+        joined = new if known.hidden is None else torch.cat((known.hidden.to(new.dtype), new), dim=1)
+        positions, mask = self._beside(known)
+        # padding goes to the left of every row, so that the last tokens of a row are its last columns
+        order = mask.to(torch.uint8).argsort(dim=1, stable=True)[:, -limit:]
+        return LayerMemory(
+            joined.gather(1, order[..., None].expand(-1, -1, joined.shape[2])),
+            None,
+            positions.gather(1, order),
+            mask.gather(1, order),
+            None if heads is None else heads.columns(order),
+            rested=known.rested,
+        )
+
+    def _beside(self, known: LayerMemory) -> tuple[Tensor, Tensor]:
+        """positions (B, M + N) and mask (B, M + N) of what is remembered and of the segment."""
+        mask = self.mask
+        assert mask is not None
+        rows, device = mask.shape[0], mask.device
+        if known.positions is not None and known.mask is not None:
+            return torch.cat((known.positions, self.positions), dim=1), torch.cat((known.mask, mask), dim=1)
+        old = [torch.arange(a, a + n, device=device) for a, n in known.runs or ()]
+        before = torch.cat(old) if old else torch.empty(0, dtype=torch.int64, device=device)
+        seen = torch.ones(rows, before.shape[0], dtype=torch.bool, device=device)
+        return torch.cat((before.expand(rows, -1), self.positions), dim=1), torch.cat((seen, mask), dim=1)
+
+
+def _last_joined(old: Tensor | None, new: Tensor, limit: int) -> Tensor:
+    """The last `limit` tokens of old and new ones, (B, M, E) and (B, N, E); what will be forgotten is not copied."""
+    kept = limit - new.shape[1]
+    if old is not None and kept > 0:
+        return torch.cat((old[:, -kept:].to(new.dtype), new), dim=1)
+    # a short view would keep a long tensor alive
+    return new[:, -limit:].clone() if 2 * limit < new.shape[1] else new[:, -limit:]
+
+
+def _last_heads(heads: KeyValues, limit: int) -> KeyValues:
+    keys = None if heads.keys is None else heads.keys[:, :, -limit:]
+    return KeyValues(keys, heads.values[:, :, -limit:], heads.relative)

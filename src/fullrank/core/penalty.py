@@ -1,0 +1,68 @@
+"""Penalties that keep mixed heads diverse: orthogonal mixing (Mixhead Eq. 16) and little overlap of heads (Eq. 20)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fullrank.core.trace import Trace
+from fullrank.core.weighted import WeightedValues
+
+
+def _not_orthogonal(mixing: Tensor) -> Tensor:
+    """||M^T M - I||_F^2, for (..., H, H) the mean over the leading dimensions."""
+    gram = mixing.transpose(-1, -2) @ mixing
+    off = gram - torch.eye(gram.shape[-1], device=gram.device, dtype=gram.dtype)
+    return off.square().sum((-1, -2)).mean()
+
+
+def orthogonality(source: nn.Module | Trace) -> Tensor:
+    """R_orth = sum over layers of ||M^T M - I||_F^2  (Mixhead Eq. 16); a scalar.
+
+    From a model: over the mixing matrices themselves; position-wise mixing counts with B, the part that every position
+    shares (the paper does not say which M is meant). From a `Trace`: position-wise mixing counts with the mean of the
+    penalty over the M(n) of all positions of the pass, which is what training uses.
+    Layers without mixing count zero. Raises ValueError for a trace that has seen no layer.
+    """
+    if isinstance(source, Trace):
+        if not source.layers:
+            raise ValueError("the trace is empty: hand it to a forward pass first")
+        found = [layer.mixing for layer in source.layers if layer.mixing is not None]
+        zero = source.layers[0].weights.new_zeros(())
+    else:
+        mixes = [module.mix for module in source.modules() if isinstance(module, WeightedValues)]
+        found = [mixing for mix in mixes if (mixing := mix.matrix(None)) is not None]
+        zero = next(source.parameters()).new_zeros(())
+    return sum((_not_orthogonal(mixing) for mixing in found), zero)
+
+
+def overlap_terms(weights: Tensor) -> tuple[Tensor, Tensor]:
+    """R_d and R_c of Mixhead Eq. 20, summed over all pairs of heads, mean over the batch.
+
+        R_d = sum_{i<j} ||P_i P_j^T||_F^2,      R_c = sum_{i<j} ||P_i^T P_j||_F^2
+
+    weights (B, H, N, M) -> two scalars. With the Gram matrices G_i = P_i^T P_i of each head,
+    ||P_i P_j^T||_F^2 = <G_i, G_j>, so that all pairs cost one sum of Gram matrices.
+    """
+
+    def pairs(gram: Tensor) -> Tensor:
+        together, alone = gram.sum(1).square().sum((-1, -2)), gram.square().sum((-1, -2, -3))
+        return ((together - alone) / 2).mean()
+
+    transposed = weights.transpose(-1, -2)
+    return pairs(transposed @ weights), pairs(weights @ transposed)
+
+
+def overlap(source: Tensor | Trace) -> Tensor:
+    """R_d + R_c of Mixhead Eq. 20 as a scalar: of weights (B, H, N, M), or summed over the layers of a trace.
+
+    A trace counts with the weights before mixing, the P_i that mixing adds up (§3.4).
+    """
+    if isinstance(source, Trace):
+        if not source.layers:
+            raise ValueError("the trace is empty: hand it to a forward pass first")
+        return torch.stack(
+            [sum(overlap_terms(layer.weights), start=layer.weights.new_zeros(())) for layer in source.layers]
+        ).sum()
+    rows, columns = overlap_terms(source)
+    return rows + columns

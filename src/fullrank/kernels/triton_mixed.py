@@ -1,0 +1,294 @@
+"""Attention with mixed heads on a GPU: nothing of size N M is ever kept, forward and backward.
+
+    A_j = s Q_j K_j^T,    P_j = normalize(A_j),    O_i = dropout(sum_j M_ji P_j) V_i
+
+No single pass can do that: an output adds heads with different normalisers, which are known only when all keys were seen. So
+the forward pass first makes the sums of the weights of each head (`totals`), then computes the weights again, mixes and applies
+them (`outputs`). The backward pass computes them again too (`triton_backward.py`), where
+
+    delta_j = rowsum(P_j o dP_j) = sum_i M_ji D_ji,      D_ji = rowsum(P_j o G_i) = dM_ji,      G_i = dropout(dO_i V_i^T)
+
+so the row term of the softmax comes out of the gradient of the mixing. A program owns a tile of queries (or of keys) and a
+group of g of the H heads that are made. For each tile of the other side it goes through all H heads that are mixed, adds each
+to the g mixed tiles, which stay in registers, and multiplies those at the end. For each score of each head that takes so many
+products of D numbers (plain fused attention: 2 forward, and 7 backward in two kernels):
+
+    totals 1,  outputs H/g + 1,  of_mixing H/g + H/g',  of_values H/g + 1,  of_queries H/g + 2,  of_keys H/g + 2
+
+Groups are as large as registers allow (`triton_blocks.py`): with one group of all heads 3 forward and 10 backward, with two 4
+and 14. Beside that each kernel but the first spends H multiply-adds on each score, and all as many exponentials as products
+Q K^T.
+Memory: the heads, the output, one number for each head and query, an M(n) in another order; in the backward pass dM(n) too.
+
+Scores, normalisers, mixing and sums are fp32, products have the dtype of the heads. A product of fp32 is made of three in TF32,
+which keeps the precision, or is one where torch allows TF32. Gradients do not depend on the order in which programs run.
+Dropout is drawn from one saved seed in every kernel: one draw serves four heads where groups are fours, but one head in
+`of_queries` and `of_keys`. Limits: differentiable once, no functorch transforms; relative scores, fp64 and heads larger than
+128 are left to others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.metadata
+import importlib.util
+import math
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fullrank.core.layout import Layout
+from fullrank.kernels.precision import KEEPS_TENSORS, refuse_second_order
+from fullrank.kernels.sight import sight_of, tokens_of
+
+if TYPE_CHECKING:
+    from fullrank.kernels.pipeline import Pipeline
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_MOST_HEADS, _MOST_SIZE = 32, 128
+_MOST_PROGRAMS = 65_535  # along an axis of a grid
+_OLDEST_GPU = 8  # the major number of the first with products of bf16
+_OLDEST_TRITON = (3, 4)  # tuples of tiles as the kernels use them
+
+
+def _known_triton() -> bool:
+    if importlib.util.find_spec("triton") is None:
+        return False
+    version = importlib.metadata.version("triton").split(".")
+    return (int(version[0]), int(version[1])) >= _OLDEST_TRITON
+
+
+_INSTALLED = _known_triton()
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton too looks only once, when it is imported
+
+
+def triton_computes(pipeline: Pipeline) -> bool:
+    """Whether `triton_mixed` computes it here: on a GPU, or on a CPU under Triton's interpreter (TRITON_INTERPRET=1)."""
+    query, keys, values, layout = pipeline.query, pipeline.keys, pipeline.values, pipeline.layout
+    (batch, heads, queries, size), length = query.shape, keys.shape[2]
+    if pipeline.distances is not None or not triton_runs(pipeline) or not query.dtype == keys.dtype == values.dtype:
+        return False
+    if 0 in (batch, heads, queries, length) or size > _MOST_SIZE or values.shape[-1] != size:
+        return False
+    if not 0 <= pipeline.dropout < 1 or batch * heads > _MOST_PROGRAMS:
+        return False
+    if pipeline.mixing is not None and heads > _MOST_HEADS:
+        return False
+    if heads * max(queries, length) * size >= 2**31 or heads * heads * queries >= 2**31:  # places within one text
+        return False
+    return not layout.narrow or (layout.causal and layout.runs is not None)
+
+
+def triton_runs(pipeline: Pipeline) -> bool:
+    """Whether device and dtype are those of these kernels."""
+    return pipeline.query.dtype in _DTYPES and _runs_on(pipeline.query.device)
+
+
+def _runs_on(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return (
+            _INSTALLED and torch.version.hip is None and torch.cuda.get_device_properties(device).major >= _OLDEST_GPU
+        )
+    return _INSTALLED and _INTERPRETED and device.type == "cpu"
+
+
+def triton_mixed(pipeline: Pipeline) -> Tensor:
+    """(B, H, N, D), in the dtype of the values; for what `triton_computes` says True of."""
+    query, mixing, layout = pipeline.query, pipeline.mixing, pipeline.layout
+    batch, heads = query.shape[:2]
+    given = [query, pipeline.keys, pipeline.values]
+    if mixing is None:  # heads do not meet: each is a text of its own with a single head
+        given = [tensor.reshape(batch * heads, 1, *tensor.shape[2:]) for tensor in given]
+    narrow = layout.narrow and layout.window is not None and layout.runs is not None
+    out, _ = _forward(
+        *given,
+        mixing,
+        tokens_of(layout),
+        torch.randint(2**62, (1,), device=query.device) if pipeline.dropout else None,
+        layout.causal,
+        [number for run in layout.runs or () for number in run] if narrow else [],
+        layout.window if narrow else 0,
+        pipeline.scale,
+        pipeline.normalize == "sigsoftmax",
+        pipeline.dropout,
+    )
+    mixed: Tensor = out.view(batch, heads, *out.shape[2:])
+    return mixed
+
+
+# What a compiler need not look into. Padding has a row for each text, or for all heads of one where those are texts.
+# runs: first position and size of each, oldest first, where `window` hides a key; otherwise empty.
+_ARGUMENTS = (
+    "Tensor query, Tensor keys, Tensor values, Tensor? mixing, Tensor? key_mask, Tensor? seed, "
+    "bool causal, int[] runs, int window, float scale, bool sigmoid, float dropout"
+)
+
+
+def _forward_op(
+    query: Tensor, keys: Tensor, values: Tensor, mixing: Tensor | None, *options: Any
+) -> tuple[Tensor, Tensor]:
+    query, keys, values = query.contiguous(), keys.contiguous(), values.contiguous()
+    out, total = _shapes(query, keys, values)
+    common, heads = _common(query, keys, mixing, *options), {"Q": query, "K": keys, "TOTAL": total}
+    with _on(query.device):
+        _launch("totals", common, **heads)
+        _launch("outputs", common, **heads, V=values, MIXING=_matrix(mixing, query), OUT=out)
+    return out, total
+
+
+def _shapes(query: Tensor, keys: Tensor, values: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    """The output, and one number for each head and query."""
+    return values.new_empty(query.shape), query.new_empty(query.shape[:3], dtype=torch.float32)
+
+
+def _backward_op(
+    cotangent: Tensor,
+    total: Tensor,
+    wanted: Sequence[bool],
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mixing: Tensor | None,
+    *options: Any,
+) -> list[Tensor]:
+    """Gradients of query, keys, values and mixing; of what is not wanted, no numbers."""
+    for_query, for_keys, for_values, for_mixing = wanted
+    query, keys, values, cotangent = (x.contiguous() for x in (query, keys, values, cotangent))
+    found, matrix = _gradients(cotangent, total, wanted, query, keys, values, mixing), _matrix(mixing, query)
+    common = _common(query, keys, mixing, *options)
+    heads = {"Q": query, "K": keys, "D_OUT": cotangent, "TOTAL": total}
+    with _on(query.device):
+        if for_values:
+            _launch("of_values", common, **heads, MIXING=matrix, D_V=found[2])
+        if for_query or for_keys or for_mixing:
+            batch, count, queries, _ = query.shape
+            shares = total.new_empty(batch, count, count, queries)
+            _launch("of_mixing", common, **heads, V=values, D_MIXING=shares)
+            if for_mixing:
+                found[3].copy_(shares.sum((0, 3)) if found[3].dim() == 2 else shares.permute(0, 3, 1, 2))
+            if mixing is not None:
+                shares.mul_(matrix[..., None] if mixing.dim() == 2 else matrix)
+            heads |= {"V": values, "MIXING": matrix, "DELTA": shares.sum(2)}
+        if for_query:
+            _launch("of_queries", common, **heads, D_Q=found[0])
+        if for_keys:
+            _launch("of_keys", common, **heads, D_K=found[1])
+    return found
+
+
+def _gradients(
+    cotangent: Tensor, total: Tensor, wanted: Sequence[bool], query: Tensor, keys: Tensor, values: Tensor,
+    mixing: Tensor | None, *_: Any,
+) -> list[Tensor]:  # fmt: skip
+    given = (query, keys, values, query if mixing is None else mixing)
+    return [x.new_empty(x.shape if want else (0,)) for x, want in zip(given, wanted, strict=True)]
+
+
+_forward = torch.library.custom_op(
+    "fullrank::mixed_heads",
+    _forward_op,
+    mutates_args=(),
+    schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)",
+    **KEEPS_TENSORS,
+)
+_forward.register_fake(_shapes)
+_backward = torch.library.custom_op(
+    "fullrank::mixed_heads_backward",
+    _backward_op,
+    mutates_args=(),
+    schema=f"(Tensor cotangent, Tensor total, bool[] wanted, {_ARGUMENTS}) -> Tensor[]",
+    **KEEPS_TENSORS,
+)
+_backward.register_fake(_gradients)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(output[1], *inputs[:6])
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+    ctx.options = inputs[6:]
+
+
+def _differentiate(ctx: Any, cotangent: Tensor, _: None) -> tuple[Tensor | None, ...]:
+    refuse_second_order("this attention kernel", "keeps the weights")
+    total, *given = ctx.saved_tensors
+    wanted = ctx.needs_input_grad[:4]
+    found = _backward(cotangent, total, list(wanted), *given, *ctx.options)
+    return *(x if want else None for x, want in zip(found, wanted, strict=True)), *([None] * 8)
+
+
+_forward.register_autograd(_differentiate, setup_context=_save)
+
+
+def _common(
+    query: Tensor, keys: Tensor, mixing: Tensor | None, key_mask: Tensor | None, seed: Tensor | None,
+    causal: bool, runs: Sequence[int], window: int, scale: float, sigmoid: bool, dropout: float,
+) -> dict[str, Any]:  # fmt: skip
+    """What all kernels are told alike, by the names of their arguments."""
+    (texts, heads, queries, size), length = query.shape, keys.shape[2]
+    first, end, own, looks, looked = _intervals(causal, queries, length, tuple(runs), window, query.device)
+    tokens = first  # not read
+    if key_mask is not None:
+        tokens = key_mask.to(query.device, torch.uint8).contiguous()
+    return {
+        "FIRST": first, "END": end, "OWN": own, "LOOKS": looks, "LOOKED": looked,
+        "TOKENS": tokens, "SEED": first if seed is None else seed,
+        "B": texts, "N": queries, "M": length, "H": heads, "D": size, "BD": max(16, 1 << (size - 1).bit_length()),
+        "scale": scale, "unit": scale / math.log(2),
+        "least": min(math.floor(2**32 * dropout), 2**32 - 1) - 2**31, "kept": 1 / (1 - dropout),
+        "MIX": 0 if mixing is None else 1 if mixing.dim() == 2 else 2,
+        "SIGMOID": sigmoid, "PADDED": key_mask is not None, "DROP": seed is not None,
+        "EACH": 1 if key_mask is None else texts // key_mask.shape[0],
+        "PRECISION": _precision(query), "LONG": int(max(queries, length) > 1024),
+    }  # fmt: skip
+
+
+def _precision(query: Tensor) -> str:
+    """How the kernels multiply (`triton_tiles.dot`); of numbers with 16 bits "ieee" is the only way."""
+    if query.dtype != torch.float32:
+        return "widened" if query.dtype == torch.bfloat16 and not query.is_cuda else "ieee"
+    if not query.is_cuda:
+        return "ieee"
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
+
+
+@functools.lru_cache(maxsize=64)
+def _intervals(
+    causal: bool, queries: int, keys: int, runs: tuple[int, ...], window: int, device: torch.device
+) -> tuple[Tensor, ...]:
+    """`Sight` on the device, and for each key the interval of queries that may see it: both ends of sight ascend.
+
+    Kept, so that layers and steps share it and nothing is copied from the host at each call.
+    """
+    if window:
+        pairs = zip(runs[::2], runs[1::2], strict=True)
+        sight = sight_of(Layout.of_runs(queries, pairs, window=window))
+    else:
+        sight = sight_of(Layout.of(queries, keys, causal=causal))
+    assert sight is not None
+    at = torch.arange(keys, dtype=torch.int32, device="cpu")
+    looks = torch.searchsorted(sight.end, at, right=True).to(torch.int32)  # queries before it end too early
+    looked = torch.searchsorted(sight.first, at, right=True).to(torch.int32)  # queries from it on begin too late
+    return tuple(x.contiguous().to(device) for x in (sight.first, sight.end, sight.own, looks, looked))
+
+
+def _matrix(mixing: Tensor | None, query: Tensor) -> Tensor:
+    """M as the kernels read it, in fp32: (H, H), or (B, H, H, N) so that queries stand side by side."""
+    if mixing is None:
+        return query  # not read
+    ordered = mixing if mixing.dim() == 2 else mixing.permute(0, 2, 3, 1)
+    return ordered.float().contiguous()
+
+
+def _launch(name: str, common: dict[str, Any], **tensors: Tensor) -> None:
+    from fullrank.kernels.triton_blocks import launch
+
+    launch(name, common, tensors)
+
+
+def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()

@@ -1,1 +1,0 @@
-"""Models: embedding -> blocks (attention, feed-forward) -> output layer."""

@@ -1,0 +1,248 @@
+"""Multi-linear attention in `size`: parameters beside multi-head attention, multiply-adds, and what decoding keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import fullrank as fr
+from fullrank.analysis.size import size
+from fullrank.errors import InputError
+from fullrank.kernels.multilinear import multilinear
+from fullrank.kernels.multilinear_plan import TINY, Shape, Stage, Step, multiply_adds, work
+
+
+def config(score: str = "dot_product", memory: int = 0, same: bool = False, **attention: Any) -> fr.ModelConfig:
+    """E = 12, R = 5, two layers, 10 positions."""
+    return fr.ModelConfig(
+        vocab_size=30, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=20,
+        max_position_embeddings=10, position="relative" if score == "relative" else "none", memory_length=memory,
+        same_length=same, attention=fr.AttentionConfig(kind="multilinear", rank=5, score=score, **attention),
+    )  # fmt: skip
+
+
+def wikitext103(**attention: Any) -> fr.ModelConfig:
+    """The released script: 6 layers, d 256, R 40, inner 2100, 80 tokens, three cutoffs."""
+    clusters: dict[str, Any] = {"kind": "adaptive", "cutoffs": [20_000, 40_000, 200_000], "div_val": 1}
+    return fr.ModelConfig(
+        vocab_size=267_735, hidden_size=256, num_hidden_layers=6, num_attention_heads=8, intermediate_size=2100,
+        max_position_embeddings=80, position="relative", norm="post", input=fr.InputConfig(**clusters),
+        output=fr.OutputConfig(**clusters, form="transformer_xl", tied=True),
+        attention=fr.AttentionConfig(kind="multilinear", rank=40, score="relative", bias=False, **attention),
+    )  # fmt: skip
+
+
+def test_the_papers_wikitext103_model() -> None:
+    found = size(wikitext103(), 80)
+    parts, block = found["parameters"], found["attention_block"]
+    assert parts["total"] == 85_356_626
+    pieces = {"projections": 30_720, "output_map": 1_638_400, "cores": 40, "position_term": 10_240, "bias": 0}
+    assert block["parameters"] == {"total": 1_679_912 - 2 * 256, **pieces}  # 1,679,912 with its layer norm
+    assert parts["attention"] == 10_079_472 - 6 * 2 * 256 + 2 * 40  # u and v once
+    assert parts["position"] == 0
+    plain = {"total": 262_144, "projections": 196_608, "output_map": 65_536, "bias": 0, "heads": 8}
+    assert block["multi_head"] == plain
+    assert block["ratio"] == 262_144 / 1_679_400
+    assert round(1 / block["ratio"], 1) == 6.4
+    assert block["positions"] == 80
+    layers = {"multilinear": parts["attention"], "multi_head": 6 * 262_144, "ratio": 6 * 262_144 / parts["attention"]}
+    assert block["all_layers"] == layers
+    whole = 85_356_626 - parts["attention"] + 6 * 262_144
+    assert block["whole_model"] == {"multilinear": 85_356_626, "multi_head": whole, "ratio": whole / 85_356_626}
+    assert block["paper_formula"]["ratio"] == 3 * 8 * 40 / (3 * 40 + 8) == 7.5
+    assert size(wikitext103(cores=2), 80)["parameters"]["total"] == 85_356_626 + 6 * 40
+
+
+def test_the_model_with_multi_head_attention_is_one() -> None:
+    """`whole_model` against a model that has it."""
+    for bias in (True, False):
+        block = size(config(bias=bias), 8)["attention_block"]
+        weighted = fr.ModelConfig(
+            vocab_size=30, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=20,
+            position="none", attention=fr.AttentionConfig(bias=bias),
+        )  # fmt: skip
+        plain = size(weighted, 8)
+        assert plain["attention_block"] is None
+        assert block["whole_model"]["multi_head"] == plain["parameters"]["total"]
+        assert block["all_layers"]["multi_head"] == plain["parameters"]["attention"]
+        assert block["multi_head"]["total"] == 4 * 144 + 48 * bias
+
+
+@pytest.mark.parametrize("score", ["dot_product", "relative", "own"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_pieces_of_a_block(score: str, bias: bool) -> None:
+    shared: Any = {"name": "relative", "shared_biases": False} if score == "own" else score
+    model = config("dot_product" if score == "dot_product" else "relative")
+    attention = fr.AttentionConfig(kind="multilinear", rank=5, cores=3, score=shared, bias=bias)
+    found = size(fr.ModelConfig(**{**vars(model), "attention": attention}), 8)
+    own = {
+        "projections": 3 * 12 * 5, "output_map": 100 * 12, "cores": 15, "bias": (3 * 5 + 12) * bias,
+        "position_term": {"dot_product": 0, "relative": 60, "own": 60 + 10}[score],
+    }  # fmt: skip
+    assert found["attention_block"]["parameters"] == {"total": sum(own.values()), **own}
+    assert found["parameters"]["attention"] == 2 * sum(own.values()) + 10 * (score == "relative")
+    assert (
+        sum(number for part, number in found["parameters"].items() if part != "total") == found["parameters"]["total"]
+    )
+    assert found["parameters"].get("other", 0) == 0
+
+
+def test_a_decayed_map_does_not_grow() -> None:
+    made = config(output_map="decayed", decays=4, bias=False)
+    for positions in (10, 1000):
+        found = size(fr.ModelConfig(**{**vars(made), "max_position_embeddings": positions}), 8)
+        block = found["attention_block"]
+        assert block["parameters"]["output_map"] == 4 * 5 * 12 + 2 * 4
+        assert block["parameters"]["total"] == 3 * 12 * 5 + 5 + 4 * 5 * 12 + 2 * 4
+        assert block["positions"] is None
+        assert found["parameters"]["attention"] == 2 * block["parameters"]["total"]
+
+
+# -- multiply-adds ----------------------------------------------------------------------------------------------------
+
+
+def test_work_by_hand() -> None:
+    """R = 3, E = 7, 2 texts: 4 pairs into the state and with queries 1, 2; a stage of 2 queries reads; 5 pairs with one."""
+    stages = (
+        Stage(0, 3, False, (Step(((0, 2, 0, 2),), 1, 3, 2, True),)),
+        Stage(3, 5, True, (Step(((2, 3, 0, 3), (0, 2, 2, 3)), 4, 5, 5, False),)),
+    )
+    direct, into_state, reads = 4 * 2 + 5, 4 * 3 * 7, 2 * 3 * 7
+    found = work(Shape(2, 5, 5, 3, 7, True, False), stages)
+    assert found.forward == 2 * (direct * (3 + 7) + into_state + reads)
+    assert found.training == 2 * (direct * (4 * 3 + 3 * 7) + 3 * into_state + 3 * reads)
+    few = multiply_adds(Shape(2, 4, 5, 3, 7, True, False))  # T itself: every query and every pair
+    assert few == (2 * 4 * 25 * (3 + 7), 3 * 2 * 4 * 25 * (3 + 7))
+
+
+@pytest.mark.parametrize(("batch", "queries", "keys", "causal"), [
+    (1, 8, 8, True), (1, 64, 64, True), (3, 80, 80, True), (1, 150, 150, True), (2, 40, 70, True), (2, 45, 45, False),
+    (1, 70, 70, False),
+])  # fmt: skip
+def test_work_is_what_runs(batch: int, queries: int, keys: int, causal: bool) -> None:
+    """PyTorch's own count of the products of a call, forward and backward."""
+    rank, width = 6, 24
+    leaves = [torch.randn(batch, n, rank, requires_grad=True) for n in (queries, keys, keys)]
+    leaves += [torch.rand(2, rank, requires_grad=True), torch.randn(keys, keys, width, requires_grad=True)]
+    with FlopCounterMode(display=False) as forward:
+        out = multilinear(*leaves, causal=causal)
+    with FlopCounterMode(display=False) as backward:
+        out.sum().backward()
+    found = multiply_adds(Shape(batch, queries, keys, rank, width, causal, False))
+    assert forward.get_total_flops() == 2 * found.forward
+    assert forward.get_total_flops() + backward.get_total_flops() == 2 * found.training
+    assert (batch * queries * keys**2 <= TINY) == (queries == 8)
+
+
+def others(count: int = 1) -> int:
+    """Multiply-adds of a token beside attention: projections, feed-forward, vocabulary."""
+    return 2 * (3 * 12 * 5 + 2 * 12 * 20) + 30 * 12 * count
+
+
+@pytest.mark.parametrize("score", ["dot_product", "relative"])
+def test_flops_of_pairs(score: str) -> None:
+    """T of 10 tokens is small: N^2 (R + E) multiply-adds a token; the position term makes it rank 2 R."""
+    rank = 5 * (2 if score == "relative" else 1)
+    tensor = 2 * 100 * (rank + 12)
+    found = size(config(score), 10)["flops_per_token"]
+    assert found["forward"] == 2 * (others() + tensor)
+    assert found["training"] == 3 * found["forward"]
+    published = config(score, causal="as_published", not_next_token_perplexity=True)
+    assert size(published, 10)["flops_per_token"] == found
+
+
+def test_flops_with_a_memory() -> None:
+    """7 tokens over as many as there are positions for, 10; what is remembered is projected again in training."""
+    found = size(config(memory=8), 7)["flops_per_token"]
+    assert found["forward"] == 2 * (others() + 2 * 100 * (5 + 12))
+    assert found["training"] == round(3 * (found["forward"] + 2 * 2 * 2 * 12 * 5 * 8 / 7))
+    few = size(config(memory=2), 7)["flops_per_token"]
+    assert few["forward"] == 2 * (others() + 2 * 81 * (5 + 12))
+    window = size(config(memory=2, same=True), 7)["flops_per_token"]
+    assert window["forward"] == few["forward"]
+
+
+def test_flops_of_a_long_text() -> None:
+    """The order is chosen for the batch, and is that of the plan."""
+    model = fr.ModelConfig(**{**vars(config("relative")), "max_position_embeddings": 200})
+    for batch in (1, 4):
+        found = size(model, 160, batch)["flops_per_token"]
+        tensor = multiply_adds(Shape(batch, 160, 160, 10, 12, True, False))
+        assert found["forward"] == round(2 * (others() + 2 * tensor.forward / (batch * 160)))
+        assert found["training"] == round(6 * others() + 2 * 2 * tensor.training / (batch * 160))
+        assert tensor.forward < batch * 160**3 * (10 + 12) / 2  # cheaper than T
+    published = config("relative", causal="as_published", not_next_token_perplexity=True)
+    found = size(fr.ModelConfig(**{**vars(published), "max_position_embeddings": 200}), 160)["flops_per_token"]
+    tensor = multiply_adds(Shape(1, 160, 160, 10, 12, False, False))
+    assert found["forward"] == round(2 * (others() + 2 * tensor.forward / 160))
+
+
+@pytest.mark.parametrize("score", ["dot_product", "relative"])
+@pytest.mark.parametrize("same", [False, True])
+def test_flops_are_what_a_model_multiplies(score: str, same: bool) -> None:
+    """PyTorch's own count of two segments, the second one over the first; keys of places are the one thing more."""
+    settings = vars(config(score, memory=40, same=same)) | {"max_position_embeddings": 90}
+    model, batch, n = fr.LanguageModel(fr.ModelConfig(**settings)).eval(), 2, 40
+    text = torch.zeros(batch, n, dtype=torch.int64)
+    places = 2 * 12 * 5 * 2 * (score == "relative")  # a layer and place
+    memory = None
+    for keys in (n, 2 * n):
+        with torch.no_grad(), FlopCounterMode(display=False) as count:
+            found = model(text, memory=memory)
+        memory = found.memory
+        expected = size(
+            fr.ModelConfig(**settings | {"memory_length": keys - n, "same_length": same and keys > n}), n, batch
+        )
+        more = count.get_total_flops() - batch * n * expected["flops_per_token"]["forward"]
+        assert abs(more - places * keys) <= batch * n / 2  # rounded, a token
+
+
+def test_flops_of_decayed_sums() -> None:
+    """Two sums of S R numbers and a product with U a layer, at any length; a memory is summed and projected again."""
+    model = config(output_map="decayed", decays=4)
+    for length in (3, 500):
+        found = size(model, length)["flops_per_token"]
+        assert found["forward"] == 2 * (others() + 2 * 4 * 5 * (2 + 12))
+        assert found["training"] == 3 * found["forward"]
+    memory = size(config(output_map="decayed", decays=4, memory=9), 3)["flops_per_token"]
+    assert memory["forward"] == found["forward"]
+    assert memory["training"] == 3 * (found["forward"] + 2 * 2 * (2 * 12 * 5 + 2 * 4 * 5) * 3)
+
+
+def test_longer_than_the_output_map() -> None:
+    assert size(config(), 10)
+    with pytest.raises(InputError, match=r"11 tokens.*10 positions.*max_position_embeddings"):
+        size(config(), 11)
+
+
+# -- what decoding keeps ----------------------------------------------------------------------------------------------
+
+
+def kept(model: fr.LanguageModel, tokens: int) -> int:
+    """Bytes of all tensors in the cache of two texts, a text."""
+    with torch.no_grad():
+        cache = model(torch.zeros(2, tokens, dtype=torch.int64), cache=model.new_cache()).cache
+    values = [
+        value for layer in cache.layers for value in (layer if isinstance(layer, tuple) else vars(layer).values())
+    ]
+    return sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor)) // 2
+
+
+@pytest.mark.parametrize("made", [
+    config(), config("relative"), config(output_map="decayed", decays=4),
+    fr.ModelConfig(vocab_size=30, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, head_dim=5, position="none"),
+], ids=["pairs", "with positions", "decayed", "multi-head"])  # fmt: skip
+def test_the_bytes_of_a_cache(made: fr.ModelConfig) -> None:
+    model, found = fr.LanguageModel(made), size(made, 8)["bytes"]
+    for tokens in (1, 2, 7):
+        assert kept(model, tokens) == tokens * found["cache_per_token_fp32"] + found["state_per_text_fp32"]
+    decayed = made.attention.decays is not None
+    assert (found["state_per_text_fp32"] > 0) == decayed == (found["cache_per_token_fp32"] == 0)
+
+
+def test_what_cannot_be_continued_has_no_cache() -> None:
+    found = size(config(causal="as_published", not_next_token_perplexity=True), 8)["bytes"]
+    assert found["cache_per_token_fp32"] == found["state_per_text_fp32"] == 0

@@ -1,0 +1,253 @@
+"""The whole layer against Eq. 8 to 12 in plain numpy, and the ways to build it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fullrank as fr
+from fullrank.config import registry
+from fullrank.core.head_size import HeadSize
+from fullrank.core.layout import Layout
+from fullrank.core.project import Heads, Rotary
+from fullrank.core.trace import Trace
+from fullrank.errors import ConfigError
+
+E, H, D, N = 10, 3, 4, 6
+
+
+def layer(position: str = "sinusoidal", **attention: object) -> fr.Attention:
+    torch.manual_seed(2)
+    config = fr.ModelConfig(hidden_size=E, num_attention_heads=H, head_dim=D, position=position,
+                            attention=fr.AttentionConfig(**attention))  # fmt: skip
+    made = fr.Attention(config).double()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.normal_(std=0.7)
+    return made
+
+
+def in_numpy(made: fr.Attention, x: np.ndarray, source: np.ndarray, *, causal: bool, query: str, rotary: bool = False,
+             mixed: bool = True) -> np.ndarray:  # fmt: skip
+    """One text, head by head. `query` says which query builds the mixing: the equation's, or one of the wrong ones."""
+
+    def linear(module: torch.nn.Linear, x: np.ndarray, bias: bool = True) -> np.ndarray:
+        out = x @ module.weight.detach().numpy().T
+        return out + module.bias.detach().numpy() if bias else out
+
+    def turned(heads: np.ndarray) -> np.ndarray:
+        tensor = torch.from_numpy(heads.copy())[None, None]
+        return Rotary(D, 10000.0)(tensor, torch.arange(len(heads)))[0, 0].numpy()
+
+    cut = [slice(i * D, (i + 1) * D) for i in range(H)]
+    q, k, v = (
+        linear(m, s) for m, s in ((made.project.query, x), (made.project.key, source), (made.project.value, source))
+    )
+    bare = linear(made.project.query, x, bias=False)
+    weights, readers = [], []
+    for c in cut:
+        scored, keys = (turned(q[:, c]), turned(k[:, c])) if rotary else (q[:, c], k[:, c])
+        scores = scored @ keys.T / np.sqrt(D)
+        if causal:
+            scores = np.where(np.tril(np.ones_like(scores)) > 0, scores, -np.inf)
+        exp = np.exp(scores - scores.max(-1, keepdims=True))
+        weights.append(exp / exp.sum(-1, keepdims=True))
+        wrong = {"scaled": q[:, c] / np.sqrt(D), "rotated": scored, "without bias": bare[:, c]}
+        readers.append(wrong.get(query, q[:, c]))
+    heads = []
+    for i in range(H):
+        total = np.zeros_like(weights[0])
+        for j in range(H):
+            if mixed:
+                mix = made.attend.mix
+                m = readers[j] @ mix.from_query.detach().numpy()[:, i] + mix.mixing.detach().numpy()[j, i]
+            else:
+                m = np.full(len(x), float(i == j))
+            total += m[:, None] * weights[j]
+        heads.append(total @ v[:, cut[i]])
+    return linear(made.merge, np.concatenate(heads, axis=-1))
+
+
+@pytest.mark.parametrize("position", ["sinusoidal", "rotary"])
+def test_position_wise_layer_is_equations_8_to_12(position: str) -> None:
+    """The query that builds the mixing is the projected one with its bias, before scale and rotation."""
+    made, x = layer(position, mix="position_wise"), torch.randn(2, N, E, dtype=torch.float64)
+    given = made(x).detach().numpy()
+    rotary = position == "rotary"
+    for b in range(2):
+        row = x[b].numpy()
+        expected = in_numpy(made, row, row, causal=True, query="as projected", rotary=rotary)
+        assert np.abs(given[b] - expected).max() < 1e-11
+        for wrong in ("scaled", "without bias", *(["rotated"] if rotary else [])):
+            other = in_numpy(made, row, row, causal=True, query=wrong, rotary=rotary)
+            assert np.abs(given[b] - other).max() > 1e-2, wrong
+
+
+@pytest.mark.parametrize("kernel", ["auto", "reference"])
+def test_plain_layer(kernel: str) -> None:
+    made, x = layer(), torch.randn(1, N, E, dtype=torch.float64)
+    with fr.kernel(kernel):
+        given = made(x)[0].detach().numpy()
+    assert np.abs(given - in_numpy(made, x[0].numpy(), x[0].numpy(), causal=True, query="", mixed=False)).max() < 1e-12
+
+
+@pytest.mark.parametrize("length", [3, 6, 9])
+def test_cross_attention_reads_another_source(length: int) -> None:
+    made = layer(mix="position_wise")
+    x, source = torch.randn(1, N, E, dtype=torch.float64), torch.randn(1, length, E, dtype=torch.float64)
+    given = made(x, source)[0].detach().numpy()
+    expected = in_numpy(made, x[0].numpy(), source[0].numpy(), causal=False, query="as projected")
+    assert np.abs(given - expected).max() < 1e-11
+    mask = torch.ones(1, length, dtype=torch.bool)
+    mask[0, 1] = False
+    masked = made(x, source, fr.Layout.of(N, length, causal=False, key_mask=mask))[0].detach().numpy()
+    kept = source[0, mask[0]].numpy()
+    assert np.abs(masked - in_numpy(made, x[0].numpy(), kept, causal=False, query="as projected")).max() < 1e-11
+
+
+def test_equals_pytorchs_own_layer() -> None:
+    made = fr.Attention(fr.AttentionConfig(), hidden_size=12, num_attention_heads=3).double()
+    other = torch.nn.MultiheadAttention(12, 3, batch_first=True, dtype=torch.float64)
+    with torch.no_grad():
+        layers = (made.project.query, made.project.key, made.project.value)
+        other.in_proj_weight.copy_(torch.cat([layer.weight for layer in layers]))
+        other.in_proj_bias.copy_(torch.cat([layer.bias for layer in layers]))
+        other.out_proj.weight.copy_(made.merge.weight)
+        other.out_proj.bias.copy_(made.merge.bias)
+    x = torch.randn(2, 5, 12, dtype=torch.float64)
+    hidden = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    assert torch.allclose(made(x), other(x, x, x, attn_mask=hidden, need_weights=False)[0], atol=1e-12)
+
+
+def test_sizes() -> None:
+    made = fr.Attention(
+        fr.AttentionConfig(mix="position_wise", bias=False), hidden_size=10, num_attention_heads=3, head_dim=32
+    )
+    assert {name: tuple(p.shape) for name, p in made.named_parameters()} == {
+        "project.query.weight": (96, 10),
+        "project.key.weight": (96, 10),
+        "project.value.weight": (96, 10),
+        "merge.weight": (10, 96),
+        "attend.mix.from_query": (32, 3),
+        "attend.mix.mixing": (3, 3),
+    }
+    assert made(torch.zeros(2, 4, 10)).shape == (2, 4, 10)
+    with_bias = fr.Attention(fr.AttentionConfig(), hidden_size=12, num_attention_heads=3)
+    assert {n for n, _ in with_bias.named_parameters() if n.endswith("bias")} == {
+        "project.query.bias", "project.key.bias", "project.value.bias", "merge.bias"}  # fmt: skip
+
+
+def test_a_model_configuration_gives_all_sizes() -> None:
+    config = fr.ModelConfig(hidden_size=12, num_attention_heads=2, head_dim=8, dropout=fr.DropoutConfig(attention=0.5))
+    made = fr.Attention(config)
+    assert made.project.query.weight.shape == (16, 12)
+    assert made.attend.dropout == 0.5
+
+
+def test_dropout_acts_after_mixing() -> None:
+    """One key, values of one, both heads the sum of both: 2, so 0 or 4 with p = 1/2; dropping before mixing gives 2 too."""
+    made = fr.Attention(
+        fr.AttentionConfig(mix="position_independent", bias=False), hidden_size=4, num_attention_heads=2, dropout=0.5
+    )
+    made = made.train()
+    with torch.no_grad():
+        made.attend.mix.mixing.fill_(1.0)
+        made.project.value.weight.copy_(torch.eye(4))
+        made.merge.weight.copy_(torch.eye(4))
+    out = made(torch.ones(500, 1, 4))
+    assert set(out.flatten().tolist()) == {0.0, 4.0}
+    assert not torch.equal(made(torch.ones(500, 1, 4)), out)
+    assert set(made.eval()(torch.ones(5, 1, 4)).flatten().tolist()) == {2.0}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({}, "give a ModelConfig, or an AttentionConfig with hidden_size and num_attention_heads"),
+        ({"hidden_size": 8}, "num_attention_heads"),
+        (
+            {"hidden_size": 8, "num_attention_heads": 3},
+            "hidden_size 8 is not divisible by num_attention_heads 3; give head_dim",
+        ),
+    ],
+)
+def test_missing_sizes(sizes: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        fr.Attention(fr.AttentionConfig(), **sizes)
+
+
+def test_sizes_given_twice() -> None:
+    with pytest.raises(ConfigError, match="ModelConfig has its own sizes"):
+        fr.Attention(fr.ModelConfig(), hidden_size=8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"mix": "position_wize"},
+            "model.attention.mix: 'position_wize' is not available; did you mean 'position_wise'",
+        ),
+        ({"normalize": "softmx"}, "did you mean 'softmax'"),
+        (
+            {"score": "cosine"},
+            "model.attention.score: 'cosine' is not available; known: dense_synthesizer, dot_product",
+        ),
+        ({"kind": "wighted"}, "model.attention.kind: .* did you mean 'weighted'"),
+        ({"cross_head": 1.5}, "model.attention.cross_head: a probability from 0 to 1, given 1.5"),
+    ],
+)
+def test_wrong_words(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        fr.AttentionConfig(**changes)
+
+
+def test_a_way_to_attend_of_ones_own() -> None:
+    """`Attend` says what it must have; then a model reads, remembers and decodes with it like with any other."""
+
+    class Averaged(nn.Module):
+        """The mean of the values that a query sees."""
+
+        sees_future, max_length = False, None
+
+        def __init__(self, config: fr.AttentionConfig, size: HeadSize, dropout: float) -> None:
+            super().__init__()
+            self.size = size
+
+        def projected(self) -> dict[str, Any]:
+            return {"score_needs": (), "mix_needs": ()}
+
+        def merge(self, bias: bool) -> nn.Module:
+            return nn.Linear(self.size.num_heads * self.size.head_dim, self.size.hidden_size, bias=bias)
+
+        def past(self) -> None:
+            return
+
+        def forward(self, heads: Heads, layout: Layout, trace: Trace | None = None) -> Tensor:
+            seen = layout.visible().to(heads.values.dtype)
+            return seen / seen.sum(-1, keepdim=True) @ heads.values
+
+    registry.register("attend", "averaged")(Averaged)
+    try:
+        config = fr.ModelConfig(
+            vocab_size=11, hidden_size=6, num_hidden_layers=2, num_attention_heads=2, memory_length=9,
+            attention=fr.AttentionConfig(kind="averaged"),
+        )  # fmt: skip
+        model = fr.LanguageModel(config).double().eval()
+        ids = torch.arange(9)[None] % 11
+        with torch.no_grad():
+            expected = model(ids, cache=model.new_cache()).logits
+            cache, memory, cached, remembered = model.new_cache(), None, [], []
+            for piece in ids.split(2, dim=1):
+                out = model(piece, cache=cache)
+                cache, cached = out.cache, [*cached, out.logits]
+                out = model(piece, memory)
+                memory, remembered = out.memory, [*remembered, out.logits]
+        for parts in (cached, remembered):
+            torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=0, atol=1e-12)
+    finally:
+        registry.unregister("attend", "averaged")

@@ -1,0 +1,198 @@
+"""How parameters start, from the definitions of the initialisers' originals: moments, bounds, zeros."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import fullrank as fr
+from fullrank.config import registry
+from fullrank.core.mix import PositionWiseMixing
+
+E, H, D, F, V, P = 48, 4, 20, 100, 300, 64
+
+
+def model(initializer: str, tied: bool = False, bias: bool | None = None, **attention: object) -> fr.LanguageModel:
+    torch.manual_seed(5)
+    config = fr.ModelConfig(
+        vocab_size=V, hidden_size=E, num_hidden_layers=2, num_attention_heads=H, head_dim=D, intermediate_size=F,
+        position="learned", max_position_embeddings=P, initializer=initializer,
+        output=fr.OutputConfig(tied=tied, bias=bias), attention=fr.AttentionConfig(**attention),
+    )  # fmt: skip
+    return fr.LanguageModel(config)
+
+
+def normal(tensor: Tensor, std: float, mean: float = 0.0) -> None:
+    numbers = (tensor.detach().double().flatten() - mean) / std
+    count = len(numbers)
+    assert abs(float(numbers.mean())) < 5 / math.sqrt(count)
+    assert abs(float(numbers.std()) - 1) < 5 / math.sqrt(2 * count)
+    assert float(numbers.abs().max()) > 1.8  # beyond the sqrt(3) of a uniform distribution of the same deviation
+
+
+def uniform(tensor: Tensor, bound: float) -> None:
+    numbers = tensor.detach().double().flatten() / bound
+    count = len(numbers)
+    assert float(numbers.abs().max()) <= 1 + 1e-6
+    assert float(numbers.abs().max()) > 1 - 20 / count
+    assert abs(float(numbers.mean())) < 5 / math.sqrt(3 * count)
+    assert abs(float(numbers.square().mean()) - 1 / 3) < 5 * math.sqrt(4 / 45 / count)
+
+
+def zero(tensor: Tensor) -> None:
+    assert torch.equal(tensor, torch.zeros_like(tensor))
+
+
+def norms_at_one(made: fr.LanguageModel) -> None:
+    norms = [module for module in made.modules() if isinstance(module, torch.nn.LayerNorm)]
+    assert len(norms) == 5
+    for norm in norms:
+        assert torch.equal(norm.weight, torch.ones_like(norm.weight))
+        zero(norm.bias)
+
+
+def test_fairseq() -> None:
+    """transformer_lm: embeddings N(0, 1/E), q, k, v Xavier with gain 1/sqrt(2), out_proj Xavier, bias 0, fc as in PyTorch."""
+    made = model("fairseq")
+    for table in (made.embedding.weight, made.position.weight, made.output.weight):
+        normal(table, E**-0.5)
+    zero(made.output.bias)
+    for block in made.blocks:
+        project = block.attention.project
+        for layer in (project.query, project.key, project.value):
+            uniform(layer.weight, math.sqrt(6 / (E + H * D)) / math.sqrt(2))
+            uniform(layer.bias, E**-0.5)
+        uniform(block.attention.merge.weight, math.sqrt(6 / (E + H * D)))
+        zero(block.attention.merge.bias)
+        for layer, fan_in in ((block.feed_forward.up, E), (block.feed_forward.down, F)):
+            uniform(layer.weight, fan_in**-0.5)
+            uniform(layer.bias, fan_in**-0.5)
+    norms_at_one(made)
+
+
+def test_transformer_xl() -> None:
+    """weights_init: N(0, 0.02) everywhere, biases 0, norm weights N(1, 0.02)."""
+    made = model("transformer_xl")
+    for table in (made.embedding.weight, made.position.weight, made.output.weight):
+        normal(table, 0.02)
+    zero(made.output.bias)
+    layers = [module for module in made.modules() if isinstance(module, torch.nn.Linear)]
+    assert len(layers) == 2 * 6
+    for layer in layers:
+        normal(layer.weight, 0.02)
+        zero(layer.bias)
+    norms = [module for module in made.modules() if isinstance(module, torch.nn.LayerNorm)]
+    normal(torch.cat([norm.weight for norm in norms]), 0.02, mean=1.0)
+    assert len(norms) == 5
+    for norm in norms:
+        zero(norm.bias)
+
+
+def test_pytorch() -> None:
+    """nn.Embedding N(0, 1); in_proj (3E, E) Xavier as one matrix, its bias 0; out_proj bias 0; the rest as in nn.Linear."""
+    made = model("pytorch")
+    for table in (made.embedding.weight, made.position.weight):
+        normal(table, 1.0)
+    uniform(made.output.weight, E**-0.5)
+    uniform(made.output.bias, E**-0.5)
+    for block in made.blocks:
+        project = block.attention.project
+        for layer in (project.query, project.key, project.value):
+            uniform(layer.weight, math.sqrt(6 / (E + 3 * H * D)))
+            zero(layer.bias)
+        uniform(block.attention.merge.weight, (H * D) ** -0.5)
+        zero(block.attention.merge.bias)
+        for layer, fan_in in ((block.feed_forward.up, E), (block.feed_forward.down, F)):
+            uniform(layer.weight, fan_in**-0.5)
+            uniform(layer.bias, fan_in**-0.5)
+    norms_at_one(made)
+
+
+def xavier(tensor: Tensor) -> None:
+    rows, columns = tensor.shape
+    uniform(tensor, math.sqrt(6 / (rows + columns)))
+
+
+def test_xavier_uniform() -> None:
+    """Transformer-MoS: `xavier_uniform_` on every parameter of more than one dimension, vectors as PyTorch has them."""
+    torch.manual_seed(5)
+    config = fr.ModelConfig(
+        vocab_size=V, hidden_size=E, num_hidden_layers=2, num_attention_heads=H, head_dim=D, intermediate_size=F,
+        position="learned", max_position_embeddings=P, initializer="xavier_uniform",
+        output=fr.OutputConfig(kind="mixture_of_softmaxes", mixtures=10),
+    )  # fmt: skip
+    made = fr.LanguageModel(config)
+    for table in (made.embedding.weight, made.position.weight, made.output.weight):
+        xavier(table)
+    uniform(made.output.bias, E**-0.5)
+    latents = made.output.mixture
+    assert latents.latent.weight.shape == (10 * E, E)
+    xavier(latents.latent.weight)
+    xavier(latents.prior.weight)
+    uniform(latents.latent.bias, E**-0.5)
+    for block in made.blocks:
+        project = block.attention.project
+        for layer in (project.query, project.key, project.value):
+            uniform(layer.weight, math.sqrt(6 / (E + 3 * H * D)))
+            zero(layer.bias)
+        xavier(block.attention.merge.weight)
+        zero(block.attention.merge.bias)
+        for layer, fan_in in ((block.feed_forward.up, E), (block.feed_forward.down, F)):
+            xavier(layer.weight)
+            uniform(layer.bias, fan_in**-0.5)
+    norms_at_one(made)
+    plain = model("xavier_uniform")
+    assert plain.output.weight.shape == (V, E)
+    xavier(plain.output.weight)
+    uniform(plain.output.bias, E**-0.5)
+
+
+def test_xavier_uniform_of_other_parts() -> None:
+    """Clusters, keys of distances, u and v are matrices, too; mixing starts as plain attention."""
+    config = fr.ModelConfig(
+        vocab_size=V, hidden_size=E, num_hidden_layers=1, num_attention_heads=H, head_dim=D, intermediate_size=F,
+        position="relative", initializer="xavier_uniform", attention=fr.AttentionConfig(score="relative", mix="position_wise"),
+        input=fr.InputConfig(kind="adaptive", cutoffs=[100], div_val=2),
+        output=fr.OutputConfig(kind="adaptive", cutoffs=[100], div_val=2),
+    )  # fmt: skip
+    made = fr.LanguageModel(config)
+    named = dict(made.named_parameters())
+    of_input = [p for name, p in named.items() if name.startswith("embedding.")]
+    of_output = [p for name, p in named.items() if name.startswith("output.") and p.ndim == 2]
+    for parameter in (*of_input, *of_output):
+        xavier(parameter)
+    assert sum(p.numel() for p in of_input) == 100 * E + 200 * E // 2 + E * E + E * E // 2
+    for name in ("content_bias", "position_bias"):
+        (found,) = (p for key, p in named.items() if key.endswith(name))
+        xavier(found)
+    attention = made.blocks[0].attention
+    xavier(attention.project.relative.weight)
+    mixing = [module for module in attention.modules() if isinstance(module, PositionWiseMixing)]
+    assert len(mixing) == 1
+    assert torch.equal(mixing[0].mixing, torch.eye(H))
+    zero(mixing[0].from_query)
+
+
+@pytest.mark.parametrize("name", registry.names("initializer"))
+def test_tied_output_and_biases_of_their_own(name: str) -> None:
+    made = model(name, tied=True, bias=True)
+    assert made.output.weight is None
+    assert made.output.matrix is made.embedding.weight
+    if name == "xavier_uniform":
+        xavier(made.embedding.weight)
+    else:
+        normal(made.embedding.weight, {"fairseq": E**-0.5, "transformer_xl": 0.02, "pytorch": 1.0}[name])
+    assert made.output.bias.isfinite().all()
+    model(name, mix="position_wise", bias=False)  # attention without biases
+
+
+@pytest.mark.parametrize("name", registry.names("initializer"))
+def test_same_seed_same_start(name: str) -> None:
+    first, second = model(name).state_dict(), model(name).state_dict()
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    config = model(name).config
+    torch.manual_seed(6)
+    assert not torch.equal(first["embedding.weight"], fr.LanguageModel(config).state_dict()["embedding.weight"])

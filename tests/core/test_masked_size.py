@@ -1,0 +1,59 @@
+"""What a masked language model costs, counted by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+import fullrank as fr
+from fullrank.analysis.masked_size import masked_size
+from fullrank.errors import ConfigError
+
+SIZES = {
+    "vocab_size": 101,
+    "hidden_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 40,
+}
+
+
+@pytest.mark.parametrize("asked", [0.15, 1.0])
+def test_work_of_a_token(asked: float) -> None:
+    """Every token sees all 10, and the output layer works on a share of them."""
+    config = fr.ModelConfig(**SIZES, attention=fr.AttentionConfig(mix="position_independent"))
+    found = masked_size(config, 10, 2, asked)
+    matrices = 3 * (4 * 16 * 16 + 2 * 16 * 40)
+    attention = 3 * 2 * 16 * 10  # scores and weighted values
+    mixing = 3 * 4 * 4 * 10
+    forward = 2 * (matrices + attention + mixing + asked * 16 * 101)
+    assert found["flops_per_token"] == {"length": 10, "forward": round(forward), "training": round(3 * forward)}
+    model = fr.MaskedLanguageModel(config)
+    assert found["parameters"]["total"] == model.num_parameters()
+    assert found["parameters"]["mixing"] == 3 * 16
+    assert found["parameters"]["output"] == 101 * 17
+    assert sum(found["parameters"].values()) == 2 * model.num_parameters(), "every parameter has its part"
+    assert found["bytes"] == {
+        "weights_fp32": 4 * model.num_parameters(),
+        "training_adam_fp32": 16 * model.num_parameters(),
+    }
+
+
+def test_latents_of_a_mixture_work_on_the_same_share() -> None:
+    output = fr.OutputConfig(kind="mixture_of_softmaxes", mixtures=3)
+    few, all_of_them = (
+        masked_size(fr.ModelConfig(**SIZES, output=output), 10, 1, share)["flops_per_token"]["forward"]
+        for share in (0, 1)
+    )
+    latents = 16 * 3 * 16 + 16 * 3  # hidden states and their prior
+    assert all_of_them - few == 2 * (latents + 3 * 16 * 101)
+
+
+def test_multilinear_attention_beside_multi_head() -> None:
+    attention = fr.AttentionConfig(kind="multilinear", rank=5, cores=2, output_map="decayed")
+    found = masked_size(fr.ModelConfig(**SIZES, attention=attention), 10, 1, 0.15)
+    assert found["attention_block"]["multi_head"]["total"] == 4 * 16 * 17
+
+
+def test_no_masked_model() -> None:
+    with pytest.raises(ConfigError, match=r"model\.memory_length"):
+        masked_size(fr.ModelConfig(**SIZES, memory_length=4), 10, 1, 0.15)

@@ -1,0 +1,195 @@
+"""Memory: segments one after the other are one long text with the same visibility, whatever else the model is made of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from memory_models import LAYERS, POSITIONS, E, V, in_segments, model, one_pass, text
+
+import fullrank as fr
+from fullrank.errors import InputError
+
+LENGTHS = [[4, 4, 4, 4], [7, 1, 3, 6, 2], [5, 5, 5], [3, 9, 2, 5], [19]]
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("memory_length", [2, 5, 40])
+@pytest.mark.parametrize("position", POSITIONS)
+def test_segments_equal_one_long_pass(position: str, memory_length: int, cached: bool) -> None:
+    made, ids = model(position, memory_length=memory_length), text()
+    for sizes in LENGTHS:
+        with torch.no_grad() if cached else torch.enable_grad():
+            found, memory = in_segments(made, ids, sizes)
+        known = [layer.heads is not None for layer in memory.layers]
+        assert known == [cached] * LAYERS
+        expected = one_pass(made, ids[:, : sum(sizes)], sizes, memory_length)
+        assert (found - expected).abs().max() < 1e-10, sizes
+        assert memory.length == sum(sizes)
+        assert [layer.tokens for layer in memory.layers] == [min(memory_length, sum(sizes))] * LAYERS
+
+
+@pytest.mark.parametrize("normalize", ["softmax", "sigsoftmax"])
+@pytest.mark.parametrize("mix", ["position_independent", "position_wise", "random", "average"])
+@pytest.mark.parametrize("position", ["relative", "rotary"])
+def test_every_mixing_and_normaliser(position: str, mix: str, normalize: str) -> None:
+    made, ids = model(position, mix=mix, normalize=normalize, norm="post", memory_length=4), text()
+    for sizes in ([4, 4, 4], [5, 2, 6]):
+        expected = one_pass(made, ids[:, : sum(sizes)], sizes, 4)
+        assert (in_segments(made, ids, sizes)[0] - expected).abs().max() < 1e-10
+        with torch.no_grad():
+            assert (in_segments(made, ids, sizes)[0] - expected).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("score", ["dense_synthesizer", "random_synthesizer"])
+def test_synthesizers_remember_up_to_their_longest_text(score: str) -> None:
+    made, ids = model("none", score=score, memory_length=5), text()
+    sizes = [4, 6, 3]
+    assert (in_segments(made, ids, sizes)[0] - one_pass(made, ids[:, :13], sizes, 5)).abs().max() < 1e-10
+    with pytest.raises(InputError, match="max_position_embeddings is 64"):
+        in_segments(made, text(1, 70), [10] * 7)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("position", POSITIONS)
+def test_same_length_is_a_window(position: str, cached: bool) -> None:
+    ids = text()
+    for memory_length in (1, 3, 6):
+        made = model(position, memory_length=memory_length, same_length=True)
+        for sizes in LENGTHS:
+            with torch.no_grad() if cached else torch.enable_grad():
+                found, _ = in_segments(made, ids, sizes)
+            expected = one_pass(made, ids[:, : sum(sizes)], sizes, memory_length, same_length=True)
+            assert (found - expected).abs().max() < 1e-10, (memory_length, sizes)
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_enough_memory_is_plain_causal_attention(position: str) -> None:
+    made, ids = model(position, memory_length=30), text()
+    plain = fr.LanguageModel(replace(made.config, memory_length=0)).double().eval()
+    plain.load_state_dict(made.state_dict())
+    expected = plain(ids).logits
+    assert (in_segments(made, ids, [6, 1, 8, 4])[0] - expected).abs().max() < 1e-10
+    cache, parts = made.new_cache(), []
+    for first, end in pairwise([0, 6, 7, 15, 19]):
+        out = made(ids[:, first:end], cache=cache)
+        cache = out.cache
+        assert out.memory is None
+        parts.append(out.logits)
+    assert (torch.cat(parts, 1) - expected).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("position", POSITIONS)
+def test_texts_of_different_lengths_are_read_as_if_alone(position: str, norm: str) -> None:
+    """Every row has its own ragged segments, padded on either side; its memory holds its own last tokens."""
+    for memory_length, same_length in ((2, False), (5, False), (5, True), (30, False)):
+        made = model(position, memory_length=memory_length, same_length=same_length, norm=norm)
+        sizes = [[4, 1, 5, 3], [2, 5, 0, 4], [4, 4, 4, 4]]  # per row
+        for cached in (False, True):
+            with torch.no_grad() if cached else torch.enable_grad():
+                rows = [text(1, 16, seed)[0] for seed in range(3)]
+                alone = [
+                    in_segments(made, row[None], [n for n in each if n])[0][0]
+                    for row, each in zip(rows, sizes, strict=True)
+                ]
+                memory, found = None, [[] for _ in rows]
+                taken = [0, 0, 0]
+                for step in range(4):
+                    ids, mask = torch.zeros(3, 5, dtype=torch.int64), torch.zeros(3, 5, dtype=torch.bool)
+                    for row, each in enumerate(sizes):
+                        size = each[step]
+                        at = slice(5 - size, 5) if row == 1 else slice(0, size)
+                        ids[row, at] = rows[row][taken[row] : taken[row] + size]
+                        mask[row, at] = True
+                        taken[row] += size
+                    out = made(ids, memory, attention_mask=mask)
+                    memory = out.memory
+                    for row in range(3):
+                        found[row].append(out.logits[row][mask[row]])
+            for row in range(3):
+                assert (torch.cat(found[row]) - alone[row]).abs().max() < 1e-10, (memory_length, row)
+            assert memory.lengths.tolist() == [sum(each) for each in sizes]
+
+
+def test_the_first_mask_may_come_late() -> None:
+    made, ids = model("relative", memory_length=4), text(2, 12)
+    first = made(ids[:, :5])
+    mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
+    second = made(ids[:, 5:9], first.memory, attention_mask=mask)
+    assert (second.logits[1] - made(ids[1:, 5:9], made(ids[1:, :5]).memory).logits[0]).abs().max() < 1e-12
+    assert (second.logits[0, :3] - made(ids[:1, 5:8], made(ids[:1, :5]).memory).logits[0]).abs().max() < 1e-12
+
+
+def test_gradients_stop_at_the_memory() -> None:
+    made, ids = model("relative", memory_length=6), text()
+    first = made(ids[:, :6])
+    assert not any(layer.hidden.requires_grad for layer in first.memory.layers)
+    kept = [layer.hidden.clone() for layer in first.memory.layers]
+    made.loss(ids[:, 6:12], ids[:, 7:13], memory=first.memory).backward()
+    assert all(p.grad is not None and bool(torch.isfinite(p.grad).all()) for p in made.parameters())
+    assert all(torch.equal(layer.hidden, k) for layer, k in zip(first.memory.layers, kept, strict=True))
+
+
+def test_keys_and_values_of_the_memory_receive_gradient() -> None:
+    """The value projection reads the memory too: its gradient is that of one long pass whose past is detached."""
+    made, ids = model("none", memory_length=4, layers=1, bias=False), text(1, 8)
+    cotangent = torch.randn(1, 4, V, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    memory = made(ids[:, :4]).memory
+    (made(ids[:, 4:], memory).logits * cotangent).sum().backward()
+    block = made.blocks[0]
+    found = block.attention.project.value.weight.grad.clone()
+    made.zero_grad()
+    x = made.embedding(ids)
+    x = torch.cat((x[:, :4].detach(), x[:, 4:]), dim=1)
+    (made.output(made.final_norm(block(x, fr.Layout.of(8))))[:, 4:] * cotangent).sum().backward()
+    assert (found - block.attention.project.value.weight.grad).abs().max() < 1e-12
+
+
+def test_all_ways_in_return_the_memory() -> None:
+    made, ids = model("relative"), text()
+    inputs, targets = ids[:, :6], ids[:, 1:7]
+    expected = made(inputs).memory
+    for memory in (made.nll(inputs, targets).memory, made.loss_parts(inputs, targets).memory):
+        assert all(torch.equal(a.hidden, b.hidden) for a, b in zip(memory.layers, expected.layers, strict=True))
+    per_token = made.nll(ids[:, 6:12], ids[:, 7:13], expected).per_token
+    log_probs = torch.log_softmax(made(ids[:, 6:12], expected).logits, -1)
+    assert (per_token + log_probs.gather(-1, ids[:, 7:13, None])[..., 0]).abs().max() < 1e-12
+    assert abs(made.loss(ids[:, 6:12], ids[:, 7:13], memory=expected) - per_token.mean()) < 1e-12
+
+
+def test_a_memory_of_zeros_is_attended() -> None:
+    made, ids = model("relative", memory_start="zeros", norm="post", bias=False), text()
+    empty = model("relative", norm="post", bias=False)
+    found = made(ids[:, :4]).logits
+    assert (found - empty(ids[:, :4]).logits).abs().max() > 1e-3
+    x = made.embedding(ids[:, :4])
+    layout = fr.Layout.of_runs(4, ((-5, 5), (0, 4)))
+    for block in made.blocks:
+        x = block(x, layout, None, torch.zeros(2, 5, E, dtype=torch.float64))
+    assert (found - made.output(x)).abs().max() < 1e-12
+
+
+def test_the_cost_of_a_memory() -> None:
+    """A query sees M keys more, 4 H D multiply-adds each; a training step projects M keys and values a layer again."""
+    from fullrank.analysis.size import size
+
+    n, m, layers, width, heads, head_dim = 6, 9, 2, 12, 3, 5
+    sizes = {
+        "vocab_size": 20,
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "head_dim": head_dim,
+    }
+    plain, found = (size(fr.ModelConfig(**sizes, memory_length=length), n) for length in (0, m))
+    forward = plain["flops_per_token"]["forward"] + layers * 4 * heads * head_dim * m
+    assert found["flops_per_token"]["forward"] == forward
+    again = layers * 2 * 2 * width * heads * head_dim * m // n
+    assert found["flops_per_token"]["training"] == 3 * (forward + again)
+    assert found["bytes"]["memory_per_text_fp32"] == 4 * layers * m * width
+    assert plain["bytes"]["memory_per_text_fp32"] == 0
+    window = size(fr.ModelConfig(**sizes, memory_length=m, same_length=True), n)["flops_per_token"]["forward"]
+    assert forward - window == round(layers * 4 * heads * head_dim * (n + 1) / 2)

@@ -1,0 +1,202 @@
+"""Each mixing against its equation, written out as sums over single numbers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import fullrank as fr
+from fullrank.core.head_size import HeadSize
+from fullrank.core.mix import (
+    AverageHeads,
+    KeepHeads,
+    PositionIndependentMixing,
+    PositionWiseMixing,
+    RandomMixing,
+)
+
+B, H, N, M, D = 2, 3, 4, 5, 6
+SIZE = HeadSize(H, D, 7, 32)
+
+
+@pytest.fixture
+def weights() -> Tensor:
+    return torch.softmax(torch.randn(B, H, N, M, dtype=torch.float64), -1)
+
+
+@pytest.fixture
+def query() -> Tensor:
+    return torch.randn(B, H, N, D, dtype=torch.float64)
+
+
+def by_hand(weights: Tensor, m: object) -> Tensor:
+    """P'_i = sum_j m_ji P_j, with m(b, n, j, i)."""
+    out = torch.zeros_like(weights)
+    for b in range(B):
+        for n in range(N):
+            for i in range(H):
+                for j in range(H):
+                    out[b, i, n] += m(b, n, j, i) * weights[b, j, n]  # type: ignore[operator]
+    return out
+
+
+def test_none_keeps_the_weights(weights: Tensor, query: Tensor) -> None:
+    mix = KeepHeads(None, SIZE)
+    assert mix(weights, query) is weights
+    assert mix.matrix(query) is None
+    assert not list(mix.parameters())
+
+
+def test_position_independent_is_equation_12(weights: Tensor, query: Tensor) -> None:
+    mix = PositionIndependentMixing(None, SIZE).double()
+    assert torch.equal(mix.mixing, torch.eye(H, dtype=torch.float64))
+    assert torch.equal(mix(weights, query), weights)
+    with torch.no_grad():
+        mix.mixing.normal_()  # not symmetric: taking rows for columns would show
+    expected = by_hand(weights, lambda b, n, j, i: mix.mixing[j, i])
+    assert torch.allclose(mix(weights, query), expected, atol=1e-14)
+    assert not torch.allclose(by_hand(weights, lambda b, n, j, i: mix.mixing[i, j]), expected, atol=1e-2)
+    assert torch.equal(mix.matrix(query), mix.mixing)
+
+
+def test_one_number_of_the_matrix_moves_head_j_into_head_i(weights: Tensor, query: Tensor) -> None:
+    mix = PositionIndependentMixing(None, SIZE).double()
+    with torch.no_grad():
+        mix.mixing[0, 2] = 0.5  # column 2 makes head 2; row 0 reads head 0
+    mixed = mix(weights, query)
+    assert torch.equal(mixed[:, :2], weights[:, :2])
+    assert torch.allclose(mixed[:, 2], weights[:, 2] + 0.5 * weights[:, 0])
+
+
+def test_position_wise_is_section_3_1(weights: Tensor, query: Tensor) -> None:
+    mix = PositionWiseMixing(None, SIZE).double()
+    assert {name: tuple(p.shape) for name, p in mix.named_parameters()} == {"from_query": (D, H), "mixing": (H, H)}
+    assert torch.equal(mix.from_query, torch.zeros_like(mix.from_query))
+    assert torch.equal(mix(weights, query), weights)
+    with torch.no_grad():
+        mix.from_query.normal_()
+        mix.mixing.normal_()
+
+    def m(b: int, n: int, j: int, i: int) -> Tensor:
+        """Row j reads the query of head j, the source; W is shared by all heads."""
+        return sum(query[b, j, n, d] * mix.from_query[d, i] for d in range(D)) + mix.mixing[j, i]  # type: ignore[return-value]
+
+    assert torch.allclose(mix(weights, query), by_hand(weights, m), atol=1e-13)
+    matrix = mix.matrix(query)
+    assert matrix.shape == (B, N, H, H)
+    for b, n, j, i in ((0, 0, 0, 1), (1, 3, 2, 0), (1, 2, 1, 1)):
+        assert torch.allclose(matrix[b, n, j, i], m(b, n, j, i), atol=1e-13)
+    assert torch.equal(mix.matrix(None), mix.mixing)
+
+
+def test_the_query_of_the_source_head_builds_the_row(weights: Tensor, query: Tensor) -> None:
+    """Changing head j's query changes what head j gives (row j), to every head, and nothing else."""
+    mix = PositionWiseMixing(None, SIZE).double()
+    with torch.no_grad():
+        mix.from_query.normal_()
+    other = query.clone()
+    other[:, 1] += 1
+    changed = (mix.matrix(other) - mix.matrix(query)).abs() > 1e-9
+    assert changed[:, :, 1].all()
+    assert not changed[:, :, [0, 2]].any()
+
+
+def test_position_wise_with_zero_w_is_position_independent(weights: Tensor, query: Tensor) -> None:
+    a, b = PositionIndependentMixing(None, SIZE).double(), PositionWiseMixing(None, SIZE).double()
+    with torch.no_grad():
+        a.mixing.normal_()
+        b.mixing.copy_(a.mixing)
+    assert torch.allclose(a(weights, query), b(weights, query), atol=1e-15)
+
+
+@pytest.mark.parametrize("kind", [PositionIndependentMixing, PositionWiseMixing])
+def test_rows_are_not_normalised_and_may_be_negative(kind: type, weights: Tensor, query: Tensor) -> None:
+    mix = kind(None, SIZE).double()
+    with torch.no_grad():
+        mix.mixing.copy_(torch.eye(H) * 2)
+        mix.mixing[0, 0] = -3
+    sums = mix(weights, query).sum(-1)
+    assert torch.allclose(sums[:, 0], torch.full((B, N), -3.0, dtype=torch.float64))
+    assert torch.allclose(sums[:, 1:], torch.full((B, H - 1, N), 2.0, dtype=torch.float64))
+
+
+def test_random_is_fixed_and_without_parameters(weights: Tensor, query: Tensor) -> None:
+    mix = RandomMixing(RandomMixing.Config(), SIZE).double()
+    assert not list(mix.parameters())
+    assert set(mix.state_dict()) == {"mixing"}
+    assert not mix.mixing.requires_grad
+    assert torch.allclose(mix(weights, query), by_hand(weights, lambda b, n, j, i: mix.mixing[j, i]), atol=1e-14)
+    mixed = mix(weights.requires_grad_(), query)
+    mixed.sum().backward()
+    assert mix.mixing.grad is None
+    assert weights.grad is not None
+    torch.manual_seed(77)
+    other = RandomMixing(RandomMixing.Config(), SIZE).double()
+    assert not torch.equal(other.mixing, mix.mixing)
+    other.load_state_dict(mix.state_dict())
+    assert torch.equal(other.mixing, mix.mixing)
+
+
+@pytest.mark.parametrize(("std", "expected"), [(None, 100**-0.5), (0.5, 0.5), (3.0, 3.0)])
+def test_random_entries_are_normal(std: float | None, expected: float) -> None:
+    numbers = RandomMixing(RandomMixing.Config(std=std), HeadSize(100, 4, 8, 8)).mixing / expected
+    count = numbers.numel()  # 10,000: bounds of five standard errors
+    assert abs(float(numbers.mean())) < 5 / math.sqrt(count)
+    assert abs(float(numbers.std()) - 1) < 5 / math.sqrt(2 * count)
+    inside = float((numbers.abs() < 1).float().mean())
+    assert abs(inside - math.erf(1 / math.sqrt(2))) < 5 * math.sqrt(0.2166 / count)
+
+
+def test_random_differs_between_layers_and_follows_the_seed() -> None:
+    config = fr.ModelConfig(
+        vocab_size=5,
+        hidden_size=12,
+        num_attention_heads=4,
+        num_hidden_layers=2,
+        attention=fr.AttentionConfig(mix="random"),
+    )
+
+    def matrices(seed: int) -> list[Tensor]:
+        torch.manual_seed(seed)
+        return [block.attention.attend.mix.mixing for block in fr.LanguageModel(config).blocks]
+
+    first, again, other = matrices(1), matrices(1), matrices(2)
+    assert torch.equal(first[0], again[0])
+    assert torch.equal(first[1], again[1])
+    assert not torch.equal(first[0], first[1])
+    assert not torch.equal(first[0], other[0])
+
+
+def test_random_std_comes_from_the_configuration() -> None:
+    attention = fr.Attention(
+        fr.AttentionConfig(mix={"name": "random", "std": 1e-9}), hidden_size=8, num_attention_heads=4
+    )
+    assert attention.attend.mix.mixing.abs().max() < 1e-7
+    with pytest.raises(ValueError, match=r"mix: std: a positive number, given -1"):
+        fr.AttentionConfig(mix={"name": "random", "std": -1})
+    with pytest.raises(ValueError, match=r"'random' has no option 'sdt'; did you mean 'std'"):
+        fr.AttentionConfig(mix={"name": "random", "sdt": 1})
+    with pytest.raises(ValueError, match=r"'none' takes no options, given \['std'\]"):
+        fr.AttentionConfig(mix={"name": "none", "std": 1})
+
+
+def test_average_gives_every_head_the_mean(weights: Tensor, query: Tensor) -> None:
+    mix = AverageHeads(None, SIZE)
+    assert not mix.state_dict()
+    assert torch.allclose(mix(weights, query), by_hand(weights, lambda b, n, j, i: 1 / H), atol=1e-15)
+    assert torch.allclose(mix.matrix(query), torch.full((H, H), 1 / H, dtype=torch.float64))
+
+
+def test_wrong_shapes_are_named(weights: Tensor, query: Tensor) -> None:
+    for mix in (
+        PositionIndependentMixing(None, SIZE).double(),
+        PositionWiseMixing(None, SIZE).double(),
+        RandomMixing(RandomMixing.Config(), SIZE).double(),
+    ):
+        with pytest.raises(ValueError, match=r"H = 2 heads, the mixing was built for 3"):
+            mix(weights[:, :2], query[:, :2])
+    with pytest.raises(ValueError, match=r"query .*\(2, 3, 3, 6\) does not fit weights .*\(2, 3, 4, 5\)"):
+        PositionWiseMixing(None, SIZE).double()(weights, query[:, :, :3])

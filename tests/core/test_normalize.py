@@ -1,0 +1,101 @@
+"""Softmax and sigsoftmax against Eq. 9 and Eq. 21."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from fullrank.core.head_size import HeadSize
+from fullrank.core.normalize import SigSoftmax, Softmax
+
+SIZE = HeadSize(2, 3, 6, 8)
+NORMALIZERS = [Softmax, SigSoftmax]
+
+
+def sigsoftmax_by_hand(row: list[float]) -> list[float]:
+    """exp(a) sigmoid(a) / sum exp(a) sigmoid(a), as it stands in Eq. 21."""
+    terms = [math.exp(a) / (1 + math.exp(-a)) for a in row]
+    return [term / sum(terms) for term in terms]
+
+
+ROWS = [[0.0, 0.0, 0.0], [1.0, -2.0, 0.5], [30.0, 29.0, 31.5], [-30.0, -29.0, -31.5], [-3.0, 5.0, 0.1], [7.0]]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_sigsoftmax_is_equation_21(row: list[float]) -> None:
+    given = SigSoftmax(None, SIZE)(torch.tensor([[[row]]], dtype=torch.float64))
+    assert torch.allclose(given[0, 0, 0], torch.tensor(sigsoftmax_by_hand(row), dtype=torch.float64), atol=1e-14)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_softmax_is_equation_9(row: list[float]) -> None:
+    expected = [math.exp(a) / sum(map(math.exp, row)) for a in row]
+    given = Softmax(None, SIZE)(torch.tensor([[[row]]], dtype=torch.float64))
+    assert torch.allclose(given[0, 0, 0], torch.tensor(expected, dtype=torch.float64), atol=1e-14)
+
+
+def test_shifting_first_would_be_another_function() -> None:
+    """Softmax does not see a shift; sigsoftmax does, so that subtracting the maximum first gives other weights."""
+    scores = torch.tensor([2.0, 1.0, -1.0, 0.5, 3.0, 0.0], dtype=torch.float64)
+    given, shifted = SigSoftmax(None, SIZE)(scores), SigSoftmax(None, SIZE)(scores - scores.max())
+    assert torch.allclose(given, torch.tensor(sigsoftmax_by_hand(scores.tolist()), dtype=torch.float64), atol=1e-14)
+    assert (given - shifted).abs().max() > 0.03
+    assert torch.allclose(Softmax(None, SIZE)(scores), Softmax(None, SIZE)(scores - scores.max()), atol=1e-14)
+
+
+def test_far_away_sigsoftmax_is_softmax_of_a_or_of_twice_a() -> None:
+    """sigmoid(a) is 1 far above zero and exp(a) far below."""
+    scores = torch.randn(6, dtype=torch.float64)
+    assert torch.allclose(SigSoftmax(None, SIZE)(scores + 60), torch.softmax(scores, -1), atol=1e-12)
+    assert torch.allclose(SigSoftmax(None, SIZE)(scores - 60), torch.softmax(2 * scores, -1), atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", NORMALIZERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    "row", [[1e4, -1e4, 0.0], [1e4, 1e4, 9999.0], [-1e4, -1e4, -9999.0], [-1e4, 0.0, 0.0]], ids=str
+)
+def test_stable_at_ten_thousand(kind: type, row: list[float], dtype: torch.dtype) -> None:
+    scores = torch.tensor(row, dtype=dtype, requires_grad=True)
+    weights = kind(None, SIZE)(scores)
+    weights.backward(torch.tensor([1.0, -2.0, 0.5], dtype=dtype))
+    assert weights.isfinite().all()
+    assert abs(float(weights.detach().sum()) - 1) < 1e-2
+    assert scores.grad is not None
+    assert scores.grad.isfinite().all()
+
+
+def test_values_and_gradients_at_ten_thousand() -> None:
+    """Around -1e4 sigsoftmax is softmax(2a): the gap of 1 becomes 2; around 1e4 it stays 1."""
+    for centre, gap in ((-1e4, 2.0), (1e4, 1.0)):
+        scores = torch.tensor([centre, centre + 1], requires_grad=True)
+        weights = SigSoftmax(None, SIZE)(scores)
+        low = 1 / (1 + math.exp(gap))
+        assert torch.allclose(weights, torch.tensor([low, 1 - low]), atol=1e-3)
+        weights[1].backward()
+        assert torch.allclose(scores.grad, torch.tensor([-1.0, 1.0]) * gap * low * (1 - low), atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", NORMALIZERS)
+def test_masked_entries_are_exactly_zero(kind: type) -> None:
+    scores = torch.randn(2, 3, 4, 4, dtype=torch.float64, requires_grad=True)
+    hidden = torch.ones(4, 4, dtype=torch.bool).triu(1)
+    weights = kind(None, SIZE)(scores.masked_fill(hidden, float("-inf")))
+    assert torch.equal(weights[..., hidden], torch.zeros_like(weights[..., hidden]))
+    assert torch.allclose(weights.sum(-1), torch.ones(2, 3, 4, dtype=torch.float64))
+    assert (weights[..., ~hidden] > 0).all()
+    weights.backward(torch.randn_like(weights))
+    assert scores.grad is not None
+    assert torch.equal(scores.grad[..., hidden], torch.zeros_like(scores.grad[..., hidden]))
+    assert scores.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", NORMALIZERS)
+def test_gradient(kind: type) -> None:
+    def normalize(scores: Tensor) -> Tensor:
+        return kind(None, SIZE)(scores)
+
+    assert torch.autograd.gradcheck(normalize, torch.randn(2, 5, dtype=torch.float64, requires_grad=True))

@@ -1,0 +1,132 @@
+"""Orthogonality and overlap against Eq. 16 and Eq. 20 as they stand."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+import fullrank as fr
+from fullrank.core.penalty import overlap_terms
+
+
+def model(mix: str, layers: int = 2) -> fr.LanguageModel:
+    config = fr.ModelConfig(vocab_size=7, hidden_size=12, num_hidden_layers=layers, num_attention_heads=3, head_dim=5,
+                            attention=fr.AttentionConfig(mix=mix))  # fmt: skip
+    made = fr.LanguageModel(config).double()
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            if ".mix." in name:
+                parameter.normal_()
+    return made
+
+
+def equation_16(mixing: np.ndarray) -> float:
+    """||M^T M - I||_F^2 from its entries: columns are to be orthogonal, of length one."""
+    total = 0.0
+    for i, j in itertools.product(range(len(mixing)), repeat=2):
+        product = sum(mixing[k, i] * mixing[k, j] for k in range(len(mixing)))
+        total += (product - (1.0 if i == j else 0.0)) ** 2
+    return total
+
+
+@pytest.mark.parametrize("mix", ["position_independent", "position_wise"])
+def test_orthogonality_of_a_model_is_the_sum_over_layers(mix: str) -> None:
+    made = model(mix)
+    expected = sum(equation_16(b.attention.attend.mix.mixing.detach().numpy()) for b in made.blocks)
+    assert abs(float(fr.orthogonality(made).detach()) - expected) < 1e-10 * expected
+    assert expected > 1
+
+
+def test_orthogonality_of_a_trace_is_the_mean_over_positions() -> None:
+    made, trace = model("position_wise"), fr.Trace()
+    made(torch.randint(7, (2, 5)), trace=trace)
+    assert len(trace.layers) == 2
+    expected = 0.0
+    for layer in trace.layers:
+        matrices = layer.mixing.detach().numpy().reshape(-1, 3, 3)
+        assert len(matrices) == 10
+        expected += sum(equation_16(m) for m in matrices) / 10
+    assert abs(float(fr.orthogonality(trace).detach()) - expected) < 1e-10 * expected
+
+
+def test_orthogonality_is_zero_at_the_start_and_for_any_rotation() -> None:
+    made = model("position_independent")
+    rotation = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64)).Q
+    with torch.no_grad():
+        for block in made.blocks:
+            block.attention.attend.mix.mixing.copy_(rotation)
+    assert float(fr.orthogonality(made).detach()) < 1e-25
+    config = fr.ModelConfig(
+        vocab_size=7, hidden_size=12, num_attention_heads=3, attention=fr.AttentionConfig(mix="position_wise")
+    )
+    assert float(fr.orthogonality(fr.LanguageModel(config)).detach()) == 0
+    assert float(fr.orthogonality(model("none")).detach()) == 0
+
+
+def test_orthogonality_has_the_gradient_of_its_equation() -> None:
+    """d/dM ||M^T M - I||^2 = 4 M (M^T M - I); from a trace it reaches W too."""
+    made = model("position_independent", layers=1)
+    fr.orthogonality(made).backward()
+    mixing = made.blocks[0].attention.attend.mix.mixing
+    matrix = mixing.detach()
+    expected = 4 * matrix @ (matrix.T @ matrix - torch.eye(3, dtype=torch.float64))
+    assert torch.allclose(mixing.grad, expected, atol=1e-10)
+    made, trace = model("position_wise", layers=1), fr.Trace()
+    made(torch.randint(7, (2, 5)), trace=trace)
+    fr.orthogonality(trace).backward()
+    mix = made.blocks[0].attention.attend.mix
+    assert mix.from_query.grad.abs().min() > 0
+    assert mix.mixing.grad.abs().min() > 0
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 4, 4), (3, 4, 5, 7), (2, 1, 3, 3)])
+def test_overlap_is_equation_20_over_all_pairs_of_heads(shape: tuple[int, ...]) -> None:
+    weights = torch.softmax(torch.randn(shape, dtype=torch.float64), -1)
+    rows = columns = 0.0
+    for text in weights.numpy():
+        for first, second in itertools.combinations(text, 2):
+            rows += np.linalg.norm(first @ second.T) ** 2 / shape[0]
+            columns += np.linalg.norm(first.T @ second) ** 2 / shape[0]
+    found = overlap_terms(weights)
+    assert abs(float(found[0]) - rows) < 1e-12
+    assert abs(float(found[1]) - columns) < 1e-12
+    assert abs(float(fr.overlap(weights)) - rows - columns) < 1e-12
+
+
+def test_overlap_of_a_trace_takes_the_weights_before_mixing() -> None:
+    made, trace = model("position_independent"), fr.Trace()
+    made(torch.randint(7, (2, 5)), trace=trace)
+    expected = sum(float(fr.overlap(layer.weights.detach())) for layer in trace.layers)
+    assert abs(float(fr.overlap(trace).detach()) - expected) < 1e-12
+    for layer, block in zip(trace.layers, made.blocks, strict=True):
+        mixed = torch.einsum("bjnm,ji->binm", layer.weights, block.attention.attend.mix.mixing)
+        assert torch.allclose(layer.mixed, mixed, atol=1e-14)
+    fr.overlap(trace).backward()
+    assert made.blocks[0].attention.project.query.weight.grad.abs().max() > 0
+
+
+def test_gradients_of_overlap() -> None:
+    assert torch.autograd.gradcheck(fr.overlap, torch.rand(2, 3, 3, 4, dtype=torch.float64, requires_grad=True))
+
+
+def test_an_empty_trace_is_refused() -> None:
+    for penalty in (fr.orthogonality, fr.overlap):
+        with pytest.raises(ValueError, match="the trace is empty"):
+            penalty(fr.Trace())
+
+
+def test_a_trace_changes_nothing_and_also_follows_decoding() -> None:
+    made, read = model("position_wise").eval(), torch.randint(7, (1, 6))
+    with torch.no_grad(), fr.kernel("reference"):
+        trace = fr.Trace()
+        assert torch.equal(made(read, trace=trace).logits, made(read).logits)
+        first = made(read[:, :4], cache=made.new_cache())
+        later = fr.Trace()
+        made(read[:, 4:], cache=first.cache, trace=later)
+    assert len(later.layers) == len(trace.layers) == 2
+    for part, whole in zip(later.layers, trace.layers, strict=True):
+        assert torch.allclose(part.weights, whole.weights[:, :, 4:], atol=1e-12)
+        assert torch.allclose(part.mixing, whole.mixing[:, 4:], atol=1e-12)

@@ -1,0 +1,81 @@
+"""Absolute positions against their equations, and the limit of learned ones."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import fullrank as fr
+from fullrank.core.positions import Sinusoidal
+from fullrank.errors import InputError
+
+
+@pytest.mark.parametrize("width", [6, 7])
+def test_sinusoids(width: int) -> None:
+    places = torch.tensor([0, 1, 17, 5000])
+    added = Sinusoidal(fr.ModelConfig(hidden_size=width, num_attention_heads=1))(
+        torch.zeros(1, 4, width, dtype=torch.float64), places
+    )
+    for n, p in enumerate(places.tolist()):
+        for i in range(width):
+            angle = p / 10000 ** (2 * (i // 2) / width)
+            assert abs(float(added[0, n, i]) - (math.cos(angle) if i % 2 else math.sin(angle))) < 1e-10
+
+
+def test_sinusoids_by_row_and_in_low_precision() -> None:
+    layer = Sinusoidal(fr.ModelConfig(hidden_size=8, num_attention_heads=1))
+    places = torch.tensor([[0, 1, 2], [7, 1000, 1001]])
+    added = layer(torch.zeros(2, 3, 8), places)
+    for row in range(2):
+        assert torch.equal(added[row], layer(torch.zeros(1, 3, 8), places[row])[0])
+    low = layer(torch.zeros(2, 3, 8, dtype=torch.bfloat16), places)
+    assert low.dtype == torch.bfloat16
+    assert (low.float() - added).abs().max() < 0.005  # angles are formed in fp32 before they are rounded
+
+
+def model(**changes: object) -> fr.LanguageModel:
+    sizes = {
+        "vocab_size": 9,
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 6,
+    }
+    return fr.LanguageModel(fr.ModelConfig(**(sizes | changes))).eval()
+
+
+def test_learned_positions_are_added() -> None:
+    made = model(position="learned")
+    hidden = torch.randn(2, 3, 8)
+    assert torch.equal(made.position(hidden, torch.tensor([0, 2, 5])), hidden + made.position.weight[[0, 2, 5]])
+
+
+def test_learned_positions_end() -> None:
+    made = model(position="learned")
+    assert made.max_length == 6
+    made(torch.zeros(1, 6, dtype=torch.int64))
+    message = r"a sequence of 7 tokens, but model.max_position_embeddings is 6 .* positions are learned; shorten"
+    with pytest.raises(InputError, match=message):
+        made(torch.zeros(1, 7, dtype=torch.int64))
+    cache = made(torch.zeros(1, 6, dtype=torch.int64), cache=made.new_cache()).cache
+    with pytest.raises(InputError, match=message):
+        made(torch.zeros(1, 1, dtype=torch.int64), cache=cache)
+
+
+@pytest.mark.parametrize("position", ["sinusoidal", "rotary", "none"])
+def test_others_do_not_end(position: str) -> None:
+    made = model(position=position)
+    assert made.max_length is None
+    assert made(torch.zeros(1, 50, dtype=torch.int64)).logits.isfinite().all()
+
+
+@pytest.mark.parametrize("position", ["sinusoidal", "learned", "rotary"])
+def test_order_matters(position: str) -> None:
+    """With a position the last token sees in which order the earlier ones came; without any, not."""
+    made = model(position=position, initializer="pytorch")
+    nothing = model(position="none", initializer="pytorch")
+    first, second = torch.tensor([[1, 2, 3, 4]]), torch.tensor([[2, 1, 3, 4]])
+    assert not torch.allclose(made(first).logits[:, -1], made(second).logits[:, -1], atol=1e-4)
+    assert torch.allclose(nothing(first).logits[:, -1], nothing(second).logits[:, -1], atol=1e-5)

@@ -1,0 +1,330 @@
+"""Relative attention against its equation, number by number, and the fast kernel where it is cut into blocks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import fullrank as fr
+from fullrank.core.head_size import HeadSize
+from fullrank.core.project import Heads
+from fullrank.core.relative import XLRelative, encode_distances, shifted_scores
+from fullrank.core.weighted import WeightedValues
+from fullrank.errors import ConfigError, InputError
+from fullrank.kernels import block_plan
+
+E, H, D = 10, 3, 4
+
+
+def layer(mix: str = "none", normalize: str = "softmax", **options: object) -> fr.Attention:
+    """Away from its start, in double precision."""
+    torch.manual_seed(2)
+    score = {"name": "relative", **options}
+    config = fr.AttentionConfig(score=score, mix=mix, normalize=normalize)
+    made = fr.Attention(config, hidden_size=E, num_attention_heads=H, head_dim=D).double()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.normal_(std=0.7)
+    return made
+
+
+def sinusoid(distance: float) -> np.ndarray:
+    half = [distance / 10000 ** (2 * i / E) for i in range(E // 2)]
+    return np.array([math.sin(x) for x in half] + [math.cos(x) for x in half])
+
+
+def equation(made: fr.Attention, x: np.ndarray, distance: object, visible: object) -> np.ndarray:
+    """One text (N, E) by a loop over all queries and keys; distance(n, m) in tokens, visible(n, m)."""
+
+    def numbers(tensor: Tensor) -> np.ndarray:
+        return tensor.detach().numpy()
+
+    def linear(module: torch.nn.Linear, x: np.ndarray) -> np.ndarray:
+        return x @ numbers(module.weight).T + numbers(module.bias)
+
+    q, k, v = (linear(module, x) for module in (made.project.query, made.project.key, made.project.value))
+    u, w = (numbers(b) for b in made.attend.score.u_and_v())
+    to_keys, count = numbers(made.project.relative.weight), len(x)
+    weights = np.zeros((H, count, count))
+    for h in range(H):
+        part = slice(h * D, (h + 1) * D)
+        for n in range(count):
+            scores = {}
+            for m in range(count):
+                if visible(n, m):  # type: ignore[operator]
+                    r = to_keys[part] @ sinusoid(distance(n, m))  # type: ignore[operator]
+                    scores[m] = ((q[n, part] + u[h]) @ k[m, part] + (q[n, part] + w[h]) @ r) / math.sqrt(D)
+            total = sum(math.exp(score) for score in scores.values())
+            for m, score in scores.items():
+                weights[h, n, m] = math.exp(score) / total
+    mix = made.attend.mix
+    heads = np.zeros((count, H * D))
+    for i in range(H):
+        for n in range(count):
+            for j in range(H):
+                share = float(i == j)
+                if hasattr(mix, "from_query"):  # of the query with its bias, without u, v and scale
+                    share = q[n, j * D : (j + 1) * D] @ numbers(mix.from_query)[:, i] + numbers(mix.mixing)[j, i]
+                heads[n, i * D : (i + 1) * D] += share * weights[j, n] @ v[:, i * D : (i + 1) * D]
+    return linear(made.merge, heads)
+
+
+KERNELS = pytest.mark.parametrize("kernel", ["reference", "auto"])
+
+
+@KERNELS
+@pytest.mark.parametrize("mix", ["none", "position_wise"])
+@pytest.mark.parametrize("clamp", [None, 3])
+def test_a_causal_text_is_the_equation(kernel: str, mix: str, clamp: int | None) -> None:
+    made, x = layer(mix, clamp_length=clamp), torch.randn(2, 7, E, dtype=torch.float64)
+    with fr.kernel(kernel):
+        given = made(x).detach().numpy()
+
+    def distance(n: int, m: int) -> int:
+        return min(n - m, clamp or 99)
+
+    for b in range(2):
+        expected = equation(made, x[b].numpy(), distance, lambda n, m: m <= n)
+        assert np.abs(given[b] - expected).max() < 1e-12
+        absolute = equation(made, x[b].numpy(), lambda n, m: min(m, clamp or 99), lambda n, m: m <= n)
+        assert np.abs(given[b] - absolute).max() > 1e-2
+
+
+def test_distances_come_from_the_layout() -> None:
+    """A gap between keys, positions that differ by row, padding, and queries that see what comes after them."""
+    made, x = layer(), torch.randn(1, 6, E, dtype=torch.float64)
+    gap = torch.tensor([0, 1, 2, 20, 21, 22])
+    given = made(x, layout=fr.Layout(gap, gap, farthest=22))
+    expected = equation(made, x[0].numpy(), lambda n, m: int(gap[n] - gap[m]), lambda n, m: m <= n)
+    assert np.abs(given[0].detach().numpy() - expected).max() < 1e-12
+
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]]).bool()
+    places = torch.tensor([[0, 0, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5]])
+    rows = made(x.expand(2, -1, -1), layout=fr.Layout(places, places, True, mask)).detach()
+    assert np.abs(rows[0, 2:].numpy() - made(x[:, 2:])[0].detach().numpy()).max() < 1e-12
+    assert np.abs(rows[1].numpy() - made(x)[0].detach().numpy()).max() < 1e-12
+
+    both = made(x, layout=fr.Layout.of(6, causal=False))[0].detach().numpy()
+    expected = equation(made, x[0].numpy(), lambda n, m: n - m, lambda n, m: True)
+    assert np.abs(both - expected).max() < 1e-12
+
+
+def test_positions_beyond_what_the_layout_declares_are_an_error() -> None:
+    made, gap = layer(), torch.tensor([0, 1, 2, 20])
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        made(torch.randn(1, 4, E, dtype=torch.float64), layout=fr.Layout(gap, gap))
+
+
+def test_as_published_measures_from_the_end_of_the_block() -> None:
+    made, x = layer(as_published=True), torch.randn(1, 6, E, dtype=torch.float64)
+    given = made(x)[0].detach().numpy()
+    assert np.abs(given - equation(made, x[0].numpy(), lambda n, m: 5 - m, lambda n, m: m <= n)).max() < 1e-12
+    assert np.abs(given - equation(made, x[0].numpy(), lambda n, m: n - m, lambda n, m: m <= n)).max() > 1e-2
+    shorter = made(x[:, :5])[0].detach().numpy()
+    assert np.abs(given[:5] - shorter).max() > 1e-3  # what is appended changes what was there
+    other = x.clone()
+    other[:, 5] += 1  # but not by what it says
+    assert np.array_equal(made(other)[0, :5].detach().numpy(), given[:5])
+
+
+def test_as_published_has_no_window() -> None:
+    made, x = layer(as_published=True), torch.randn(1, 6, E, dtype=torch.float64)
+    assert torch.equal(made(x, layout=fr.Layout.of(6, window=6)), made(x))
+    with pytest.raises(InputError, match="same_length: not with a score that is as_published"):
+        made(x, layout=fr.Layout.of(6, window=3))
+    with pytest.raises(ConfigError, match=r"model\.same_length: not with as_published"):
+        fr.ModelConfig(
+            position="relative", memory_length=4, same_length=True,
+            attention=fr.AttentionConfig(score={"name": "relative", "as_published": True}),
+        )  # fmt: skip
+
+
+def test_sinusoids_stand_in_two_halves() -> None:
+    table = encode_distances(fr.Layout.of(4, 9), E, 6, torch.zeros(1, dtype=torch.float64))
+    assert table.shape == (9, E)
+    for distance in range(9):
+        assert np.abs(table[distance].numpy() - sinusoid(min(distance, 6))).max() < 1e-12
+    low = encode_distances(fr.Layout.of(1, 2000), E, None, torch.zeros(1, dtype=torch.bfloat16))
+    assert np.abs(low[1999].float().numpy() - sinusoid(1999)).max() < 0.005  # angles are formed in fp32
+
+
+# -- the kernel in blocks ---------------------------------------------------------------------------------------------
+
+
+def heads(batch: int, queries: int, keys: int, dtype: torch.dtype = torch.float64) -> tuple[Heads, list[Tensor]]:
+    """As a projection leaves them, and the tensors that have gradients."""
+    generator = torch.Generator().manual_seed(3)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+
+    query, key, value = (drawn(batch, length, H, D) for length in (queries, keys, keys))
+    distances = drawn(keys + 3, H, D)  # a cache may know more distances than are needed
+    scored = query.transpose(1, 2)
+    made = Heads(scored, scored, key.transpose(1, 2), value.transpose(1, 2), distances.transpose(0, 1))
+    return made, [query, key, value, distances]
+
+
+def attend(mix: str = "none", normalize: str = "softmax", p: float = 0.0) -> WeightedValues:
+    torch.manual_seed(4)
+    made = WeightedValues(fr.AttentionConfig(score="relative", mix=mix, normalize=normalize), HeadSize(H, D, E, 9), p)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.normal_(std=0.5)
+    return made.double()
+
+
+def with_gradients(
+    made: WeightedValues, kernel: str, given: Heads, wrt: list[Tensor], where: fr.Layout
+) -> list[Tensor]:
+    with fr.kernel(kernel):
+        out = made(given, where)
+    cotangent = torch.randn(out.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64).to(out.dtype)
+    return [out.detach(), *torch.autograd.grad(out, [*wrt, *made.parameters()], cotangent)]
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(150, 150), (64, 64), (65, 130), (129, 200), (1, 70), (9, 9)])
+@pytest.mark.parametrize("mix", ["none", "position_independent", "position_wise"])
+@pytest.mark.parametrize("normalize", ["softmax", "sigsoftmax"])
+def test_blocks_equal_the_reference(queries: int, keys: int, mix: str, normalize: str) -> None:
+    made, (given, wrt) = attend(mix, normalize), heads(5, queries, keys)
+    where = fr.Layout.of(queries, keys)
+    found, expected = (with_gradients(made, kernel, given, wrt, where) for kernel in ("blocks", "reference"))
+    names = ["output", "query", "keys", "values", "distances", *(name for name, _ in made.named_parameters())]
+    for name, got, want in zip(names, found, expected, strict=True):
+        assert (got - want).abs().max() <= 1e-12 * max(1.0, float(want.abs().max())), name
+
+
+@pytest.mark.parametrize(("rows", "numbers"), [(4, 1), (7, 10**6), (1, 600), (64, 1)])
+def test_however_the_blocks_are_cut(rows: int, numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for limits in (block_plan._FORWARD, block_plan._BACKWARD):
+        monkeypatch.setitem(limits, "cpu", block_plan.Limits(numbers, rows, rows))
+    made, (given, wrt) = attend("position_wise"), heads(3, 10, 15)
+    where = fr.Layout.of(10, 15)
+    found, expected = (with_gradients(made, kernel, given, wrt, where) for kernel in ("blocks", "reference"))
+    assert all(torch.allclose(got, want, rtol=0, atol=1e-12) for got, want in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(7, 7), (3, 8), (1, 5)])
+def test_the_shift_is_a_view(queries: int, keys: int) -> None:
+    score, (given, _) = attend().score, heads(2, queries, keys)
+    where = fr.Layout.of(queries, keys)
+    shifted = shifted_scores(score, given.scored, given.keys, given.relative)
+    expected = score(given.scored, given.keys, given.relative, where)
+    assert torch.allclose(
+        shifted.masked_fill(~where.visible(), 0), expected.masked_fill(~where.visible(), 0), atol=1e-13
+    )
+
+
+def test_gradients_under_dropout_are_those_of_the_same_mask() -> None:
+    """A difference quotient along a random direction, the seed the same."""
+    made, (_, wrt) = attend("position_wise", p=0.3).train(), heads(2, 70, 80)
+    where, generator = fr.Layout.of(70, 80), torch.Generator().manual_seed(6)
+    everything = [*wrt, *made.parameters()]
+    direction = [torch.randn(x.shape, generator=generator, dtype=torch.float64) for x in everything]
+
+    def value() -> Tensor:
+        torch.manual_seed(9)
+        current = Heads(wrt[0].transpose(1, 2), wrt[0].transpose(1, 2), wrt[1].transpose(1, 2), wrt[2].transpose(1, 2),
+                        wrt[3].transpose(0, 1))  # fmt: skip
+        with fr.kernel("blocks"):
+            return made(current, where).square().sum()
+
+    gradients = torch.autograd.grad(value(), everything)
+    slope = sum(float((g * d).sum()) for g, d in zip(gradients, direction, strict=True))
+
+    def moved(step: float) -> float:
+        with torch.no_grad():
+            for x, d in zip(everything, direction, strict=True):
+                x.add_(d, alpha=step)
+            result = float(value())
+            for x, d in zip(everything, direction, strict=True):
+                x.sub_(d, alpha=step)
+        return result
+
+    quotient = (moved(1e-6) - moved(-1e-6)) / 2e-6
+    assert abs(quotient - slope) < 1e-6 * abs(slope)
+
+
+def test_second_derivatives_are_refused_and_changed_parameters_noticed() -> None:
+    made, (given, wrt) = attend("position_independent"), heads(1, 4, 4)
+    out = made(given, fr.Layout.of(4))
+    with pytest.raises(RuntimeError, match="second derivative"):
+        torch.autograd.grad(out.sum(), wrt, create_graph=True)
+    out = made(given, fr.Layout.of(4))
+    with torch.no_grad():
+        made.mix.mixing.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_low_precision_is_about_as_precise_as_the_reference(autocast: bool) -> None:
+    exact, (given, wrt) = attend("position_independent"), heads(2, 100, 100)
+    where = fr.Layout.of(100)
+    expected = with_gradients(exact, "reference", given, wrt, where)
+    made, (low, low_wrt) = attend("position_independent"), heads(2, 100, 100, torch.bfloat16)
+    made = made.float() if autocast else made.bfloat16()
+    off = {}
+    for kernel in ("blocks", "reference"):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            found = with_gradients(made, kernel, low, low_wrt, where)
+        off[kernel] = [
+            float((got.double() - want).norm() / want.norm()) for got, want in zip(found, expected, strict=True)
+        ]
+        assert found[0].dtype == torch.bfloat16
+    for ours, theirs in zip(off["blocks"], off["reference"], strict=True):
+        assert ours < 1.5 * theirs
+
+
+def test_other_layouts_and_as_published_are_left_to_the_reference() -> None:
+    made, (given, _) = attend(), heads(1, 6, 6)
+    places = torch.arange(6)
+    for where in (fr.Layout(places, places), fr.Layout.of(6, causal=False)):
+        needed = replace(given, relative=torch.randn(H, where.distances, D, dtype=torch.float64))
+        with fr.kernel("reference"):
+            expected = made(needed, where)
+        assert torch.equal(made(needed, where), expected)
+    published = layer(as_published=True)
+    x = torch.randn(1, 6, E, dtype=torch.float64)
+    with fr.kernel("reference"):
+        expected = published(x)
+    assert torch.equal(published(x), expected)
+
+
+# -- words ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("score", "position"),
+    [("relative", "sinusoidal"), ("relative", "none"), ("dot_product", "relative"), ("dense_synthesizer", "relative")],
+)
+def test_score_and_position_go_together(score: str, position: str) -> None:
+    message = rf"model.attention.score: 'relative' goes with model.position: relative .* {score} .* {position}"
+    with pytest.raises(InputError, match=message):
+        fr.ModelConfig(position=position, attention=fr.AttentionConfig(score=score))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clamp_length": 0}, "clamp_length: a positive whole number of tokens, or null, given 0"),
+        ({"clamp_length": 2.5}, "clamp_length: a positive whole number of tokens, or null, given 2.5"),
+        ({"shared_biases": "yes"}, "shared_biases: true or false, given 'yes'"),
+        ({"as_published": 1}, "as_published: true or false, given 1"),
+        ({"clamp": 3}, "'relative' has no option 'clamp'; known: as_published, clamp_length, shared_biases"),
+    ],
+)
+def test_options(options: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=f"model.attention.score: {message}"):
+        fr.AttentionConfig(score={"name": "relative", **options})
+
+
+def test_starts_without_biases_of_its_own() -> None:
+    score = XLRelative(XLRelative.Config(), HeadSize(H, D, E, 9))
+    assert all(torch.equal(bias, torch.zeros(H, D)) for bias in score.u_and_v())

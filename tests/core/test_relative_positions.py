@@ -1,0 +1,257 @@
+"""Models with relative positions: what layers share, what is dropped out, what a cache keeps, what is counted."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import fullrank as fr
+from fullrank.analysis.size import parameters_by_part, size
+from fullrank.core.relative import RelativeBiases, RelativeKeys
+from fullrank.training.optimizer import parameter_groups
+
+
+def model(score: object = "relative", **changes: object) -> fr.LanguageModel:
+    torch.manual_seed(3)
+    sizes = {
+        "vocab_size": 9,
+        "hidden_size": 8,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "position": "relative",
+    }
+    config = fr.ModelConfig(**(sizes | changes), attention=fr.AttentionConfig(score=score))
+    made = fr.LanguageModel(config).eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    return made
+
+
+def biases(made: fr.LanguageModel) -> list[str]:
+    return [name for name in made.state_dict() if "content_bias" in name or "position_bias" in name]
+
+
+SHARED = ["position.biases.content_bias", "position.biases.position_bias"]
+
+
+def test_u_and_v_are_one_parameter_of_the_model(tmp_path: Path) -> None:
+    made = model()
+    assert biases(made) == SHARED
+    for block in made.blocks:
+        assert block.attention.attend.score.u_and_v()[0] is made.position.biases.content_bias
+    made.save(tmp_path)
+    assert set(load_file(tmp_path / "model.safetensors")) == set(made.state_dict())
+    loaded, twin, read = fr.LanguageModel.load(tmp_path), copy.deepcopy(made), torch.tensor([[1, 2, 3, 4]])
+    expected = made(read).logits
+    for other in (loaded, twin):
+        assert torch.equal(other(read).logits, expected)
+        with torch.no_grad():
+            other.position.biases.content_bias.mul_(-3)
+        assert not torch.allclose(other(read).logits, expected)
+    assert torch.equal(made(read).logits, expected)  # each copy has its own
+
+
+def test_or_one_of_each_layer() -> None:
+    own = model({"name": "relative", "shared_biases": False})
+    assert biases(own) == [
+        f"blocks.{i}.attention.attend.score.biases.{name}"
+        for i in range(3)
+        for name in ("content_bias", "position_bias")
+    ]
+    assert own.num_parameters() == model().num_parameters() + 2 * 2 * 8
+    shared = model()
+    state = shared.state_dict()
+    own.load_state_dict(
+        {name: state["position.biases." + name.rpartition(".")[2]] if "score" in name else state[name]
+         for name in own.state_dict()})  # fmt: skip
+    read = torch.tensor([[1, 2, 3, 4]])
+    assert torch.equal(own(read).logits, shared(read).logits)
+    for made in (own, shared):
+        made.loss(read, read).backward()
+    for i, name in enumerate(("content_bias", "position_bias")):
+        total = sum(block.attention.attend.score.u_and_v()[i].grad for block in own.blocks)
+        assert torch.allclose(getattr(shared.position.biases, name).grad, total, atol=1e-7)
+
+
+def test_biases_do_not_decay_and_keys_of_distances_do() -> None:
+    made = model()
+    decaying = {id(p) for group in parameter_groups(made, 0.1) if group["weight_decay"] for p in group["params"]}
+    for name, parameter in made.named_parameters():
+        if "biases" in name:
+            assert id(parameter) not in decaying
+        elif "relative" in name:
+            assert id(parameter) in decaying
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_sinusoids_are_dropped_out_once_for_all_layers(locked: bool) -> None:
+    made = model(hidden_size=64, dropout=fr.DropoutConfig(embedding=0.25, locked=locked))
+    seen: list[torch.Tensor] = []
+    for block in made.blocks:
+        block.attention.project.relative.register_forward_hook(lambda module, args, out: seen.append(args[0].encodings))
+    read = torch.randint(9, (2, 50))
+    made(read)
+    whole = seen[0].clone()
+    assert whole.shape == (50, 64)
+    seen.clear()
+    made.train()(read)
+    assert len(seen) == 3
+    assert all(torch.equal(table, seen[0]) for table in seen)
+    dropped = (seen[0] == 0) & (whole != 0)
+    assert torch.allclose(seen[0][~dropped], whole[~dropped] / 0.75)
+    if locked:
+        assert torch.equal(dropped[1:, 32:].any(0), dropped[1:, 32:].all(0))  # one mask for all distances
+    else:
+        assert 0.2 < float(dropped.float().mean()) < 0.3
+
+
+def test_a_cache_keeps_keys_of_distances() -> None:
+    """A table is made for more distances than are needed, so that 100 tokens make it a few times, not 100 times."""
+    made, calls = model().double(), []
+    for block in made.blocks:
+        block.attention.project.relative.register_forward_hook(lambda module, args, out: calls.append(out.shape[1]))
+    read = torch.randint(9, (2, 100))
+    expected, cache, parts = made(read).logits, made.new_cache(), []
+    calls.clear()
+    for n in range(100):
+        out = made(read[:, n : n + 1], cache=cache)
+        cache = out.cache
+        parts.append(out.logits)
+    assert torch.allclose(torch.cat(parts, 1), expected, atol=1e-12)
+    assert calls == [64] * 3 + [128] * 3
+    kept = cache.reorder(torch.tensor([1, 1, 0]))
+    assert kept.layers[0].values.shape[0] == 3
+    again = torch.cat([read[[1, 1, 0]], torch.ones(3, 1, dtype=torch.int64)], 1)
+    given = made(again[:, -1:], cache=kept).logits
+    assert torch.allclose(given, made(again).logits[:, -1:], atol=1e-12)
+
+
+def test_any_length() -> None:
+    made = model(max_position_embeddings=4)
+    assert made.max_length is None
+    assert made(torch.zeros(1, 30, dtype=torch.int64)).logits.isfinite().all()
+
+
+def test_a_clamped_model_forgets_how_far_far_is() -> None:
+    near, far = model({"name": "relative", "clamp_length": 5}), model()
+    read = torch.randint(9, (1, 12))
+    assert torch.equal(near(read[:, :6]).logits, far(read[:, :6]).logits)
+    assert not torch.allclose(near(read).logits, far(read).logits)
+
+
+def counted(config: fr.ModelConfig, mix: str = "none") -> dict[str, int]:
+    """Parameters by part, nothing allocated."""
+    attention = replace(config.attention, mix=mix)
+    with torch.device("meta"):
+        return parameters_by_part(fr.LanguageModel(replace(config, attention=attention)))
+
+
+def transformer_xl(layers: int, width: int, heads: int, inner: int, div_val: int, tied: bool) -> fr.ModelConfig:
+    clusters = {"kind": "adaptive", "cutoffs": [20_000, 40_000, 200_000], "div_val": div_val}
+    return fr.ModelConfig(
+        vocab_size=267_735, hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=inner,
+        norm="post", position="relative", scale_embedding=True, initializer="transformer_xl",
+        attention=fr.AttentionConfig(score="relative", bias=False), input=fr.InputConfig(**clusters),
+        output=fr.OutputConfig(**clusters, form="transformer_xl", tied=tied),
+    )  # fmt: skip
+
+
+def test_totals_of_published_models_with_relative_positions() -> None:
+    base = transformer_xl(16, 410, 10, 2100, 1, True)  # Transformer-XL, WikiText-103, base
+    parts = counted(base)
+    assert parts["total"] == 151_107_538
+    assert parts["attention"] == 16 * 5 * 410 * 410 + 2 * 410
+    assert parts["position"] == 0
+    assert counted(base, "position_independent")["total"] == 151_107_538 + 1_600
+    assert counted(base, "position_wise")["total"] == 151_107_538 + 8_160
+    assert counted(transformer_xl(15, 624, 16, 2496, 4, False))["total"] == 122_215_992  # Skip Cross-head, WikiText-103
+
+
+def synthesizer(keep: bool) -> fr.ModelConfig:
+    """Transformer-Baevski on WikiText-103 with synthesized attention over 512 tokens."""
+    return fr.ModelConfig(
+        vocab_size=267_744, hidden_size=1024, num_hidden_layers=16, num_attention_heads=8, intermediate_size=4096,
+        max_position_embeddings=512, final_norm=False,
+        attention=fr.AttentionConfig(score={"name": "dense_synthesizer", "keep_key_projection": keep}),
+        input=fr.InputConfig(kind="adaptive", cutoffs=[20_000, 60_000], div_val=4),
+        output=fr.OutputConfig(kind="adaptive", tied=True),
+    )  # fmt: skip
+
+
+def test_totals_of_the_synthesizer() -> None:
+    """Baevski's 246,933,504 and one 128 -> 512 layer in each of 16 layers: the 248M of Mixhead Table 1 keeps the keys."""
+    kept = counted(synthesizer(True))
+    assert kept["total"] == 246_933_504 + 16 * (128 * 512 + 512) == 247_990_272
+    assert counted(synthesizer(False))["total"] == 247_990_272 - 16 * (1024 * 1024 + 1024) == 231_196_672
+    assert counted(synthesizer(True), "position_independent")["total"] == 247_990_272 + 1_024
+    assert counted(synthesizer(True), "position_wise")["total"] == 247_990_272 + 17_408
+
+
+@pytest.mark.parametrize(
+    ("score", "projections", "products"),
+    [("relative", 4, 3), ("dense_synthesizer", 3, 2), ("random_synthesizer", 2, 1),
+     ({"name": "dense_synthesizer", "keep_key_projection": True}, 3, 2)],
+)  # fmt: skip
+def test_flops_and_cache_by_their_formula(score: object, projections: int, products: int) -> None:
+    e, h, d, f, v, layers, n = 12, 3, 5, 20, 30, 2, 9
+    config = fr.ModelConfig(
+        vocab_size=v, hidden_size=e, num_hidden_layers=layers, num_attention_heads=h, head_dim=d, intermediate_size=f,
+        position="relative" if score == "relative" else "none", attention=fr.AttentionConfig(score=score),
+    )  # fmt: skip
+    found = size(config, n)
+    per_layer = projections * e * h * d + 2 * e * f + products * h * d * (n + 1) / 2
+    assert found["flops_per_token"]["forward"] == 2 * (layers * per_layer + v * e)
+    assert found["bytes"]["cache_per_token_fp32"] == 4 * layers * h * d * (2 if score == "relative" else 1)
+
+
+# -- how they start ---------------------------------------------------------------------------------------------------
+
+
+def started(initializer: str, score: str) -> fr.LanguageModel:
+    torch.manual_seed(5)
+    return fr.LanguageModel(
+        fr.ModelConfig(vocab_size=9, hidden_size=48, num_hidden_layers=2, num_attention_heads=12, head_dim=40,
+                       initializer=initializer, position="relative" if score == "relative" else "none",
+                       max_position_embeddings=30, attention=fr.AttentionConfig(score=score)))  # fmt: skip
+
+
+def deviation(tensor: torch.Tensor) -> float:
+    return float(tensor.detach().std())
+
+
+def test_relative_parts_start_as_their_originals_do() -> None:
+    xl = started("transformer_xl", "relative")
+    for module in xl.modules():
+        if isinstance(module, RelativeKeys):
+            assert abs(deviation(module.weight) - 0.02) < 0.0005
+        elif isinstance(module, RelativeBiases):
+            assert abs(deviation(module.content_bias) - 0.02) < 0.003
+            assert abs(deviation(module.position_bias) - 0.02) < 0.003
+    fairseq = started("fairseq", "relative")
+    keys = fairseq.blocks[0].attention.project.relative.weight
+    bound = (6 / (48 + 480)) ** 0.5 / 2**0.5
+    assert 0.99 * bound < float(keys.detach().abs().max()) <= bound
+    biases = fairseq.position.biases.content_bias
+    assert 0.95 < float(biases.detach().abs().max()) / (6 / (12 + 40)) ** 0.5 <= 1
+    pytorch = started("pytorch", "relative")
+    assert not pytorch.position.biases.content_bias.any()
+    assert deviation(pytorch.blocks[0].attention.project.relative.weight) > 0
+
+
+def test_synthesizers_start() -> None:
+    assert (
+        abs(deviation(started("transformer_xl", "random_synthesizer").blocks[0].attention.attend.score.logits) - 0.02)
+        < 5e-4
+    )
+    assert abs(deviation(started("fairseq", "random_synthesizer").blocks[0].attention.attend.score.logits) - 1) < 0.02
+    xl = started("transformer_xl", "dense_synthesizer").blocks[0].attention.attend.score.to_positions
+    assert abs(deviation(xl.weight) - 0.02) < 0.002
+    assert not xl.bias.any()
+    fairseq = started("fairseq", "dense_synthesizer").blocks[0].attention.attend.score.to_positions
+    assert 0.99 < float(fairseq.weight.detach().abs().max()) * 40**0.5 <= 1

@@ -1,0 +1,127 @@
+"""Stochastic cross-head attention against its distribution."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+
+import pytest
+import torch
+from torch import Tensor
+
+import fullrank as fr
+from fullrank.core.cross_head import SameHead, StochasticCrossHead
+
+HEADS = 3
+
+
+def order(route: torch.nn.Module) -> tuple[int, ...]:
+    """Which head each head listened to; keys and values must agree."""
+    keys = torch.arange(HEADS, dtype=torch.float32).view(1, HEADS, 1, 1).expand(2, HEADS, 4, 5)
+    routed_keys, routed_values = route(keys, keys + 100)
+    assert torch.equal(routed_keys + 100, routed_values), "keys and values went different ways"
+    assert torch.equal(routed_keys, routed_keys[:1, :, :1, :1].expand_as(routed_keys)), (
+        "one order for rows and positions"
+    )
+    return tuple(int(number) for number in routed_keys[0, :, 0, 0])
+
+
+@pytest.mark.parametrize("beta", [0.1, 0.5, 1.0])
+def test_permutations_come_as_often_as_beta_says(beta: float) -> None:
+    """Each of the H! orders has probability beta / H!; to stay put has 1 - beta more."""
+    route, draws = StochasticCrossHead(beta).train(), 3000
+    counts = Counter(order(route) for _ in range(draws))
+    assert set(counts) <= set(itertools.permutations(range(HEADS)))
+    for permutation in itertools.permutations(range(HEADS)):
+        p = beta / math.factorial(HEADS) + (1 - beta if permutation == tuple(range(HEADS)) else 0)
+        assert abs(counts[permutation] - draws * p) <= 4.5 * math.sqrt(draws * p * (1 - p)) + 1e-9, permutation
+
+
+def test_keys_of_distances_go_with_their_heads_and_nothing_stays_nothing() -> None:
+    route, keys = StochasticCrossHead(1.0).train(), torch.arange(HEADS, dtype=torch.float32)[:, None, None]
+    for _ in range(20):
+        content, nothing, distances = route(keys.expand(2, -1, 4, 5), None, keys.expand(-1, 9, 5))
+        assert nothing is None
+        assert torch.equal(content[1, :, 0, 0], distances[:, 0, 0])
+    kept = SameHead()(None, keys)
+    assert kept[0] is None
+    assert kept[1] is keys
+
+
+def test_relative_attention_with_permuted_heads() -> None:
+    """Keys, keys of distances and values change places together; queries, u and v stay."""
+    config = fr.AttentionConfig(score="relative", cross_head=1.0)
+    attention = fr.Attention(config, hidden_size=6, num_attention_heads=3, head_dim=2).double().train()
+    with torch.no_grad():
+        for parameter in attention.parameters():
+            parameter.normal_()
+    x = torch.randn(2, 4, 6, dtype=torch.float64)
+    torch.manual_seed(6)
+    given = attention(x)
+    torch.manual_seed(6)
+    read = order(attention.route)
+    assert read != (0, 1, 2)
+    attention.eval()
+    project = attention.project
+    with torch.no_grad():
+        for weight in (project.key.weight, project.value.weight, project.relative.weight):
+            weight.copy_(weight.view(3, 2, 6)[list(read)].reshape(6, 6))
+        for bias in (project.key.bias, project.value.bias):
+            bias.copy_(bias.view(3, 2)[list(read)].reshape(6))
+    assert torch.allclose(attention(x), given, atol=1e-13)
+
+
+def test_evaluation_keeps_heads_and_draws_nothing() -> None:
+    route, state = StochasticCrossHead(1.0).eval(), torch.get_rng_state()
+    assert all(order(route) == tuple(range(HEADS)) for _ in range(20))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_beta_zero_adds_no_randomness() -> None:
+    def run(cross_head: float) -> tuple[Tensor, Tensor]:
+        torch.manual_seed(1)
+        config = fr.AttentionConfig(cross_head=cross_head)
+        attention = fr.Attention(config, hidden_size=8, num_attention_heads=4).train()
+        state = torch.get_rng_state()
+        out = attention(torch.ones(1, 3, 8).cumsum(1))
+        return out, (torch.get_rng_state() != state).any()
+
+    assert not run(0.0)[1]
+    assert run(0.5)[1]
+    assert isinstance(fr.Attention(fr.AttentionConfig(), hidden_size=8, num_attention_heads=4).route, SameHead)
+
+
+def test_gradients_go_to_the_heads_that_were_read() -> None:
+    route = StochasticCrossHead(1.0).train()
+    keys, values = torch.zeros(1, HEADS, 2, 2, requires_grad=True), torch.zeros(1, HEADS, 2, 2, requires_grad=True)
+    scale = torch.arange(1.0, HEADS + 1).view(1, HEADS, 1, 1)
+    torch.manual_seed(3)
+    routed = route(keys, values)
+    torch.manual_seed(3)
+    read = order(route)
+    (routed[0] * scale).sum().backward(retain_graph=True)
+    (routed[1] * scale).sum().backward()
+    for own, other in enumerate(read):
+        assert float(keys.grad[0, other, 0, 0]) == own + 1
+        assert float(values.grad[0, other, 0, 0]) == own + 1
+
+
+def test_mixing_reads_the_own_query_and_layers_draw_for_themselves() -> None:
+    """Only keys and values change places: what a permuted pass computes is the pass with permuted key and value weights."""
+    config = fr.AttentionConfig(cross_head=1.0, mix="position_wise")
+    attention = fr.Attention(config, hidden_size=6, num_attention_heads=3, head_dim=2).double().train()
+    with torch.no_grad():
+        attention.attend.mix.from_query.normal_()
+    x = torch.randn(2, 4, 6, dtype=torch.float64)
+    torch.manual_seed(6)
+    given = attention(x)
+    torch.manual_seed(6)
+    read = order(attention.route)
+    assert read != (0, 1, 2)
+    attention.eval()
+    for layer in (attention.project.key, attention.project.value):
+        with torch.no_grad():
+            layer.weight.copy_(layer.weight.view(3, 2, 6)[list(read)].reshape(6, 6))
+            layer.bias.copy_(layer.bias.view(3, 2)[list(read)].reshape(6))
+    assert torch.allclose(attention(x), given, atol=1e-13)

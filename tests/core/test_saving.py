@@ -1,0 +1,154 @@
+"""Saving and loading, and what is said when it fails. (That every combination survives it is tests/properties.)"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import fullrank as fr
+from fullrank.errors import InputError, RunError
+
+
+def model(vocab_size: int = 13, seed: int = 1, **changes: object) -> fr.LanguageModel:
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return fr.LanguageModel(fr.ModelConfig(vocab_size=vocab_size, **(sizes | changes)))
+
+
+def same(first: fr.LanguageModel, second: fr.LanguageModel) -> bool:
+    a, b = first.state_dict(), second.state_dict()
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_files(tmp_path: Path) -> None:
+    made = model(output=fr.OutputConfig(tied=True))
+    made.save(tmp_path / "deep" / "folder")
+    assert {file.name for file in (tmp_path / "deep" / "folder").iterdir()} == {"model.safetensors", "config.yaml"}
+    text = (tmp_path / "deep" / "folder" / "config.yaml").read_text()
+    assert yaml.safe_load(text)["model"]["hidden_size"] == 8
+    with (tmp_path / "deep" / "folder" / "model.safetensors").open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    assert "output.weight" not in header  # tied: stored once
+    assert same(fr.LanguageModel.load(tmp_path / "deep" / "folder"), made)
+
+
+def test_saving_again_replaces(tmp_path: Path) -> None:
+    model(seed=1).save(tmp_path)
+    model(seed=2).save(str(tmp_path))
+    assert same(fr.LanguageModel.load(str(tmp_path)), model(seed=2))
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_loaded_model_trains(tmp_path: Path) -> None:
+    model().save(tmp_path)
+    loaded = fr.LanguageModel.load(tmp_path)
+    assert not loaded.training
+    loaded.loss(torch.tensor([[1, 2]]), torch.tensor([[2, 3]])).backward()
+    assert all(p.grad is not None for p in loaded.parameters())
+    shutil.rmtree(tmp_path)  # nothing of it is read later
+    loaded(torch.tensor([[1, 2]]))
+
+
+def test_loaded_tensors_are_aligned(tmp_path: Path) -> None:
+    """In the file they begin at any byte; products of such tensors are slower and differ in the last bit."""
+    model().save(tmp_path)
+    assert all(p.data_ptr() % 64 == 0 for p in fr.LanguageModel.load(tmp_path).parameters())
+
+
+def test_a_run_folder(tmp_path: Path) -> None:
+    for name, seed in (("best", 2), ("last", 3)):
+        model(seed=seed).save(tmp_path / "checkpoints" / name)
+    shutil.copy(tmp_path / "checkpoints" / "best" / "config.yaml", tmp_path / "config.yaml")
+    assert same(fr.LanguageModel.load(tmp_path), model(seed=2))
+    assert same(fr.LanguageModel.load(tmp_path, checkpoint="last"), model(seed=3))
+
+
+def test_missing_folder(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such folder; give a run folder"):
+        fr.LanguageModel.load(tmp_path / "nowhere")
+    with pytest.raises(InputError, match=r"holds no config\.yaml"):
+        fr.LanguageModel.load(tmp_path)
+
+
+def test_missing_weights(tmp_path: Path) -> None:
+    model().save(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(InputError, match=r"holds no weights .*checkpoints/best/model\.safetensors"):
+        fr.LanguageModel.load(tmp_path)
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, -1])
+def test_truncated_weights(tmp_path: Path, keep: int) -> None:
+    model().save(tmp_path)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(InputError, match=r"model\.safetensors: damaged or not a safetensors file"):
+        fr.LanguageModel.load(tmp_path)
+
+
+def swap(tmp_path: Path, weights: fr.LanguageModel, config: fr.LanguageModel) -> Path:
+    """The weights of one model beside the configuration of another."""
+    weights.save(tmp_path)
+    config.save(tmp_path / "other")
+    shutil.copy(tmp_path / "other" / "config.yaml", tmp_path / "config.yaml")
+    return tmp_path
+
+
+def test_another_vocabulary(tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"'embedding\.weight' is \(13, 8\), the model's is \(17, 8\).*model\.vocab_size"
+    ):
+        fr.LanguageModel.load(swap(tmp_path, model(13), model(17)))
+
+
+def test_another_width(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"is \(.*\), the model's is \("):
+        fr.LanguageModel.load(swap(tmp_path, model(), model(intermediate_size=5)))
+
+
+def test_other_parts(tmp_path: Path) -> None:
+    mixed = model(attention=fr.AttentionConfig(mix="position_independent"))
+    with pytest.raises(
+        InputError, match=r"does not fit .*missing \['blocks\.0\.attention\.attend\.mix\.mixing'\], unknown \[\]"
+    ):
+        fr.LanguageModel.load(swap(tmp_path, model(), mixed))
+    with pytest.raises(InputError, match=r"missing \[\], unknown \['blocks\.0\.attention\.attend\.mix\.mixing'\]"):
+        fr.LanguageModel.load(swap(tmp_path, mixed, model()))
+
+
+def test_a_damaged_configuration(tmp_path: Path) -> None:
+    model().save(tmp_path)
+    (tmp_path / "config.yaml").write_text("model: {hidden_sise: 8}")
+    with pytest.raises(InputError, match=r"unknown key 'model\.hidden_sise'; did you mean 'model\.hidden_size'"):
+        fr.LanguageModel.load(tmp_path)
+
+
+def test_saving_where_it_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(RunError, match="cannot be saved"):
+        model().save(tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "in the way"
+
+
+def test_no_space_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old files stay whole, nothing half-written is left, and the message says how much is free."""
+    import errno
+
+    from fullrank.core import storage as weights
+
+    model(seed=1).save(tmp_path)
+
+    def full(*args: object) -> None:
+        Path(str(args[1])).write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(weights, "save_file", full)
+    with pytest.raises(RunError, match=r"no space left on the disk, \d+ MiB free.*what was there before is unchanged"):
+        model(seed=2).save(tmp_path)
+    assert same(fr.LanguageModel.load(tmp_path), model(seed=1))
+    assert len(list(tmp_path.iterdir())) == 2

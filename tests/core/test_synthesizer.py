@@ -1,0 +1,192 @@
+"""Synthesizers against their equations: scores that no query and key agreed on."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import fullrank as fr
+from fullrank.core.head_size import HeadSize
+from fullrank.core.score import DenseSynthesizer, RandomSynthesizer
+from fullrank.errors import InputError
+
+B, H, D, P = 2, 3, 4, 8
+SIZE = HeadSize(H, D, 10, P)
+
+
+def dense() -> DenseSynthesizer:
+    return DenseSynthesizer(DenseSynthesizer.Config(), SIZE).double()
+
+
+def test_dense_is_its_equation() -> None:
+    score, query = dense(), torch.randn(B, H, 3, D, dtype=torch.float64)
+    weight, bias = score.to_positions.weight.detach(), score.to_positions.bias.detach()
+    assert weight.shape == (P, D)
+
+    def expected(b: int, h: int, n: int, place: int) -> float:
+        return sum(float(weight[place, d] * max(query[b, h, n, d], 0)) for d in range(D)) + float(bias[place])
+
+    contiguous = score(query, fr.Layout.of(3, 5)).detach()
+    places = torch.tensor([[0, 0, 1, 2], [1, 3, 5, 7]])
+    by_row = score(query, fr.Layout(places[:, :3], places)).detach()
+    shared = score(query, fr.Layout(places[1, :3], places[1])).detach()
+    assert contiguous.shape == (B, H, 3, 5)
+    for b in range(B):
+        for h in range(H):
+            for n in range(3):
+                for m in range(5):
+                    assert abs(float(contiguous[b, h, n, m]) - expected(b, h, n, m)) < 1e-13
+                for m in range(4):  # columns are positions, not places in the batch
+                    assert abs(float(by_row[b, h, n, m]) - expected(b, h, n, int(places[b, m]))) < 1e-13
+                    assert abs(float(shared[b, h, n, m]) - expected(b, h, n, int(places[1, m]))) < 1e-13
+
+
+def test_random_is_a_table() -> None:
+    torch.manual_seed(1)
+    score = RandomSynthesizer(None, SIZE).double()
+    assert score.logits.shape == (H, P, P)
+    assert abs(float(score.logits.detach().std()) - 1) < 5 / math.sqrt(2 * H * P * P)
+    found = score(fr.Layout.of(2, 5)).detach()
+    assert found.shape == (1, H, 2, 5)
+    assert torch.equal(found[0, :, 0, :], score.logits[:, 3, :5])
+    assert torch.equal(found[0, :, 1, :], score.logits[:, 4, :5])
+    places = torch.tensor([[0, 0, 1, 2], [1, 3, 5, 7]])
+    by_row = score(fr.Layout(places[:, 2:], places)).detach()
+    shared = score(fr.Layout(places[1, 2:], places[1])).detach()
+    for h in range(H):
+        for n in range(2):
+            for m in range(4):
+                for b in range(B):
+                    assert by_row[b, h, n, m] == score.logits[h, places[b, 2 + n], places[b, m]]
+                assert shared[0, h, n, m] == score.logits[h, places[1, 2 + n], places[1, m]]
+    early = score(fr.Layout.of(5, 2, causal=False)).detach()  # queries at -3 .. 1
+    assert torch.equal(early[0, :, :, :], score.logits[:, [0, 0, 0, 0, 1], :2])
+
+
+def attention(score: object, mix: str = "none", length: int = P, **options: object) -> fr.Attention:
+    torch.manual_seed(3)
+    config = fr.AttentionConfig(score=score, mix=mix, **options)
+    made = fr.Attention(config, hidden_size=10, num_attention_heads=H, head_dim=D, max_position_embeddings=length)
+    return made.double()
+
+
+def names(made: torch.nn.Module) -> set[str]:
+    return {name for name, _ in made.named_parameters() if name.endswith("weight") or "logits" in name}
+
+
+def test_only_what_is_read_is_projected() -> None:
+    common = {"project.value.weight", "merge.weight"}
+    assert names(attention("dense_synthesizer")) == common | {
+        "project.query.weight", "attend.score.to_positions.weight"}  # fmt: skip
+    assert names(attention("random_synthesizer")) == common | {"attend.score.logits"}
+    for mix in ("position_independent", "random", "average"):
+        assert "project.query.weight" not in names(attention("random_synthesizer", mix))
+    assert "project.query.weight" in names(attention("random_synthesizer", "position_wise"))
+    assert names(attention("dot_product")) == common | {"project.query.weight", "project.key.weight"}
+
+
+def test_a_kept_key_projection_is_there_and_idle() -> None:
+    plain, kept = attention("dense_synthesizer"), attention({"name": "dense_synthesizer", "keep_key_projection": True})
+    assert names(kept) - names(plain) == {"project.key.weight"}
+    x = torch.randn(2, 5, 10, dtype=torch.float64)
+    before = kept(x)
+    with torch.no_grad():
+        for parameter in kept.project.key.parameters():
+            parameter.fill_(math.nan)
+    assert torch.equal(kept(x), before)
+    assert not any(parameter.requires_grad for parameter in kept.project.key.parameters())
+
+
+def test_position_wise_mixing_of_a_table_has_a_query_that_disturbs_nothing() -> None:
+    plain, mixed = attention("random_synthesizer"), attention("random_synthesizer", "position_wise")
+    state = mixed.state_dict()
+    for name, value in plain.state_dict().items():
+        assert torch.equal(state[name], value), name
+    assert not torch.isin(state["project.query.weight"], state["project.value.weight"]).any()
+    x = torch.randn(1, 5, 10, dtype=torch.float64)
+    assert torch.equal(mixed(x), plain(x))
+    with torch.no_grad():
+        mixed.attend.mix.from_query.normal_()
+    query = mixed.project.split(mixed.project.query(x))
+    weights = torch.softmax(mixed.attend.score.logits[:, :5, :5].masked_fill(~fr.Layout.of(5).visible(), -math.inf), -1)
+    m = torch.einsum("bjnd,di->bnji", query, mixed.attend.mix.from_query) + torch.eye(H, dtype=torch.float64)
+    out = torch.einsum("bnji,bjnm,bimd->bnid", m, weights, mixed.project.split(mixed.project.value(x)))
+    assert torch.allclose(mixed(x), mixed.merge(out.flatten(2)), atol=1e-13)
+
+
+@pytest.mark.parametrize("score", ["dense_synthesizer", "random_synthesizer"])
+def test_texts_end_at_max_position_embeddings(score: str) -> None:
+    made = attention(score)
+    assert made(torch.zeros(1, P, 10, dtype=torch.float64)).isfinite().all()
+    message = r"a sequence of 9 tokens, but model.max_position_embeddings is 8 .* larger model.max_position_embeddings"
+    with pytest.raises(InputError, match=message):
+        made(torch.zeros(1, P + 1, 10, dtype=torch.float64))
+    config = fr.ModelConfig(vocab_size=5, hidden_size=6, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=P,
+                            attention=fr.AttentionConfig(score=score))  # fmt: skip
+    model = fr.LanguageModel(config)
+    assert model.max_length == P
+    cache = model(torch.zeros(1, P, dtype=torch.int64), cache=model.new_cache()).cache
+    with pytest.raises(InputError, match=message):
+        model(torch.zeros(1, 1, dtype=torch.int64), cache=cache)
+
+
+@pytest.mark.parametrize("score", ["dense_synthesizer", "random_synthesizer"])
+def test_positions_count_and_not_places_in_a_batch(score: str) -> None:
+    made, x = attention(score), torch.randn(1, P, 10, dtype=torch.float64)
+    mask = torch.ones(1, P + 3, dtype=torch.bool)
+    mask[:, :3] = False
+    places = (mask.cumsum(1) - 1).clamp_min(0)
+    padded = torch.cat([torch.randn(1, 3, 10, dtype=torch.float64), x], 1)
+    given = made(padded, layout=fr.Layout(places, places, True, mask))
+    assert torch.allclose(given[:, 3:], made(x), atol=1e-13)
+    gap = torch.tensor([0, 1, 12])
+    with pytest.raises(InputError, match="a sequence of 13 tokens"):
+        made(x[:, :3], layout=fr.Layout(gap, gap, farthest=12))
+
+
+@pytest.mark.parametrize("score", ["dense_synthesizer", "random_synthesizer"])
+def test_dropout_is_drawn_for_every_text(score: str) -> None:
+    torch.manual_seed(0)
+    config = fr.AttentionConfig(score=score)
+    made = fr.Attention(config, hidden_size=10, num_attention_heads=H, head_dim=D, dropout=0.5).train()
+    out = made(torch.ones(4, 6, 10))
+    assert not torch.equal(out[0], out[1])
+
+
+def test_heads_trade_values_only() -> None:
+    """Cross-head attention where there are no keys to permute."""
+    made = attention("dense_synthesizer", cross_head=1.0)
+    x = torch.randn(1, 4, 10, dtype=torch.float64)
+    torch.manual_seed(6)
+    given = made(x)
+    torch.manual_seed(6)
+    order = made.route(torch.arange(H)[:, None, None])[0].flatten().tolist()
+    assert order != [0, 1, 2]
+    made.eval()
+    with torch.no_grad():
+        layer = made.project.value
+        layer.weight.copy_(layer.weight.view(H, D, 10)[order].reshape(H * D, 10))
+        layer.bias.copy_(layer.bias.view(H, D)[order].reshape(-1))
+    assert torch.allclose(made(x), given, atol=1e-13)
+
+
+def test_options() -> None:
+    with pytest.raises(InputError, match="keep_key_projection: true or false, given 1"):
+        fr.AttentionConfig(score={"name": "dense_synthesizer", "keep_key_projection": 1})
+    with pytest.raises(InputError, match="'random_synthesizer' takes no options"):
+        fr.AttentionConfig(score={"name": "random_synthesizer", "keep_key_projection": True})
+
+
+def weights_of(made: fr.Attention, x: Tensor) -> Tensor:
+    trace = fr.Trace()
+    made(x, trace=trace)
+    return trace.layers[0].weights
+
+
+def test_weights_of_a_table_are_those_of_every_text() -> None:
+    weights = weights_of(attention("random_synthesizer"), torch.randn(3, 5, 10, dtype=torch.float64))
+    assert weights.shape == (3, H, 5, 5)
+    assert torch.equal(weights[0], weights[2])

@@ -1,0 +1,288 @@
+"""A translation written token by token is the one that is read whole: every mechanism, any cut, any beams."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from translator_models import (
+    MECHANISMS,
+    PAIRS,
+    TARGET,
+    WEIGHTED,
+    WIDE,
+    B,
+    close,
+    padding,
+    sentences,
+    tokens,
+    translator,
+)  # fmt: skip
+
+import fullrank as fr
+from fullrank.core.across import Projected
+from fullrank.errors import InputError
+
+LENGTHS = [7, 3, 5]
+every_mechanism = pytest.mark.parametrize("mechanism", MECHANISMS)
+
+
+def whole(model: fr.Translator, source: Tensor, mask: Tensor | None, texts: list[list[int]], of: list[int]) -> Tensor:
+    """The last logits of each text, the sentence `of` it read again from its first token, (R, V)."""
+    out = []
+    for text, row in zip(texts, of, strict=True):
+        own = source[row : row + 1] if mask is None else source[row][mask[row].bool()][None]
+        out.append(model(own, torch.tensor([text])).logits[0, -1])
+    return torch.stack(out)
+
+
+@every_mechanism
+def test_token_by_token_and_in_pieces(mechanism: str) -> None:
+    model = translator(mechanism)
+    source, target = sentences(model, 3, 7, 6)
+    for side in ("", "right", "left"):
+        mask = padding(LENGTHS, 7, side) if side else None
+        with torch.no_grad():
+            expected = model(source, target, mask).logits
+            writer = model.of_source(model.encode(source, mask))
+            close(writer(target).logits, expected, "without a cache")
+            for bounds in (range(7), (0, 2, 3, 6), (0, 6)):
+                cache, parts = writer.new_cache(), []
+                for start, end in itertools.pairwise(bounds):
+                    out = writer(target[:, start:end], cache=cache)
+                    assert cache.length == start, "a cache is a value"
+                    assert out.cache is not None
+                    cache = out.cache
+                    parts.append(out.logits)
+                assert cache.length == 6
+                close(torch.cat(parts, 1), expected, f"cut at {list(bounds)}, padding {side}")
+
+
+@every_mechanism
+def test_in_training_mode_nothing_is_different_but_dropout(mechanism: str) -> None:
+    """With gradients, too: a cache may be differentiated."""
+    model = translator(mechanism, attention={"cross_head": 0.0} if mechanism == "cross-head" else {}).train()
+    source, target = sentences(model)
+    expected = model(source, target).logits
+    writer = model.of_source(model.encode(source))
+    first = writer(target[:, :2], cache=writer.new_cache())
+    assert first.cache is not None
+    given = torch.cat((first.logits, writer(target[:, 2:], cache=first.cache).logits), 1)
+    close(given, expected)
+    cotangent = torch.randn(given.shape, dtype=WIDE)
+    found: Any = model
+    table = (
+        found.decoder.embedding.weight
+        if hasattr(found.decoder.embedding, "weight")
+        else found.decoder.embedding.weights[0]
+    )
+    a, b = (torch.autograd.grad(out, table, cotangent, retain_graph=True)[0] for out in (given, expected))
+    close(a, b, "gradient")
+
+
+# -- beams ------------------------------------------------------------------------------------------------------------
+
+# what is kept at each step, of what the step before kept: (index, ...)
+SELECTIONS: dict[str, list[list[int]]] = {
+    "groups of one size": [[0, 0, 1, 1, 2, 2], [1, 0, 3, 3, 4, 5], [0, 1, 2, 3, 5, 4], [0, 2, 4]],
+    "groups of other sizes": [[0, 0, 0, 1, 2], [0, 2, 2, 3, 4, 4], [1, 0, 2, 3, 5]],
+    "sentences that end": [[0, 0, 1, 1, 2, 2], [0, 1, 4, 5], [3, 2], [0, 0]],
+    "the first ends": [[0, 0, 1, 1, 2, 2], [2, 3, 4, 5], [0, 0, 2, 3], [2, 2]],
+    "another order": [[2, 0, 1], [0, 0, 1, 1, 2, 2], [4, 5, 0, 1, 2, 3], [5, 1, 3]],
+    "a sentence in two places": [[0, 1, 0, 2, 2, 0], [5, 2, 0, 1, 3], [1, 1, 2, 3, 3, 0]],
+    "equal groups in two places": [[0, 0, 1, 1, 0, 0], [4, 5, 2, 3, 0, 1], [0, 2, 4]],
+    "growing": [[0, 1], [0, 0, 1, 1], [0, 0, 1, 1, 2, 2, 3, 3], [7]],
+    "one": [[1], [0, 0, 0], [2, 1, 0], [0]],
+}
+
+
+@pytest.mark.parametrize("side", ["", "right", "left"])
+@pytest.mark.parametrize("selection", SELECTIONS)
+@pytest.mark.parametrize("mechanism", ["B", "multi-linear everywhere", "relative positions"])
+def test_beams_equal_reading_each_text_again(mechanism: str, selection: str, side: str) -> None:
+    model = translator(mechanism)
+    source, _ = sentences(model, 3, 7)
+    mask = padding(LENGTHS, 7, side) if side else None
+    generator = torch.Generator().manual_seed(3)
+    texts, of = [[1], [2], [3]], [0, 1, 2]
+    with torch.no_grad():
+        writer = model.of_source(model.encode(source, mask))
+        out = writer(torch.tensor([[text[-1]] for text in texts]), cache=writer.new_cache())
+        for index in SELECTIONS[selection]:
+            assert out.cache is not None
+            cache = out.cache.reorder(torch.tensor(index))
+            new = torch.randint(TARGET, (len(index),), generator=generator)
+            texts = [[*texts[i], int(token)] for i, token in zip(index, new, strict=True)]
+            of = [of[i] for i in index]
+            out = writer(new[:, None], cache=cache)
+            close(out.logits[:, 0], whole(model, source, mask, texts, of), f"{selection} {index}")
+            assert cache.length == len(texts[0]) - 1
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_beams_of_every_mechanism(mechanism: str) -> None:
+    """Two beams a sentence, two tokens at a time, then unequal ones."""
+    model = translator(mechanism)
+    source, _ = sentences(model, 3, 7)
+    mask = padding(LENGTHS, 7, "right")
+    start = tokens(TARGET, 3, 2)
+    with torch.no_grad():
+        writer = model.of_source(model.encode(source, mask))
+        texts, of = start.tolist(), [0, 1, 2]
+        out = writer(start, cache=writer.new_cache())
+        for index in ([0, 0, 1, 1, 2, 2], [1, 0, 3, 3, 5, 4], [0, 2, 2, 4]):
+            assert out.cache is not None
+            new = tokens(TARGET, len(index), 2, seed=len(index))
+            texts, of = [[*texts[i], *row] for i, row in zip(index, new.tolist(), strict=True)], [of[i] for i in index]
+            out = writer(new, cache=out.cache.reorder(torch.tensor(index)))
+            close(out.logits[:, -1], whole(model, source, mask, texts, of), str(index))
+
+
+def test_beams_of_one_sentence_read_one_row() -> None:
+    """A row of keys and values for each sentence while beams stand in equal groups; one a text where they do not."""
+    model = translator("B")
+    source, _ = sentences(model, 3, 7)
+    written = model.of_source(model.encode(source, padding(LENGTHS, 7, "right"))).new_cache().source
+
+    def rows(projected: Projected) -> int:
+        assert {layer.texts for layer in projected.layers} == {projected.layers[0].texts}
+        assert projected.mask is not None
+        assert len(projected.mask) == projected.layers[0].texts
+        return projected.layers[0].texts
+
+    assert rows(written) == 3
+    beams = written.reorder(torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]))
+    assert rows(beams) == 3
+    assert beams.layers[0].values is written.layers[0].values  # nothing is copied
+    again = beams.reorder(torch.tensor([3, 1, 1, 0, 4, 4, 4, 4, 11, 10, 9, 8]))
+    assert again.layers[0].values is written.layers[0].values
+    assert again.rows.tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
+    assert rows(beams.reorder(torch.tensor([4, 5, 6, 7]))) == 1  # two sentences are done
+    assert rows(beams.reorder(torch.tensor([0, 4, 5]))) == 3  # unequal groups
+    assert rows(beams.reorder(torch.tensor([0, 4, 1]))) == 3
+    none = beams.reorder(torch.tensor([], dtype=torch.long))
+    assert (rows(none), none.rows.tolist()) == (0, [])
+
+
+def test_all_sentences_are_done() -> None:
+    """A cache of no texts is what is left then."""
+    model = translator()
+    source, _ = sentences(model)
+    with torch.no_grad():
+        writer = model.of_source(model.encode(source))
+        out = writer(torch.tensor([[1], [2], [3]]), cache=writer.new_cache())
+        assert out.cache is not None
+        assert out.cache.reorder(torch.tensor([], dtype=torch.long)).length == 1
+
+
+def test_texts_that_are_not_those_of_the_cache() -> None:
+    model = translator()
+    source, target = sentences(model)
+    writer = model.of_source(model.encode(source))
+    for rows in (1, 2, 6):
+        new = tokens(TARGET, rows, 2)
+        with pytest.raises(InputError, match=rf"{rows} texts, the source .*is read by 3"):
+            writer(new, cache=writer.new_cache())
+        with pytest.raises(InputError, match=rf"{rows} texts, the source .*is read by 3"):
+            writer(new)
+    out = writer(target, cache=writer.new_cache())
+    with pytest.raises(InputError, match="reorder"):
+        writer(target[:2], cache=out.cache)
+
+
+def test_a_prompt_that_is_padded() -> None:
+    """What is written goes on after prefixes of unequal lengths, padded on the left: forced beginnings."""
+    for mechanism in ("B", "relative positions", "learned positions", "multi-linear everywhere"):
+        model = translator(mechanism)
+        source, _ = sentences(model, 2, 7)
+        prefixes = torch.tensor([[0, 0, 4], [7, 3, 2]])
+        mask = torch.tensor([[0, 0, 1], [1, 1, 1]])
+        after = torch.tensor([[5, 1], [6, 9]])
+        with torch.no_grad():
+            writer = model.of_source(model.encode(source))
+            out = writer(prefixes, cache=writer.new_cache(), attention_mask=mask)
+            both = torch.cat((mask, torch.ones_like(after)), 1)
+            given = writer(after, cache=out.cache, attention_mask=both).logits[:, -1]
+            close(given, whole(model, source, None, [[4, 5, 1], [7, 3, 2, 6, 9]], [0, 1]), mechanism)
+
+
+# -- the released code ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mechanism", WEIGHTED)
+def test_released_decoding_changes_only_decoding_with_a_cache(mechanism: str) -> None:
+    model = translator(mechanism)
+    released = translator(mechanism, decoder_keys={"released_decoding": True})
+    assert released.state_dict().keys() == model.state_dict().keys()
+    source, target = sentences(model)
+    plain = translator(mechanism, decoder={"mix": "none"} | _without_mix(model.config.of_decoder().attention))
+    plain.load_state_dict({n: v for n, v in model.state_dict().items() if n in plain.state_dict()}, strict=True)
+    mixes = model.config.of_decoder().attention.mix != "none"
+
+    def cached(of: fr.Translator) -> Tensor:
+        writer = of.of_source(of.encode(source))
+        first = writer(target[:, :2], cache=writer.new_cache())
+        return torch.cat((first.logits, writer(target[:, 2:], cache=first.cache).logits), 1)
+
+    with torch.no_grad():
+        assert torch.equal(released(source, target).logits, model(source, target).logits)
+        assert torch.equal(released.of_source(released.encode(source))(target).logits, model(source, target).logits)
+        close(cached(released), plain(source, target).logits, "as without mixing in the decoder's self-attention")
+        close(cached(model), model(source, target).logits, "ours mixes")
+        assert (float((cached(released) - cached(model)).abs().max()) > 1e-3) == mixes
+
+
+def _without_mix(attention: fr.AttentionConfig) -> dict[str, Any]:
+    return {"score": attention.score, "normalize": attention.normalize, "cross_head": attention.cross_head}
+
+
+def test_released_cross_never_mixes_across() -> None:
+    released = translator("B", decoder_keys={"released_cross": True})
+    assert not [name for name in released.state_dict() if "cross_attention.attend.mix" in name]
+    own = {"cross": {"mix": "none"}}
+    model = translator("B", **own)
+    model.load_state_dict(released.state_dict())
+    source, target = sentences(model)
+    with torch.no_grad():
+        assert torch.equal(released(source, target).logits, model(source, target).logits)
+    given = translator("plain", cross=B | {"normalize": "sigsoftmax"}, decoder_keys={"released_cross": True})
+    assert given.config.of_cross().attention.normalize == "sigsoftmax"  # only mixing is left out
+    assert given.config.of_cross().attention.mix == "none"
+
+
+# -- a decoder that sees later tokens ---------------------------------------------------------------------------------
+
+
+def test_a_decoder_as_published_is_read_whole() -> None:
+    """Its tokens see later ones: that is said of the model, and it cannot write."""
+    seeing = PAIRS | {"causal": "as_published", "not_next_token_perplexity": True}
+    model = translator("plain", decoder=seeing)
+    assert model.config.sees_future
+    source, target = sentences(model)
+    other = target.clone()
+    other[:, -1] = (other[:, -1] + 1) % TARGET
+    writer = model.of_source(model.encode(source))
+    with torch.no_grad():
+        assert not torch.equal(model(source, target).logits[:, 0], model(source, other).logits[:, 0])
+        with pytest.raises(InputError, match="as_published lets tokens see later ones"):
+            writer(target[:, :1], cache=writer.new_cache())
+
+
+def test_an_encoder_as_published_is_an_encoder() -> None:
+    """Nothing is hidden from it anyway; what is written after it is next-token prediction, and can be written."""
+    for place in ("encoder", "cross"):
+        model = translator("plain", **{place: PAIRS | {"causal": "as_published"}})
+        masked = translator("plain", **{place: PAIRS})
+        assert not model.config.sees_future
+        source, target = sentences(model)
+        with torch.no_grad():
+            assert torch.equal(model(source, target).logits, masked(source, target).logits)
+            writer = model.of_source(model.encode(source))
+            close(writer(target, cache=writer.new_cache()).logits, model(source, target).logits)
+    everywhere = PAIRS | {"causal": "as_published", "not_next_token_perplexity": True}
+    assert translator("plain", attention=everywhere).config.sees_future
+    masked_decoder = translator("plain", attention=PAIRS | {"causal": "as_published"}, decoder=PAIRS)
+    assert not masked_decoder.config.sees_future

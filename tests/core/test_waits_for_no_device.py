@@ -1,0 +1,105 @@
+"""A training step asks a GPU for nothing: what would have to wait for its numbers is not in the output losses.
+
+Tensors on the device `meta` have no numbers, so that asking for one is an error; and no number goes there from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import fullrank as fr
+from fullrank.core.decoder import LanguageModel
+
+VOCABULARY, WIDTH = 23, 8
+CLUSTERS: dict[str, Any] = {"cutoffs": [7, 13], "div_val": 2}
+OUTPUTS: dict[str, dict[str, Any]] = {
+    "softmax": {"kind": "softmax"},
+    "sigsoftmax": {"kind": "softmax", "normalize": "sigsoftmax"},
+    "mixture": {"kind": "mixture_of_softmaxes", "mixtures": 3},
+    "mixture, epsilon": {"kind": "mixture_of_softmaxes", "mixtures": 3, "epsilon": 1e-8},
+    "adaptive": {"kind": "adaptive", **CLUSTERS},
+    "mixture of adaptive": {"kind": "mixture_of_softmaxes", "components": "adaptive", "mixtures": 3, **CLUSTERS},
+}
+ASKS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "is_nonzero")
+
+
+class Asked(TorchDispatchMode):
+    """Which operations needed numbers on the host, and which took some from there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, function: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = function.overloadpacket.__name__
+        masks = name == "index" and any(i is not None and i.dtype == torch.bool for i in args[1])
+        if name in (*ASKS, "lift_fresh") or masks:
+            self.names.append(name)
+        return function(*args, **(kwargs or {}))
+
+
+def output_of(name: str) -> torch.nn.Module:
+    kind = OUTPUTS[name]
+    config = fr.ModelConfig(
+        vocab_size=VOCABULARY, hidden_size=WIDTH, num_hidden_layers=1, num_attention_heads=2,
+        output=fr.OutputConfig(**kind),
+    )  # fmt: skip
+    return LanguageModel(config).output
+
+
+def step(output: Any, device: str, smoothing: float, weighted: bool) -> None:
+    hidden = torch.randn(2, 5, WIDTH, device=device, requires_grad=True)
+    targets = torch.zeros(2, 5, dtype=torch.int64, device=device)
+    weights = torch.ones(2, 5, device=device) if weighted else None
+    loss, _ = output.loss(hidden, targets, weights, smoothing)
+    (loss * 2).backward()
+    assert hidden.grad is not None
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("name", ["softmax", "mixture", "mixture, epsilon"])
+def test_losses_ask_for_no_number(name: str, weighted: bool, smoothing: float) -> None:
+    with Asked() as asked:
+        step(output_of(name).to("meta"), "meta", smoothing, weighted)
+    assert asked.names == []
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_adaptive_losses_ask_once(name: str, smoothing: float) -> None:
+    """The known exception: how many tokens each cluster has, one question a pass. (The other one, whether the gradient that
+    comes in is 1, is put to a CPU only.)"""
+    output = output_of(name)
+    with Asked() as asked:
+        step(output, "cpu", smoothing, weighted=True)
+    tails = getattr(output, "clusters", None)
+    cotangents = 0 if smoothing and name == "mixture of adaptive" else 1
+    counts = 0 if tails is None or (smoothing and name == "mixture of adaptive") else len(tails.sizes)
+    assert set(asked.names) <= {"_local_scalar_dense"}, asked.names
+    found = len(asked.names)
+    assert found <= counts + 4 * cotangents, (found, counts)
+
+
+@pytest.mark.parametrize("mix", ["none", "position_wise"])
+def test_the_loss_of_a_translation_asks_for_no_number(mix: str) -> None:
+    """Where a mask says by itself, and not by looking, on which side padding stands."""
+    config = fr.ModelConfig(
+        vocab_size=VOCABULARY, hidden_size=WIDTH, num_hidden_layers=1, num_attention_heads=2,
+        attention=fr.AttentionConfig(mix=mix),
+    )  # fmt: skip
+    model = fr.Translator(config)
+    source, target = torch.zeros(3, 7, dtype=torch.int64), torch.zeros(3, 5, dtype=torch.int64)
+    mask, weights = torch.ones(3, 7, dtype=torch.bool), torch.ones(3, 5)
+    mask[1, 4:] = False
+    for said in (True, None):
+        with Asked() as asked:
+            model.loss_parts(source, target, target, weights, mask, label_smoothing=0.1, padded_right=said)
+        assert bool(asked.names) == (said is None), asked.names

@@ -1,0 +1,218 @@
+"""The compiled library: made once and kept; where that is not possible, others compute the same and a warning is logged.
+
+Compilers here are scripts: the good one copies what was compiled before, and all of them write down that they were called.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from native_cases import Case, built, by_reference, heads_of, needs_compiler
+
+import fullrank as fr
+from fullrank import kernels
+from fullrank.errors import InputError
+from fullrank.kernels import native_build
+from fullrank.kernels.native_build import library
+
+CASE = Case(20, 25, 3, 5, mix="position_wise")
+
+
+@dataclass
+class Workshop:
+    """A folder for libraries, and one for compilers and their diary."""
+
+    cache: Path
+    tools: Path
+    compiled: str
+    patch: pytest.MonkeyPatch
+
+    def compiler(self, does: str) -> Path:
+        """A script; `$out` is where the library has to be, `$compiled` one that is as it should be."""
+        path = self.tools / "compiler"
+        path.write_text(
+            f'#!/bin/sh\n[ "$1" = --version ] && echo 1 && exit\necho "$@" >> {self.tools}/calls\n'
+            f'for out; do [ "$before" = -o ] && break; before=$out; done\ncompiled={self.compiled}\n{does}\n'
+        )  # fmt: skip
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        self.patch.setenv("CXX", str(path))
+        return path
+
+    @property
+    def calls(self) -> int:
+        """How often something was compiled."""
+        diary = self.tools / "calls"
+        return len(diary.read_text().splitlines()) if diary.exists() else 0
+
+    @property
+    def kept(self) -> list[str]:
+        """What lies in the cache, but for locks."""
+        return sorted(path.suffix for path in self.cache.rglob("*") if path.suffix != ".lock")
+
+
+@pytest.fixture
+def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workshop]:
+    needs_compiler()
+    loaded = library()
+    assert loaded is not None
+    (tmp_path / "tools").mkdir()
+    monkeypatch.setenv("FULLRANK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("FULLRANK_NATIVE", raising=False)
+    library.cache_clear()
+    yield Workshop(tmp_path / "cache", tmp_path / "tools", loaded._name, monkeypatch)
+    monkeypatch.undo()
+    library.cache_clear()
+
+
+def computed() -> tuple[set[str], bool]:
+    """The kernels that compute attention, and whether they compute what it is."""
+    attend = built(CASE)
+    heads = heads_of(CASE, attend, torch.float32)
+    with kernels.chosen() as names:
+        out = attend(heads, CASE.layout())
+    return names, torch.allclose(out, by_reference(attend, heads, CASE.layout()), atol=1e-6)
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    return [text for text in said if not text.startswith("compiling")]
+
+
+COPIES = 'cp "$compiled" "$out"'
+FAULTS = {
+    "fails": ('echo "mixed.cpp:3:1: error: nothing works" >&2; exit 1', "mixed.cpp:3:1: error: nothing works"),
+    "fails silently": ("exit 3", "ended with status 3"),
+    "fails half way": ('head -c 1000 "$compiled" > "$out"; exit 1', "ended with status 1"),
+    "says strange letters": (r"printf 'error: \377\376 of wood\n' >&2; exit 1", "of wood"),
+    "writes nothing": ("exit 0", "No such file"),
+}
+
+
+def test_compiles_once(workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
+    workshop.compiler(COPIES)
+    for _ in range(3):
+        library.cache_clear()
+        assert computed() == ({"native"}, True)
+    assert workshop.calls == 1
+    assert workshop.kept == [".so"]
+    assert not warnings_of(caplog)
+
+
+def test_without_openmp(workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
+    workshop.compiler(f'case "$*" in *-fopenmp*) exit 1;; esac\n{COPIES}')
+    assert computed() == ({"native"}, True)
+    assert workshop.calls == 2
+    assert not warnings_of(caplog)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_compiler_with_a_fault(fault: str, workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
+    does, said = FAULTS[fault]
+    workshop.compiler(does)
+    names, right = computed()
+    assert "native" not in names
+    assert right
+    (warning,) = warnings_of(caplog)
+    assert "without the C++ kernel" in warning
+    assert said in warning
+    assert workshop.kept == []
+    computed()
+    assert len(warnings_of(caplog)) == 1
+
+
+@pytest.mark.parametrize("variable", ["CXX", "PATH"])
+def test_no_compiler(variable: str, workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
+    workshop.patch.delenv("CXX", raising=False)
+    workshop.patch.setenv(variable, "no-such-compiler")
+    names, right = computed()
+    assert "native" not in names
+    assert right
+    (warning,) = warnings_of(caplog)
+    assert "no C++ compiler" in warning
+
+
+def test_compiler_with_options(workshop: Workshop) -> None:
+    workshop.patch.setenv("CXX", f"{workshop.compiler(COPIES)} -pipe")
+    assert library() is not None
+    assert "-pipe" in (workshop.tools / "calls").read_text()
+
+
+@pytest.mark.parametrize("value", ["0", "off", "False", "no"])
+def test_not_wanted(value: str, workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
+    workshop.compiler(COPIES)
+    workshop.patch.setenv("FULLRANK_NATIVE", value)
+    names, right = computed()
+    assert "native" not in names
+    assert right
+    assert not warnings_of(caplog)
+    assert workshop.calls == 0
+    attend = built(CASE)
+    with pytest.raises(InputError, match="FULLRANK_NATIVE"), fr.kernel("native"):
+        attend(heads_of(CASE, attend, torch.float32), CASE.layout())
+
+
+def test_no_folder_for_it(workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
+    workshop.compiler(COPIES)
+    workshop.cache.write_text("a file where the folder should be")
+    assert library() is None
+    assert str(workshop.cache) in warnings_of(caplog)[0]
+
+
+@pytest.mark.parametrize("content", [b"", b"no library at all", None], ids=["empty", "text", "another library"])
+def test_file_in_the_cache_is_no_library(
+    content: bytes | None, workshop: Workshop, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is not made anew: where a folder forbids running what lies in it, every start would compile. The warning names it."""
+    workshop.compiler(COPIES)
+    workshop.cache.mkdir()
+    path = native_build._built()
+    if content is None:
+        shutil.copy(Path(sys.modules["_ctypes"].__file__ or ""), path)
+    else:
+        path.write_bytes(content)
+    names, right = computed()
+    assert "native" not in names
+    assert right
+    assert str(path) in warnings_of(caplog)[0]
+
+
+def test_two_processes_at_once(workshop: Workshop) -> None:
+    """The second waits for the first, and both have a whole library."""
+    workshop.compiler(f"sleep 1\n{COPIES}")
+    script = (
+        "import importlib.util, sys\n"
+        "spec = importlib.util.spec_from_file_location('build', sys.argv[1])\n"
+        "build = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(build)\n"
+        "assert build.library() is not None\n"
+    )
+    command = [sys.executable, "-c", script, str(native_build.__file__)]
+    started = [subprocess.Popen(command) for _ in range(2)]
+    assert [process.wait(timeout=60) for process in started] == [0, 0]
+    assert workshop.calls == 1
+    assert workshop.kept == [".so"]
+
+
+def test_named_after_all_it_depends_on(workshop: Workshop) -> None:
+    command = [str(workshop.compiler(COPIES))]
+    names = {native_build._key(command)}
+    workshop.patch.setattr(native_build, "_FLAGS", ("-O0",))
+    names.add(native_build._key(command))
+    workshop.patch.setattr(native_build, "_processor", lambda: b"another one")
+    names.add(native_build._key(command))
+    names.add(native_build._key([*command, "-pipe"]))
+    sources = workshop.tools / "cpp"
+    shutil.copytree(native_build._SOURCES, sources)
+    (sources / "block.h").write_text("// changed")
+    workshop.patch.setattr(native_build, "_SOURCES", sources)
+    names.add(native_build._key(command))
+    assert len(names) == 5

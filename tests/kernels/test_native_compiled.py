@@ -1,0 +1,122 @@
+"""The C++ kernel as an operator of PyTorch: in a compiler's graph, without numbers, and as its own checks want it.
+
+The backend runs the traced graph, and the traced gradients, by eager kernels.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from native_cases import Case, built, by_native, given, heads_of, needs_compiler
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fullrank.core.project import Heads
+from fullrank.kernels.native_call import operator
+
+# Dynamo asks every tensor for its gradient and hides the warnings of those that have none, but not from a filter that raises.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+OPERATOR = torch.ops.fullrank.mixed_attention.default
+
+
+@pytest.fixture(autouse=True)
+def _compiled() -> None:
+    needs_compiler()
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("case", [Case(20, 25, 3, 5, "relative", "sigsoftmax", "position_wise", "gaps"),
+                                  Case(20, 25, 3, 16, mix="position_independent", where="holes")], ids=str)  # fmt: skip
+def test_one_graph_with_the_operator_and_its_gradients(case: Case) -> None:
+    attend, layout = built(case).double(), case.layout()
+    heads, graphs = heads_of(case, attend, torch.float64), []
+
+    def backend(graph: fx.GraphModule, inputs: list[Tensor]) -> object:
+        graphs.append({node.target for node in graph.graph.nodes})
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+    compiled = torch.compile(lambda heads: attend(heads, layout), fullgraph=True, backend=backend)
+    inputs = [*given(heads).values(), *attend.parameters()]
+    ours, expected = compiled(heads), by_native(attend, heads, layout)
+    assert any(OPERATOR in nodes for nodes in graphs)
+    assert torch.equal(ours, expected)
+    cotangent = torch.randn_like(ours)
+    both = (torch.autograd.grad(out, inputs, cotangent) for out in (ours, expected))
+    for one, other in zip(*both, strict=True):
+        assert torch.allclose(one, other, rtol=1e-13, atol=1e-13)
+
+
+def test_compiled_dropout_is_drawn_anew() -> None:
+    case = Case(20, 25, 3, 5, mix="position_wise")
+    attend = built(case, dropout=0.5).double().train()
+    heads, layout = heads_of(case, attend, torch.float64), case.layout()
+    compiled = torch.compile(lambda heads: attend(heads, layout), fullgraph=True, backend="aot_eager")
+    first, second = compiled(heads), compiled(heads)
+    assert not torch.allclose(first, second)
+    torch.manual_seed(8)
+    ours = compiled(heads)
+    torch.manual_seed(8)
+    expected = by_native(attend, heads, layout)
+    assert torch.allclose(ours, expected, rtol=1e-13, atol=1e-13)
+    both = (torch.autograd.grad(out.square().sum(), heads.values) for out in (ours, expected))
+    for one, other in zip(*both, strict=True):
+        assert torch.allclose(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_tensors_without_numbers() -> None:
+    """They have no address that could be read."""
+    case = Case(20, 25, 3, 5, "relative", mix="position_independent")
+    with FakeTensorMode():
+        attend = built(case)
+        heads = heads_of(case, attend, torch.float32)
+        out = by_native(attend, heads, case.layout())
+        assert out.shape == (2, 3, 20, 5)
+        (gradient,) = torch.autograd.grad(out.sum(), heads.keys)
+        assert gradient.shape == heads.keys.shape
+
+
+def _arguments(mixed: bool) -> tuple[object, ...]:
+    """As `native` makes them, with all that may be there or with nothing of it."""
+
+    def heads(*shape: int) -> Tensor:
+        return torch.randn(*shape, 8, dtype=torch.float64, requires_grad=True)
+
+    own = torch.arange(2, 7, dtype=torch.int32)
+    operands = [heads(2, 3, 5), heads(2, 3, 7), heads(2, 3, 7), None, None, None]
+    if mixed:
+        operands[3:] = torch.randn(2, 5, 3, 3, dtype=torch.float64, requires_grad=True), heads(2, 3, 5), heads(3, 7)
+    base = torch.arange(2, -5, -1, dtype=torch.int32) if mixed else None
+    seed = torch.tensor(12345) if mixed else None
+    geometry = (torch.zeros_like(own), own + 1, own, base, torch.ones(2, 7, dtype=torch.uint8), seed)
+    return (*operands, *geometry, 0.4, mixed, 0.3 if mixed else 0.0)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_operator_is_what_pytorch_expects(mixed: bool) -> None:
+    torch.library.opcheck(operator, _arguments(mixed))
+
+
+def test_inputs_with_gaps_are_refused() -> None:
+    """By the operator, which anybody may call; the kernel would read something else."""
+    arguments = list(_arguments(False))
+    arguments[1] = torch.randn(2, 7, 3, 8, dtype=torch.float64).transpose(1, 2)
+    with pytest.raises(AssertionError):
+        operator(*arguments)
+
+
+def test_watched_by_a_mode() -> None:
+    """What counts operators finds this one."""
+    case = Case(20, 20, 2, 5)
+    attend = built(case)
+    seen: list[object] = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    heads = heads_of(case, attend, torch.float32)
+    with Watch():
+        out = by_native(attend, Heads(heads.query, heads.scored, heads.keys, heads.values), case.layout())
+    assert OPERATOR in seen
+    assert torch.equal(out, by_native(attend, heads, case.layout()))
