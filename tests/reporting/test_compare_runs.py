@@ -9,7 +9,7 @@ from reported_translations import hypotheses, make_translation_run, references
 from reporting_runs import make_run
 
 from fullrank.errors import InputError
-from fullrank.evaluation.bleu import bootstrap_interval, paired_bootstrap
+from fullrank.evaluation.statistics import bootstrap_interval, paired_bootstrap
 from fullrank.reporting import compare_runs
 from fullrank.reporting.translations import translations
 

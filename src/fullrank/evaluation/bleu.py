@@ -10,17 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fullrank.evaluation.bootstrap import bootstrap_interval, paired_bootstrap, paired_bootstrap_over_seeds
 from fullrank.evaluation.ngrams import check_pairs, metric_named, sacrebleu
-
-__all__ = [
-    "TOKENISED_BLEU",
-    "bootstrap_interval",
-    "paired_bootstrap",
-    "paired_bootstrap_over_seeds",
-    "tokenised_bleu",
-    "translation_scores",
-]
 
 TOKENISED_BLEU = (
     "tokenised, lower-cased BLEU4 (as fairseq-generate printed it, no smoothing); not comparable with sacreBLEU"

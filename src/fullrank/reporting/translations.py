@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from fullrank.errors import InputError
-from fullrank.evaluation.bootstrap import against_first, bootstrap_interval
 from fullrank.evaluation.ngrams import check_pairs, metric_named
+from fullrank.evaluation.statistics import against_first, bootstrap_interval
 from fullrank.reporting.results import TRANSLATIONS, RunRecord, mapping, read_run
 
 
@@ -86,7 +86,7 @@ def compare_runs(
     """Paired bootstrap of the runs in `folders` with the first of them, on the translations they have kept of a split.
 
     `runs` has for each folder its score with its own interval, `against_first` for each folder after the first what
-    `evaluation.bleu.paired_bootstrap` gives (a: the first, b: this one). Case is ignored where the runs' signatures say so.
+    `paired_bootstrap` gives (a: the first, b: this one). Case is ignored where the runs' signatures say so.
     Raises InputError for fewer than two folders, for runs without translations, and where their references differ.
     """
     if len(folders) < 2:

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fullrank.errors import InputError
-from fullrank.evaluation import over_seeds
-from fullrank.evaluation.bootstrap import welch_interval
-from fullrank.evaluation.over_seeds import Interval
+from fullrank.evaluation import statistics as over_seeds
+from fullrank.evaluation.statistics import Interval, welch_interval
 from fullrank.reporting import format
 from fullrank.reporting.finetuning.arms import (
     Runs,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fullrank.evaluation.over_seeds import SAMPLES, SEED, Interval
+from fullrank.evaluation.statistics import SAMPLES, SEED, Interval
 from fullrank.reporting.finetuning.arms import POINTS, attention_of, encoder_of
 from fullrank.reporting.finetuning.comparing import Against, Arm, Figure, Paper, Summary, TaskSummary
 from fullrank.reporting.results import RunRecord, mapping, number

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fullrank.evaluation.over_seeds import SAMPLES, SEED, Interval
+from fullrank.evaluation.statistics import SAMPLES, SEED, Interval
 from fullrank.reporting import format
 from fullrank.reporting.finetuning.arms import attention_of, attention_words, encoder_of, metric_words, numbers_of
 from fullrank.reporting.finetuning.comparing import Against, Arm, Figure, Paper, Summary, TaskSummary, points_words

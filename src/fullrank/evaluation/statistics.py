@@ -1,0 +1,347 @@
+"""Statistics of comparisons: resampled test sets (Koehn 2004), means and deviations over seeds.
+
+Two questions that are easily confused. A bootstrap over sentences asks if a difference would hold on other test
+sentences, for these very models; an interval over seeds asks if it would hold for models trained again.
+a is always the baseline, b the other arm, and differences are b - a. A result that too few scores cannot give is None.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fullrank.errors import InputError
+from fullrank.evaluation.ngrams import Metric, check_pairs, metric_named
+
+SAMPLES, SEED = 10_000, 12345  # of seeds, which are few; test sets have their own defaults
+_MIN_SAMPLES = 40  # with fewer, 2.5 % at each end are none
+_CHUNK = 2_000_000  # random numbers held at a time
+_EQUAL = 1e-12  # differences of this share of the scores are rounding
+
+
+class Interval(NamedTuple):
+    """Ends of a 95 % confidence interval."""
+
+    low: float
+    high: float
+
+
+# -- resampled test sets ----------------------------------------------------------------------------------------------
+
+
+def bootstrap_interval(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    *,
+    samples: int = 1000,
+    seed: int = SEED,
+    metric: str = "bleu",
+    lowercase: bool = False,
+) -> dict[str, Any]:
+    """Score of one system with its 95 % interval over test sets drawn with replacement from the given one.
+
+    `low` and `high` leave out 2.5 % of the samples at each side; `mean` is the mean of the samples.
+    metric: `bleu`, `chrf` or `tokenised_bleu`. Seed and order of drawing are sacreBLEU's, so the samples are the same.
+    Raises InputError for unequal numbers of lines, fewer than two sentences, and too few samples.
+    """
+    measure = metric_named(metric, lowercase=lowercase)
+    check_pairs(hypotheses, references)
+    (scores,), (sampled,) = _resample([[measure.statistics(hypotheses, references)]], measure, samples, seed)
+    low, high = _percentiles(sampled[0])
+    return {
+        "metric": metric, "score": scores[0], "mean": float(sampled[0].mean()), "low": low, "high": high,
+        "samples": samples, "seed": seed, "sentences": len(references),
+    }  # fmt: skip
+
+
+def paired_bootstrap(
+    hypotheses_a: Sequence[str],
+    hypotheses_b: Sequence[str],
+    references: Sequence[str],
+    *,
+    samples: int = 1000,
+    seed: int = SEED,
+    metric: str = "bleu",
+    lowercase: bool = False,
+) -> dict[str, Any]:
+    """`against_first` for the sentences of two systems, without `seeds`."""
+    measure = metric_named(metric, lowercase=lowercase)
+    for hypotheses in (hypotheses_a, hypotheses_b):
+        check_pairs(hypotheses, references)
+    arms = [[measure.statistics(hypotheses, references)] for hypotheses in (hypotheses_a, hypotheses_b)]
+    (comparison,) = against_first(arms, measure, samples=samples, seed=seed)
+    return {key: value for key, value in comparison.items() if key != "seeds"}
+
+
+def against_first(
+    arms: Sequence[Sequence[np.ndarray]], metric: Metric, *, samples: int = 1000, seed: int = SEED
+) -> list[dict[str, Any]]:
+    """Paired bootstrap of every arm b with the first arm a (Koehn 2004, section 4); all arms see the same samples.
+
+        d = mean score of b's runs - mean score of a's        p_value = (1 + #{i : |d_i - mean d| >= |d|}) / (samples + 1)
+
+    arms: for each arm the counts (S, F) of its runs, from `metric.statistics`.
+    `difference` is d on the test set itself, `low` and `high` its 95 % interval over the samples d_i, `wins` counts the
+    samples in which each arm was ahead. `p_value` is two-sided. `p_value_sacrebleu` is what `sacrebleu --paired-bs`
+    prints: it centres |d_i| instead of d_i, about half as large for clear differences (nearer to a one-sided test).
+    All of this is about the choice of sentences. `seeds` is about training: scores of the runs, their means and
+    deviations, and Welch's interval of the difference of means.
+    Raises InputError for fewer than two sentences and for too few samples.
+    """
+    scores, sampled = _resample(arms, metric, samples, seed)
+    a, sampled_a, comparisons = scores[0], sampled[0].mean(axis=0), []
+    for b, sampled_b in zip(scores[1:], sampled[1:], strict=True):
+        mean_a, mean_b = statistics.fmean(a), statistics.fmean(b)
+        observed, differences = mean_b - mean_a, sampled_b.mean(axis=0) - sampled_a
+        low, high = _percentiles(differences)
+        size = np.abs(differences)
+        extreme = int((np.abs(differences - differences.mean()) >= abs(observed)).sum())
+        extreme_sacrebleu = int((size - size.mean() > abs(observed)).sum())
+        wins = {"a": differences < 0, "b": differences > 0, "ties": differences == 0}
+        welch_low, welch_high = welch_interval(a, b)
+        comparisons.append({
+            "metric": metric.name, "a": mean_a, "b": mean_b, "difference": observed, "low": low, "high": high,
+            "p_value": (1 + extreme) / (1 + samples), "p_value_sacrebleu": (1 + extreme_sacrebleu) / (1 + samples),
+            "wins": {name: int(won.sum()) for name, won in wins.items()},
+            "samples": samples, "seed": seed, "sentences": len(arms[0][0]),
+            "seeds": {"a": _spread(a), "b": _spread(b), "low": welch_low, "high": welch_high},
+        })  # fmt: skip
+    return comparisons
+
+
+def _resample(
+    arms: Sequence[Sequence[np.ndarray]], metric: Metric, samples: int, seed: int
+) -> tuple[list[list[float]], list[np.ndarray]]:
+    """Scores of the runs of each arm, and their scores on the resampled test sets (runs, samples)."""
+    runs = [counts for arm in arms for counts in arm]  # each (S, F)
+    sentences = len(runs[0])
+    if samples < _MIN_SAMPLES:
+        raise InputError(f"samples: at least {_MIN_SAMPLES} for an interval of 95 %, given {samples}")
+    if sentences < 2:
+        raise InputError("one sentence: every sample of it is the same, so nothing can be said of chance; give more")
+    generator, counts, sums = np.random.default_rng(seed), np.concatenate(runs, axis=1), []
+    rows = max(1, _CHUNK // sentences)
+    for start in range(0, samples, rows):
+        drawn = generator.integers(sentences, size=(min(rows, samples - start), sentences))
+        # how often each sentence is in each sample (rows, S): sums over samples are products with it
+        flat = (drawn + sentences * np.arange(len(drawn))[:, None]).ravel()
+        times = np.bincount(flat, minlength=drawn.size).reshape(drawn.shape)
+        sums.append(times.astype(np.float64) @ counts)
+    sampled = metric.score(np.concatenate(sums).reshape(samples, len(runs), -1)).T  # (runs, samples)
+    scores = [float(metric.score(run.sum(axis=0))) for run in runs]
+    ends = np.cumsum([len(arm) for arm in arms]).tolist()
+    parts = [slice(end - len(arm), end) for arm, end in zip(arms, ends, strict=True)]
+    return [scores[part] for part in parts], [sampled[part] for part in parts]
+
+
+def _percentiles(sampled: np.ndarray) -> Interval:
+    """Ends without the 2.5 % of the samples at each side, as Koehn and sacreBLEU take them."""
+    ordered, left_out = np.sort(sampled), len(sampled) // 40
+    return Interval(float(ordered[left_out]), float(ordered[len(sampled) - left_out - 1]))
+
+
+def _spread(scores: Sequence[float]) -> dict[str, Any]:
+    deviation = statistics.stdev(scores) if len(scores) > 1 else None
+    return {"scores": list(scores), "mean": statistics.fmean(scores), "deviation": deviation}
+
+
+# -- means over seeds -------------------------------------------------------------------------------------------------
+
+
+def welch_interval(a: Sequence[float], b: Sequence[float]) -> tuple[float | None, float | None]:
+    """Welch's 95 % interval of mean(b) - mean(a) for independent samples; (None, None) unless both have at least two.
+
+        mean(b) - mean(a) +- t(0.975, v) * sqrt(s_a^2 / n_a + s_b^2 / n_b)
+
+    v are Welch's degrees of freedom. With two seeds an arm t is up to 12.7: so little do two seeds say.
+    """
+    if min(len(a), len(b)) < 2:
+        return None, None
+    parts = [statistics.variance(scores) / len(scores) for scores in (a, b)]
+    difference, variance = statistics.fmean(b) - statistics.fmean(a), sum(parts)
+    if variance == 0:
+        return difference, difference
+    shares = sum((part / variance) ** 2 / (len(scores) - 1) for part, scores in zip(parts, (a, b), strict=True))
+    reach = student_quantile(1 / shares) * variance**0.5
+    return difference - reach, difference + reach
+
+
+def paired_interval(a: Sequence[float], b: Sequence[float]) -> Interval | None:
+    """Student's interval of the mean of b_i - a_i, where i is one seed of both arms.
+
+        mean(d) +- t(0.975, n - 1) s_d / sqrt(n)
+
+    None for fewer than two seeds, and where all differences are equal. ValueError unless a and b are of one length.
+    """
+    differences = [y - x for x, y in zip(a, b, strict=True)]
+    if len(differences) < 2:
+        return None
+    mean, deviation = statistics.fmean(differences), statistics.stdev(differences)
+    if deviation <= _EQUAL * max(map(abs, (*a, *b))):
+        return None
+    reach = student_quantile(len(differences) - 1) * deviation / math.sqrt(len(differences))
+    return Interval(mean - reach, mean + reach)
+
+
+# -- deviations over seeds --------------------------------------------------------------------------------------------
+
+
+def deviation_change(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """Change of the sample standard deviation (n - 1) from a to b, in percent (Skip Cross-head, Table 4).
+
+        100 (s_b / s_a - 1)
+
+    None unless both have two scores and a's are not all equal.
+    """
+    if min(len(a), len(b)) < 2 or not statistics.stdev(a) > 0:
+        return None
+    return 100 * (statistics.stdev(b) / statistics.stdev(a) - 1)
+
+
+def deviation_interval(a: Sequence[float], b: Sequence[float]) -> Interval | None:
+    """Interval of `deviation_change` from the F distribution; exact for independent normal scores.
+
+        from 100 (sqrt(r / F(0.975)) - 1) to 100 (sqrt(r / F(0.025)) - 1)    with r = s_b^2 / s_a^2
+
+    F has n_b - 1 and n_a - 1 degrees of freedom. None where the change is not known, and where b's scores are all equal.
+    """
+    change = deviation_change(a, b)
+    if change is None or change <= -100:
+        return None
+    ratio = (1 + change / 100) ** 2
+    ends = (math.sqrt(ratio / f_quantile(share, len(b) - 1, len(a) - 1)) for share in (0.975, 0.025))
+    return Interval(*(100 * (end - 1) for end in ends))
+
+
+def deviation_bootstrap(
+    a: Sequence[float], b: Sequence[float], *, paired: bool = False, samples: int = SAMPLES, seed: int = SEED
+) -> Interval | None:
+    """Interval of `deviation_change` over seeds drawn with replacement, without 2.5 % of the samples at each side.
+
+    It assumes no distribution, but of few seeds it is too narrow. `paired`: one draw of seeds counts for both arms.
+    A sample in which a's scores are all equal has an infinite change, or none at all if b's are too: that counts as
+    beyond either end. None where an end would be a sample without spread (fewer than four seeds), where the change is
+    not known, and where either arm has no spread.
+    """
+    change = deviation_change(a, b)
+    if change is None or change <= -100:
+        return None
+    if paired and len(a) != len(b):
+        raise ValueError(f"paired arms have as many seeds, given {len(a)} and {len(b)}")
+    generator = np.random.default_rng(seed)
+    seeds_a = generator.integers(len(a), size=(samples, len(a)))
+    seeds_b = seeds_a if paired else generator.integers(len(b), size=(samples, len(b)))
+    below, above = _sampled_deviations(a, seeds_a), _sampled_deviations(b, seeds_b)
+    known = below > 0
+    high = np.where(known, above / np.where(known, below, 1.0), np.inf)
+    low = np.where(known | (above > 0), high, 0.0)
+    left_out = samples // 40
+    ends = np.sort(low)[left_out], np.sort(high)[samples - left_out - 1]
+    if ends[0] <= 0 or not np.isfinite(ends[1]):
+        return None
+    return Interval(*(100 * (float(end) - 1) for end in ends))
+
+
+def _sampled_deviations(scores: Sequence[float], seeds: np.ndarray) -> np.ndarray:
+    """Sample standard deviation of the scores of each row of seeds; exactly 0 where all of them are one score."""
+    sampled = np.asarray(scores, dtype=np.float64)[seeds]
+    equal = sampled.min(axis=1) == sampled.max(axis=1)
+    return np.where(equal, 0.0, sampled.std(axis=1, ddof=1))
+
+
+def brown_forsythe(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """p-value of the hypothesis that both arms have one deviation, from the distances z to each arm's median.
+
+        F = (N - 2) sum_g n_g (mean z_g - mean z)^2 / sum_g sum_i (z_gi - mean z_g)^2,   p = P(F(1, N - 2) > F)
+
+    It holds up where scores are not normal. None with fewer than three scores in an arm, and where all distances in
+    each arm are equal.
+    """
+    if min(len(a), len(b)) < 3:
+        return None
+    distances = [[abs(score - statistics.median(arm)) for score in arm] for arm in (a, b)]
+    means = [statistics.fmean(arm) for arm in distances]
+    total = len(a) + len(b)
+    middle = statistics.fmean([*distances[0], *distances[1]])
+    between = sum(len(arm) * (mean - middle) ** 2 for arm, mean in zip(distances, means, strict=True))
+    within = sum((z - mean) ** 2 for arm, mean in zip(distances, means, strict=True) for z in arm)
+    if within <= _EQUAL**2 * sum(z * z for arm in distances for z in arm):
+        return None
+    return 1 - f_share((total - 2) * between / within, 1, total - 2)
+
+
+# -- quantiles of Student's t and of F, to about ten digits, without scipy --------------------------------------------
+
+
+def beta_share(a: float, b: float, x: float, rest: float | None = None) -> float:
+    """The regularised incomplete beta function: the share of Beta(a, b) below x.
+
+        I_x(a, b) = x^a (1 - x)^b / (a B(a, b)) * 1 / (1 + d_1 / (1 + d_2 / (1 + ...)))
+
+    d_2m = m (b - m) x / ((a + 2m - 1) (a + 2m)),  d_2m+1 = -(a + m) (a + b + m) x / ((a + 2m) (a + 2m + 1)).
+    `rest` is 1 - x where that is known to more digits. ValueError unless a and b are positive and x is from 0 to 1.
+    """
+    y = 1 - x if rest is None else rest
+    if not (a > 0 and b > 0 and 0 <= x <= 1):
+        raise ValueError(f"a and b are positive and x is from 0 to 1, given {a}, {b} and {x}")
+    if x == 0 or y == 0:
+        return float(y == 0)
+    if x > (a + 1) / (a + b + 2):  # the fraction converges fast on the other side only
+        return 1 - beta_share(b, a, y, x)
+    fraction, above, below = 1.0, 1.0, 0.0  # from the front (Lentz): products of ratios of neighbouring convergents
+    for term in range(1, 100_000):
+        m = term // 2
+        if term % 2:
+            d = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        else:
+            d = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        below = 1 / (1 + d * below or 1e-300)
+        above = 1 + d / above or 1e-300
+        fraction *= above * below
+        if abs(above * below - 1) < 1e-15:
+            break
+    else:
+        raise ValueError(f"I_x(a, b) does not converge at a = {a}, b = {b}, x = {x}")
+    logarithm = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log(y)
+    return math.exp(logarithm) / (a * fraction)
+
+
+def f_share(value: float, above: float, below: float) -> float:
+    """P(F <= value) of the ratio of two mean squares with `above` and `below` degrees of freedom."""
+    if value <= 0:
+        return 0.0
+    scaled = above * value
+    return beta_share(above / 2, below / 2, scaled / (scaled + below), below / (scaled + below))
+
+
+@functools.lru_cache(maxsize=1024)
+def f_quantile(share: float, above: float, below: float) -> float:
+    """The value with P(F <= value) = share, by bisection of its logarithm. ValueError unless share is between 0 and 1."""
+    if not 0 < share < 1:
+        raise ValueError(f"a share between 0 and 1, given {share}")
+    return math.exp(_root(lambda logarithm: f_share(math.exp(logarithm), above, below) - share))
+
+
+def student_quantile(degrees: float) -> float:
+    """t(0.975): Student's t is beyond it, on either side, 5 % of the time. Its square is F with 1 and `degrees`."""
+    return math.sqrt(f_quantile(0.95, 1, degrees))
+
+
+def _root(rising: Callable[[float], float]) -> float:
+    """The zero of a rising function: steps that double until it is enclosed, then halves."""
+    low, high = -1.0, 1.0
+    while rising(low) > 0:
+        low *= 2
+    while rising(high) < 0:
+        high *= 2
+    for _ in range(200):
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        low, high = (low, middle) if rising(middle) > 0 else (middle, high)
+    return (low + high) / 2
