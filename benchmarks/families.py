@@ -31,7 +31,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import fullrank as fr
 from fullrank import kernels
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 
 LENGTH, VOCABULARY, FIRST_WORD, LARGEST = 9, 128, 60, 30_000_000
 # the first pattern that fits the end of a name says how large that number is to be

@@ -7,7 +7,8 @@ import functools
 import torch
 
 from fullrank.config.recipe import resolve
-from fullrank.config.schema import ModelConfig, RunConfig
+from fullrank.config.run import RunConfig
+from fullrank.core.config import ModelConfig
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.translator import Translator
 

@@ -29,7 +29,14 @@ def test_importing_costs_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["fullrank.config.schema", "fullrank.config.registry", "fullrank.config.load", "fullrank.errors"]
+    "module",
+    [
+        "fullrank.core.config",
+        "fullrank.core.registry",
+        "fullrank.config.run",
+        "fullrank.config.load",
+        "fullrank.errors",
+    ],
 )
 def test_configuration_imports_neither_torch_nor_pydantic(module: str) -> None:
     assert python(f"import sys, {module}; print('torch' in sys.modules, 'pydantic' in sys.modules)").split() == [

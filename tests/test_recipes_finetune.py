@@ -7,7 +7,7 @@ import pytest
 from fullrank.config.finetune import FinetuneConfig, GraftConfig
 from fullrank.config.load import flatten, to_dict
 from fullrank.config.recipe import is_finetuning, load, resolve, resolve_any, resolve_finetune, shipped
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 
 NAMES = [name for name in shipped() if is_finetuning(name)]
 CELLS = [(name, row, scale) for name in NAMES for row in load(name).rows for scale in load(name).scales]

@@ -8,7 +8,7 @@ import pytest
 
 from fullrank.config.load import build, flatten, to_dict
 from fullrank.config.recipe import load
-from fullrank.errors import ConfigError
+from fullrank.core.errors import ConfigError
 from recipe_counts import config_of, total
 
 SCALES = ("paper", "small", "tiny")

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 import fullrank as fr
+from fullrank.config.data import DataConfig
 from fullrank.config.load import to_yaml
-from fullrank.config.schema import DataConfig, EvalConfig, RunConfig, TrainConfig
+from fullrank.config.run import EvalConfig, RunConfig, TrainConfig
 from fullrank.data import Language
 from fullrank.data.segment import Words, learn_byte_bpe
 from moving import moved

@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "ModelConfig": "fullrank.config.schema",
-    "AttentionConfig": "fullrank.config.schema",
-    "InputConfig": "fullrank.config.schema",
-    "OutputConfig": "fullrank.config.schema",
-    "DropoutConfig": "fullrank.config.schema",
-    "EncoderConfig": "fullrank.config.schema",
-    "DecoderConfig": "fullrank.config.schema",
-    "DataConfig": "fullrank.config.schema",
-    "TrainConfig": "fullrank.config.schema",
-    "EvalConfig": "fullrank.config.schema",
-    "RunConfig": "fullrank.config.schema",
-    "register": "fullrank.config.registry",
+    "ModelConfig": "fullrank.core.config",
+    "AttentionConfig": "fullrank.core.config",
+    "InputConfig": "fullrank.core.config",
+    "OutputConfig": "fullrank.core.config",
+    "DropoutConfig": "fullrank.core.config",
+    "EncoderConfig": "fullrank.core.config",
+    "DecoderConfig": "fullrank.core.config",
+    "DataConfig": "fullrank.config.data",
+    "TrainConfig": "fullrank.config.run",
+    "EvalConfig": "fullrank.config.run",
+    "RunConfig": "fullrank.config.run",
+    "register": "fullrank.config",
     "LanguageModel": "fullrank.core.decoder",
     "Translator": "fullrank.core.translator",
     "Encoder": "fullrank.core.encoder",
@@ -64,21 +64,21 @@ __all__ = ["__version__", *_HOMES, *_PACKAGES]
 if TYPE_CHECKING:
     from fullrank import analysis as analysis
     from fullrank.checking.examine import check as check
-    from fullrank.config.registry import register as register
-    from fullrank.config.schema import AttentionConfig as AttentionConfig
-    from fullrank.config.schema import DataConfig as DataConfig
-    from fullrank.config.schema import DecoderConfig as DecoderConfig
-    from fullrank.config.schema import DropoutConfig as DropoutConfig
-    from fullrank.config.schema import EncoderConfig as EncoderConfig
-    from fullrank.config.schema import EvalConfig as EvalConfig
-    from fullrank.config.schema import InputConfig as InputConfig
-    from fullrank.config.schema import ModelConfig as ModelConfig
-    from fullrank.config.schema import OutputConfig as OutputConfig
-    from fullrank.config.schema import RunConfig as RunConfig
-    from fullrank.config.schema import TrainConfig as TrainConfig
+    from fullrank.config import register as register
+    from fullrank.config.data import DataConfig as DataConfig
+    from fullrank.config.run import EvalConfig as EvalConfig
+    from fullrank.config.run import RunConfig as RunConfig
+    from fullrank.config.run import TrainConfig as TrainConfig
     from fullrank.core.adaptive import AdaptiveSoftmax as AdaptiveSoftmax
     from fullrank.core.attention import Attention as Attention
     from fullrank.core.attention import MultiLinearAttention as MultiLinearAttention
+    from fullrank.core.config import AttentionConfig as AttentionConfig
+    from fullrank.core.config import DecoderConfig as DecoderConfig
+    from fullrank.core.config import DropoutConfig as DropoutConfig
+    from fullrank.core.config import EncoderConfig as EncoderConfig
+    from fullrank.core.config import InputConfig as InputConfig
+    from fullrank.core.config import ModelConfig as ModelConfig
+    from fullrank.core.config import OutputConfig as OutputConfig
     from fullrank.core.decoder import LanguageModel as LanguageModel
     from fullrank.core.embedding import AdaptiveInput as AdaptiveInput
     from fullrank.core.encoder import Encoder as Encoder

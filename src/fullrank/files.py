@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fullrank.errors import RunError
+from fullrank.core.errors import RunError
 
 
 def write_text(path: Path, text: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import fullrank as fr
 from fullrank.analysis import LayerReach, context
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 
 SIZES = [(8, 8), (6, 8), (1, 8), (20, 8), (17, 8), (16, 8), (24, 8), (5, 1), (3, 7)]  # memory, segment
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import fullrank as fr
 from fullrank.analysis import LogProbRank
-from fullrank.errors import InputError, RunError
+from fullrank.core.errors import InputError, RunError
 
 V = 47
 

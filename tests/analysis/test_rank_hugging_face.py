@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import fullrank as fr
 import hugging_face_models as tiny
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 
 IDS = torch.randint(tiny.VOCABULARY, (8, 12), generator=torch.Generator().manual_seed(3))
 

@@ -14,7 +14,7 @@ from fullrank import kernels
 from fullrank.bench import mixing, output_losses, running, training_step
 from fullrank.bench.candidates import BOTH, Candidate, Comparison, Pass, Settings, Suite, missing, uncompiled
 from fullrank.bench.suites import SUITES
-from fullrank.errors import RunError
+from fullrank.core.errors import RunError
 
 TINY = Settings(heads=2, head_dim=8, batch=2, compile=False)
 LENGTH = {"mixing": 13, "growth": 13, "relative": 7, "mos": 6, "multilinear": 5, "injection": 9, "step": 5}

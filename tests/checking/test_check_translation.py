@@ -17,8 +17,8 @@ from fullrank.checking.subject import Subject, subject_of
 from fullrank.core import across, mix
 from fullrank.core import attention as layer
 from fullrank.core.encoder import Encoder
+from fullrank.core.errors import InputError
 from fullrank.core.layout import Layout
-from fullrank.errors import InputError
 
 SIZES: dict[str, Any] = {
     "vocab_size": 19, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 34,

@@ -12,7 +12,7 @@ from fullrank.checking.agreement import agreements
 from fullrank.checking.future import future
 from fullrank.checking.kernels import definitions
 from fullrank.checking.subject import subject_of
-from fullrank.config import registry
+from fullrank.core import registry
 
 SLOTS = ("score", "normalize", "mix", "position", "activation", "initializer", "input", "output")
 CLUSTERED: dict[str, Any] = {"kind": "adaptive", "cutoffs": [6, 12], "div_val": 2}

@@ -13,7 +13,7 @@ import fullrank as fr
 from fullrank.checking import last_position
 from fullrank.checking.future import by_gradient, by_perturbation, places
 from fullrank.checking.subject import subject_of
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 
 WAYS = ["by perturbation, evaluation", "by perturbation, training", "by gradient, evaluation", "by gradient, training"]
 

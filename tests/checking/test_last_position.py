@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import fullrank as fr
 from fullrank.checking import last_position
 from fullrank.checking.subject import subject_of
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 
 
 class Sure(nn.Module):

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 import fullrank as fr
 from fullrank.cli import main
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 from fullrank.tasks.average import average
 
 

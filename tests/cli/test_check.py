@@ -16,7 +16,7 @@ import fullrank as fr
 import hugging_face_models as tiny
 from fullrank.checking import last_position
 from fullrank.cli import main
-from fullrank.config import registry
+from fullrank.core import registry
 from fullrank.core.decoder import LanguageModel
 
 CHECKS = [

@@ -12,7 +12,7 @@ import yaml
 from cli_runs import write_text
 
 from fullrank.cli import main
-from fullrank.config.schema import NOT_NEXT_TOKEN
+from fullrank.core.config import NOT_NEXT_TOKEN
 
 SIZES = {
     "hidden_size": 8,

@@ -16,7 +16,7 @@ from cli_runs import command, environment
 import fullrank as fr
 from fullrank.cli import main
 from fullrank.config.load import to_yaml
-from fullrank.config.schema import RunConfig
+from fullrank.config.run import RunConfig
 from fullrank.tasks.translating import Translating
 from fullrank.tasks.translation_search import Search
 from translation_runs import LINES, languages, write_run

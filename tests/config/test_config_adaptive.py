@@ -8,7 +8,7 @@ import pytest
 
 import fullrank as fr
 from fullrank.config.load import apply_overrides, build, json_schema, parse_yaml, to_yaml
-from fullrank.errors import ConfigError
+from fullrank.core.errors import ConfigError
 
 CLUSTERS: dict[str, Any] = {"kind": "adaptive", "cutoffs": [10, 30], "div_val": 2}
 

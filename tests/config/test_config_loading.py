@@ -9,7 +9,7 @@ import pytest
 
 from fullrank.config.load import apply_overrides, build, build_model, flatten, merge, parse_yaml, read_yaml, set_dotted
 from fullrank.config.recipe import parse
-from fullrank.errors import ConfigError, InputError
+from fullrank.core.errors import ConfigError, InputError
 
 
 def problems(text: str) -> list[str]:

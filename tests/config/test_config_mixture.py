@@ -12,7 +12,7 @@ import pytest
 import fullrank as fr
 from fullrank.cli import main
 from fullrank.config.load import apply_overrides, build, json_schema, known_keys, parse_yaml, to_dict, to_yaml
-from fullrank.errors import ConfigError
+from fullrank.core.errors import ConfigError
 
 KEYS = ("mixtures", "components", "latent", "latent_dropout", "latent_dropout_locked", "normalize", "epsilon")
 CLUSTERS: dict[str, Any] = {"kind": "adaptive", "cutoffs": [10, 30], "div_val": 2}

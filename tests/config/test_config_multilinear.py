@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import fullrank as fr
-from fullrank.errors import ConfigError
+from fullrank.core.errors import ConfigError
 
 # keys of attention -> all of these words are in the message
 WRONG_ATTENTION: list[tuple[dict[str, Any], tuple[str, ...]]] = [

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fullrank.config.load import build
-from fullrank.config.schema import with_memory
-from fullrank.errors import ConfigError
+from fullrank.core.config import with_memory
+from fullrank.core.errors import ConfigError
 
 MASKED = {"attention": {"kind": "multilinear"}}
 PUBLISHED = {"attention": {"kind": "multilinear", "causal": "as_published", "not_next_token_perplexity": True}}

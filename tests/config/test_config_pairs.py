@@ -2,9 +2,9 @@
 
 import pytest
 
+from fullrank.config.data import DataConfig
 from fullrank.config.load import apply_overrides, build
-from fullrank.config.schema import DataConfig
-from fullrank.errors import ConfigError
+from fullrank.core.errors import ConfigError
 
 PARALLEL = {"name": "parallel", "train": "a", "valid": "b", "test": "c", "source": "de", "target": "en"}
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from schema_accepts import accepts
 
 import fullrank as fr
-from fullrank.config import registry
 from fullrank.config.load import build, json_schema, known_keys, parse_yaml, to_dict, to_yaml
-from fullrank.config.schema import RunConfig
-from fullrank.errors import ConfigError
+from fullrank.config.run import RunConfig
+from fullrank.core import registry
+from fullrank.core.errors import ConfigError
 
 probability = st.floats(0, 0.99)
 positive = st.floats(1e-9, 1e9, allow_nan=False)

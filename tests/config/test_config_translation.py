@@ -10,7 +10,6 @@ import pytest
 from schema_accepts import accepts
 
 import fullrank as fr
-from fullrank.config import registry
 from fullrank.config.load import (
     apply_overrides,
     build,
@@ -21,7 +20,8 @@ from fullrank.config.load import (
     to_dict,
     to_yaml,
 )
-from fullrank.errors import ConfigError
+from fullrank.core import registry
+from fullrank.core.errors import ConfigError
 
 SIZES: dict[str, Any] = {"vocab_size": 20, "hidden_size": 12, "num_attention_heads": 3}
 PAIRS: dict[str, Any] = {"kind": "multilinear", "rank": 5}

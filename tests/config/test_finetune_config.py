@@ -7,7 +7,7 @@ import pytest
 from fullrank.config.finetune import FinetuneConfig, FinetuneTrainConfig, TaskDataConfig, finetunes
 from fullrank.config.load import build, build_finetune, to_dict
 from fullrank.config.recipe import resolve, resolve_any, resolve_finetune
-from fullrank.errors import ConfigError, InputError
+from fullrank.core.errors import ConfigError, InputError
 
 
 def test_the_name_of_the_data_says_which_kind_of_run_it_is() -> None:

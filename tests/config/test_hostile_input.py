@@ -8,7 +8,7 @@ import pytest
 
 from fullrank.config.load import apply_overrides, build, parse_yaml
 from fullrank.config.recipe import parse, resolve
-from fullrank.errors import ConfigError, InputError
+from fullrank.core.errors import ConfigError, InputError
 
 NO_NUMBERS = [
     *(f"train.{key}={value}" for value in (".nan", ".inf", "-.inf") for key in (

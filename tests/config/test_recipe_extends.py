@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fullrank.config.recipe import load, resolve
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 
 
 def write(folder: Path, name: str, text: str) -> str:

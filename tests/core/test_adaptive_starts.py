@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.errors import ConfigError
+from fullrank.core.errors import ConfigError
 
 
 def large(initializer: str, tied: bool, form: str) -> fr.LanguageModel:

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import fullrank as fr
 from fullrank.analysis.size import size
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 from fullrank.kernels.multilinear import multilinear
 from fullrank.kernels.multilinear_plan import TINY, Shape, Stage, Step, multiply_adds, work
 

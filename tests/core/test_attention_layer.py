@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 import fullrank as fr
-from fullrank.config import registry
+from fullrank.core import registry
+from fullrank.core.errors import ConfigError
 from fullrank.core.head_size import HeadSize
 from fullrank.core.layout import Layout
 from fullrank.core.project import Heads, Rotary
 from fullrank.core.trace import Trace
-from fullrank.errors import ConfigError
 
 E, H, D, N = 10, 3, 4, 6
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from translator_models import DECAYED, PAIRS, SIZES, SOURCE, WIDE, WIDTH, close, padding, tokens
 
 import fullrank as fr
-from fullrank.errors import ConfigError, InputError
+from fullrank.core.errors import ConfigError, InputError
 from moving import moved
 
 LENGTHS = [7, 3, 5]

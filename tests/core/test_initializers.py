@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.config import registry
+from fullrank.core import registry
 from fullrank.core.mix import PositionWiseMixing
 
 E, H, D, F, V, P = 48, 4, 20, 100, 300, 64

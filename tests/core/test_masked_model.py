@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fullrank as fr
-from fullrank.errors import ConfigError, InputError
+from fullrank.core.errors import ConfigError, InputError
 
 VOCABULARY = 24  # the last is <mask>
 CLUSTERS: dict[str, Any] = {"cutoffs": [7, 13], "div_val": 2}

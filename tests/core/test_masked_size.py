@@ -6,7 +6,7 @@ import pytest
 
 import fullrank as fr
 from fullrank.analysis.masked_size import masked_size
-from fullrank.errors import ConfigError
+from fullrank.core.errors import ConfigError
 
 SIZES = {
     "vocab_size": 101,

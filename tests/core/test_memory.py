@@ -10,7 +10,7 @@ import torch
 from memory_models import LAYERS, POSITIONS, E, V, in_segments, model, one_pass, text
 
 import fullrank as fr
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 
 LENGTHS = [[4, 4, 4, 4], [7, 1, 3, 6, 2], [5, 5, 5], [3, 9, 2, 5], [19]]
 

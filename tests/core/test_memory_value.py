@@ -11,8 +11,8 @@ import torch
 from memory_models import POSITIONS, V, in_segments, model, one_pass, text, without_heads
 
 import fullrank as fr
+from fullrank.core.errors import InputError
 from fullrank.core.memory import Memory
-from fullrank.errors import InputError
 
 
 def test_cached_keys_are_not_used_after_the_weights_have_changed() -> None:

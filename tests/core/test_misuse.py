@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fullrank as fr
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 
 
 def build(layers: int = 2, **sizes: object) -> fr.LanguageModel:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import fullrank as fr
 from fullrank.core.embedding import TokenEmbedding
+from fullrank.core.errors import ConfigError
 from fullrank.core.output import SoftmaxOutput
-from fullrank.errors import ConfigError
 
 # -- parameters -------------------------------------------------------------------------------------------------------
 

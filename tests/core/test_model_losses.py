@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 import fullrank as fr
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 
 V = 13
 

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fullrank as fr
 from fullrank.core import multilinear_reference as reference
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 from fullrank.kernels import multilinear as fast
 from fullrank.kernels import multilinear_plan as planning
 from fullrank.kernels.multilinear import multilinear

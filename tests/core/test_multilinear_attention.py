@@ -27,7 +27,7 @@ from multilinear_equations import (
 )
 
 import fullrank as fr
-from fullrank.errors import ConfigError, InputError
+from fullrank.core.errors import ConfigError, InputError
 
 # -- pairs of positions -----------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import fullrank as fr
 from fullrank.core import multilinear_reference as reference
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 from fullrank.kernels.multilinear_decayed import DecayedState, absorb, decayed_multilinear
 
 NAMES = ("query", "keys", "values", "cores", "log_a", "log_b", "weight")

@@ -10,8 +10,8 @@ import torch
 from multilinear_equations import WIDE, E, R, agree, decayed_equation, distances, layer, tokens
 
 import fullrank as fr
+from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.project import Heads
-from fullrank.errors import ConfigError, InputError
 from fullrank.kernels.multilinear_decayed import decayed_multilinear
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import fullrank as fr
-from fullrank.errors import ConfigError, InputError
+from fullrank.core.errors import ConfigError, InputError
 from fullrank.training.optimizer import parameter_groups
 from moving import moved
 

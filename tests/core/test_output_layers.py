@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import fullrank as fr
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 
 VOCABULARY, WIDTH = 23, 6
 OUTPUTS = {

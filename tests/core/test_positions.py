@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import fullrank as fr
+from fullrank.core.errors import InputError
 from fullrank.core.positions import Sinusoidal
-from fullrank.errors import InputError
 
 
 @pytest.mark.parametrize("width", [6, 7])

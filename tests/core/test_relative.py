@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 import fullrank as fr
+from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.head_size import HeadSize
 from fullrank.core.project import Heads
 from fullrank.core.relative import XLRelative, encode_distances, shifted_scores
 from fullrank.core.weighted import WeightedValues
-from fullrank.errors import ConfigError, InputError
 from fullrank.kernels import block_plan
 
 E, H, D = 10, 3, 4

@@ -11,7 +11,7 @@ import torch
 import yaml
 
 import fullrank as fr
-from fullrank.errors import InputError, RunError
+from fullrank.core.errors import InputError, RunError
 
 
 def model(vocab_size: int = 13, seed: int = 1, **changes: object) -> fr.LanguageModel:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 import fullrank as fr
+from fullrank.core.errors import InputError
 from fullrank.core.head_size import HeadSize
 from fullrank.core.score import DenseSynthesizer, RandomSynthesizer
-from fullrank.errors import InputError
 
 B, H, D, P = 2, 3, 4, 8
 SIZE = HeadSize(H, D, 10, P)

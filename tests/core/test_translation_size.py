@@ -12,7 +12,7 @@ import fullrank as fr
 from fullrank.analysis.translation_size import PLACES, translation_size
 from fullrank.cli import main
 from fullrank.config.recipe import resolve
-from fullrank.config.schema import EncoderConfig
+from fullrank.core.config import EncoderConfig
 
 E, F, V, LENGTH = 512, 1024, 6632, 25
 

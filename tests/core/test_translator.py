@@ -28,7 +28,7 @@ from translator_models import (
 )  # fmt: skip
 
 import fullrank as fr
-from fullrank.errors import ConfigError, InputError
+from fullrank.core.errors import ConfigError, InputError
 
 LENGTHS = [7, 3, 5]
 every_mechanism = pytest.mark.parametrize("mechanism", MECHANISMS)

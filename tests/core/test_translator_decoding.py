@@ -24,7 +24,7 @@ from translator_models import (
 
 import fullrank as fr
 from fullrank.core.across import Projected
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 
 LENGTHS = [7, 3, 5]
 every_mechanism = pytest.mark.parametrize("mechanism", MECHANISMS)

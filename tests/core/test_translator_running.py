@@ -18,7 +18,7 @@ from translator_models import (
 )  # fmt: skip
 
 import fullrank as fr
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 from fullrank.kernels import NAMES, chosen
 
 LENGTHS = [7, 3, 5]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.config.schema import stage_name
+from fullrank.core.config import stage_name
 
 Parameters = dict[str, Tensor]
 

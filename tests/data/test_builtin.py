@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fullrank.config.schema import DataConfig
+from fullrank.config.data import DataConfig
+from fullrank.core.errors import InputError
 from fullrank.data import Corpus, builtin, prepare
-from fullrank.errors import InputError
 
 SOURCE = b'''#!/usr/bin/env python
 # -*- coding: utf-8 -*-

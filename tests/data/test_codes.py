@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from fullrank.core.errors import InputError
 from fullrank.data.codes import Codes, codes_file, learn_codes, read_codes
-from fullrank.errors import InputError
 
 REAL = Path(__file__).parents[3] / "shared" / "data" / "iwslt14.de-en"
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fullrank.config.schema import DataConfig
+from fullrank.config.data import DataConfig
+from fullrank.core.errors import InputError, RunError
 from fullrank.data import Corpus, load_corpus, prepare, unigram_perplexity
 from fullrank.data import corpus as corpus_module
-from fullrank.errors import InputError, RunError
 
 LINES = [f"the {animal} number {i} saw a {animal}" for i in range(50) for animal in ("cat", "dog")]
 

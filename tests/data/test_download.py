@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from fullrank.config.schema import DataConfig
+from fullrank.config.data import DataConfig
+from fullrank.core.errors import RunError
 from fullrank.data import download as download_module
 from fullrank.data import prepare
 from fullrank.data.download import download, fetch
 from fullrank.data.known import CORPORA, CorpusInfo
-from fullrank.errors import RunError
 
 SPLITS = ("train", "valid", "test")
 TEXTS = {split: f"the {split} text\n".encode() * 9 for split in SPLITS}

@@ -9,8 +9,8 @@ import types
 import numpy as np
 import pytest
 
+from fullrank.core.errors import InputError, RunError
 from fullrank.data.glue import GLUE, load_glue
-from fullrank.errors import InputError, RunError
 
 # how the hub names the columns of each task
 COLUMNS = {

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fullrank.core.errors import InputError
 from fullrank.data.glue import GLUE, Examples, load_glue
 from fullrank.data.glue_submission import FILES, pack_submission, submission_rows, write_submission
-from fullrank.errors import InputError
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
 needs_real = pytest.mark.skipif(not (REAL / "glue").is_dir(), reason=f"no GLUE files at {REAL / 'glue'}")

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fullrank.core.errors import InputError, RunError
 from fullrank.data.codes import Codes
 from fullrank.data.language import Language, load_language, plain
 from fullrank.data.segment import Segmenter, Words, learn_byte_bpe, learn_unigram
-from fullrank.errors import InputError, RunError
 
 TEXT = ["the cat sat on the mat .", "the dog sat on the cat .", "a mat and a hat ; the cat &amp; the dog !"] * 9
 MARKS = ["<eos>", "<unk>"]

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from fullrank.core.errors import InputError
 from fullrank.data import Blocks, Masking, Streams, WordVocabulary, masked_blocks
 from fullrank.data.masking import MaskedBatch, MaskedBatches
 from fullrank.data.stream import Batch
-from fullrank.errors import InputError
 
 WORDS = 20
 TOKENIZER = WordVocabulary(["<eos>", *(f"w{i}" for i in range(WORDS - 2)), "<sos>"], line_start=True)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from fullrank.config.data import DataConfig
 from fullrank.config.glue import GLUE
-from fullrank.config.schema import DataConfig
+from fullrank.core.errors import InputError
 from fullrank.data import known_corpora, prepare, unigram_perplexity
 from fullrank.data.known import CORPORA
-from fullrank.errors import InputError
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason=f"no corpora at {REAL}")

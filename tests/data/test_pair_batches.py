@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from fullrank.config.schema import DataConfig
+from fullrank.config.data import DataConfig
+from fullrank.core.errors import InputError
 from fullrank.data import PairBatches, pair_batch, prepare_pairs
-from fullrank.errors import InputError
 
 
 def lengths(seed: int, count: int) -> list[tuple[int, int]]:

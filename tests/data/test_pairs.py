@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fullrank.config.schema import DataConfig
+from fullrank.config.data import DataConfig
+from fullrank.core.errors import InputError, RunError
 from fullrank.data import load_pairs, prepare, prepare_pairs
 from fullrank.data.known import CORPORA
-from fullrank.errors import InputError, RunError
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason=f"no corpora at {REAL}")

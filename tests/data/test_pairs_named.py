@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from fullrank.config.data import PAIR_CORPORA
-from fullrank.config.schema import DataConfig
+from fullrank.config.data import PAIR_CORPORA, DataConfig
+from fullrank.core.errors import InputError, RunError
 from fullrank.data import known_corpora, prepare_pairs
-from fullrank.errors import InputError, RunError
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason=f"no corpora at {REAL}")

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fullrank.config.schema import DataConfig
+from fullrank.config.data import DataConfig
+from fullrank.core.errors import InputError
 from fullrank.data import Corpus, WordVocabulary, load_tokenizer, prepare, train_bpe
 from fullrank.data import text as text_module
-from fullrank.errors import InputError
 
 WORDS = WordVocabulary.from_counts(Counter(["a", "b", "b", "<eos>", "<sos>", "<eos>", "<sos>"]), line_start=True)
 PIECES = train_bpe(["a bb cc\nbb cc\n" * 9], size=280, line_start=True)

@@ -11,8 +11,8 @@ from types import ModuleType
 
 import pytest
 
+from fullrank.core.errors import InputError, RunError
 from fullrank.data.squad import Question, SquadSplit, load_squad, read_squad
-from fullrank.errors import InputError, RunError
 
 REAL = Path(__file__).parents[3] / "shared" / "data" / "squad"
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason=f"no SQuAD at {REAL}")

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
+from fullrank.core.errors import InputError
 from fullrank.data.squad import Question, read_squad
 from fullrank.data.squad_windows import answer_tokens, most_context, spans, squad_windows
-from fullrank.errors import InputError
 from fullrank.evaluation.squad import normalize_answer
 
 REAL = Path(__file__).parents[3] / "shared" / "data" / "squad"

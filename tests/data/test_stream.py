@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fullrank.core.errors import InputError
 from fullrank.data import Batch, Blocks, Streams, Windows
-from fullrank.errors import InputError
 
 START = 10_000  # no token of the texts below
 

@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from fullrank.config.schema import DataConfig
+from fullrank.config.data import DataConfig
 from fullrank.data import prepare_pairs, synthetic_pairs
 from fullrank.data.synthetic_pairs import _ACTIONS, _ADJECTIVES, _MANNERS, _NOUNS, _PLACES, _STATES, _TIMES, SIZES
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fullrank.core.errors import InputError
 from fullrank.data import text
 from fullrank.data.text import Section, cut_by_lines, pieces
-from fullrank.errors import InputError
 
 contents = st.text(st.sampled_from("ab \né日\U0001f600"), min_size=1, max_size=80)
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fullrank.core.errors import InputError, RunError
 from fullrank.data.bpe import train_bpe
 from fullrank.data.vocab import ByteVocabulary, CharacterVocabulary, Tokenizer, WordVocabulary, load_tokenizer
-from fullrank.errors import InputError, RunError
 
 TEXT = "the cat sat\non the mat\n\nthe end \u00e9t\u00e9 \u65e5\u672c\n"
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from decoding_standin import PROMPTS, Recurrent, WithoutCache, all_texts, log_prob, padded
 
+from fullrank.core.errors import InputError
 from fullrank.decoding import beam_search, sample
-from fullrank.errors import InputError
 
 
 def exhaustive(

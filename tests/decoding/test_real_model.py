@@ -7,8 +7,8 @@ import torch
 from decoding_standin import PROMPTS, padded
 
 import fullrank as fr
+from fullrank.core.errors import InputError
 from fullrank.decoding import beam_search, sample
-from fullrank.errors import InputError
 from fullrank.tasks.generation import Remembering
 
 

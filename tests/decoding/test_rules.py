@@ -8,11 +8,11 @@ import pytest
 import torch
 from decoding_standin import PROMPTS, Recurrent, all_texts, log_prob, padded
 
+from fullrank.core.errors import InputError, RunError
 from fullrank.decoding import beam_search, sample
 from fullrank.decoding.reading import log_normalized
 from fullrank.decoding.rules import Rules
 from fullrank.decoding.top import largest
-from fullrank.errors import InputError, RunError
 
 Text = tuple[int, ...]
 

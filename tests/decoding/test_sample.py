@@ -6,10 +6,10 @@ import pytest
 import torch
 from decoding_standin import PROMPTS, Out, Recurrent, State, WithoutCache, log_prob, padded
 
+from fullrank.core.errors import InputError, RunError
 from fullrank.decoding import Sequences, sample
 from fullrank.decoding.reading import log_normalized
 from fullrank.decoding.sample import distribution
-from fullrank.errors import InputError, RunError
 
 
 def greedy_by_hand(model: Recurrent, prompt: list[int], count: int, eos: int | None) -> list[int]:

@@ -12,7 +12,7 @@ import sacrebleu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 from fullrank.evaluation.bleu import TOKENISED_BLEU, tokenised_bleu, translation_scores
 from fullrank.evaluation.ngrams import metric_named
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fullrank.config.glue import GLUE
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 from fullrank.evaluation.glue import (
     METRICS,
     accuracy,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 from fullrank.evaluation.perplexity import Evaluation, evaluate_blocks, figures
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fullrank.config.load import build
-from fullrank.config.schema import RunConfig
-from fullrank.errors import FullRankError, InputError
+from fullrank.config.run import RunConfig
+from fullrank.core.errors import FullRankError, InputError
 from fullrank.evaluation.protocol import EvaluationProtocol, Flags, final_protocol, judging_protocol
 
 RELATIVE = {"position": "relative", "attention": {"score": "relative"}}

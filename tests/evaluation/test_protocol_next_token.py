@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from fullrank.config.load import build
-from fullrank.config.schema import NOT_NEXT_TOKEN, RunConfig
-from fullrank.errors import InputError
+from fullrank.config.run import RunConfig
+from fullrank.core.config import NOT_NEXT_TOKEN
+from fullrank.core.errors import InputError
 from fullrank.evaluation.perplexity import Evaluation, figures
 from fullrank.evaluation.protocol import Flags, final_protocol, judging_protocol
 

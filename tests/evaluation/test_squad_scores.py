@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 from fullrank.evaluation.squad import exact_match, normalize_answer, squad_scores, squad_v2_scores, token_f1
 
 PUNCTUATION = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"

@@ -16,7 +16,7 @@ import scipy.special
 import scipy.stats
 from sacrebleu.significance import PairedTest
 
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 from fullrank.evaluation import statistics
 from fullrank.evaluation.ngrams import metric_named
 from fullrank.evaluation.statistics import against_first, bootstrap_interval, paired_bootstrap, welch_interval

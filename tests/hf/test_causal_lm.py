@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
 import fullrank as fr
-from fullrank.errors import ConfigError, InputError
+from fullrank.core.errors import ConfigError, InputError
 from fullrank.tasks.hugging_face import load_causal
 
 EVERY = [*combinations.every_attention(), *combinations.pairwise()]

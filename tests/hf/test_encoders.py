@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 import fullrank as fr
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 
 EVERY = combinations.pairwise()
 every = pytest.mark.parametrize("combination", EVERY, ids=str)

@@ -14,8 +14,8 @@ from combinations import Combination
 from transformers import DynamicCache
 
 import fullrank as fr
+from fullrank.core.errors import InputError
 from fullrank.decoding import beam_search, sample
-from fullrank.errors import InputError
 from fullrank.tasks.generation import Remembering
 
 every_pair = pytest.mark.parametrize("combination", combinations.pairwise(), ids=str)

@@ -12,7 +12,7 @@ transformers = pytest.importorskip("transformers")
 from tiny_families import FAMILIES  # noqa: E402
 
 import fullrank as fr  # noqa: E402
-from fullrank.errors import ConfigError, InputError  # noqa: E402
+from fullrank.core.errors import ConfigError, InputError  # noqa: E402
 
 SIZES = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 9}
 OFF_THE_INTERFACE = {

@@ -13,7 +13,7 @@ from tiny_families import FAMILIES  # noqa: E402
 
 import fullrank as fr  # noqa: E402
 from fullrank import kernels  # noqa: E402
-from fullrank.errors import InputError  # noqa: E402
+from fullrank.core.errors import InputError  # noqa: E402
 
 
 def stir(model):

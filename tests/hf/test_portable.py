@@ -19,8 +19,8 @@ from portable_models import check_close, check_gradients, portable, shifted_loss
 from transformers.cache_utils import DynamicCache
 
 import fullrank as fr
-from fullrank.config import registry
-from fullrank.config.schema import DropoutConfig
+from fullrank.core import registry
+from fullrank.core.config import DropoutConfig
 from fullrank.decoding import beam_search, sample
 from fullrank.hf import portable as package
 from fullrank.hf.export import _STAGES, portable_files

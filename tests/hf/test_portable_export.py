@@ -22,11 +22,12 @@ from safetensors.torch import load_file, save_file
 
 import fullrank as fr
 from fullrank.cli import main
+from fullrank.config.data import DataConfig
 from fullrank.config.load import to_yaml
-from fullrank.config.registry import register, unregister
-from fullrank.config.schema import DataConfig, RunConfig
+from fullrank.config.run import RunConfig
+from fullrank.core.errors import InputError
+from fullrank.core.registry import register, unregister
 from fullrank.data import WordVocabulary
-from fullrank.errors import InputError
 from fullrank.hf.export import export_run, import_folder
 from moving import moved
 from translation_runs import write_run

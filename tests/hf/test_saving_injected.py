@@ -17,7 +17,7 @@ transformers = pytest.importorskip("transformers")
 from tiny_families import FAMILIES  # noqa: E402
 
 import fullrank as fr  # noqa: E402
-from fullrank.errors import InputError  # noqa: E402
+from fullrank.core.errors import InputError  # noqa: E402
 
 SOURCES = str(Path(fr.__file__).parents[1])
 

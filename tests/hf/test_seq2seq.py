@@ -15,8 +15,8 @@ from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq
 from translator_models import MECHANISMS, config, padding, sentences
 
 import fullrank as fr
+from fullrank.core.errors import InputError
 from fullrank.decoding import beam_search, sample
-from fullrank.errors import InputError
 
 EOS, NEW = citizens.EOS, 7
 every = pytest.mark.parametrize("mechanism", MECHANISMS)

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from fullrank.config.data import DataConfig
 from fullrank.config.load import to_yaml
-from fullrank.config.schema import DataConfig, ModelConfig, RunConfig, TrainConfig
+from fullrank.config.run import RunConfig, TrainConfig
+from fullrank.core.config import ModelConfig
+from fullrank.core.errors import InputError
 from fullrank.data import ByteVocabulary, CharacterVocabulary, Language, WordVocabulary, train_bpe
 from fullrank.data.segment import Words, learn_byte_bpe, learn_unigram
-from fullrank.errors import InputError
 from fullrank.hf.tokenizer import of_language, of_vocabulary, tokenizer_of
 from translation_runs import languages, write_run
 

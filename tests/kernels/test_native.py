@@ -22,7 +22,7 @@ from native_cases import (
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.config.schema import AttentionConfig
+from fullrank.core.config import AttentionConfig
 from fullrank.core.head_size import HeadSize
 from fullrank.core.project import Heads
 from fullrank.core.weighted import WeightedValues

@@ -20,7 +20,7 @@ from native_cases import Case, built, by_reference, heads_of, needs_compiler
 
 import fullrank as fr
 from fullrank import kernels
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 from fullrank.kernels import native_build
 from fullrank.kernels.native_build import library
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fullrank.config.schema import AttentionConfig
+from fullrank.core.config import AttentionConfig
 from fullrank.core.dropout import dropout, keep_mask
 from fullrank.core.head_size import HeadSize
 from fullrank.core.layout import Layout

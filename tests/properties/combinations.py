@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 import fullrank as fr
-from fullrank.config import registry
-from fullrank.config.schema import DropoutConfig
-from fullrank.errors import InputError
+from fullrank.core import registry
+from fullrank.core.config import DropoutConfig
+from fullrank.core.errors import InputError
 from moving import moved
 
 VOCABULARY, WIDTH, HEADS, HEAD_DIM, LAYERS, LENGTH = 11, 10, 3, 4, 2, 7  # no size divides another

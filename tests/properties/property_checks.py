@@ -11,7 +11,7 @@ from combinations import HEADS, LENGTH, VOCABULARY, Combination, kernels_for, no
 from torch import Tensor, nn
 
 import fullrank as fr
-from fullrank.config import registry
+from fullrank.core import registry
 from fullrank.training.optimizer import parameter_groups
 
 

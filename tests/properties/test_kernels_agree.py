@@ -14,10 +14,10 @@ from torch import Tensor
 
 import fullrank as fr
 from fullrank import kernels
+from fullrank.core.errors import InputError
 from fullrank.core.head_size import HeadSize
 from fullrank.core.project import Heads
 from fullrank.core.weighted import WeightedValues
-from fullrank.errors import InputError
 from fullrank.kernels import KERNELS, fastest, kernel_for
 from fullrank.kernels.triton_mixed import triton_computes
 from moving import moved
@@ -195,7 +195,7 @@ def test_dropout_of_weights_has_the_same_distribution_in_every_kernel() -> None:
 
 def test_no_fast_line_matches_a_subclass() -> None:
     """`case Softmax()` also matches subclasses, so that stages never subclass each other."""
-    from fullrank.config import registry
+    from fullrank.core import registry
 
     for slot in ("score", "normalize", "mix"):
         stages = [registry.lookup(slot, name) for name in registry.names(slot)]

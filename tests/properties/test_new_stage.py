@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from fullrank.config import registry
-from fullrank.errors import ConfigError
+from fullrank.core import registry
+from fullrank.core.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 

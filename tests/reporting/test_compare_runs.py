@@ -8,7 +8,7 @@ import pytest
 from reported_translations import hypotheses, make_translation_run, references
 from reporting_runs import make_run
 
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 from fullrank.evaluation.statistics import bootstrap_interval, paired_bootstrap
 from fullrank.reporting import compare_runs
 from fullrank.reporting.translations import translations

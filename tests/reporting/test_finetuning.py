@@ -11,7 +11,7 @@ import scipy.stats
 from finetuned_runs import make_run, printed, two_arms
 from reporting_runs import make_run as make_other_run
 
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 from fullrank.reporting import comparison, write_report
 from fullrank.reporting.finetuning import Figure, Summary, as_json, summary
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from finetuned_runs import make_run, two_arms
 
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 from fullrank.reporting import write_report
 from fullrank.reporting.finetuning import summary, write_page
 from fullrank.reporting.finetuning.figure import swarm

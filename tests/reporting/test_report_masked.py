@@ -11,7 +11,7 @@ import pytest
 import yaml
 from reporting_runs import make_run, printed
 
-from fullrank.config.schema import MASKED_TOKEN
+from fullrank.config.run import MASKED_TOKEN
 from fullrank.reporting import as_json, comparison, write_report
 from fullrank.reporting.summary import summarise
 

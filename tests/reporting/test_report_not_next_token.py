@@ -9,7 +9,7 @@ import pytest
 import yaml
 from reporting_runs import make_run, printed
 
-from fullrank.config.schema import NOT_NEXT_TOKEN
+from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.reporting import as_json, comparison, summarise, write_report
 
 PROTOCOL = "consecutive blocks of 64 tokens"

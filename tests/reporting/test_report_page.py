@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from reporting_runs import SLICE, make_run, two_kinds
 
-from fullrank.errors import InputError, RunError
+from fullrank.core.errors import InputError, RunError
 from fullrank.reporting import write_report
 
 VOID = {"meta", "input", "br", "hr", "link", "img"}

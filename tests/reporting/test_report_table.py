@@ -11,7 +11,7 @@ import pytest
 from reporting_runs import CORPUS, SLICE, make_run, two_kinds
 from rich.console import Console
 
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 from fullrank.reporting import as_json, comparison, find_runs, print_table, read_run, read_runs, write_report
 
 

@@ -12,8 +12,8 @@ import torch
 
 import fullrank as fr
 from fullrank.analysis.attention_figure import AttentionMaps, Panel, write_figure
+from fullrank.core.errors import InputError
 from fullrank.core.trace import Trace
-from fullrank.errors import InputError
 from fullrank.tasks.attending import cross_attention, cross_weights
 from fullrank.tasks.translating import Translating
 from fullrank.tasks.translation_search import Search

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from fullrank.config.recipe import resolve
+from fullrank.core.errors import InputError
 from fullrank.data import prepare
-from fullrank.errors import InputError
 from fullrank.tasks import demo
 from fullrank.tasks.language_modeling import training_batches
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fullrank.cli import main
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 from fullrank.tasks.finetuning_cells import FineCell, cells_of
 
 TABLE = "mixhead/table6"

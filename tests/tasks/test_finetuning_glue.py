@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from fullrank.config.load import build_finetune
 from fullrank.config.recipe import Resolved
+from fullrank.core.errors import InputError
 from fullrank.data.example_batches import ExampleBatches
-from fullrank.errors import InputError
 from fullrank.tasks.finetuning import finetune, groups_of, mixing_names, resume
 from fullrank.tasks.finetuning_glue import GlueTuning, encode, logits_of
 from fullrank.tasks.run_folder import open_run

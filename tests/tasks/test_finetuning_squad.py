@@ -14,8 +14,8 @@ import torch
 
 from fullrank.config.load import build_finetune
 from fullrank.config.recipe import Resolved, resolve_finetune
+from fullrank.core.errors import InputError
 from fullrank.data.squad import load_squad
-from fullrank.errors import InputError
 from fullrank.tasks.finetuning import finetune
 from fullrank.tasks.finetuning_squad import SpanObjective, SquadTuning, logits_of, windowed
 from fullrank.training.values import Place

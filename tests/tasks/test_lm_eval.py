@@ -15,8 +15,8 @@ import torch
 
 import fullrank as fr
 from fullrank.cli import main
+from fullrank.core.errors import InputError
 from fullrank.data import load_tokenizer
-from fullrank.errors import InputError
 from fullrank.evaluation.protocol import Flags
 from fullrank.tasks import lm_eval
 from fullrank.tasks.generation import Decoding, generate

@@ -20,9 +20,9 @@ import fullrank as fr
 from fullrank.cli import main
 from fullrank.config.load import build
 from fullrank.config.recipe import Resolved
-from fullrank.config.schema import MASKED_TOKEN, TrainConfig
+from fullrank.config.run import MASKED_TOKEN, TrainConfig
+from fullrank.core.errors import ConfigError, InputError
 from fullrank.data import ByteVocabulary, MaskedBatch, Masking, load_corpus, masked_blocks
-from fullrank.errors import ConfigError, InputError
 from fullrank.evaluation.protocol import Flags
 from fullrank.tasks.generation import Decoding, generate
 from fullrank.tasks.masked_modeling import evaluate

@@ -16,9 +16,9 @@ import torch
 import fullrank as fr
 from fullrank.config.load import build
 from fullrank.config.recipe import Resolved
-from fullrank.config.schema import PhaseConfig, TrainConfig
+from fullrank.config.run import PhaseConfig, TrainConfig
+from fullrank.core.errors import ConfigError, InputError
 from fullrank.data import Streams
-from fullrank.errors import ConfigError, InputError
 from fullrank.tasks.objective import CausalObjective
 from fullrank.tasks.run import train
 from fullrank.training import Place

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import fullrank as fr
-from fullrank.config.schema import TrainConfig
+from fullrank.config.run import TrainConfig
+from fullrank.core.errors import InputError
 from fullrank.data import Blocks
-from fullrank.errors import InputError
 from fullrank.evaluation.perplexity import Evaluation
 from fullrank.evaluation.protocol import EvaluationProtocol
 from fullrank.tasks.measuring import check_training_length, measure

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 import fullrank as fr
-from fullrank.config.schema import TrainConfig
+from fullrank.config.run import TrainConfig
 from fullrank.data import Batch, Blocks
 from fullrank.evaluation.protocol import EvaluationProtocol
 from fullrank.tasks.measuring import measure

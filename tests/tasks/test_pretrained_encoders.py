@@ -12,8 +12,8 @@ import torch
 from tests.tiny_encoder import SPECIAL, WORDS, tiny_encoder, tiny_tokenizer
 
 from fullrank.config.finetune import FinetuneConfig, GraftConfig, PretrainedConfig, TaskDataConfig
+from fullrank.core.errors import InputError
 from fullrank.data.glue import GLUE, Examples
-from fullrank.errors import InputError
 from fullrank.tasks.finetuning import absolute
 from fullrank.tasks.finetuning_glue import encode, logits_of
 from fullrank.tasks.pretrained import load_pretrained

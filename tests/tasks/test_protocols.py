@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fullrank as fr
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 from fullrank.evaluation.perplexity import Evaluation
 from fullrank.evaluation.protocol import EvaluationProtocol
 from fullrank.tasks.measuring import measure

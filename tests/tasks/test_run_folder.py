@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from fullrank.config.data import DataConfig
 from fullrank.config.recipe import Resolved, resolve
-from fullrank.config.schema import AttentionConfig, DataConfig, ModelConfig, RunConfig, TrainConfig
-from fullrank.errors import InputError
+from fullrank.config.run import RunConfig, TrainConfig
+from fullrank.core.config import AttentionConfig, ModelConfig
+from fullrank.core.errors import InputError
 from fullrank.tasks.run_folder import absolute, claim, default_folder, in_table_order, open_run
 
 IDENTITY = {

@@ -7,9 +7,9 @@ import time
 import numpy as np
 import pytest
 
+from fullrank.core.errors import InputError, RunError
 from fullrank.data.squad import Question
 from fullrank.data.squad_windows import Window, most_context, spans
-from fullrank.errors import InputError, RunError
 from fullrank.tasks.squad_answers import find_answers, write_answers
 
 

@@ -11,9 +11,9 @@ import torch
 
 import fullrank as fr
 from fullrank.config.load import to_yaml
-from fullrank.config.schema import RunConfig
+from fullrank.config.run import RunConfig
+from fullrank.core.errors import InputError, RunError
 from fullrank.decoding import beam_search, sample
-from fullrank.errors import InputError, RunError
 from fullrank.tasks.generation import Decoding, generate
 from fullrank.tasks.translating import Translating
 from fullrank.tasks.translation_search import Sampling, Search, translate_ids

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from training_toy import Found, train
 
-from fullrank.config.schema import TrainConfig
+from fullrank.config.run import TrainConfig
 from fullrank.training.averaging import WeightAverage
 
 

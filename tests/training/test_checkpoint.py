@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from torch import nn
 from training_toy import Told, Toy, evaluate, train
 
-from fullrank.errors import InputError, RunError
+from fullrank.core.errors import InputError, RunError
 from fullrank.training import load_weights
 from fullrank.training.checkpoint import Damaged, Snapshot, load_checkpoint, read_checkpoint, save_checkpoint
 from fullrank.training.kept import kept_checkpoints, mean_weights

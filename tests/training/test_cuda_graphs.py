@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from training_toy import Toy, train
 
-from fullrank.config.schema import PhaseConfig, TrainConfig
-from fullrank.errors import InputError
+from fullrank.config.run import PhaseConfig, TrainConfig
+from fullrank.core.errors import InputError
 from fullrank.training import compile_blocks, loop
 from fullrank.training.device import begin_pass, check_cuda_graphs, judging, outliving
 

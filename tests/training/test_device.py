@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from training_toy import Toy
 
-from fullrank.config.schema import TrainConfig
-from fullrank.errors import InputError, RunError
+from fullrank.config.run import TrainConfig
+from fullrank.core.errors import InputError, RunError
 from fullrank.training import choose_device, compile_blocks, prepare_machine, seed_everything
 from fullrank.training.device import explaining
 from fullrank.training.randomness import undisturbed

@@ -27,8 +27,8 @@ from training_toy import (
     train,
 )
 
-from fullrank.config.schema import EvalConfig, TrainConfig
-from fullrank.errors import ConfigError, InputError, RunError
+from fullrank.config.run import EvalConfig, TrainConfig
+from fullrank.core.errors import ConfigError, InputError, RunError
 from fullrank.training import Judged
 
 BY_BLEU = {"every_steps": 5, "metric": "bleu"}

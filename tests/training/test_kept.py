@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from torch import Tensor
 from training_toy import Death, Found, Toy, at_call, die, outcome, train
 
-from fullrank.errors import InputError, RunError
+from fullrank.core.errors import InputError, RunError
 from fullrank.training import load_weights
 from fullrank.training.kept import kept_checkpoints, mean_weights, write_mean
 from fullrank.training.sealed import write_plain, write_tensors

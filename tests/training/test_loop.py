@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from training_toy import LENGTH, STREAMS, Found, Objective, Told, Toy, ToyBatches, train
 
-from fullrank.errors import RunError
+from fullrank.core.errors import RunError
 from fullrank.training import Loss, Place, load_weights
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from training_toy import evaluate_scored, train
 
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 from fullrank.training import make_observers
 from fullrank.training.observers import LiveLine, PlainLines, Status, TensorBoard, WandB
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from training_toy import Toy
 
-from fullrank.config.registry import names, register, unregister
-from fullrank.config.schema import TrainConfig
-from fullrank.errors import ConfigError
+from fullrank.config.run import TrainConfig
+from fullrank.core.errors import ConfigError
+from fullrank.core.registry import names, register, unregister
 from fullrank.training import make_optimizer, parameter_groups
 
 GRADIENTS = torch.randn(6, 3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -30,8 +30,8 @@ from training_toy import (
     train,
 )
 
-from fullrank.config.schema import EvalConfig, PhaseConfig, PlateauConfig, TrainConfig
-from fullrank.errors import ConfigError, InputError
+from fullrank.config.run import EvalConfig, PhaseConfig, PlateauConfig, TrainConfig
+from fullrank.core.errors import ConfigError, InputError
 from fullrank.training import Loss, Place, Plan, make_plan
 from fullrank.training.observers import Status, TensorBoard
 from fullrank.training.phases import look_back

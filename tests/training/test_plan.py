@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from training_toy import ToyBatches
 
-from fullrank.config.schema import EvalConfig, TrainConfig
+from fullrank.config.run import EvalConfig, TrainConfig
+from fullrank.core.errors import InputError
 from fullrank.data import Blocks
-from fullrank.errors import InputError
 from fullrank.training import Plan, make_plan
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fullrank.errors import RunError
+from fullrank.core.errors import RunError
 from fullrank.training.records import JsonLines, metrics_line, timing_line
 
 

@@ -30,8 +30,8 @@ from training_toy import (
     train_in_child,
 )
 
-from fullrank.config.schema import PhaseConfig, PlateauConfig
-from fullrank.errors import InputError, RunError
+from fullrank.config.run import PhaseConfig, PlateauConfig
+from fullrank.core.errors import InputError, RunError
 from fullrank.training import Interrupted
 
 PHASES = [

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from fullrank.config.schema import TrainConfig
-from fullrank.errors import ConfigError
+from fullrank.config.run import TrainConfig
+from fullrank.core.errors import ConfigError
 from fullrank.training import make_schedule
 
 

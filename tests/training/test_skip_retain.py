@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import fullrank as fr
-from fullrank.config import registry
-from fullrank.config.schema import PhaseConfig
-from fullrank.errors import ConfigError
+from fullrank.config.run import PhaseConfig
+from fullrank.core import registry
+from fullrank.core.errors import ConfigError
 
 # The paper's equations: of i = 1 .. N, as fractions
 Equation = Callable[[int, int, Fraction], Fraction]

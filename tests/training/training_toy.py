@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fullrank.config.schema import EvalConfig, TrainConfig
+from fullrank.config.run import EvalConfig, TrainConfig
 from fullrank.training import (
     FitResult,
     Judged,

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from fullrank.config.schema import ModelConfig, stage_name
-from fullrank.errors import InputError
+from fullrank.core.config import ModelConfig, stage_name
+from fullrank.core.errors import InputError
 from fullrank.kernels.multilinear_plan import Shape, Work, multiply_adds
 
 _PIECES = {  # names within the layer begin so; biases of projections and output apart

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 
 TAIL = 1e-9  # what a distribution leaves out has less than this probability
 LARGEST = 2**20  # values of a distribution

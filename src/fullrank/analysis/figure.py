@@ -14,7 +14,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from fullrank.errors import InputError, RunError
+from fullrank.core.errors import InputError, RunError
 from fullrank.files import write_bytes
 from fullrank.reporting.svg import settings
 

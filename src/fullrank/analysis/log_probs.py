@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from fullrank.analysis.softmax_bound import OutputLayer, of_config, of_hugging_face
-from fullrank.config.schema import ModelConfig
-from fullrank.errors import InputError, RunError
+from fullrank.core.config import ModelConfig
+from fullrank.core.errors import InputError, RunError
 
 _CHUNK = 1 << 23  # log-probabilities that are made at a time
 

@@ -9,7 +9,7 @@ import torch
 
 from fullrank.analysis.attention_block import attention_block
 from fullrank.analysis.size import attention_flops, matrices, mixing_flops, parameters_by_part, vocabulary_flops
-from fullrank.config.schema import ModelConfig
+from fullrank.core.config import ModelConfig
 from fullrank.core.masked import MaskedLanguageModel
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fullrank.analysis.softmax_bound import OutputLayer
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from fullrank.analysis.attention_block import attention_block, multilinear_work
-from fullrank.config.schema import ModelConfig, stage_name
 from fullrank.core.attention import Attention
+from fullrank.core.config import ModelConfig, stage_name
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.multilinear_decayed import Summed
 from fullrank.core.project import Projection

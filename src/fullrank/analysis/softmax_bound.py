@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fullrank.config.schema import ModelConfig, OutputConfig
-from fullrank.errors import InputError
+from fullrank.core.config import ModelConfig, OutputConfig
+from fullrank.core.errors import InputError
 
 # where Hugging Face configurations keep a soft-cap on the logits
 _SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")

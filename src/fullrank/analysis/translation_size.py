@@ -19,8 +19,8 @@ from fullrank.analysis.size import (
     parameters_of,
     vocabulary_flops,
 )
-from fullrank.config.schema import ModelConfig
 from fullrank.core.attention import Attention
+from fullrank.core.config import ModelConfig
 from fullrank.core.project import Projection
 from fullrank.core.translator import Translator
 

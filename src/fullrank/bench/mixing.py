@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from fullrank.bench import peers
 from fullrank.bench.candidates import BOTH, FORWARD, Candidate, Comparison, Pass, Settings, drawn, missing, uncompiled
-from fullrank.config.schema import AttentionConfig
+from fullrank.core.config import AttentionConfig
 from fullrank.core.head_size import HeadSize
 from fullrank.core.layout import Layout
 from fullrank.core.project import Heads

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fullrank.bench.candidates import BOTH, FORWARD, Candidate, Comparison, Pass, Settings, drawn
 from fullrank.bench.mixing import STAGES, mixing_matrix
-from fullrank.config.schema import AttentionConfig
+from fullrank.core.config import AttentionConfig
 from fullrank.core.head_size import HeadSize
 from fullrank.core.layout import Layout
 from fullrank.core.project import Heads

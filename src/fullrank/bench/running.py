@@ -16,7 +16,7 @@ from fullrank.bench.growth import FEWEST, exponent
 from fullrank.bench.harness import Ratio, clock_for, times_of
 from fullrank.bench.machine import free_bytes
 from fullrank.bench.memory import Place, memory_mib
-from fullrank.errors import InputError, RunError
+from fullrank.core.errors import InputError, RunError
 from fullrank.kernels import chosen
 
 SHORTEST = 0.01  # seconds; a candidate that takes less runs several times in a row

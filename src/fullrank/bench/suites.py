@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fullrank.bench import injection, mixing, multilinear, output_losses, relative, training_step
 from fullrank.bench.candidates import Suite
-from fullrank.errors import InputError, suggest
+from fullrank.core.errors import InputError, suggest
 
 SUITES = {
     suite.name: suite

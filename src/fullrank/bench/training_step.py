@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from fullrank.bench.candidates import Candidate, Comparison, Settings
 from fullrank.bench.mixing import STAGES
-from fullrank.config.schema import AttentionConfig, DropoutConfig, ModelConfig
+from fullrank.core.config import AttentionConfig, DropoutConfig, ModelConfig
 from fullrank.core.decoder import LanguageModel
 
 PEER, PLAIN = "nn.TransformerEncoder", "plain"

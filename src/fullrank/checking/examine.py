@@ -16,7 +16,7 @@ from fullrank.checking.given import is_translator
 from fullrank.checking.kernels import definitions
 from fullrank.checking.subject import subject_of
 from fullrank.checking.translation import given, translations
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 
 _NAMES = {
     "fullrank": "a language model of fullrank",

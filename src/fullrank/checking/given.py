@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullrank.config.schema import ModelConfig
+from fullrank.core.config import ModelConfig
 
 
 class Given(nn.Module):

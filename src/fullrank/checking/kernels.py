@@ -12,12 +12,11 @@ from torch import Tensor
 from fullrank.checking.finding import Check, Finding, inapplicable, judged, largest
 from fullrank.checking.future import masks_of
 from fullrank.checking.subject import Subject, logits_in, mode
-from fullrank.config import registry
-from fullrank.config.checks import stage_name
-from fullrank.config.schema import DropoutConfig, ModelConfig
+from fullrank.core import registry
+from fullrank.core.config import DropoutConfig, ModelConfig, stage_name
+from fullrank.core.errors import InputError
 from fullrank.core.multilinear import MultiLinear
 from fullrank.core.weighted import WeightedValues
-from fullrank.errors import InputError
 from fullrank.kernels import NAMES, chosen, kernel, kernel_for, reference
 
 # fp32: the library's promise across kernels. Gradients are sums over all tokens of products of such outputs.

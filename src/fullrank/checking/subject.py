@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from fullrank.checking.given import Given
-from fullrank.config.schema import ModelConfig
-from fullrank.errors import InputError
+from fullrank.core.config import ModelConfig
+from fullrank.core.errors import InputError
 
 ROWS = 3
 LENGTHS = (17, 19, 13, 23, 11, 7, 5, 3)  # primes: hardly another size of a model is one of them

@@ -17,10 +17,9 @@ from fullrank.checking.finding import Check, Finding, inapplicable, judged, larg
 from fullrank.checking.given import Given
 from fullrank.checking.kernels import gradients, kernels
 from fullrank.checking.subject import LENGTHS, ROWS, Subject, mode, random_ids
-from fullrank.config import registry
-from fullrank.config.checks import stage_name
-from fullrank.config.schema import AttentionConfig, DropoutConfig, ModelConfig
-from fullrank.errors import InputError
+from fullrank.core import registry
+from fullrank.core.config import AttentionConfig, DropoutConfig, ModelConfig, stage_name
+from fullrank.core.errors import InputError
 from fullrank.kernels import kernel
 
 

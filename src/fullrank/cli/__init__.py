@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> None:
         raise
     except Exception as error:
         from fullrank.cli.output import explain
-        from fullrank.errors import InputError
+        from fullrank.core.errors import InputError
 
         if debug:
             raise

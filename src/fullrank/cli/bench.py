@@ -9,7 +9,7 @@ import typer
 
 from fullrank.cli.options import Json
 from fullrank.cli.output import print_json, say, show
-from fullrank.errors import InputError, suggest
+from fullrank.core.errors import InputError, suggest
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -11,7 +11,7 @@ from fullrank.cli.options import Json, Source, with_source
 from fullrank.cli.output import print_json, say
 
 if TYPE_CHECKING:
-    from fullrank.config.schema import DataConfig
+    from fullrank.config.data import DataConfig
 
 data = typer.Typer(
     no_args_is_help=True,
@@ -101,10 +101,10 @@ def _read_task(
 ) -> tuple[dict[str, Any], list[str]]:
     """A task to fine-tune on: what JSON says of it, and lines for people."""
     from fullrank.config.glue import GLUE
+    from fullrank.core.errors import InputError
     from fullrank.data.glue_overview import glue_overview, overview_lines
     from fullrank.data.known_tasks import SQUAD
     from fullrank.data.squad_overview import squad_lines, squad_overview
-    from fullrank.errors import InputError
 
     if overrides:
         raise InputError(f"{', '.join(overrides)}: {name} is read as it is; leave out all but --from and --to")

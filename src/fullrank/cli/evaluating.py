@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fullrank.cli.output import print_json, say
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 
 
 def evaluate_translation(

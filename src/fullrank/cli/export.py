@@ -9,7 +9,7 @@ import typer
 
 from fullrank.cli.options import Checkpoint, Json
 from fullrank.cli.output import print_json
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 
 _FORMATS = ("hf", "fullrank")
 

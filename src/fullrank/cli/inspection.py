@@ -11,7 +11,7 @@ from fullrank.cli.options import Config, Json, Overrides, Row, Scale, Source, wi
 from fullrank.cli.output import print_json, say
 
 if TYPE_CHECKING:
-    from fullrank.config.schema import RunConfig
+    from fullrank.config.run import RunConfig
 
 recipes = typer.Typer(
     no_args_is_help=True,
@@ -182,7 +182,7 @@ def validate_config(
 ) -> None:
     """Check a configuration (every row and scale of a recipe) and report all errors at once."""
     from fullrank.config.recipe import load, resolve_any
-    from fullrank.errors import ConfigError
+    from fullrank.core.errors import ConfigError
 
     recipe = load(name)
     rows: list[str | None] = [row] if row or not recipe.rows else list(recipe.rows)

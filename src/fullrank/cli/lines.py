@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from fullrank.errors import InputError, RunError
+from fullrank.core.errors import InputError, RunError
 
 PAUSE = 0.1  # seconds without input, after which lines at hand are not kept waiting
 _CHUNK = 1 << 16

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fullrank.errors import FullRankError, InputError
+from fullrank.core.errors import FullRankError, InputError
 from fullrank.files import as_json
 
 if TYPE_CHECKING:

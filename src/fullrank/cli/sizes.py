@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fullrank.config.schema import ModelConfig
+from fullrank.core.config import ModelConfig
 
 _PLACES = {"encoder": "encoder", "decoder": "decoder", "cross": "cross-attention"}
 

@@ -11,7 +11,7 @@ import typer
 from fullrank.cli.finetune import finetune, reproduce_table
 from fullrank.cli.options import Config, Json, Kernel, Overrides, Row, Scale, Source, with_source
 from fullrank.cli.output import print_json, say, silent
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 
 
 def add_to(app: typer.Typer) -> None:

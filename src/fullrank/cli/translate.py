@@ -20,7 +20,7 @@ import typer
 from fullrank.cli.lines import PAUSE, buffers
 from fullrank.cli.options import Checkpoint, Device, Kernel
 from fullrank.cli.output import exclude, say
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 
 if TYPE_CHECKING:
     from fullrank.tasks.translating import Translating, Translation

@@ -11,7 +11,7 @@ import typer
 from fullrank.cli.finetune import show_runs
 from fullrank.cli.options import Checkpoint, Device, Json, Kernel
 from fullrank.cli.output import exclude, print_json, say
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 
 Run = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")]
 

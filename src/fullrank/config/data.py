@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fullrank.config.checks import COUNTS, Strict, check_numbers, raise_problems
+from fullrank.core.config import COUNTS, Strict, check_numbers, raise_problems
 
 # corpora of sentence pairs, for translation; all others are text for language models
 PAIR_CORPORA = ("parallel", "multi30k-de-en", "iwslt14-de-en", "wmt16-en-de", "synthetic-translation")

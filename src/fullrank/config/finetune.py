@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from fullrank.config.checks import (
+from fullrank.config.glue import GLUE
+from fullrank.config.run import TrainConfig
+from fullrank.core.config import (
     COUNTS,
     SIZES,
     THREADS,
@@ -20,9 +22,7 @@ from fullrank.config.checks import (
     check_stage,
     raise_problems,
 )
-from fullrank.config.glue import GLUE
-from fullrank.config.training import TrainConfig
-from fullrank.errors import suggest
+from fullrank.core.errors import suggest
 
 SQUAD_TASKS = ("squad", "squad-v2")
 TASKS = (*(f"glue/{task}" for task in GLUE), *SQUAD_TASKS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fullrank.errors import InputError, suggest
+from fullrank.core.errors import InputError, suggest
 
 HUB = "nyu-mll/glue"  # on the Hugging Face hub
 HUB_REVISION = "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c"

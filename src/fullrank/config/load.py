@@ -18,8 +18,9 @@ from typing import Any, TypeVar, cast, get_args, get_type_hints
 import yaml
 
 from fullrank.config.finetune import TASKS, FinetuneConfig, finetunes
-from fullrank.config.schema import ModelConfig, RunConfig
-from fullrank.errors import ConfigError, InputError
+from fullrank.config.run import RunConfig
+from fullrank.core.config import ModelConfig
+from fullrank.core.errors import ConfigError, InputError
 
 Config = TypeVar("Config")
 
@@ -340,7 +341,7 @@ def _schema(root: type, slots: Mapping[str, Mapping[str, str]], title: str) -> d
     """`slots`: for each class the keys that hold a stage, and its slot."""
     from pydantic import TypeAdapter
 
-    from fullrank.config import registry
+    from fullrank.core import registry
 
     schema = TypeAdapter(root).json_schema()
     for cls, keys in slots.items():

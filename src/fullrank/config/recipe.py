@@ -23,8 +23,8 @@ from typing import Any, Generic, TypeVar
 
 from fullrank.config.finetune import FinetuneConfig, finetunes
 from fullrank.config.load import apply_overrides, build, build_finetune, lay, parse_yaml, read_yaml, undotted
-from fullrank.config.schema import RunConfig
-from fullrank.errors import ConfigError, InputError, suggest
+from fullrank.config.run import RunConfig
+from fullrank.core.errors import ConfigError, InputError, suggest
 
 SCALES = ("paper", "small", "tiny")
 

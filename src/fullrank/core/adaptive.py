@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from fullrank.config.registry import register
-from fullrank.config.schema import ModelConfig, OutputConfig
 from fullrank.core.clusters import Clusters
+from fullrank.core.config import ModelConfig, OutputConfig
 from fullrank.core.dropout import Dropout
 from fullrank.core.embedding import AdaptiveInput
+from fullrank.core.errors import ConfigError
 from fullrank.core.latents import Components, Latents
+from fullrank.core.registry import register
 from fullrank.core.vocabulary_layer import sizes_of
-from fullrank.errors import ConfigError
 from fullrank.kernels.cross_entropy import Form, counted, flat, token_nll, weighted_loss
 from fullrank.kernels.cross_entropy_reference import logits, mix, weighted
 

@@ -7,10 +7,11 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
 
-from fullrank.config import registry
-from fullrank.config.schema import AttentionConfig, ModelConfig
+from fullrank.core import registry
 from fullrank.core.attend import Attend
+from fullrank.core.config import AttentionConfig, ModelConfig
 from fullrank.core.cross_head import SameHead, StochasticCrossHead
+from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.head_size import HeadSize
 from fullrank.core.layout import Layout
 from fullrank.core.multilinear_decayed import Summed
@@ -18,7 +19,6 @@ from fullrank.core.project import Heads, Projection, Rotary
 from fullrank.core.room import Room, append
 from fullrank.core.trace import Trace
 from fullrank.core.weighted import WeightedValues
-from fullrank.errors import ConfigError, InputError
 
 
 class KeyValues(NamedTuple):

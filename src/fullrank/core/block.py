@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from fullrank.config.schema import ModelConfig
 from fullrank.core.across import Across
 from fullrank.core.attention import Attention, Past
+from fullrank.core.config import ModelConfig
 from fullrank.core.dropout import Dropout
 from fullrank.core.feed_forward import FeedForward
 from fullrank.core.layout import Layout

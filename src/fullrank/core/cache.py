@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fullrank.core.attention import KeyValues, Past
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fullrank.config.clusters import cluster_problems
-from fullrank.errors import ConfigError
+from fullrank.core.config import cluster_problems
+from fullrank.core.errors import ConfigError
 
 
 @dataclass(frozen=True)

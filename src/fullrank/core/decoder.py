@@ -11,21 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullrank.config import registry
-from fullrank.config.schema import ModelConfig, with_memory
-from fullrank.core import stack, storage
+from fullrank.core import registry, stack, storage
 from fullrank.core.across import Projected, Source
 from fullrank.core.attention import KeyValues, Past
 from fullrank.core.block import Block
 from fullrank.core.cache import Cache
+from fullrank.core.config import ModelConfig, with_memory
 from fullrank.core.dropout import Dropout
+from fullrank.core.errors import InputError
 from fullrank.core.initialize import initialize
 from fullrank.core.layout import Layout
 from fullrank.core.memory import Memory, Segment
 from fullrank.core.outputs import LossParts, ModelOutput, Pass, TokenNll
 from fullrank.core.positions import Learned, Relative
 from fullrank.core.trace import Trace
-from fullrank.errors import InputError
 
 
 class LanguageModel(nn.Module):

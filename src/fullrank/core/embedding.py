@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fullrank.config.registry import register
-from fullrank.config.schema import InputConfig, ModelConfig
 from fullrank.core.clusters import Clusters
-from fullrank.errors import ConfigError
+from fullrank.core.config import InputConfig, ModelConfig
+from fullrank.core.errors import ConfigError
+from fullrank.core.registry import register
 
 
 @register("input", "token")

@@ -7,17 +7,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fullrank.config import registry
-from fullrank.config.schema import ModelConfig
-from fullrank.core import stack
+from fullrank.core import registry, stack
 from fullrank.core.across import Source
 from fullrank.core.block import Block
+from fullrank.core.config import ModelConfig
 from fullrank.core.dropout import Dropout
+from fullrank.core.errors import InputError
 from fullrank.core.initialize import initialize
 from fullrank.core.layout import Layout
 from fullrank.core.positions import Learned, Relative
 from fullrank.core.trace import Trace
-from fullrank.errors import InputError
 
 
 class Encoder(nn.Module):

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fullrank.config import registry
-from fullrank.config.registry import register
-from fullrank.config.schema import ModelConfig
+from fullrank.core import registry
+from fullrank.core.config import ModelConfig
 from fullrank.core.dropout import Dropout
+from fullrank.core.registry import register
 
 relu = register("activation", "relu")(torch.relu)
 gelu = register("activation", "gelu")(partial(F.gelu, approximate="none"))

@@ -14,8 +14,7 @@ from contextlib import AbstractContextManager
 
 from torch import Tensor, nn
 
-from fullrank.config import registry
-from fullrank.config.registry import register
+from fullrank.core import registry
 from fullrank.core.adaptive import AdaptiveSoftmax
 from fullrank.core.attention import Attention
 from fullrank.core.embedding import AdaptiveInput, TokenEmbedding
@@ -25,6 +24,7 @@ from fullrank.core.multilinear import MultiLinear, PositionTerm
 from fullrank.core.output import SoftmaxOutput
 from fullrank.core.positions import Learned
 from fullrank.core.project import Projection
+from fullrank.core.registry import register
 from fullrank.core.relative import RelativeBiases, RelativeKeys
 from fullrank.core.score import RandomSynthesizer
 from fullrank.core.stage import drawn_apart

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fullrank.config.schema import OutputConfig
+from fullrank.core.config import OutputConfig
 from fullrank.core.dropout import Dropout
 
 

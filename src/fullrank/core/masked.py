@@ -8,15 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullrank.config import registry
-from fullrank.config.schema import ModelConfig
-from fullrank.core import storage
+from fullrank.core import registry, storage
+from fullrank.core.config import ModelConfig
 from fullrank.core.dropout import Dropout
 from fullrank.core.encoder import Encoder
+from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.initialize import initialize
 from fullrank.core.outputs import LossParts, ModelOutput, TokenNll
 from fullrank.core.trace import Trace
-from fullrank.errors import ConfigError, InputError
 
 
 class MaskedLanguageModel(nn.Module):

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fullrank.core.attention import KeyValues
+from fullrank.core.errors import InputError
 from fullrank.core.layout import Layout, Run, join_runs, last_runs
-from fullrank.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fullrank.config.registry import register
 from fullrank.core.head_size import HeadSize
+from fullrank.core.registry import register
 
 
 def _check(weights: Tensor, num_heads: int) -> None:

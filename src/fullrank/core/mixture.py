@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullrank.config.registry import register
-from fullrank.config.schema import ModelConfig, OutputConfig
 from fullrank.core.adaptive import AdaptiveSoftmax
+from fullrank.core.config import ModelConfig, OutputConfig
 from fullrank.core.embedding import TokenEmbedding
+from fullrank.core.errors import ConfigError
 from fullrank.core.latents import Latents
+from fullrank.core.registry import register
 from fullrank.core.vocabulary_layer import own_or_tied, sizes_of
-from fullrank.errors import ConfigError
 from fullrank.kernels.cross_entropy import Form, counted, flat, mixed_log_prob, token_nll, weighted_loss
 
 

@@ -9,17 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fullrank.config.registry import register
-from fullrank.config.schema import AttentionConfig, stage_name
 from fullrank.core.angles import halves
+from fullrank.core.config import AttentionConfig, stage_name
+from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.head_size import HeadSize
 from fullrank.core.layout import Layout
 from fullrank.core.multilinear_decayed import DecayedMap, Summed
 from fullrank.core.multilinear_reference import leading
 from fullrank.core.project import Heads
+from fullrank.core.registry import register
 from fullrank.core.relative import RelativeBiases, u_and_v
 from fullrank.core.trace import Trace
-from fullrank.errors import ConfigError, InputError
 from fullrank.kernels import forced
 from fullrank.kernels.multilinear import multilinear
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fullrank.core.errors import InputError
 from fullrank.core.head_size import HeadSize
 from fullrank.core.layout import Layout
-from fullrank.errors import InputError
 from fullrank.kernels.multilinear_decayed import DecayedState, absorb, decayed_multilinear, mapped
 from fullrank.kernels.precision import device_kind, product_dtype
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fullrank.config.registry import register
 from fullrank.core.head_size import HeadSize
+from fullrank.core.registry import register
 
 
 @register("normalize", "softmax")

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fullrank.config.registry import register
-from fullrank.config.schema import ModelConfig
 from fullrank.core.adaptive import AdaptiveSoftmax as AdaptiveSoftmax  # registers itself
+from fullrank.core.config import ModelConfig
 from fullrank.core.embedding import TokenEmbedding
+from fullrank.core.errors import ConfigError
 from fullrank.core.mixture import MixtureOfSoftmaxes as MixtureOfSoftmaxes  # registers itself
+from fullrank.core.registry import register
 from fullrank.core.vocabulary_layer import own_or_tied
-from fullrank.errors import ConfigError
 from fullrank.kernels.cross_entropy import PLAIN, Form, counted, flat, token_nll, weighted_loss
 from fullrank.kernels.cross_entropy_reference import logits
 

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullrank.config.registry import register
-from fullrank.config.schema import ModelConfig, stage_options
 from fullrank.core.angles import angles
+from fullrank.core.config import ModelConfig, stage_options
+from fullrank.core.errors import InputError
 from fullrank.core.layout import Layout
 from fullrank.core.multilinear import encode_places
+from fullrank.core.registry import register
 from fullrank.core.relative import RelativeBiases, XLRelative, encode_distances, serves
-from fullrank.errors import InputError
 
 
 @register("position", "sinusoidal")

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fullrank.config.registry import register
 from fullrank.core.angles import halves
+from fullrank.core.errors import InputError
 from fullrank.core.head_size import HeadSize
 from fullrank.core.layout import Layout
+from fullrank.core.registry import register
 from fullrank.core.shift import shifted
-from fullrank.errors import InputError
 
 
 def encode_distances(

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fullrank.config.registry import register
 from fullrank.core.head_size import HeadSize
 from fullrank.core.layout import Layout
+from fullrank.core.registry import register
 from fullrank.core.relative import XLRelative as XLRelative
 from fullrank.core.synthesizer import DenseSynthesizer as DenseSynthesizer
 from fullrank.core.synthesizer import RandomSynthesizer as RandomSynthesizer

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fullrank.config import registry
-from fullrank.config.schema import Stage, stage_name, stage_options
+from fullrank.core import registry
+from fullrank.core.config import Stage, stage_name, stage_options
 from fullrank.core.head_size import HeadSize
 
 

@@ -19,8 +19,8 @@ from torch import nn
 
 from fullrank.config.finetune import finetunes
 from fullrank.config.load import build_model, read_yaml, to_dict
-from fullrank.config.schema import ModelConfig
-from fullrank.errors import InputError, RunError
+from fullrank.core.config import ModelConfig
+from fullrank.core.errors import InputError, RunError
 
 WEIGHTS, CONFIG = "model.safetensors", "config.yaml"
 HUGGING_FACE, PREFIX = (

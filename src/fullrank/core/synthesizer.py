@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fullrank.config.registry import register
+from fullrank.core.errors import InputError
 from fullrank.core.head_size import HeadSize
 from fullrank.core.layout import Layout
-from fullrank.errors import InputError
+from fullrank.core.registry import register
 
 
 def _check(layout: Layout, longest: int) -> None:

@@ -9,17 +9,17 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fullrank.config.schema import ModelConfig
 from fullrank.core import storage
 from fullrank.core.across import Projected, Source
 from fullrank.core.cache import Cache
+from fullrank.core.config import ModelConfig
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.encoder import Encoder
+from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.layout import Layout
 from fullrank.core.outputs import LossParts, ModelOutput, TokenNll
 from fullrank.core.trace import Trace
 from fullrank.core.weighted import WeightedValues
-from fullrank.errors import ConfigError, InputError
 
 
 @dataclass(frozen=True)

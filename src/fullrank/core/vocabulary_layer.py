@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fullrank.config.schema import ModelConfig, OutputConfig
-from fullrank.errors import ConfigError
+from fullrank.core.config import ModelConfig, OutputConfig
+from fullrank.core.errors import ConfigError
 
 
 def sizes_of(

@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from fullrank import kernels
-from fullrank.config.registry import register
-from fullrank.config.schema import AttentionConfig
+from fullrank.core.config import AttentionConfig
 from fullrank.core.head_size import HeadSize
 from fullrank.core.layout import Layout
 from fullrank.core.project import Heads
+from fullrank.core.registry import register
 from fullrank.core.stage import build_stage
 from fullrank.core.trace import Trace
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fullrank.core.errors import InputError, RunError
 from fullrank.data.entries import EOS, SOS, check_ids
 from fullrank.data.vocab_files import save_meta
-from fullrank.errors import InputError, RunError
 
 DEFAULT_SIZE = 10_000
 _BYTES = 256

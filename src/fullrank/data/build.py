@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fullrank.core.errors import InputError
 from fullrank.data.bpe import DEFAULT_SIZE, train_bpe
 from fullrank.data.entries import EOS, SOS
 from fullrank.data.text import Section, pieces
 from fullrank.data.vocab import ByteVocabulary, CharacterVocabulary, Tokenizer, WordVocabulary
-from fullrank.errors import InputError
 
 Report = Callable[[str], None]
 _TELL_EVERY = 64 << 20  # characters between two progress messages

@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 
 SPLITS = ("train", "valid", "test")
 _FEWEST_WORDS = 200_000  # an unstripped Python has about 550,000

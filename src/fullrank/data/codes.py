@@ -9,9 +9,9 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from fullrank.core.errors import InputError
 from fullrank.data.text import open_text
 from fullrank.data.word_cache import WordCache
-from fullrank.errors import InputError
 
 _END, _GLUE = "</w>", "@@"
 _VERSION = "#version: 0.2"

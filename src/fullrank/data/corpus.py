@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from fullrank.config.schema import DataConfig
+from fullrank.config.data import DataConfig
+from fullrank.core.errors import InputError, RunError
 from fullrank.data import builtin
 from fullrank.data.build import Settings, Split, build_tokenizer, encode_split, id_type
 from fullrank.data.entries import EOS, SOS
@@ -25,7 +26,6 @@ from fullrank.data.known import CorpusInfo
 from fullrank.data.sources import SPLITS, Found, corpus_info, find
 from fullrank.data.text import Section, file_digest
 from fullrank.data.vocab import Tokenizer, load_tokenizer
-from fullrank.errors import InputError, RunError
 
 Report = Callable[[str], None]
 _FORMAT = 1  # of the folder; part of the key

@@ -12,10 +12,10 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
+from fullrank.core.errors import RunError
 from fullrank.data.files import publish, workspace, writing
 from fullrank.data.known import CorpusInfo
 from fullrank.data.text import file_digest
-from fullrank.errors import RunError
 
 Report = Callable[[str], None]
 _ATTEMPTS = 3

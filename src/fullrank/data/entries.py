@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 
 UNK, EOS, SOS = "<unk>", "<eos>", "<sos>"
 MASK = "<mask>"  # beside the vocabulary: a masked language model has one entry more than its text, the last

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fullrank.errors import InputError, RunError
+from fullrank.core.errors import InputError, RunError
 
 _STALE_SECONDS = 24 * 3600
 _FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fullrank.config.glue import GLUE, HUB, GlueTask, plain
+from fullrank.core.errors import InputError
 from fullrank.data.text import open_text
-from fullrank.errors import InputError
 
 KEY = "data.dir"
 SLICE = ".slice"

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fullrank.config.glue import HUB, HUB_REVISION, GlueTask
+from fullrank.core.errors import InputError, RunError
 from fullrank.data.glue_files import Row, row_of
-from fullrank.errors import InputError, RunError
 
 _SPLITS = {"dev": "validation", "dev_mismatched": "validation_mismatched", "ax": "test"}
 

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fullrank.config.glue import GLUE, SCORES, GlueTask, glue_task
+from fullrank.core.errors import InputError
 from fullrank.data.glue import Examples
-from fullrank.errors import InputError
 from fullrank.files import write_bytes, write_text
 
 ARCHIVE = "submission.zip"

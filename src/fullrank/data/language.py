@@ -8,11 +8,11 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from fullrank.core.errors import InputError, RunError
 from fullrank.data.entries import EOS, UNK, check_ids, digest
 from fullrank.data.moses import detokenized, tokenized
 from fullrank.data.segment import Segmenter, restored
 from fullrank.data.vocab_files import ENTRIES_FILE, read_entries, save_entries
-from fullrank.errors import InputError, RunError
 
 _META, _STATE = "language.json", "segments.txt"
 _SURROGATES = re.compile("[\ud800-\udfff]")

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fullrank.core.errors import InputError
 from fullrank.data.stream import Batch, Blocks
 from fullrank.data.vocab import Tokenizer
-from fullrank.errors import InputError
 
 _TRAINING, _EVALUATION = (
     0x6D61736B,

@@ -9,7 +9,7 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fullrank.core.errors import InputError
 from fullrank.data.pair_store import Pairs
-from fullrank.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from fullrank.core.errors import InputError
 from fullrank.data.build import id_type
 from fullrank.data.codes import codes_file, learn_codes
 from fullrank.data.entries import EOS, UNK, ranked
@@ -25,7 +26,6 @@ from fullrank.data.pair_lines import SIDES, PairFiles, lines
 from fullrank.data.pair_settings import PairSettings
 from fullrank.data.pair_store import ids_file, offsets_file, raw_file, text_file
 from fullrank.data.segment import Segmenter, Words, learn_byte_bpe, learn_unigram
-from fullrank.errors import InputError
 
 Report = Callable[[str], None]
 _CHUNK = 4096  # lines

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fullrank.core.errors import InputError
 from fullrank.data.text import open_text
-from fullrank.errors import InputError
 
 SIDES = ("source", "target")
 _GLUE = re.compile("@@( |$)")

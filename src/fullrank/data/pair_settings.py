@@ -6,12 +6,12 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fullrank.config.schema import DataConfig
+from fullrank.config.data import DataConfig
+from fullrank.core.errors import InputError
 from fullrank.data.bpe import DEFAULT_SIZE
 from fullrank.data.known import CorpusInfo
 from fullrank.data.pair_lines import PairFiles
 from fullrank.data.text import file_digest
-from fullrank.errors import InputError
 
 
 @dataclass(frozen=True)

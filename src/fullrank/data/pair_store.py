@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from fullrank.core.errors import RunError
 from fullrank.data.build import id_type
 from fullrank.data.language import Language
 from fullrank.data.pair_lines import SIDES
-from fullrank.errors import RunError
 
 
 @dataclass(frozen=True)

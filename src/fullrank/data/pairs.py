@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fullrank.config.schema import DataConfig
+from fullrank.config.data import DataConfig
+from fullrank.core.errors import InputError, RunError
 from fullrank.data import synthetic_pairs
 from fullrank.data.files import cache_root, discard, publish, workspace, writing
 from fullrank.data.known import CORPORA, CorpusInfo
@@ -28,7 +29,6 @@ from fullrank.data.pair_store import Pairs as Pairs
 from fullrank.data.pair_store import PairSplit, text_file
 from fullrank.data.parallel import find_pairs, key_of
 from fullrank.data.text import file_digest
-from fullrank.errors import InputError, RunError
 
 Report = Callable[[str], None]
 _FORMAT = 1  # of the folder; part of the key

@@ -6,13 +6,13 @@ import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fullrank.config.schema import DataConfig
+from fullrank.config.data import DataConfig
+from fullrank.core.errors import InputError
 from fullrank.data import iwslt, synthetic_pairs
 from fullrank.data.download import download
 from fullrank.data.known import CorpusInfo
 from fullrank.data.pair_lines import PairFiles, SplitFiles, lines, whole_words
 from fullrank.data.sources import SPLITS
-from fullrank.errors import InputError
 
 Report = Callable[[str], None]
 # folders under which a corpus is looked for besides its own name, the best first

@@ -9,10 +9,10 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+from fullrank.core.errors import InputError
 from fullrank.data.codes import read_codes
 from fullrank.data.entries import UNK
 from fullrank.data.word_cache import WordCache
-from fullrank.errors import InputError
 
 _BYTES = 256
 _STEP = 1e-4  # of log probabilities, between the characters that UnigramTrainer adds

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fullrank.config.schema import DataConfig
+from fullrank.config.data import DataConfig
+from fullrank.core.errors import InputError, suggest
 from fullrank.data.download import download
 from fullrank.data.known import CORPORA, CorpusInfo
 from fullrank.data.text import Section, cut_by_lines, file_digest
-from fullrank.errors import InputError, suggest
 
 Report = Callable[[str], None]
 SPLITS = ("train", "valid", "test")

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fullrank.core.errors import InputError
 from fullrank.data.squad_hub import HUB, hub_rows
-from fullrank.errors import InputError
 
 Report = Callable[[str], None]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from fullrank.errors import InputError, RunError
+from fullrank.core.errors import InputError, RunError
 
 HUB = {"1.1": "rajpurkar/squad", "2.0": "rajpurkar/squad_v2"}
 _REVISIONS = {

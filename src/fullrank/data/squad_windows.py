@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fullrank.core.errors import InputError
 from fullrank.data.squad import Question
-from fullrank.errors import InputError
 
 MAX_LENGTH, DOC_STRIDE, MAX_QUERY_LENGTH = 384, 128, 64
 _CHUNK = 1024  # texts that the tokenizer gets at once

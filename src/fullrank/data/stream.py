@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 
 _PIECE = 1 << 20
 _LONGEST = 16 << 20  # a line longer than this is cut, between characters, even where it has no space

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
+from fullrank.core.errors import InputError, RunError
 from fullrank.data.entries import EOS, SOS, UNK, check_ids, digest, index, ranked
 from fullrank.data.vocab_files import ENTRIES_FILE, META_FILE, read_entries, save_entries, save_meta
-from fullrank.errors import InputError, RunError
 
 UNKNOWN_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 _PUNCTUATION = re.compile(r"<unk>|<eos>|\w+(?:['’]\w+)*|[^\w\s]")

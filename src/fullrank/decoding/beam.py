@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fullrank.core.errors import InputError
 from fullrank.decoding.reading import Decodable, Reading, decoding
 from fullrank.decoding.rules import Rules
 from fullrank.decoding.top import largest
-from fullrank.errors import InputError
 
 
 @dataclass(frozen=True)

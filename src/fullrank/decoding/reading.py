@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fullrank.errors import InputError, RunError
+from fullrank.core.errors import InputError, RunError
 
 
 class Output(Protocol):

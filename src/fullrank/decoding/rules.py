@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 
 
 @dataclass(frozen=True)

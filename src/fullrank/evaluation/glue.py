@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fullrank.config.glue import GlueTask, glue_task
-from fullrank.errors import InputError, suggest
+from fullrank.core.errors import InputError, suggest
 
 __all__ = ["METRICS", "accuracy", "f1", "glue_scores", "matthews_correlation", "pearson", "spearman"]
 

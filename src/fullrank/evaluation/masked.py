@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from fullrank.config.schema import MASKED_TOKEN, RunConfig
-from fullrank.errors import InputError
+from fullrank.config.run import MASKED_TOKEN, RunConfig
+from fullrank.core.errors import InputError
 from fullrank.evaluation.protocol import Flags
 
 

@@ -14,7 +14,7 @@ from types import ModuleType
 
 import numpy as np
 
-from fullrank.errors import InputError, suggest
+from fullrank.core.errors import InputError, suggest
 
 BLEU_ORDER = 4
 CHRF_ORDER, CHRF_BETA = 6, 2.0

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 
 
 class Block(Protocol):

@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
-from fullrank.config.checks import stage_options
-from fullrank.config.schema import NOT_NEXT_TOKEN, RunConfig, with_memory
-from fullrank.errors import ConfigError, InputError
+from fullrank.config.run import RunConfig
+from fullrank.core.config import NOT_NEXT_TOKEN, stage_options, with_memory
+from fullrank.core.errors import ConfigError, InputError
 
 T = TypeVar("T")
 

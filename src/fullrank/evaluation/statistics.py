@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 from fullrank.evaluation.ngrams import Metric, check_pairs, metric_named
 
 SAMPLES, SEED = 10_000, 12345  # of seeds, which are few; test sets have their own defaults

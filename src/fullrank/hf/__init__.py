@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 
 if importlib.util.find_spec("transformers") is None:
     raise InputError(

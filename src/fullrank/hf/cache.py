@@ -11,9 +11,9 @@ from transformers import DynamicCache, EncoderDecoderCache
 from transformers.cache_utils import CacheLayerMixin
 
 from fullrank.core.cache import Cache
+from fullrank.core.errors import InputError
 from fullrank.core.memory import Memory
 from fullrank.core.translator import TranslationCache
-from fullrank.errors import InputError
 
 State: TypeAlias = Cache | Memory | TranslationCache
 

@@ -8,9 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fullrank.config.attention import NOT_NEXT_TOKEN
-from fullrank.config.masking import MASKED_TOKEN
-from fullrank.config.schema import AttentionConfig, ModelConfig, stage_name
+from fullrank.config.run import MASKED_TOKEN
+from fullrank.core.config import NOT_NEXT_TOKEN, AttentionConfig, ModelConfig, stage_name
 from fullrank.reporting.results import RunRecord, integer, mapping, number
 
 _PIPELINES = {"causal": "text-generation", "masked": "fill-mask", "translation": "translation"}

@@ -9,8 +9,8 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 from fullrank.config.load import build_model, to_dict
-from fullrank.config.schema import ModelConfig
-from fullrank.errors import ConfigError
+from fullrank.core.config import ModelConfig
+from fullrank.core.errors import ConfigError
 
 OBJECTIVES = ("causal", "masked", "translation")
 

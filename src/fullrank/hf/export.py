@@ -19,13 +19,14 @@ from torch import Tensor, nn
 from fullrank import __version__
 from fullrank.config.finetune import finetunes
 from fullrank.config.load import build, read_yaml
-from fullrank.config.schema import AttentionConfig, ModelConfig, RunConfig, stage_name
+from fullrank.config.run import RunConfig
 from fullrank.core import storage
+from fullrank.core.config import AttentionConfig, ModelConfig, stage_name
 from fullrank.core.decoder import LanguageModel
+from fullrank.core.errors import InputError, RunError
 from fullrank.core.masked import MaskedLanguageModel
 from fullrank.core.translator import Translator
 from fullrank.data import load_language, load_tokenizer
-from fullrank.errors import InputError, RunError
 from fullrank.files import write_json
 from fullrank.hf.card import card
 from fullrank.hf.configuration import FullRankConfig

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from fullrank.config.schema import Stage
+from fullrank.core.config import Stage
 from fullrank.core.cross_head import SameHead, StochasticCrossHead
 from fullrank.core.head_size import HeadSize
 from fullrank.core.stage import build_stage

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fullrank.config.schema import AttentionConfig, Stage, stage_name
-from fullrank.errors import InputError
+from fullrank.core.config import AttentionConfig, Stage, stage_name
+from fullrank.core.errors import InputError
 from fullrank.hf import interface
 from fullrank.hf.decay import exempt_from_trainer
 from fullrank.hf.finding import attention_modules, chosen_modules, eager_of, head_size

@@ -16,12 +16,12 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from fullrank import kernels
+from fullrank.core.errors import InputError
 from fullrank.core.head_size import HeadSize
 from fullrank.core.layout import Layout
 from fullrank.core.normalize import Softmax
 from fullrank.core.project import Heads
 from fullrank.core.score import DotProduct
-from fullrank.errors import InputError
 from fullrank.hf.asked import weights_asked_for
 from fullrank.hf.finding import eager_of
 from fullrank.hf.heads import Injected

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fullrank.core.errors import InputError
 from fullrank.core.normalize import Softmax
-from fullrank.errors import InputError
 
 _VALUES = ("v_proj", "value", "v_lin", "v", "value_proj")
 

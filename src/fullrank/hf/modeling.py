@@ -11,8 +11,8 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from fullrank.core.cache import Cache
 from fullrank.core.decoder import LanguageModel
+from fullrank.core.errors import InputError
 from fullrank.core.memory import Memory
-from fullrank.errors import InputError
 from fullrank.hf.base import (
     IGNORED,
     FullRankPreTrainedModel,

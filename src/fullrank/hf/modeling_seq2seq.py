@@ -10,9 +10,9 @@ from transformers import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from fullrank.core.across import Source
+from fullrank.core.errors import InputError
 from fullrank.core.trace import Trace
 from fullrank.core.translator import TranslationCache, Translator
-from fullrank.errors import InputError
 from fullrank.hf.base import (
     IGNORED,
     FullRankPreTrainedModel,

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fullrank.core.errors import InputError
 from fullrank.core.head_size import HeadSize
-from fullrank.errors import InputError
 
 Eager = Callable[..., Any]
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fullrank.core.cache import Cache
+from fullrank.core.errors import InputError
 from fullrank.core.memory import Memory
-from fullrank.errors import InputError
 
 
 def mask_of_new(attention_mask: Tensor | None, input_ids: Tensor, state: Any, *, alone: bool) -> Tensor | None:

@@ -12,7 +12,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 import fullrank
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 from fullrank.files import write_bytes, write_json
 from fullrank.hf.inject import LOADED_BY, arguments_of, inject, injected_modules, settings_of
 

@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 
 from fullrank.config.load import build, read_yaml
+from fullrank.core.errors import InputError
 from fullrank.data import (
     BpeTokenizer,
     ByteVocabulary,
@@ -20,7 +21,6 @@ from fullrank.data import (
     load_tokenizer,
 )
 from fullrank.data.entries import EOS, MASK, SOS, UNK
-from fullrank.errors import InputError
 
 # what Python takes for white space and Rust does not
 _SEPARATORS = normalizers.Replace(Regex("[\x1c-\x1f]"), " ")

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fullrank.core.errors import InputError, suggest
 from fullrank.core.mix import KeepHeads
 from fullrank.core.normalize import Softmax
 from fullrank.core.score import DotProduct
-from fullrank.errors import InputError, suggest
 from fullrank.kernels.compiled import traced
 from fullrank.kernels.native import native, native_computes
 from fullrank.kernels.native_build import library

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 from fullrank.kernels import cross_entropy_blocks as blocks
 from fullrank.kernels import cross_entropy_reference as reference
 from fullrank.kernels import forced

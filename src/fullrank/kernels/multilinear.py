@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fullrank.core import multilinear_reference as reference
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 from fullrank.kernels import forced
 from fullrank.kernels.multilinear_plan import TINY, Shape, Stage, plan
 from fullrank.kernels.multilinear_small import small_causal

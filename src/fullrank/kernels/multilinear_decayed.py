@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 from fullrank.kernels import forced
 from fullrank.kernels.precision import device_kind, product_dtype, refuse_second_order
 

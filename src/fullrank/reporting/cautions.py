@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fullrank.config.schema import MASKED_TOKEN, NOT_NEXT_TOKEN
+from fullrank.config.run import MASKED_TOKEN
+from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.reporting import format
 from fullrank.reporting.grouping import measured_on, text_differences, without_version
 from fullrank.reporting.measure import BLEU, MEASURES, SCORES, TOKENISED_BLEU, Measure

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fullrank.config.schema import NOT_NEXT_TOKEN
+from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.reporting import curves, details, format, troubles
 from fullrank.reporting.curves import Curve, Series
 from fullrank.reporting.figures import NARROW, WIDTH, line_figure

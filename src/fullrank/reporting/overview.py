@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fullrank.config.schema import NOT_NEXT_TOKEN
+from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.reporting import format
 from fullrank.reporting.beside import (
     every_score,

@@ -15,7 +15,7 @@ from typing import Any
 from fullrank.config.data import PAIR_CORPORA
 from fullrank.config.finetune import finetunes
 from fullrank.config.load import read_yaml
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 
 SPLITS = ("valid", "test")
 RUN_FILES = ("config.yaml", "metrics.jsonl", "result.json")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
-from fullrank.errors import InputError, RunError
+from fullrank.core.errors import InputError, RunError
 from fullrank.reporting.markup import Html, el
 
 _HEAD = (

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 from fullrank.evaluation.ngrams import metric_named
 from fullrank.evaluation.statistics import against_first
 from fullrank.reporting import format

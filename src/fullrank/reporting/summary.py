@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fullrank.config.schema import NOT_NEXT_TOKEN
+from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.reporting import format
 from fullrank.reporting.cautions import cautions_of, warnings_of
 from fullrank.reporting.measure import LAST_POSITION, Measure

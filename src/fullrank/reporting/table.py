@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fullrank.config.schema import NOT_NEXT_TOKEN
-from fullrank.errors import InputError
+from fullrank.core.config import NOT_NEXT_TOKEN
+from fullrank.core.errors import InputError
 from fullrank.reporting import format
 from fullrank.reporting.grouping import row_names, seeds_of_rows, texts_of_rows
 from fullrank.reporting.measure import (

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from fullrank.config.schema import MASKED_TOKEN, NOT_NEXT_TOKEN
+from fullrank.config.run import MASKED_TOKEN
+from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.reporting.measure import MEASURES, PERPLEXITY, SCORES, WITHOUT_SOS, Measure
 from fullrank.reporting.results import SPLITS
 from fullrank.reporting.significance import all_differences

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 from fullrank.evaluation.ngrams import check_pairs, metric_named
 from fullrank.evaluation.statistics import against_first, bootstrap_interval
 from fullrank.reporting.results import TRANSLATIONS, RunRecord, mapping, read_run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from fullrank.config.schema import NOT_NEXT_TOKEN
+from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.reporting.markup import Html, el, join, section, swatch
 from fullrank.reporting.measure import Measure
 from fullrank.reporting.results import RunRecord, integer

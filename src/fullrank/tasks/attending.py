@@ -8,10 +8,10 @@ import torch
 
 from fullrank.analysis.attention_figure import AttentionMaps, Panel
 from fullrank.core.across import Source
+from fullrank.core.errors import InputError
 from fullrank.core.trace import LayerTrace, Trace
 from fullrank.core.translator import Translator
 from fullrank.data import Language
-from fullrank.errors import InputError
 from fullrank.tasks.translating import Translating, Translation
 from fullrank.training.device import device_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 from fullrank.tasks.run_folder import open_run
 from fullrank.training.kept import kept_checkpoints, mean_weights, write_mean
 

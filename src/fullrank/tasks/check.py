@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from fullrank.checking import Report, check
 from fullrank.config.recipe import resolve, shipped
-from fullrank.config.schema import RunConfig
+from fullrank.config.run import RunConfig
 from fullrank.core.decoder import LanguageModel
+from fullrank.core.errors import InputError
 from fullrank.core.storage import holds_translator
 from fullrank.core.translator import Translator
 from fullrank.data import load_tokenizer, prepare, prepare_pairs
-from fullrank.errors import InputError
 from fullrank.tasks.hugging_face import load_causal
 from fullrank.tasks.language_modeling import corpus_of, with_vocabulary
 from fullrank.tasks.pair_vocabulary import with_vocabularies

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from fullrank.core.decoder import LanguageModel
+from fullrank.core.errors import InputError
 from fullrank.data import Tokenizer
 from fullrank.decoding import sample
-from fullrank.errors import InputError
 from fullrank.tasks.generation import Remembering
 
 _SEEN = 8  # tokens of the prompt that tell how the first new one is joined to it

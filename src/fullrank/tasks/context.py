@@ -8,8 +8,8 @@ from typing import Any
 
 from fullrank.analysis import LayerReach, Reach, context
 from fullrank.config.recipe import Resolved
-from fullrank.config.schema import PhaseConfig, RunConfig
-from fullrank.errors import ConfigError, InputError, suggest
+from fullrank.config.run import PhaseConfig, RunConfig
+from fullrank.core.errors import ConfigError, InputError, suggest
 from fullrank.training.skip_retain import SkipRetain
 
 QUANTILES = (0.5, 0.9, 0.99)

@@ -22,10 +22,10 @@ from typing import Any, TextIO
 import torch
 
 from fullrank.config.recipe import Resolved, load, resolve
-from fullrank.config.schema import RunConfig
+from fullrank.config.run import RunConfig
 from fullrank.core.decoder import LanguageModel
+from fullrank.core.errors import InputError, RunError
 from fullrank.data import Corpus, prepare
-from fullrank.errors import InputError, RunError
 from fullrank.files import write_json
 from fullrank.tasks.language_modeling import training_batches, with_vocabulary
 from fullrank.tasks.objective import CausalObjective

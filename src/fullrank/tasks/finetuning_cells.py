@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fullrank.config.finetune import FinetuneConfig
 from fullrank.config.recipe import Resolved, load, resolve_finetune
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 from fullrank.tasks.reproduce import chosen_rows
 from fullrank.tasks.run_folder import default_folder
 

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fullrank.config.finetune import FinetuneConfig, FinetuneEvalConfig, TaskDataConfig
+from fullrank.core.errors import InputError
 from fullrank.data.example_batches import Encoded, ExampleBatch, ExampleBatches, by_length, subset
 from fullrank.data.squad import Question, SquadSplit, read_squad
 from fullrank.data.squad_windows import Window, squad_windows
-from fullrank.errors import InputError
 from fullrank.evaluation.squad import squad_scores, squad_v2_scores
 from fullrank.tasks.finetuning import FineParts, Say
 from fullrank.tasks.pretrained import Pretrained, check_length, load_pretrained, padding_of

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from fullrank.core.decoder import LanguageModel
+from fullrank.core.errors import InputError
 from fullrank.core.memory import Memory
 from fullrank.data import load_tokenizer
 from fullrank.decoding import beam_search, sample
-from fullrank.errors import InputError
 from fullrank.kernels import kernel
 from fullrank.tasks.run_folder import open_run
 from fullrank.training.device import choose_device

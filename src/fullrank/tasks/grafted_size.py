@@ -9,7 +9,7 @@ import torch
 
 from fullrank.config.finetune import FinetuneConfig
 from fullrank.config.glue import GLUE
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 from fullrank.tasks.hugging_face import quiet
 from fullrank.tasks.pretrained import place_of
 

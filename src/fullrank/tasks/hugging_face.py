@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 
 # one of them is there wherever a tokenizer was saved
 _TOKENIZER_FILES = (

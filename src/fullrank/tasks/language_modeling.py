@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from fullrank.config.schema import RunConfig
+from fullrank.config.run import RunConfig
 from fullrank.core.decoder import LanguageModel
+from fullrank.core.errors import ConfigError, FullRankError, InputError
 from fullrank.data import Blocks, Corpus, Streams, load_corpus, prepare, unigram_perplexity
-from fullrank.errors import ConfigError, FullRankError, InputError
 from fullrank.evaluation.perplexity import Evaluation, figures
 from fullrank.evaluation.protocol import EvaluationProtocol, Flags, final_protocol, judging_protocol
 from fullrank.kernels import kernel

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from unittest.mock import patch
 
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 
 MODEL = "fullrank"
 _SUBCOMMANDS = ("run", "ls", "validate")

@@ -18,8 +18,8 @@ from lm_eval.api.model import LM
 from tqdm import tqdm
 
 from fullrank.core.decoder import LanguageModel
+from fullrank.core.errors import InputError
 from fullrank.data import load_tokenizer
-from fullrank.errors import InputError
 from fullrank.evaluation.protocol import Flags, final_protocol
 from fullrank.kernels import kernel
 from fullrank.tasks.completing import Completion, complete

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fullrank.core.errors import InputError
 from fullrank.data import Corpus
-from fullrank.errors import InputError
 from fullrank.files import write_text
 
 _AGGREGATION = {

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fullrank.config.schema import RunConfig
+from fullrank.config.run import RunConfig
+from fullrank.core.errors import InputError
 from fullrank.core.masked import MaskedLanguageModel
 from fullrank.data import Corpus, MaskedBatch, MaskedBatches, Masking, masked_blocks, unigram_nats
 from fullrank.data.entries import MASK
-from fullrank.errors import InputError
 from fullrank.evaluation.masked import MaskedEvaluation, MaskedProtocol, masked_figures, masked_protocol
 from fullrank.evaluation.protocol import Flags
 from fullrank.kernels import kernel

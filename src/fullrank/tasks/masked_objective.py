@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fullrank.config.schema import TrainConfig
+from fullrank.config.run import TrainConfig
 from fullrank.core.masked import MaskedLanguageModel
 from fullrank.core.trace import Trace
 from fullrank.data import MaskedBatch

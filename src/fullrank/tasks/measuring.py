@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from fullrank.core.decoder import LanguageModel
+from fullrank.core.errors import InputError
 from fullrank.core.masked import MaskedLanguageModel
 from fullrank.data import Batch, Blocks, Streams, Windows
-from fullrank.errors import InputError
 from fullrank.evaluation.perplexity import Evaluation, Tally, evaluate_blocks
 from fullrank.evaluation.protocol import EvaluationProtocol
 

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from fullrank.config.schema import PhaseConfig, TrainConfig
+from fullrank.config.run import PhaseConfig, TrainConfig
 from fullrank.core.decoder import LanguageModel
+from fullrank.core.errors import ConfigError
 from fullrank.core.memory import Memory
 from fullrank.core.penalty import orthogonality, overlap
 from fullrank.core.trace import Trace
 from fullrank.core.translator import Translator
 from fullrank.data import Batch, PairBatch
-from fullrank.errors import ConfigError
 from fullrank.training.skip_retain import SkipRetain
 from fullrank.training.values import Loss, Place
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fullrank.config.schema import EncoderConfig, RunConfig
+from fullrank.config.run import RunConfig
+from fullrank.core.config import EncoderConfig
+from fullrank.core.errors import ConfigError
 from fullrank.data.pairs import PairCorpus
-from fullrank.errors import ConfigError
 
 
 def with_vocabularies(config: RunConfig, corpus: PairCorpus) -> RunConfig:

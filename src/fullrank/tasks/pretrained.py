@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from fullrank.config.finetune import PretrainedConfig
-from fullrank.errors import FullRankError, InputError
+from fullrank.core.errors import FullRankError, InputError
 from fullrank.tasks.hugging_face import quiet
 
 # the encoder that needs no hub: all-MiniLM-L6-v2, inside a package of the Python package index

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fullrank.config.recipe import load, resolve
-from fullrank.errors import InputError, suggest
+from fullrank.core.errors import InputError, suggest
 from fullrank.tasks.run import train
 from fullrank.tasks.run_folder import default_folder
 

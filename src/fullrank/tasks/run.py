@@ -16,7 +16,7 @@ from torch import nn
 
 from fullrank.analysis.size import parameters_by_part
 from fullrank.config.recipe import Resolved
-from fullrank.config.schema import RunConfig
+from fullrank.config.run import RunConfig
 from fullrank.files import write_json
 from fullrank.kernels import kernel
 from fullrank.tasks.environment import environment

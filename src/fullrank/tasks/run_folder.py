@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fullrank.config.data import DataConfig
 from fullrank.config.finetune import FinetuneConfig, finetunes
 from fullrank.config.load import build, build_finetune, flatten, read_yaml, to_dict, to_yaml
 from fullrank.config.recipe import Resolved, load
-from fullrank.config.schema import DataConfig, RunConfig
-from fullrank.errors import FullRankError, InputError
+from fullrank.config.run import RunConfig
+from fullrank.core.errors import FullRankError, InputError
 from fullrank.files import write_json, write_text
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fullrank.config.schema import RunConfig
+from fullrank.config.run import RunConfig
 from fullrank.core.decoder import LanguageModel
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 from fullrank.evaluation.protocol import EvaluationProtocol
 from fullrank.tasks.run_folder import open_run
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fullrank.config.schema import AttentionConfig, DecoderConfig, EncoderConfig, ModelConfig
+from fullrank.core.config import AttentionConfig, DecoderConfig, EncoderConfig, ModelConfig
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.translator import Translator
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fullrank.core.errors import InputError, RunError
 from fullrank.data.squad import Question
 from fullrank.data.squad_windows import NO_ANSWER, Window
-from fullrank.errors import InputError, RunError
 from fullrank.files import write_json
 
 N_BEST, MAX_ANSWER_LENGTH = 20, 30

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fullrank.config.schema import RunConfig
+from fullrank.config.run import RunConfig
+from fullrank.core.errors import InputError
 from fullrank.core.translator import Translator
 from fullrank.data import Language, load_language
-from fullrank.errors import InputError
 from fullrank.kernels import kernel
 from fullrank.tasks.run_folder import open_run
 from fullrank.tasks.translation_search import Found, Search, named, translate_ids

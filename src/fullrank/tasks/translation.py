@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from fullrank.config.schema import RunConfig
+from fullrank.config.run import RunConfig
+from fullrank.core.errors import FullRankError, InputError
 from fullrank.core.translator import Translator
 from fullrank.data import PairBatch, PairBatches, PairCorpus, Pairs, load_pairs, prepare_pairs
-from fullrank.errors import FullRankError, InputError
 from fullrank.evaluation.bleu import tokenised_bleu, translation_scores
 from fullrank.evaluation.perplexity import Evaluation, Tally, figures
 from fullrank.files import write_text

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullrank.config.schema import EvalConfig
+from fullrank.config.run import EvalConfig
+from fullrank.core.errors import InputError
 from fullrank.core.translator import Translator
 from fullrank.data import Language
 from fullrank.decoding import beam_search, sample
 from fullrank.decoding.reading import decoding
-from fullrank.errors import InputError
 from fullrank.training.device import device_of
 
 _LONG = 128  # tokens; where sentences are longer, a batch holds fewer of them

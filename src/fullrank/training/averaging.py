@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullrank.config.schema import TrainConfig
+from fullrank.config.run import TrainConfig
 
 
 class WeightAverage:

@@ -24,7 +24,7 @@ from typing import Any
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from fullrank.errors import InputError, RunError
+from fullrank.core.errors import InputError, RunError
 from fullrank.training.kept import keep
 from fullrank.training.sealed import WEIGHTS, read_plain, read_tensors, sync, write_plain, write_tensors
 from fullrank.training.sealed import Damaged as Damaged

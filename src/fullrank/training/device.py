@@ -10,8 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from fullrank.config.schema import TrainConfig
-from fullrank.errors import InputError, RunError
+from fullrank.config.run import TrainConfig
+from fullrank.core.errors import InputError, RunError
 
 
 def choose_device(name: str, key: str = "train.device") -> torch.device:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from fullrank.errors import RunError
+from fullrank.core.errors import RunError
 
 
 class StopRequest:

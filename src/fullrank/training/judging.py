@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from fullrank.config.schema import TrainConfig
-from fullrank.errors import InputError
+from fullrank.config.run import TrainConfig
+from fullrank.core.errors import InputError
 from fullrank.training.device import autocast, judging
 from fullrank.training.randomness import undisturbed
 from fullrank.training.state import Counters, Training

@@ -19,7 +19,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 from torch import Tensor
 
-from fullrank.errors import InputError, RunError
+from fullrank.core.errors import InputError, RunError
 from fullrank.training.sealed import WEIGHTS, Damaged, read_plain, read_tensors, sync, write_plain, write_tensors
 
 KEPT = "kept"

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fullrank.config.schema import TrainConfig
+from fullrank.config.run import TrainConfig
 from fullrank.training.averaging import WeightAverage
 from fullrank.training.checkpoint import load_checkpoint, save_checkpoint
 from fullrank.training.clock import Clock

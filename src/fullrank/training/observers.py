@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 from fullrank.training.records import scores_of
 from fullrank.training.values import Observer
 

@@ -23,9 +23,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from fullrank.config.registry import lookup, register
-from fullrank.config.schema import TrainConfig
-from fullrank.errors import ConfigError
+from fullrank.config import register
+from fullrank.config.run import TrainConfig
+from fullrank.core.errors import ConfigError
+from fullrank.core.registry import lookup
 
 Groups = list[dict[str, Any]]
 

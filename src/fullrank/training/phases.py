@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
 
-from fullrank.config.schema import PhaseConfig, PlateauConfig, TrainConfig
-from fullrank.errors import InputError
+from fullrank.config.run import PhaseConfig, PlateauConfig, TrainConfig
+from fullrank.core.errors import InputError
 from fullrank.training.state import Counters
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from fullrank.config.schema import TrainConfig
-from fullrank.errors import InputError
+from fullrank.config.run import TrainConfig
+from fullrank.core.errors import InputError
 from fullrank.training.phases import Phases, check_all_begin, plan_phases
 from fullrank.training.state import Counters
 from fullrank.training.values import Batches, Judging

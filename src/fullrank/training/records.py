@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fullrank.errors import RunError
+from fullrank.core.errors import RunError
 
 _ALWAYS = ("step", "split", "nll", "ppl", "tokens", "lr", "phase", "objective")
 

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fullrank.config.registry import lookup, register
-from fullrank.config.schema import TrainConfig
+from fullrank.config import register
+from fullrank.config.run import TrainConfig
+from fullrank.core.registry import lookup
 
 
 class Schedule(Protocol):

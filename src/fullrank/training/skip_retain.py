@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fullrank.config.registry import lookup, register
+from fullrank.config import register
+from fullrank.core.registry import lookup
 
 # (index of a layer from 0, number of layers) -> probability
 Probability = Callable[[int, int], float]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 from fullrank.training.averaging import WeightAverage
 from fullrank.training.checkpoint import Snapshot, put_weights
 from fullrank.training.randomness import random_state, restore_random_state

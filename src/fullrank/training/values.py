@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from fullrank.config.schema import PhaseConfig
-from fullrank.errors import RunError
+from fullrank.config.run import PhaseConfig
+from fullrank.core.errors import RunError
 
 # What one batch leaves for the next (memories): named tensors, opaque to the loop, saved with every checkpoint.
 Carry = Mapping[str, Tensor]

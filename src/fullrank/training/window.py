@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from fullrank.config.schema import TrainConfig
-from fullrank.errors import RunError
+from fullrank.config.run import TrainConfig
+from fullrank.core.errors import RunError
 
 
 class Window:

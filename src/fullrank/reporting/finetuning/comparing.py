@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fullrank.errors import InputError
+from fullrank.core.errors import InputError
 from fullrank.evaluation import statistics as over_seeds
 from fullrank.evaluation.statistics import Interval, welch_interval
 from fullrank.reporting import format

@@ -5,8 +5,7 @@ A stage registers itself where it is defined::
     @register("mix", "position_wise")
     class PositionWiseMixing(nn.Module): ...
 
-The configuration package stands on the ground and imports nothing above it, so for each slot it keeps only the name of
-the module that holds the built-in stages, and imports that module when somebody asks for a name.
+A slot's built-in stages are registered by one module, which is imported when somebody asks for a name.
 """
 
 from __future__ import annotations
@@ -15,26 +14,31 @@ import importlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from fullrank.errors import ConfigError, suggest
+from .errors import ConfigError, suggest
 
 # slot -> the module that registers its built-in stages
 _HOMES = {
-    "attend": "fullrank.core.attend",
-    "score": "fullrank.core.score",
-    "normalize": "fullrank.core.normalize",
-    "mix": "fullrank.core.mix",
-    "position": "fullrank.core.positions",
-    "activation": "fullrank.core.feed_forward",
-    "input": "fullrank.core.embedding",
-    "output": "fullrank.core.output",
-    "initializer": "fullrank.core.initialize",
-    "optimizer": "fullrank.training.optimizer",
-    "schedule": "fullrank.training.schedule",
-    "skip": "fullrank.training.skip_retain",
+    slot: f"{__package__}.{module}"
+    for slot, module in {
+        "attend": "attend",
+        "score": "score",
+        "normalize": "normalize",
+        "mix": "mix",
+        "position": "positions",
+        "activation": "feed_forward",
+        "input": "embedding",
+        "output": "output",
+        "initializer": "initialize",
+    }.items()
 }
 
 _registered: dict[tuple[str, str], Any] = {}
 Registered = TypeVar("Registered")
+
+
+def add_slot(slot: str, module: str) -> None:
+    """Open a slot outside of the model, whose built-in entries `module` registers."""
+    _HOMES[slot] = module
 
 
 def _described(item: Any) -> str:

@@ -1,0 +1,37 @@
+"""What can go wrong, by who can mend it.
+
+`InputError`: the user can (exit status 2); its text says what was given, what is allowed and which key to change.
+`RunError`: the machine or the run did (exit status 1): no space left, a diverged loss, a damaged checkpoint.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FullRankError(Exception):
+    """Base of the errors that `fullrank` raises on purpose."""
+
+
+class InputError(FullRankError, ValueError):
+    """Input that cannot be used as given."""
+
+
+class ConfigError(InputError):
+    """A configuration that cannot be used; `problems` lists every fault found, one line each."""
+
+    def __init__(self, *problems: str) -> None:
+        self.problems = problems
+        super().__init__("\n".join(problems))
+
+
+class RunError(FullRankError, RuntimeError):
+    """A run that failed although its input was right."""
+
+
+def suggest(given: str, known: Iterable[str]) -> str:
+    """The end of an error message about an unknown name: the nearest known one, or all of them."""
+    known = list(known)
+    near = difflib.get_close_matches(given, known, n=1, cutoff=0.6)
+    return f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(known))}"
