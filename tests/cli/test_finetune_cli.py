@@ -12,7 +12,7 @@ import yaml
 from finetune_files import SETTINGS, write_cola, write_encoder, write_rte
 
 from fullrank.cli import main
-from fullrank.evaluation.glue import matthews_correlation
+from fullrank.evaluation.tasks import matthews_correlation
 from fullrank.tasks import finetuning_glue
 
 

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from fullrank.core.errors import InputError
 from fullrank.data.squad import Question, read_squad
 from fullrank.data.squad_windows import answer_tokens, most_context, spans, squad_windows
-from fullrank.evaluation.squad import normalize_answer
+from fullrank.evaluation.tasks import normalize_answer
 
 REAL = Path(__file__).parents[3] / "shared" / "data" / "squad"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]

@@ -1,3 +1,5 @@
+"""Sums of nats over batches, and the figures made of them."""
+
 from __future__ import annotations
 
 import math
@@ -154,3 +156,13 @@ def test_the_same_text_in_the_usual_count_of_tokens() -> None:
 def test_counts_must_be_positive(name: str) -> None:
     with pytest.raises(InputError, match=f"{name}: a positive count"):
         figures(Evaluation(10.0, 5), **{name: 0})
+
+
+def test_last_positions_are_figures_of_their_own() -> None:
+    found = figures(Evaluation(20.0, 10, Evaluation(6.0, 2)), words=5)
+    assert found["nll"] == 2.0
+    assert found["last_position"] == {"nll": 3.0, "perplexity": pytest.approx(20.085537), "tokens": 2}
+    assert "last_position" not in figures(Evaluation(20.0, 10))
+    both = Evaluation(20.0, 10, Evaluation(6.0, 2)) + Evaluation(1.0, 4, Evaluation(0.5, 1))
+    assert both == Evaluation(21.0, 14, Evaluation(6.5, 3))
+    assert (both + Evaluation(1.0, 1)).last_position is None  # one of them was not measured so

@@ -9,6 +9,7 @@ import pytest
 
 from fullrank.config.load import build
 from fullrank.config.run import RunConfig
+from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.core.errors import FullRankError, InputError
 from fullrank.evaluation.protocol import EvaluationProtocol, Flags, final_protocol, judging_protocol
 
@@ -201,3 +202,54 @@ def test_a_model_is_judged_as_it_is_trained(model: dict[str, Any], expected: dic
 )
 def test_in_words(protocol: EvaluationProtocol, words: str) -> None:
     assert protocol.in_words() == words
+
+
+# -- models whose tokens see later ones -------------------------------------------------------------------------------
+
+PUBLISHED = {"kind": "multilinear", "causal": "as_published", "not_next_token_perplexity": True}
+
+
+def published(attention: dict[str, Any], **evaluation: Any) -> RunConfig:
+    return build({"model": {"attention": attention}, "train": {"segment_length": 16}, "eval": evaluation})
+
+
+@pytest.mark.parametrize(
+    ("flags", "honest"),
+    [
+        (Flags(), False),
+        (Flags(segment_length=9), False),
+        (Flags(context=14, stride=2), False),
+        (Flags(stride=16), False),  # context 0: blocks
+        (Flags(stride=1), True),
+        (Flags(context=15), True),
+        (Flags(context=0, stride=1), True),  # blocks of one token
+        (Flags(segment_length=1), True),
+    ],
+)
+def test_nothing_but_last_positions_is_a_next_token_perplexity(flags: Flags, honest: bool) -> None:
+    found = final_protocol(published(PUBLISHED), flags)
+    assert found.next_token is honest
+    assert found.in_words().endswith(f"; {NOT_NEXT_TOKEN}") is not honest
+    assert ("next-token" in found.in_words()) is not honest
+    for attention in ({"kind": "multilinear"}, {"kind": "weighted"}):
+        plain = final_protocol(published(attention), flags)
+        assert plain.next_token
+        assert "next-token" not in plain.in_words()
+
+
+def test_training_judges_by_segments_however_the_end_is_measured() -> None:
+    slides = published(PUBLISHED, stride=1)
+    assert final_protocol(slides).next_token
+    assert not judging_protocol(slides).next_token
+    assert judging_protocol(published({"kind": "weighted"}, stride=1)).next_token
+
+
+def test_flags_that_the_model_cannot_have() -> None:
+    with pytest.raises(InputError, match=r"^--memory-length: .*as_published.*given 4"):
+        final_protocol(published(PUBLISHED), Flags(memory_length=4))
+    relative = build({"model": {"position": "relative", "attention": {"kind": "multilinear", "score": "relative"}}})
+    with pytest.raises(InputError, match=r"^--clamp-length: .*multi-linear.*given 7"):
+        final_protocol(relative, Flags(clamp_length=7))
+    decayed = build({"model": {"memory_length": 4, "attention": {"kind": "multilinear", "output_map": "decayed"}}})
+    with pytest.raises(InputError, match=r"^--same-length: .*output_map: decayed"):
+        final_protocol(decayed, Flags(same_length=True))

@@ -18,8 +18,8 @@ from sacrebleu.significance import PairedTest
 
 from fullrank.core.errors import InputError
 from fullrank.evaluation import statistics
-from fullrank.evaluation.ngrams import metric_named
 from fullrank.evaluation.statistics import against_first, bootstrap_interval, paired_bootstrap, welch_interval
+from fullrank.evaluation.tasks import metric_named
 
 WORDS = [f"w{index}" for index in range(40)]
 BASE, OTHER = [41.2, 43.0, 40.1, 42.4, 41.9], [42.5, 42.9, 42.2, 43.1, 42.0]

@@ -14,7 +14,7 @@ import yaml
 from reporting_runs import write_lines
 
 from fullrank.config import load, run
-from fullrank.evaluation.bleu import TOKENISED_BLEU, tokenised_bleu, translation_scores
+from fullrank.evaluation.tasks import TOKENISED_BLEU, tokenised_bleu, translation_scores
 
 SENTENCE = "a man in red and two brown dogs run over the wet street near an old bridge while children watch"
 WORDS = SENTENCE.split()

@@ -1,4 +1,4 @@
-"""Perplexity and its kin: nats are summed in float64, tokens are counted, and one division comes last."""
+"""Perplexity and related figures: nats are summed in float64, tokens are counted, and one division comes last."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fullrank.core.errors import InputError
 
 
 class Block(Protocol):
-    """inputs, targets (B, N) int64; weights (B, N), 1 where a target counts and 0 for padding, None if all count."""
+    """One batch: inputs, targets (B, N) int64; weights (B, N), 1 where a target counts and 0 for padding; None: all count."""
 
     @property
     def inputs(self) -> Tensor: ...
@@ -102,7 +102,7 @@ def figures(
     bytes: int | None = None,
     line_starts: int | None = None,
 ) -> dict[str, Any]:
-    """What is reported of an evaluation; a figure per word, character or byte for each count of the text that is given.
+    """Figures of an evaluation; one per word, character or byte for each count of the text that is given.
 
         nll = S / tokens        perplexity = exp(nll)        perplexity_per_word = exp(S / words)
         bits_per_character = S / (ln 2 * characters)         bits_per_byte = S / (ln 2 * bytes)
@@ -123,24 +123,55 @@ def figures(
             raise InputError(f"{name}: a positive count of what was evaluated, given {count}")
     if line_starts is not None and not 0 <= line_starts < evaluation.tokens:
         raise InputError(f"line_starts: fewer than the {evaluation.tokens} tokens evaluated, given {line_starts}")
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "nll": evaluation.nll / evaluation.tokens,
         "perplexity": _exp(evaluation.nll / evaluation.tokens),
         "tokens": evaluation.tokens,
     }
     if line_starts is not None:
-        found["tokens_without_sos"] = evaluation.tokens - line_starts
-        found["perplexity_without_sos"] = _exp(evaluation.nll / (evaluation.tokens - line_starts))
+        result["tokens_without_sos"] = evaluation.tokens - line_starts
+        result["perplexity_without_sos"] = _exp(evaluation.nll / (evaluation.tokens - line_starts))
     if words is not None:
-        found["perplexity_per_word"] = _exp(evaluation.nll / words)
+        result["perplexity_per_word"] = _exp(evaluation.nll / words)
     if characters is not None:
-        found["bits_per_character"] = evaluation.nll / (math.log(2) * characters)
+        result["bits_per_character"] = evaluation.nll / (math.log(2) * characters)
     if bytes is not None:
-        found["bits_per_byte"] = evaluation.nll / (math.log(2) * bytes)
-    found = {key: value for key, value in found.items() if math.isfinite(value)}
+        result["bits_per_byte"] = evaluation.nll / (math.log(2) * bytes)
+    result = {key: value for key, value in result.items() if math.isfinite(value)}
     if evaluation.last_position is not None:
-        found["last_position"] = figures(evaluation.last_position)
-    return found
+        result["last_position"] = figures(evaluation.last_position)
+    return result
+
+
+# -- masked tokens ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MaskedEvaluation:
+    """nll: nats summed over the `tokens` that were masked; correct: tokens whose likeliest word is the right one."""
+
+    nll: float
+    tokens: int
+    correct: int
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """Figures that metrics.jsonl gets besides."""
+        return {"accuracy_percent": 100 * self.correct / self.tokens}
+
+
+def masked_figures(evaluation: MaskedEvaluation) -> dict[str, Any]:
+    """Figures of masked tokens: nats per token, their exponential, hits in per cent, and the number of masked tokens.
+
+        nll = S / tokens        perplexity = exp(nll)        accuracy_percent = 100 correct / tokens
+
+    There is no figure per word, character or byte: most of the text was given. A figure that is not finite is left out.
+    """
+    if evaluation.tokens < 1:
+        raise InputError("nothing to evaluate: no token of the text was asked for; raise train.mlm_probability")
+    nll = evaluation.nll / evaluation.tokens
+    figures = {"nll": nll, "perplexity": _exp(nll), **evaluation.scores, "tokens": evaluation.tokens}
+    return {key: value for key, value in figures.items() if math.isfinite(value)}
 
 
 def _exp(x: float) -> float:

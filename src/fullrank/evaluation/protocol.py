@@ -1,22 +1,21 @@
-"""How a text is read while perplexity is measured: a value, made in one place, that says itself in words.
+"""How a text is read while a figure is measured: a value, made in one place, that describes itself in words.
 
     blocks     consecutive blocks, each read by itself
     window     overlapping windows, of which only the ends are scored: every token has much context, at many times the cost
     memory     parallel streams in segments, each segment with a memory of what came before it in its stream
+    masked     consecutive blocks, of which only masked tokens are scored
 
-Every token is scored exactly once in each of them.
+Every token is scored exactly once in each of the first three.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Any, Literal
 
-from fullrank.config.run import RunConfig
+from fullrank.config.run import MASKED_TOKEN, RunConfig
 from fullrank.core.config import NOT_NEXT_TOKEN, stage_options, with_memory
 from fullrank.core.errors import ConfigError, InputError
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,45 +43,40 @@ class EvaluationProtocol:
 
     @property
     def only_last(self) -> bool:
-        """Whether nothing is scored but the last position of what is read at a time, whose target is not read."""
+        """Only the last position of each reading is scored, whose target is not read."""
         return self.segment_length == 1 or (self.kind == "window" and self.stride == 1)
 
     def in_words(self) -> str:
         """The protocol as a sentence, for people: printed and saved with every figure."""
+        read = f"segments of {_tokens(self.segment_length)}"
         match self.kind:
             case "blocks":
-                said = (
+                words = (
                     f"consecutive blocks of {_tokens(self.segment_length)}, every token scored once, given the tokens "
                     "before it in its block and the one before the block"
                 )
             case "window":
-                said = self._window_in_words()
+                assert self.context is not None
+                assert self.stride is not None
+                fewest, most = self.context + 1, self.context + self.stride  # a target's input is the token before it
+                span = f"{fewest} to {most} tokens" if most > fewest else _tokens(most)
+                last = f"one of the last {self.stride}" if self.stride > 1 else "the last"
+                words = (
+                    f"windows of {self.segment_length} tokens that overlap by {self.context}, every token scored once, "
+                    f"as {last} of its window, given the {span} before it (fewer at the beginning of the text)"
+                )
             case "memory":
-                said = self._memory_in_words()
+                streams = "1 stream, begun" if self.streams == 1 else f"{self.streams} streams, each begun"
+                start = "without memory" if self.memory_start == "empty" else "with a memory of zeros"
+                keys = f"{self.memory_length} key{'s' if self.memory_length != 1 else ''}"
+                seen = f", every query sees at most {keys}, its own included" if self.same_length else ""
+                words = (
+                    f"{streams} {start}, read in {read} with up to {_tokens(self.memory_length)} of memory{seen}; "
+                    "every token scored once"
+                )
         if self.clamp_length is not None:
-            said += f"; positions clamped at {self.clamp_length}"
-        return said if self.next_token else f"{said}; {NOT_NEXT_TOKEN}"
-
-    def _window_in_words(self) -> str:
-        assert self.context is not None
-        assert self.stride is not None
-        fewest, most = self.context + 1, self.context + self.stride  # the input of a target is the token before it
-        span = f"{fewest} to {most} tokens" if most > fewest else _tokens(most)
-        last = f"one of the last {self.stride}" if self.stride > 1 else "the last"
-        return (
-            f"windows of {self.segment_length} tokens that overlap by {self.context}, every token scored once, "
-            f"as {last} of its window, given the {span} before it (fewer at the beginning of the text)"
-        )
-
-    def _memory_in_words(self) -> str:
-        many = self.streams != 1
-        begun = "without memory" if self.memory_start == "empty" else "with a memory of zeros"
-        most = f"{self.memory_length} key{'s' if self.memory_length != 1 else ''}"
-        keys = f", every query sees at most {most}, its own included" if self.same_length else ""
-        return (
-            f"{self.streams} {'streams, each begun' if many else 'stream, begun'} {begun}, read in segments of "
-            f"{_tokens(self.segment_length)} with up to {_tokens(self.memory_length)} of memory{keys}; every token scored once"
-        )
+            words += f"; positions clamped at {self.clamp_length}"
+        return words if self.next_token else f"{words}; {NOT_NEXT_TOKEN}"
 
 
 def _tokens(count: int) -> str:
@@ -91,7 +85,7 @@ def _tokens(count: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Flags:
-    """What the command line says about the protocol; None: what the configuration says."""
+    """Options of the command line about the protocol; None: as the configuration says."""
 
     segment_length: int | None = None
     batch_size: int | None = None
@@ -102,96 +96,115 @@ class Flags:
     clamp_length: int | None = None
 
 
+@dataclass(frozen=True)
+class _Settings:
+    """Values of the protocol's keys: a flag, else the key in `eval`, else the value of training."""
+
+    config: RunConfig
+    flags: Flags
+
+    def __call__(self, key: str) -> Any:
+        config = self.config
+        trained = {
+            "segment_length": config.train.segment_length,
+            "memory_length": config.model.memory_length,
+            "same_length": config.model.same_length,
+        }
+        values = (getattr(self.flags, key), getattr(config.eval, key), trained.get(key))
+        return next((value for value in values if value is not None), None)
+
+    def name(self, key: str) -> str:
+        """The flag, or the key of the configuration, that gives the value."""
+        if getattr(self.flags, key) is not None:
+            return f"--{key.replace('_', '-')}"
+        section = {"memory_length": "model", "segment_length": "train"}.get(key, "eval")
+        return f"{section if getattr(self.config.eval, key) is None else 'eval'}.{key}"
+
+    def shown(self, key: str) -> str:
+        return f"{self.name(key)} is {self(key)}"
+
+
 def judging_protocol(config: RunConfig) -> EvaluationProtocol:
-    """How a model is judged while it trains: with its own memory, or in blocks; `eval.segment_length` tokens at a time."""
-    return _judged(config, _whole_text(config, Flags(), config.model.memory_length, config.model.same_length, None))
+    """Protocol of validation while training: with the model's own memory, or in blocks of `eval.segment_length` tokens."""
+    model, segment = config.model, config.eval.segment_length or config.train.segment_length
+    return _whole_text(config, segment, config.eval.batch_size, model.memory_length, model.same_length, None)
 
 
 def final_protocol(config: RunConfig, flags: Flags | None = None) -> EvaluationProtocol:
-    """How final figures are measured: what the `eval` section says, else as the model was trained; `flags` come before both.
+    """Protocol of final figures: as the `eval` section says, else as the model was trained; `flags` come before both.
 
     A flag wins over a key of the configuration that it excludes. Raises InputError for settings that exclude each other, and
     for those that the model cannot have.
     """
-    return _judged(config, _final_protocol(config, flags or Flags()))
-
-
-def _judged(config: RunConfig, protocol: EvaluationProtocol) -> EvaluationProtocol:
-    """`protocol`, and whether what it measures is a next-token perplexity."""
-    return replace(protocol, next_token=not config.model.sees_future or protocol.only_last)
-
-
-def _final_protocol(config: RunConfig, flags: Flags) -> EvaluationProtocol:
-    memory_length, same_length = _memory(config, flags)
-    clamp = _first(flags.clamp_length, config.eval.clamp_length)
+    flags = flags or Flags()
+    settings = _Settings(config, flags)
+    memory, same, clamp = settings("memory_length"), settings("same_length"), settings("clamp_length")
+    if flags.same_length and not memory:
+        raise InputError(
+            "--same-length: goes with a memory, and this run is measured without one; give --memory-length too"
+        )
     if clamp is not None and config.model.position != "relative":
         raise InputError(
-            f"{_name('clamp_length', config, flags)}: goes with model.position: relative, given model.position: "
+            f"{settings.name('clamp_length')}: goes with model.position: relative, given model.position: "
             f"{config.model.position}; leave it out"
         )
-    try:  # told here, before any work
-        with_memory(config.model, memory_length, same_length=same_length and memory_length > 0, clamp_length=clamp)
+    try:  # refused here, before any work
+        with_memory(config.model, memory, same_length=same and memory > 0, clamp_length=clamp)
     except ConfigError as error:
         keys = ("memory_length", "same_length", "clamp_length")
-        given = [_name(key, config, flags) for key in keys if getattr(flags, key) is not None]
-        raise InputError("; ".join(f"{', '.join(given)}: {problem}" for problem in error.problems)) from error
-    context, stride = _window(config, flags)
+        names = ", ".join(settings.name(key) for key in keys if getattr(flags, key) is not None)
+        raise InputError("; ".join(f"{names}: {problem}" for problem in error.problems)) from error
+    segment, streams = settings("segment_length"), flags.batch_size or config.eval.batch_size
+    context, stride = _window(settings)
     if context is None or stride is None:
-        return _whole_text(config, flags, memory_length, same_length, clamp)
-    if memory_length:
-        slides = _name("context" if flags.stride is None else "stride", config, flags)
+        return _whole_text(config, segment, streams, memory, same, clamp)
+    if memory:
+        name = settings.name("context" if flags.stride is None else "stride")
         instead = "give --memory-length 0 too" if flags.memory_length is None else "give one of the two"
         raise InputError(
-            f"{slides}: a sliding window is for models without memory, given "
-            f"{_name('memory_length', config, flags)} {memory_length}; {instead}"
+            f"{name}: a sliding window is for models without memory, given {settings.name('memory_length')} {memory}; {instead}"
         )
-    if context == 0:  # a block
-        return _whole_text(config, replace(flags, segment_length=stride), 0, False, clamp)
-    return EvaluationProtocol(
+    if context == 0:
+        return _whole_text(config, stride, streams, 0, False, clamp)
+    window = EvaluationProtocol(
         kind="window",
         segment_length=context + stride,
         context=context,
         stride=stride,
         clamp_length=_clamp(config, clamp),
     )
+    return _judged(config, window)
 
 
 def _whole_text(
-    config: RunConfig, flags: Flags, memory_length: int, same_length: bool, clamp: int | None
+    config: RunConfig, segment_length: int, streams: int, memory_length: int, same_length: bool, clamp: int | None
 ) -> EvaluationProtocol:
     """Blocks, or streams where there is a memory."""
-    segment = _segment_length(config, flags)
-    if not memory_length:
-        return EvaluationProtocol(kind="blocks", segment_length=segment, clamp_length=_clamp(config, clamp))
-    return EvaluationProtocol(
-        kind="memory",
-        segment_length=segment,
-        streams=flags.batch_size or config.eval.batch_size,
-        memory_length=memory_length,
-        memory_start=config.model.memory_start,
-        same_length=same_length,
-        clamp_length=_clamp(config, clamp),
-    )
+    protocol = EvaluationProtocol(kind="blocks", segment_length=segment_length, clamp_length=_clamp(config, clamp))
+    if memory_length:
+        protocol = replace(
+            protocol, kind="memory", streams=streams, memory_length=memory_length, same_length=same_length,
+            memory_start=config.model.memory_start,
+        )  # fmt: skip
+    return _judged(config, protocol)
 
 
-def _segment_length(config: RunConfig, flags: Flags) -> int:
-    return flags.segment_length or config.eval.segment_length or config.train.segment_length
+def _judged(config: RunConfig, protocol: EvaluationProtocol) -> EvaluationProtocol:
+    return replace(protocol, next_token=not config.model.sees_future or protocol.only_last)
 
 
-def _memory(config: RunConfig, flags: Flags) -> tuple[int, bool]:
-    """memory_length and same_length."""
-    length = _first(flags.memory_length, config.eval.memory_length, config.model.memory_length) or 0
-    same = _first(flags.same_length, config.eval.same_length, config.model.same_length) or False
-    if flags.same_length and not length:
-        raise InputError(
-            "--same-length: goes with a memory, and this run is measured without one; give --memory-length too"
-        )
-    return length, same
+def _clamp(config: RunConfig, clamp: int | None) -> int | None:
+    """`clamp`, else the clamp of training; None without relative positions."""
+    if clamp is not None or config.model.position != "relative":
+        return clamp
+    trained: int | None = stage_options(config.model.attention.score).get("clamp_length")
+    return trained
 
 
-def _window(config: RunConfig, flags: Flags) -> tuple[int | None, int | None]:
+def _window(settings: _Settings) -> tuple[int | None, int | None]:
     """context and stride, both None where no window slides; one that is not given is what is left of the segment."""
-    context, stride = _first(flags.context, config.eval.context), _first(flags.stride, config.eval.stride)
+    flags, segment = settings.flags, settings("segment_length")
+    context, stride = settings("context"), settings("stride")
     if flags.memory_length and flags.context is None and flags.stride is None:
         return None, None
     if flags.segment_length is not None:  # a flag wins: of the other two, the configuration gives at most one
@@ -201,20 +214,19 @@ def _window(config: RunConfig, flags: Flags) -> tuple[int | None, int | None]:
             stride = None
     if context is None and stride is None:
         return None, None
-    segment = _segment_length(config, flags)
-    whole = f"{_name('segment_length', config, flags)} is {segment}"
     if context is None:
-        assert stride is not None
         if stride > segment:
-            raise InputError(f"{_name('stride', config, flags)}: at most the segment, and {whole}; given {stride}")
-        context = segment - stride
-    elif stride is None:
+            raise InputError(
+                f"{settings.name('stride')}: at most the segment, and {settings.shown('segment_length')}; given {stride}"
+            )
+        return segment - stride, stride
+    if stride is None:
         if context >= segment:
             raise InputError(
-                f"{_name('context', config, flags)}: shorter than the segment, and {whole}; given {context}"
+                f"{settings.name('context')}: shorter than the segment, and {settings.shown('segment_length')}; given {context}"
             )
-        stride = segment - context
-    elif flags.segment_length not in (None, context + stride):
+        return context, segment - context
+    if flags.segment_length not in (None, context + stride):
         raise InputError(
             f"--segment-length: a window has context + stride = {context + stride} tokens, given {flags.segment_length}; "
             "give two of --segment-length, --context and --stride"
@@ -222,22 +234,54 @@ def _window(config: RunConfig, flags: Flags) -> tuple[int | None, int | None]:
     return context, stride
 
 
-def _clamp(config: RunConfig, given: int | None) -> int | None:
-    """What positions are clamped at: as given, else as trained; None without relative positions."""
-    if given is not None or config.model.position != "relative":
-        return given
-    trained: int | None = stage_options(config.model.attention.score).get("clamp_length")
-    return trained
+# -- masked tokens ----------------------------------------------------------------------------------------------------
 
 
-def _first(*values: T | None) -> T | None:
-    """The first that is given."""
-    return next((value for value in values if value is not None), None)
+@dataclass(frozen=True, kw_only=True)
+class MaskedProtocol:
+    """Blocks of `segment_length` tokens, each read by itself, and which of their tokens are masked and scored.
+
+    Masks are a function of `mask_seed` and the place in the text: the same for every run, size of blocks and batches.
+    """
+
+    segment_length: int
+    mlm_probability: float
+    mask_replace_prob: float
+    random_replace_prob: float
+    mask_seed: int
+    kind: str = "masked"
+    next_token: bool = False
+
+    def in_words(self) -> str:
+        """The protocol as a sentence, for people: printed and saved with every figure."""
+        same = max(0.0, 1 - self.mask_replace_prob - self.random_replace_prob)
+        return (
+            f"{_percent(self.mlm_probability)} of the tokens asked for, chosen by seed {self.mask_seed} and the same in every "
+            f"run ({_percent(self.mask_replace_prob)} of them read as <mask>, {_percent(self.random_replace_prob)} as a random "
+            f"token, {_percent(same)} as they are), given all of their block of {self.segment_length} tokens; {MASKED_TOKEN}"
+        )
 
 
-def _name(key: str, config: RunConfig, flags: Flags) -> str:
-    """The flag or the key that says it."""
-    if getattr(flags, key) is not None:
-        return f"--{key.replace('_', '-')}"
-    section = {"memory_length": "model", "segment_length": "train"}.get(key, "eval")
-    return f"{section if getattr(config.eval, key) is None else 'eval'}.{key}"
+def _percent(share: float) -> str:
+    return f"{100 * share:.4g} %"
+
+
+def masked_protocol(config: RunConfig, flags: Flags | None = None) -> MaskedProtocol:
+    """Protocol of a masked model, while training and in the end; `flags` come before the configuration.
+
+    Raises InputError for flags that are about next tokens.
+    """
+    flags, train = flags or Flags(), config.train
+    for key in ("context", "stride", "memory_length", "same_length", "clamp_length"):
+        if getattr(flags, key):
+            raise InputError(
+                f"--{key.replace('_', '-')}: says how next tokens are read, and this run predicts masked ones "
+                "(train.objective: masked); leave it out"
+            )
+    return MaskedProtocol(
+        segment_length=flags.segment_length or config.eval.segment_length or train.segment_length,
+        mlm_probability=train.mlm_probability,
+        mask_replace_prob=train.mask_replace_prob,
+        random_replace_prob=train.random_replace_prob,
+        mask_seed=config.eval.mask_seed,
+    )

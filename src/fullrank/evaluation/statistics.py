@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fullrank.core.errors import InputError
-from fullrank.evaluation.ngrams import Metric, check_pairs, metric_named
+from fullrank.evaluation.tasks import Metric, check_pairs, metric_named
 
 SAMPLES, SEED = 10_000, 12345  # of seeds, which are few; test sets have their own defaults
 _MIN_SAMPLES = 40  # with fewer, 2.5 % at each end are none

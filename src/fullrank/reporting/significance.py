@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from fullrank.core.errors import InputError
-from fullrank.evaluation.ngrams import metric_named
 from fullrank.evaluation.statistics import against_first
+from fullrank.evaluation.tasks import metric_named
 from fullrank.reporting import format
 from fullrank.reporting.measure import BLEU
 from fullrank.reporting.results import SPLITS, RunRecord

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from fullrank.core.errors import InputError
-from fullrank.evaluation.ngrams import check_pairs, metric_named
 from fullrank.evaluation.statistics import against_first, bootstrap_interval
+from fullrank.evaluation.tasks import check_pairs, metric_named
 from fullrank.reporting.results import TRANSLATIONS, RunRecord, mapping, read_run
 
 

@@ -18,7 +18,7 @@ from fullrank.data.example_batches import Encoded, ExampleBatch, ExampleBatches,
 from fullrank.data.glue import GLUE, Examples, GlueTask, load_glue
 from fullrank.data.glue_files import locate
 from fullrank.data.glue_submission import submission_rows, write_submission
-from fullrank.evaluation.glue import glue_scores
+from fullrank.evaluation.tasks import glue_scores
 from fullrank.tasks.finetuning import FineParts, Say
 from fullrank.tasks.pretrained import Pretrained, check_length, load_pretrained, padding_of
 from fullrank.training.device import device_of

@@ -19,7 +19,7 @@ from fullrank.core.errors import InputError
 from fullrank.data.example_batches import Encoded, ExampleBatch, ExampleBatches, by_length, subset
 from fullrank.data.squad import Question, SquadSplit, read_squad
 from fullrank.data.squad_windows import Window, squad_windows
-from fullrank.evaluation.squad import squad_scores, squad_v2_scores
+from fullrank.evaluation.tasks import squad_scores, squad_v2_scores
 from fullrank.tasks.finetuning import FineParts, Say
 from fullrank.tasks.pretrained import Pretrained, check_length, load_pretrained, padding_of
 from fullrank.tasks.squad_answers import Answer, find_answers, write_answers

@@ -17,8 +17,8 @@ from fullrank.core.errors import InputError
 from fullrank.core.masked import MaskedLanguageModel
 from fullrank.data import Corpus, MaskedBatch, MaskedBatches, Masking, masked_blocks, unigram_nats
 from fullrank.data.entries import MASK
-from fullrank.evaluation.masked import MaskedEvaluation, MaskedProtocol, masked_figures, masked_protocol
-from fullrank.evaluation.protocol import Flags
+from fullrank.evaluation.perplexity import MaskedEvaluation, masked_figures
+from fullrank.evaluation.protocol import Flags, MaskedProtocol, masked_protocol
 from fullrank.kernels import kernel
 from fullrank.tasks.language_modeling import corpus_of, describe, text_of, training_batches
 from fullrank.tasks.masked_objective import MaskedObjective

@@ -16,8 +16,8 @@ from fullrank.config.run import RunConfig
 from fullrank.core.errors import FullRankError, InputError
 from fullrank.core.translator import Translator
 from fullrank.data import PairBatch, PairBatches, PairCorpus, Pairs, load_pairs, prepare_pairs
-from fullrank.evaluation.bleu import tokenised_bleu, translation_scores
 from fullrank.evaluation.perplexity import Evaluation, Tally, figures
+from fullrank.evaluation.tasks import tokenised_bleu, translation_scores
 from fullrank.files import write_text
 from fullrank.kernels import kernel
 from fullrank.tasks.objective import TranslationObjective

@@ -1,0 +1,537 @@
+"""Scores of tasks against their definitions written out here, sacreBLEU, scikit-learn and scipy."""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+import warnings
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import sacrebleu
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fullrank.config.glue import GLUE
+from fullrank.core.errors import InputError
+from fullrank.evaluation.tasks import (
+    METRICS,
+    TOKENISED_BLEU,
+    accuracy,
+    exact_match,
+    f1,
+    glue_scores,
+    matthews_correlation,
+    metric_named,
+    normalize_answer,
+    pearson,
+    spearman,
+    squad_scores,
+    squad_v2_scores,
+    token_f1,
+    tokenised_bleu,
+    translation_scores,
+)
+
+sklearn_metrics = pytest.importorskip("sklearn.metrics")
+scipy_stats = pytest.importorskip("scipy.stats")
+
+# -- translation ------------------------------------------------------------------------------------------------------
+
+SENTENCE = "a man rides the red bike , in front of two dogs . Frau läuft &quot; « 3,5 U.S. don't"
+WORDS = SENTENCE.split()
+
+
+def sentences(count: int, seed: int, *, noise: float = 0.3) -> tuple[list[str], list[str]]:
+    """Hypotheses and references: every word of a reference is kept, dropped, changed, or doubled."""
+    drawn = random.Random(seed)
+    references = [[drawn.choice(WORDS) for _ in range(drawn.randint(3, 14))] for _ in range(count)]
+    hypotheses = []
+    for reference in references:
+        words: list[str] = []
+        for word in reference:
+            kind = drawn.random()
+            words += [word] if kind > noise else [[], [drawn.choice(WORDS)], [word, word]][int(3 * kind / noise)]
+        hypotheses.append(words)
+    return [" ".join(words) for words in hypotheses], [" ".join(words) for words in references]
+
+
+def bleu_by_definition(hypotheses: list[str], references: list[str]) -> float:
+    """Papineni et al. 2002 with one reference, written out: clipped counts by searching lists, no counters."""
+    precisions, c, r = [], 0, 0
+    for n in (1, 2, 3, 4):
+        clipped = total = 0
+        for hypothesis, reference in zip(hypotheses, references, strict=True):
+            h, rest = hypothesis.lower().split(), reference.lower().split()
+            theirs = [rest[i : i + n] for i in range(len(rest) - n + 1)]
+            for i in range(len(h) - n + 1):
+                total += 1
+                if h[i : i + n] in theirs:
+                    theirs.remove(h[i : i + n])  # an n-gram of the reference can be matched once
+                    clipped += 1
+        precisions.append(clipped / total if total else 0.0)
+    for hypothesis, reference in zip(hypotheses, references, strict=True):
+        c, r = c + len(hypothesis.split()), r + len(reference.split())
+    if min(precisions) == 0:
+        return 0.0
+    brevity = 1.0 if c >= r else math.exp(1 - r / c)
+    return 100 * brevity * math.prod(precisions) ** 0.25
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1, 0.3, 0.6])
+def test_tokenised_bleu_is_its_definition(noise: float) -> None:
+    hypotheses, references = sentences(60, 3, noise=noise)
+    found = tokenised_bleu(hypotheses, references)
+    assert found["tokenised_bleu"] == pytest.approx(bleu_by_definition(hypotheses, references), abs=1e-10)
+    theirs = sacrebleu.BLEU(tokenize="none", lowercase=True, smooth_method="none", force=True)
+    assert found["tokenised_bleu"] == pytest.approx(theirs.corpus_score(hypotheses, [references]).score, abs=1e-10)
+    assert found["tokenised_bleu_label"] == TOKENISED_BLEU
+    assert "not comparable with sacreBLEU" in TOKENISED_BLEU
+
+
+def test_tokenised_bleu_by_hand() -> None:
+    """Precisions 4/5, 3/4, 2/3, 1/2; five words against six."""
+    found = tokenised_bleu(["The cat sat on mats"], ["the cat sat on the mat"])
+    assert found["tokenised_bleu"] == pytest.approx(100 * math.exp(-1 / 5) * (4 / 5 * 3 / 4 * 2 / 3 * 1 / 2) ** 0.25)
+
+
+def test_a_short_translation_is_not_smoothed_as_fairseq() -> None:
+    """No 4-gram matches: fairseq's BLEU is 0, sacreBLEU smooths."""
+    hypotheses, references = ["a b c x d e f"], ["a b c y d e f"]
+    assert tokenised_bleu(hypotheses, references)["tokenised_bleu"] == 0
+    assert translation_scores(hypotheses, references)["bleu"] > 0
+
+
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_scores_are_those_of_sacrebleu(lowercase: bool) -> None:
+    hypotheses, references = sentences(50, 5)
+    hypotheses[0] = ""
+    found = translation_scores(hypotheses, references, lowercase=lowercase)
+    bleu, chrf = sacrebleu.BLEU(lowercase=lowercase), sacrebleu.CHRF(lowercase=lowercase)
+    theirs = bleu.corpus_score(hypotheses, [references])
+    assert found["bleu"] == theirs.score
+    assert found["brevity_penalty"] == theirs.bp
+    assert found["length_ratio"] == theirs.ratio
+    assert found["chrf"] == chrf.corpus_score(hypotheses, [references]).score
+    assert found["sentences"] == 50
+    case, version = "lc" if lowercase else "mixed", sacrebleu.__version__
+    assert found["bleu_signature"] == f"nrefs:1|case:{case}|eff:no|tok:13a|smooth:exp|version:{version}"
+    assert found["chrf_signature"] == f"nrefs:1|case:{case}|eff:yes|nc:6|nw:0|space:no|version:{version}"
+
+
+def test_length_ratio_and_brevity_by_hand() -> None:
+    found = translation_scores(["a b c d e"], ["a b c d e f g h i j"])
+    assert (found["length_ratio"], found["brevity_penalty"]) == (0.5, pytest.approx(math.exp(-1)))
+    assert found["bleu"] == pytest.approx(100 * math.exp(-1))
+
+
+LINES = st.lists(st.sampled_from(["the", "dog", "Dog,", "dogs.", "3.5", "«", "ä", "end-\n", ""]), max_size=7).map(
+    " ".join
+)
+
+
+@settings(max_examples=150)
+@given(st.lists(st.tuples(LINES, LINES), min_size=1, max_size=6), st.booleans())
+def test_our_counts_score_as_sacrebleu(pairs: list[tuple[str, str]], lowercase: bool) -> None:
+    """Empty, one-word and unmatched lines included: the score of summed counts is sacreBLEU's of the corpus."""
+    hypotheses, references = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    theirs = {
+        "bleu": sacrebleu.BLEU(lowercase=lowercase, force=True),
+        "chrf": sacrebleu.CHRF(lowercase=lowercase),
+        "tokenised_bleu": sacrebleu.BLEU(tokenize="none", lowercase=True, smooth_method="none", force=True),
+    }
+    for name, scorer in theirs.items():
+        metric = metric_named(name, lowercase=lowercase)
+        counts = metric.statistics(hypotheses, references)
+        assert counts.shape[0] == len(pairs)
+        expected = scorer.corpus_score(hypotheses, [references]).score
+        assert float(metric.score(counts.sum(axis=0))) == pytest.approx(expected, abs=1e-9), name
+
+
+def test_scores_of_many_sums_at_once() -> None:
+    hypotheses, references = sentences(30, 7)
+    for name in ("bleu", "chrf", "tokenised_bleu"):
+        metric = metric_named(name)
+        counts = metric.statistics(hypotheses, references)
+        parts = np.stack([counts[:10].sum(axis=0), counts[10:].sum(axis=0), np.zeros(counts.shape[1])])
+        together = metric.score(parts[None])
+        assert together.shape == (1, 3)
+        assert together[0].tolist() == [float(metric.score(part)) for part in parts]
+        assert together[0, 2] == 0
+
+
+def test_nothing_but_empty_hypotheses() -> None:
+    found = translation_scores(["", ""], ["a dog .", "two dogs ."])
+    assert (found["bleu"], found["chrf"], found["length_ratio"], found["brevity_penalty"]) == (0, 0, 0, 0)
+    assert tokenised_bleu(["", ""], ["a dog .", ""])["tokenised_bleu"] == 0
+
+
+def test_nothing_but_empty_references() -> None:
+    found = translation_scores(["a dog .", ""], ["", ""])
+    assert (found["bleu"], found["chrf"], found["length_ratio"]) == (0, 0, 0)
+    assert tokenised_bleu(["a dog ."], [""])["tokenised_bleu"] == 0
+
+
+@pytest.mark.parametrize("score", [translation_scores, tokenised_bleu])
+def test_what_cannot_be_scored(score: object) -> None:
+    assert callable(score)
+    with pytest.raises(InputError, match="1,001 hypotheses and 1,000 references"):
+        score(["a"] * 1001, ["a"] * 1000)
+    with pytest.raises(InputError, match="no sentences"):
+        score([], [])
+    with pytest.raises(InputError, match="hypotheses: a list of sentences"):
+        score("a dog", ["a dog"])
+
+
+def test_unknown_metric() -> None:
+    with pytest.raises(InputError, match="metric: 'blue' is none; did you mean 'bleu'"):
+        metric_named("blue")
+
+
+def test_without_sacrebleu_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)
+    with pytest.raises(InputError, match=r"pip install 'fullrank\[translate\]'"):
+        translation_scores(["a"], ["a"])
+    assert tokenised_bleu(["a b c d"], ["a b c d"])["tokenised_bleu"] == pytest.approx(100), "needs no package"
+
+
+# -- GLUE ----------------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def classes(draw, most=4):
+    """Predictions and labels of up to `most` classes; often one class is absent, or one side is constant."""
+    count, kinds = draw(st.integers(1, 40)), draw(st.integers(1, most))
+    one = st.integers(0, kinds - 1)
+    sides = [draw(st.lists(one, min_size=count, max_size=count)) for _ in range(2)]
+    if draw(st.booleans()):
+        sides[draw(st.integers(0, 1))] = [draw(one)] * count
+    return np.array(sides[0]), np.array(sides[1])
+
+
+@given(classes(most=2), st.integers(0, 1))
+def test_f1_is_that_of_scikit_learn(sides, positive):
+    guessed, labels = sides
+    expected = sklearn_metrics.f1_score(labels, guessed, labels=[positive], average="macro",
+                                        zero_division=0)  # fmt: skip
+    assert f1(guessed, labels, positive) == pytest.approx(expected, abs=1e-15)
+
+
+@given(classes())
+def test_accuracy_and_matthews_are_those_of_scikit_learn(sides):
+    guessed, labels = sides
+    assert accuracy(guessed, labels) == pytest.approx(sklearn_metrics.accuracy_score(labels, guessed), abs=1e-15)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # scikit-learn warns of a single label
+        expected = sklearn_metrics.matthews_corrcoef(labels, guessed)
+    assert matthews_correlation(guessed, labels) == pytest.approx(expected, abs=1e-12)
+
+
+def test_matthews_by_its_equation():
+    true_positive, true_negative, false_positive, false_negative = 7, 5, 2, 3
+    guessed = [1] * 7 + [0] * 5 + [1] * 2 + [0] * 3
+    labels = [1] * 7 + [0] * 5 + [0] * 2 + [1] * 3
+    expected = (true_positive * true_negative - false_positive * false_negative) / math.sqrt(9 * 10 * 7 * 8)
+    assert matthews_correlation(guessed, labels) == pytest.approx(expected, rel=1e-15)
+    assert f1(guessed, labels) == 14 / (14 + 2 + 3)
+    assert accuracy(guessed, labels) == 12 / 17
+
+
+@pytest.mark.parametrize("guess", [0, 1])
+def test_a_constant_prediction_has_no_matthews_correlation(guess):
+    labels = [0, 1, 1, 0, 1]
+    assert matthews_correlation([guess] * 5, labels) == 0.0
+    assert matthews_correlation(labels, [guess] * 5) == 0.0
+    assert f1([0] * 5, [0] * 5) == 0.0
+
+
+@st.composite
+def numbers(draw):
+    """Two series that are not constant, with ties."""
+    count = draw(st.integers(2, 40))
+    few = st.sampled_from([0.0, 0.25, 1.0, 2.5, 3.8, 5.0, -1.5])
+    one = st.one_of(few, st.floats(-10, 10).map(lambda x: round(x, 3)))
+    series = st.lists(one, min_size=count, max_size=count).filter(lambda x: len(set(x)) > 1)
+    return np.array(draw(series)), np.array(draw(series))
+
+
+def exact_pearson(x, y) -> float:
+    """r with the sums in fractions, rounded once."""
+    x, y = [Fraction(float(a)) for a in x], [Fraction(float(a)) for a in y]
+    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+    both = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
+    square = sum((a - mean_x) ** 2 for a in x) * sum((b - mean_y) ** 2 for b in y)
+    return math.copysign(math.sqrt(both**2 / square), both)
+
+
+@given(numbers())
+@settings(deadline=None)
+def test_correlations_are_those_of_scipy_and_of_exact_arithmetic(sides):
+    guessed, labels = sides
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of nearly constant input
+        expected = scipy_stats.pearsonr(guessed, labels).statistic
+    assert pearson(guessed, labels) == pytest.approx(expected, abs=1e-12)
+    assert pearson(guessed, labels) == pytest.approx(exact_pearson(guessed, labels), abs=1e-14)
+    assert spearman(guessed, labels) == pytest.approx(scipy_stats.spearmanr(guessed, labels).statistic, abs=1e-12)
+    ranks = [scipy_stats.rankdata(side) for side in sides]
+    assert spearman(guessed, labels) == pytest.approx(exact_pearson(*ranks), abs=1e-14)
+
+
+@pytest.mark.parametrize("scale", [1e-150, 1e-12, 1e12, 1e150])
+def test_correlations_do_not_depend_on_scale(scale):
+    x, y = np.array([1.0, 2.0, 4.0, 5.0]), np.array([2.0, 1.0, 5.0, 3.0])
+    exact = 6 / math.sqrt(10 * 8.75)
+    assert pearson(x * scale, y) == pytest.approx(exact, rel=1e-14)
+    assert pearson(-x * scale, y * scale) == pytest.approx(-exact, rel=1e-14)
+    assert spearman(x * scale, y) == pytest.approx(0.6, rel=1e-15)
+
+
+def test_a_great_offset_costs_no_precision():
+    """The mean of these is not representable so far from 0: a plain difference from it is off by 0.075."""
+    x, y = 1e15 + np.array([1.0, 2.0, 4.0, 6.0, 8.0]), np.array([2.0, 1.0, 5.0, 3.0, 4.0])
+    assert pearson(x, y) == pytest.approx(exact_pearson(x, y), rel=1e-14)
+
+
+def test_tied_ranks_by_hand():
+    assert spearman([1.0, 5.0, 5.0, 9.0], [1.0, 2.0, 3.0, 4.0]) == pytest.approx(4.5 / math.sqrt(4.5 * 5), rel=1e-15)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, -7.3])
+def test_a_constant_series_has_no_correlation(value):
+    y = np.linspace(0, 5, 7)
+    for metric in (pearson, spearman):
+        assert metric([value] * 7, y) == 0.0
+        assert metric(y, [value] * 7) == 0.0
+
+
+def test_single_precision_predictions_are_judged_in_double():
+    rng = np.random.default_rng(0)
+    guessed, labels = rng.normal(size=999).astype(np.float32), rng.normal(size=999).astype(np.float32)
+    assert pearson(guessed, labels) == pytest.approx(exact_pearson(guessed, labels), abs=1e-14)
+
+
+def test_scores_of_a_task():
+    assert {name: task.metrics for name, task in GLUE.items()} == {
+        "cola": ("matthews_correlation",), "sst2": ("accuracy",), "mrpc": ("accuracy", "f1"), "qqp": ("accuracy", "f1"),
+        "stsb": ("pearson", "spearman"), "mnli": ("accuracy",), "qnli": ("accuracy",), "rte": ("accuracy",),
+        "wnli": ("accuracy",),
+    }  # fmt: skip
+    guessed, labels = [1, 0, 1, 1], [1, 1, 0, 1]
+    assert glue_scores(GLUE["mrpc"], guessed, labels) == {"accuracy": 0.5, "f1": 4 / 6}
+    assert list(glue_scores(GLUE["stsb"], [1.0, 2.0], [1.0, 3.0])) == ["pearson", "spearman"]
+    assert glue_scores(GLUE["cola"], guessed, labels) == {"matthews_correlation": pytest.approx(-1 / 3)}
+    assert {metric for task in GLUE.values() for metric in task.metrics} == set(METRICS)
+
+
+FAULTS = {
+    "logits": (("cola", [[0.1, 0.9]], [1]), r"shape \(1, 2\): give one number an example, .*argmax"),
+    "lengths": (("cola", [1, 0], [1]), r"predictions \(2,\) and labels \(1,\)"),
+    "nothing": (("cola", np.array([], int), np.array([], int)), "at least one example"),
+    "real classes": (("cola", [0.5, 1.0], [1, 0]), "predictions of type float64: class ids are integers"),
+    "nan": (("stsb", [0.5, float("nan")], [1.0, 0.0]), "predictions: number 1 is nan"),
+    "infinite label": (("stsb", [0.5, 1.0], [1.0, float("inf")]), "labels: number 1 is inf"),
+    "words": (("stsb", ["a", "b"], [1.0, 0.0]), "numbers are wanted"),
+}
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_faults(case):
+    (task, predictions, labels), message = FAULTS[case]
+    with pytest.raises(InputError, match=message):
+        glue_scores(GLUE[task], predictions, labels)
+
+
+# -- SQuAD ---------------------------------------------------------------------------------------------------------------
+
+PUNCTUATION = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
+
+
+def answer_words(text):
+    """Lower case, no punctuation characters, no articles, split at white space."""
+    kept = "".join(character for character in text.lower() if character not in PUNCTUATION)
+    parted, word = [], ""
+    for character in kept + " ":  # an article is a whole word of letters, digits and _ ; so cut at all else
+        if character.isalnum():
+            word += character
+            continue
+        if word not in ("a", "an", "the"):
+            parted.append(word)
+        else:
+            parted.append(" ")
+        parted.append(character)
+        word = ""
+    return "".join(parted).split()
+
+
+def f1_by_hand(predicted, wanted):
+    left, common = list(wanted), 0
+    for word in predicted:
+        if word in left:
+            left.remove(word)
+            common += 1
+    # 2PR/(P+R) with P = c/p and R = c/w is 2c/(p+w)
+    return Fraction(2 * common, len(predicted) + len(wanted)) if common else Fraction(0)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The  Cat's\tHat.", "cats hat"),
+        ("an apple a day", "apple day"),
+        ("U.S.", "us"),
+        ("Theatre anagram", "theatre anagram"),
+        ("a–b", "–b"),  # the dash is no ASCII punctuation: it stays, and ends the word "a"
+        ("thea the", "thea"),
+        ("A.", ""),
+        ("a.b", "ab"),
+        ("“The”", "“ ”"),
+        ("", ""),
+    ],
+)
+def test_normalized(text, expected):
+    assert normalize_answer(text) == expected
+    assert answer_words(text) == expected.split()
+
+
+def test_exact_match_and_f1_by_hand():
+    assert exact_match("the Golden anniversary", "Golden Anniversary!") == 1.0
+    assert exact_match("gold anniversary", "golden anniversary") == 0.0
+    assert token_f1("x x y", "x z") == pytest.approx(
+        2 * (1 / 3) * (1 / 2) / (1 / 3 + 1 / 2)
+    )  # one x in common, not two
+    assert token_f1("x x y", "x x") == pytest.approx(0.8)
+    assert (token_f1("the", ""), token_f1("the", "", empty_matches=True)) == (0.0, 1.0)
+    assert (token_f1("x", "a"), token_f1("x", "a", empty_matches=True)) == (0.0, 0.0)
+
+
+VOCABULARY = ["the", "a", "Rhine", "rhine,", "river", "(river)", "of", "-", "1,000", "1000", "An", "tea", "e.g."]
+
+
+def answers(generator, most=5):
+    return " ".join(generator.choice(VOCABULARY) for _ in range(generator.randint(0, most)))
+
+
+def test_v1_is_the_mean_of_the_best_over_references():
+    generator = random.Random(0)
+    references = {str(i): [answers(generator) for _ in range(generator.randint(1, 4))] for i in range(300)}
+    predictions = {name: answers(generator) for name in reversed(references)} | {"unasked": "x"}
+    exact = [max(answer_words(predictions[n]) == answer_words(text) for text in refs) for n, refs in references.items()]
+    f1 = [
+        max(f1_by_hand(answer_words(predictions[n]), answer_words(text)) for text in refs)
+        for n, refs in references.items()
+    ]
+    scores = squad_scores(predictions, references)
+    assert 0 < sum(exact) < 300
+    assert scores == {
+        "exact_match": pytest.approx(100 * sum(exact) / 300, abs=1e-12),
+        "f1": pytest.approx(float(100 * sum(f1) / 300), abs=1e-12),
+        "total": 300,
+    }
+
+
+@pytest.fixture(scope="module")
+def v2():
+    generator = random.Random(1)
+    references, predictions, odds = {}, {}, {}
+    for i in range(400):
+        name = str(i)
+        references[name] = (
+            [answers(generator) for _ in range(generator.randint(1, 3))] if generator.random() < 0.6 else []
+        )
+        right = references[name] and generator.random() < 0.5
+        predictions[name] = generator.choice(references[name]) if right else answers(generator, most=3)
+        odds[name] = generator.gauss(0, 1) + (1.0 if not references[name] else 0.0)
+    return references, predictions, odds
+
+
+def by_definition(references, predictions, empty):
+    """Exact and F1 of each question if those in `empty` were predicted to have no answer."""
+    exact, f1 = {}, {}
+    for name, texts in references.items():
+        if name in empty:
+            exact[name] = f1[name] = Fraction(int(not texts))
+            continue
+        accepted = [answer_words(text) for text in texts if answer_words(text)] or [[]]
+        predicted = answer_words(predictions[name])
+        exact[name] = Fraction(max(int(predicted == text) for text in accepted))
+        f1[name] = max(
+            f1_by_hand(predicted, text) if predicted and text else Fraction(int(predicted == text)) for text in accepted
+        )
+    return exact, f1
+
+
+def percent(scores, names):
+    return pytest.approx(float(100 * sum(scores[name] for name in names) / len(names)), abs=1e-10)
+
+
+@pytest.mark.parametrize("threshold", [1.0, 0.0, -0.7])
+def test_v2_over_all_with_and_without_answers(v2, threshold):
+    references, predictions, odds = v2
+    exact, f1 = by_definition(references, predictions, {name for name in odds if odds[name] > threshold})
+    scores = squad_v2_scores(predictions, references, odds, threshold=threshold)
+    groups = {
+        "": list(references),
+        "HasAns_": [name for name in references if references[name]],
+        "NoAns_": [name for name in references if not references[name]],
+    }
+    for prefix, names in groups.items():
+        assert scores[prefix + "exact"] == percent(exact, names)
+        assert scores[prefix + "f1"] == percent(f1, names)
+        assert scores[prefix + "total"] == len(names)
+
+
+def test_v2_without_odds_nothing_is_emptied(v2):
+    references, predictions, _ = v2
+    exact, f1 = by_definition(references, predictions, set())
+    scores = squad_v2_scores(predictions, references)
+    assert scores["exact"] == percent(exact, list(references))
+    assert scores["f1"] == percent(f1, list(references))
+    assert not any(name.startswith("best") for name in scores)
+
+
+def test_v2_best_threshold_is_the_best_of_all(v2):
+    references, predictions, odds = ({name: given[name] for name in list(given)[:120]} for given in v2)
+    # the official search counts a question without an answer as wrong as soon as its prediction is not the empty string
+    predictions = {name: text if answer_words(text) else "river" for name, text in predictions.items()}
+    scores = squad_v2_scores(predictions, references, odds)
+    for number, metric in enumerate(("exact", "f1")):
+        totals = {}
+        for threshold in [min(odds.values()) - 1, *odds.values()]:
+            judged = by_definition(references, predictions, {name for name in odds if odds[name] > threshold})[number]
+            totals[threshold] = float(sum(judged.values()))
+        best = max(totals.values())
+        assert scores[f"best_{metric}"] == pytest.approx(100 * best / len(references), abs=1e-10)
+        assert totals[scores[f"best_{metric}_thresh"]] == pytest.approx(best, abs=1e-10)
+        assert best > max(
+            totals[min(odds.values()) - 1], totals[max(odds.values())]
+        )  # the search had something to find
+
+
+def test_v2_best_threshold_where_all_empty_is_best():
+    found = squad_v2_scores({"a": "x", "b": "y"}, {"a": [], "b": ["z"]}, {"a": 5.0, "b": 6.0}, threshold=9.0)
+    assert (found["exact"], found["best_exact"], found["best_exact_thresh"]) == (0.0, 50.0, 0.0)
+    one_sided = squad_v2_scores({"a": ""}, {"a": []})
+    assert one_sided == {
+        "exact": 100.0,
+        "f1": 100.0,
+        "total": 1,
+        "NoAns_exact": 100.0,
+        "NoAns_f1": 100.0,
+        "NoAns_total": 1,
+    }
+
+
+def test_what_is_missing_is_said():
+    with pytest.raises(InputError, match="2 of 3 questions lack a prediction, b among them"):
+        squad_scores({"a": "x"}, {"a": ["x"], "b": ["x"], "c": ["x"]})
+    with pytest.raises(InputError, match="1 of 1 questions lack a prediction, b"):
+        squad_v2_scores({}, {"b": []})
+    with pytest.raises(InputError, match="1 of 1 questions lack no-answer odds"):
+        squad_v2_scores({"b": ""}, {"b": []}, {})
+    with pytest.raises(InputError, match="question a has no reference answer"):
+        squad_scores({"a": "x"}, {"a": []})
+    with pytest.raises(InputError, match="no questions"):
+        squad_scores({"a": "x"}, {})
