@@ -13,7 +13,7 @@ from fullrank.config.data import DataConfig
 from fullrank.config.load import to_yaml
 from fullrank.config.run import EvalConfig, RunConfig, TrainConfig
 from fullrank.data import Language
-from fullrank.data.segment import Words, learn_byte_bpe
+from fullrank.data.language import Words, learn_byte_bpe
 from moving import moved
 
 GERMAN = ["ein", "hund", "mann", "schläft", "rennt", "rot", "im", "park", "und", "kind", "."]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fullrank.core.errors import InputError
-from fullrank.data.codes import Codes, codes_file, learn_codes, read_codes
+from fullrank.data.language import Codes, learn_codes, load_codes, read_codes
 
 REAL = Path(__file__).parents[3] / "shared" / "data" / "iwslt14.de-en"
 
@@ -98,7 +98,7 @@ def test_merges_are_learned_most_frequent_first():
     text = ["low"] * 5 + ["lower"] * 2 + ["newest"] * 6 + ["widest"] * 3
     codes = learn_codes(lambda: text, 4)
     words = {word: [*word[:-1], word[-1] + "</w>"] for word in set(text)}
-    for left, right in codes._merges:
+    for left, right in codes.merges:
         pairs: Counter[tuple[str, str]] = Counter()
         for word, symbols in words.items():
             for pair in itertools.pairwise(symbols):
@@ -121,7 +121,7 @@ def test_files_that_are_no_codes(tmp_path):
         path = tmp_path / "codes"
         path.write_bytes(data)
         with pytest.raises(InputError) as e:
-            codes_file(path)
+            load_codes(path)
         return str(e.value)
 
     assert "line 3 is 'a b c'" in error(b"#version: 0.2\ne n\na b c\n")
@@ -130,7 +130,7 @@ def test_files_that_are_no_codes(tmp_path):
     assert "is empty" in error(b"")
     assert "not UTF-8" in error(b"a \xff\n")
     with pytest.raises(InputError, match=r"data.codes: no such file: .*nowhere"):
-        codes_file(tmp_path / "nowhere")
+        load_codes(tmp_path / "nowhere")
 
 
 def test_long_words_take_no_time():
@@ -142,7 +142,7 @@ def test_long_words_take_no_time():
 
 @pytest.mark.skipif(not REAL.is_dir(), reason=f"no corpus at {REAL}")
 def test_published_codes_on_published_text():
-    codes = codes_file(REAL / "bpe10k.codes")
+    codes = load_codes(REAL / "bpe10k.codes")
     assert len(codes) == 10_000
     merges = [tuple(line.split(" ")) for line in (REAL / "bpe10k.codes").read_text(encoding="utf-8").split("\n")[1:-1]]
     with (REAL / "test.de").open(encoding="utf-8") as file:

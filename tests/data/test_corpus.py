@@ -201,7 +201,7 @@ def test_a_full_disk_leaves_nothing_and_destroys_nothing(files, monkeypatch, fai
     with monkeypatch.context() as patch:
         match failing:
             case "tokenizer":
-                patch.setattr("fullrank.data.vocab.save_entries", full)
+                patch.setattr("fullrank.data.tokenizers.save_entries", full)
             case "ids":
                 real = Path.open
                 patch.setattr(

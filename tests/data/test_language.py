@@ -9,9 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fullrank.core.errors import InputError, RunError
-from fullrank.data.codes import Codes
-from fullrank.data.language import Language, load_language, plain
-from fullrank.data.segment import Segmenter, Words, learn_byte_bpe, learn_unigram
+from fullrank.data.language import (
+    Codes,
+    Language,
+    Segmenter,
+    Words,
+    learn_byte_bpe,
+    learn_unigram,
+    load_language,
+    plain,
+)
 
 TEXT = ["the cat sat on the mat .", "the dog sat on the cat .", "a mat and a hat ; the cat &amp; the dog !"] * 9
 MARKS = ["<eos>", "<unk>"]
@@ -226,10 +233,10 @@ def test_moses_takes_any_line(line):
 
 
 def test_without_sacremoses_the_error_says_what_to_install(monkeypatch):
-    from fullrank.data import moses
+    from fullrank.data import language
 
     monkeypatch.setitem(sys.modules, "sacremoses", None)
-    moses._tools.cache_clear()
+    language._moses.cache_clear()
     with pytest.raises(InputError, match=r"pip install 'fullrank\[translate\]', or set data.moses=false"):
         Language("en", Words(), MARKS, moses=True).encode("a")
     assert Language("en", Words(), MARKS).encode("a") == [1]

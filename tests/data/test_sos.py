@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fullrank.config.data import DataConfig
 from fullrank.core.errors import InputError
 from fullrank.data import Corpus, WordVocabulary, load_tokenizer, prepare, train_bpe
-from fullrank.data import text as text_module
+from fullrank.data import files as text_module
 
 WORDS = WordVocabulary.from_counts(Counter(["a", "b", "b", "<eos>", "<sos>", "<eos>", "<sos>"]), line_start=True)
 PIECES = train_bpe(["a bb cc\nbb cc\n" * 9], size=280, line_start=True)

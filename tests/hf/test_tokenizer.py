@@ -18,7 +18,7 @@ from fullrank.config.run import RunConfig, TrainConfig
 from fullrank.core.config import ModelConfig
 from fullrank.core.errors import InputError
 from fullrank.data import ByteVocabulary, CharacterVocabulary, Language, WordVocabulary, train_bpe
-from fullrank.data.segment import Words, learn_byte_bpe, learn_unigram
+from fullrank.data.language import Words, learn_byte_bpe, learn_unigram
 from fullrank.hf.tokenizer import of_language, of_vocabulary, tokenizer_of
 from translation_runs import languages, write_run
 

@@ -4,7 +4,6 @@
 Sentence pairs: `language` (text of one side to ids), `pairs` (prepared corpora), `pair_batches`.
 """
 
-from fullrank.data.bpe import BpeTokenizer, train_bpe
 from fullrank.data.build import Split
 from fullrank.data.corpus import Corpus, load_corpus, prepare
 from fullrank.data.known import CorpusInfo
@@ -15,8 +14,16 @@ from fullrank.data.pair_batches import PairBatch, PairBatches, pair_batch
 from fullrank.data.pair_store import PairSplit
 from fullrank.data.pairs import PairCorpus, Pairs, load_pairs, prepare_pairs
 from fullrank.data.stream import Batch, Blocks, Streams, Windows
+from fullrank.data.tokenizers import (
+    BpeTokenizer,
+    ByteVocabulary,
+    CharacterVocabulary,
+    Tokenizer,
+    WordVocabulary,
+    load_tokenizer,
+    train_bpe,
+)
 from fullrank.data.unigram import unigram_nats, unigram_perplexity
-from fullrank.data.vocab import ByteVocabulary, CharacterVocabulary, Tokenizer, WordVocabulary, load_tokenizer
 
 __all__ = [
     "Batch",

@@ -12,10 +12,17 @@ from typing import Any, Literal
 import numpy as np
 
 from fullrank.core.errors import InputError
-from fullrank.data.bpe import DEFAULT_SIZE, train_bpe
-from fullrank.data.entries import EOS, SOS
-from fullrank.data.text import Section, pieces
-from fullrank.data.vocab import ByteVocabulary, CharacterVocabulary, Tokenizer, WordVocabulary
+from fullrank.data.files import Section, pieces
+from fullrank.data.tokenizers import (
+    DEFAULT_BPE_SIZE,
+    EOS,
+    SOS,
+    ByteVocabulary,
+    CharacterVocabulary,
+    Tokenizer,
+    WordVocabulary,
+    train_bpe,
+)
 
 Report = Callable[[str], None]
 _TELL_EVERY = 64 << 20  # characters between two progress messages
@@ -121,7 +128,7 @@ def build_tokenizer(sections: Sequence[Section], settings: Settings, report: Rep
         return ByteVocabulary(lowercase=settings.lowercase)
     texts = _texts(sections, settings, "data.train", f"counting {settings.kind}s", report)
     if settings.kind == "bpe":
-        size = settings.max_vocabulary or DEFAULT_SIZE
+        size = settings.max_vocabulary or DEFAULT_BPE_SIZE
         return train_bpe(
             (text for text, _ in texts),
             size=size,

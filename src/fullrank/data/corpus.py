@@ -20,12 +20,10 @@ from fullrank.config.data import DataConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.data import builtin
 from fullrank.data.build import Settings, Split, build_tokenizer, encode_split, id_type
-from fullrank.data.entries import EOS, SOS
-from fullrank.data.files import cache_root, discard, publish, workspace, writing
+from fullrank.data.files import Section, cache_root, discard, file_digest, publish, workspace, writing
 from fullrank.data.known import CorpusInfo
 from fullrank.data.sources import SPLITS, Found, corpus_info, find
-from fullrank.data.text import Section, file_digest
-from fullrank.data.vocab import Tokenizer, load_tokenizer
+from fullrank.data.tokenizers import EOS, SOS, Tokenizer, load_tokenizer
 
 Report = Callable[[str], None]
 _FORMAT = 1  # of the folder; part of the key

@@ -13,9 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fullrank.core.errors import RunError
-from fullrank.data.files import publish, workspace, writing
+from fullrank.data.files import file_digest, publish, workspace, writing
 from fullrank.data.known import CorpusInfo
-from fullrank.data.text import file_digest
 
 Report = Callable[[str], None]
 _ATTEMPTS = 3

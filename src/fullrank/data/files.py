@@ -1,21 +1,189 @@
-"""Folders that appear whole or not at all, and what is said when the disk refuses."""
+"""Files: text read a megabyte at a time, and cache folders that appear whole or not at all.
+
+`key` names the configuration key in errors.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
+import itertools
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
+
+import numpy as np
 
 from fullrank.core.errors import InputError, RunError
 
+_PIECE = 1 << 20
+_LONGEST = 16 << 20  # a longer line is cut, between characters, even where it has no space
 _STALE_SECONDS = 24 * 3600
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def open_text(path: Path, key: str) -> BufferedReader:
+    """The file, open for reading; InputError if it is missing, a folder or empty."""
+    if path.is_dir():
+        raise InputError(f"{key}: {path} is a folder; a text file is wanted")
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        raise InputError(f"{key}: no such file: {path}") from None
+    except OSError as error:
+        raise InputError(f"{key}: {path} cannot be read ({error.strerror})") from error
+    if not file.peek(1):
+        file.close()
+        raise InputError(f"{key}: {path} is empty")
+    return file
+
+
+def file_digest(path: Path, key: str) -> str:
+    """sha256 of a file; errors as in `open_text`."""
+    with open_text(path, key) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def lines(path: Path, key: str) -> Iterator[str]:
+    """Lines of a text file, without their ends. Only a newline ends a line. InputError for text that is not UTF-8."""
+    with open_text(path, key) as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                text = line.decode("utf-8").removesuffix("\n")
+            except UnicodeDecodeError as error:
+                raise InputError(
+                    f"{key}: {path} is not UTF-8 text: line {number:,} has the byte 0x{line[error.start]:02x} (convert the "
+                    "file to UTF-8)"
+                ) from None
+            yield text.removeprefix("\ufeff") if number == 1 else text
+
+
+def number_of_lines(path: Path, key: str) -> int:
+    """Lines of a file; one without a newline at its end counts."""
+    count, last = 0, b"\n"
+    with open_text(path, key) as file:
+        while block := file.read(_PIECE):
+            count += block.count(b"\n")
+            last = block[-1:]
+    return count + (last != b"\n")
+
+
+@dataclass(frozen=True)
+class Section:
+    """A file, or the bytes [start, end) of it."""
+
+    path: Path
+    start: int = 0
+    end: int | None = None
+
+
+def pieces(section: Section, *, exact: bool, key: str = "data.train") -> Iterator[str]:
+    """The text of a section, in pieces that end after a newline (or, in very long lines, before a space).
+
+    `exact`: any bytes are accepted, and those that are not UTF-8 become lone surrogates ("surrogateescape"); otherwise
+    they are an InputError with file and byte offset, a byte-order mark at the beginning is left out, and a section that
+    begins or ends inside a character is moved to the next one.
+    """
+    with open_text(section.path, key) as file:
+        size = section.path.stat().st_size
+        start, end = section.start, size if section.end is None else min(section.end, size)
+        if not exact:
+            start, end = _next_character(file, start, size), _next_character(file, end, size)
+            file.seek(0)
+            if start == 0 and file.read(3) == b"\xef\xbb\xbf":
+                start = 3
+        file.seek(start)
+        kept, offset = b"", start  # `kept` was read and not given yet; `offset` is that of its first byte
+        while start < end or kept:
+            read = file.read(min(end - start, max(_PIECE, len(kept))))
+            start = start + len(read) if read else end
+            block = kept + read
+            cut = _cut(block) if start < end else len(block)
+            if cut:
+                yield _decoded(block[:cut], exact, section.path, offset, key)
+                offset += cut
+            kept = block[cut:]
+
+
+def _next_character(file: BufferedReader, offset: int, size: int) -> int:
+    """The offset at which the next character begins: at most three bytes further on."""
+    if 0 < offset < size:
+        file.seek(offset)
+        following = file.read(3)
+        offset += next((i for i, byte in enumerate(following) if not _continues(byte)), len(following))
+    return offset
+
+
+def _continues(byte: int) -> bool:
+    """The second, third or fourth byte of a UTF-8 character."""
+    return byte & 0xC0 == 0x80
+
+
+def _cut(block: bytes) -> int:
+    """The offset at which `block` may end: after its last newline, else before its last space, else nowhere (0)."""
+    if (cut := block.rfind(b"\n") + 1) > 0 or (cut := block.rfind(b" ")) > 0:
+        return cut
+    if len(block) < _LONGEST:
+        return 0
+    cut = len(block)
+    while cut > len(block) - 4 and _continues(block[cut - 1]):
+        cut -= 1
+    return max(cut - 1, 0)
+
+
+def _decoded(block: bytes, exact: bool, path: Path, offset: int, key: str) -> str:
+    try:
+        return block.decode("utf-8", "surrogateescape" if exact else "strict")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{key}: {path} is not UTF-8 text: byte 0x{block[error.start]:02x} at offset {offset + error.start:,} "
+            "(convert the file to UTF-8, or use data.tokens=byte)"
+        ) from None
+
+
+def cut_by_lines(paths: Sequence[Path], shares: Sequence[float], key: str) -> list[list[Section]]:
+    """The lines of files, in order, as consecutive parts: all but the first hold `shares[1:]` of the lines, at least one.
+
+    Raises InputError if there are too few lines for every part to have one.
+    """
+    ends = {path: _line_ends(path, key) for path in paths}
+    total = sum(len(e) for e in ends.values())
+    sizes = [max(1, int(total * share)) for share in shares[1:]]
+    if total <= sum(sizes):
+        raise InputError(
+            f"{key}: {', '.join(map(str, paths))}: {total} lines are too few to cut {len(shares)} splits from; "
+            "give files for data.valid and data.test"
+        )
+    parts: list[list[Section]] = [[] for _ in shares]
+    borders = np.cumsum([0, total - sum(sizes), *sizes])
+    first = 0  # number of the first line of the file
+    for path in paths:
+        offsets = np.concatenate([[0], ends[path]])
+        last = first + len(ends[path])
+        for part, (low, high) in enumerate(itertools.pairwise(borders)):
+            a, b = max(int(low), first), min(int(high), last)
+            if a < b:
+                parts[part].append(Section(path, int(offsets[a - first]), int(offsets[b - first])))
+        first = last
+    return parts
+
+
+def _line_ends(path: Path, key: str) -> np.ndarray:
+    """Byte offsets at which the lines of a file end: after the newline; the end of the file for a last line without one."""
+    ends = []
+    with open_text(path, key) as file:
+        offset = 0
+        while block := file.read(_PIECE):
+            ends.append(np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == ord("\n")) + offset + 1)
+            offset += len(block)
+    whole = np.concatenate(ends)
+    return whole if len(whole) and whole[-1] == offset else np.append(whole, offset)
 
 
 def cache_root(cache: str | None) -> Path:
@@ -28,11 +196,11 @@ def cache_root(cache: str | None) -> Path:
 
 @contextmanager
 def writing(root: Path) -> Iterator[None]:
-    """Turns a failed write below `root` into one clear error: RunError if the disk is full, InputError if not allowed."""
+    """Turn a failed write below `root` into one clear error: RunError if the disk is full, InputError if not allowed."""
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise RunError(
                 f"no space left on the disk of {root}; free some, or set data.cache (or FULLRANK_CACHE) "
                 "to a folder on another disk"
@@ -61,7 +229,7 @@ def workspace(parent: Path) -> Iterator[Path]:
 
 
 def publish(folder: Path, final: Path) -> None:
-    """Gives a finished folder its name, in one step. If another process was first, its folder stays: both made the same."""
+    """Give a finished folder its name, in one step. If another process was first, its folder stays: both made the same."""
     folder.chmod(0o755)
     try:
         folder.rename(final)
@@ -71,7 +239,7 @@ def publish(folder: Path, final: Path) -> None:
 
 
 def discard(folder: Path) -> None:
-    """Takes a damaged folder away, in one step."""
+    """Take a damaged folder away, in one step."""
     away = folder.parent / f".tmp-{folder.name}-{os.getpid()}"
     with contextlib.suppress(FileNotFoundError):  # another process took it away
         folder.rename(away)

@@ -13,9 +13,9 @@ import numpy as np
 
 from fullrank.config.glue import GLUE, SCORES, GlueTask, glue_task
 from fullrank.core.errors import InputError
+from fullrank.data.files import file_digest
 from fullrank.data.glue_files import KEY, SLICE, Row, find_file, read_rows
 from fullrank.data.glue_hub import hub_rows
-from fullrank.data.text import file_digest
 
 __all__ = ["GLUE", "Examples", "GlueTask", "glue_label", "glue_task", "load_glue"]
 

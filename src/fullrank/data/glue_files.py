@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from fullrank.config.glue import GLUE, HUB, GlueTask, plain
 from fullrank.core.errors import InputError
-from fullrank.data.text import open_text
+from fullrank.data.files import open_text
 
 KEY = "data.dir"
 SLICE = ".slice"

@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fullrank.data.pair_lines import SplitFiles, lines
+from fullrank.data.files import lines
+from fullrank.data.pair_lines import SplitFiles
 
 VALID_EVERY = 23
 _DROPPED = re.compile("<url>|<talkid>|<keywords>")

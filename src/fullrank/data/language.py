@@ -1,22 +1,302 @@
-"""One side of a corpus of sentence pairs: its text to token ids and back."""
+"""Tokenizers of sentences: one side of a corpus of sentence pairs, its lines to token ids and back.
+
+A line goes through Moses' tokenizer and lower case (where asked for), then a segmenter splits it into pieces (words or
+subwords), and a `Language` gives pieces their ids. Every segmenter splits at white space first, so the pieces of two joined
+lines are those of the one and then those of the other.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
+from typing import Any, Literal, Protocol
 
 from fullrank.core.errors import InputError, RunError
-from fullrank.data.entries import EOS, UNK, check_ids, digest
-from fullrank.data.moses import detokenized, tokenized
-from fullrank.data.segment import Segmenter, restored
-from fullrank.data.vocab_files import ENTRIES_FILE, read_entries, save_entries
+from fullrank.data.files import open_text
+from fullrank.data.tokenizers import (
+    ENTRIES_FILE,
+    EOS,
+    UNK,
+    byte_level_bpe,
+    check_ids,
+    digest,
+    load_backend,
+    read_entries,
+    save_entries,
+)
 
+MARKS = (EOS, UNK)  # the first two entries of a language, known by their position: a text may hold the same words
 _META, _STATE = "language.json", "segments.txt"
 _SURROGATES = re.compile("[\ud800-\udfff]")
-MARKS = (EOS, UNK)  # the first two entries, known by their place: a text may hold the same words
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_BYTES = 256
+_CACHED_WORDS = 1 << 20
+_UNIGRAM_STEP = 1e-4  # of log probabilities, between the characters that UnigramTrainer adds
+_WORD_END, _CONTINUED = "</w>", "@@"
+_CODES_VERSION = "#version: 0.2"
+
+
+class Segmenter(Protocol):
+    """Lines to pieces and back. `kind` names it in files, `state` is what `load_segmenter` makes it from again.
+
+    `pieces` are all that it can give, None where that depends on the text.
+    """
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def pieces(self) -> list[str] | None: ...
+    def segment(self, lines: Sequence[str]) -> list[list[str]]: ...
+    def join(self, pieces: Sequence[str]) -> str: ...
+    def state(self) -> str: ...
+
+
+class Words:
+    """Words between white space."""
+
+    kind = "word"
+    pieces: list[str] | None = None
+
+    def segment(self, lines: Sequence[str]) -> list[list[str]]:
+        return [line.split() for line in lines]
+
+    def join(self, pieces: Sequence[str]) -> str:
+        return " ".join(pieces)
+
+    def state(self) -> str:
+        return ""
+
+
+class _WordByWord:
+    """Lines to pieces with a memory of words: a word is split once, however often it stands in a text."""
+
+    def __init__(self, split_words: Callable[[list[str]], list[list[str]]]) -> None:
+        self._split_words = split_words
+        self._known: dict[str, list[str]] = {}
+
+    def segment(self, lines: Sequence[str]) -> list[list[str]]:
+        split, known = [line.split() for line in lines], self._known
+        new = dict.fromkeys(word for words in split for word in words if word not in known)
+        if len(known) + len(new) > _CACHED_WORDS:
+            known.clear()
+            new = dict.fromkeys(word for words in split for word in words)
+        known.update(zip(new, self._split_words(list(new)), strict=True))
+        return [[piece for word in words for piece in known[word]] for words in split]
+
+
+class Subwords:
+    """Byte-level BPE or a unigram model, by Hugging Face `tokenizers`.
+
+    Both begin a word with its space (`Ġ`, `▁`) and never join two words, so words can be split one by one. To byte-level BPE
+    nothing is unknown; to a unigram model, a character that the training text lacks is `<unk>`.
+    """
+
+    def __init__(self, kind: Literal["byte_bpe", "unigram"], backend: Any) -> None:
+        self.kind, self._backend = kind, backend
+        table: dict[str, int] = backend.get_vocab(with_added_tokens=False)
+        names = sorted(table, key=table.__getitem__)
+        self.pieces: list[str] | None = names[1:] if kind == "unigram" else names  # a unigram model begins with <unk>
+
+        def split_words(words: list[str]) -> list[list[str]]:
+            encodings = backend.encode_batch_fast(words, add_special_tokens=False)
+            return [[names[i] for i in encoding.ids] for encoding in encodings]
+
+        self._words = _WordByWord(split_words)
+
+    def segment(self, lines: Sequence[str]) -> list[list[str]]:
+        return self._words.segment(lines)
+
+    def join(self, pieces: Sequence[str]) -> str:
+        # bytes that a model put together need be no text, and may hold line breaks
+        return " ".join(str(self._backend.decoder.decode(list(pieces))).split())
+
+    def state(self) -> str:
+        return str(self._backend.to_str())
+
+
+def learn_byte_bpe(lines: Iterable[str], size: int) -> Subwords:
+    """Train byte-level BPE of at most `size` pieces."""
+    if size < _BYTES:
+        raise InputError(
+            f"data.max_vocabulary: at least {_BYTES + 2} for data.tokens=bpe with one vocabulary (256 bytes, <eos> and "
+            f"<unk>), given {size + 2}"
+        )
+    return Subwords("byte_bpe", byte_level_bpe(lines, size, marks=(), prefix_space=True))
+
+
+def learn_unigram(lines: Iterable[str], size: int) -> Subwords:
+    """Train a unigram model as in SentencePiece: at most `size` pieces, by expectation maximization; all characters stay."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    backend = Tokenizer(models.Unigram())
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    backend.decoder = decoders.Metaspace(prepend_scheme="always")
+    trainer = trainers.UnigramTrainer(
+        vocab_size=size + 1, special_tokens=[UNK], unk_token=UNK, show_progress=False
+    )  # fmt: skip
+    try:
+        backend.train_from_iterator(lines, trainer)
+    except Exception as error:  # the library raises bare Exception
+        raise InputError(
+            f"data.max_vocabulary: no unigram model of {size + 2:,} entries can be made of this text ({error}); give another "
+            "number, or use data.tokens=bpe"
+        ) from error
+    return Subwords("unigram", Tokenizer.from_str(json.dumps(_reproducible(json.loads(backend.to_str())))))
+
+
+def _reproducible(content: dict[str, Any]) -> dict[str, Any]:
+    """The same unigram model for the same text.
+
+    Sums of threads differ in their last digits, so log probabilities are rounded and sorted. Characters that stay only to be
+    known have the lowest value plus some small steps, in any order: the steps are taken away.
+    """
+    unk, *rest = content["model"]["vocab"]
+    lowest = min(score for _, score in rest)
+
+    def settled(piece: str, score: float) -> float:
+        steps = (score - lowest) / _UNIGRAM_STEP
+        added = len(piece) == 1 and steps < len(rest) and abs(steps - round(steps)) < 1e-3
+        return round(lowest if added else score, 3)
+
+    rounded = sorted(([piece, settled(piece, score)] for piece, score in rest), key=lambda item: (-item[1], item[0]))
+    # `added_tokens` would make <unk> of a text the mark
+    return content | {"added_tokens": [], "model": content["model"] | {"unk_id": 0, "vocab": [unk, *rounded]}}
+
+
+class Codes:
+    """BPE over characters by a list of merges, exactly as subword-nmt applies its codes files (Sennrich et al. 2016).
+
+    `merges`: pairs of symbols, best first; of a pair that stands twice the first counts. The last symbol of a word carries
+    `</w>`; every piece but the last of a word carries `@@`: "lo@@ wer". `old`: codes of version 0.1, where `</w>` is a symbol
+    of its own. A character that is in no merge is a piece by itself.
+    """
+
+    kind = "codes"
+    pieces: list[str] | None = None
+
+    def __init__(self, merges: Sequence[tuple[str, str]], *, old: bool = False) -> None:
+        self.merges, self._old = list(merges), old
+        self._ranks = {pair: rank for rank, pair in reversed(list(enumerate(self.merges)))}
+        self._words = _WordByWord(lambda words: [self._pieces(word) for word in words])
+
+    def __len__(self) -> int:
+        return len(self.merges)
+
+    def segment(self, lines: Sequence[str]) -> list[list[str]]:
+        return self._words.segment(lines)
+
+    def join(self, pieces: Sequence[str]) -> str:
+        return " ".join(pieces).replace(f"{_CONTINUED} ", "").removesuffix(_CONTINUED)
+
+    def state(self) -> str:
+        """The text of a codes file."""
+        first = [] if self._old else [_CODES_VERSION]
+        return "".join(f"{line}\n" for line in [*first, *(" ".join(pair) for pair in self.merges)])
+
+    def _pieces(self, word: str) -> list[str]:
+        """The pieces of a word: the best pair is merged wherever it stands, from left to right, until none is left."""
+        if len(word) == 1:
+            return [word]
+        symbols = [*word, _WORD_END] if self._old else [*word[:-1], word[-1] + _WORD_END]
+        while len(symbols) > 1:
+            best = min(itertools.pairwise(symbols), key=lambda pair: self._ranks.get(pair, math.inf))
+            if best not in self._ranks:
+                break
+            merged: list[str] = []
+            for symbol in symbols:
+                if merged and (merged[-1], symbol) == best:
+                    merged[-1] += symbol
+                else:
+                    merged.append(symbol)
+            symbols = merged
+        if symbols[-1] == _WORD_END:
+            symbols.pop()
+        else:
+            symbols[-1] = symbols[-1].removesuffix(_WORD_END)
+        return [*(symbol + _CONTINUED for symbol in symbols[:-1]), symbols[-1]]
+
+
+def read_codes(text: str, name: str) -> Codes:
+    """The merges of a codes file; InputError names the line that is none."""
+    rows = text.rstrip("\n").split("\n")
+    old, first = True, 1
+    if rows[0].startswith("#version:"):
+        version = re.sub(r"(\.0+)*$", "", rows.pop(0).split()[-1])
+        if version not in ("0.1", "0.2"):
+            raise InputError(f"data.codes: {name}: version {version} of BPE codes; known are 0.1 and 0.2")
+        old, first = version == "0.1", 2
+    merges = []
+    for number, row in enumerate(rows, start=first):
+        pair = row.strip("\r ").split(" ")
+        if len(pair) != 2:
+            raise InputError(
+                f"data.codes: {name}: line {number} is {row!r}; a merge is two symbols with a space between, as "
+                "subword-nmt learn-bpe writes them"
+            )
+        merges.append((pair[0], pair[1]))
+    return Codes(merges, old=old)
+
+
+def load_codes(path: Path) -> Codes:
+    """The codes file of `data.codes`; InputError if it is missing, not text or no codes file."""
+    with open_text(path, "data.codes") as file:
+        data = file.read()
+    try:
+        return read_codes(data.decode("utf-8"), str(path))
+    except UnicodeDecodeError as error:
+        raise InputError(f"data.codes: {path} is not UTF-8 text ({error.reason} at byte {error.start:,})") from None
+
+
+def learn_codes(lines: Callable[[], Iterable[str]], merges: int) -> Codes:
+    """Learn at most `merges` merges, of pairs seen at least twice, by Hugging Face `tokenizers`. `lines` are read twice."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    characters = sorted({character for line in lines() for character in line})
+    backend = Tokenizer(models.BPE(end_of_word_suffix=_WORD_END))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    trainer = trainers.BpeTrainer(  # its size counts characters too, with and without </w>
+        vocab_size=merges + 2 * len(characters),
+        min_frequency=2,
+        # pairs of equal counts are merged in the order of ids; without this, final characters get theirs by chance
+        special_tokens=[*characters, *(character + _WORD_END for character in characters)],
+        end_of_word_suffix=_WORD_END,
+        show_progress=False,
+    )
+    backend.train_from_iterator(lines(), trainer)
+    learned = json.loads(backend.to_str())["model"]["merges"]
+    pairs = [tuple(pair.split(" ")) if isinstance(pair, str) else tuple(pair) for pair in learned[:merges]]
+    return Codes([(left, right) for left, right in pairs])
+
+
+def load_segmenter(kind: str, state: str) -> Segmenter:
+    """The segmenter whose `state` was saved; ValueError if it is damaged."""
+    match kind:
+        case "word":
+            return Words()
+        case "codes":
+            return read_codes(state, _STATE)
+        case "byte_bpe" | "unigram":
+            return Subwords("byte_bpe" if kind == "byte_bpe" else "unigram", load_backend(state))
+        case _:
+            raise ValueError(f"unknown kind of segmenter '{kind}'")
+
+
+@lru_cache(maxsize=8)
+def _moses(language: str) -> tuple[Any, Any]:
+    """Moses' tokenizer and detokenizer, which translation corpora of the papers went through."""
+    try:
+        from sacremoses import MosesDetokenizer, MosesTokenizer
+    except ImportError as error:
+        raise InputError(
+            "Moses tokenization needs the package sacremoses: pip install 'fullrank[translate]', or set data.moses=false"
+        ) from error
+    return MosesTokenizer(lang=language), MosesDetokenizer(lang=language)
 
 
 def plain(line: str) -> str:
@@ -27,9 +307,8 @@ def plain(line: str) -> str:
 class Language:
     """Text of one language to ids and back.
 
-    A line goes through the Moses tokenizer (`moses`), lower case (`lowercase`) and the segmenter (words, BPE, unigram);
-    every piece has an id, `<unk>` where it is not among `entries`. Any line is accepted: an empty one has no ids. `<eos>`
-    is no part of a line, it is added where batches are made. Byte-level BPE knows every character; others do not.
+    Every piece of a line has an id, `<unk>` where it is not among `entries`. Any line is accepted; an empty one has no ids.
+    `<eos>` is no part of a line, it is added where batches are made.
     `fingerprint`: sha256 of segmenter and entries, the same for two languages with one vocabulary.
     """
 
@@ -46,8 +325,7 @@ class Language:
         if tuple(entries[:2]) != MARKS:
             raise InputError(f"the entries of a language begin with {' and '.join(MARKS)}, given {list(entries[:2])}")
         self.name, self.segmenter, self.moses, self.lowercase = name, segmenter, moses, lowercase
-        self.entries = list(entries)
-        self.counts = list(counts) if counts is not None else [0] * len(self.entries)
+        self.entries, self.counts = list(entries), list(counts or [0] * len(entries))
         self.eos_id, self.unk_id = 0, 1
         self._ids = {entry: i for i, entry in enumerate(self.entries) if i >= len(MARKS)}
         if len(self._ids) != len(self.entries) - len(MARKS):
@@ -61,8 +339,9 @@ class Language:
     def prepared(self, line: str) -> str:
         """A line of ordinary text as the segmenter takes it."""
         line = plain(line)
-        if self.moses:
-            line = tokenized(line, self.name)
+        if self.moses:  # `&`, quotes, brackets and bars are escaped as Moses does (`&quot;`)
+            tokenizer, _ = _moses(self.name)
+            line = plain(str(tokenizer.tokenize(_CONTROL.sub(" ", line), return_str=True, escape=True)))
         return line.lower() if self.lowercase else line
 
     def encode(self, line: str) -> list[int]:
@@ -80,22 +359,29 @@ class Language:
         return self.segmenter.join([self.entries[i] for i in ids if i != self.eos_id])
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Ordinary text of the ids: what `tokens` gives, put together again where Moses took it apart."""
+        """Ordinary text of the ids: `tokens`, put together again where Moses took it apart."""
         return self.detokenized(self.tokens(ids))
 
     def detokenized(self, text: str) -> str:
-        """Ordinary text of a tokenized line."""
-        return detokenized(text, self.name) if self.moses else text
+        """Ordinary text of a tokenized line; escapes are undone."""
+        if not self.moses:
+            return text
+        _, detokenizer = _moses(self.name)
+        return " ".join(str(detokenizer.detokenize(text.split(), return_str=True, unescape=True)).split())
 
     def save(self, folder: Path) -> None:
-        """Files that `load_language` reads."""
+        """Write the files that `load_language` reads."""
         folder.mkdir(parents=True, exist_ok=True)
         save_entries(folder, self.entries, self.counts)
         (folder / _STATE).write_text(self.segmenter.state(), encoding="utf-8", newline="\n")
         meta = {
-            "name": self.name, "kind": self.segmenter.kind, "entries": len(self), "fingerprint": self.fingerprint,
-            "moses": self.moses, "lowercase": self.lowercase,
-        }  # fmt: skip
+            "name": self.name,
+            "kind": self.segmenter.kind,
+            "entries": len(self),
+            "fingerprint": self.fingerprint,
+            "moses": self.moses,
+            "lowercase": self.lowercase,
+        }
         (folder / _META).write_text(json.dumps(meta, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -112,11 +398,9 @@ def load_language(folder: Path) -> Language:
         )
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
-        state = (folder / _STATE).read_bytes().decode("utf-8")
-        language = Language(
-            meta["name"], restored(meta["kind"], state), *read_entries(folder / ENTRIES_FILE),
-            moses=meta["moses"], lowercase=meta["lowercase"],
-        )  # fmt: skip
+        segmenter = load_segmenter(meta["kind"], (folder / _STATE).read_bytes().decode("utf-8"))
+        entries, counts = read_entries(folder / ENTRIES_FILE)
+        language = Language(meta["name"], segmenter, entries, counts, moses=meta["moses"], lowercase=meta["lowercase"])
         recorded = meta["fingerprint"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{folder}: the vocabulary files are damaged or incomplete ({error!r})") from error

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fullrank.core.errors import InputError
 from fullrank.data.stream import Batch, Blocks
-from fullrank.data.vocab import Tokenizer
+from fullrank.data.tokenizers import Tokenizer
 
 _TRAINING, _EVALUATION = (
     0x6D61736B,

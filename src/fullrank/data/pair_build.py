@@ -19,13 +19,22 @@ import numpy as np
 
 from fullrank.core.errors import InputError
 from fullrank.data.build import id_type
-from fullrank.data.codes import codes_file, learn_codes
-from fullrank.data.entries import EOS, UNK, ranked
-from fullrank.data.language import MARKS, Language, plain
-from fullrank.data.pair_lines import SIDES, PairFiles, lines
+from fullrank.data.files import lines
+from fullrank.data.language import (
+    MARKS,
+    Language,
+    Segmenter,
+    Words,
+    learn_byte_bpe,
+    learn_codes,
+    learn_unigram,
+    load_codes,
+    plain,
+)
+from fullrank.data.pair_lines import SIDES, PairFiles
 from fullrank.data.pair_settings import PairSettings
 from fullrank.data.pair_store import ids_file, offsets_file, raw_file, text_file
-from fullrank.data.segment import Segmenter, Words, learn_byte_bpe, learn_unigram
+from fullrank.data.tokenizers import EOS, UNK, ranked
 
 Report = Callable[[str], None]
 _CHUNK = 4096  # lines
@@ -166,7 +175,7 @@ def _segmenter(settings: PairSettings, codes: Path | None, train: list[Path], pa
         return Words()
     if codes is not None and settings.segmenter == "codes":
         report(f"BPE with the merges of {codes}")
-        return codes_file(codes)
+        return load_codes(codes)
 
     def texts() -> Iterator[str]:
         return (line for path in train for chunk in _chunks(path) for line in chunk)

@@ -9,39 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fullrank.core.errors import InputError
-from fullrank.data.text import open_text
+from fullrank.data.files import lines, number_of_lines
 
 SIDES = ("source", "target")
 _GLUE = re.compile("@@( |$)")
-_BLOCK = 1 << 20
 
 # the lines of a file; the second argument is the configuration key that errors name
 Reader = Callable[[Path, str], Iterator[str]]
-
-
-def lines(path: Path, key: str) -> Iterator[str]:
-    """Lines of a text file; only a newline ends a line. InputError for what is not UTF-8."""
-    with open_text(path, key) as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                text = line.decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise InputError(
-                    f"{key}: {path} is not UTF-8 text: line {number:,} has the byte 0x{line[error.start]:02x} (convert the "
-                    "file to UTF-8)"
-                ) from None
-            text = text.removesuffix("\n")
-            yield text.removeprefix("\ufeff") if number == 1 else text
-
-
-def number_of_lines(path: Path, key: str) -> int:
-    """Lines of a file; one without a newline at its end counts."""
-    count, last = 0, b"\n"
-    with open_text(path, key) as file:
-        while block := file.read(_BLOCK):
-            count += block.count(b"\n")
-            last = block[-1:]
-    return count + (last != b"\n")
 
 
 def whole_words(path: Path, key: str) -> Iterator[str]:

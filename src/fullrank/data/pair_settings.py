@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from fullrank.config.data import DataConfig
 from fullrank.core.errors import InputError
-from fullrank.data.bpe import DEFAULT_SIZE
+from fullrank.data.files import file_digest
 from fullrank.data.known import CorpusInfo
 from fullrank.data.pair_lines import PairFiles
-from fullrank.data.text import file_digest
+from fullrank.data.tokenizers import DEFAULT_BPE_SIZE
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class _Usual:
     vocabulary: Literal["joint", "separate"] = "joint"
     lowercase: bool = False
     moses: bool | None = False  # None: where the files are tokenized
-    size: int = DEFAULT_SIZE
+    size: int = DEFAULT_BPE_SIZE
     max_length: int | None = None
     max_ratio: float | None = None
 

@@ -19,16 +19,15 @@ from typing import Any
 from fullrank.config.data import DataConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.data import synthetic_pairs
-from fullrank.data.files import cache_root, discard, publish, workspace, writing
+from fullrank.data.files import cache_root, discard, file_digest, number_of_lines, publish, workspace, writing
 from fullrank.data.known import CORPORA, CorpusInfo
 from fullrank.data.language import Language, load_language
 from fullrank.data.pair_build import encode_pairs, make_languages, write_texts
-from fullrank.data.pair_lines import SIDES, PairFiles, number_of_lines
+from fullrank.data.pair_lines import SIDES, PairFiles
 from fullrank.data.pair_settings import PairSettings, choices, pair_settings
 from fullrank.data.pair_store import Pairs as Pairs
 from fullrank.data.pair_store import PairSplit, text_file
 from fullrank.data.parallel import find_pairs, key_of
-from fullrank.data.text import file_digest
 
 Report = Callable[[str], None]
 _FORMAT = 1  # of the folder; part of the key

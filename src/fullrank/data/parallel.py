@@ -10,8 +10,9 @@ from fullrank.config.data import DataConfig
 from fullrank.core.errors import InputError
 from fullrank.data import iwslt, synthetic_pairs
 from fullrank.data.download import download
+from fullrank.data.files import lines
 from fullrank.data.known import CorpusInfo
-from fullrank.data.pair_lines import PairFiles, SplitFiles, lines, whole_words
+from fullrank.data.pair_lines import PairFiles, SplitFiles, whole_words
 from fullrank.data.sources import SPLITS
 
 Report = Callable[[str], None]

@@ -10,8 +10,8 @@ from pathlib import Path
 from fullrank.config.data import DataConfig
 from fullrank.core.errors import InputError, suggest
 from fullrank.data.download import download
+from fullrank.data.files import Section, cut_by_lines, file_digest
 from fullrank.data.known import CORPORA, CorpusInfo
-from fullrank.data.text import Section, cut_by_lines, file_digest
 
 Report = Callable[[str], None]
 SPLITS = ("train", "valid", "test")

@@ -20,7 +20,7 @@ from fullrank.data import (
     load_language,
     load_tokenizer,
 )
-from fullrank.data.entries import EOS, MASK, SOS, UNK
+from fullrank.data.tokenizers import EOS, MASK, SOS, UNK
 
 # what Python takes for white space and Rust does not
 _SEPARATORS = normalizers.Replace(Regex("[\x1c-\x1f]"), " ")

@@ -16,7 +16,7 @@ from fullrank.config.run import RunConfig
 from fullrank.core.errors import InputError
 from fullrank.core.masked import MaskedLanguageModel
 from fullrank.data import Corpus, MaskedBatch, MaskedBatches, Masking, masked_blocks, unigram_nats
-from fullrank.data.entries import MASK
+from fullrank.data.tokenizers import MASK
 from fullrank.evaluation.perplexity import MaskedEvaluation, masked_figures
 from fullrank.evaluation.protocol import Flags, MaskedProtocol, masked_protocol
 from fullrank.kernels import kernel

@@ -15,7 +15,7 @@ from fullrank.analysis import LogProbRank, rank
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
 from fullrank.data import Tokenizer, load_tokenizer
-from fullrank.data.text import Section, pieces
+from fullrank.data.files import Section, pieces
 from fullrank.evaluation.protocol import final_protocol
 from fullrank.tasks.hugging_face import load_causal
 from fullrank.tasks.language_modeling import corpus_of

@@ -11,8 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fullrank.core.errors import InputError, RunError
-from fullrank.data.bpe import train_bpe
-from fullrank.data.vocab import ByteVocabulary, CharacterVocabulary, Tokenizer, WordVocabulary, load_tokenizer
+from fullrank.data.tokenizers import (
+    ByteVocabulary,
+    CharacterVocabulary,
+    Tokenizer,
+    WordVocabulary,
+    load_tokenizer,
+    train_bpe,
+)
 
 TEXT = "the cat sat\non the mat\n\nthe end \u00e9t\u00e9 \u65e5\u672c\n"
 
@@ -143,7 +149,7 @@ def test_bpe_ends_lines_with_eos():
 
 def test_bpe_is_the_same_in_another_process():
     code = (
-        "from fullrank.data.bpe import train_bpe\n"
+        "from fullrank.data.tokenizers import train_bpe\n"
         f"print(train_bpe([{TEXT!r} * 3], size=300).fingerprint)"
     )  # fmt: skip
     there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
@@ -198,7 +204,7 @@ def test_damaged_files_are_errors(tmp_path):
 def test_damaged_bpe_is_an_error(name, tmp_path):
     ALL[name].save(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(RunError, match=r"tokenizer.json: damaged"):
+    with pytest.raises(RunError, match="damaged"):
         load_tokenizer(tmp_path)
     meta = json.loads((tmp_path / "vocabulary.json").read_text())
     (tmp_path / "vocabulary.json").write_text(json.dumps(meta | {"kind": "runes"}))

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fullrank.core.errors import InputError
-from fullrank.data import text
-from fullrank.data.text import Section, cut_by_lines, pieces
+from fullrank.data import files as text
+from fullrank.data.files import Section, cut_by_lines, pieces
 
 contents = st.text(st.sampled_from("ab \né日\U0001f600"), min_size=1, max_size=80)
 

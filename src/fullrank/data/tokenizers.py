@@ -1,0 +1,455 @@
+"""Tokenizers of running text: words, characters, bytes and byte-level BPE, each from text to ids and back.
+
+Word and character vocabularies are sorted by frequency, then alphabetically: the same text always gives the same ids, and
+frequent words come first, as adaptive output layers want. `<eos>` ends a line and, on request, `<sos>` begins it. `<unk>`
+stands for rare and unseen entries; published corpora hold `<unk>` as a word, and it is the same entry.
+
+A saved tokenizer is `vocabulary.json` (kind and options) with `vocabulary.txt` (entries and counts; words and characters) or
+`tokenizer.json` (BPE, in the format of Hugging Face `tokenizers`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from fullrank.core.errors import InputError, RunError
+
+UNK, EOS, SOS = "<unk>", "<eos>", "<sos>"
+MASK = "<mask>"  # no entry of the text: a masked language model has one entry more than its vocabulary, the last
+DEFAULT_BPE_SIZE = 10_000
+META_FILE, ENTRIES_FILE, BPE_FILE = "vocabulary.json", "vocabulary.txt", "tokenizer.json"
+_UNKNOWN_CHARACTER = "\N{REPLACEMENT CHARACTER}"
+_PUNCTUATION = re.compile(r"<unk>|<eos>|\w+(?:['’]\w+)*|[^\w\s]")
+_PUNCTUATION_WITH_SOS = re.compile(f"{SOS}|{_PUNCTUATION.pattern}")
+_BYTES = 256
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """Text to ids and back. `start_id` is the context of the first token of a text.
+
+    `encode` appends nothing. Where lines end in `<eos>`, a newline inside the text is that `<eos>`, and `decode` makes it
+    a newline again. Where lines begin with `<sos>` (`sos_id`), `encode` puts one before every line, empty ones included,
+    and `decode` leaves it out. `fingerprint` is the sha256 of the entries in their order.
+    """
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def start_id(self) -> int: ...
+    @property
+    def eos_id(self) -> int | None: ...
+    @property
+    def sos_id(self) -> int | None: ...
+    @property
+    def fingerprint(self) -> str: ...
+    def __len__(self) -> int: ...
+    def encode(self, text: str) -> list[int]: ...
+    def decode(self, ids: Sequence[int]) -> str: ...
+    def save(self, folder: Path) -> None: ...
+
+
+class WordVocabulary:
+    """Words between white space, or (`split="punctuation"`) runs of letters and digits and single punctuation marks.
+
+    `entries` stand in the order of their ids, `<eos>` among them. Without `<unk>`, an unseen word is an InputError.
+    `line_end`: a newline is `<eos>`; otherwise it is white space. `line_start`: `<sos>` stands before every line.
+    Decoding joins words with single spaces.
+    """
+
+    kind = "word"
+
+    def __init__(
+        self,
+        entries: Sequence[str],
+        counts: Sequence[int] | None = None,
+        *,
+        lowercase: bool = False,
+        split: Literal["whitespace", "punctuation"] = "whitespace",
+        line_end: bool = True,
+        line_start: bool = False,
+    ) -> None:
+        self.entries, self.counts = list(entries), list(counts or [0] * len(entries))
+        self.lowercase, self.split, self.line_end, self.line_start = lowercase, split, line_end, line_start
+        self._pattern = _PUNCTUATION_WITH_SOS if line_start else _PUNCTUATION
+        self._ids = _index(self.entries, self.counts)
+        if EOS not in self._ids:
+            raise InputError(f"a word vocabulary needs the entry {EOS}: it is the context of the first word")
+        if line_start and (SOS not in self._ids or not line_end):
+            raise InputError(f"lines that begin with {SOS} need it as an entry, and end in {EOS}")
+        self.eos_id: int | None = self._ids[EOS]
+        self.sos_id: int | None = self._ids[SOS] if line_start else None
+        self.start_id = self._ids[EOS]
+        self.unk_id = self._ids.get(UNK)
+        self.fingerprint = digest(self.kind, self.entries)
+
+    @classmethod
+    def from_counts(
+        cls,
+        counts: Mapping[str, int],
+        *,
+        min_count: int = 1,
+        max_vocabulary: int | None = None,
+        unk: bool = True,
+        line_start: bool = False,
+        **options: Any,
+    ) -> WordVocabulary:
+        """The vocabulary of counted words (`<eos>` and `<sos>` counted as words); see `ranked`."""
+        keep = [EOS, SOS] if line_start else [EOS]
+        entries, totals = ranked(counts, keep=keep, unk=unk, min_count=min_count, max_vocabulary=max_vocabulary)
+        return cls(entries, totals, line_start=line_start, **options)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def words(self, text: str) -> list[str]:
+        """Words of the text, with `<eos>` at the end of a line and, with `line_start`, `<sos>` at its beginning."""
+        if self.lowercase:
+            text = text.lower()
+        if self.line_start and text:
+            inner, last = (text[:-1], f" {EOS}") if text.endswith("\n") else (text, "")
+            text = f"{SOS} " + inner.replace("\n", f" {EOS} {SOS} ") + last
+        elif self.line_end:
+            text = text.replace("\n", f" {EOS} ")
+        return text.split() if self.split == "whitespace" else self._pattern.findall(text)
+
+    def encode(self, text: str) -> list[int]:
+        return _looked_up(self.words(text), self._ids, self.unk_id, "word")
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "\n".join(
+            " ".join(self.entries[i] for i in line) for line in _lines_of(ids, len(self), self.start_id, self.sos_id)
+        )
+
+    def save(self, folder: Path) -> None:
+        save_entries(folder, self.entries, self.counts)
+        options = {"lowercase": self.lowercase, "split": self.split, "line_end": self.line_end}
+        _save_meta(folder, self, options | ({"line_start": True} if self.line_start else {}))
+
+
+class CharacterVocabulary:
+    """Characters (code points). The newline is an entry like any other; `<unk>` decodes to U+FFFD."""
+
+    kind = "character"
+    eos_id: int | None = None
+    sos_id: int | None = None
+
+    def __init__(self, entries: Sequence[str], counts: Sequence[int] | None = None, *, lowercase: bool = False) -> None:
+        self.entries, self.counts = list(entries), list(counts or [0] * len(entries))
+        self.lowercase = lowercase
+        self._ids = _index(self.entries, self.counts)
+        if "\n" not in self._ids:
+            raise InputError("a character vocabulary needs the newline: it is the context of the first character")
+        self.start_id = self._ids["\n"]
+        self.unk_id = self._ids.get(UNK)
+        self.fingerprint = digest(self.kind, self.entries)
+
+    @classmethod
+    def from_counts(
+        cls,
+        counts: Mapping[str, int],
+        *,
+        min_count: int = 1,
+        max_vocabulary: int | None = None,
+        unk: bool = True,
+        lowercase: bool = False,
+    ) -> CharacterVocabulary:
+        """The vocabulary of counted characters; see `ranked`."""
+        entries, totals = ranked(counts, keep=["\n"], unk=unk, min_count=min_count, max_vocabulary=max_vocabulary)
+        return cls(entries, totals, lowercase=lowercase)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def encode(self, text: str) -> list[int]:
+        return _looked_up(text.lower() if self.lowercase else text, self._ids, self.unk_id, "character")
+
+    def decode(self, ids: Sequence[int]) -> str:
+        check_ids(ids, len(self))
+        return "".join(_UNKNOWN_CHARACTER if i == self.unk_id else self.entries[i] for i in ids)
+
+    def save(self, folder: Path) -> None:
+        save_entries(folder, self.entries, self.counts)
+        _save_meta(folder, self, {"lowercase": self.lowercase})
+
+
+class ByteVocabulary:
+    """The 256 byte values of UTF-8 text; nothing is unknown. Bytes that are not UTF-8 decode to U+FFFD."""
+
+    kind = "byte"
+    start_id = ord("\n")
+    eos_id: int | None = None
+    sos_id: int | None = None
+
+    def __init__(self, *, lowercase: bool = False) -> None:
+        self.lowercase = lowercase
+        self.fingerprint = digest(self.kind, ())
+
+    def __len__(self) -> int:
+        return _BYTES
+
+    def encode(self, text: str) -> list[int]:
+        """Bytes of the text; lone surrogates stand for the bytes that Python's `surrogateescape` made them from."""
+        return list((text.lower() if self.lowercase else text).encode("utf-8", "surrogateescape"))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        check_ids(ids, _BYTES)
+        return bytes(int(i) for i in ids).decode("utf-8", "replace")
+
+    def save(self, folder: Path) -> None:
+        _save_meta(folder, self, {"lowercase": self.lowercase})
+
+
+class BpeTokenizer:
+    """A trained byte-level BPE of Hugging Face `tokenizers`; nothing is unknown to it.
+
+    `line_end`: a newline is `<eos>`; otherwise it is encoded as text. `line_start`: `<sos>` stands before every line.
+    Text that is not lower-cased comes back exactly as it went in (a literal `<eos>` comes back as a newline).
+    """
+
+    kind = "bpe"
+
+    def __init__(
+        self, backend: Any, *, lowercase: bool = False, line_end: bool = True, line_start: bool = False
+    ) -> None:
+        self._backend = backend
+        self.lowercase, self.line_end, self.line_start = lowercase, line_end, line_start
+        eos = backend.token_to_id(EOS)
+        if eos is None:
+            raise InputError(f"a BPE tokenizer needs the special token {EOS}: it is the context of the first token")
+        self.start_id: int = eos
+        self.eos_id: int | None = eos
+        self.sos_id: int | None = backend.token_to_id(SOS) if line_start else None
+        if line_start and (self.sos_id is None or not line_end):
+            raise InputError(f"lines that begin with {SOS} need it as a special token, and end in {EOS}")
+        self.fingerprint = hashlib.sha256(backend.to_str().encode()).hexdigest()
+
+    def backend_state(self) -> str:
+        """The tokenizer of Hugging Face `tokenizers` as JSON; lines and lower case are not in it."""
+        return str(self._backend.to_str())
+
+    def __len__(self) -> int:
+        return int(self._backend.get_vocab_size())
+
+    def encode(self, text: str) -> list[int]:
+        if self.lowercase:
+            text = text.lower()
+        lines = text.split("\n")
+        if not self.line_end:  # a newline stays with the line that it ends
+            lines = [line + "\n" for line in lines[:-1]] + lines[-1:]
+        last = len(lines) - 1
+        ids: list[int] = []
+        for number, encoding in enumerate(self._backend.encode_batch_fast(lines, add_special_tokens=False)):
+            if number and self.line_end:
+                ids.append(self.start_id)
+            begins = number < last or bool(lines[last])  # after the last newline of a text no line begins
+            if self.sos_id is not None and begins:
+                ids.append(self.sos_id)
+            ids.extend(encoding.ids)
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        lines = _lines_of(ids, len(self), self.start_id, self.sos_id)
+        return "\n".join(self._backend.decode_batch(lines, skip_special_tokens=False))
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / BPE_FILE).write_text(self._backend.to_str(), encoding="utf-8", newline="\n")
+        options = {"lowercase": self.lowercase, "line_end": self.line_end}
+        _save_meta(folder, self, options | ({"line_start": True} if self.line_start else {}))
+
+
+def train_bpe(
+    texts: Iterable[str],
+    *,
+    size: int = DEFAULT_BPE_SIZE,
+    lowercase: bool = False,
+    line_end: bool = True,
+    line_start: bool = False,
+) -> BpeTokenizer:
+    """Train byte-level BPE: at most `size` entries, `<eos>` (and `<sos>`) first. The same texts give the same entries."""
+    marks = [EOS, SOS] if line_start else [EOS]
+    if size < _BYTES + len(marks):
+        raise InputError(
+            f"data.max_vocabulary: at least {_BYTES + len(marks)} for data.tokens=bpe (256 bytes and {' and '.join(marks)}), "
+            f"given {size}"
+        )
+    lines = (line for text in texts for line in (text.lower() if lowercase else text).split("\n") if line)
+    backend = byte_level_bpe(lines, size, marks=marks, prefix_space=False)
+    return BpeTokenizer(backend, lowercase=lowercase, line_end=line_end, line_start=line_start)
+
+
+def byte_level_bpe(lines: Iterable[str], size: int, *, marks: Sequence[str], prefix_space: bool) -> Any:
+    """A trained tokenizer of Hugging Face `tokenizers`: marks, the 256 byte values, and the most frequent merges, each seen at
+    least twice. `prefix_space`: a space is put before a line, so that its first word is a word like any other.
+    """
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        min_frequency=2,
+        special_tokens=list(marks),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    backend.train_from_iterator(lines, trainer)
+    return backend
+
+
+def load_backend(state: str) -> Any:
+    """The tokenizer of Hugging Face `tokenizers` that was saved as JSON; ValueError if it is damaged."""
+    from tokenizers import Tokenizer as Backend
+
+    try:
+        return Backend.from_str(state)
+    except Exception as error:  # the library raises bare Exception
+        raise ValueError(f"no tokenizer of `tokenizers`: {error}") from error
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer that `save` wrote into `folder`.
+
+    Raises InputError if there is none, RunError if its files are damaged (they do not give the recorded fingerprint).
+    """
+    meta_path = folder / META_FILE
+    if not meta_path.is_file():
+        raise InputError(f"{folder}: no {META_FILE} there, so no vocabulary; give a run folder or a prepared corpus")
+    tokenizer: Tokenizer
+    try:
+        meta = json.loads(meta_path.read_text(encoding="utf-8"))
+        kind, fingerprint = meta["kind"], meta["fingerprint"]
+        options = {key: meta[key] for key in meta if key not in ("kind", "entries", "fingerprint")}
+        match kind:
+            case "word":
+                tokenizer = WordVocabulary(*read_entries(folder / ENTRIES_FILE), **options)
+            case "character":
+                tokenizer = CharacterVocabulary(*read_entries(folder / ENTRIES_FILE), **options)
+            case "byte":
+                tokenizer = ByteVocabulary(**options)
+            case "bpe":
+                tokenizer = BpeTokenizer(load_backend((folder / BPE_FILE).read_text(encoding="utf-8")), **options)
+            case _:
+                raise RunError(f"{meta_path}: unknown kind of vocabulary '{kind}' (known: word, byte, character, bpe)")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{folder}: the vocabulary files are damaged or incomplete ({error!r})") from error
+    if tokenizer.fingerprint != fingerprint:
+        raise RunError(f"{folder}: the vocabulary files are damaged: they do not give the fingerprint in {META_FILE}")
+    return tokenizer
+
+
+# entries of a vocabulary: their order, their ids, their file
+
+
+def ranked(
+    counts: Mapping[str, int], *, keep: Sequence[str], unk: bool, min_count: int, max_vocabulary: int | None
+) -> tuple[list[str], list[int]]:
+    """Entries and counts, most frequent first, ties alphabetically. Entries in `keep` never drop out.
+
+    Entries rarer than `min_count` or beyond `max_vocabulary` are counted under `<unk>`.
+    Raises InputError if an entry drops out and `unk` is False, or if there is no room for the entries in `keep`.
+    """
+    always = [UNK, *keep] if unk else list(keep)
+    if max_vocabulary is not None and max_vocabulary <= len(always):
+        raise InputError(
+            f"data.max_vocabulary: more than {len(always)} ({', '.join(map(repr, always))}), given {max_vocabulary}"
+        )
+
+    def in_order(items: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+        return sorted(items, key=lambda item: (-item[1], item[0]))
+
+    table = dict.fromkeys(always, 0) | dict(counts)
+    kept = in_order((entry, count) for entry, count in table.items() if entry not in always and count >= min_count)
+    if max_vocabulary is not None:
+        kept = kept[: max_vocabulary - len(always)]
+    lost = sum(table.values()) - sum(table[entry] for entry in always) - sum(count for _, count in kept)
+    if unk:
+        table[UNK] += lost
+    elif lost:
+        raise InputError(
+            f"a vocabulary without {UNK} cannot leave entries out (min_count {min_count}, max_vocabulary {max_vocabulary})"
+        )
+    kept = in_order([*kept, *((entry, table[entry]) for entry in always)])
+    return [entry for entry, _ in kept], [count for _, count in kept]
+
+
+def check_ids(ids: Sequence[int], size: int) -> None:
+    """InputError unless every id is in [0, size)."""
+    if len(ids) and (min(ids) < 0 or max(ids) >= size):
+        bad = next(i for i in ids if not 0 <= i < size)
+        raise InputError(f"token id {bad} is not in this vocabulary of {size:,} entries (ids 0 to {size - 1})")
+
+
+def digest(kind: str, entries: Iterable[str]) -> str:
+    """sha256 of a vocabulary: its kind and its entries in order."""
+    return hashlib.sha256("\0".join((kind, *entries)).encode()).hexdigest()
+
+
+def save_entries(folder: Path, entries: Sequence[str], counts: Sequence[int]) -> None:
+    """Write `vocabulary.txt`: an entry and its count a line, in the order of ids; unprintable characters are escaped."""
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def escaped(entry: str) -> str:
+        plain = entry.isprintable() and "\\" not in entry
+        return entry if plain else entry.encode("unicode_escape").decode("ascii")
+
+    text = "".join(f"{escaped(entry)}\t{count}\n" for entry, count in zip(entries, counts, strict=True))
+    (folder / ENTRIES_FILE).write_text(text, encoding="utf-8", newline="\n")
+
+
+def read_entries(path: Path) -> tuple[list[str], list[int]]:
+    """Entries and counts of a `vocabulary.txt`."""
+    with path.open(encoding="utf-8", newline="\n") as file:
+        rows = [line.rstrip("\n").rpartition("\t") for line in file]
+    entries = [entry.encode("ascii").decode("unicode_escape") if "\\" in entry else entry for entry, _, _ in rows]
+    return entries, [int(count) for _, _, count in rows]
+
+
+def _save_meta(folder: Path, tokenizer: Tokenizer, options: Mapping[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    meta = {"kind": tokenizer.kind, "entries": len(tokenizer), "fingerprint": tokenizer.fingerprint, **options}
+    (folder / META_FILE).write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
+
+
+def _index(entries: Sequence[str], counts: Sequence[int]) -> dict[str, int]:
+    """The id of every entry; InputError for an entry that stands twice, or for another number of counts."""
+    if len(counts) != len(entries):
+        raise InputError(f"a vocabulary of {len(entries)} entries with {len(counts)} counts")
+    ids = {entry: i for i, entry in enumerate(entries)}
+    if len(ids) != len(entries):
+        twice = next(entry for i, entry in enumerate(entries) if ids[entry] != i)
+        raise InputError(f"the entry {twice!r} stands twice in the vocabulary")
+    return ids
+
+
+def _looked_up(units: Iterable[str], ids: Mapping[str, int], unk_id: int | None, unit: str) -> list[int]:
+    """The ids of words or characters; InputError for an unseen one in a vocabulary without `<unk>`."""
+    if unk_id is not None:
+        return [ids.get(entry, unk_id) for entry in units]
+    try:
+        return [ids[entry] for entry in units]
+    except KeyError as error:
+        raise InputError(
+            f"the {unit} {error.args[0]!r} is not in this vocabulary of {len(ids):,} {unit}s, which has no {UNK}; "
+            "raise data.min_count to 2 or lower data.max_vocabulary when preparing the corpus"
+        ) from None
+
+
+def _lines_of(ids: Sequence[int], size: int, eos_id: int, sos_id: int | None) -> list[list[int]]:
+    """The ids of each line, without the marks that end and begin it."""
+    check_ids(ids, size)
+    lines: list[list[int]] = [[]]
+    for i in ids:
+        if i == eos_id:
+            lines.append([])
+        elif i != sos_id:
+            lines[-1].append(int(i))
+    return lines
