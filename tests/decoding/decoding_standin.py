@@ -72,6 +72,8 @@ class Recurrent(nn.Module):
 class WithoutCache:
     """A model that is a bare callable: no cache, no length limit, log-probabilities instead of logits."""
 
+    max_length = None
+
     def __init__(self, model: Recurrent) -> None:
         self.model = model
 

@@ -10,9 +10,9 @@ from decoding_standin import PROMPTS, Recurrent, all_texts, log_prob, padded
 
 from fullrank.core.errors import InputError, RunError
 from fullrank.decoding import beam_search, sample
-from fullrank.decoding.reading import log_normalized
-from fullrank.decoding.rules import Rules
-from fullrank.decoding.top import largest
+from fullrank.decoding.sample import log_normalized
+from fullrank.decoding.sample import Constraints
+from fullrank.decoding.beam import largest
 
 Text = tuple[int, ...]
 
@@ -27,7 +27,7 @@ def keeps(text: Text, *, eos: int | None, shortest: int, ngram: int) -> bool:
 @pytest.mark.parametrize("shortest", [0, 4])
 def test_exactly_the_tokens_that_would_break_a_rule_are_forbidden(ngram: int, shortest: int) -> None:
     generator = torch.Generator().manual_seed(ngram)
-    rules = Rules.of(torch.zeros(2, 1, dtype=torch.int64), 20, shortest, ngram, 0)
+    rules = Constraints.build(torch.zeros(2, 1, dtype=torch.int64), 20, shortest, ngram, 0)
     forbidden = 0
     for length in range(9):
         texts = torch.randint(1, 4, (40, length), generator=generator)
@@ -35,7 +35,7 @@ def test_exactly_the_tokens_that_would_break_a_rule_are_forbidden(ngram: int, sh
             texts = torch.stack([torch.randperm(11, generator=generator)[:length] + 1 for _ in range(40)])
         log_probs = torch.randn(40, 13, generator=generator, dtype=torch.float64)
         before = log_probs.clone()
-        allowed = rules.allowed(log_probs, texts)
+        allowed = rules.apply(log_probs, texts)
         assert torch.equal(log_probs, before)
         for row, text in enumerate(map(tuple, texts.tolist())):
             if not keeps(text, eos=0, shortest=shortest, ngram=ngram):

@@ -8,7 +8,7 @@ from decoding_standin import PROMPTS, Out, Recurrent, State, WithoutCache, log_p
 
 from fullrank.core.errors import InputError, RunError
 from fullrank.decoding import Sequences, sample
-from fullrank.decoding.reading import log_normalized
+from fullrank.decoding.sample import log_normalized
 from fullrank.decoding.sample import distribution
 
 
@@ -213,11 +213,6 @@ def test_values_out_of_range_are_refused(options: dict[str, object], message: st
 def test_prompts_of_the_wrong_form_are_refused(prompt: torch.Tensor) -> None:
     with pytest.raises(InputError, match="prompt_ids"):
         sample(Recurrent(5), prompt, max_new_tokens=1)
-
-
-def test_a_model_without_cache_says_how_to_go_on() -> None:
-    with pytest.raises(InputError, match="use_cache=False"):
-        sample(WithoutCache(Recurrent(5)), torch.tensor([[1]]), max_new_tokens=1)
 
 
 def test_logits_that_are_not_numbers_end_the_run() -> None:

@@ -1,7 +1,4 @@
-"""Text from a model: `sample` (sampling, greedy) and `beam` (beam search), one token at a time with a cache.
-
-A model is any callable `model(input_ids, cache=..., attention_mask=...)` whose result has `logits` and `cache`; see `reading`.
-"""
+"""Text from a model: `sample` (sampling, greedy) and `beam_search`, one token at a time with a cache."""
 
 from fullrank.decoding.beam import Hypotheses as Hypotheses
 from fullrank.decoding.beam import beam_search as beam_search

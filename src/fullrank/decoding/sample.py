@@ -1,22 +1,46 @@
-"""Sampling, and its limit at temperature 0, greedy decoding."""
+"""Sampling and greedy decoding, and what beam search shares with them: reading token by token, constraints on texts."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from fullrank.core.errors import InputError
-from fullrank.decoding.reading import Decodable, Reading, decoding
-from fullrank.decoding.rules import Rules
+from fullrank.core.errors import InputError, RunError
+
+
+class Output(Protocol):
+    """Output of a model: logits (B, N, V), or log-probabilities, and the cache of the next call."""
+
+    @property
+    def logits(self) -> Tensor: ...
+
+    @property
+    def cache(self) -> Any: ...
+
+
+class Decodable(Protocol):
+    """A model that can be decoded; with `new_cache()` it need not read the text again for every token.
+
+    Called as `model(input_ids, cache=..., attention_mask=...)`: input_ids (B, N) are new tokens, attention_mask (B, M)
+    covers all tokens so far, 1 for tokens and 0 for padding. A cache is a value with `reorder(index)`, which selects and
+    repeats rows. max_length: the longest sequence the model can take, None without limit.
+    """
+
+    @property
+    def max_length(self) -> int | None: ...
+
+    def __call__(self, input_ids: Tensor, *, attention_mask: Tensor | None) -> Output: ...
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """What was written after each prompt.
+    """New tokens after each prompt.
 
     ids (B, T): new tokens, <eos> included; after the end of a row, eos_id (0 without one).
     log_probs (B, T): of each token under the model itself (nats, before temperature and truncation); 0 after the end.
@@ -52,18 +76,18 @@ def sample(
     Draws come from a generator of this call alone: the same `seed` gives the same text, and the global one is untouched.
     With a sequence of seeds, one a row, a row's text does not depend on the rows beside it.
     max_new_tokens: a number, or (B,), one a prompt. min_new_tokens: tokens that <eos> must have before it.
-    no_repeat_ngram_size: no text holds the same n-gram of new tokens twice; None or 0: it may. What is forbidden is left out
+    no_repeat_ngram_size: no text holds the same n-gram of new tokens twice; None or 0: it may. Forbidden tokens are left out
     before the draw; a row ends where nothing may follow.
     stop: asked after every token with all new tokens (B, T): which rows end here too, (B,) bool.
     Raises InputError for values out of range and for sequences longer than the model can take.
     """
     _check(temperature, top_k, top_p)
-    rules = Rules.of(prompt_ids, max_new_tokens, min_new_tokens, no_repeat_ngram_size, eos_id)
+    constraints = Constraints.build(prompt_ids, max_new_tokens, min_new_tokens, no_repeat_ngram_size, eos_id)
     greedy = greedy or temperature == 0
     generators = _generators(seed, prompt_ids)
-    with decoding(model):
-        log_probs, reading = Reading.of_prompts(
-            model, prompt_ids, attention_mask, max_new_tokens=rules.most, use_cache=use_cache
+    with evaluating(model):
+        log_probs, reading = read_prompts(
+            model, prompt_ids, attention_mask, max_new_tokens=constraints.longest, use_cache=use_cache
         )
         filler = 0 if eos_id is None else eos_id
         ids = prompt_ids.new_empty(prompt_ids.shape[0], 0)
@@ -72,8 +96,8 @@ def sample(
         ended = torch.zeros_like(lengths, dtype=torch.bool)
         while True:
             length = ids.shape[1]
-            if rules.forbids(length):
-                log_probs = rules.allowed(log_probs, ids)
+            if constraints.forbid(length):
+                log_probs = constraints.apply(log_probs, ids)
                 ended = ended | (log_probs.amax(dim=-1) == -math.inf)
                 log_probs = log_probs.masked_fill(ended[:, None], 0.0)  # any token will do there
                 if ended.all():
@@ -82,40 +106,20 @@ def sample(
                 token = log_probs.argmax(dim=-1)
             else:
                 p = distribution(log_probs, temperature=temperature, top_k=top_k, top_p=top_p)
-                token = _drawn(p, generators)
+                token = _draw(p, generators)
             token = token.masked_fill(ended, filler)
             chosen = torch.cat((chosen, log_probs.gather(1, token[:, None]).masked_fill(ended[:, None], 0.0)), dim=1)
             ids = torch.cat((ids, token[:, None]), dim=1)
             lengths = lengths + ~ended
-            ended = ended | (lengths == rules.longest)
+            ended = ended | (lengths == constraints.max_lengths)
             if eos_id is not None:
                 ended = ended | (token == eos_id)
             if stop is not None:
                 ended = ended | stop(ids)
-            if length + 1 == rules.most or bool(ended.all()):
+            if length + 1 == constraints.longest or bool(ended.all()):
                 break
-            log_probs, reading = reading.then(token)
+            log_probs, reading = reading.next(token)
     return Sequences(ids, chosen, lengths)
-
-
-def _generators(seed: int | Sequence[int] | None, prompt_ids: Tensor) -> list[torch.Generator]:
-    """One for all rows, or one for each."""
-    if seed is None:
-        generator = torch.Generator(prompt_ids.device)
-        generator.seed()
-        return [generator]
-    seeds = [seed] if isinstance(seed, int) else list(seed)
-    if not isinstance(seed, int) and len(seeds) != prompt_ids.shape[0]:
-        raise InputError(f"seed: a number, or one for each of {prompt_ids.shape[0]} prompts, given {len(seeds)}")
-    return [torch.Generator(prompt_ids.device).manual_seed(one) for one in seeds]
-
-
-def _drawn(probs: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-    """A token of each row of probs (B, V), (B,)."""
-    if len(generators) == 1:
-        return torch.multinomial(probs, 1, generator=generators[0]).squeeze(1)
-    draws = [torch.multinomial(row, 1, generator=own) for row, own in zip(probs, generators, strict=True)]
-    return torch.cat(draws)
 
 
 def distribution(
@@ -123,12 +127,8 @@ def distribution(
 ) -> Tensor:
     """The probabilities that tokens are drawn with: log_probs (..., V) -> (..., V), float64, sums of one.
 
-    Temperature first, then `top_k`, then `top_p` of the renormalised rest; of equal tokens the first ones are kept.
-    Raises InputError for values out of range; temperature must be above zero here.
+    Temperature (above zero) first, then `top_k`, then `top_p` of the renormalised rest; of equal tokens the first are kept.
     """
-    _check(temperature, top_k, top_p)
-    if temperature == 0:
-        raise InputError("temperature: above 0 for a distribution; 0 is the most probable token")
     scores = log_probs.double()
     # the largest becomes 0 first, so that the division can only overflow towards -inf, probability 0
     scores = (scores - scores.amax(dim=-1, keepdim=True)) / temperature
@@ -153,3 +153,210 @@ def _check(temperature: float, top_k: int | None, top_p: float | None) -> None:
         raise InputError(f"top_k: one or more tokens, given {top_k}; leave it out to keep all")
     if top_p is not None and not 0 < top_p <= 1:
         raise InputError(f"top_p: a share above 0 and at most 1, given {top_p}")
+
+
+def _generators(seed: int | Sequence[int] | None, prompt_ids: Tensor) -> list[torch.Generator]:
+    """One for all rows, or one for each."""
+    if seed is None:
+        generator = torch.Generator(prompt_ids.device)
+        generator.seed()
+        return [generator]
+    seeds = [seed] if isinstance(seed, int) else list(seed)
+    if not isinstance(seed, int) and len(seeds) != prompt_ids.shape[0]:
+        raise InputError(f"seed: a number, or one for each of {prompt_ids.shape[0]} prompts, given {len(seeds)}")
+    return [torch.Generator(prompt_ids.device).manual_seed(one) for one in seeds]
+
+
+def _draw(probs: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+    """A token for each row of probs (B, V), (B,)."""
+    if len(generators) == 1:
+        return torch.multinomial(probs, 1, generator=generators[0]).squeeze(1)
+    draws = [torch.multinomial(row, 1, generator=own) for row, own in zip(probs, generators, strict=True)]
+    return torch.cat(draws)
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Reading:
+    """State of a model that reads token by token.
+
+    ids (B, N); mask (B, N) with False for padding, None when there is none; cache None: every step reads all ids again.
+    """
+
+    model: Any
+    ids: Tensor
+    mask: Tensor | None
+    cache: Any
+
+    def next(self, tokens: Tensor) -> tuple[Tensor, Reading]:
+        """Read one more token in every row, (B,): log p(next token), (B, V), and the new reading."""
+        new = tokens[:, None]
+        return self.read(new, None if self.mask is None else torch.ones_like(new, dtype=torch.bool))
+
+    def rows(self, index: Tensor) -> Reading:
+        """The reading of rows `index` (K,) of this one, in that order; rows may repeat."""
+        rows = self.ids.shape[0]
+        if index.shape[0] == rows and torch.equal(index, torch.arange(rows, device=index.device)):
+            return self  # greedy search copies no cache
+        return replace(
+            self,
+            ids=self.ids.index_select(0, index),
+            mask=None if self.mask is None else self.mask.index_select(0, index),
+            cache=None if self.cache is None else self.cache.reorder(index),
+        )
+
+    def read(self, new: Tensor, new_mask: Tensor | None) -> tuple[Tensor, Reading]:
+        """Read new tokens (B, N) with their part of the mask."""
+        ids = torch.cat((self.ids, new), dim=1)
+        mask = None if self.mask is None or new_mask is None else torch.cat((self.mask, new_mask), dim=1)
+        if self.cache is None:
+            return log_normalized(self.model(ids, attention_mask=mask).logits[:, -1]), replace(self, ids=ids, mask=mask)
+        out = self.model(new, cache=self.cache, attention_mask=mask)
+        return log_normalized(out.logits[:, -1]), Reading(self.model, ids, mask, out.cache)
+
+
+def read_prompts(
+    model: Any, prompt_ids: Tensor, attention_mask: Tensor | None, *, max_new_tokens: int, use_cache: bool
+) -> tuple[Tensor, Reading]:
+    """Read prompts (B, N), padded on the left: log p(next token), (B, V), and the reading.
+
+    max_new_tokens: of the longest text that may follow. Raises InputError for prompts, masks or lengths that cannot be
+    decoded, before the model is called.
+    """
+    mask = _checked_mask(prompt_ids, attention_mask)
+    wanted = prompt_ids.shape[1] + max_new_tokens
+    if model.max_length is not None and wanted > model.max_length:
+        raise InputError(
+            f"a prompt of {prompt_ids.shape[1]} tokens and max_new_tokens {max_new_tokens} make {wanted}, but the model "
+            f"takes at most {model.max_length}; shorten the prompt or lower max_new_tokens"
+        )
+    cache = model.new_cache() if use_cache else None
+    start = Reading(model, prompt_ids[:, :0], None if mask is None else mask[:, :0], cache)
+    return start.read(prompt_ids, mask)
+
+
+def _checked_mask(prompt_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:
+    """The mask as booleans, None when nothing is padded."""
+    if prompt_ids.dim() != 2 or prompt_ids.is_floating_point():
+        raise InputError(
+            f"prompt_ids: whole numbers of shape (B, N), given {prompt_ids.dtype} of shape {tuple(prompt_ids.shape)}"
+        )
+    if 0 in prompt_ids.shape:
+        raise InputError(
+            "prompt_ids: at least one row with one token; an empty text starts with the tokenizer's start_id"
+        )
+    if attention_mask is None:
+        return None
+    mask = attention_mask.bool()
+    if mask.shape != prompt_ids.shape:
+        raise InputError(f"attention_mask: shape {tuple(prompt_ids.shape)} like prompt_ids, given {tuple(mask.shape)}")
+    if not mask[:, -1].all() or (mask[:, :-1] & ~mask[:, 1:]).any():
+        raise InputError("attention_mask: prompts are padded on the left, so a row is 0 ... 0 1 ... 1 and ends with 1")
+    return None if mask.all() else mask
+
+
+def log_normalized(logits: Tensor) -> Tensor:
+    """Log-probabilities over the last axis, in fp32 at least; log-probabilities stay what they are.
+
+    Raises RunError if they are not numbers: a token chosen from them would be meaningless.
+    """
+    log_probs = torch.log_softmax(logits if logits.dtype == torch.float64 else logits.float(), dim=-1)
+    if log_probs[..., 0].isnan().any():  # one that is not a number, or +inf, makes all of its row NaN
+        raise RunError("the model's logits are not finite; it diverged in training, or its precision is too low")
+    return log_probs
+
+
+@contextlib.contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """No gradients, and the modules of the model in evaluation mode (no dropout); leaves every one as it was."""
+    training = [module for module in model.modules() if module.training] if hasattr(model, "modules") else []
+    try:
+        for module in training:
+            module.training = False
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+# -- constraints ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """Limits on every new text, whatever the model thinks of it: its length, and n-grams that must not come twice.
+
+    max_lengths (B,): new tokens of each row at most, <eos> included. min_length: tokens that <eos> must have before it.
+    ngram: no text holds the same n-gram of new tokens twice; 0: it may. N-grams of the prompt do not count.
+    A forbidden token gets log-probability -inf, and the rest stays as it is: scores are sums under the model itself.
+    """
+
+    max_lengths: Tensor
+    min_length: int
+    ngram: int
+    eos_id: int | None
+
+    @classmethod
+    def build(
+        cls,
+        prompt_ids: Tensor,
+        max_new_tokens: int | Tensor,
+        min_new_tokens: int,
+        no_repeat_ngram_size: int | None,
+        eos_id: int | None,
+    ) -> Constraints:
+        """Constraints for prompts (B, N). Raises InputError for values that no text can satisfy."""
+        rows = prompt_ids.shape[:1]
+        if isinstance(max_new_tokens, Tensor):
+            if max_new_tokens.is_floating_point() or max_new_tokens.shape != rows:
+                raise InputError(
+                    f"max_new_tokens: a number, or whole numbers of shape {tuple(rows)}, one a prompt; given "
+                    f"{max_new_tokens.dtype} of shape {tuple(max_new_tokens.shape)}"
+                )
+            max_lengths = max_new_tokens.to(prompt_ids.device)
+        else:
+            max_lengths = torch.full(rows, max_new_tokens, device=prompt_ids.device)
+        shortest = int(max_lengths.min()) if max_lengths.numel() else 1
+        if shortest < 1:
+            raise InputError(f"max_new_tokens: one or more, given {shortest}")
+        if not 0 <= min_new_tokens <= shortest:
+            where = " in the shortest row" if rows.numel() > 1 else ""
+            raise InputError(f"min_new_tokens: from 0 to max_new_tokens ({shortest}{where}), given {min_new_tokens}")
+        if no_repeat_ngram_size is not None and no_repeat_ngram_size < 0:
+            raise InputError(
+                f"no_repeat_ngram_size: a number of tokens, or 0 for no rule, given {no_repeat_ngram_size}"
+            )
+        return cls(max_lengths, min_new_tokens, no_repeat_ngram_size or 0, eos_id)
+
+    @property
+    def longest(self) -> int:
+        """Largest of all max_lengths."""
+        return int(self.max_lengths.max()) if self.max_lengths.numel() else 1
+
+    def forbid(self, length: int) -> bool:
+        """Anything can be forbidden as the next token of texts of `length` new tokens."""
+        early = self.eos_id is not None and length < self.min_length
+        return early or 0 < self.ngram <= length
+
+    def apply(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
+        """log p(next token) (K, V) after new tokens (K, t), with -inf for tokens that may not come next."""
+        length = tokens.shape[1]
+        if not self.forbid(length):
+            return log_probs
+        log_probs = log_probs.clone()
+        if self.eos_id is not None and length < self.min_length:
+            log_probs[:, self.eos_id] = -math.inf
+        if 0 < self.ngram <= length:
+            following = tokens[:, self.ngram - 1 :]  # (K, t - n + 1): the last tokens of all n-grams
+            repeated = torch.ones_like(following, dtype=torch.bool)
+            if self.ngram > 1:  # those whose first n - 1 tokens are the last ones of the text
+                starts = tokens[:, :-1].unfold(1, self.ngram - 1, 1)  # (K, t - n + 1, n - 1)
+                repeated = (starts == tokens[:, None, length - self.ngram + 1 :]).all(dim=-1)
+            # several n-grams may end with the same token, and one that does not match must not free it again
+            log_probs.scatter_reduce_(
+                1, following, torch.where(repeated, -math.inf, math.inf).to(log_probs.dtype), reduce="amin"
+            )
+        return log_probs

@@ -17,7 +17,7 @@ from fullrank.core.errors import InputError
 from fullrank.core.translator import Translator
 from fullrank.data import Language
 from fullrank.decoding import beam_search, sample
-from fullrank.decoding.reading import decoding
+from fullrank.decoding.sample import evaluating
 from fullrank.training.device import device_of
 
 _LONG = 128  # tokens; where sentences are longer, a batch holds fewer of them
@@ -115,7 +115,7 @@ def translate_ids(
         rows = [i for i in batch for _ in range(search.n_best if search.sampling else 1)]
         given = [[*sentences[i], source_eos] for i in rows]
         limits = torch.tensor([search.longest(len(one), model.max_length) for one in given], device=device)
-        with decoding(model):  # no dropout in the source either
+        with evaluating(model):  # no dropout in the source either
             reader = model.of_source(model.encode(*padded(given, source_eos, device)))
         start = torch.full((len(rows), 1), target_eos, device=device)
         rules: dict[str, Any] = {
