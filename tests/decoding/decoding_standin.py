@@ -99,6 +99,12 @@ def all_texts(vocabulary: int, longest: int, eos: int | None) -> list[tuple[int,
     return [*ended, *full]
 
 
+def keeps(text: tuple[int, ...], *, eos: int | None, shortest: int, ngram: int) -> bool:
+    """A text, whole or begun, keeps the constraints."""
+    grams = [text[i : i + ngram] for i in range(len(text) - ngram + 1)] if ngram else []
+    return len(grams) == len(set(grams)) and (eos is None or eos not in text[:shortest])
+
+
 def padded(prompts: list[list[int]], filler: int = 0) -> tuple[Tensor, Tensor]:
     """Prompts side by side, padded on the left with `filler`, and their mask."""
     width = max(map(len, prompts))

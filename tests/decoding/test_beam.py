@@ -1,54 +1,69 @@
+"""Beam search against every text written down, and against search on lists."""
+
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
-from decoding_standin import PROMPTS, Recurrent, WithoutCache, all_texts, log_prob, padded
+from decoding_standin import PROMPTS, Recurrent, WithoutCache, all_texts, keeps, log_prob, padded
 
 from fullrank.core.errors import InputError
 from fullrank.decoding import beam_search, sample
+from fullrank.decoding.beam import largest
+
+Text = tuple[int, ...]
 
 
-def exhaustive(
-    model: Recurrent, prompt: list[int], longest: int, eos: int | None, penalty: float
-) -> list[tuple[float, tuple[int, ...]]]:
-    texts = all_texts(len(model.bias), longest, eos)
-    return sorted(((log_prob(model, prompt, text) / len(text) ** penalty, text) for text in texts), reverse=True)
-
-
-@pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0, 2.0, -1.0])
-@pytest.mark.parametrize("eos", [None, 1])
-def test_a_wide_beam_is_exhaustive_search(eos: int | None, penalty: float) -> None:
+@pytest.mark.parametrize(
+    ("eos", "ngram", "shortest", "penalty"),
+    [
+        (1, 0, 0, 0.0), (None, 0, 0, 1.0), (1, 0, 0, -1.0), (1, 1, 0, 1.6), (None, 1, 0, 0.0), (1, 2, 0, 1.0),
+        (None, 2, 3, -1.0), (1, 3, 1, 0.6), (1, 0, 2, 1.0), (1, 2, 3, 0.0), (1, 0, 4, 1.6), (None, 3, 1, 2.0),
+    ],
+)  # fmt: skip
+def test_a_wide_beam_finds_the_best_of_all_texts_that_keep_the_rules(
+    eos: int | None, ngram: int, shortest: int, penalty: float
+) -> None:
     model = Recurrent(4, seed=5, sharpness=0.8).eval()
-    prompts = [[0, 3, 2], [2]]
+    prompts, longest = [[0, 3, 2], [2]], [4, 5]
     ids, mask = padded(prompts)
     found = beam_search(
-        model, ids, max_new_tokens=3, beams=64, n_best=12, length_penalty=penalty, eos_id=eos, attention_mask=mask
-    )
+        model, ids, max_new_tokens=torch.tensor(longest), min_new_tokens=shortest, no_repeat_ngram_size=ngram, beams=1024,
+        n_best=20, length_penalty=penalty, eos_id=eos, attention_mask=mask,
+    )  # fmt: skip
     for b, prompt in enumerate(prompts):
-        for n, (score, text) in enumerate(exhaustive(model, prompt, 3, eos, penalty)[:12]):
-            length = int(found.lengths[b, n])
-            assert tuple(found.ids[b, n, :length].tolist()) == text
+        texts = [text for text in all_texts(4, longest[b], eos) if keeps(text, eos=eos, shortest=shortest, ngram=ngram)]
+        best = sorted(((log_prob(model, prompt, text) / len(text) ** penalty, text) for text in texts), reverse=True)
+        for n, (score, text) in enumerate(best[:20]):
+            assert tuple(found.ids[b, n, : int(found.lengths[b, n])].tolist()) == text
             assert found.scores[b, n].item() == pytest.approx(score, abs=1e-12)
-            assert found.log_probs[b, n].item() == pytest.approx(score * length**penalty, abs=1e-12)
-            assert found.ids[b, n, length:].eq(eos if eos is not None else 0).all()
+            assert found.log_probs[b, n].item() == pytest.approx(score * len(text) ** penalty, abs=1e-12)
+            assert found.ids[b, n, len(text) :].eq(0 if eos is None else eos).all()
+        assert found.lengths[b, len(best) :].eq(0).all()
+        assert found.scores[b, len(best) :].eq(-math.inf).all()
 
 
 def by_hand(
-    model: Recurrent, prompt: list[int], *, longest: int, beams: int, eos: int, penalty: float
-) -> list[tuple[float, tuple[int, ...]]]:
-    """Beam search as the definition says, on lists, never stopping before `beams` texts have ended."""
-    alive: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
-    ended: list[tuple[float, tuple[int, ...]]] = []
+    model: Recurrent,
+    prompt: list[int],
+    *,
+    longest: int,
+    beams: int,
+    eos: int,
+    penalty: float,
+    shortest: int,
+    ngram: int,
+) -> list[tuple[float, Text]]:
+    """Beam search on lists, as the definition says; it never stops before `beams` texts have ended."""
+    alive: list[tuple[float, Text]] = [(0.0, ())]
+    ended: list[tuple[float, Text]] = []
     for length in range(1, longest + 1):
-        table = [model(torch.tensor([[*prompt, *text]])).logits[0, -1].log_softmax(-1).tolist() for _, text in alive]
-        grown = sorted(
-            (
-                (total + p, (*text, v))
-                for (total, text), row in zip(alive, table, strict=True)
-                for v, p in enumerate(row)
-            ),
-            reverse=True,
-        )
+        grown: list[tuple[float, Text]] = []
+        for total, text in alive:
+            table = model(torch.tensor([[*prompt, *text]])).logits[0, -1].log_softmax(-1).tolist()
+            grown += [(total + p, (*text, v)) for v, p in enumerate(table)]
+        grown = sorted((one for one in grown if keeps(one[1], eos=eos, shortest=shortest, ngram=ngram)), reverse=True)
         ended += [(total / length**penalty, text) for total, text in grown[:beams] if text[-1] == eos]
         alive = [(total, text) for total, text in grown if text[-1] != eos][:beams]
         if length < longest and len(ended) >= beams:
@@ -56,42 +71,49 @@ def by_hand(
     return sorted(ended + [(total / longest**penalty, text) for total, text in alive], reverse=True)
 
 
-@pytest.mark.parametrize("use_cache", [True, False])
-@pytest.mark.parametrize("beams", [1, 2, 3, 5])
-@pytest.mark.parametrize("penalty", [0.0, 1.0, 1.7, -0.5])
-def test_batch_with_padding_is_each_row_by_the_definition(beams: int, penalty: float, use_cache: bool) -> None:
-    ended_early = 0
+@pytest.mark.parametrize(
+    ("beams", "penalty", "ngram", "shortest"),
+    [
+        (1, 0.0, 2, 3), (1, 1.0, 0, 0), (2, 1.0, 3, 2), (2, -0.5, 0, 0), (3, 0.0, 0, 0), (3, 1.7, 1, 0), (5, 1.0, 2, 3),
+        (5, 0.0, 3, 2), (5, -0.5, 1, 0), (5, 1.7, 0, 0),
+    ],
+)  # fmt: skip
+def test_a_padded_batch_is_each_row_by_the_definition(beams: int, penalty: float, ngram: int, shortest: int) -> None:
+    longest = [4, 9, 6]
+    best_of = (beams + 1) // 2
     for seed in (0, 1, 9, 27):  # the last two end too early if only the longest continuation is hoped for
         model = Recurrent(6, seed=seed, sharpness=1.0).eval()
         ids, mask = padded(PROMPTS)
-        options = {
-            "max_new_tokens": 7,
-            "beams": beams,
-            "n_best": (beams + 1) // 2,
-            "length_penalty": penalty,
-            "eos_id": 2,
-        }
-        found = beam_search(model, ids, attention_mask=mask, use_cache=use_cache, **options)
-        ended_early += found.ids.shape[2] < 7
+        found = beam_search(
+            model, ids, max_new_tokens=torch.tensor(longest), min_new_tokens=shortest, no_repeat_ngram_size=ngram,
+            beams=beams, n_best=best_of, length_penalty=penalty, eos_id=2, attention_mask=mask, use_cache=seed != 1,
+        )  # fmt: skip
         for b, prompt in enumerate(PROMPTS):
-            expected = by_hand(model, prompt, longest=7, beams=beams, eos=2, penalty=penalty)
-            for n in range((beams + 1) // 2):
-                score, text = expected[n]
+            expected = by_hand(
+                model, prompt, longest=longest[b], beams=beams, eos=2, penalty=penalty, shortest=shortest, ngram=ngram
+            )
+            for n, (score, text) in enumerate(expected[:best_of]):
                 assert tuple(found.ids[b, n, : int(found.lengths[b, n])].tolist()) == text, (seed, b, n)
                 assert found.scores[b, n].item() == pytest.approx(score, abs=1e-12)
-    assert ended_early < 4
 
 
-@pytest.mark.parametrize("eos", [None, 2])
-def test_one_beam_is_greedy(eos: int | None) -> None:
+@pytest.mark.parametrize("ngram", [0, 1, 2])
+def test_one_beam_is_greedy(ngram: int) -> None:
+    longest = torch.tensor([3, 5, 4])
     for seed in range(6):
         model = Recurrent(7, seed=seed).eval()
         ids, mask = padded(PROMPTS)
-        found = beam_search(model, ids, max_new_tokens=9, beams=1, eos_id=eos, attention_mask=mask)
-        greedy = sample(model, ids, max_new_tokens=9, greedy=True, eos_id=eos, attention_mask=mask)
-        assert found.lengths[:, 0].tolist() == greedy.lengths.tolist()
-        assert found.ids[:, 0].tolist() == greedy.ids.tolist()
-        torch.testing.assert_close(found.log_probs[:, 0], greedy.log_probs.sum(1), rtol=0, atol=1e-12)
+        options = {
+            "max_new_tokens": longest, "min_new_tokens": 2, "no_repeat_ngram_size": ngram, "eos_id": 2,
+            "attention_mask": mask,
+        }  # fmt: skip
+        greedy = sample(model, ids, greedy=True, **options)
+        beam = beam_search(model, ids, beams=1, **options)
+        assert greedy.ids.tolist() == beam.ids[:, 0].tolist()
+        assert greedy.lengths.tolist() == beam.lengths[:, 0].tolist()
+        assert (greedy.lengths <= longest).all()
+        assert (greedy.lengths >= 3).all()
+        torch.testing.assert_close(greedy.log_probs.sum(1), beam.log_probs[:, 0], rtol=0, atol=1e-12)
 
 
 def test_a_beam_finds_what_greedy_misses() -> None:
@@ -181,3 +203,29 @@ def test_values_out_of_range_are_refused(options: dict[str, object], message: st
     with pytest.raises(InputError, match=message):
         beam_search(model, torch.tensor([[1, 2]]), **{"max_new_tokens": 4, **options})
     assert model.calls == 0
+
+
+def test_eos_counts_in_the_length() -> None:
+    model = Recurrent(3, seed=1).eval()
+    found = beam_search(model, torch.tensor([[0]]), max_new_tokens=3, beams=20, n_best=5, length_penalty=1.0, eos_id=2)
+    for n in range(5):
+        text = tuple(found.ids[0, n, : int(found.lengths[0, n])].tolist())
+        assert found.scores[0, n].item() == pytest.approx(log_prob(model, [0], text) / len(text), abs=1e-12)
+    assert {int(length) for length in found.lengths[0]} > {1}
+
+
+@pytest.mark.parametrize("columns", [7, 128 * 12, 128 * 12 + 1, 5000])
+@pytest.mark.parametrize("k", [1, 3, 7])
+def test_the_largest_are_those_of_topk(columns: int, k: int) -> None:
+    generator = torch.Generator().manual_seed(columns + k)
+    for impossible in (False, True):
+        scores = torch.randn(6, columns, generator=generator, dtype=torch.float64)
+        if impossible:
+            scores[:, : columns - 5] = -math.inf  # what is left stands at the end
+        values, places = largest(scores, k)
+        expected = scores.topk(k)
+        assert torch.equal(values, expected.values)
+        assert torch.equal(scores.gather(1, places), values)
+        assert all(len(set(row)) == k for row in places.tolist())
+        if not impossible or k <= 5:
+            assert torch.equal(places, expected.indices)

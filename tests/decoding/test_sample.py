@@ -1,15 +1,17 @@
+"""Sampling and greedy decoding, and constraints on texts, against the definition written out."""
+
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
-from decoding_standin import PROMPTS, Out, Recurrent, State, WithoutCache, log_prob, padded
+from decoding_standin import PROMPTS, Out, Recurrent, State, WithoutCache, keeps, log_prob, padded
 
 from fullrank.core.errors import InputError, RunError
-from fullrank.decoding import Sequences, sample
-from fullrank.decoding.sample import log_normalized
-from fullrank.decoding.sample import distribution
+from fullrank.decoding import Sequences, beam_search, sample
+from fullrank.decoding.sample import Constraints, distribution, log_normalized
 
 
 def greedy_by_hand(model: Recurrent, prompt: list[int], count: int, eos: int | None) -> list[int]:
@@ -237,3 +239,112 @@ def test_a_row_ends_where_it_is_told_to_stop() -> None:
     found = rows(sample(model, ids, max_new_tokens=9, greedy=True, attention_mask=mask, stop=stop))
     assert found == [text[: text.index(mark) + 1] for text, mark in zip(free, marks, strict=True)]
     assert len({len(text) for text in found}) > 1
+
+
+# -- constraints ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("ngram", "shortest"), [(1, 4), (2, 0), (3, 4), (5, 4)])
+def test_exactly_the_tokens_that_would_break_a_rule_are_forbidden(ngram: int, shortest: int) -> None:
+    generator = torch.Generator().manual_seed(ngram)
+    rules = Constraints.build(torch.zeros(2, 1, dtype=torch.int64), 20, shortest, ngram, 0)
+    forbidden = 0
+    for length in range(9):
+        texts = torch.randint(1, 4, (40, length), generator=generator)
+        if ngram == 1:
+            texts = torch.stack([torch.randperm(11, generator=generator)[:length] + 1 for _ in range(40)])
+        log_probs = torch.randn(40, 13, generator=generator, dtype=torch.float64)
+        before = log_probs.clone()
+        allowed = rules.apply(log_probs, texts)
+        assert torch.equal(log_probs, before)
+        for row, text in enumerate(map(tuple, texts.tolist())):
+            if not keeps(text, eos=0, shortest=shortest, ngram=ngram):
+                continue  # no search would have come here
+            for v in range(13):
+                breaks = not keeps((*text, v), eos=0, shortest=shortest, ngram=ngram)
+                forbidden += breaks
+                assert allowed[row, v].item() == (-math.inf if breaks else before[row, v].item()), (text, v)
+    assert forbidden >= 40
+
+
+def test_samples_follow_the_model_among_what_is_allowed() -> None:
+    """4,000 texts of two tokens: each pair as often as p(a) p(b | a), with <eos> left out before and equal tokens left out."""
+    model = Recurrent(4, seed=3, sharpness=0.5).eval()
+    draws = 4000
+    found = sample(
+        model, torch.tensor([[1, 3]]).expand(draws, -1), max_new_tokens=2, min_new_tokens=2, no_repeat_ngram_size=1,
+        eos_id=0, seed=5,
+    )  # fmt: skip
+    first = model(torch.tensor([[1, 3]])).logits[0, -1].softmax(-1).index_fill(0, torch.tensor([0]), 0.0)
+    first = first / first.sum()
+    for a in range(1, 4):
+        second = model(torch.tensor([[1, 3, a]])).logits[0, -1].softmax(-1).index_fill(0, torch.tensor([0, a]), 0.0)
+        second = second / second.sum()
+        for b in range(4):
+            p = float(first[a] * second[b])
+            seen = found.ids.eq(torch.tensor([a, b])).all(1).double().mean().item()
+            assert abs(seen - p) <= 4.5 * math.sqrt(p * (1 - p) / draws), (a, b)
+            if p == 0:
+                assert seen == 0
+    whole = torch.tensor([log_prob(model, [1, 3], tuple(text)) for text in found.ids[:20].tolist()])
+    torch.testing.assert_close(found.log_probs[:20].sum(1).float(), whole)
+
+
+def test_a_text_that_cannot_go_on_ends() -> None:
+    model = Recurrent(3, seed=2).eval()
+    prompts = torch.tensor([[0], [1]])
+    for greedy in (True, False):
+        found = sample(model, prompts, max_new_tokens=9, no_repeat_ngram_size=1, greedy=greedy, seed=1)
+        assert found.lengths.tolist() == [3, 3]
+        assert found.ids.sort(dim=1).values.tolist() == [[0, 1, 2]] * 2
+    nothing = beam_search(model, prompts, max_new_tokens=9, no_repeat_ngram_size=1, beams=2)
+    assert nothing.lengths.tolist() == [[0], [0]]
+    never = sample(Recurrent(1).eval(), prompts[:1], max_new_tokens=2, min_new_tokens=1, eos_id=0, seed=1)
+    assert never.ids.shape == (1, 0)
+    assert never.lengths.tolist() == [0]
+
+
+def test_with_a_seed_for_each_row_a_sample_does_not_depend_on_its_neighbours() -> None:
+    model = Recurrent(7, seed=4, sharpness=0.6).eval()
+    ids, mask = padded(PROMPTS)
+    seeds = [11, 12, 11]
+    together = sample(model, ids, max_new_tokens=8, eos_id=2, seed=seeds, attention_mask=mask)
+    for b, prompt in enumerate(PROMPTS):
+        alone = sample(model, torch.tensor([prompt]), max_new_tokens=8, eos_id=2, seed=[seeds[b]])
+        length = int(together.lengths[b])
+        assert together.ids[b, :length].tolist() == alone.ids[0].tolist()
+    same = sample(model, torch.tensor([[1, 4], [1, 4]]), max_new_tokens=8, seed=[3, 3])
+    assert same.ids[0].tolist() == same.ids[1].tolist()
+    with pytest.raises(InputError, match="one for each of 2 prompts, given 3"):
+        sample(model, torch.tensor([[1], [2]]), max_new_tokens=2, seed=[1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens: one or more, given 0"),
+        ({"max_new_tokens": torch.tensor([3, 0])}, "max_new_tokens: one or more, given 0"),
+        ({"max_new_tokens": torch.tensor([3, 3, 3])}, r"whole numbers of shape \(2,\).* of shape \(3,\)"),
+        ({"max_new_tokens": torch.tensor([3.0, 3.0])}, "given torch.float32"),
+        ({"max_new_tokens": torch.tensor([4, 3]), "min_new_tokens": 4}, r"from 0 to max_new_tokens \(3 in the shortest row"),
+        ({"min_new_tokens": -1}, "min_new_tokens: from 0"),
+        ({"no_repeat_ngram_size": -2}, "no_repeat_ngram_size: .* given -2"),
+        ({"max_new_tokens": torch.tensor([2, 7])}, "make 9, but the model takes at most 8"),
+    ],
+)  # fmt: skip
+def test_rules_that_no_text_can_keep_are_refused(options: dict[str, object], message: str) -> None:
+    model = Recurrent(5, max_length=8).eval()
+    for decode in (beam_search, sample):
+        with pytest.raises(InputError, match=message):
+            decode(model, torch.tensor([[1, 2], [3, 4]]), **{"max_new_tokens": 4, **options})
+    assert model.calls == 0
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_one_broken_logit_anywhere_is_found(broken: float) -> None:
+    for row, column in ((0, 0), (2, 0), (1, 300), (2, 299)):
+        logits = torch.zeros(3, 301)
+        logits[row, column] = broken
+        with pytest.raises(RunError, match="not finite"):
+            log_normalized(logits)
+    log_normalized(torch.zeros(3, 301).index_fill(1, torch.arange(300), -math.inf))  # one certain token is no fault
