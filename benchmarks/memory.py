@@ -30,7 +30,7 @@ import fullrank as fr
 from fullrank.bench.harness import interleave
 from fullrank.bench.relative import published
 from fullrank.core.memory import Memory
-from fullrank.training.skip_retain import SkipRetain
+from fullrank.core.skip_retain import SkipRetain
 from script import options, save
 
 OURS, PUBLISHED = "fullrank", "published scheme"

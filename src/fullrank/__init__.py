@@ -39,7 +39,7 @@ _HOMES = {
     "Layout": "fullrank.core.layout",
     "Trace": "fullrank.core.trace",
     "kernel": "fullrank.kernels",
-    "SkipRetain": "fullrank.training.skip_retain",
+    "SkipRetain": "fullrank.core.skip_retain",
     "orthogonality": "fullrank.core.penalty",
     "overlap": "fullrank.core.penalty",
     "check": "fullrank.checking.examine",
@@ -87,6 +87,7 @@ if TYPE_CHECKING:
     from fullrank.core.mixture import MixtureOfSoftmaxes as MixtureOfSoftmaxes
     from fullrank.core.penalty import orthogonality as orthogonality
     from fullrank.core.penalty import overlap as overlap
+    from fullrank.core.skip_retain import SkipRetain as SkipRetain
     from fullrank.core.trace import Trace as Trace
     from fullrank.core.translator import Translator as Translator
     from fullrank.hf import FullRankCache as FullRankCache
@@ -102,7 +103,6 @@ if TYPE_CHECKING:
     from fullrank.hf.saving import load_injected as load_injected
     from fullrank.hf.saving import save_adapter as save_adapter
     from fullrank.kernels import kernel as kernel
-    from fullrank.training.skip_retain import SkipRetain as SkipRetain
 
 
 def __getattr__(name: str) -> Any:

@@ -18,7 +18,7 @@ from fullrank.core.errors import InputError
 from fullrank.data.squad import load_squad
 from fullrank.tasks.finetuning import finetune
 from fullrank.tasks.finetuning_squad import SpanObjective, SquadTuning, logits_of, windowed
-from fullrank.training.values import Place
+from fullrank.training.values import TrainingPosition
 from tiny_encoder import WORDS, tiny_encoder
 
 transformers = pytest.importorskip("transformers")
@@ -99,7 +99,7 @@ def test_the_loss_is_the_mean_of_two_cross_entropies_whatever_the_padding(place:
             )
         for logits, target in ((found.start_logits[0], window.start), (found.end_logits[0], window.end)):
             losses.append(math.log(sum(math.exp(value) for value in logits.tolist())) - float(logits[target]))
-    loss = parts.objective(batch, {}, Place(1))
+    loss = parts.objective(batch, {}, TrainingPosition(1))
     assert loss.value.item() == pytest.approx(np.mean(losses), rel=1e-5)
     assert float(loss.nll) == pytest.approx(len(batch.indices) * np.mean(losses), rel=1e-5)
     assert (loss.tokens, loss.read) == (8, sum(lengths))

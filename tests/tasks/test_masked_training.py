@@ -28,7 +28,7 @@ from fullrank.tasks.generation import Decoding, generate
 from fullrank.tasks.masked_modeling import evaluate
 from fullrank.tasks.masked_objective import MaskedObjective
 from fullrank.tasks.run import train
-from fullrank.training import Place
+from fullrank.training import TrainingPosition
 
 MODEL = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "position": "relative",
@@ -227,7 +227,7 @@ def test_masks_are_new_in_every_epoch_and_depend_on_the_seed(text: Path, tmp_pat
     asked: dict[int, list[list[int]]] = {}
     original = MaskedObjective.__call__
 
-    def watched(self: MaskedObjective, batch: MaskedBatch, carry: Any, place: Place) -> Any:
+    def watched(self: MaskedObjective, batch: MaskedBatch, carry: Any, place: TrainingPosition) -> Any:
         asked.setdefault(self.options.seed, []).append(batch.at.tolist())
         return original(self, batch, carry, place)
 
@@ -253,7 +253,7 @@ def test_the_objective() -> None:
     batch = MaskedBatch(inputs, torch.tensor([1, 9]), torch.tensor([3, 4]), None, 12)
     objective = MaskedObjective(model, options)
     torch.manual_seed(1)  # of the cross-head permutation
-    found = objective(batch, {}, Place(1))
+    found = objective(batch, {}, TrainingPosition(1))
     torch.manual_seed(1)
     trace = fr.Trace()
     parts = model.loss_parts(inputs, batch.targets, at=batch.at, label_smoothing=0.1, trace=trace)
@@ -263,7 +263,7 @@ def test_the_objective() -> None:
     assert (found.tokens, found.read, found.seen) == (2, 12, 12)
     assert float(fr.orthogonality(trace).detach()) > 0
     nothing = MaskedBatch(inputs, torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64), None, 12)
-    empty = objective(nothing, {}, Place(1))
+    empty = objective(nothing, {}, TrainingPosition(1))
     assert (float(empty.value), empty.tokens, empty.seen) == (0.0, 0, 12)
 
 

@@ -18,11 +18,11 @@ from fullrank.config.load import build
 from fullrank.config.recipe import Resolved
 from fullrank.config.run import PhaseConfig, TrainConfig
 from fullrank.core.errors import ConfigError, InputError
+from fullrank.core.skip_retain import SkipRetain
 from fullrank.data import Streams
 from fullrank.tasks.objective import CausalObjective
 from fullrank.tasks.run import train
-from fullrank.training import Place
-from fullrank.training.skip_retain import SkipRetain
+from fullrank.training import TrainingPosition
 
 LAYERS = 4
 MODEL = {
@@ -98,7 +98,7 @@ def test_the_memory_travels_in_the_carry() -> None:
     memory = None
     for step in range(4):
         batch = streams.batch(0, step)
-        found = objective(batch, carry, Place(step + 1))
+        found = objective(batch, carry, TrainingPosition(step + 1))
         carry = found.carry
         expected = model.loss_parts(batch.inputs, batch.targets, memory=memory)
         memory = expected.memory
@@ -116,7 +116,7 @@ def test_the_layers_that_rest_are_those_that_were_drawn() -> None:
     streams = Streams(torch.arange(300).numpy() % 30, batch_size=3, segment_length=8, start_id=0)
     for step in range(1, 12):
         ran.clear()
-        place = Place(step, part=step % 2, phase=phase, accumulation=2)
+        place = TrainingPosition(step, part=step % 2, phase=phase, accumulation=2)
         objective(streams.batch(0, step), {}, place)
         resting = schedule.skipped(5, place.number)
         assert ran == set(range(LAYERS)) - resting
@@ -128,7 +128,7 @@ def test_all_layers_may_rest_under_a_penalty() -> None:
     phase = PhaseConfig(name="a", skip="uniform", p=1.0)
     model, objective = small(phases=[phase], steps=9, overlap=0.1, orthogonality=0.1)
     batch = Streams(torch.arange(300).numpy() % 30, batch_size=3, segment_length=8, start_id=0).batch(0, 0)
-    loss = objective(batch, {}, Place(1, phase=phase))
+    loss = objective(batch, {}, TrainingPosition(1, phase=phase))
     loss.value.backward()
     assert torch.isfinite(loss.value)
     assert all(parameter.grad is None for parameter in model.blocks.parameters())

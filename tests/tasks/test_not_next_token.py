@@ -18,7 +18,7 @@ from fullrank.evaluation.perplexity import Evaluation
 from fullrank.evaluation.protocol import EvaluationProtocol
 from fullrank.tasks.measuring import check_training_length, measure
 from fullrank.tasks.objective import CausalObjective
-from fullrank.training.values import Place
+from fullrank.training.values import TrainingPosition
 
 START, VOCABULARY, LONGEST = 3, 11, 8
 IDS = np.random.default_rng(0).integers(0, VOCABULARY, 37).astype(np.uint16)
@@ -109,7 +109,7 @@ def test_training_does_not_see_padding_either() -> None:
     model = build()
     expected = math.fsum(chain(*(nll(model, start, min(start + 8, 37)) for start in range(0, 37, 8)))) / 37
     batch = Blocks(IDS, batch_size=5, segment_length=8, start_id=START, shuffle=True, seed=1).batch(0, 0)
-    loss = CausalObjective(model, TrainConfig(order="shuffled", segment_length=8))(batch, {}, Place(step=1))
+    loss = CausalObjective(model, TrainConfig(order="shuffled", segment_length=8))(batch, {}, TrainingPosition(step=1))
     assert float(loss.value.detach()) == pytest.approx(expected, rel=1e-12)
 
 

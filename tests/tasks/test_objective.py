@@ -12,7 +12,7 @@ from fullrank.data import Batch, Blocks
 from fullrank.evaluation.protocol import EvaluationProtocol
 from fullrank.tasks.measuring import measure
 from fullrank.tasks.objective import CausalObjective
-from fullrank.training import Place
+from fullrank.training import TrainingPosition
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_value_nll_and_tokens(model: fr.LanguageModel, batch: Batch) -> None:
     logits, kept = model(batch.inputs).logits, batch.weights.bool()  # type: ignore[union-attr]
     smoothed = F.cross_entropy(logits[kept], batch.targets[kept], label_smoothing=0.1)
     plain = F.cross_entropy(logits[kept], batch.targets[kept], reduction="sum")
-    loss = CausalObjective(model, TrainConfig(label_smoothing=0.1))(batch, {}, Place(step=1))
+    loss = CausalObjective(model, TrainConfig(label_smoothing=0.1))(batch, {}, TrainingPosition(step=1))
     torch.testing.assert_close(loss.value, smoothed, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(torch.as_tensor(loss.nll), plain, rtol=1e-12, atol=1e-12)
     assert loss.tokens == int(kept.sum())
@@ -46,8 +46,10 @@ def test_value_nll_and_tokens(model: fr.LanguageModel, batch: Batch) -> None:
 def test_penalties_are_added_with_their_coefficients(model: fr.LanguageModel, batch: Batch) -> None:
     trace = fr.Trace()
     model(batch.inputs, trace=trace)
-    plain = CausalObjective(model, TrainConfig())(batch, {}, Place(step=1)).value
-    both = CausalObjective(model, TrainConfig(orthogonality=0.3, overlap=0.02))(batch, {}, Place(step=1)).value
+    plain = CausalObjective(model, TrainConfig())(batch, {}, TrainingPosition(step=1)).value
+    both = CausalObjective(model, TrainConfig(orthogonality=0.3, overlap=0.02))(
+        batch, {}, TrainingPosition(step=1)
+    ).value
     expected = 0.3 * fr.orthogonality(trace) + 0.02 * fr.overlap(trace)
     assert expected > 1e-3
     torch.testing.assert_close(both - plain, expected, rtol=1e-9, atol=1e-12)
@@ -59,7 +61,7 @@ def test_orthogonality_in_training_pulls_mixing_to_orthogonal_matrices(model: fr
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for _ in range(40):
         optimizer.zero_grad()
-        objective(batch, {}, Place(step=1)).value.backward()
+        objective(batch, {}, TrainingPosition(step=1)).value.backward()
         optimizer.step()
     assert fr.orthogonality(model).item() < 0.2 * before
 

@@ -9,9 +9,10 @@ import pytest
 import safetensors.torch
 import torch
 from torch import Tensor, nn
-from training_toy import Found, train
+from training_toy import train
 
 from fullrank.config.run import TrainConfig
+from fullrank.training import EvaluationResult
 from fullrank.training.averaging import WeightAverage
 
 
@@ -51,7 +52,7 @@ def test_swa_is_the_plain_mean_after_its_start() -> None:
             model.weight.mul_(-1.1)
         average.update(step)
         seen.append(model.weight.detach().clone())
-    average.settle()
+    average.copy_to_model()
     torch.testing.assert_close(model.weight.detach(), torch.stack(seen).mean(0), rtol=1e-12, atol=1e-12)
 
 
@@ -59,15 +60,15 @@ def test_swa_is_the_plain_mean_after_its_start() -> None:
 def test_averages_are_evaluated_and_saved_and_do_not_touch_training(options: dict[str, Any], tmp_path: Path) -> None:
     evaluated = []
 
-    def evaluate(model: Any) -> Found:
+    def evaluate(model: Any) -> EvaluationResult:
         evaluated.append(model.inner.weight.detach().clone())
-        return Found(10.0 - len(evaluated), 10)
+        return EvaluationResult(10.0 - len(evaluated), 10)
 
     plain: list[Tensor] = []
 
-    def remember(model: Any) -> Found:
+    def remember(model: Any) -> EvaluationResult:
         plain.append(model.inner.weight.detach().clone())
-        return Found(1.0, 10)
+        return EvaluationResult(1.0, 10)
 
     rhythm = {"eval_options": {"every_steps": 1}, "steps": 8}
     train(tmp_path / "plain", evaluate=remember, **rhythm)

@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
-from torch import nn
-from training_toy import Told, Toy, evaluate, train
+from safetensors.numpy import load_file
+from torch import Tensor, nn
+from training_toy import Death, Recorder, Toy, at_call, die, evaluate, outcome, train
 
 from fullrank.core.errors import InputError, RunError
-from fullrank.training import load_weights
-from fullrank.training.checkpoint import Damaged, Snapshot, load_checkpoint, read_checkpoint, save_checkpoint
-from fullrank.training.kept import kept_checkpoints, mean_weights
-from fullrank.training.sealed import separate
+from fullrank.training import EvaluationResult, load_weights
+from fullrank.training.checkpoint import (
+    DamagedError,
+    Snapshot,
+    kept_checkpoints,
+    load_checkpoint,
+    mean_weights,
+    read_checkpoint,
+    save_checkpoint,
+    separate,
+    write_mean,
+    write_plain,
+    write_tensors,
+)
 
 
 def snapshot(step: int) -> Snapshot:
@@ -40,10 +53,6 @@ def check(found: Snapshot | None, *steps: int) -> None:
 
 def refuse(text: str) -> None:
     raise AssertionError(text)
-
-
-class Death(BaseException):
-    """Stands for a SIGKILL: nothing catches it."""
 
 
 def breaking_at(monkeypatch: pytest.MonkeyPatch, number: int, error: BaseException) -> list[int]:
@@ -226,12 +235,12 @@ def test_damage_is_noticed_and_the_one_before_used(damage: Any, name: str, tmp_p
     save_checkpoint(tmp_path, snapshot(1), step=1, best=True)
     save_checkpoint(tmp_path, snapshot(2), step=2, best=True)
     damage(tmp_path / "last" / name)
-    with pytest.raises(Damaged, match=name):
+    with pytest.raises(DamagedError, match=name):
         read_checkpoint(tmp_path / "last")
-    told: list[str] = []
-    check(load_checkpoint(tmp_path, told.append), 1)
-    assert f"{tmp_path}/last is damaged: {name}" in told[0]
-    assert f"going on from the checkpoint before it, {tmp_path}/step-00000001" in told[0]
+    recorder: list[str] = []
+    check(load_checkpoint(tmp_path, recorder.append), 1)
+    assert f"{tmp_path}/last is damaged: {name}" in recorder[0]
+    assert f"going on from the checkpoint before it, {tmp_path}/step-00000001" in recorder[0]
     check(read_checkpoint(tmp_path / "best"), 1)
     check(load_checkpoint(tmp_path, refuse), 1)
 
@@ -253,7 +262,7 @@ def test_a_changed_number_in_the_plain_values_is_noticed(tmp_path: Path) -> None
     save_checkpoint(tmp_path, snapshot(7), step=7, best=True)
     plain = tmp_path / "last" / "checkpoint.json"
     plain.write_text(plain.read_text().replace('"step": 7', '"step": 8', 1))
-    with pytest.raises(Damaged, match="checksum"):
+    with pytest.raises(DamagedError, match="checksum"):
         read_checkpoint(tmp_path / "last")
 
 
@@ -271,8 +280,8 @@ def test_a_run_copied_with_its_links_followed_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("averaging", ["none", "ema"])
 def test_the_weights_are_a_plain_file_by_the_names_of_the_model(averaging: str, tmp_path: Path) -> None:
     """Tied tensors and buffers included, and what is in it is what was evaluated."""
-    told = Told()
-    model, result = train(tmp_path, steps=10, averaging=averaging, observers=[told])
+    recorder = Recorder()
+    model, result = train(tmp_path, steps=10, averaging=averaging, observers=[recorder])
     last = safetensors.torch.load_file(tmp_path / "checkpoints" / "last" / "model.safetensors")
     assert last.keys() == model.state_dict().keys()
     assert all(torch.equal(last[name], tensor) for name, tensor in model.state_dict().items())
@@ -306,3 +315,143 @@ def test_what_is_written_shares_no_memory() -> None:
     owned = [t.untyped_storage() for t in apart.values() if t.numel()]
     assert len({storage.data_ptr() for storage in owned}) == 4
     assert [storage.nbytes() for storage in owned] == [48, 48, 12, 48]
+
+
+def test_the_weights_of_the_last_evaluations_are_kept(tmp_path: Path) -> None:
+    """Evaluations at 4, 8, 12, 16 and the end, 18; checkpoints have another rhythm, and only three are kept."""
+    seen: dict[int, dict[str, Tensor]] = {}
+
+    def evaluate(model: Any) -> EvaluationResult:
+        seen[len(seen) + 1] = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        return EvaluationResult(1.0 + len(seen), 1)
+
+    rhythm = {"every_steps": 4}
+    _, result = train(
+        tmp_path, steps=18, save_every_steps=5, keep_checkpoints=3, evaluate=evaluate, eval_options=rhythm
+    )
+    assert result.best_step == 4
+    kept = kept_checkpoints(tmp_path / "checkpoints")
+    assert list(kept) == [12, 16, 18]
+    for path, weights in zip(kept.values(), (seen[3], seen[4], seen[5]), strict=True):
+        assert sorted(file.name for file in path.iterdir()) == ["checkpoint.json", "model.safetensors"]
+        model = Toy()
+        load_weights(model, path)
+        assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
+
+
+def test_without_the_key_nothing_is_kept(tmp_path: Path) -> None:
+    train(tmp_path, steps=10)
+    assert not (tmp_path / "checkpoints" / "kept").exists()
+    assert kept_checkpoints(tmp_path / "checkpoints") == {}
+
+
+@pytest.mark.parametrize("number", [7, 13, 19, 23])
+def test_a_killed_run_keeps_what_one_never_killed_keeps(number: int, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"steps": 24, "save_every_steps": 5, "keep_checkpoints": 2, "averaging": "ema"}
+    options["eval_options"] = {"every_steps": 4}
+    train(tmp_path / "whole", **options)
+    with pytest.raises(Death):
+        train(tmp_path / "killed", **options, objective=at_call(number, die))
+    train(tmp_path / "killed", **options)
+    assert list(kept_checkpoints(tmp_path / "killed" / "checkpoints")) == [20, 24]
+    assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
+
+
+def test_a_run_that_falls_back_comes_by_again(tmp_path: Path) -> None:
+    """`last` is damaged, so it goes on an evaluation earlier, and dies when it has come by the next one again."""
+    options: dict[str, Any] = {"keep_checkpoints": 3, "eval_options": {"every_steps": 4}}
+    train(tmp_path / "whole", **options, steps=20)
+    train(tmp_path / "run", **options, steps=12)
+    with open(tmp_path / "run" / "checkpoints" / "last" / "training.safetensors", "ab") as file:
+        file.write(b"x")
+    with pytest.raises(Death):
+        train(tmp_path / "run", **options, steps=20, objective=at_call(5, die))
+    assert list(kept_checkpoints(tmp_path / "run" / "checkpoints")) == [4, 8, 12]
+    train(tmp_path / "run", **options, steps=20)
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+
+
+def made(folder: Path, step: int, **tensors: Tensor) -> Path:
+    path = folder / "kept" / f"step-{step:08d}"
+    path.mkdir(parents=True)
+    write_tensors(path / "model.safetensors", tensors)
+    write_plain(path, ("model.safetensors",), {"step": step})
+    return path
+
+
+def test_the_mean_is_numpys(tmp_path: Path) -> None:
+    """Of each tensor that is no count, in fp64; counts are the last one's; tied tensors stay equal."""
+    _, _ = train(tmp_path, steps=20, keep_checkpoints=3, eval_options={"every_steps": 4})
+    paths = list(kept_checkpoints(tmp_path / "checkpoints").values())
+    found = mean_weights(paths)
+    given = [load_file(path / "model.safetensors") for path in paths]
+    for name, tensor in found.items():
+        values = [weights[name] for weights in given]
+        mean = np.mean(values, axis=0, dtype=np.float64).astype(np.float32) if name != "seen" else values[-1]
+        assert tensor.numpy().dtype == values[0].dtype
+        assert np.array_equal(tensor.numpy(), mean), name
+    assert len({int(weights["seen"]) for weights in given}) == 3
+    assert torch.equal(found["output.weight"], found["embedding.weight"])
+    assert not np.array_equal(given[0]["inner.weight"], given[2]["inner.weight"])
+
+
+def test_the_mean_of_one_is_itself_and_keeps_types(tmp_path: Path) -> None:
+    tensors = {
+        "half": torch.randn(5, 3).bfloat16(),
+        "single": torch.randn(7),
+        "double": torch.randn(2, dtype=torch.float64),
+        "mask": torch.tensor([True, False]),
+        "count": torch.tensor(2**53 + 1),
+    }
+    path = made(tmp_path, 3, **tensors)
+    found = mean_weights([path])
+    assert found.keys() == tensors.keys()
+    assert all(
+        found[name].dtype == tensor.dtype and torch.equal(found[name], tensor) for name, tensor in tensors.items()
+    )
+
+
+def test_small_differences_are_not_lost_in_large_sums(tmp_path: Path) -> None:
+    """In fp32 the sum of a hundred numbers near 1 would be off in its last digits."""
+    values = torch.rand(100, 50, dtype=torch.float64).float() + 1
+    paths = [made(tmp_path, step, w=value) for step, value in enumerate(values)]
+    assert torch.equal(mean_weights(paths)["w"], values.double().mean(0).float())
+
+
+def test_weights_of_another_model_and_damaged_ones_are_refused(tmp_path: Path) -> None:
+    first, other = made(tmp_path, 1, w=torch.zeros(2)), made(tmp_path, 2, w=torch.zeros(3))
+    with pytest.raises(InputError, match=r"step-00000002 and .*step-00000001 are not of the same model"):
+        mean_weights([first, other])
+    data = bytearray((other / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (other / "model.safetensors").write_bytes(data)
+    with pytest.raises(InputError, match=r"step-00000002 is damaged: model.safetensors does not match its checksum"):
+        mean_weights([other])
+
+
+def test_a_mean_is_written_whole_and_replaces_an_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = write_mean(tmp_path, "average", {"w": torch.zeros(2)}, [1, 2])
+    assert write_mean(tmp_path, "average", {"w": torch.ones(2)}, [2, 3]) == place == tmp_path / "average"
+    assert mean_weights([place])["w"].tolist() == [1.0, 1.0]
+    state = json.loads((place / "checkpoint.json").read_text())["content"]["state"]
+    assert state == {"step": 3, "averaged": [2, 3]}
+
+    def full(*args: Any, **options: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    with pytest.raises(RunError, match=r"average could not be written: .*No space left on device; make room"):
+        write_mean(tmp_path, "average", {"w": torch.zeros(2)}, [1])
+    assert mean_weights([place])["w"].tolist() == [1.0, 1.0]
+    assert [path.name for path in tmp_path.iterdir()] == ["average"]
+
+
+@pytest.mark.parametrize(
+    "name", ["last", "best", "previous", "kept", "step-00000004", "", ".", "..", "a/b", "../x", ".hidden"]
+)
+def test_a_mean_takes_no_name_of_something_else(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"--out: .* is not the name of an average"):
+        write_mean(tmp_path, name, {"w": torch.zeros(2)}, [1])
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(InputError, match="mine is there and is not an average; give another name"):
+        write_mean(tmp_path, "mine", {"w": torch.zeros(2)}, [1])

@@ -1,18 +1,28 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from training_toy import Toy
+from training_toy import Toy, train
 
-from fullrank.config.run import TrainConfig
+from fullrank.config.run import PhaseConfig, TrainConfig
 from fullrank.core.errors import InputError, RunError
-from fullrank.training import choose_device, compile_blocks, prepare_machine, seed_everything
-from fullrank.training.device import explaining
-from fullrank.training.randomness import undisturbed
+from fullrank.training import choose_device, compile_blocks, loop, prepare_machine, seed_everything
+from fullrank.training.device import (
+    begin_pass,
+    check_cuda_graphs,
+    detach_carry,
+    eager_evaluation,
+    explain_failures,
+    preserve_random_state,
+)
 
 
 def draw() -> list[float]:
@@ -32,7 +42,7 @@ def test_a_seed_is_all_that_decides() -> None:
 def test_what_is_drawn_inside_is_not_missed_outside() -> None:
     seed_everything(3)
     draw()
-    with undisturbed(torch.device("cpu")):
+    with preserve_random_state(torch.device("cpu")):
         inside = draw()
     assert draw() == inside
 
@@ -66,7 +76,7 @@ def test_blocks_are_compiled_where_the_model_names_them(monkeypatch: pytest.Monk
 
 def test_failures_of_the_machine_name_the_keys_to_change() -> None:
     def fail(error: Exception) -> None:
-        with explaining(TrainConfig(steps=1, compile=True)):
+        with explain_failures(TrainConfig(steps=1, compile=True)):
             raise error
 
     with pytest.raises(
@@ -78,3 +88,111 @@ def test_failures_of_the_machine_name_the_keys_to_change() -> None:
         fail(broken("no compiler"))
     with pytest.raises(ZeroDivisionError):
         fail(ZeroDivisionError())
+
+
+ON = TrainConfig(steps=1, compile=True, cuda_graphs=True)
+OFF = TrainConfig(steps=1, compile=True)
+
+
+def test_blocks_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **given: asked.append(given))
+    compile_blocks(Toy(), cuda_graphs=True)
+    compile_blocks(Toy())
+    assert asked == [{"mode": "reduce-overhead"}, {}]
+
+
+def test_every_pass_is_marked_and_what_outlives_it_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    marks: list[None] = []
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marks.append(None))
+    begin_pass(OFF)
+    assert not marks
+    begin_pass(ON)
+    assert len(marks) == 1
+    left = torch.ones(3, requires_grad=True) * 2
+    kept, shared = detach_carry(left, ON), detach_carry(left, OFF)
+    with torch.no_grad():
+        left.fill_(7.0)  # as a replay does
+    assert kept.tolist() == [2.0, 2.0, 2.0]
+    assert shared.tolist() == [7.0, 7.0, 7.0]
+    assert not kept.requires_grad
+    assert not shared.requires_grad
+
+
+def test_evaluation_is_not_recorded() -> None:
+    compiled: list[None] = []
+
+    def backend(module: Any, inputs: Any) -> Any:
+        compiled.append(None)
+        return module.forward
+
+    torch._dynamo.reset()
+    run = torch.compile(lambda x: x + 1, backend=backend)
+    with eager_evaluation(ON):
+        run(torch.ones(2))
+    assert not compiled
+    with eager_evaluation(OFF):
+        run(torch.ones(2))
+    assert len(compiled) == 1
+
+
+def test_the_loop_marks_every_batch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As if this machine could record: the same training, with a mark for each pass."""
+    marks: list[None] = []
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marks.append(None))
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **given: None)
+    monkeypatch.setattr(loop, "check_cuda_graphs", lambda options, device: None)
+    plain, _ = train(tmp_path / "plain", steps=9, compile=True)
+    assert not marks
+    recorded, _ = train(tmp_path / "recorded", steps=9, compile=True, cuda_graphs=True)
+    assert len(marks) == 9
+    for (name, a), b in zip(plain.state_dict().items(), recorded.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_what_cannot_be_recorded_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"train.cuda_graphs: .*set train.compile: true"):
+        TrainConfig(steps=1, cuda_graphs=True)
+    with pytest.raises(InputError, match=r"train.gradient_accumulation_steps: 1 \(given 2\)"):
+        TrainConfig(steps=1, compile=True, cuda_graphs=True, gradient_accumulation_steps=2)
+    phases = [PhaseConfig(name="skipping", skip="linear", steps=3), PhaseConfig(name="all", steps=3)]
+    with pytest.raises(InputError, match=r"train.phases.skipping.skip is 'linear', allowed is 'none'"):
+        TrainConfig(compile=True, cuda_graphs=True, phases=phases)
+    with pytest.raises(InputError, match=r"the device 'cpu'; give train.device: cuda, or leave train.cuda_graphs out"):
+        train(tmp_path, steps=1, compile=True, cuda_graphs=True)
+
+
+def test_operators_that_keep_tensors_are_not_recorded() -> None:
+    import fullrank.kernels.multilinear  # noqa: F401
+
+    for name in ("multilinear", "multilinear_small", "mixed_heads"):
+        for operator in (getattr(torch.ops.fullrank, name), getattr(torch.ops.fullrank, f"{name}_backward")):
+            assert torch.Tag.cudagraph_unsafe in operator.default.tags
+
+
+class OldTags:
+    """`torch.Tag` as it was before 2.9."""
+
+
+for _name in dir(torch.Tag):
+    if not _name.startswith("_") and _name != "cudagraph_unsafe":
+        setattr(OldTags, _name, getattr(torch.Tag, _name))
+
+
+def test_torch_without_the_tag_records_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "Tag", OldTags)
+    with pytest.raises(InputError, match=r"train.cuda_graphs: needs torch 2.9 or later"):
+        check_cuda_graphs(ON, torch.device("cuda"))
+    check_cuda_graphs(OFF, torch.device("cuda"))
+
+
+def test_attention_is_there_in_torch_without_the_tag() -> None:
+    program = (
+        "import torch\n"
+        "kept = {n: getattr(torch.Tag, n) for n in dir(torch.Tag) if not n.startswith('_') and n != 'cudagraph_unsafe'}\n"
+        "new, check = torch.Tag, lambda cls, x: isinstance(x, new)\n"
+        "torch.Tag = type('Meta', (type,), {'__instancecheck__': check})('Tag', (), kept)\n"
+        "import fullrank.kernels.multilinear\n"
+        "assert 'cudagraph' not in str(torch.ops.fullrank.multilinear.default.tags)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

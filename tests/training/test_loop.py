@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from training_toy import LENGTH, STREAMS, Found, Objective, Told, Toy, ToyBatches, train
+from torch import Tensor, nn
+from training_toy import (
+    LENGTH,
+    STREAMS,
+    Death,
+    Even,
+    Objective,
+    Recorder,
+    Toy,
+    ToyBatches,
+    at_call,
+    die,
+    evaluate_scored,
+    outcome,
+    train,
+)
 
-from fullrank.core.errors import RunError
-from fullrank.training import Loss, Place, load_weights
+from fullrank.config.run import EvalConfig, TrainConfig
+from fullrank.core.errors import ConfigError, InputError, RunError
+from fullrank.training import EvaluationResult, Loss, TrainingPosition, load_weights
 
 
 def lines(folder: Path, split: str) -> list[dict[str, Any]]:
@@ -44,9 +60,9 @@ def without_dropout(model: Toy) -> Any:
     model.double()
     model.dropout.p = 0.0
 
-    def objective(given: Any, carry: Any, place: Place) -> Loss:
+    def objective(given: Any, carry: Any, position: TrainingPosition) -> Loss:
         parts = given if isinstance(given, list) else [given]
-        losses = [Objective(model)(part, {}, place) for part in parts]
+        losses = [Objective(model)(part, {}, position) for part in parts]
         tokens = sum(loss.tokens for loss in losses)
         total = sum(loss.value * loss.tokens for loss in losses)
         return Loss(total / tokens, sum(float(loss.nll) for loss in losses), tokens)
@@ -85,8 +101,8 @@ def test_lines_are_means_over_tokens_since_the_line_before(tmp_path: Path) -> No
     seen: list[tuple[float, int]] = []
 
     def noting(model: Toy) -> Any:
-        def objective(batch: Tensor, carry: Any, place: Place) -> Loss:
-            loss = Objective(model)(batch, carry, place)
+        def objective(batch: Tensor, carry: Any, position: TrainingPosition) -> Loss:
+            loss = Objective(model)(batch, carry, position)
             seen.append((float(loss.nll), loss.tokens))
             return loss
 
@@ -111,9 +127,9 @@ def test_the_carry_goes_from_batch_to_batch_and_is_empty_at_the_start_of_an_epoc
     given: list[float | None] = []
 
     def counting(model: Toy) -> Any:
-        def objective(batch: Tensor, carry: Mapping[str, Tensor], place: Place) -> Loss:
+        def objective(batch: Tensor, carry: Mapping[str, Tensor], position: TrainingPosition) -> Loss:
             given.append(float(carry["count"]) if carry else None)
-            loss = Objective(model)(batch, {}, place)
+            loss = Objective(model)(batch, {}, position)
             return Loss(loss.value, loss.nll, loss.tokens, {"count": torch.tensor((given[-1] or 0.0) + 1)})
 
         return objective
@@ -126,9 +142,9 @@ def test_bf16_computes_in_bf16_and_keeps_fp32_weights(tmp_path: Path) -> None:
     types: set[torch.dtype] = set()
 
     def noting(model: Toy) -> Any:
-        def objective(batch: Tensor, carry: Any, place: Place) -> Loss:
+        def objective(batch: Tensor, carry: Any, position: TrainingPosition) -> Loss:
             types.add(model.inner(torch.zeros(1, 6)).dtype)
-            return Objective(model)(batch, carry, place)
+            return Objective(model)(batch, carry, position)
 
         return objective
 
@@ -140,8 +156,8 @@ def test_bf16_computes_in_bf16_and_keeps_fp32_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_checkpoint(value: float, tmp_path: Path) -> None:
     def breaking(model: Toy) -> Any:
-        def objective(batch: Tensor, carry: Any, place: Place) -> Loss:
-            loss = Objective(model)(batch, carry, place)
+        def objective(batch: Tensor, carry: Any, position: TrainingPosition) -> Loss:
+            loss = Objective(model)(batch, carry, position)
             late = int(model.seen) > 11 * STREAMS * LENGTH
             return Loss(loss.value * value, loss.nll, loss.tokens) if late else loss
 
@@ -162,8 +178,8 @@ def test_an_infinite_gradient_is_not_saved(tmp_path: Path) -> None:
     """The loss of the step is a number, its gradient is not: the square root at zero."""
 
     def breaking(model: Toy) -> Any:
-        def objective(batch: Tensor, carry: Any, place: Place) -> Loss:
-            loss = Objective(model)(batch, carry, place)
+        def objective(batch: Tensor, carry: Any, position: TrainingPosition) -> Loss:
+            loss = Objective(model)(batch, carry, position)
             return Loss(loss.value + (model.inner.weight * 0).abs().sqrt().sum(), loss.nll, loss.tokens)
 
         return objective
@@ -176,23 +192,23 @@ def test_an_infinite_gradient_is_not_saved(tmp_path: Path) -> None:
 
 def test_a_validation_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="the validation loss at step 5 is not a finite number"):
-        train(tmp_path, steps=10, evaluate=lambda model: Found(math.nan, 1))
+        train(tmp_path, steps=10, evaluate=lambda model: EvaluationResult(math.nan, 1))
 
 
 def test_patience_ends_training_and_the_best_is_kept(tmp_path: Path) -> None:
     curve = iter([5.0, 3.0, 3.5, 3.0, 4.0, 1.0])
-    _, result = train(tmp_path, steps=30, patience=3, evaluate=lambda model: Found(next(curve), 1))
+    _, result = train(tmp_path, steps=30, patience=3, evaluate=lambda model: EvaluationResult(next(curve), 1))
     assert (result.steps, result.stopped_early) == (25, True)
     assert (result.best_step, result.best_nll) == (10, 3.0)
     links = {name: (tmp_path / "checkpoints" / name).readlink().name for name in ("last", "best")}
     assert links == {"last": "step-00000025", "best": "step-00000010"}
-    _, again = train(tmp_path, steps=30, patience=3, evaluate=lambda model: Found(0.0, 1))
+    _, again = train(tmp_path, steps=30, patience=3, evaluate=lambda model: EvaluationResult(0.0, 1))
     assert again.steps == 25
 
 
 def test_patience_is_remembered_over_a_stop(tmp_path: Path) -> None:
-    train(tmp_path, steps=15, patience=3, evaluate=lambda model: Found(7.0, 1))
-    _, result = train(tmp_path, steps=40, patience=3, evaluate=lambda model: Found(7.0, 1))
+    train(tmp_path, steps=15, patience=3, evaluate=lambda model: EvaluationResult(7.0, 1))
+    _, result = train(tmp_path, steps=40, patience=3, evaluate=lambda model: EvaluationResult(7.0, 1))
     assert (result.steps, result.best_step) == (20, 5)
 
 
@@ -204,10 +220,10 @@ def test_a_budget_of_tokens_ends_with_the_step_that_reaches_it(tmp_path: Path) -
 
 def test_evaluation_leaves_every_module_in_its_mode(tmp_path: Path) -> None:
     def freezing(model: Toy) -> Any:
-        def objective(batch: Tensor, carry: Any, place: Place) -> Loss:
+        def objective(batch: Tensor, carry: Any, position: TrainingPosition) -> Loss:
             modes.append((model.training, model.dropout.training))
             model.dropout.eval()
-            return Objective(model)(batch, carry, place)
+            return Objective(model)(batch, carry, position)
 
         return objective
 
@@ -217,18 +233,18 @@ def test_evaluation_leaves_every_module_in_its_mode(tmp_path: Path) -> None:
 
 
 def test_observers_see_it_all_and_are_closed_even_after_a_failure(tmp_path: Path) -> None:
-    told = Told()
-    train(tmp_path / "a", steps=10, observers=[told])
-    assert told.began == (0, 10)
-    assert [step for step, _ in told.steps] == list(range(1, 11))
-    assert [line for line in told.lines if "split" in line] == [
+    recorder = Recorder()
+    train(tmp_path / "a", steps=10, observers=[recorder])
+    assert recorder.began == (0, 10)
+    assert [step for step, _ in recorder.steps] == list(range(1, 11))
+    assert [line for line in recorder.lines if "split" in line] == [
         json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()
     ]
-    assert told.finished == 1
-    told = Told()
+    assert recorder.finished == 1
+    recorder = Recorder()
     with pytest.raises(RunError):
-        train(tmp_path / "b", steps=10, observers=[told], evaluate=lambda model: Found(math.nan, 1))
-    assert told.finished == 1
+        train(tmp_path / "b", steps=10, observers=[recorder], evaluate=lambda model: EvaluationResult(math.nan, 1))
+    assert recorder.finished == 1
 
 
 def test_it_learns(tmp_path: Path) -> None:
@@ -242,3 +258,126 @@ def test_it_learns(tmp_path: Path) -> None:
     train(tmp_path, steps=150, learning_rate=0.02, schedule="cosine", batches=Same(), log_every_steps=50)
     curve = [line["nll"] for line in lines(tmp_path, "train")]
     assert curve[-1] < 0.5 * curve[0]
+
+
+BY_BLEU = {"every_steps": 5, "metric": "bleu"}
+
+
+def following(nll: Sequence[float], bleu: Sequence[float]) -> Callable[[nn.Module], EvaluationResult]:
+    """The n-th evaluation of every 5 steps gives the n-th nll per token and the n-th BLEU."""
+
+    def judged(model: nn.Module) -> EvaluationResult:
+        assert isinstance(model, Toy)
+        number = int(model.seen) // (5 * STREAMS * LENGTH) - 1
+        return EvaluationResult(10 * nll[number], 10, {"bleu": bleu[number], "chrf": 2 * bleu[number]})
+
+    return judged
+
+
+FALLING, BLEU = [5.0, 4.0, 3.0, 2.0, 1.0], [10.0, 30.25, 30.25, 20.0, 25.0]
+
+
+@pytest.mark.parametrize(("metric", "best", "value"), [("loss", 25, 1.0), ("bleu", 10, 30.25)])
+def test_the_best_checkpoint_is_the_one_of_the_metric(metric: str, best: int, value: float, tmp_path: Path) -> None:
+    """The loss falls all the way; BLEU is highest, for the first time, at step 10."""
+    recorder = Recorder()
+    options = {"steps": 25, "batches": Even(), "evaluate": following(FALLING, BLEU), "observers": [recorder]}
+    _, result = train(tmp_path, **options, eval_options=BY_BLEU | {"metric": metric})
+    assert (result.best_step, result.best_metric) == (best, value)
+    assert result.best_nll == FALLING[best // 5 - 1]
+    links = {name: (tmp_path / "checkpoints" / name).readlink().name for name in ("last", "best")}
+    assert links == {"last": "step-00000025", "best": f"step-{best:08d}"}
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    found = [(line["step"], line["nll"], line["bleu"], line["chrf"]) for line in lines if line["split"] == "valid"]
+    assert found == [(5 * n, FALLING[n - 1], BLEU[n - 1], 2 * BLEU[n - 1]) for n in range(1, 6)]
+    assert not any("bleu" in line for line in lines if line["split"] == "train")
+    assert [line for line in recorder.lines if "split" in line] == lines
+
+
+@pytest.mark.parametrize(("metric", "end"), [("loss", 25), ("bleu", 20)])
+def test_patience_counts_evaluations_without_improvement_of_the_metric(metric: str, end: int, tmp_path: Path) -> None:
+    options = {"steps": 25, "batches": Even(), "evaluate": following(FALLING, BLEU), "patience": 2}
+    _, result = train(tmp_path, **options, eval_options=BY_BLEU | {"metric": metric})
+    assert (result.steps, result.stopped_early) == (end, end < 25)
+
+
+@pytest.mark.parametrize(
+    ("metric", "rates"), [("loss", [0.8, 0.8, 0.8, 0.8, 0.8]), ("bleu", [0.8, 0.8, 0.8, 0.4, 0.2])]
+)
+def test_the_plateau_schedule_follows_the_metric(metric: str, rates: list[float], tmp_path: Path) -> None:
+    """Evaluations 3, 4 and 5 do not improve on the BLEU of the second; each halves what follows. One stop between."""
+    options = {"steps": 25, "batches": Even(), "evaluate": following(FALLING, BLEU), "schedule": "plateau"}
+    options |= {"learning_rate": 0.8, "log_every_steps": 5, "eval_options": BY_BLEU | {"metric": metric}}
+    with pytest.raises(Death):
+        train(tmp_path, **options, objective=at_call(18, die))
+    train(tmp_path, **options)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["lr"] for line in lines if line["split"] == "train"] == rates
+
+
+def test_an_evaluation_without_the_score_is_said_with_the_key_to_change(tmp_path: Path) -> None:
+    wanted = r"eval.metric: the evaluation of this task gives no 'bleu' \(it gives loss\); set eval.metric: loss"
+    with pytest.raises(InputError, match=wanted):
+        train(tmp_path, steps=5, eval_options=BY_BLEU)
+    with pytest.raises(ConfigError, match=r"eval.metric: 'loss' or 'bleu', given 'chrf'"):
+        EvalConfig(metric="chrf")  # type: ignore[arg-type]
+
+
+def test_a_score_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="validation loss at step 5 is not a finite number"):
+        train(tmp_path, steps=5, evaluate=lambda model: EvaluationResult(1.0, 1, {"bleu": math.nan}))
+
+
+def without_the_metric(checkpoint: Path) -> None:
+    """Make it one of the versions that knew no metric."""
+    file = checkpoint / "checkpoint.json"
+    content = json.loads(file.read_text())["content"]
+    assert {content["state"].pop("metric"), content["state"].pop("best_metric")} == {
+        "loss",
+        content["state"]["best_nll"],
+    }
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    file.write_text(json.dumps({"sha256": digest, "content": content}))
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_stopped_run_keeps_its_best(old: bool, tmp_path: Path) -> None:
+    """The best evaluation lies before the stop: none after it may take its place. Checkpoints of earlier versions, too."""
+    curve = [3.0, 1.0, 2.0, 2.5, 1.5]
+    options: dict[str, Any] = {"steps": 25, "batches": Even(), "patience": 4}
+    options["evaluate"] = following(curve, curve)
+    train(tmp_path / "whole", **options)
+    with pytest.raises(Death):
+        train(tmp_path / "killed", **options, objective=at_call(18, die))
+    if old:
+        for link in ("last", "best"):
+            without_the_metric((tmp_path / "killed" / "checkpoints" / link).resolve())
+    _, result = train(tmp_path / "killed", **options)
+    assert (result.resumed_from, result.best_step, result.best_nll, result.best_metric) == (15, 10, 1.0, 1.0)
+    assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
+
+
+def test_a_checkpoint_of_another_metric_is_refused(tmp_path: Path) -> None:
+    options = {"steps": 5, "evaluate": evaluate_scored}
+    train(tmp_path, **options)
+    with pytest.raises(InputError, match=r"was made with eval\.metric: loss, now it is bleu; set it back"):
+        train(tmp_path, **options, eval_options=BY_BLEU)
+
+
+def test_an_evaluation_without_scores_is_as_it_was(tmp_path: Path) -> None:
+    train(tmp_path / "none", steps=10)
+    train(tmp_path / "empty", steps=10, evaluate=lambda model: EvaluationResult(1.0, 1))
+    train(tmp_path / "plain", steps=10, evaluate=lambda model: EvaluationResult(1.0, 1))
+    assert outcome(tmp_path / "empty") == outcome(tmp_path / "plain")
+    lines = [json.loads(line) for line in (tmp_path / "none" / "metrics.jsonl").read_text().splitlines()]
+    assert {key for line in lines for key in line} == {"step", "split", "nll", "ppl", "tokens", "lr"}
+    assert torch.isfinite(torch.tensor([line["nll"] for line in lines])).all()
+
+
+@pytest.mark.parametrize("key", ["batch_tokens", "keep_checkpoints"])
+@pytest.mark.parametrize("value", [0, -4, 2**63])
+def test_counts_are_positive_and_bounded(key: str, value: int) -> None:
+    with pytest.raises(ConfigError, match=rf"train\.{key}: .* given {value}"):
+        TrainConfig(**{key: value})  # type: ignore[arg-type]
+    assert getattr(TrainConfig(**{key: 4096}), key) == 4096  # type: ignore[arg-type]
+    assert getattr(TrainConfig(), key) is None

@@ -1,4 +1,4 @@
-"""`train.phases`: when a phase ends, what follows, what the objective is told, and that a kill changes nothing."""
+"""`train.phases`: when a phase ends, what follows, what the objective is recorder, and that a kill changes nothing."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from training_toy import (
     STREAMS,
     Death,
     Even,
-    Found,
     Objective,
-    Told,
+    Recorder,
     Toy,
     ToyBatches,
     at_call,
@@ -32,9 +31,9 @@ from training_toy import (
 
 from fullrank.config.run import EvalConfig, PhaseConfig, PlateauConfig, TrainConfig
 from fullrank.core.errors import ConfigError, InputError
-from fullrank.training import Loss, Place, Plan, make_plan
+from fullrank.training import EvaluationResult, Loss, Plan, TrainingPosition, make_plan
 from fullrank.training.observers import Status, TensorBoard
-from fullrank.training.phases import look_back
+from fullrank.training.phases import update_plateau
 
 
 def phase(name: str, plateau: tuple[float, int] | None = None, **options: Any) -> PhaseConfig:
@@ -48,30 +47,34 @@ def plan(*phases: PhaseConfig, **options: Any) -> Plan:
     return make_plan(TrainConfig(**options), EvalConfig(), ToyBatches(7))
 
 
-class Places:
+class Positions:
     """The toy's objective, which notes where it is called."""
 
     def __init__(self) -> None:
-        self.seen: list[Place] = []
+        self.seen: list[TrainingPosition] = []
 
     def __call__(self, model: Toy) -> Any:
-        def objective(batch: Tensor, carry: Any, place: Place) -> Loss:
-            self.seen.append(place)
-            return Objective(model)(batch, carry, place)
+        def objective(batch: Tensor, carry: Any, position: TrainingPosition) -> Loss:
+            self.seen.append(position)
+            return Objective(model)(batch, carry, position)
 
         return objective
 
     def phases(self) -> str:
         """The names of the phases, a letter for each update."""
-        return "".join("-" if place.phase is None else place.phase.name for place in self.seen if place.part == 0)
+        return "".join(
+            "-" if position.phase is None else position.phase.name for position in self.seen if position.part == 0
+        )
 
 
 def judged(perplexities: Mapping[int, float]) -> Any:
     """An evaluation with these perplexities after these updates (on batches of one size, each)."""
 
-    def evaluate(model: nn.Module) -> Found:
+    def evaluate(model: nn.Module) -> EvaluationResult:
         assert isinstance(model, Toy)
-        return Found(float(torch.tensor(perplexities[int(model.seen) // (STREAMS * LENGTH)]).double().log()), 1)
+        return EvaluationResult(
+            float(torch.tensor(perplexities[int(model.seen) // (STREAMS * LENGTH)]).double().log()), 1
+        )
 
     return evaluate
 
@@ -82,11 +85,11 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 def test_phases_on_steps_and_epochs_follow_each_other(tmp_path: Path) -> None:
     """Three steps, one epoch of 7, and half an epoch of 7, rounded to 4."""
-    places = Places()
+    positions = Positions()
     phases = [phase("a", steps=3, skip="linear"), phase("b", epochs=1), phase("c", epochs=0.5)]
-    _, result = train(tmp_path, phases=phases, objective=places, log_every_steps=100, schedule="linear")
-    assert places.phases() == "aaa" + 7 * "b" + 4 * "c"
-    assert {place.phase for place in places.seen} == set(phases)
+    _, result = train(tmp_path, phases=phases, objective=positions, log_every_steps=100, schedule="linear")
+    assert positions.phases() == "aaa" + 7 * "b" + 4 * "c"
+    assert {position.phase for position in positions.seen} == set(phases)
     assert (result.steps, result.stopped_early) == (14, False)
     train_lines = [line for line in lines(tmp_path) if line["split"] == "train"]
     assert [(line["step"], line["phase"]) for line in train_lines] == [(3, "a"), (10, "b"), (14, "c")]
@@ -100,8 +103,8 @@ def test_a_line_about_training_covers_one_phase(tmp_path: Path) -> None:
     seen: list[tuple[float, int]] = []
 
     def noting(model: Toy) -> Any:
-        def objective(batch: Tensor, carry: Any, place: Place) -> Loss:
-            loss = Objective(model)(batch, carry, place)
+        def objective(batch: Tensor, carry: Any, position: TrainingPosition) -> Loss:
+            loss = Objective(model)(batch, carry, position)
             seen.append((float(loss.nll), loss.tokens))
             return loss
 
@@ -116,35 +119,36 @@ def test_a_line_about_training_covers_one_phase(tmp_path: Path) -> None:
 
 
 def test_without_phases_nothing_is_said_of_them(tmp_path: Path) -> None:
-    places = Places()
-    _, result = train(tmp_path, steps=6, objective=places)
-    assert places.phases() == "------"
+    positions = Positions()
+    _, result = train(tmp_path, steps=6, objective=positions)
+    assert positions.phases() == "------"
     assert all("phase" not in line for line in lines(tmp_path))
     assert result.ms_per_step_by_phase == {"train": result.ms_per_step}
 
 
-def test_the_objective_is_told_its_place(tmp_path: Path) -> None:
+def test_the_objective_gets_its_position(tmp_path: Path) -> None:
     """Seven batches an epoch by threes: updates of 3, 3 and 1; the number of the pass grows, and counts updates alone
     where each has one batch."""
-    places = Places()
+    positions = Positions()
     a, b = phase("a", steps=2), phase("b", steps=3)
-    train(tmp_path / "three", phases=[a, b], gradient_accumulation_steps=3, objective=places)
+    train(tmp_path / "three", phases=[a, b], gradient_accumulation_steps=3, objective=positions)
     expected = [(1, 0, a), (1, 1, a), (1, 2, a), (2, 0, a), (2, 1, a), (2, 2, a), (3, 0, b)]
     expected += [(4, 0, b), (4, 1, b), (4, 2, b), (5, 0, b), (5, 1, b), (5, 2, b)]
-    assert [(place.step, place.part, place.phase) for place in places.seen] == expected
-    assert [place.number for place in places.seen] == [1, 2, 3, 4, 5, 6, 7, 10, 11, 12, 13, 14, 15]
-    places = Places()
-    train(tmp_path / "one", steps=9, objective=places)
-    assert [place.number for place in places.seen] == [place.step for place in places.seen] == list(range(1, 10))
+    assert [(position.step, position.part, position.phase) for position in positions.seen] == expected
+    assert [position.number for position in positions.seen] == [1, 2, 3, 4, 5, 6, 7, 10, 11, 12, 13, 14, 15]
+    positions = Positions()
+    train(tmp_path / "one", steps=9, objective=positions)
+    assert [position.number for position in positions.seen] == list(range(1, 10))
+    assert [position.step for position in positions.seen] == list(range(1, 10))
 
 
 def test_the_carry_outlives_a_phase(tmp_path: Path) -> None:
     given: list[tuple[int, float]] = []
 
     def counting(model: Toy) -> Any:
-        def objective(batch: Tensor, carry: Mapping[str, Tensor], place: Place) -> Loss:
-            given.append((place.step, float(carry.get("count", 0))))
-            loss = Objective(model)(batch, {}, place)
+        def objective(batch: Tensor, carry: Mapping[str, Tensor], position: TrainingPosition) -> Loss:
+            given.append((position.step, float(carry.get("count", 0))))
+            loss = Objective(model)(batch, {}, position)
             return Loss(loss.value, loss.nll, loss.tokens, {"count": torch.tensor(given[-1][1] + 1)})
 
         return objective
@@ -166,7 +170,7 @@ def test_a_plateau_is_what_its_equation_says(seed: int) -> None:
         level *= draw.choice([0.97, 0.999, 1.0])
         ppl = level + draw.choice([0.0, 0.5, 2.0])
         every.append((step, ppl))
-        bests, flat = look_back(bests, step, ppl, plateau)
+        bests, flat = update_plateau(bests, step, ppl, plateau)
         before = [value for at, value in every if at <= step - plateau.steps]
         assert flat == (bool(before) and min(before) - min(value for _, value in every) < plateau.ppl)
         assert len(bests) <= plateau.steps + 1
@@ -179,11 +183,11 @@ CURVE = {5: 90.0, 10: 80.0, 15: 78.8, 20: 85.0, 25: 78.5, 30: 60.0, 35: 59.9, 40
 
 def test_a_plateau_ends_its_phase_and_looks_at_its_phase_only(tmp_path: Path) -> None:
     """a: from 78.8 (step 15) to 78.5 (step 25) is less than 1 in ten steps; b: 60 after 5 of its steps, 59.85 after 20."""
-    places = Places()
+    positions = Positions()
     phases = [phase("a", plateau=(1.0, 10)), phase("b", plateau=(0.16, 15)), phase("c")]
     options = {"batches": Even(), "schedule": "linear", "log_every_steps": 100}
-    _, result = train(tmp_path, steps=55, phases=phases, objective=places, evaluate=judged(CURVE), **options)
-    assert places.phases() == 25 * "a" + 20 * "b" + 10 * "c"
+    _, result = train(tmp_path, steps=55, phases=phases, objective=positions, evaluate=judged(CURVE), **options)
+    assert positions.phases() == 25 * "a" + 20 * "b" + 10 * "c"
     assert (result.steps, result.stopped_early) == (55, False)
     found = lines(tmp_path)
     assert [(line["step"], line["phase"]) for line in found if line["split"] == "train"] == [
@@ -208,16 +212,16 @@ def test_a_phase_with_steps_and_a_plateau_ends_with_whatever_comes_first(
     a: PhaseConfig, expected: str, tmp_path: Path
 ) -> None:
     """When all phases say when they end, training ends when the last has had its own steps."""
-    places = Places()
+    positions = Positions()
     curve = dict.fromkeys(range(100), 50.0) | CURVE
     _, result = train(
-        tmp_path, phases=[a, phase("b", steps=5)], batches=Even(), evaluate=judged(curve), objective=places
+        tmp_path, phases=[a, phase("b", steps=5)], batches=Even(), evaluate=judged(curve), objective=positions
     )
-    assert places.phases() == expected
+    assert positions.phases() == expected
     assert (result.steps, result.stopped_early) == (len(expected), False)
 
 
-def test_a_plateau_of_the_last_phase_ends_training(tmp_path: Path) -> None:
+def test_a_update_plateau_the_last_phase_ends_training(tmp_path: Path) -> None:
     options: dict[str, Any] = {"phases": [phase("a", steps=3), phase("b", plateau=(1.0, 10))], "epochs": 99.0}
     options |= {"batches": Even(), "evaluate": judged(CURVE), "log_every_steps": 100}
     _, result = train(tmp_path, **options)
@@ -231,16 +235,16 @@ def test_the_last_phase_ends_with_training_at_the_latest(tmp_path: Path) -> None
     for name, budget, steps in [("steps", 9, 9), ("epochs", 2.0, 14), ("tokens", 121, 9)]:  # 6 x 15 + 9 + 15 + 15
         for last in (phase("b"), phase("b", plateau=(1.0, 1000)), phase("b", steps=500)):
             first = phase("a", steps=4) if last.steps is None else phase("a", plateau=(1e9, 1))
-            places = Places()
+            positions = Positions()
             folder = tmp_path / f"{name}-{last.ends}-{last.steps}"
-            _, result = train(folder, phases=[first, last], objective=places, **{name: budget})
+            _, result = train(folder, phases=[first, last], objective=positions, **{name: budget})
             assert result.steps == steps
             if last.steps is None:
-                assert places.phases() == 4 * "a" + (steps - 4) * "b"
+                assert positions.phases() == 4 * "a" + (steps - 4) * "b"
             assert not result.stopped_early
-    places = Places()
-    train(tmp_path / "soon", phases=[phase("a", plateau=(1e9, 5)), phase("b", steps=3)], steps=60, objective=places)
-    assert places.phases() == 10 * "a" + 3 * "b", "its own steps come before those of the whole"
+    positions = Positions()
+    train(tmp_path / "soon", phases=[phase("a", plateau=(1e9, 5)), phase("b", steps=3)], steps=60, objective=positions)
+    assert positions.phases() == 10 * "a" + 3 * "b", "its own steps come before those of the whole"
 
 
 def test_patience_is_about_all_phases_together(tmp_path: Path) -> None:
@@ -257,7 +261,7 @@ def test_the_length_of_the_whole() -> None:
     assert plan(phase("a", steps=50, plateau=(0.2, 5)), phase("b", steps=9)).total_steps == 59
     assert plan(phase("a", steps=5), phase("b"), steps=30).total_steps == 30
     assert plan(phase("a", steps=5), phase("b"), epochs=3).total_steps == 21
-    assert plan(phase("a", steps=5), phase("b"), tokens=150).total_steps == 10
+    assert plan(phase("a", steps=5), phase("b"), tokens=150).total_steps == 11
     assert plan(phase("a", steps=5), phase("b", plateau=(0.2, 5))).total_steps == 7, "one epoch if nothing is said"
 
 
@@ -279,7 +283,7 @@ def test_a_phase_that_would_never_begin_is_refused_with_the_keys_to_change() -> 
         plan(*three, steps=125)
     assert plan(*three, steps=126).total_steps == 126
     plan(phase("a", steps=100, plateau=(0.2, 5)), phase("b"), steps=30)  # it may end after six steps
-    with pytest.raises(InputError, match=r"at least 20 steps \(train.phases.a.steps 20\).*10 \(train.tokens 150\)"):
+    with pytest.raises(InputError, match=r"at least 20 steps \(train.phases.a.steps 20\).*11 \(train.tokens 150\)"):
         plan(phase("a", steps=20, plateau=(0.2, 90)), phase("b"), tokens=150)
 
 
@@ -305,21 +309,21 @@ def test_killed_before_every_batch_it_ends_as_if_it_had_not_been(name: str, ever
     after every step, every third, or only where validation improves."""
     options: dict[str, Any] = KILLED[name] | {"save_every_steps": every, "log_every_steps": 3}
     options |= {"eval_options": {"every_steps": 2}}
-    places = Places()
-    train(tmp_path / "whole", **options, objective=places)
+    positions = Positions()
+    train(tmp_path / "whole", **options, objective=positions)
     names = [config.name for config in options["phases"]]
-    assert sorted(set(places.phases())) == names
-    begun = {where.step: at for at, where in reversed(list(enumerate(places.seen)))}  # update -> its first batch
+    assert sorted(set(positions.phases())) == names
+    begun = {where.step: at for at, where in reversed(list(enumerate(positions.seen)))}  # update -> its first batch
     done = 0
-    for number in range(len(places.seen)):
+    for number in range(len(positions.seen)):
         with pytest.raises(Death):
             train(tmp_path / "killed", **options, objective=at_call(number - done + 1, die))
         last = tmp_path / "killed" / "checkpoints" / "last" / "checkpoint.json"
         done = begun[json.loads(last.read_text())["content"]["state"]["step"] + 1] if last.exists() else 0
-    rest = Places()
+    rest = Positions()
     _, result = train(tmp_path / "killed", **options, objective=rest)
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
-    assert rest.seen == places.seen[done:]
+    assert rest.seen == positions.seen[done:]
     assert result.resumed_from or every == 100
 
 
@@ -348,28 +352,28 @@ def test_killed_between_the_end_of_a_phase_and_its_checkpoint(tmp_path: Path, mo
 def test_the_time_of_a_step_is_kept_by_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock of the test's own: 0.5 s a step in a and 0.25 s in b, the first step of each takes 9 s, as does an evaluation."""
     now = [100.0]
-    monkeypatch.setattr("fullrank.training.clock.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr("fullrank.training.state.time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     def slow(kill_at: int | None = None) -> Any:
         def make(model: Toy) -> Any:
             before: list[str] = []
 
-            def objective(batch: Tensor, carry: Any, place: Place) -> Loss:
-                if place.step == kill_at:
+            def objective(batch: Tensor, carry: Any, position: TrainingPosition) -> Loss:
+                if position.step == kill_at:
                     raise Death
-                assert place.phase is not None
-                first = before[-1:] != [place.phase.name]
-                now[0] += 9.0 if first else {"a": 0.5, "b": 0.25}[place.phase.name]
-                before.append(place.phase.name)
-                return Objective(model)(batch, carry, place)
+                assert position.phase is not None
+                first = before[-1:] != [position.phase.name]
+                now[0] += 9.0 if first else {"a": 0.5, "b": 0.25}[position.phase.name]
+                before.append(position.phase.name)
+                return Objective(model)(batch, carry, position)
 
             return objective
 
         return make
 
-    def evaluate(model: nn.Module) -> Found:
+    def evaluate(model: nn.Module) -> EvaluationResult:
         now[0] += 9.0
-        return Found(1.0, 1)
+        return EvaluationResult(1.0, 1)
 
     options: dict[str, Any] = {"phases": [phase("a", steps=7), phase("b", steps=13)], "evaluate": evaluate}
     _, result = train(tmp_path / "whole", **options, objective=slow())
@@ -405,9 +409,9 @@ def test_other_phases_are_refused_and_longer_ones_are_not(tmp_path: Path) -> Non
     train(tmp_path / "b", steps=5)
     with pytest.raises(InputError, match=r"was made without phases, train.phases now has a, b"):
         train(tmp_path / "b", **options)
-    places = Places()
-    _, result = train(tmp_path / "a", phases=[phase("a", steps=4), phase("b", steps=7)], objective=places)
-    assert (result.resumed_from, result.steps, places.phases()) == (8, 11, "bbb")
+    positions = Positions()
+    _, result = train(tmp_path / "a", phases=[phase("a", steps=4), phase("b", steps=7)], objective=positions)
+    assert (result.resumed_from, result.steps, positions.phases()) == (8, 11, "bbb")
 
 
 BEFORE_PHASES = {
@@ -428,20 +432,20 @@ def test_a_checkpoint_written_before_there_were_phases_goes_on(tmp_path: Path) -
     content["state"] = {key: content["state"][key] for key in BEFORE_PHASES}
     seal = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     path.write_text(json.dumps({"content": content, "sha256": seal}))
-    told = Told()
-    _, result = train(tmp_path / "old", **options, observers=[told])
-    assert (result.resumed_from, told.notices) == (10, [])
+    recorder = Recorder()
+    _, result = train(tmp_path / "old", **options, observers=[recorder])
+    assert (result.resumed_from, recorder.notices) == (10, [])
     assert outcome(tmp_path / "old") == outcome(tmp_path / "whole")
 
 
 def test_observers_know_the_phase(tmp_path: Path) -> None:
-    told = Told()
-    train(tmp_path, phases=[phase("warm", steps=4), phase("cool", steps=4)], observers=[told])
-    assert told.began == (0, 8)
+    recorder = Recorder()
+    train(tmp_path, phases=[phase("warm", steps=4), phase("cool", steps=4)], observers=[recorder])
+    assert recorder.began == (0, 8)
     status = Status()
     status.start(0, 8)
     assert status.words() == "step 0/8"
-    for line in told.lines:
+    for line in recorder.lines:
         status.record(line)
         if line.get("step") == 4:
             assert status.words().startswith("step 0/8  phase warm  loss ")
@@ -456,8 +460,8 @@ def test_tensorboard_is_given_numbers_only() -> None:
     assert drawn == ["train/nll", "train/ppl", "train/lr"]
 
 
-def test_a_place_is_a_plain_value() -> None:
-    place = Place(step=4, part=1, phase=None, accumulation=2)
-    assert place.number == 8
+def test_a_position_is_a_plain_value() -> None:
+    position = TrainingPosition(step=4, part=1, phase=None, accumulation=2)
+    assert position.number == 8
     with pytest.raises(dataclasses.FrozenInstanceError):
-        place.step = 5  # type: ignore[misc]
+        position.step = 5  # type: ignore[misc]

@@ -25,19 +25,11 @@ def test_the_end_by_steps_epochs_and_tokens() -> None:
     assert plan(epochs=2).total_steps == 14
     assert plan(epochs=0.5).total_steps == 4
     assert plan(epochs=0.001).total_steps == 1
-    assert plan(tokens=100).total_steps == 7  # 15 tokens a step
+    assert plan(tokens=100).total_steps == 8  # six batches of 15 tokens and one of 9 in each epoch
     by_tokens = plan(tokens=100)
     assert not by_tokens.done(7, 99)
     assert by_tokens.done(7, 100)
     assert plan(steps=9).done(9, 0)
-
-
-def test_a_budget_of_tokens_is_exact_where_batches_know_their_tokens() -> None:
-    @dataclass(frozen=True)
-    class Counted(ToyBatches):
-        tokens_per_epoch: int = 99  # six of 15 and one of 9
-
-    assert plan(tokens=2 * 99 + 16, batches=Counted()).total_steps == 16
 
 
 @dataclass(frozen=True)
@@ -63,14 +55,18 @@ def test_a_budget_of_tokens_counts_the_steps_that_are_made(tokens: int, accumula
     assert found.total_steps == step
 
 
-def test_a_budget_of_tokens_is_worked_out_from_what_is_usual_where_no_more_is_known() -> None:
-    @dataclass(frozen=True)
-    class Usual(ToyBatches):
-        tokens_per_batch: float = 33.5
+def test_a_budget_of_tokens_is_estimated_from_the_mean_where_batches_do_not_know_their_tokens() -> None:
+    """Seven batches of 99 tokens in all."""
 
-    assert plan(tokens=100, batches=Usual(), batch_tokens=80).total_steps == 3
-    assert plan(tokens=100, batches=Usual(), gradient_accumulation_steps=2).total_steps == 2
-    assert plan(tokens=100, batch_tokens=40).total_steps == 3
+    @dataclass(frozen=True)
+    class Unknown(ToyBatches):
+        def tokens_of_batches(self, epoch: int) -> None:
+            return None
+
+    assert plan(tokens=2 * 99 + 16, batches=Unknown()).total_steps == 14 + 2
+    assert plan(tokens=2 * 99 + 16, batches=ToyBatches()).total_steps == 14 + 2
+    assert plan(tokens=42, batches=Unknown()).total_steps == 3
+    assert plan(tokens=42, batches=Unknown(), gradient_accumulation_steps=2).total_steps == 2
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,7 @@ from training_toy import (
     STREAMS,
     Death,
     Even,
-    Found,
-    Told,
+    Recorder,
     ToyBatches,
     at_call,
     die,
@@ -32,7 +31,7 @@ from training_toy import (
 
 from fullrank.config.run import PhaseConfig, PlateauConfig
 from fullrank.core.errors import InputError, RunError
-from fullrank.training import Interrupted
+from fullrank.training import EvaluationResult, Interrupted
 
 PHASES = [
     PhaseConfig(name="a", skip="linear", epochs=3.5, plateau=PlateauConfig(ppl=1e9, steps=10)),  # ends on the plateau
@@ -136,8 +135,8 @@ def test_the_plateau_goes_on_where_it_was(tmp_path: Path) -> None:
     """The rate is halved by evaluations 3 and 5, the run dies before the fourth."""
     nll = {5: 3.0, 10: 2.0, 15: 2.5, 20: 1.9, 25: 1.9, 30: 1.0}
 
-    def judged(model: Any) -> Found:
-        return Found(nll[int(model.seen) // (STREAMS * LENGTH)], 1)
+    def judged(model: Any) -> EvaluationResult:
+        return EvaluationResult(nll[int(model.seen) // (STREAMS * LENGTH)], 1)
 
     options = {"steps": 30, "schedule": "plateau", "learning_rate": 0.8, "log_every_steps": 5, "evaluate": judged}
     options |= {"batches": Even(), "patience": 9}
@@ -207,17 +206,17 @@ def test_a_damaged_last_checkpoint_is_told_and_the_one_before_is_used(tmp_path: 
         train(tmp_path / "hurt", **options, objective=at_call(10, die))
     weights = tmp_path / "hurt" / "checkpoints" / "last" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-3])
-    told = Told()
-    _, result = train(tmp_path / "hurt", **options, observers=[told])
+    recorder = Recorder()
+    _, result = train(tmp_path / "hurt", **options, observers=[recorder])
     assert result.resumed_from == 4
-    assert "checkpoints/last is damaged: model.safetensors has" in told.notices[0]
+    assert "checkpoints/last is damaged: model.safetensors has" in recorder.notices[0]
     assert outcome(tmp_path / "hurt") == outcome(tmp_path / "whole")
 
 
 def test_lost_metrics_are_told(tmp_path: Path) -> None:
     train(tmp_path, steps=5)
     (tmp_path / "metrics.jsonl").write_text("")
-    told = Told()
-    train(tmp_path, steps=10, observers=[told])
-    assert "its curve has a gap" in told.notices[0]
+    recorder = Recorder()
+    train(tmp_path, steps=10, observers=[recorder])
+    assert "its curve has a gap" in recorder.notices[0]
     assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [8, 10, 10]

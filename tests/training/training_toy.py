@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from fullrank.config.run import EvalConfig, TrainConfig
 from fullrank.training import (
+    EvaluationResult,
     FitResult,
-    Judged,
     Loss,
-    Place,
+    TrainingPosition,
     choose_device,
     fit,
     make_optimizer,
@@ -29,7 +29,7 @@ from fullrank.training import (
 )
 
 VOCABULARY, WIDTH, STREAMS, LENGTH = 11, 6, 3, 5
-FIRST = Place(step=1)
+FIRST = TrainingPosition(step=1)
 
 
 class Mixing(nn.Module):
@@ -70,6 +70,13 @@ class ToyBatches:
 
     batches_per_epoch: int = 7
 
+    @property
+    def tokens_per_epoch(self) -> int:
+        return STREAMS * (LENGTH * self.batches_per_epoch - 2)
+
+    def tokens_of_batches(self, epoch: int) -> list[int] | None:
+        return [self.batch(epoch, index)[:, 1:].numel() for index in range(self.batches_per_epoch)]
+
     def batch(self, epoch: int, index: int) -> Tensor:
         generator = torch.Generator().manual_seed(1000 * epoch + index)
         length = LENGTH - 2 if index == self.batches_per_epoch - 1 else LENGTH
@@ -88,7 +95,7 @@ class Even(ToyBatches):
 class Objective:
     model: Toy
 
-    def __call__(self, batch: Tensor, carry: Any, place: Place) -> Loss:
+    def __call__(self, batch: Tensor, carry: Any, position: TrainingPosition) -> Loss:
         batch = batch.to(self.model.norm.weight.device)
         memory = carry.get("memory", torch.zeros(len(batch), WIDTH).to(self.model.norm.weight))
         hidden = self.model(batch[:, :-1], memory)
@@ -97,26 +104,20 @@ class Objective:
         return Loss(nll / targets.numel(), nll.detach(), targets.numel(), {"memory": hidden[:, -1].to(memory.dtype)})
 
 
-@dataclass(frozen=True)
-class Found:
-    nll: float
-    tokens: int
-
-
-def evaluate(model: nn.Module) -> Found:
+def evaluate(model: nn.Module) -> EvaluationResult:
     assert isinstance(model, Toy)
     assert not model.training
     batch = ToyBatches().batch(999, 0)
     loss = Objective(model)(batch, {}, FIRST)
     torch.rand(3)  # training must not notice that an evaluation draws
-    return Found(float(loss.nll), loss.tokens)
+    return EvaluationResult(float(loss.nll), loss.tokens)
 
 
-def evaluate_scored(model: nn.Module) -> Judged:
-    """The same with a score that goes its own way."""
+def evaluate_scored(model: nn.Module) -> EvaluationResult:
+    """The same with a score that is unrelated to the loss."""
     found = evaluate(model)
     assert isinstance(model, Toy)
-    return Judged(found.nll, found.tokens, {"bleu": 30 + 10 * math.sin(40 * float(model.inner.weight.sum()))})
+    return EvaluationResult(found.nll, found.tokens, {"bleu": 30 + 10 * math.sin(40 * float(model.inner.weight.sum()))})
 
 
 def train(folder: Path, *, eval_options: dict[str, Any] | None = None, **options: Any) -> tuple[Toy, FitResult]:
@@ -156,17 +157,17 @@ def outcome(folder: Path) -> dict[str, bytes]:
     return {name: path.read_bytes() for name, path in files.items()}
 
 
-def at_call(number: int, act: Callable[[], None]) -> Callable[[Toy], Callable[[Any, Any, Place], Loss]]:
+def at_call(number: int, act: Callable[[], None]) -> Callable[[Toy], Callable[[Any, Any, TrainingPosition], Loss]]:
     """The toy's objective, which calls `act` before its `number`-th batch."""
 
-    def make(model: Toy) -> Callable[[Any, Any, Place], Loss]:
+    def make(model: Toy) -> Callable[[Any, Any, TrainingPosition], Loss]:
         calls = iter(range(1, 10**6))
         inner = Objective(model)
 
-        def call(batch: Any, carry: Any, place: Place) -> Loss:
+        def call(batch: Any, carry: Any, position: TrainingPosition) -> Loss:
             if next(calls) == number:
                 act()
-            return inner(batch, carry, place)
+            return inner(batch, carry, position)
 
         return call
 
@@ -199,8 +200,8 @@ def train_in_child(connection: Any, folder: Path, options: dict[str, Any]) -> No
     train(folder, batches=Reporting(connection=connection), **options)
 
 
-class Told:
-    """An observer that remembers."""
+class Recorder:
+    """An observer that keeps everything it is told."""
 
     def __init__(self) -> None:
         self.notices: list[str] = []

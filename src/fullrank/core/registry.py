@@ -29,6 +29,7 @@ _HOMES = {
         "input": "embedding",
         "output": "output",
         "initializer": "initialize",
+        "skip": "skip_retain",
     }.items()
 }
 

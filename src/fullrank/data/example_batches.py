@@ -69,6 +69,9 @@ class ExampleBatches:
         self.batches_per_epoch = -(-len(examples) // batch_size)
         self.tokens_per_epoch = int(self._lengths.sum())
 
+    def tokens_of_batches(self, epoch: int) -> None:
+        """Not known: a budget in tokens is planned with the mean."""
+
     def batch(self, epoch: int, index: int) -> ExampleBatch:
         """Batch `index` of an epoch; IndexError if there is none."""
         if self._order is None or self._order[0] != epoch:

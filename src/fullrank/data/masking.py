@@ -122,6 +122,9 @@ class MaskedBatches:
         self.batches_per_epoch: int = text.batches_per_epoch
         self.tokens_per_epoch: int = text.tokens_per_epoch
 
+    def tokens_of_batches(self, epoch: int) -> None:
+        """Not known: a budget in tokens is planned with the mean."""
+
     def batch(self, epoch: int, index: int) -> MaskedBatch:
         """Batch `index` of an epoch; IndexError if there is none."""
         text = self._text.batch(epoch, index)

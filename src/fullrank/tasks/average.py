@@ -7,7 +7,7 @@ from typing import Any
 
 from fullrank.core.errors import InputError
 from fullrank.tasks.run_folder import open_run
-from fullrank.training.kept import kept_checkpoints, mean_weights, write_mean
+from fullrank.training.checkpoint import kept_checkpoints, mean_weights, write_mean
 
 
 def average(folder: Path, *, last: int | None = None, name: str = "average") -> dict[str, Any]:

@@ -10,7 +10,7 @@ from fullrank.analysis import LayerReach, Reach, context
 from fullrank.config.recipe import Resolved
 from fullrank.config.run import PhaseConfig, RunConfig
 from fullrank.core.errors import ConfigError, InputError, suggest
-from fullrank.training.skip_retain import SkipRetain
+from fullrank.core.skip_retain import SkipRetain
 
 QUANTILES = (0.5, 0.9, 0.99)
 

@@ -29,10 +29,10 @@ from fullrank.data import Corpus, prepare
 from fullrank.files import write_json
 from fullrank.tasks.language_modeling import training_batches, with_vocabulary
 from fullrank.tasks.objective import CausalObjective
-from fullrank.training.interrupt import only_one
+from fullrank.training.device import lock_folder
 from fullrank.training.optimizer import make_optimizer, parameter_groups
-from fullrank.training.plan import make_plan
-from fullrank.training.values import Place
+from fullrank.training.phases import make_plan
+from fullrank.training.values import TrainingPosition
 
 RECIPE = "demo/builtin"
 _STARTUP, _REPORT = (
@@ -171,7 +171,7 @@ def _seconds_per_token(resolved: Resolved[RunConfig], corpus: Corpus, spend: flo
         end = time.perf_counter() + spend
         while len(times) < 4 or time.perf_counter() < end:
             begin = time.perf_counter()
-            place = Place(step=len(times) + 1)
+            place = TrainingPosition(step=len(times) + 1)
             loss = objective(batches.batch(0, len(times) % batches.batches_per_epoch), {}, place)
             optimizer.zero_grad(set_to_none=True)
             loss.value.backward()
@@ -269,7 +269,7 @@ def _busy(folder: Path) -> bool:
     if not folder.is_dir():
         return False
     try:
-        with only_one(folder):
+        with lock_folder(folder):
             return False
     except RunError:
         return True

@@ -23,13 +23,11 @@ from fullrank.tasks.environment import environment
 from fullrank.tasks.pretrained import MINILM, Pretrained
 from fullrank.tasks.run_folder import check_place, claim, finished_result, open_finetuning
 from fullrank.training.checkpoint import load_weights
-from fullrank.training.device import prepare_machine
-from fullrank.training.interrupt import only_one
+from fullrank.training.device import lock_folder, prepare_machine, seed_everything
 from fullrank.training.loop import fit
 from fullrank.training.observers import make_observers
 from fullrank.training.optimizer import Groups, make_optimizer, parameter_groups
-from fullrank.training.plan import make_plan
-from fullrank.training.randomness import seed_everything
+from fullrank.training.phases import make_plan
 from fullrank.training.schedule import make_schedule
 from fullrank.training.values import Batches, Evaluate, Objective
 
@@ -118,7 +116,7 @@ def finetune(
         "kernel": kernel_name,
         "text": dict(data.sha256),
     }
-    with only_one(folder, lend=True), kernel(kernel_name):
+    with lock_folder(folder, lend=True), kernel(kernel_name):
         if claim(folder, config, identity):
             finished = finished_result(folder)
             if finished is not None:

@@ -22,7 +22,7 @@ from fullrank.evaluation.tasks import glue_scores
 from fullrank.tasks.finetuning import FineParts, Say
 from fullrank.tasks.pretrained import Pretrained, check_length, load_pretrained, padding_of
 from fullrank.training.device import device_of
-from fullrank.training.values import Judged, Loss, Place
+from fullrank.training.values import EvaluationResult, Loss, TrainingPosition
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class GlueTuning:
         device = device_of(pretrained.model)
         regression = data.task.labels is None
 
-        def judge(model: nn.Module) -> Judged:
+        def judge(model: nn.Module) -> EvaluationResult:
             encoded, examples = splits["dev"]
             return judged(data.task, logits_of(model, encoded, size), examples)
 
@@ -126,7 +126,7 @@ class LabelObjective:
     def __init__(self, model: nn.Module, targets: Tensor, device: torch.device) -> None:
         self.model, self.targets, self.device = model, targets, device
 
-    def __call__(self, batch: ExampleBatch, carry: Mapping[str, Tensor], place: Place) -> Loss:
+    def __call__(self, batch: ExampleBatch, carry: Mapping[str, Tensor], place: TrainingPosition) -> Loss:
         count, read = len(batch.indices), batch.tokens
         inputs = {name: tensor.to(self.device) for name, tensor in batch.inputs.items()}
         logits = self.model(**inputs).logits.float()
@@ -180,11 +180,13 @@ def predicted(logits: Tensor) -> np.ndarray:
     return (logits[:, 0] if logits.shape[1] == 1 else logits.argmax(-1)).numpy()
 
 
-def judged(task: GlueTask, logits: Tensor, examples: Examples) -> Judged:
+def judged(task: GlueTask, logits: Tensor, examples: Examples) -> EvaluationResult:
     """Summed loss, and the official scores of the task."""
     targets = _targets(examples, task.labels is None)
     loss = float(_loss(logits.double(), targets if targets.dtype == torch.int64 else targets.double()))
-    return Judged(loss * len(targets), len(targets), glue_scores(task, predicted(logits), examples.known_labels()))
+    return EvaluationResult(
+        loss * len(targets), len(targets), glue_scores(task, predicted(logits), examples.known_labels())
+    )
 
 
 def _loss(logits: Tensor, targets: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from fullrank.tasks.finetuning import FineParts, Say
 from fullrank.tasks.pretrained import Pretrained, check_length, load_pretrained, padding_of
 from fullrank.tasks.squad_answers import Answer, find_answers, write_answers
 from fullrank.training.device import device_of
-from fullrank.training.values import Judged, Loss, Place
+from fullrank.training.values import EvaluationResult, Loss, TrainingPosition
 
 VERSIONS = {"squad": "1.1", "squad-v2": "2.0"}
 METRICS = {"1.1": ("f1", "exact_match"), "2.0": ("f1", "exact")}  # each script has a name of its own for it
@@ -83,11 +83,11 @@ class SquadTuning:
         size, judging = config.eval.batch_size, config.eval
         null, metrics = data.dev.version == "2.0", METRICS[data.dev.version]
 
-        def judge(model: nn.Module) -> Judged:
+        def judge(model: nn.Module) -> EvaluationResult:
             logits = logits_of(model, dev.encoded, size)
             found = scores(dev.questions, answers_of(dev, logits, judging, null=null), null=null)
             loss = float(_loss(*_padded(logits), dev.targets))
-            return Judged(loss * len(dev.windows), len(dev.windows), {name: found[name] for name in metrics})
+            return EvaluationResult(loss * len(dev.windows), len(dev.windows), {name: found[name] for name in metrics})
 
         def measure(model: nn.Module, folder: Path) -> dict[str, Any]:
             logits = logits_of(model, dev.encoded, size)
@@ -130,7 +130,7 @@ class SpanObjective:
     def __init__(self, model: nn.Module, targets: Tensor, device: torch.device) -> None:
         self.model, self.targets, self.device = model, targets, device
 
-    def __call__(self, batch: ExampleBatch, carry: Mapping[str, Tensor], place: Place) -> Loss:
+    def __call__(self, batch: ExampleBatch, carry: Mapping[str, Tensor], place: TrainingPosition) -> Loss:
         count = len(batch.indices)
         start, end = _logits(self.model, batch, self.device)
         value = _loss(start, end, self.targets[torch.from_numpy(batch.indices)].to(self.device))

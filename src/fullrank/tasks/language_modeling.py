@@ -14,7 +14,7 @@ from fullrank.config.run import RunConfig
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import ConfigError, FullRankError, InputError
 from fullrank.data import Blocks, Corpus, Streams, load_corpus, prepare, unigram_perplexity
-from fullrank.evaluation.perplexity import Evaluation, figures
+from fullrank.evaluation.perplexity import figures
 from fullrank.evaluation.protocol import EvaluationProtocol, Flags, final_protocol, judging_protocol
 from fullrank.kernels import kernel
 from fullrank.tasks.measuring import check_length, check_training_length, measure
@@ -22,6 +22,7 @@ from fullrank.tasks.objective import CausalObjective
 from fullrank.tasks.run import Parts, Say, Text
 from fullrank.tasks.run_folder import open_run
 from fullrank.training.device import choose_device
+from fullrank.training.values import EvaluationResult
 
 
 def with_vocabulary(config: RunConfig, corpus: Corpus) -> RunConfig:
@@ -60,9 +61,10 @@ class LanguageModeling:
         for split in ("valid", "test"):
             check_length(model, reported, corpus.splits[split].tokens)
 
-        def judge(model: nn.Module) -> Evaluation:
+        def judge(model: nn.Module) -> EvaluationResult:
             start = corpus.tokenizer.start_id
-            return measure(model, watched, judged, batch_size=judging.batch_size, start_id=start, device=device)
+            found = measure(model, watched, judged, batch_size=judging.batch_size, start_id=start, device=device)
+            return EvaluationResult(found.nll, found.tokens)
 
         def measured(checkpoint: str) -> dict[str, Any]:
             saved = LanguageModel.load(folder, checkpoint).to(device)

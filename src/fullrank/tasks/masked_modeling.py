@@ -26,6 +26,7 @@ from fullrank.tasks.measuring import check_block, check_training_length
 from fullrank.tasks.run import Parts, Say, Text
 from fullrank.tasks.run_folder import open_run
 from fullrank.training.device import choose_device
+from fullrank.training.values import EvaluationResult
 
 _SCRATCH = 1 << 24  # logits held at a time while hits are counted
 
@@ -49,9 +50,10 @@ class MaskedModeling:
             _check(model.max_length, masking, protocol, ids)
         unigram = {split: unigram_of_masked(corpus, split, masking, protocol) for split in ("valid", "test")}
 
-        def judge(model: nn.Module) -> MaskedEvaluation:
+        def judge(model: nn.Module) -> EvaluationResult:
             assert isinstance(model, MaskedLanguageModel)
-            return measure_masked(model, watched, masking, protocol, judging.batch_size, device)
+            found = measure_masked(model, watched, masking, protocol, judging.batch_size, device)
+            return EvaluationResult(found.nll, found.tokens, found.scores)
 
         def measured(checkpoint: str) -> dict[str, Any]:
             saved = MaskedLanguageModel.load(folder, checkpoint).to(device)

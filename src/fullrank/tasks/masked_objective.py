@@ -12,7 +12,7 @@ from fullrank.core.masked import MaskedLanguageModel
 from fullrank.core.trace import Trace
 from fullrank.data import MaskedBatch
 from fullrank.tasks.objective import penalized
-from fullrank.training.values import Loss, Place
+from fullrank.training.values import Loss, TrainingPosition
 
 
 class MaskedObjective:
@@ -22,7 +22,7 @@ class MaskedObjective:
         self.model, self.options = model, options
         self.device = next(model.parameters()).device
 
-    def __call__(self, batch: MaskedBatch, carry: Mapping[str, Tensor], place: Place) -> Loss:
+    def __call__(self, batch: MaskedBatch, carry: Mapping[str, Tensor], place: TrainingPosition) -> Loss:
         options = self.options
         if batch.tokens == 0:  # nothing was drawn: the text was read for nothing
             return Loss(torch.zeros((), device=self.device), 0.0, 0, read=batch.read)

@@ -11,11 +11,11 @@ from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import ConfigError
 from fullrank.core.memory import Memory
 from fullrank.core.penalty import orthogonality, overlap
+from fullrank.core.skip_retain import SkipRetain
 from fullrank.core.trace import Trace
 from fullrank.core.translator import Translator
 from fullrank.data import Batch, PairBatch
-from fullrank.training.skip_retain import SkipRetain
-from fullrank.training.values import Loss, Place
+from fullrank.training.values import Loss, TrainingPosition
 
 
 class CausalObjective:
@@ -31,7 +31,7 @@ class CausalObjective:
         self.device = next(model.parameters()).device
         self.rests = {phase.name: _rest(phase, model.config.num_hidden_layers) for phase in options.phases}
 
-    def __call__(self, batch: Batch, carry: Mapping[str, Tensor], place: Place) -> Loss:
+    def __call__(self, batch: Batch, carry: Mapping[str, Tensor], place: TrainingPosition) -> Loss:
         options, phase = self.options, place.phase
         trace = Trace() if options.orthogonality or options.overlap else None
         tokens = batch.tokens  # counted here, before it goes to a GPU
@@ -59,7 +59,7 @@ class TranslationObjective:
         self.model, self.options = model, options
         self.device = next(model.parameters()).device
 
-    def __call__(self, batch: PairBatch, carry: Mapping[str, Tensor], place: Place) -> Loss:
+    def __call__(self, batch: PairBatch, carry: Mapping[str, Tensor], place: TrainingPosition) -> Loss:
         options = self.options
         trace = Trace() if options.orthogonality or options.overlap else None
         tokens = batch.tokens  # counted here, before it goes to a GPU

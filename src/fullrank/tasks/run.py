@@ -21,13 +21,11 @@ from fullrank.files import write_json
 from fullrank.kernels import kernel
 from fullrank.tasks.environment import environment
 from fullrank.tasks.run_folder import absolute, check_place, claim, finished_result, is_run, open_run
-from fullrank.training.device import prepare_machine
-from fullrank.training.interrupt import only_one
+from fullrank.training.device import lock_folder, prepare_machine, seed_everything
 from fullrank.training.loop import fit
 from fullrank.training.observers import make_observers
 from fullrank.training.optimizer import make_optimizer, parameter_groups
-from fullrank.training.plan import make_plan
-from fullrank.training.randomness import seed_everything
+from fullrank.training.phases import make_plan
 from fullrank.training.schedule import make_schedule
 from fullrank.training.values import Batches, Evaluate, Objective
 
@@ -113,7 +111,7 @@ def train(
         "text": dict(text.sha256),
         "prepared": str(text.folder.resolve()),
     }
-    with only_one(folder, lend=True), kernel(kernel_name):
+    with lock_folder(folder, lend=True), kernel(kernel_name):
         if claim(folder, config, identity):
             finished = finished_result(folder)
             if finished is not None:

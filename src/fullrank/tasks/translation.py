@@ -27,7 +27,7 @@ from fullrank.tasks.run_folder import open_run
 from fullrank.tasks.translating import SOURCE, TARGET
 from fullrank.tasks.translation_search import Search, named, translate_ids
 from fullrank.training.device import choose_device
-from fullrank.training.values import Judged
+from fullrank.training.values import EvaluationResult
 
 
 @dataclass(frozen=True)
@@ -64,15 +64,17 @@ class Translation:
         references = watched.references()[: config.eval.max_sentences]
         told = protocol_in_words(search)
 
-        def judge(model: nn.Module) -> Judged:
+        def judge(model: nn.Module) -> EvaluationResult:
             assert isinstance(model, Translator)
             found = score(model, watched, config, device)
             if not references:
-                return Judged(found.nll, found.tokens)
+                return EvaluationResult(found.nll, found.tokens)
             quick = dataclasses.replace(search, beams=1)
             with torch.autocast(device.type, enabled=False):  # one token at a time: casting weights would cost the most
                 written = translate(model, corpus, "valid", quick, limit=len(references))
-            return Judged(found.nll, found.tokens, {"bleu": translation_scores(written.texts, references)["bleu"]})
+            return EvaluationResult(
+                found.nll, found.tokens, {"bleu": translation_scores(written.texts, references)["bleu"]}
+            )
 
         def measured(checkpoint: str) -> dict[str, Any]:
             saved, found = Translator.load(folder, checkpoint).to(device), {}

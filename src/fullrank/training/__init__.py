@@ -1,24 +1,23 @@
-"""Training: one loop that is handed the model and every policy (`loop`), and the policies themselves."""
+"""Training: one loop that is given the model and every policy (`loop`), and the policies themselves."""
 
 from fullrank.training.checkpoint import load_weights
-from fullrank.training.device import autocast, choose_device, compile_blocks, prepare_machine
+from fullrank.training.device import autocast, choose_device, compile_blocks, prepare_machine, seed_everything
 from fullrank.training.loop import fit
 from fullrank.training.observers import make_observers
 from fullrank.training.optimizer import make_optimizer, parameter_groups
-from fullrank.training.plan import Plan, make_plan
-from fullrank.training.randomness import seed_everything
+from fullrank.training.phases import Plan, make_plan
 from fullrank.training.schedule import Schedule, make_schedule
-from fullrank.training.values import FitResult, Interrupted, Judged, Loss, Observer, Place
+from fullrank.training.values import EvaluationResult, FitResult, Interrupted, Loss, Observer, TrainingPosition
 
 __all__ = [
+    "EvaluationResult",
     "FitResult",
     "Interrupted",
-    "Judged",
     "Loss",
     "Observer",
-    "Place",
     "Plan",
     "Schedule",
+    "TrainingPosition",
     "autocast",
     "choose_device",
     "compile_blocks",

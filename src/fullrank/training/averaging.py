@@ -39,7 +39,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Take in the parameters after update `step`."""
+        """Add the parameters after update `step`."""
         if self.kind == "none" or (self.kind == "swa" and step <= self.first):
             return
         self.count += 1
@@ -66,18 +66,18 @@ class WeightAverage:
             average.copy_(own)
 
     @torch.no_grad()
-    def settle(self) -> None:
-        """Training is over: the model keeps the averages."""
+    def copy_to_model(self) -> None:
+        """Leave the averages in the model at the end of training."""
         for name, average in self.averages.items():
             self.parameters[name].copy_(average)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold besides both sets of weights."""
+        """Plain values of a checkpoint, beside both sets of weights."""
         return {"kind": self.kind, "count": self.count}
 
     @torch.no_grad()
     def restore(self, state: dict[str, Any], own: dict[str, Tensor]) -> None:
-        """Take up a saved state: the model holds the saved averages, `own` its parameters at that step, by name."""
+        """Restore a saved state: the model holds the saved averages, `own` its parameters at that step, by name."""
         if state["kind"] != self.kind:
             raise ValueError(f"train.averaging is '{self.kind}', the checkpoint was made with '{state['kind']}'")
         self.count = state["count"]

@@ -1,36 +1,46 @@
-"""Checkpoints on disk: whole or not there, whatever moment the process dies at.
+"""Checkpoints on disk: each is complete or absent, at whatever moment the process dies.
 
     checkpoints/step-00000120/  model.safetensors      the weights to use (averaged ones when averaging), by state_dict name
-                                training.safetensors   what else resuming needs: optimizer, own weights, random states, carry
+                                training.safetensors   for resuming: optimizer, own weights, random states, carry
                                 checkpoint.json        plain values and the checksums of all three
     checkpoints/last, best, previous                   links to such folders
-    checkpoints/kept/step-00000120/                    weights that `train.keep_checkpoints` keeps (`kept`)
+    checkpoints/kept/step-00000120/                    weights of the last evaluations (`train.keep_checkpoints`)
+    checkpoints/average/                               a mean of kept weights, {"step": 360, "averaged": [120, 240, 360]}
 
 A checkpoint is written to a temporary folder, forced to the disk, renamed, and only then do the links move (a link is
-replaced in one atomic step); folders without a link go last. `previous` is what `last` was: should `last` be damaged,
-training goes on from there. No pickle anywhere.
+replaced in one atomic step); folders without a link are removed last. `previous` is the `last` before this one: should
+`last` be damaged, training resumes from there. Kept weights are a hard link to the file of the checkpoint where the disk
+can do that. checkpoint.json is {"sha256": of its content, "content": {"format", "files", "state"}}, where `files` has size
+and sha256 of each of the others. No pickle anywhere.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fullrank.core.errors import InputError, RunError
-from fullrank.training.kept import keep
-from fullrank.training.sealed import WEIGHTS, read_plain, read_tensors, sync, write_plain, write_tensors
-from fullrank.training.sealed import Damaged as Damaged
 
+FORMAT = 1
+WEIGHTS, TRAINING, PLAIN = "model.safetensors", "training.safetensors", "checkpoint.json"
+KEPT = "kept"
 _LINKS = ("last", "best", "previous")
-_TRAINING = "training.safetensors"
+
+
+class DamagedError(Exception):
+    """A checkpoint that cannot be trusted; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -42,56 +52,66 @@ class Snapshot:
     state: dict[str, Any]
 
 
+# -- saving and loading ----------------------------------------------------------------------------------------------
+
+
 def save_checkpoint(
     folder: Path, snapshot: Snapshot, *, step: int, best: bool, keep_weights: int | None = None
 ) -> Path:
-    """Write `snapshot` into `folder` (a run's `checkpoints`), and make it `last`, and `best` too if said so.
+    """Write `snapshot` into `folder` (a run's `checkpoints`) and make it `last`, and `best` if asked for.
 
-    keep_weights: the weights are kept (see `kept`), with those of so many checkpoints at most.
-    RunError if the disk does not take it: then the checkpoints that were there are as before.
+    keep_weights: keep the weights too, and at most so many of the kept ones.
+    RunError if the disk does not take it: then the checkpoints that were there are unchanged.
     """
     temporary = folder / f".writing-{step:08d}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _clear_leftovers(folder)
-        _write(temporary, snapshot)
+        for leftover in folder.glob(".writing-*"):
+            shutil.rmtree(leftover)
+        temporary.mkdir()
+        write_tensors(temporary / WEIGHTS, snapshot.weights)
+        write_tensors(temporary / TRAINING, snapshot.training)
+        write_plain(temporary, (WEIGHTS, TRAINING), snapshot.state)
         target = _free_name(folder, step)
         os.replace(temporary, target)
-        sync(folder)
+        _sync(folder)
         former = _linked(folder, "last")
         if former is not None:
             _link(folder, "previous", former)
-        # before `last`: a run resumed from the former `last` comes by here again, from this one it does not
+        # before `last`: a run resumed from the former `last` repeats this step, one resumed from the new one does not
         if keep_weights is not None:
-            keep(folder, target, step=step, number=keep_weights)
+            _keep_weights(folder, target, step=step, number=keep_weights)
         if best:
             _link(folder, "best", target.name)
         _link(folder, "last", target.name)
     except (OSError, SafetensorError) as error:
-        for left in folder.glob(".writing-*"):
-            shutil.rmtree(left, ignore_errors=True)
+        for leftover in folder.glob(".writing-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
         raise RunError(_why_not_saved(folder, snapshot, step, error)) from error
-    _prune(folder)
+    linked = {_linked(folder, name) for name in _LINKS}
+    for path in folder.glob("step-*"):
+        if path.name not in linked:
+            shutil.rmtree(path, ignore_errors=True)  # if that fails, the next checkpoint tries again
     return target
 
 
 def load_checkpoint(folder: Path, notice: Callable[[str], None]) -> Snapshot | None:
     """The newest good checkpoint in `folder`, `last` first; None if there is none at all.
 
-    If `last` is damaged and another one is good, `notice` is told, and that one is `last` from now on.
-    InputError if checkpoints are there and none is good.
+    If `last` is damaged and another one is good, `notice` is called, and that one is `last` from now on.
+    InputError if there are checkpoints and none is good.
     """
     if not folder.is_dir():
         return None
-    _adopt_copies(folder)
+    _restore_links(folder)
     last = _linked(folder, "last")
-    found = sorted((path.name for path in folder.glob("step-*")), reverse=True)
-    candidates = ([last] if last else []) + [name for name in found if name != last]
+    names = sorted((path.name for path in folder.glob("step-*")), reverse=True)
+    candidates = ([last] if last else []) + [name for name in names if name != last]
     reasons: list[str] = []
     for name in candidates:
         try:
             snapshot = read_checkpoint(folder / name)
-        except Damaged as damage:
+        except DamagedError as damage:
             reasons.append(f"{folder / ('last' if name == last else name)} is damaged: {damage}")
             continue
         if name != last:
@@ -107,20 +127,15 @@ def load_checkpoint(folder: Path, notice: Callable[[str], None]) -> Snapshot | N
 
 
 def read_checkpoint(path: Path) -> Snapshot:
-    """The checkpoint in the folder `path`, every checksum verified; Damaged says what is wrong with it."""
+    """The checkpoint in the folder `path`, every checksum verified; DamagedError says what is wrong with it."""
     files, state = read_plain(path)
-    weights, training = (read_tensors(path / name, files.get(name, {})) for name in (WEIGHTS, _TRAINING))
+    weights, training = (read_tensors(path / name, files.get(name, {})) for name in (WEIGHTS, TRAINING))
     return Snapshot(weights, training, state)
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
     """Load the weights of a checkpoint folder (`checkpoints/best`); InputError if they are damaged or do not fit."""
-    try:
-        files, _ = read_plain(path)
-        weights = read_tensors(path / WEIGHTS, files.get(WEIGHTS, {}))
-    except Damaged as damage:
-        raise InputError(f"{path} is damaged: {damage}; use another checkpoint or train again") from damage
-    put_weights(model, weights, path)
+    put_weights(model, _read_weights(path, "use another checkpoint or train again"), path)
 
 
 def put_weights(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
@@ -140,11 +155,28 @@ def put_weights(model: nn.Module, weights: dict[str, Tensor], path: Path) -> Non
     model.load_state_dict(weights)
 
 
-def _write(path: Path, snapshot: Snapshot) -> None:
-    path.mkdir()
-    write_tensors(path / WEIGHTS, snapshot.weights)
-    write_tensors(path / _TRAINING, snapshot.training)
-    write_plain(path, (WEIGHTS, _TRAINING), snapshot.state)
+def _read_weights(path: Path, advice: str) -> dict[str, Tensor]:
+    try:
+        files, _ = read_plain(path)
+        return read_tensors(path / WEIGHTS, files.get(WEIGHTS, {}))
+    except DamagedError as damage:
+        raise InputError(f"{path} is damaged: {damage}; {advice}") from damage
+
+
+def _why_not_saved(folder: Path, snapshot: Snapshot, step: int, error: Exception) -> str:
+    number = error.errno if isinstance(error, OSError) else None
+    full = number in (errno.ENOSPC, errno.EDQUOT) or str(error).endswith(("(os error 28)", "(os error 122)"))
+    size = sum(t.nbytes for tensors in (snapshot.weights, snapshot.training) for t in tensors.values()) / 2**20
+    what = f"no space left on the disk (it takes about {max(size, 0.1):.1f} MiB)" if full else f"{error}"
+    former = _linked(folder, "last")
+    kept = f"{folder / 'last'} ({former}) is intact" if former else "there is no earlier checkpoint"
+    return (
+        f"the checkpoint of step {step} could not be written to {folder}: {what}; {kept}. "
+        "Make room and run the same command again to go on"
+    )
+
+
+# -- links and names -------------------------------------------------------------------------------------------------
 
 
 def _free_name(folder: Path, step: int) -> Path:
@@ -162,51 +194,209 @@ def _linked(folder: Path, name: str) -> str | None:
 
 
 def _link(folder: Path, name: str, target: str) -> None:
-    """Let `name` point to `target`, from one moment to the next."""
+    """Let `name` point to `target`, in one atomic step."""
     fresh = folder / f".link-{name}"
     fresh.unlink(missing_ok=True)
     os.symlink(target, fresh)
     os.replace(fresh, folder / name)
-    sync(folder)
+    _sync(folder)
 
 
-def _adopt_copies(folder: Path) -> None:
-    """In a run folder that was copied with its links followed, make folders called `last` ... links again."""
+def _restore_links(folder: Path) -> None:
+    """Make folders called `last` ... links again, in a run folder that was copied with its links followed."""
     for name in _LINKS:
         path = folder / name
         if path.is_symlink() or not path.is_dir():
             continue
         try:
             step = int(read_plain(path)[1]["step"])
-        except Damaged:
+        except DamagedError:
             step = 0
         target = _free_name(folder, step)
         os.replace(path, target)
         _link(folder, name, target.name)
 
 
-def _clear_leftovers(folder: Path) -> None:
-    for path in folder.glob(".writing-*"):
-        shutil.rmtree(path)
+# -- kept weights and their mean -------------------------------------------------------------------------------------
 
 
-def _prune(folder: Path) -> None:
-    """Remove checkpoints no link points to; what cannot be removed now is tried again next time."""
-    kept = {_linked(folder, name) for name in _LINKS}
-    for path in folder.glob("step-*"):
-        if path.name not in kept:
-            shutil.rmtree(path, ignore_errors=True)
+def _keep_weights(folder: Path, checkpoint: Path, *, step: int, number: int) -> None:
+    """Keep the weights of the checkpoint of `step`, and of those kept before it the last `number` - 1.
+
+    A resumed run that repeats a step writes the same again; weights kept later than `step` are removed, for that step
+    comes again.
+    """
+    fresh = folder / f".writing-kept-{step:08d}"
+    fresh.mkdir()
+    try:
+        os.link(checkpoint / WEIGHTS, fresh / WEIGHTS)
+    except OSError:  # not every disk has links
+        shutil.copyfile(checkpoint / WEIGHTS, fresh / WEIGHTS)
+        _sync(fresh / WEIGHTS)
+    write_plain(fresh, (WEIGHTS,), {"step": step})
+    target = folder / KEPT / f"step-{step:08d}"
+    target.parent.mkdir(exist_ok=True)
+    _remove(folder, target)
+    os.replace(fresh, target)
+    _sync(target.parent)
+    kept = kept_checkpoints(folder)
+    up_to_now = [earlier for earlier in kept if earlier <= step]
+    for other in set(kept) - set(up_to_now[-number:]):
+        _remove(folder, kept[other])
 
 
-def _why_not_saved(folder: Path, snapshot: Snapshot, step: int, error: Exception) -> str:
-    full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or str(error).endswith(
-        ("(os error 28)", "(os error 122)")
-    )
-    size = sum(t.nbytes for tensors in (snapshot.weights, snapshot.training) for t in tensors.values()) / 2**20
-    what = f"no space left on the disk (it takes about {max(size, 0.1):.1f} MiB)" if full else f"{error}"
-    former = _linked(folder, "last")
-    kept = f"{folder / 'last'} ({former}) is intact" if former else "there is no earlier checkpoint"
-    return (
-        f"the checkpoint of step {step} could not be written to {folder}: {what}; {kept}. "
-        "Make room and run the same command again to go on"
-    )
+def kept_checkpoints(folder: Path) -> dict[int, Path]:
+    """The folders of kept weights in `folder` (a run's `checkpoints`) by their steps, the oldest first."""
+    paths = [path for path in (folder / KEPT).glob("step-*") if path.name.removeprefix("step-").isdecimal()]
+    return dict(sorted((int(path.name.removeprefix("step-")), path) for path in paths))
+
+
+def mean_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
+    """The mean of each tensor over the checkpoint folders `paths`, added up in fp64; an integer tensor is the last path's.
+
+    InputError if one is damaged, or is not of the same model as the others.
+    """
+    total: dict[str, Tensor] = {}
+    for path in paths:
+        weights = _read_weights(path, "average fewer (--last), or train again")
+        if total and {n: t.shape for n, t in weights.items()} != {n: t.shape for n, t in total.items()}:
+            raise InputError(f"{path} and {paths[0]} are not of the same model: they hold other tensors")
+        for name, tensor in weights.items():
+            if not tensor.is_floating_point():
+                total[name] = tensor
+            elif name in total:
+                total[name] += tensor
+            else:
+                total[name] = tensor.double()
+    return {
+        name: (value / len(paths)).to(weights[name].dtype) if value.is_floating_point() else value
+        for name, value in total.items()
+    }
+
+
+def write_mean(folder: Path, name: str, weights: dict[str, Tensor], steps: Sequence[int]) -> Path:
+    """Write `weights`, the mean of those of `steps`, to `folder`/`name`; an earlier mean of that name is replaced.
+
+    InputError if `name` cannot be used; RunError if the disk does not take it.
+    """
+    target, reserved = folder / name, (*_LINKS, KEPT)
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name) or name in reserved or name.startswith("step-"):
+        raise InputError(
+            f"--out: '{name}' is not the name of an average; take letters, digits, dots, lines, and none of "
+            f"{', '.join(reserved)} and step-..."
+        )
+    if target.exists() and not _is_mean(target):
+        raise InputError(f"--out: {target} is there and is not an average; give another name")
+    fresh = folder / f".averaging-{name}"
+    try:
+        shutil.rmtree(fresh, ignore_errors=True)  # of a process that was killed
+        fresh.mkdir()
+        write_tensors(fresh / WEIGHTS, weights)
+        write_plain(fresh, (WEIGHTS,), {"step": steps[-1], "averaged": list(steps)})
+        _remove(folder, target)
+        os.replace(fresh, target)
+        _sync(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise RunError(f"{target} could not be written: {error}; make room and run the same command again") from error
+    return target
+
+
+def _is_mean(path: Path) -> bool:
+    try:
+        return "averaged" in read_plain(path)[1]
+    except DamagedError:
+        return False
+
+
+def _remove(folder: Path, path: Path) -> None:
+    """Remove the folder `path`: renamed at once, deleted after that, so that no half of it is ever seen."""
+    if path.exists():
+        gone = folder / f".writing-gone-{path.name}"
+        shutil.rmtree(gone, ignore_errors=True)
+        os.replace(path, gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+# -- files with checksums --------------------------------------------------------------------------------------------
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Write a file of `tensors` and force it to the disk."""
+    safetensors.torch.save_file(separate(tensors), path, metadata={"format": "pt"})
+    _sync(path)
+
+
+def write_plain(folder: Path, names: tuple[str, ...], state: dict[str, Any]) -> None:
+    """Write checkpoint.json about the files `names`, which lie in `folder`, and the plain values `state`."""
+    content = {"format": FORMAT, "files": {name: _seal(folder / name) for name in names}, "state": state}
+    text = json.dumps({"sha256": _digest(content), "content": content}, indent=1, allow_nan=False)
+    with open(folder / PLAIN, "w", encoding="utf-8") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    _sync(folder)
+
+
+def read_plain(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Files with their checksums, and plain values, from checkpoint.json. DamagedError if it is not whole."""
+    try:
+        document = json.loads((folder / PLAIN).read_text(encoding="utf-8"))
+        content = document["content"]
+        if document["sha256"] != _digest(content):
+            raise DamagedError(f"{PLAIN} does not match its checksum")
+    except OSError as error:
+        raise DamagedError(f"{PLAIN} cannot be read ({error.strerror})") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedError(f"{PLAIN} is not whole") from error
+    if content["format"] != FORMAT:
+        raise DamagedError(f"{PLAIN} is of format {content['format']}, this version reads {FORMAT}")
+    return content["files"], content["state"]
+
+
+def read_tensors(path: Path, seal: dict[str, Any]) -> dict[str, Tensor]:
+    """The tensors of a file, copied into memory; DamagedError if size or checksum differ from `seal`."""
+    try:
+        now = _seal(path)
+    except OSError as error:
+        raise DamagedError(f"{path.name} cannot be read ({error.strerror})") from error
+    if now["bytes"] != seal.get("bytes"):
+        raise DamagedError(f"{path.name} has {now['bytes']} bytes instead of {seal.get('bytes')}")
+    if now["sha256"] != seal.get("sha256"):
+        raise DamagedError(f"{path.name} does not match its checksum")
+    try:  # copies: the loaded tensors may be views of the file
+        return {key: value.clone() for key, value in safetensors.torch.load_file(path).items()}
+    except (OSError, SafetensorError) as error:
+        raise DamagedError(f"{path.name} cannot be read ({error})") from error
+
+
+def separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same values on the CPU, contiguous, none sharing memory with another (tied parameters are written twice)."""
+    seen: set[int] = set()
+    apart: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        plain = tensor.detach().to("cpu").contiguous()
+        storage = plain.untyped_storage()
+        if storage.data_ptr() in seen or storage.nbytes() != plain.nbytes:
+            plain = plain.clone()
+        seen.add(plain.untyped_storage().data_ptr())
+        apart[name] = plain
+    return apart
+
+
+def _sync(path: Path) -> None:
+    """Force a file, or the list of a folder, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _digest(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _seal(path: Path) -> dict[str, Any]:
+    with open(path, "rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}

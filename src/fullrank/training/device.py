@@ -1,17 +1,25 @@
-"""The machine: which device, which precision, how much memory, and compiling."""
+"""The machine of a run: device, precision, compiling, random numbers, signals, and the lock of the run folder."""
 
 from __future__ import annotations
 
+import random
+import signal
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fullrank.config.run import TrainConfig
 from fullrank.core.errors import InputError, RunError
+
+# -- device and precision --------------------------------------------------------------------------------------------
 
 
 def choose_device(name: str, key: str = "train.device") -> torch.device:
@@ -29,8 +37,8 @@ def choose_device(name: str, key: str = "train.device") -> torch.device:
     return device
 
 
-class Machine(Protocol):
-    """What a train section says about the machine."""
+class MachineOptions(Protocol):
+    """The machine's keys of a train section."""
 
     @property
     def threads(self) -> int | None: ...
@@ -38,7 +46,7 @@ class Machine(Protocol):
     def device(self) -> str: ...
 
 
-def prepare_machine(options: Machine) -> torch.device:
+def prepare_machine(options: MachineOptions) -> torch.device:
     """Apply `train.threads` to this process and return the device of `train.device`."""
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -46,7 +54,7 @@ def prepare_machine(options: Machine) -> torch.device:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where the model's parameters are."""
+    """The device of the model's parameters."""
     return next(model.parameters()).device
 
 
@@ -55,14 +63,14 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
 
 
-def wait_for(device: torch.device) -> None:
-    """Let the device finish what it was given, before a clock is read."""
+def synchronize(device: torch.device) -> None:
+    """Wait for the work that was queued on a GPU, before a clock is read."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def peak_memory_mib(device: torch.device) -> float:
-    """Most memory held so far, in MiB: by tensors on a GPU, by this process otherwise (0 where nobody counts)."""
+    """Peak memory so far, in MiB: of tensors on a GPU, of this process otherwise (0 where the system does not count)."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     try:
@@ -73,55 +81,9 @@ def peak_memory_mib(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
 
 
-def compile_blocks(model: nn.Module, cuda_graphs: bool = False) -> int:
-    """`torch.compile` in place, names of parameters unchanged; returns how many modules are compiled.
-
-    cuda_graphs: what a block launches on a GPU is recorded once for each shape, and replayed.
-
-    A model that has `compile_targets()` says which modules (its blocks: one compilation serves them all); any other is
-    compiled whole, which reaches what is called as `model(...)`.
-    """
-    targets = getattr(model, "compile_targets", None)
-    modules = list(targets()) if callable(targets) else [model]
-    for module in modules:
-        if cuda_graphs:
-            module.compile(mode="reduce-overhead")
-        else:
-            module.compile()
-    return len(modules)
-
-
-def check_cuda_graphs(options: TrainConfig, device: torch.device) -> None:
-    """Raises InputError where `train.cuda_graphs` is asked for, and there is no GPU to record, or torch is too old."""
-    if options.cuda_graphs and device.type != "cuda":
-        raise InputError(
-            f"train.cuda_graphs: the model is on the device '{device}'; give train.device: cuda, or leave train.cuda_graphs out"
-        )
-    if options.cuda_graphs and not hasattr(torch.Tag, "cudagraph_unsafe"):  # some operators must not be recorded
-        raise InputError(
-            f"train.cuda_graphs: needs torch 2.9 or later, given {torch.__version__}; leave train.cuda_graphs out"
-        )
-
-
-def begin_pass(options: TrainConfig) -> None:
-    """Before a forward pass: what a recorded graph left behind may be written over from here on."""
-    if options.cuda_graphs:
-        torch.compiler.cudagraph_mark_step_begin()
-
-
-def outliving(tensor: Tensor, options: TrainConfig) -> Tensor:
-    """What a pass leaves for the next one: of a recorded graph, whose replay would write over it, a copy."""
-    return tensor.detach().clone() if options.cuda_graphs else tensor.detach()
-
-
-def judging(options: TrainConfig) -> AbstractContextManager[object]:
-    """Evaluation runs as it is where training is recorded: other shapes, and passes that nothing marks."""
-    return torch.compiler.set_stance("force_eager") if options.cuda_graphs else nullcontext()
-
-
 @contextmanager
-def explaining(options: TrainConfig) -> Iterator[None]:
-    """Failures of the machine inside the block as RunErrors that say which key to change."""
+def explain_failures(options: TrainConfig) -> Iterator[None]:
+    """Turn failures of the machine inside the block into RunErrors that say which key to change."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -135,3 +97,202 @@ def explaining(options: TrainConfig) -> Iterator[None]:
                 f"torch.compile failed; set train.compile=false; {str(error).strip().splitlines()[0]}"
             ) from error
         raise
+
+
+# -- compiling and CUDA graphs ---------------------------------------------------------------------------------------
+
+
+@runtime_checkable
+class CompilesParts(Protocol):
+    """A model that says which of its modules to compile."""
+
+    def compile_targets(self) -> Sequence[nn.Module]: ...
+
+
+def compile_blocks(model: nn.Module, cuda_graphs: bool = False) -> int:
+    """`torch.compile` in place, names of parameters unchanged; returns how many modules are compiled.
+
+    A model that has `compile_targets()` says which modules (its blocks: one compilation serves them all); any other is
+    compiled whole, which reaches calls of `model(...)` only.
+    cuda_graphs: the GPU kernels of a block are recorded once for each shape, and replayed.
+    """
+    modules = list(model.compile_targets()) if isinstance(model, CompilesParts) else [model]
+    for module in modules:
+        if cuda_graphs:
+            module.compile(mode="reduce-overhead")
+        else:
+            module.compile()
+    return len(modules)
+
+
+def check_cuda_graphs(options: TrainConfig, device: torch.device) -> None:
+    """Raises InputError for `train.cuda_graphs` without a GPU, or with a torch that is too old."""
+    if options.cuda_graphs and device.type != "cuda":
+        raise InputError(
+            f"train.cuda_graphs: the model is on the device '{device}'; give train.device: cuda, or leave train.cuda_graphs out"
+        )
+    if options.cuda_graphs and not hasattr(torch.Tag, "cudagraph_unsafe"):  # some operators must not be recorded
+        raise InputError(
+            f"train.cuda_graphs: needs torch 2.9 or later, given {torch.__version__}; leave train.cuda_graphs out"
+        )
+
+
+def begin_pass(options: TrainConfig) -> None:
+    """Mark the start of a forward pass: the memory of a recorded graph may be reused from here on."""
+    if options.cuda_graphs:
+        torch.compiler.cudagraph_mark_step_begin()
+
+
+def detach_carry(tensor: Tensor, options: TrainConfig) -> Tensor:
+    """A tensor for the next pass, without its graph; a copy of recorded memory, which a replay overwrites."""
+    return tensor.detach().clone() if options.cuda_graphs else tensor.detach()
+
+
+def eager_evaluation(options: TrainConfig) -> AbstractContextManager[object]:
+    """Evaluate without compiled code where training is recorded: shapes differ, and no pass is marked."""
+    return torch.compiler.set_stance("force_eager") if options.cuda_graphs else nullcontext()
+
+
+# -- random numbers --------------------------------------------------------------------------------------------------
+# A model draws from torch's generator (dropout); Python's and numpy's are kept too, since an objective may use them.
+
+
+def seed_everything(seed: int) -> None:
+    """Set every generator to a state that depends on `seed` alone."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def random_state(device: torch.device) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The state of every generator, as tensors and plain values."""
+    version, words, gauss = random.getstate()
+    numpy_state = np.random.get_state(legacy=False)
+    assert isinstance(numpy_state, dict)
+    tensors = {
+        "torch": torch.get_rng_state(),
+        "python": torch.tensor(words, dtype=torch.int64),
+        "numpy": torch.from_numpy(numpy_state["state"]["key"].astype(np.int64)),
+    }
+    if device.type == "cuda":
+        tensors["cuda"] = torch.cuda.get_rng_state(device)
+    plain = {
+        "python": {"version": version, "gauss": gauss},
+        "numpy": {
+            "pos": int(numpy_state["state"]["pos"]),
+            "has_gauss": int(numpy_state["has_gauss"]),
+            "gauss": float(numpy_state["gauss"]),
+        },
+    }
+    return tensors, plain
+
+
+def restore_random_state(device: torch.device, tensors: dict[str, Tensor], plain: dict[str, Any]) -> None:
+    """Set every generator to a saved state; a GPU's is left alone if the state was saved without one."""
+    torch.set_rng_state(tensors["torch"])
+    random.setstate((plain["python"]["version"], tuple(tensors["python"].tolist()), plain["python"]["gauss"]))
+    key = tensors["numpy"].numpy().astype(np.uint32)
+    saved = plain["numpy"]
+    np.random.set_state(("MT19937", key, saved["pos"], saved["has_gauss"], saved["gauss"]))
+    if device.type == "cuda" and "cuda" in tensors:
+        torch.cuda.set_rng_state(tensors["cuda"], device)
+
+
+@contextmanager
+def preserve_random_state(device: torch.device) -> Iterator[None]:
+    """Draws inside the block do not change what is drawn after it."""
+    state = random_state(device)
+    try:
+        yield
+    finally:
+        restore_random_state(device, *state)
+
+
+# -- signals and the lock of a run folder ----------------------------------------------------------------------------
+
+
+class StopRequest:
+    """The name of the signal that asked for an end, None so far."""
+
+    def __init__(self) -> None:
+        self.signal: str | None = None
+
+
+@contextmanager
+def catch_signals() -> Iterator[StopRequest]:
+    """Inside the block the first SIGINT or SIGTERM is a request to end after the step; the second acts as usual.
+
+    Signals reach the main thread only: in any other, nothing is changed.
+    """
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    former: dict[signal.Signals, Any] = {}
+
+    def note(number: int, frame: FrameType | None) -> None:
+        request.signal = signal.Signals(number).name
+        restore()
+
+    def restore() -> None:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        handler = signal.getsignal(number)
+        former[number] = signal.SIG_DFL if handler is None else handler
+        signal.signal(number, note)
+    try:
+        yield request
+    finally:
+        restore()
+
+
+_lent: dict[Path, bool] = {}  # folders that this process locked for a training to come; True while it runs
+
+
+@contextmanager
+def lock_folder(folder: Path, *, lend: bool = False) -> Iterator[None]:
+    """RunError if another process trains in `folder`; the lock ends with the process, however it ends.
+
+    `lend`: held for what comes before and after a training; the one training inside the block takes it over.
+    """
+    key = folder.resolve()
+    if _lent.get(key) is False:
+        _lent[key] = True
+        try:
+            yield
+        finally:
+            _lent[key] = False
+        return
+    with _file_lock(folder):
+        if lend:
+            _lent[key] = False
+        try:
+            yield
+        finally:
+            _lent.pop(key, None)
+
+
+@contextmanager
+def _file_lock(folder: Path) -> Iterator[None]:
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        yield
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open(folder / ".lock", "wb")  # noqa: SIM115 - held until the end of the block
+    except OSError as error:
+        raise RunError(f"{folder}: cannot be written ({error.strerror}); choose another folder with --out") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(
+                f"{folder}: another process is training there; wait for it, or choose another --out"
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+        yield

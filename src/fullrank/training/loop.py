@@ -1,68 +1,80 @@
-"""The one training loop. It is handed the model and every policy, and knows none of them.
+"""The training loop. It is given the model and every policy, and knows none of them.
 
     step = update -> line of metrics -> evaluation -> next phase -> checkpoint        each of the last four when it is due
 
-A run is a function of its configuration and seed: killed at any moment and started again it goes on from the last
+A run is a function of its configuration and seed: killed at any moment and started again it resumes from the last
 checkpoint and writes the same metrics and the same weights, byte for byte.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fullrank.config.run import TrainConfig
+from fullrank.core.errors import InputError, RunError
 from fullrank.training.averaging import WeightAverage
 from fullrank.training.checkpoint import load_checkpoint, save_checkpoint
-from fullrank.training.clock import Clock
 from fullrank.training.device import (
+    StopRequest,
     autocast,
     begin_pass,
+    catch_signals,
     check_cuda_graphs,
     compile_blocks,
+    detach_carry,
     device_of,
-    explaining,
-    outliving,
+    explain_failures,
+    lock_folder,
     peak_memory_mib,
+    preserve_random_state,
+    seed_everything,
 )
-from fullrank.training.interrupt import StopRequest, listening, only_one
-from fullrank.training.judging import better, cost, look_at
-from fullrank.training.notify import Notify
-from fullrank.training.plan import Plan, make_plan
-from fullrank.training.randomness import seed_everything, undisturbed
-from fullrank.training.records import JsonLines, metrics_line, perplexity, timing_line
-from fullrank.training.result import result
+from fullrank.training.observers import JsonLines, ObserverGroup, metrics_line, perplexity, timing_line
+from fullrank.training.phases import Plan, make_plan
 from fullrank.training.schedule import Schedule
-from fullrank.training.state import Counters, Training
-from fullrank.training.values import Batches, Evaluate, FitResult, Interrupted, Judging, Objective, Observer, Place
-from fullrank.training.window import Window, diverged
+from fullrank.training.state import Clock, Counters, RunningLoss, TrainingState, cost
+from fullrank.training.values import (
+    Batch,
+    Batches,
+    Evaluate,
+    EvaluationOptions,
+    EvaluationResult,
+    FitResult,
+    Interrupted,
+    Objective,
+    Observer,
+    TrainingPosition,
+)
 
 
 def fit(
     model: nn.Module,
     *,
-    objective: Objective,
-    batches: Batches,
+    objective: Objective[Batch],
+    batches: Batches[Batch],
     evaluate: Evaluate,
     optimizer: Optimizer,
     schedule: Schedule,
     options: TrainConfig,
-    eval_options: Judging,
+    eval_options: EvaluationOptions,
     folder: Path,
     observers: Sequence[Observer] = (),
 ) -> FitResult:
     """Train `model` in the run folder `folder`, from its last checkpoint if it has one; at the end the model holds
     the last weights (the averaged ones when averaging). `load_weights(model, folder / "checkpoints" / "best")` gives the best.
 
-    The objective sees every batch with the carry of the batch before it, {} at the start of an epoch (not of a phase),
-    and with its place in training. Evaluation runs in evaluation mode, in the precision of training, without gradients,
-    and draws from its own random numbers; `eval.metric` says which is the best.
+    The objective is called with every batch, the carry of the batch before it ({} at the start of an epoch, not of a phase),
+    and its position in training. Evaluation runs in evaluation mode, in the precision of training, without gradients,
+    and with random numbers of its own; `eval.metric` says which is the best.
     RunError: the loss is not a number, or the disk is full. Interrupted: SIGINT or SIGTERM. InputError: a checkpoint
     that is damaged or belongs to another configuration; an evaluation without the score that `eval.metric` names.
     """
@@ -71,80 +83,110 @@ def fit(
     check_cuda_graphs(options, device)
     if options.compile:
         compile_blocks(model, options.cuda_graphs)
-    training = Training(
+    state = TrainingState(
         model=model,
         optimizer=optimizer,
         schedule=schedule,
         average=WeightAverage(model, options, plan.total_steps),
-        window=Window(device),
+        running=RunningLoss(device),
         counters=Counters(batches_per_epoch=batches.batches_per_epoch, metric=eval_options.metric),
     )
     with ExitStack() as stack:
-        stack.enter_context(only_one(folder))
-        notify = Notify(observers)
-        resumed_from = _begin(training, plan, options, folder, notify)
-        metrics = JsonLines(folder / "metrics.jsonl", keep=training.counters.metrics_bytes)
+        stack.enter_context(lock_folder(folder))
+        group = ObserverGroup(observers)
+        resumed_from = _begin(state, plan, options, folder, group)
+        metrics = JsonLines(folder / "metrics.jsonl", keep=state.counters.metrics_bytes)
         stack.callback(metrics.close)
         if metrics.missing:
-            notify.notice(f"{metrics.path} lacks {metrics.missing} bytes that were written before; its curve has a gap")
+            group.notice(f"{metrics.path} lacks {metrics.missing} bytes that were written before; its curve has a gap")
         timing = JsonLines(folder / "timing.jsonl")
         stack.callback(timing.close)
-        run = _Run(training, plan, objective, batches, evaluate, options, device, folder, metrics, timing, notify)
-        if not training.counters.finished:
+        if not state.counters.finished:
             for observer in observers:
                 stack.callback(observer.finish)
-                with undisturbed(device):
-                    observer.start(step=training.counters.step, total_steps=plan.total_steps)
-            stack.enter_context(explaining(options))
-            run.to_the_end(stack.enter_context(listening()))
-        training.average.settle()
-    return result(training.counters, plan, resumed_from)
+                with preserve_random_state(device):
+                    observer.start(step=state.counters.step, total_steps=plan.total_steps)
+            stack.enter_context(explain_failures(options))
+            loop = _Loop(state, plan, objective, batches, evaluate, options, device, folder, metrics, timing, group)
+            loop.run(stack.enter_context(catch_signals()))
+        state.average.copy_to_model()
+    return _result(state.counters, plan, resumed_from)
 
 
-def _begin(training: Training, plan: Plan, options: TrainConfig, folder: Path, notify: Notify) -> int | None:
+def _begin(
+    state: TrainingState, plan: Plan, options: TrainConfig, folder: Path, observers: ObserverGroup
+) -> int | None:
     """Restore the last checkpoint and return its step, or start anew."""
-    snapshot = load_checkpoint(folder / "checkpoints", notify.notice)
+    snapshot = load_checkpoint(folder / "checkpoints", observers.notice)
     if snapshot is None:
         seed_everything(options.seed)
-        plan.phases.begin(training.counters)
+        plan.phases.begin(state.counters)
         return None
     last = folder / "checkpoints" / "last"
-    training.restore(snapshot, last)
-    counters = training.counters
+    state.restore(snapshot, last)
+    counters = state.counters
     plan.phases.check(counters, last)
     counters.finished = counters.stopped_early or plan.finished(counters)
     return counters.step
 
 
+def _result(counters: Counters, plan: Plan, resumed_from: int | None) -> FitResult:
+    """The result of a training that stands at `counters`; a phase too short to be timed has no milliseconds."""
+    per_step = (
+        counters.timed_seconds / counters.timed_steps
+        if counters.timed_steps
+        else counters.seconds / max(1, counters.step)
+    )
+    timed = [(phase.config.name, counters.timed_by_phase.get(phase.config.name)) for phase in plan.phases]
+    by_phase = {name: 1000 * taken.seconds / taken.steps for name, taken in timed if taken is not None and taken.steps}
+    return FitResult(
+        steps=counters.step,
+        epochs=counters.step / plan.steps_per_epoch,
+        tokens=counters.tokens,
+        best_step=counters.best_step,
+        best_nll=counters.best_nll,
+        best_metric=counters.best_metric,
+        stopped_early=counters.stopped_early,
+        ms_per_step=1000 * per_step,
+        ms_per_step_by_phase=by_phase if timed else {"train": 1000 * per_step},
+        tokens_per_second=counters.timed_tokens / counters.timed_seconds if counters.timed_seconds else 0.0,
+        seconds=counters.seconds,
+        peak_memory_mib=counters.peak_memory_mib,
+        resumed_from=resumed_from,
+    )
+
+
 @dataclass
-class _Run:
-    training: Training
+class _Loop:
+    state: TrainingState
     plan: Plan
-    objective: Objective
-    batches: Batches
+    objective: Objective[Any]
+    batches: Batches[Any]
     evaluate: Evaluate
     options: TrainConfig
     device: torch.device
     folder: Path
     metrics: JsonLines
     timing: JsonLines
-    notify: Notify
+    observers: ObserverGroup
+    parameters: list[nn.Parameter] = field(init=False)
+    clock: Clock = field(init=False)
 
-    def to_the_end(self, stop: StopRequest) -> None:
-        """Step after step until plan or phases are done, patience is out, or somebody asks for a stop."""
-        plan, counters = self.plan, self.training.counters
-        self.training.model.train()
-        self.parameters = [p for group in self.training.optimizer.param_groups for p in group["params"]]
+    def run(self, stop: StopRequest) -> None:
+        """Step after step until plan or phases are done, patience is out, or a signal asks for a stop."""
+        plan, counters = self.plan, self.state.counters
+        self.state.model.train()
+        self.parameters = [p for group in self.state.optimizer.param_groups for p in group["params"]]
         self.clock = Clock(self.device, counters)
         while not counters.finished:
             self.update()
-            self.notify.advance(counters.step, counters.tokens)
+            self.observers.advance(counters.step, counters.tokens)
             counters.finished = plan.finished(counters)
             over = plan.phases.over(counters)
             if plan.log_due(counters.step) or over or counters.finished:
                 self.log()
             evaluating = plan.evaluation_due(counters.step) or counters.finished
-            best, flat = self.judge() if evaluating else (False, False)
+            best, flat = self.evaluate_model() if evaluating else (False, False)
             if over or flat:
                 self.next_phase()
             keep = self.options.keep_checkpoints if evaluating else None
@@ -158,42 +200,42 @@ class _Run:
 
     def update(self) -> None:
         """One update of the parameters, from the mean gradient over the tokens of its batches."""
-        training, counters = self.training, self.training.counters
+        state, counters = self.state, self.state.counters
         step = counters.step + 1
         loss, tokens = self.gradient(step)
         if self.options.max_grad_norm is not None:
             norm = nn.utils.clip_grad_norm_(self.parameters, self.options.max_grad_norm)
             loss = loss + 0 * norm  # an infinite gradient counts as an infinite loss
-        if not training.window.watch(step, loss):
+        if not state.running.watch(step, loss):
             self.check_loss()
-        rate = training.schedule.rate(step)
-        for group in training.optimizer.param_groups:
+        rate = state.schedule.rate(step)
+        for group in state.optimizer.param_groups:
             group["lr"] = rate * group.get("scale", 1.0)
-        training.optimizer.step()
-        training.optimizer.zero_grad(set_to_none=True)
-        training.average.update(step)
+        state.optimizer.step()
+        state.optimizer.zero_grad(set_to_none=True)
+        state.average.update(step)
         counters.step = step
         counters.tokens += tokens
         self.clock.step(tokens)
 
     def gradient(self, step: int) -> tuple[Tensor, int]:
-        """Leaves the gradient of the mean loss over all tokens of the step; returns the loss, detached, and the tokens seen.
+        """Leave the gradient of the mean loss over all tokens of the step; return the loss, detached, and the tokens seen.
 
-        How many tokens there are is known when the last batch is done, so each batch counts relative to the first,
+        The number of tokens is known after the last batch only, so each batch counts relative to the first,
         and the sum is scaled in the end: with one batch, or equal ones, by a plain 1 or 1/n.
         """
-        training = self.training
+        state = self.state
         total, first, seen = 0, 0, 0
         loss = torch.zeros((), device=self.device)
-        now = self.plan.phases.current(training.counters)
-        phase = None if now is None else now.config
+        current = self.plan.phases.current(state.counters)
+        phase = None if current is None else current.config
         for number, (epoch, index) in enumerate(self.plan.batches_of(step)):
-            place = Place(step, number, phase, self.plan.accumulation)
+            position = TrainingPosition(step, number, phase, self.plan.accumulation)
             batch = self.batches.batch(epoch, index)
             begin_pass(self.options)
             with autocast(self.options.precision, self.device):
-                part = self.objective(batch, training.carry if index else {}, place)
-            training.carry = {name: outliving(tensor, self.options) for name, tensor in part.carry.items()}
+                part = self.objective(batch, state.carry if index else {}, position)
+            state.carry = {name: detach_carry(tensor, self.options) for name, tensor in part.carry.items()}
             seen += part.seen
             if part.tokens == 0:
                 continue
@@ -201,19 +243,18 @@ class _Run:
             share = part.tokens / first
             (part.value if share == 1 else part.value * share).backward()
             loss = loss + part.value.detach() * share
-            training.window.add(part.nll, part.tokens)
+            state.running.add(part.nll, part.tokens)
             total += part.tokens
         if total > first:
             torch._foreach_mul_([p.grad for p in self.parameters if p.grad is not None], first / total)
         return loss, seen
 
     def log(self) -> None:
-        """The lines about training since the last ones."""
-        training, counters = self.training, self.training.counters
+        """Write the lines about training since the last ones."""
+        state, counters = self.state, self.state.counters
         self.check_loss()
-        rate = training.schedule.rate(counters.step)
-        nll = training.window.close()
-        self.write(split="train", nll=nll, lr=rate)
+        rate = state.schedule.rate(counters.step)
+        self.write(split="train", nll=state.running.take_mean(), lr=rate)
         speed = self.clock.lap()
         counters.peak_memory_mib = max(counters.peak_memory_mib, peak_memory_mib(self.device))
         line = timing_line(
@@ -223,33 +264,35 @@ class _Run:
             peak_memory_mib=counters.peak_memory_mib,
         )
         self.timing.write(line)
-        self.notify.record(line)
+        self.observers.record(line)
 
-    def judge(self) -> tuple[bool, bool]:
-        """Evaluate, tell the schedule; whether this is the best so far, and whether the phase is on its plateau.
+    def evaluate_model(self) -> tuple[bool, bool]:
+        """Evaluate and give the schedule the result; (best so far, phase on its plateau).
 
         May end training (`train.patience`, which is about all phases together).
         """
-        counters = self.training.counters
+        counters = self.state.counters
         self.check_loss()
         self.clock.pause()
-        found = look_at(self.training, self.evaluate, self.options)
+        result = self.state.evaluate(self.evaluate, self.options)
         self.clock.resume()
-        if not found.finite:
-            raise diverged("the validation loss", counters.step, self.options, self.kept())
-        best = better(counters, found)
-        self.write(split="valid", nll=found.nll, scores=found.scores)
-        self.training.schedule.observe(cost(counters.metric, found.value(counters.metric)))
-        flat = self.plan.phases.observe(counters, perplexity(found.nll))
+        nll = float(result.nll) / max(1, result.tokens)
+        if not all(math.isfinite(value) for value in (nll, *result.scores.values())):
+            raise self.diverged("the validation loss", counters.step)
+        value = _metric(result, nll, counters.metric)
+        best = counters.note_evaluation(nll, value)
+        self.write(split="valid", nll=nll, scores=result.scores)
+        self.state.schedule.observe(cost(counters.metric, value))
+        flat = self.plan.phases.observe(counters, perplexity(nll))
         patience = self.options.patience
         if patience is not None and counters.since_best >= patience and not counters.finished:
             counters.stopped_early = counters.finished = True
         return best, flat
 
     def next_phase(self) -> None:
-        """The phase ends with this step: what is told of it is told, the next one begins, or training is over."""
-        counters, phases = self.training.counters, self.plan.phases
-        if self.training.window.tokens:
+        """End the phase with this step: log its last lines, then begin the next one, or end training."""
+        counters, phases = self.state.counters, self.plan.phases
+        if self.state.running.tokens:
             self.log()
         if not phases.last(counters):
             self.clock.new_phase()
@@ -258,34 +301,59 @@ class _Run:
             counters.stopped_early = counters.finished = True
 
     def save(self, best: bool, keep: int | None) -> None:
-        """A checkpoint of this step, its weights one of `keep` that are kept; unless they are no longer numbers."""
-        counters = self.training.counters
+        """Save a checkpoint of this step, and keep its weights as one of `keep`; RunError if they are not finite."""
+        counters = self.state.counters
         self.check_loss()
         if not all(bool(torch.isfinite(norm)) for norm in torch._foreach_norm([p.detach() for p in self.parameters])):
-            raise diverged("a parameter", counters.step, self.options, self.kept())
+            raise self.diverged("a parameter", counters.step)
         self.clock.pause()
         counters.metrics_bytes = self.metrics.sync()
-        folder, snapshot = self.folder / "checkpoints", self.training.capture()
+        folder, snapshot = self.folder / "checkpoints", self.state.capture()
         save_checkpoint(folder, snapshot, step=counters.step, best=best, keep_weights=keep)
         self.clock.resume()
 
     def write(
         self, *, split: str, nll: float, lr: float | None = None, scores: Mapping[str, float] | None = None
     ) -> None:
-        """A line of metrics about this step."""
-        counters = self.training.counters
+        """Write a line of metrics about this step."""
+        counters = self.state.counters
         line = metrics_line(
-            step=counters.step, split=split, nll=nll, tokens=counters.tokens, lr=lr, phase=counters.phase, scores=scores,
+            step=counters.step,
+            split=split,
+            nll=nll,
+            tokens=counters.tokens,
+            lr=lr,
+            phase=counters.phase,
+            scores=scores,
             objective=self.options.objective,
-        )  # fmt: skip
+        )
         self.metrics.write(line)
-        self.notify.record(line)
+        self.observers.record(line)
 
     def check_loss(self) -> None:
-        step = self.training.window.bad_step()
+        step = self.state.running.bad_step()
         if step is not None:
-            raise diverged("the loss", step, self.options, self.kept())
+            raise self.diverged("the loss", step)
 
-    def kept(self) -> str:
-        last = self.folder / "checkpoints" / "last"
-        return f"the last good checkpoint is {last.resolve()}" if last.exists() else "there is no checkpoint yet"
+    def diverged(self, what: str, step: int) -> RunError:
+        """The error about a number that is not finite."""
+        options, last = self.options, self.folder / "checkpoints" / "last"
+        clip = "none" if options.max_grad_norm is None else str(options.max_grad_norm)
+        bf16 = " or set train.precision=fp32" if options.precision == "bf16" else ""
+        kept = f"the last good checkpoint is {last.resolve()}" if last.exists() else "there is no checkpoint yet"
+        return RunError(
+            f"{what} at step {step} is not a finite number: lower train.learning_rate (now {options.learning_rate:g}), raise "
+            f"train.warmup_steps (now {options.warmup_steps}), lower train.max_grad_norm (now {clip}){bf16}; {kept}"
+        )
+
+
+def _metric(result: EvaluationResult, nll: float, metric: str) -> float:
+    """The value of `eval.metric`; InputError if this evaluation does not have it."""
+    if metric == "loss":
+        return nll
+    if metric not in result.scores:
+        raise InputError(
+            f"eval.metric: the evaluation of this task gives no '{metric}' (it gives {', '.join(['loss', *result.scores])}); "
+            "set eval.metric: loss"
+        )
+    return float(result.scores[metric])

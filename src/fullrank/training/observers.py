@@ -1,11 +1,17 @@
-"""Those who look on while a model trains: a live line, lines now and then, TensorBoard, Weights & Biases.
+"""Records and progress of a training: metrics.jsonl, timing.jsonl, progress lines, TensorBoard, Weights & Biases.
 
-The loop calls them and does not know them (`values.Observer`). What they need is imported when they are made.
+The two files have one JSON object per line, appended; a torn line is cut off. Lines of metrics are functions of
+configuration and seed only; `tokens` are the training tokens seen so far, for every split. A checkpoint notes how long the
+file was, and a resumed run cuts it there: a killed run may have written more.
+The loop knows observers by their protocol only (`values.Observer`); their packages are imported when they are made.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import math
+import os
 import sys
 import time
 import uuid
@@ -13,12 +19,126 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from fullrank.core.errors import InputError
-from fullrank.training.records import scores_of
+from fullrank.core.errors import InputError, RunError
 from fullrank.training.values import Observer
 
-# scores whose names are not written as they are called
+logger = logging.getLogger("fullrank")
+_FIXED = ("step", "split", "nll", "ppl", "tokens", "lr", "phase", "objective")
+# names of scores as people write them
 _WRITTEN = {"bleu": "BLEU", "chrf": "chrF", "accuracy_percent": "accuracy in %"}
+
+
+# -- metrics.jsonl and timing.jsonl ------------------------------------------------------------------------------------
+
+
+def metrics_line(
+    *,
+    step: int,
+    split: str,
+    nll: float,
+    tokens: int,
+    lr: float | None = None,
+    phase: str | None = None,
+    scores: Mapping[str, float] | None = None,
+    objective: str = "causal",
+) -> dict[str, Any]:
+    """A line of metrics.jsonl; `nll` is a mean in nats per token, rounded to nine digits like everything else.
+
+    `objective`: written where the figures are not of next tokens, for such figures cannot be compared.
+    `phase`: the phase of update `step`; a line about training never covers more than one.
+    `scores`: other figures of an evaluation, by name; ValueError for the name of a fixed key.
+    """
+    scores = scores or {}
+    if taken := sorted(scores.keys() & set(_FIXED)):
+        raise ValueError(f"a score may not be called {taken[0]}: every line of metrics has one")
+    line = {"step": step, "split": split, "nll": _short(nll), "ppl": _short(perplexity(nll)), "tokens": tokens}
+    line |= {name: _short(score) for name, score in scores.items()}
+    line |= {} if lr is None else {"lr": _short(lr)}
+    line |= {} if objective == "causal" else {"objective": objective}
+    return line if phase is None else line | {"phase": phase}
+
+
+def scores_of(line: Mapping[str, Any]) -> dict[str, float]:
+    """The scores in a line of metrics about an evaluation."""
+    return {name: value for name, value in line.items() if name not in _FIXED}
+
+
+def timing_line(*, step: int, seconds: float, tokens_per_second: float, peak_memory_mib: float) -> dict[str, Any]:
+    """A line of timing.jsonl; `seconds` since the start of training, summed over the parts of a resumed run."""
+    return {
+        "step": step,
+        "seconds": round(seconds, 3),
+        "tokens_per_second": round(tokens_per_second, 1),
+        "peak_memory_mib": round(peak_memory_mib, 1),
+    }
+
+
+def perplexity(nll: float) -> float:
+    """exp of nats per token, held below what a float can carry."""
+    return math.exp(min(nll, 700.0))
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.9g}")
+
+
+class JsonLines:
+    """An append-only file of JSON lines. Errors of the disk are RunErrors."""
+
+    def __init__(self, path: Path, keep: int | None = None) -> None:
+        """Open `path`, cut to its first `keep` bytes, or, if `keep` is None, after its last whole line."""
+        self.path = path
+        try:
+            path.touch()
+            size = path.stat().st_size
+            self.missing = max(0, (keep or 0) - size)  # bytes a checkpoint speaks of that are not there
+            end = _end_of_last_line(path) if keep is None or self.missing else keep
+            if end < size:
+                os.truncate(path, end)
+            self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
+        except OSError as error:
+            raise RunError(f"{path}: cannot be written ({error.strerror})") from error
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Append one line, in one write."""
+        data = (json.dumps(line, allow_nan=False) + "\n").encode()
+        try:
+            written = self._file.write(data)
+        except OSError as error:
+            raise RunError(
+                f"{self.path}: cannot be written ({error.strerror}); the last checkpoint is intact: make room and run "
+                "the same command again to go on from there"
+            ) from error
+        if written != len(data):
+            raise RunError(f"{self.path}: no space left on the disk; make room and run the same command again to go on")
+
+    def sync(self) -> int:
+        """Force the file to the disk; returns its length in bytes."""
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise RunError(f"{self.path}: cannot be written ({error.strerror})") from error
+        return self._file.tell()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _end_of_last_line(path: Path) -> int:
+    """The number of bytes up to and including the last newline."""
+    with open(path, "rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end > 0:
+            start = max(0, end - 4096)
+            file.seek(start)
+            newline = file.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                return start + newline + 1
+            end = start
+    return 0
+
+
+# -- observers --------------------------------------------------------------------------------------------------------
 
 
 def make_observers(
@@ -47,8 +167,29 @@ def make_observers(
     return observers
 
 
+class ObserverGroup:
+    """Fan-out to all observers; without any, a notice goes to the log."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self.observers = observers
+
+    def advance(self, step: int, tokens: int) -> None:
+        for observer in self.observers:
+            observer.advance(step, tokens)
+
+    def record(self, line: Mapping[str, Any]) -> None:
+        for observer in self.observers:
+            observer.record(line)
+
+    def notice(self, text: str) -> None:
+        if not self.observers:
+            logger.warning(text)
+        for observer in self.observers:
+            observer.notice(text)
+
+
 class Status:
-    """Where training stands, in words: `step 120/2000  loss 5.100  ppl 164.0  valid ppl 171.2  2,500 tok/s  ETA 1:20`."""
+    """The progress of training in words: `step 120/2000  loss 5.100  ppl 164.0  valid ppl 171.2  2,500 tok/s  ETA 1:20`."""
 
     def __init__(self) -> None:
         self.step = self.total = self.first = self.tokens = self.first_tokens = 0
@@ -81,7 +222,7 @@ class Status:
                 self.valid, self.scores = line["ppl"], scores_of(line)
 
     def words(self) -> str:
-        """The line, with what is not known yet left out."""
+        """The line; figures that are not known yet are left out."""
         parts = [f"step {self.step}/{self.total}"]
         if self.phase is not None:
             parts.append(f"phase {self.phase}")
@@ -93,12 +234,12 @@ class Status:
         seconds, steps = time.monotonic() - self.began, self.step - self.first
         if steps > 0 and seconds > 0:
             left = max(0, self.total - self.step) * seconds / steps
-            parts += [f"{(self.tokens - self.first_tokens) / seconds:,.0f} tok/s", f"ETA {_clock(left)}"]
+            parts += [f"{(self.tokens - self.first_tokens) / seconds:,.0f} tok/s", f"ETA {_duration(left)}"]
         return "  ".join(parts)
 
 
 class LiveLine:
-    """One line with a bar that stays in its place; for terminals."""
+    """A single line with a progress bar, for terminals."""
 
     def __init__(self, label: str) -> None:
         from rich.console import Console
@@ -134,7 +275,7 @@ class LiveLine:
 
 
 class PlainLines:
-    """The same in plain lines, one every `every` seconds and one after every evaluation; for log files."""
+    """Plain lines for log files, one every `every` seconds and one after every evaluation."""
 
     def __init__(self, label: str, every: float = 30.0, stream: TextIO | None = None) -> None:
         self.status = Status()
@@ -159,7 +300,7 @@ class PlainLines:
         print(f"{self.label}: {text}", file=self.stream, flush=True)
 
     def finish(self) -> None:
-        """Nothing is open."""
+        """Nothing to close."""
 
     def _print(self) -> None:
         self.last = time.monotonic()
@@ -167,7 +308,7 @@ class PlainLines:
 
 
 class TensorBoard:
-    """Scalars in the run's folder `tensorboard`; a resumed run replaces what a killed one wrote beyond its checkpoint."""
+    """Scalars in the run's folder `tensorboard`; a resumed run replaces lines that lie beyond its checkpoint."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -182,14 +323,14 @@ class TensorBoard:
         self.writer = self.make(str(self.folder), purge_step=step + 1)
 
     def advance(self, step: int, tokens: int) -> None:
-        """Nothing: only recorded lines are drawn."""
+        """Ignored: only recorded lines are drawn."""
 
     def record(self, line: Mapping[str, Any]) -> None:
         for name, value in _scalars(line).items():
             self.writer.add_scalar(name, value, line["step"])
 
     def notice(self, text: str) -> None:
-        """Nothing: not a place for messages."""
+        """Ignored: messages are for the terminal."""
 
     def finish(self) -> None:
         if self.writer is not None:
@@ -225,13 +366,13 @@ class WandB:
         )
 
     def advance(self, step: int, tokens: int) -> None:
-        """Nothing: only recorded lines are drawn."""
+        """Ignored: only recorded lines are drawn."""
 
     def record(self, line: Mapping[str, Any]) -> None:
         self.run.log(_scalars(line), step=line["step"])
 
     def notice(self, text: str) -> None:
-        """Nothing: not a place for messages."""
+        """Ignored: messages are for the terminal."""
 
     def finish(self) -> None:
         if self.run is not None:
@@ -250,7 +391,7 @@ def _missing(package: str) -> str:
     return f"train.track: {package} is not installed; pip install {package}, or take it out of train.track"
 
 
-def _clock(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,4 +1,4 @@
-"""Optimizers by name, and which parameters weight decay may act on.
+"""Optimizers by name, and the parameter groups with and without weight decay.
 
 An optimizer is registered as a function `(groups, options) -> torch.optim.Optimizer`; the learning rate is set by the
 loop before every step. With g the gradient, p the parameter and d the weight decay of its group:
@@ -16,7 +16,6 @@ too, and its last step has sqrt(s) + eps where ours has sqrt(s) + eps sqrt(1-b2^
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, Protocol
 
 import torch
@@ -32,7 +31,7 @@ Groups = list[dict[str, Any]]
 
 
 class BuildOptimizer(Protocol):
-    """What is registered in the slot `optimizer`."""
+    """A function registered in the slot `optimizer`."""
 
     def __call__(self, groups: Groups, options: TrainConfig) -> Optimizer: ...
 
@@ -41,18 +40,18 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
     """Trainable parameters in two groups: those that decay by `weight_decay`, and those that never do.
 
     Biases and norms (fewer than two dimensions) never decay, nor anything inside a module whose `no_weight_decay` is
-    true, nor a parameter marked so itself: mixing weights are at rest at the identity, and decay would pull them to zero.
+    true, nor a parameter marked so itself: mixing matrices start at the identity, and decay would pull them to zero.
     A tied parameter appears once, and stays out of decay if any of its owners says so. Order is the model's own.
     """
-    kept = {id(p) for m in model.modules() if getattr(m, "no_weight_decay", False) for p in m.parameters()}
-    decays: list[nn.Parameter] = []
-    stays: list[nn.Parameter] = []
+    exempted = {id(p) for m in model.modules() if getattr(m, "no_weight_decay", False) for p in m.parameters()}
+    decayed: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
     for parameter in model.parameters():
         if not parameter.requires_grad:
             continue
-        exempt = parameter.ndim < 2 or id(parameter) in kept or getattr(parameter, "no_weight_decay", False)
-        (stays if exempt else decays).append(parameter)
-    groups = [{"params": decays, "weight_decay": weight_decay}, {"params": stays, "weight_decay": 0.0}]
+        exempt = parameter.ndim < 2 or id(parameter) in exempted or getattr(parameter, "no_weight_decay", False)
+        (others if exempt else decayed).append(parameter)
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
 
 
@@ -63,12 +62,9 @@ def make_optimizer(name: str, groups: Groups, options: TrainConfig) -> Optimizer
 
 
 def _fused(groups: Groups) -> bool:
-    """Whether torch's one-pass kernels apply: they are the fastest on CPU and GPU, and add in a fixed order."""
-    return all(p.device.type in ("cpu", "cuda") and torch.is_floating_point(p) for p in _parameters(groups))
-
-
-def _parameters(groups: Groups) -> Iterable[torch.Tensor]:
-    return (parameter for group in groups for parameter in group["params"])
+    """True if torch's one-pass kernels apply: they are the fastest on CPU and GPU, and add in a fixed order."""
+    parameters = (parameter for group in groups for parameter in group["params"])
+    return all(p.device.type in ("cpu", "cuda") and torch.is_floating_point(p) for p in parameters)
 
 
 @register("optimizer", "sgd")

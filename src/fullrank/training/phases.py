@@ -1,12 +1,15 @@
-"""`train.phases`: which phase a training is in, when it ends and what follows.
+"""The plan of a training: its length, when it is evaluated and saved, and its phases (`train.phases`).
 
-Where a training stands in its phases are plain values in the `Counters` (`phase`, `phase_began`, `phase_bests`), so a
-checkpoint holds them. A phase ends at its last step, or at an evaluation that finds it on a plateau, and the next one has
-begun before a checkpoint of that step is written.
+A step is one update of the parameters. It takes `gradient_accumulation_steps` consecutive batches of one epoch (fewer
+at the end of an epoch that does not divide), so the position of a step in the data is a function of its number.
+The current phase is a plain value in the `Counters` (`phase`, `phase_began`, `phase_bests`), so a checkpoint holds it. A
+phase ends at its last step, or at an evaluation that finds it on a plateau, and the next one has begun before a checkpoint
+of that step is written.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -15,18 +18,19 @@ from pathlib import Path
 from fullrank.config.run import PhaseConfig, PlateauConfig, TrainConfig
 from fullrank.core.errors import InputError
 from fullrank.training.state import Counters
+from fullrank.training.values import Batches, EvaluationOptions
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase as planned; `steps`: after so many updates it ends at the latest, None if it does not say."""
+    """A planned phase; `steps`: it ends after so many updates at the latest, None without such a limit."""
 
     config: PhaseConfig
     steps: int | None
 
     @property
     def least(self) -> int:
-        """How many updates it takes at least: a plateau needs two evaluations that lie `plateau.steps` apart."""
+        """The fewest updates it can take: a plateau needs two evaluations that lie `plateau.steps` apart."""
         bounds = [] if self.steps is None else [self.steps]
         if self.config.plateau is not None:
             bounds.append(self.config.plateau.steps + 1)
@@ -52,12 +56,12 @@ class Phases:
 
     @property
     def total(self) -> int | None:
-        """Updates of all phases together; None if one does not say, or there are none."""
+        """Updates of all phases together; None if one has no limit, or there are none."""
         known = [phase.steps for phase in self.planned if phase.steps is not None]
         return sum(known) if known and len(known) == len(self.planned) else None
 
     def begin(self, counters: Counters) -> None:
-        """Nothing is trained yet: the first phase begins."""
+        """Begin the first phase, before the first update."""
         if self.planned:
             counters.phase = self.planned[0].config.name
 
@@ -76,65 +80,179 @@ class Phases:
             )
 
     def over(self, counters: Counters) -> bool:
-        """Whether the phase has had all its updates."""
+        """True if the phase has had all its updates."""
         phase = self.current(counters)
         return phase is not None and phase.steps is not None and counters.step - counters.phase_began >= phase.steps
 
     def last(self, counters: Counters) -> bool:
-        """Whether no other phase follows."""
+        """True if no other phase follows."""
         return self.current(counters) is self.planned[-1]
 
     def next(self, counters: Counters) -> None:
-        """The phase after the current one begins with the next update; the last one stays."""
+        """Begin the phase after the current one with the next update; the last one stays."""
         for one, following in pairwise(self.planned):
             if one.config.name == counters.phase:
                 counters.phase, counters.phase_began, counters.phase_bests = following.config.name, counters.step, []
                 return
 
     def observe(self, counters: Counters, ppl: float) -> bool:
-        """An evaluation gave the validation perplexity `ppl`; whether the phase is on its plateau and ends here."""
+        """Record the validation perplexity `ppl`; True if the phase is on its plateau and ends here."""
         phase = self.current(counters)
         if phase is None or phase.config.plateau is None:
             return False
         step = counters.step - counters.phase_began
-        counters.phase_bests, flat = look_back(counters.phase_bests, step, ppl, phase.config.plateau)
+        counters.phase_bests, flat = update_plateau(counters.phase_bests, step, ppl, phase.config.plateau)
         return flat
 
 
-def look_back(
-    bests: list[tuple[int, float]], step: int, ppl: float, plateau: PlateauConfig
+def update_plateau(
+    bests: list[tuple[int, float]], step: int, ppl: float, options: PlateauConfig
 ) -> tuple[list[tuple[int, float]], bool]:
-    """The evaluations to remember, and whether the perplexity is on a plateau.
+    """The evaluations to remember, and True if the perplexity is on a plateau.
 
     With best(t) the lowest perplexity of the phase's evaluations after at most t of its updates, it is after `step` updates if
 
-        best(step - plateau.steps) - best(step) < plateau.ppl
+        best(step - options.steps) - best(step) < options.ppl
 
-    and some evaluation is at least `plateau.steps` old.  `bests`: the earlier evaluations (step in the phase, perplexity) that
-    were the best when they came; those that best() cannot need again are left out of what is returned.
+    and some evaluation is at least `options.steps` old.  `bests`: the earlier evaluations (step in the phase, perplexity) that
+    were the best when they came; those that best() cannot need again are left out of the result.
     """
     if not bests or ppl < bests[-1][1]:
         bests = [*bests, (step, ppl)]
-    old = [best for at, best in bests if at <= step - plateau.steps]
-    return bests[max(0, len(old) - 1) :], bool(old) and old[-1] - bests[-1][1] < plateau.ppl
+    old = [best for at, best in bests if at <= step - options.steps]
+    return bests[max(0, len(old) - 1) :], bool(old) and old[-1] - bests[-1][1] < options.ppl
 
 
-def plan_phases(options: TrainConfig, steps_per_epoch: int) -> Phases:
-    """The phases of `options`, `epochs` of each turned into steps of this data, one at least."""
+@dataclass(frozen=True)
+class Plan:
+    """Length and rhythm of a training.
 
-    def steps(phase: PhaseConfig) -> int | None:
-        return phase.steps if phase.epochs is None else max(1, round(phase.epochs * steps_per_epoch))
+    `total_steps`: the end, and the length that schedules decay over. With a budget of `tokens` the first step that reaches it
+    is the last one, and `total_steps` an estimate where the batches do not know how many tokens they have.
+    It stays as planned when a phase ends early on a plateau: learning rates go on as if it had not, and training ends
+    when the last phase has had its own steps.
+    `evaluate_every` need not be a whole number: an evaluation is due at the first step at or after each multiple of it.
+    """
 
-    return Phases(tuple(Phase(config, steps(config)) for config in options.phases))
+    total_steps: int
+    steps_per_epoch: int
+    batches_per_epoch: int
+    accumulation: int
+    tokens: int | None
+    evaluate_every: float
+    save_every: int | None
+    log_every: int
+    phases: Phases
+
+    def batches_of(self, step: int) -> list[tuple[int, int]]:
+        """(epoch, index) of the batches of update `step`, counted from 1."""
+        epoch, place = divmod(step - 1, self.steps_per_epoch)
+        first = place * self.accumulation
+        last = min(first + self.accumulation, self.batches_per_epoch)
+        return [(epoch, index) for index in range(first, last)]
+
+    def done(self, step: int, tokens: int) -> bool:
+        """True if training is over after `step` updates on `tokens` tokens."""
+        return step >= self.total_steps if self.tokens is None else tokens >= self.tokens
+
+    def finished(self, counters: Counters) -> bool:
+        """True if training is over at `counters`, by the budget or with the last phase."""
+        if self.done(counters.step, counters.tokens):
+            return True
+        return self.phases.over(counters) and self.phases.last(counters)
+
+    def evaluation_due(self, step: int) -> bool:
+        """True if an evaluation follows `step` updates (the last one aside, which always is evaluated)."""
+        return _multiples(step, self.evaluate_every) > _multiples(step - 1, self.evaluate_every)
+
+    def save_due(self, step: int) -> bool:
+        """True if a checkpoint follows `step` updates; without a rhythm of its own, at every evaluation."""
+        return self.evaluation_due(step) if self.save_every is None else step % self.save_every == 0
+
+    def log_due(self, step: int) -> bool:
+        """True if a line about training follows `step` updates (the last one aside, which always has one)."""
+        return step % self.log_every == 0
 
 
-def check_all_begin(phases: Phases, total_steps: int, options: TrainConfig) -> None:
+def _multiples(step: int, every: float) -> int:
+    """The number of multiples of `every` in (0, step]; 3 * 0.1 counts as reached by 0.3 in spite of rounding."""
+    return math.floor(step / every * (1 + 1e-12))
+
+
+def make_plan(options: TrainConfig, eval_options: EvaluationOptions, batches: Batches[object]) -> Plan:
+    """The plan of a training; InputError if there is nothing to train on, or a phase that would never begin.
+
+    It ends with its last phase where every phase says after how many steps or epochs it ends, else with
+    `train.steps/epochs/tokens`, or earlier with a last phase that has had its steps or is on its plateau.
+    A budget in tokens counts steps exactly where the batches know the tokens of each of them, else with their mean.
+    """
+    per_epoch = batches.batches_per_epoch
+    if per_epoch < 1:
+        size = (
+            f"train.batch_size {options.batch_size} streams of train.segment_length {options.segment_length} tokens; make one "
+            "of them smaller"
+            if options.batch_tokens is None
+            else f"train.batch_tokens {options.batch_tokens}; make it smaller"
+        )
+        raise InputError(f"the training text is shorter than one batch: {size} or give more text")
+    accumulation = options.gradient_accumulation_steps
+    steps_per_epoch = math.ceil(per_epoch / accumulation)
+    phases = Phases(tuple(_plan_phase(config, steps_per_epoch) for config in options.phases))
+    if phases.total is not None:
+        total = phases.total
+    elif options.steps is not None:
+        total = options.steps
+    elif options.tokens is not None:
+        total = _steps_for(options.tokens, accumulation, batches)
+    else:
+        total = max(1, round((options.epochs or 1.0) * steps_per_epoch))
+    if phases.total is None:
+        _check_all_begin(phases, total, options)
+    if eval_options.every_steps is not None:
+        evaluate_every: float = eval_options.every_steps
+    else:
+        evaluate_every = (eval_options.every_epochs or 1.0) * steps_per_epoch
+    return Plan(
+        total_steps=total,
+        steps_per_epoch=steps_per_epoch,
+        batches_per_epoch=per_epoch,
+        accumulation=accumulation,
+        tokens=options.tokens,
+        evaluate_every=evaluate_every,
+        save_every=options.save_every_steps,
+        log_every=options.log_every_steps,
+        phases=phases,
+    )
+
+
+def _plan_phase(config: PhaseConfig, steps_per_epoch: int) -> Phase:
+    """A phase with its epochs turned into steps of this data, at least one."""
+    if config.epochs is None:
+        return Phase(config, config.steps)
+    return Phase(config, max(1, round(config.epochs * steps_per_epoch)))
+
+
+def _steps_for(tokens: int, accumulation: int, batches: Batches[object]) -> int:
+    """The number of updates that read `tokens` tokens: exact, or by the mean tokens of a batch."""
+    per_epoch = batches.tokens_per_epoch
+    epochs, rest = divmod(tokens, per_epoch)
+    before = epochs * math.ceil(batches.batches_per_epoch / accumulation)
+    counts = batches.tokens_of_batches(epochs)
+    if counts is None:
+        return before + math.ceil(rest / (per_epoch / batches.batches_per_epoch * accumulation))
+    needed = 1 + sum(seen < rest for seen in accumulate(counts)) if rest else 0
+    return before + math.ceil(needed / accumulation)
+
+
+def _check_all_begin(phases: Phases, total_steps: int, options: TrainConfig) -> None:
     """Raises InputError if the training of `total_steps` updates is certainly over before its last phase begins."""
     before = accumulate(phase.least for phase in phases)
     for steps, (index, (_, phase)) in zip(before, enumerate(pairwise(phases), start=1), strict=False):
         if steps >= total_steps:
             name, value = next(
-                (key, value) for key in ("steps", "epochs", "tokens") if (value := getattr(options, key)) is not None
+                (key, value)
+                for key, value in (("steps", options.steps), ("epochs", options.epochs), ("tokens", options.tokens))
+                if value is not None
             )
             taken = ", ".join(earlier.bound for earlier in phases.planned[:index])
             raise InputError(

@@ -1,7 +1,7 @@
 """Learning rates by name.
 
 A schedule is registered as a function `(step, total, options) -> learning rate` of the update `step`, which counts from
-1, of `total`; or, where the validation has a say (`plateau`), as a class that follows `Schedule`.
+1, of `total`; or, where it depends on the validation (`plateau`), as a class that follows `Schedule`.
 With lr = `learning_rate`, w = `warmup_steps`, T = `total`, every schedule begins with
 
     rate(t) = warmup_from + (lr - warmup_from) t / w        for t <= w
@@ -26,20 +26,20 @@ class Schedule(Protocol):
         """The learning rate of update `step`, which counts from 1."""
 
     def observe(self, cost: float) -> None:
-        """An evaluation gave `cost`: nats per token, or what else `eval.metric` names, as something that should fall."""
+        """Record an evaluation: the value of `eval.metric` as a number that is better the lower it is."""
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold; empty for a pure function of the step."""
+        """Plain values for a checkpoint; empty for a pure function of the step."""
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take up a state given by `state()`."""
+        """Restore a state given by `state()`."""
 
 
 FunctionOfStep = Callable[[int, int, TrainConfig], float]
 
 
 @dataclass(frozen=True)
-class Pure:
+class FunctionSchedule:
     """A schedule that is a function of the step alone."""
 
     function: FunctionOfStep
@@ -47,25 +47,26 @@ class Pure:
     options: TrainConfig
 
     def rate(self, step: int) -> float:
-        return _warm(step, self.options) if step <= self.options.warmup_steps else self._after(step)
-
-    def _after(self, step: int) -> float:
+        if step <= self.options.warmup_steps:
+            return _warm(step, self.options)
         return self.function(step, self.total, self.options)
 
     def observe(self, cost: float) -> None:
-        """Nothing: the validation loss has no say."""
+        """Ignored: the rate does not depend on the validation."""
 
     def state(self) -> dict[str, Any]:
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Nothing: there is no state."""
+        """Ignored: there is no state."""
 
 
 def make_schedule(options: TrainConfig, total_steps: int) -> Schedule:
     """The schedule `options.schedule` for a training of `total_steps` updates."""
-    found = lookup("schedule", options.schedule, "train.schedule")
-    return found(options, total_steps) if isinstance(found, type) else Pure(found, total_steps, options)
+    registered = lookup("schedule", options.schedule, "train.schedule")
+    if isinstance(registered, type):
+        return registered(options, total_steps)
+    return FunctionSchedule(registered, total_steps, options)
 
 
 def _warm(step: int, options: TrainConfig) -> float:
@@ -74,7 +75,7 @@ def _warm(step: int, options: TrainConfig) -> float:
 
 
 def _decayed_share(step: int, total: int, options: TrainConfig) -> float:
-    """How much of the way from the end of the warm-up to the end of training is done, 0 to 1."""
+    """The share of training after the warm-up that is done, 0 to 1."""
     return min(1.0, (step - options.warmup_steps) / max(1, total - options.warmup_steps))
 
 

@@ -1,4 +1,4 @@
-"""From a training under way to a snapshot and back: everything the next step depends on.
+"""The state of a training under way, which a checkpoint saves: everything the next step depends on.
 
 Names in `training.safetensors`: `optimizer.<parameter>|<entry>`, `own.<parameter>` (the weights being trained, when the
 model file holds averages), `carry.<name>`, `random.<generator>`, `window.nll`.
@@ -7,6 +7,8 @@ model file holds averages), `carry.<name>`, `random.<generator>`, `window.nll`.
 from __future__ import annotations
 
 import dataclasses
+import math
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,18 +17,25 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fullrank.config.run import TrainConfig
 from fullrank.core.errors import InputError
 from fullrank.training.averaging import WeightAverage
 from fullrank.training.checkpoint import Snapshot, put_weights
-from fullrank.training.randomness import random_state, restore_random_state
+from fullrank.training.device import (
+    autocast,
+    eager_evaluation,
+    preserve_random_state,
+    random_state,
+    restore_random_state,
+    synchronize,
+)
 from fullrank.training.schedule import Schedule
-from fullrank.training.values import Carry
-from fullrank.training.window import Window
+from fullrank.training.values import Carry, Evaluate, EvaluationResult
 
 
 @dataclass
-class Timed:
-    """Steps whose time was taken."""
+class TimedSteps:
+    """Steps and their time."""
 
     seconds: float = 0.0
     steps: int = 0
@@ -40,69 +49,197 @@ class Timed:
 
 @dataclass
 class Counters:
-    """Where a training stands, in plain values."""
+    """The position of a training in plain values: the `state` of checkpoint.json."""
 
     step: int = 0
     tokens: int = 0
     best_step: int | None = None
     best_nll: float | None = None  # of that step
-    metric: str = "loss"  # what makes it the best ...
-    best_metric: float | None = None  # ... and its value then
+    metric: str = "loss"  # `eval.metric` ...
+    best_metric: float | None = None  # ... and its value at the best step
     since_best: int = 0  # evaluations
     stopped_early: bool = False
     finished: bool = False
     seconds: float = 0.0  # wall clock, all parts
     phase: str | None = None  # of the next step; None without phases
     phase_began: int = 0  # steps made before it
-    phase_bests: list[tuple[int, float]] = field(default_factory=list)  # (step of the phase, ppl), see phases.look_back
+    phase_bests: list[tuple[int, float]] = field(
+        default_factory=list
+    )  # (step of the phase, ppl), see phases.update_plateau
     timed_seconds: float = 0.0  # training alone, without the first step of each part and phase
     timed_steps: int = 0
     timed_tokens: int = 0
-    timed_by_phase: dict[str, Timed] = field(default_factory=dict)
+    timed_by_phase: dict[str, TimedSteps] = field(default_factory=dict)
     peak_memory_mib: float = 0.0
     metrics_bytes: int = 0
     batches_per_epoch: int = 0
 
-    def took(self, seconds: float, steps: int, tokens: int) -> None:
-        """`steps` updates of the current phase took `seconds` of training alone."""
+    def add_time(self, seconds: float, steps: int, tokens: int) -> None:
+        """Add `seconds` of training alone, which `steps` updates of the current phase took."""
         self.timed_seconds += seconds
         self.timed_steps += steps
         self.timed_tokens += tokens
         if self.phase is not None:
-            self.timed_by_phase.setdefault(self.phase, Timed()).add(seconds, steps, tokens)
+            self.timed_by_phase.setdefault(self.phase, TimedSteps()).add(seconds, steps, tokens)
+
+    def note_evaluation(self, nll: float, value: float) -> bool:
+        """Record an evaluation after this step, `value` of `metric`; True if it is the best so far."""
+        if self.best_metric is None or cost(self.metric, value) < cost(self.metric, self.best_metric):
+            self.best_step, self.best_nll, self.best_metric = self.step, nll, value
+            self.since_best = 0
+            return True
+        self.since_best += 1
+        return False
 
     @classmethod
-    def of(cls, state: dict[str, Any]) -> Counters:
-        """From the plain values of a checkpoint; one of an earlier version has fewer."""
+    def from_state(cls, state: dict[str, Any]) -> Counters:
+        """Counters from the plain values of a checkpoint; one of an earlier version has fewer."""
         counters = cls(**state)
         if counters.metric == "loss":  # the only one that earlier versions had
             counters.best_metric = counters.best_nll
         counters.phase_bests = [(step, ppl) for step, ppl in counters.phase_bests]
-        counters.timed_by_phase = {name: Timed(**timed) for name, timed in state.get("timed_by_phase", {}).items()}
+        counters.timed_by_phase = {name: TimedSteps(**timed) for name, timed in state.get("timed_by_phase", {}).items()}
         return counters
 
 
+def cost(metric: str, value: float) -> float:
+    """`value` of `metric` as a number that is better the lower it is: the loss is, a score is not."""
+    return value if metric == "loss" else -value
+
+
+class RunningLoss:
+    """Nats and tokens since the last line of metrics, and the first step whose loss was not a finite number.
+
+    The sums stay where the model computes, so that no step waits for a GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.nll = torch.zeros((), dtype=torch.float64, device=device)
+        self.tokens = 0
+        self._bad = torch.zeros((), dtype=torch.int64, device=device)  # 0: none
+
+    def add(self, nll: Tensor | float, tokens: int) -> None:
+        """Add one batch: nats summed over its tokens."""
+        self.nll += nll.detach() if isinstance(nll, Tensor) else nll
+        self.tokens += tokens
+
+    def watch(self, step: int, loss: Tensor) -> bool:
+        """Note the loss of update `step`; False if it is known not to be finite (on a GPU that is found out later)."""
+        if self.device.type == "cpu":
+            if not math.isfinite(loss.item()):
+                self._bad.fill_(step)
+                return False
+        else:
+            self._bad = torch.where((self._bad > 0) | torch.isfinite(loss), self._bad, step)
+        return True
+
+    def bad_step(self) -> int | None:
+        """The first step whose loss was not a finite number; waits for the device."""
+        return int(self._bad.item()) or None
+
+    def take_mean(self) -> float:
+        """The mean in nats per token; the sums start again from zero."""
+        mean = float(self.nll) / max(1, self.tokens)
+        self.nll = torch.zeros_like(self.nll)
+        self.tokens = 0
+        return mean
+
+
+class Clock:
+    """Seconds of wall clock, and of training alone, by phase, added to the counters.
+
+    The first step of a part and of a phase is not typical (compiling, first touch) and left out.
+    """
+
+    def __init__(self, device: torch.device, counters: Counters) -> None:
+        self.device, self.counters = device, counters
+        self.mark = time.perf_counter()
+        self.first = True
+        self.steps, self.tokens = 0, 0  # since the last pause
+        self.last_lap = (counters.timed_seconds, counters.timed_tokens)  # at the last lap
+
+    def step(self, tokens: int) -> None:
+        """Count a step on `tokens` tokens."""
+        if self.first:
+            self._add()
+            self.first = False
+            return
+        self.steps += 1
+        self.tokens += tokens
+
+    def pause(self) -> None:
+        """Stop the time of training; the counters now hold all of it, so a checkpoint may be written."""
+        seconds = self._add()
+        if not self.first:
+            self.counters.add_time(seconds, self.steps, self.tokens)
+        self.steps, self.tokens = 0, 0
+
+    def resume(self) -> None:
+        """Start the time of training again; the pause counts as wall clock only."""
+        self._add()
+
+    def new_phase(self) -> None:
+        """Begin another phase with the next step; to be called before the counters name that phase."""
+        self.pause()
+        self.first = True
+
+    def lap(self) -> float:
+        """Tokens per second since the last lap, 0 if unknown."""
+        self.pause()
+        seconds, tokens = (self.counters.timed_seconds, self.counters.timed_tokens)
+        before, self.last_lap = self.last_lap, (seconds, tokens)
+        return (tokens - before[1]) / (seconds - before[0]) if seconds > before[0] else 0.0
+
+    def _add(self) -> float:
+        synchronize(self.device)
+        now = time.perf_counter()
+        passed, self.mark = now - self.mark, now
+        self.counters.seconds += passed
+        return passed
+
+
 @dataclass
-class Training:
-    """What changes while training."""
+class TrainingState:
+    """Everything that changes while training."""
 
     model: nn.Module
     optimizer: Optimizer
     schedule: Schedule
     average: WeightAverage
-    window: Window
+    running: RunningLoss
     counters: Counters
     carry: Carry = field(default_factory=dict)
 
+    def evaluate(self, evaluate: Evaluate, options: TrainConfig) -> EvaluationResult:
+        """Evaluate the model as it would be saved now: with averaged weights when averaging.
+
+        In evaluation mode, and in the precision of training; modes, weights and random numbers are restored.
+        """
+        device = self.running.device
+        modes = {module: module.training for module in self.model.modules()}
+        self.model.eval()
+        with (
+            self.average.applied(),
+            preserve_random_state(device),
+            torch.no_grad(),
+            eager_evaluation(options),
+            autocast(options.precision, device),
+        ):
+            result = evaluate(self.model)
+        for module, mode in modes.items():
+            module.training = mode
+        return result
+
     def capture(self) -> Snapshot:
-        """Everything, as it is now; tensors are not copied."""
+        """A snapshot of everything as it is now; tensors are not copied."""
         training = {
             f"optimizer.{name}": tensor for name, tensor in _optimizer_tensors(self.model, self.optimizer).items()
         }
         training |= {f"carry.{name}": tensor for name, tensor in self.carry.items()}
-        tensors, plain = random_state(self.window.device)
+        tensors, plain = random_state(self.running.device)
         training |= {f"random.{name}": tensor for name, tensor in tensors.items()}
-        training["window.nll"] = self.window.nll
+        training["window.nll"] = self.running.nll
         weights = dict(self.model.state_dict())
         if self.average.active:
             training |= {f"own.{name}": parameter for name, parameter in self.average.parameters.items()}
@@ -110,7 +247,7 @@ class Training:
             every_name = self.model.named_parameters(remove_duplicate=False)
             weights |= {name: self.average.averages[by_address[id(p)]] for name, p in every_name if name in weights}
         state = dataclasses.asdict(self.counters) | {
-            "window_tokens": self.window.tokens,
+            "window_tokens": self.running.tokens,
             "optimizer": type(self.optimizer).__name__,
             "schedule": self.schedule.state(),
             "average": self.average.state(),
@@ -136,7 +273,10 @@ class Training:
                 "train.batch_tokens changed; set them back or start again with --out"
             )
         put_weights(self.model, snapshot.weights, path)
-        parts = _by_prefix(snapshot.training)
+        parts: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in snapshot.training.items():
+            prefix, _, rest = name.partition(".")
+            parts.setdefault(prefix, {})[rest] = tensor
         try:
             if optimizer != type(self.optimizer).__name__:
                 raise ValueError(f"it was trained with {optimizer}, not {type(self.optimizer).__name__}")
@@ -147,20 +287,12 @@ class Training:
             raise InputError(
                 f"{path} does not fit the train section of config.yaml: {error}; set it back or start again with --out"
             ) from error
-        device = self.window.device
+        device = self.running.device
         self.carry = {name: tensor.to(device) for name, tensor in parts.get("carry", {}).items()}
-        self.window.nll = parts["window"]["nll"].to(device)
-        self.window.tokens = window_tokens
-        self.counters = Counters.of(state)
+        self.running.nll = parts["window"]["nll"].to(device)
+        self.running.tokens = window_tokens
+        self.counters = Counters.from_state(state)
         restore_random_state(device, parts["random"], random_plain)
-
-
-def _by_prefix(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    parts: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        prefix, _, rest = name.partition(".")
-        parts.setdefault(prefix, {})[rest] = tensor
-    return parts
 
 
 def _names_in_order(model: nn.Module, optimizer: Optimizer) -> list[str]:
@@ -180,12 +312,12 @@ def _optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tens
 
 
 def _restore_optimizer(model: nn.Module, optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
-    places = {name: index for index, name in enumerate(_names_in_order(model, optimizer))}
+    indices = {name: index for index, name in enumerate(_names_in_order(model, optimizer))}
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     state: dict[int, dict[str, Any]] = {}
     for key, tensor in tensors.items():
         name, _, entry = key.rpartition("|")
-        if name not in places or (tensor.ndim and tensor.shape != shapes[name]):
+        if name not in indices or (tensor.ndim and tensor.shape != shapes[name]):
             raise ValueError(f"the state '{entry}' of parameter '{name}' has no place in the optimizer")
-        state.setdefault(places[name], {})[entry] = tensor
+        state.setdefault(indices[name], {})[entry] = tensor
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

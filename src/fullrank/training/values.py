@@ -1,15 +1,18 @@
-"""What travels between the loop and those who use it: plain values, and the shapes of what is handed in."""
+"""Values that the loop exchanges with its callers, and the protocols of what it is given."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, nn
 
 from fullrank.config.run import PhaseConfig
 from fullrank.core.errors import RunError
+
+Batch = TypeVar("Batch")
+Batch_co = TypeVar("Batch_co", covariant=True)
 
 # What one batch leaves for the next (memories): named tensors, opaque to the loop, saved with every checkpoint.
 Carry = Mapping[str, Tensor]
@@ -17,11 +20,11 @@ Carry = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Loss:
-    """What an objective says about one batch.
+    """The loss of one batch.
 
     `value`: scalar to differentiate, the mean over tokens plus penalties.  `nll`: sum over tokens, in nats, without
-    smoothing or penalties; a tensor spares a GPU the wait.  `tokens`: how many.  `carry`: for the next batch.
-    `read`: tokens seen, where more are read than the loss is about (masked ones); None: `tokens`.
+    smoothing or penalties; a tensor spares a GPU the wait.  `tokens`: the number of tokens in the mean.  `carry`: for the
+    next batch.  `read`: tokens that were read, where they are more than `tokens` (masked models); None: `tokens`.
     """
 
     value: Tensor
@@ -36,45 +39,39 @@ class Loss:
         return self.tokens if self.read is None else self.read
 
 
-class Evaluation(Protocol):
-    """What an evaluation returns: nats summed over tokens, and how many tokens.
-
-    It may have `scores` as well, a mapping of names to figures of another kind, {"bleu": 31.2}; see `Judged`.
-    """
-
-    @property
-    def nll(self) -> float: ...
-
-    @property
-    def tokens(self) -> int: ...
-
-
 @dataclass(frozen=True)
-class Judged:
-    """An evaluation with scores: functions of configuration and seed only, for they are written to metrics.jsonl."""
+class EvaluationResult:
+    """An evaluation while training: nats summed over tokens, the number of tokens, and scores by name, {"bleu": 31.2}.
+
+    All are functions of configuration and seed only, for they are written to metrics.jsonl.
+    """
 
     nll: float
     tokens: int
     scores: Mapping[str, float] = field(default_factory=dict)
 
 
-class Batches(Protocol):
+class Batches(Protocol[Batch_co]):
     """Training data: batch `index` of epoch `epoch` is a pure function of the two, so a position is one integer.
 
-    What they know of their tokens, they may say, for the plan of a budget in tokens (`plan.make_plan`): all of an epoch
-    (`tokens_per_epoch`), and each batch's (`tokens_of_batches(epoch) -> Sequence[int]`, their sum being the former) or what
-    is usual (`tokens_per_batch`). Tokens are those of `Loss.seen`.
+    Token counts are those of `Loss.seen`; a budget in tokens is planned with them.
     """
 
     @property
     def batches_per_epoch(self) -> int: ...
 
-    def batch(self, epoch: int, index: int) -> Any: ...
+    @property
+    def tokens_per_epoch(self) -> int: ...
+
+    def tokens_of_batches(self, epoch: int) -> Sequence[int] | None:
+        """Tokens of each batch of an epoch; None if they are not known, then the mean is used."""
+
+    def batch(self, epoch: int, index: int) -> Batch_co: ...
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where in training a batch is read.
+class TrainingPosition:
+    """The position of a forward pass in training.
 
     `step`: the update it is part of, from 1.  `part`: which of that update's batches, from 0.  `phase`: of `train.phases`,
     None without phases.  `accumulation`: batches of an update.
@@ -91,10 +88,10 @@ class Place:
         return (self.step - 1) * self.accumulation + self.part + 1
 
 
-class Judging(Protocol):
-    """What training reads of the eval section: how often there is an evaluation, and what makes one the best.
+class EvaluationOptions(Protocol):
+    """The part of the eval section that training reads: how often to evaluate, and what makes a step the best.
 
-    Both cadences None: once an epoch. `metric`: `loss`, or the name of a score of `Judged`, of which the highest is the best.
+    Both cadences None: once an epoch. `metric`: `loss` (the lowest is best), or the name of a score (the highest is best).
     """
 
     @property
@@ -105,16 +102,16 @@ class Judging(Protocol):
     def metric(self) -> str: ...
 
 
-Objective = Callable[[Any, Carry, Place], Loss]
-Evaluate = Callable[[nn.Module], Evaluation]
+Objective = Callable[[Batch, Carry, TrainingPosition], Loss]
+Evaluate = Callable[[nn.Module], EvaluationResult]
 
 
 @dataclass(frozen=True)
 class FitResult:
-    """What came out of training; times add up over all parts of a resumed run.
+    """The result of training; times add up over all parts of a resumed run.
 
     `epochs`: steps made, in epochs.  `tokens`: tokens trained on.  `best_nll`: validation nll of the best step, in nats per
-    token, the lowest one unless `eval.metric` says otherwise.  `best_metric`: what made that step the best, by `eval.metric`.
+    token, the lowest one unless `eval.metric` says otherwise.  `best_metric`: the value of `eval.metric` at that step.
     `ms_per_step`: training alone, without evaluation, saving and the first step of each part and phase.
     `ms_per_step_by_phase`: the same for each phase that was timed, `train` where there are no phases.
     `stopped_early`: by `train.patience`, or by the plateau of the last phase.  `seconds`: wall clock.
@@ -137,11 +134,11 @@ class FitResult:
 
 
 class Interrupted(RunError):
-    """Training was asked to stop (SIGINT, SIGTERM) and has saved its state: the same command goes on from there."""
+    """Training was asked to stop (SIGINT, SIGTERM) and has saved its state: the same command resumes it."""
 
 
 class Observer(Protocol):
-    """Looks on: a live line, TensorBoard. It must be quick, must not touch the model and must not draw random numbers."""
+    """A progress display or tracker. It must be quick, must not touch the model and must not draw random numbers."""
 
     def start(self, *, step: int, total_steps: int) -> None:
         """Before the first step of this part; `step` are already made."""
@@ -153,7 +150,7 @@ class Observer(Protocol):
         """A line of metrics.jsonl or timing.jsonl was written."""
 
     def notice(self, text: str) -> None:
-        """Something the user should know."""
+        """A message for the user."""
 
     def finish(self) -> None:
-        """The part is over, well or badly; called once."""
+        """The part is over, with or without an error; called once."""

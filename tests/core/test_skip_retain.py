@@ -17,6 +17,7 @@ import fullrank as fr
 from fullrank.config.run import PhaseConfig
 from fullrank.core import registry
 from fullrank.core.errors import ConfigError
+from fullrank.core.skip_retain import draw
 
 # The paper's equations: of i = 1 .. N, as fractions
 Equation = Callable[[int, int, Fraction], Fraction]
@@ -137,15 +138,13 @@ def test_draws_of_other_layers_steps_and_seeds_are_unrelated() -> None:
 
 def test_seeds_steps_and_layers_do_not_run_into_each_other() -> None:
     """No two of many (seed, step, layer) share their draw, however large the seed; nor with the order of the data."""
-    from fullrank.training.skip_retain import _uniform
-
     places = [
         (seed, step, layer)
         for seed in (0, 1, 5, 2**32, 5 + 2**32, 2**63 - 1)
         for step in (0, 1, 2, 7, 2**32, 2**40)
         for layer in range(8)
     ]
-    drawn = {place: _uniform(*place) for place in places}
+    drawn = {place: draw(*place) for place in places}
     assert len(set(drawn.values())) == len(places)
     for seed in (0, 1, 5):
         for epoch in (0, 1, 2, 7):
@@ -154,11 +153,18 @@ def test_seeds_steps_and_layers_do_not_run_into_each_other() -> None:
     assert all(0 <= value < 1 for value in drawn.values())
 
 
+def test_the_draw_is_numpys_seed_sequence() -> None:
+    generator = random.Random(3)
+    for _ in range(2000):
+        seed, step = (generator.getrandbits(generator.randrange(1, 160)) for _ in range(2))
+        layer = generator.randrange(100)
+        words = np.random.SeedSequence(seed, spawn_key=(step, layer)).generate_state(2, np.uint32)
+        assert draw(seed, step, layer) == ((int(words[0]) << 21) | (int(words[1]) >> 11)) / 2**53
+
+
 def test_the_uniform_is_uniform() -> None:
     """Kolmogorov's distance of 4000 draws from the diagonal: beyond 1.95 / sqrt(n) with probability 0.001."""
-    from fullrank.training.skip_retain import _uniform
-
-    values = np.sort([_uniform(3, step, step % 5) for step in range(4000)])
+    values = np.sort([draw(3, step, step % 5) for step in range(4000)])
     grid = np.arange(4001) / 4000
     distance = max(np.abs(values - grid[1:]).max(), np.abs(values - grid[:-1]).max())
     assert distance < 1.95 / math.sqrt(4000)
