@@ -13,7 +13,7 @@ from finetune_files import SETTINGS, write_cola, write_encoder, write_rte
 
 from fullrank.cli import main
 from fullrank.evaluation.tasks import matthews_correlation
-from fullrank.tasks import finetuning_glue
+from fullrank.experiments import finetuning_glue
 
 
 class Said(NamedTuple):

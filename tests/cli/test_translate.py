@@ -17,8 +17,8 @@ import fullrank as fr
 from fullrank.cli import main
 from fullrank.config.load import to_yaml
 from fullrank.config.run import RunConfig
-from fullrank.tasks.translating import Translating
-from fullrank.tasks.translation_search import Search
+from fullrank.experiments.translating import Translating
+from fullrank.experiments.translation_search import Search
 from translation_runs import LINES, languages, write_run
 
 

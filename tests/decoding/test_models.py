@@ -16,7 +16,7 @@ from torch import Tensor
 import fullrank as fr
 from fullrank.core.errors import InputError
 from fullrank.decoding import beam_search, sample
-from fullrank.tasks.generation import Remembering
+from fullrank.experiments.generation import Remembering
 from moving import moved
 
 EOS, TARGETS, SOURCES = 0, 5, 9

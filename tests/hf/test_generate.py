@@ -16,7 +16,7 @@ from transformers import DynamicCache
 import fullrank as fr
 from fullrank.core.errors import InputError
 from fullrank.decoding import beam_search, sample
-from fullrank.tasks.generation import Remembering
+from fullrank.experiments.generation import Remembering
 
 every_pair = pytest.mark.parametrize("combination", combinations.pairwise(), ids=str)
 kinds = pytest.mark.parametrize("config", CAUSAL.values(), ids=CAUSAL)

@@ -22,10 +22,10 @@ import fullrank as fr
 from fullrank.core import registry
 from fullrank.core.config import DropoutConfig
 from fullrank.decoding import beam_search, sample
+from fullrank.experiments.generation import Remembering
 from fullrank.hf import portable as package
 from fullrank.hf.export import _STAGES, portable_files
 from fullrank.hf.portable import layers_fullrank
-from fullrank.tasks.generation import Remembering
 from moving import moved
 
 ALL = every_attention()

@@ -13,8 +13,8 @@ from fullrank.cli.output import print_json, say, show
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from fullrank.tasks.context import FoundContext
-    from fullrank.tasks.rank import FoundRank
+    from fullrank.experiments.context import FoundContext
+    from fullrank.experiments.rank import FoundRank
 
 analyze = typer.Typer(
     no_args_is_help=True,
@@ -56,7 +56,7 @@ def context(
     Layers are counted from 0; the reach is in tokens before the first query of a segment.
     """
     from fullrank.config.recipe import resolve
-    from fullrank.tasks.context import as_dict, find_context
+    from fullrank.experiments.context import as_dict, find_context
 
     found = find_context(resolve(name, row, scale, overrides or []), phase)
     files: list[Path] = []
@@ -112,7 +112,7 @@ def rank(
     In double precision; a singular value counts above s_max max(shape) eps.
     Effective rank: exp(entropy) of the singular values as shares of their sum.
     """
-    from fullrank.tasks.rank import Reading, as_dict, find_ranks
+    from fullrank.experiments.rank import Reading, as_dict, find_ranks
 
     found, together = find_ranks(names, Reading(text, contexts, segment_length, checkpoint, device), say)
     files: list[Path] = []
@@ -159,7 +159,7 @@ def _table(found: FoundContext, drifting: int | None) -> Table:
     from rich import box
     from rich.table import Table
 
-    from fullrank.tasks.context import QUANTILES
+    from fullrank.experiments.context import QUANTILES
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     shares = ("median" if share == 0.5 else f"{100 * share:g} %" for share in QUANTILES)

@@ -51,7 +51,7 @@ def check(
     Names the layer that leaks. Every check says what it looked at, the largest difference, its tolerance and why.
     Exit status 1 if one fails.
     """
-    from fullrank.tasks.check import Choice, check_named
+    from fullrank.experiments.check import Choice, check_named
 
     report = check_named(name, Choice(row, scale, tuple(overrides or ()), full, text, checkpoint), say)
     if json:

@@ -14,7 +14,7 @@ from fullrank.cli.output import print_json, say, silent
 from fullrank.core.errors import InputError
 
 if TYPE_CHECKING:
-    from fullrank.tasks.finetuning_cells import FineCell
+    from fullrank.experiments.finetuning_cells import FineCell
 
 
 def add_to(app: typer.Typer) -> None:
@@ -49,9 +49,9 @@ def finetune(
     Several seeds end in a table: mean, deviation, and by how many percent the deviation changed against the first row.
     """
     from fullrank.cli.training import refuse_half_a_run
-    from fullrank.tasks.finetuning import resume
-    from fullrank.tasks.finetuning_cells import cells_of
-    from fullrank.tasks.run_folder import is_run
+    from fullrank.experiments.finetuning import resume
+    from fullrank.experiments.finetuning_cells import cells_of
+    from fullrank.experiments.run_folder import is_run
 
     tell = silent if quiet or json else say
     folder = Path(config)
@@ -88,7 +88,7 @@ def show_runs(folders: Sequence[Path], page: Path, *, json: bool = False, title:
 
 def tune_cells(name: str, cells: Sequence[FineCell], *, kernel: str, quiet: bool, tell: Callable[[str], None]) -> None:
     """Fine-tune one cell after another; what is finished stays, what was stopped goes on."""
-    from fullrank.tasks.finetuning import finetune as tune
+    from fullrank.experiments.finetuning import finetune as tune
 
     for number, cell in enumerate(cells, start=1):
         if len(cells) > 1 and not cell.finished:
@@ -112,7 +112,7 @@ def reproduce_table(
     """`fullrank reproduce` of a table of fine-tuning."""
     from fullrank.cli.training import print_status
     from fullrank.config.recipe import load
-    from fullrank.tasks.finetuning_cells import cells_of
+    from fullrank.experiments.finetuning_cells import cells_of
 
     if not load(table).rows:
         raise InputError(f"{table} is a single configuration, not a table; use `fullrank finetune {table}`")

@@ -57,7 +57,7 @@ def info(
 
     given = with_source(overrides, source)
     if is_finetuning(name, row, scale, given):
-        from fullrank.tasks.grafted_size import grafted_size
+        from fullrank.experiments.grafted_size import grafted_size
 
         tuned = resolve_finetune(name, row, scale, given)
         about = {"recipe": tuned.recipe, "row": tuned.row, "scale": tuned.scale, **grafted_size(tuned.config)}
@@ -94,11 +94,11 @@ def _with_vocabulary(run: RunConfig) -> RunConfig:
         return run
     if run.translates:
         from fullrank.data.pairs import prepare_pairs
-        from fullrank.tasks.pair_vocabulary import with_vocabularies
+        from fullrank.experiments.pair_vocabulary import with_vocabularies
 
         return with_vocabularies(run, prepare_pairs(run.data, report=say))
     from fullrank.data import prepare
-    from fullrank.tasks.language_modeling import with_vocabulary
+    from fullrank.experiments.language_modeling import with_vocabulary
 
     return with_vocabulary(run, prepare(run.data, report=say))
 

@@ -30,7 +30,7 @@ def lm_eval(context: typer.Context) -> None:
     --model_args takes path=DIR and, with commas between them, checkpoint, memory_length, segment_length, streams, context,
     stride, same_length, clamp_length, kernel, device, batch_size and max_gen_toks.
     """
-    from fullrank.tasks.lm_eval import run
+    from fullrank.experiments.lm_eval import run
 
     run(context.args)
 
@@ -42,9 +42,9 @@ def lm_eval_task(
     json: Json = False,
 ) -> None:
     """Write the text a run was measured on as a task of lm-eval, whose word perplexity is that of `fullrank eval`."""
-    from fullrank.tasks.language_modeling import corpus_of
-    from fullrank.tasks.lm_eval_task import write_task
-    from fullrank.tasks.scoring import open_causal
+    from fullrank.experiments.language_modeling import corpus_of
+    from fullrank.experiments.lm_eval_task import write_task
+    from fullrank.experiments.scoring import open_causal
 
     open_causal(run)
     file = write_task(corpus_of(run, split, say), split, out)

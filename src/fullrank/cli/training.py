@@ -42,7 +42,7 @@ def demo(
     """
     if not minutes > 0:  # NaN passes a comparison that is written the other way
         raise InputError(f"--minutes: a positive number up to 10000, given {minutes}")
-    from fullrank.tasks.demo import run_demo
+    from fullrank.experiments.demo import run_demo
 
     run_demo(minutes, out, seed)
 
@@ -62,10 +62,10 @@ def train(
     Of fine-tuning it does what `fullrank finetune` does.
     """
     from fullrank.config.recipe import is_finetuning, resolve
+    from fullrank.experiments.run import resume
+    from fullrank.experiments.run import train as train_model
+    from fullrank.experiments.run_folder import default_folder, is_run
     from fullrank.reporting import write_report
-    from fullrank.tasks.run import resume
-    from fullrank.tasks.run import train as train_model
-    from fullrank.tasks.run_folder import default_folder, is_run
 
     folder = Path(config)
     if folder.is_dir() and is_run(folder):
@@ -106,9 +106,9 @@ def reproduce(
     from rich.console import Console
 
     from fullrank.config.recipe import is_finetuning
+    from fullrank.experiments.reproduce import cells
+    from fullrank.experiments.reproduce import reproduce as train_table
     from fullrank.reporting import as_json, comparison, print_table, write_report
-    from fullrank.tasks.reproduce import cells
-    from fullrank.tasks.reproduce import reproduce as train_table
 
     wanted = None if rows is None else [row.strip() for row in rows.split(",") if row.strip()]
     if is_finetuning(table, None, scale, overrides or []):

@@ -23,7 +23,7 @@ from fullrank.cli.output import exclude, say
 from fullrank.core.errors import InputError
 
 if TYPE_CHECKING:
-    from fullrank.tasks.translating import Translating, Translation
+    from fullrank.experiments.translating import Translating, Translation
 
 
 def add_to(app: typer.Typer) -> None:
@@ -104,8 +104,8 @@ def translate(
         raise InputError(f"{', '.join(given)}: of sampling; give --sample too, or leave it out")
     _check_files(source, target)
 
-    from fullrank.tasks.translating import Translating, open_translation_run
-    from fullrank.tasks.translation_search import Sampling, Search
+    from fullrank.experiments.translating import Translating, open_translation_run
+    from fullrank.experiments.translation_search import Sampling, Search
 
     changes: dict[str, Any] = {
         "beams": beam, "length_penalty": length_penalty, "no_repeat_ngram_size": no_repeat_ngram,
@@ -238,7 +238,7 @@ def _with_attention(
 ) -> None:
     """The only line's translation, and a drawing of what it attends to."""
     from fullrank.analysis.attention_figure import write_figure
-    from fullrank.tasks.attending import cross_attention
+    from fullrank.experiments.attending import cross_attention
 
     lines = [line for part in buffers(stream, 2, None) for line in part]
     if len(lines) != 1 or not lines[0].strip():

@@ -82,9 +82,9 @@ def evaluate(
     """
     from fullrank.cli.evaluating import evaluate_translation
     from fullrank.evaluation.protocol import Flags
-    from fullrank.tasks import language_modeling, masked_modeling
-    from fullrank.tasks.run_folder import open_run
-    from fullrank.tasks.translation import is_translation
+    from fullrank.experiments import language_modeling, masked_modeling
+    from fullrank.experiments.run_folder import open_run
+    from fullrank.experiments.translation import is_translation
 
     flags = Flags(
         segment_length=segment_length,
@@ -174,8 +174,8 @@ def generate(
         if number > 1:
             raise InputError(f"--greedy writes the same text every time: --number must be 1, given {number}")
 
-    from fullrank.tasks.generation import Decoding
-    from fullrank.tasks.generation import generate as write
+    from fullrank.experiments.generation import Decoding
+    from fullrank.experiments.generation import generate as write
 
     how = Decoding(
         max_new_tokens,
@@ -213,8 +213,8 @@ def report(
     """
     from rich.console import Console
 
+    from fullrank.experiments.run_folder import in_table_order
     from fullrank.reporting import as_json, comparison, find_runs, finetuned, print_table, write_report
-    from fullrank.tasks.run_folder import in_table_order
 
     # `runs/demo/*` also names files beside the runs, and a folder of runs stands for the runs in it
     folders = [path for path in runs if path.is_dir()] or runs

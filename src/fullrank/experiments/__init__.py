@@ -1,0 +1,1 @@
+"""Experiments: the one way from a configuration to a result."""

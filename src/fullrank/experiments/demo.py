@@ -1,0 +1,287 @@
+"""The main job: a plain Transformer and its variants on the built-in text, the same budget of tokens for each.
+
+Models train two at a time with one thread each, which on a small or busy machine beats one at a time with all threads.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, TextIO
+
+import torch
+
+from fullrank.config.recipe import Resolved, load, resolve
+from fullrank.config.run import RunConfig
+from fullrank.core.decoder import LanguageModel
+from fullrank.core.errors import InputError, RunError
+from fullrank.data import Corpus, prepare
+from fullrank.experiments.language_modeling import training_batches, with_vocabulary
+from fullrank.experiments.objective import CausalObjective
+from fullrank.files import write_json
+from fullrank.training.device import lock_folder
+from fullrank.training.optimizer import make_optimizer, parameter_groups
+from fullrank.training.phases import make_plan
+from fullrank.training.values import TrainingPosition
+
+RECIPE = "demo/builtin"
+_STARTUP, _REPORT = (
+    8.0,
+    10.0,
+)  # seconds: a model's start and last evaluation aside from training; preparing and reporting
+_ALONE = 0.85  # speed of a model with another one beside it, against alone
+
+
+@dataclass
+class _Model:
+    """One row on its way: the folder it trains in and the process that trains it."""
+
+    row: str
+    folder: Path
+    process: subprocess.Popen[bytes] | None = None
+    log: TextIO | None = None
+
+    @property
+    def finished(self) -> bool:
+        return (self.folder / "result.json").is_file()
+
+    def progress(self) -> tuple[int, str]:
+        """Steps made, and the newest figures in words."""
+        try:
+            lines = (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        except OSError:
+            return 0, ""
+        records = []
+        for line in lines[-80:]:
+            try:
+                records.append(json.loads(line))
+            except ValueError:  # half a line: being written
+                continue
+        newest = {record["split"]: record for record in records}
+        words = "  ".join(f"{split} {newest[split]['ppl']:.0f}" for split in ("train", "valid") if split in newest)
+        return max((record["step"] for record in records), default=0), f"perplexity: {words}" if words else ""
+
+
+def run_demo(minutes: float, out: Path, seed: int) -> None:
+    """Train every row of the demo in `out`, print the table and write `out/report.html`.
+
+    A demo that was stopped goes on; a finished one shows its table again. Raises InputError if `out` holds another demo.
+    """
+    from rich.console import Console
+
+    from fullrank.reporting import comparison, print_table, write_report
+
+    if not minutes > 0:
+        raise InputError(f"--minutes: a positive number, given {minutes}")
+    started = time.monotonic()
+    console, remarks = Console(), Console(stderr=True, highlight=False)
+    rows = list(load(RECIPE).rows)
+    plan = _plan(minutes, out, seed, rows, remarks)
+    models = [_Model(row, out / row) for row in rows]
+    settings = [f"train.tokens={plan['tokens']}", f"train.seed={seed}", "train.threads=1", "train.device=cpu"]
+    waiting = [model for model in models if not model.finished]
+    if waiting:
+        _train_all(waiting, settings, _steps(resolve(RECIPE, overrides=settings).config), remarks)
+    folders = [model.folder for model in models]
+    page = write_report(folders, out / "report.html", "A Transformer without its attention bottleneck")
+    table = comparison(folders)
+    print_table(console, table)
+    result = json.loads((folders[0] / "result.json").read_text(encoding="utf-8"))
+    unigram = result["corpus"]["unigram_perplexity"]
+    console.print(
+        f"{result['corpus']['label']}: each model read {result['tokens_seen']:,} tokens, seed {seed}. "
+        f"Unigram perplexity of the same vocabulary: valid {unigram['valid']:.0f}, test {unigram['test']:.0f}. "
+        "One seed shows the road, not a ranking.",
+        highlight=False,
+    )
+    spent = f"{(time.monotonic() - started) / 60:.1f} minutes" if waiting else "already trained"
+    console.print(f"Report: {page} ({spent})", highlight=False)
+
+
+def _plan(minutes: float, out: Path, seed: int, rows: Sequence[str], remarks: Any) -> dict[str, Any]:
+    """How many tokens each model reads: as written in `out/demo.json`, else from a probe of this machine."""
+    wanted = {"minutes": minutes, "seed": seed, "rows": list(rows)}
+    file = out / "demo.json"
+    if file.is_file():
+        plan: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        if {key: plan.get(key) for key in wanted} == wanted:
+            return plan
+        raise InputError(
+            f"{out} holds a demo with other settings (--minutes {plan.get('minutes')}, --seed {plan.get('seed')}); "
+            "use those to see or finish it, or give another --out"
+        )
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"{out} is not empty and holds no demo; give another --out")
+    remarks.print("Preparing the built-in text: the documentation of this Python's standard library ...")
+    corpus = prepare(resolve(RECIPE).config.data, report=lambda text: remarks.print(text))
+    remarks.print("Measuring the speed of this machine ...")
+    seconds = _makespan([_seconds_per_token(resolve(RECIPE, row), corpus) for row in rows], _places())
+    pairs = math.ceil(len(rows) / _places())
+    budget = max(minutes * 60 - _REPORT - pairs * _STARTUP, 0.3 * minutes * 60)
+    tokens = int(_ALONE * budget / seconds)
+    options = resolve(RECIPE).config.train
+    per_step = options.batch_size * options.segment_length
+    tokens = max(tokens // per_step, 20) * per_step
+    write_json(file, {**wanted, "tokens": tokens})
+    remarks.print(f"Each of the {len(rows)} models will read {tokens:,} tokens, {_places()} at a time.")
+    return {**wanted, "tokens": tokens}
+
+
+def _steps(config: RunConfig) -> int:
+    """How many steps a model will make; each makes as many."""
+    corpus = prepare(config.data, report=lambda text: None)
+    return make_plan(config.train, config.eval, training_batches(config, corpus)).total_steps
+
+
+def _makespan(times: Sequence[float], places: int) -> float:
+    """When the last of them is done, each beginning, in their order, at the place that is free first."""
+    ends = [0.0] * places
+    for time_ in times:
+        ends[ends.index(min(ends))] += time_
+    return max(ends)
+
+
+def _places() -> int:
+    """How many models train at a time."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return 2 if usable >= 2 else 1
+
+
+def _seconds_per_token(resolved: Resolved[RunConfig], corpus: Corpus, spend: float = 2.5) -> float:
+    """Time of a training step with one thread, per token: the median of as many steps as fit in `spend` seconds."""
+    config: RunConfig = with_vocabulary(resolved.config, corpus)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        model = LanguageModel(config.model)
+        objective = CausalObjective(model, config.train)
+        optimizer = make_optimizer(config.train.optimizer, parameter_groups(model, 0.0), config.train)
+        batches = training_batches(config, corpus)
+        times: list[float] = []
+        end = time.perf_counter() + spend
+        while len(times) < 4 or time.perf_counter() < end:
+            begin = time.perf_counter()
+            place = TrainingPosition(step=len(times) + 1)
+            loss = objective(batches.batch(0, len(times) % batches.batches_per_epoch), {}, place)
+            optimizer.zero_grad(set_to_none=True)
+            loss.value.backward()
+            optimizer.step()
+            times.append((time.perf_counter() - begin) / loss.tokens)
+        return sorted(times[1:])[len(times[1:]) // 2]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _start(model: _Model, settings: Sequence[str]) -> None:
+    model.folder.parent.mkdir(parents=True, exist_ok=True)
+    model.log = (model.folder.parent / f"{model.row}.log").open("a", encoding="utf-8")
+    # the same command begins a run and goes on with it
+    command = [
+        sys.executable,
+        "-m",
+        "fullrank",
+        "train",
+        RECIPE,
+        *settings,
+        "--row",
+        model.row,
+        "--out",
+        str(model.folder),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    model.process = subprocess.Popen(
+        command,
+        stdout=model.log,
+        stderr=model.log,
+        stdin=subprocess.DEVNULL,
+        env=environment,
+        start_new_session=True,  # Ctrl-C reaches this process alone, which then tells the models once
+    )
+
+
+def _train_all(models: list[_Model], settings: Sequence[str], steps: int, remarks: Any) -> None:
+    """Run every model's training in a process of its own, `_places()` at a time, and show how far they are."""
+    from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns: list[str | ProgressColumn] = ["[bold]{task.description}", BarColumn(), TaskProgressColumn()]
+    columns += [TimeRemainingColumn(), TextColumn("{task.fields[words]}")]
+    waiting, running = list(models), list[_Model]()
+    told = time.monotonic()
+    with _terminable(), Progress(*columns, console=remarks, disable=not remarks.is_terminal) as progress:
+        bars = {model.row: progress.add_task(model.row, total=steps, words="", start=False) for model in models}
+        try:
+            while waiting or running:
+                while waiting and len(running) < _places() and not _busy(waiting[0].folder):
+                    model = waiting.pop(0)
+                    _start(model, settings)
+                    progress.start_task(bars[model.row])
+                    running.append(model)
+                time.sleep(0.5)
+                for model in list(running):
+                    done, words = model.progress()
+                    progress.update(bars[model.row], completed=min(done, steps), words=words)
+                    if model.process is not None and model.process.poll() is not None:
+                        running.remove(model)
+                        _check(model)
+                        progress.update(bars[model.row], completed=steps)
+                if not remarks.is_terminal and time.monotonic() - told > 30:
+                    told = time.monotonic()
+                    for model in running:
+                        done, words = model.progress()
+                        remarks.print(f"{model.row}: step {done}/{steps}  {words}")
+        finally:
+            for model in running:  # SIGTERM: they save and leave, so that the demo can go on later
+                if model.process is not None:
+                    model.process.terminate()
+            for model in running:
+                if model.process is not None:
+                    model.process.wait(timeout=60)
+            if running:
+                remarks.print("Stopped; the same command goes on from here.")
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Inside the block SIGTERM ends the demo as Ctrl-C does, so that the models are told."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    former = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)
+
+
+def _busy(folder: Path) -> bool:
+    """Whether a process of an earlier demo, killed itself, still trains in `folder`."""
+    if not folder.is_dir():
+        return False
+    try:
+        with lock_folder(folder):
+            return False
+    except RunError:
+        return True
+
+
+def _check(model: _Model) -> None:
+    assert model.process is not None
+    assert model.log is not None
+    model.log.close()
+    if model.process.returncode != 0 or not model.finished:
+        log = model.folder.parent / f"{model.row}.log"
+        tail = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
+        raise RunError(
+            "\n".join([f"the training of '{model.row}' failed (exit status {model.process.returncode}; {log}):", *tail])
+        )

@@ -1,0 +1,262 @@
+"""A trained run as a model of lm-eval (EleutherAI's evaluation harness): `lm_eval --model fullrank --model_args path=DIR`.
+
+Importing this module needs lm-eval; `fullrank.experiments.lm_eval` says how to install it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import torch
+from lm_eval.api.model import LM
+from tqdm import tqdm
+
+from fullrank.core.decoder import LanguageModel
+from fullrank.core.errors import InputError
+from fullrank.data import load_tokenizer
+from fullrank.evaluation.protocol import Flags, final_protocol
+from fullrank.experiments.completing import Completion, complete
+from fullrank.experiments.measuring import check_length
+from fullrank.experiments.scoring import Passage, Score, ending, open_causal, passages, score
+from fullrank.kernels import kernel
+from fullrank.training.device import choose_device
+
+_LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+_log = logging.getLogger(__name__)
+
+
+class FullRankLM(LM):
+    """The language model of a run folder, which scores texts as `fullrank eval` does and writes as `fullrank generate` does.
+
+    path, checkpoint, device, kernel, segment_length, memory_length, same_length, clamp_length, context, stride: as the options
+    of `fullrank eval`. streams: a document is read with memory as so many streams side by side; 1, the memory is carried from
+    its first token to its last. batch_size: documents, blocks or windows at a time; None or `auto`: `eval.batch_size`.
+    Raises InputError for runs that translate, name masked tokens or see the future, and as `fullrank eval` does.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        checkpoint: str = "best",
+        batch_size: int | str | None = None,
+        device: str = "auto",
+        kernel: str = "auto",
+        segment_length: int | None = None,
+        memory_length: int | None = None,
+        same_length: bool | None = None,
+        clamp_length: int | None = None,
+        context: int | None = None,
+        stride: int | None = None,
+        streams: int = 1,
+        max_gen_toks: int = 256,
+    ) -> None:
+        super().__init__()
+        folder = Path(str(path)).expanduser()
+        config = open_causal(folder)
+        flags = Flags(
+            segment_length=segment_length,
+            batch_size=_positive("streams", streams),
+            context=context,
+            stride=stride,
+            memory_length=memory_length,
+            same_length=same_length,
+            clamp_length=clamp_length,
+        )
+        self.protocol = final_protocol(config, flags)
+        self.words = load_tokenizer(folder)
+        self.model = LanguageModel.load(
+            folder,
+            checkpoint,
+            memory_length=self.protocol.memory_length,
+            same_length=self.protocol.same_length,
+            clamp_length=self.protocol.clamp_length,
+        )
+        self._device = choose_device(str(device), "device")
+        self.model.to(self._device)
+        self.batch_size = _batch_size(batch_size, config.eval.batch_size)
+        self.max_gen_toks = _positive("max_gen_toks", max_gen_toks)
+        self._kernel, self._folder, self._checkpoint = kernel, folder, checkpoint
+        with self._reading():  # an unknown kernel is told now
+            _log.info("%s, checkpoint %s: %s", folder, checkpoint, self.protocol.in_words())
+
+    @classmethod
+    def create_from_arg_obj(
+        cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
+    ) -> FullRankLM:
+        """From `--model_args`, and from the options of lm_eval's command line, which the former overrule.
+
+        That command line says `cuda:0` where nobody chose a device; without a GPU it is the CPU then.
+        """
+        options = {key: value for key, value in (additional_config or {}).items() if value is not None}
+        options.pop("max_batch_size", None)
+        if str(options.get("device", "")).startswith("cuda") and not torch.cuda.is_available():
+            options["device"] = "auto"
+        known = list(signature(cls).parameters)
+        if wrong := [key for key in arg_dict if key not in known]:
+            raise InputError(f"--model_args {', '.join(wrong)}: known are {', '.join(known)}")
+        if "path" not in arg_dict:
+            raise InputError("--model_args: path=DIR is needed, the folder of a run")
+        return cls(**{**options, **arg_dict})
+
+    @classmethod
+    def create_from_arg_string(cls, arg_string: str, additional_config: Mapping[str, Any] | None = None) -> FullRankLM:
+        """The same from `key=value,key=value`."""
+        from lm_eval.utils import simple_parse_args_string
+
+        return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
+
+    # -- what lm-eval asks about a model ------------------------------------------------------------------------------
+
+    @property
+    def eot_token_id(self) -> int:
+        """What stands before the first token of a text: `<eos>`, or the newline where tokens are characters or bytes."""
+        return self.words.start_id
+
+    @property
+    def max_length(self) -> int | None:
+        """The most tokens that are read to predict one; None: any number, through the memory."""
+        return self.model.max_length if self.model.memory_length else self.protocol.segment_length
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Tells vocabularies apart in the caches of lm-eval."""
+        return f"fullrank-{self.words.kind}-{self.words.fingerprint[:16]}"
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What lm-eval writes beside its results."""
+        return {
+            "model_num_parameters": self.model.num_parameters(),
+            "model_dtype": "torch.float32",
+            "checkpoint": self._checkpoint,
+            "protocol": self.protocol.in_words(),
+        }
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """log p(continuation | context) in nats, and whether greedy decoding would write it, of (context, continuation).
+
+        The context is read from the start mark of a text on. A token that holds the end of the context and the beginning of
+        the continuation counts to the latter.
+        """
+        pieces: list[Passage] = []
+        counts = []
+        for context, continuation in (request.args for request in requests):
+            text, scored = self._joined(context, continuation)
+            pieces += (some := ending(text, scored, self.max_length))
+            counts.append(len(some))
+        scores = iter(self._scored(pieces, "loglikelihood", disable_tqdm, greedy=True))
+        return [_sum(next(scores) for _ in range(count)) for count in counts]
+
+    def _joined(self, context: str, continuation: str) -> tuple[list[int], int]:
+        """Start mark, context and continuation as tokens, and the first one of the continuation."""
+        whole, before = self.words.encode(context + continuation), self.words.encode(context)
+        same = next((i for i, (a, b) in enumerate(zip(whole, before, strict=False)) if a != b), None)
+        return [self.words.start_id, *whole], 1 + (min(len(before), len(whole)) if same is None else same)
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """log p(document) in nats, of each (document,): all of its tokens, read as the protocol says."""
+        pieces: list[Passage] = []
+        counts = []
+        for (document,) in (request.args for request in requests):
+            ids = self.words.encode(document)
+            check_length(self.model, self.protocol, len(ids))
+            pieces += (some := passages(ids, self.protocol, self.words.start_id))
+            counts.append(len(some))
+        scores = iter(self._scored(pieces, "loglikelihood_rolling", disable_tqdm, greedy=False))
+        return [_sum(next(scores) for _ in range(count))[0] for count in counts]
+
+    def _scored(self, pieces: Sequence[Passage], name: str, quiet: bool, *, greedy: bool) -> list[Score]:
+        with self._reading(), tqdm(total=len(pieces), desc=f"Running {name} requests", disable=quiet) as bar:
+            return score(
+                self.model,
+                pieces,
+                segment_length=self.protocol.segment_length,
+                batch_size=self.batch_size,
+                greedy=greedy,
+                report=bar.update,
+            )
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """What the model writes after each (context, settings), up to the first string of `until`.
+
+        Greedy unless `temperature` is above 0 (and `do_sample` not false). Draws depend on lm-eval's `--seed` and on the
+        request's place in the list alone.
+        """
+        groups: dict[str, list[int]] = {}
+        for i, request in enumerate(requests):
+            groups.setdefault(json.dumps(request.args[1], sort_keys=True, default=str), []).append(i)
+        found: dict[int, str] = {}
+        seed = torch.initial_seed() % 2**31
+        with (
+            self._reading(),
+            tqdm(total=len(requests), desc="Running generate_until requests", disable=disable_tqdm) as bar,
+        ):
+            for places in groups.values():
+                texts = complete(
+                    self.model,
+                    self.words,
+                    [requests[i].args[0] for i in places],
+                    completion(requests[places[0]].args[1], self.max_gen_toks),
+                    segment_length=self.protocol.segment_length,
+                    batch_size=self.batch_size,
+                    seeds=[seed + i for i in places],
+                    report=bar.update,
+                )
+                found.update(zip(places, texts, strict=True))
+        return [found[i] for i in range(len(requests))]
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        with kernel(self._kernel), torch.no_grad():
+            yield
+
+
+def completion(settings: Mapping[str, Any], max_gen_toks: int) -> Completion:
+    """The generation settings of a task; InputError for one that would be ignored.
+
+    until: a string or several; max_gen_toks (or max_new_tokens, max_tokens, max_completion_tokens), temperature, do_sample,
+    top_k, top_p. `<eos>` ends a line, not a text: it ends one where `until` holds a newline.
+    """
+    known = ("until", *_LENGTH_NAMES, "temperature", "do_sample", "top_k", "top_p")
+    if wrong := [key for key in settings if key not in known]:
+        raise InputError(f"generation settings {', '.join(wrong)}: known are {', '.join(known)}")
+    until = settings.get("until") or []
+    stop = tuple(word for word in ([until] if isinstance(until, str) else until) if word)
+    temperature = float(settings.get("temperature") or 0.0)
+    if settings.get("do_sample") is True and "temperature" not in settings:
+        temperature = 1.0
+    if settings.get("do_sample") is False:
+        temperature = 0.0
+    longest = next((settings[name] for name in _LENGTH_NAMES if settings.get(name) is not None), max_gen_toks)
+    return Completion(
+        stop, _positive("max_gen_toks", longest), temperature, settings.get("top_k") or None, settings.get("top_p")
+    )
+
+
+def _batch_size(given: int | str | None, usual: int) -> int:
+    if given is None or str(given).startswith("auto"):
+        return usual
+    return _positive("batch_size", given)
+
+
+def _positive(key: str, given: object) -> int:
+    try:
+        value = int(str(given))
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise InputError(f"{key}: a positive number, given {given}")
+    return value
+
+
+def _sum(scores: Iterable[Score]) -> tuple[float, bool]:
+    """Log-probability and greedy flag of all pieces of a text."""
+    all_of_it = list(scores)
+    return -sum(one.nll for one in all_of_it), all(one.greedy for one in all_of_it)

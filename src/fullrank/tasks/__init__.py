@@ -1,1 +1,0 @@
-"""The rooms where a configuration becomes data, model and loop."""

@@ -1,0 +1,152 @@
+"""The heat map: the weights that the model really uses, beside the right tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import numpy as np
+import pytest
+import torch
+
+import fullrank as fr
+from fullrank.analysis.attention_figure import AttentionMaps, Panel, write_figure
+from fullrank.core.errors import InputError
+from fullrank.core.trace import Trace
+from fullrank.experiments.attending import cross_attention, cross_weights
+from fullrank.experiments.translating import Translating
+from fullrank.experiments.translation_search import Search
+from translation_runs import write_run
+
+LINE = "ein hund und ein kind"
+
+
+@pytest.mark.parametrize("mix", ["none", "position_independent", "position_wise"])
+def test_the_weights_are_those_of_the_pass(mix: str, tmp_path: Path) -> None:
+    model = write_run(tmp_path, attention=fr.AttentionConfig(mix=mix))
+    source, target = [2, 3, 10, 2, 11, 0], [0, 3, 5, 4]
+    found = cross_weights(model, source, target)
+    trace = Trace()
+    with torch.no_grad():
+        model(torch.tensor([source]), torch.tensor([target]), trace=trace)
+    crossing = [one for one in trace.layers if one.weights.shape[2:] == (4, 6)]
+    assert len(found) == len(crossing) == 2
+    for one, expected in zip(found, crossing, strict=True):
+        torch.testing.assert_close(one.mixed, expected.mixed, rtol=0, atol=1e-12)
+        if mix == "none":
+            torch.testing.assert_close(one.mixed.sum(-1), torch.ones(1, 4, 4, dtype=torch.float64))
+        else:
+            assert (one.mixed - one.weights).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("mix", ["none", "position_wise"])
+def test_rows_are_what_was_written_and_columns_what_was_read(mix: str, tmp_path: Path) -> None:
+    model = write_run(tmp_path, attention=fr.AttentionConfig(mix=mix))
+    translating = Translating(tmp_path, Search(beams=2))
+    (best,) = translating.translate([LINE])[0]
+    found = cross_weights(model, [2, 3, 10, 2, 11, 0], [0, *best.ids])
+    maps = cross_attention(translating, LINE, best)
+    assert maps.source == ("ein", "hund", "und", "ein", "kind", "<eos>")
+    assert maps.target == (*best.text.split(), "<eos>")
+    assert [panel.name for panel in maps.panels] == ["layer 0", "layer 1"]
+    assert maps.mixed == (mix != "none")
+    for panel, one in zip(maps.panels, found, strict=True):
+        np.testing.assert_allclose(panel.weights, one.mixed[0].mean(0).numpy(), atol=1e-12)
+    heads = cross_attention(translating, LINE, best, 1)
+    assert [panel.name for panel in heads.panels] == ["mean", "head 0", "head 1", "head 2", "head 3"]
+    for head, panel in enumerate(heads.panels[1:]):
+        np.testing.assert_allclose(panel.weights, found[1].mixed[0, head].numpy(), atol=1e-12)
+
+
+def test_subwords_are_shown_so_that_one_can_read_them(tmp_path: Path) -> None:
+    write_run(tmp_path, subwords=True)
+    translating = Translating(tmp_path, Search(beams=1))
+    line = "hund ä猫"
+    maps = cross_attention(translating, line, translating.translate([line])[0][0])
+    assert "".join(maps.source).startswith("▁h")
+    assert maps.source[-1] == "<eos>"
+    assert not any("Ġ" in name or "Ã" in name for name in maps.source)
+    assert maps.source.count("▁") + sum(name.startswith("▁") and name != "▁" for name in maps.source) == 2
+
+
+def test_a_text_as_long_as_the_model_takes_is_drawn(tmp_path: Path) -> None:
+    write_run(tmp_path, position="learned", max_position_embeddings=6)
+    translating = Translating(tmp_path, Search(beams=1, max_length_b=40))
+    (best,) = translating.translate(["ein hund und ein mann und"])[0]
+    maps = cross_attention(translating, "ein hund und ein mann und", best)
+    assert len(maps.source) == maps.panels[0].weights.shape[1] == 6
+    assert len(maps.target) == maps.panels[0].weights.shape[0] <= 6
+
+
+def test_attention_without_weights_is_no_drawing(tmp_path: Path) -> None:
+    kinds: dict[str, Any] = {"kind": "multilinear", "rank": 4, "cores": 2}
+    write_run(tmp_path, decoder={"cross": fr.AttentionConfig(**kinds)})
+    translating = Translating(tmp_path, Search(beams=1))
+    (best,) = translating.translate([LINE])[0]
+    with pytest.raises(
+        InputError, match=r"multi-linear, which has no attention weights.*model.decoder.cross.kind: weighted"
+    ):
+        cross_attention(translating, LINE, best)
+    # multi-linear self-attention is no obstacle
+    other = tmp_path / "other"
+    write_run(other, decoder={"attention": fr.AttentionConfig(**kinds, output_map="decayed")})
+    translating = Translating(other, Search(beams=1))
+    (best,) = translating.translate([LINE])[0]
+    assert len(cross_attention(translating, LINE, best).panels) == 2
+    with pytest.raises(InputError, match=r"--attention-layer: from 0 to 1 \(the decoder has 2 layers\), given 2"):
+        cross_attention(translating, LINE, best, 2)
+    with pytest.raises(InputError, match="an empty line has no attention"):
+        cross_attention(translating, " ", best)
+
+
+def dark(weights: np.ndarray, panels: int, folder: Path) -> np.ndarray:
+    """Where the darkest blue is on paper, (rows, columns) of pixels, the scale left out."""
+    rows, columns = weights.shape
+    maps = AttentionMaps(
+        tuple(f"s{i}" for i in range(columns)), ("猫", *(f"t{i}" for i in range(1, rows))),
+        tuple(Panel(f"head {i}", weights) for i in range(panels)), "Cross-attention", mixed=True,
+    )  # fmt: skip
+    write_figure(maps, folder / "a.png")
+    pixels = matplotlib.image.imread(folder / "a.png")[..., :3]
+    assert max(pixels.shape[:2]) < 7000
+    found = np.abs(pixels - np.array([0x00, 0x30, 0x4D]) / 255).max(-1) < 0.02
+    columns_of_scale = np.flatnonzero(found.sum(0))[-15:]  # it stands at the right of everything
+    found[:, columns_of_scale] = False
+    return found
+
+
+@pytest.mark.parametrize(("panels", "rows", "columns"), [(1, 2, 2), (3, 3, 8), (5, 5, 4), (1, 20, 62)])
+def test_rows_go_down_and_columns_to_the_right(panels: int, rows: int, columns: int, tmp_path: Path) -> None:
+    """A dark cell in one corner, then in the other: as far apart as the panel is wide and high, in every panel."""
+    places = []
+    for row, column in ((0, columns - 1), (rows - 1, 0)):
+        weights = np.zeros((rows, columns))
+        weights[row, column] = 1.0
+        found = dark(weights, panels, tmp_path)
+        assert found.sum() > panels * 30
+        places.append(np.argwhere(found).mean(0))
+    down, left = places[1] - places[0]
+    assert down > 10 * rows**0.5
+    assert left < -10 * columns**0.5
+    if panels == 1:  # square cells
+        assert down / (rows - 1) == pytest.approx(-left / (columns - 1), rel=0.1)
+
+
+def test_equal_figures_give_equal_bytes(tmp_path: Path) -> None:
+    maps = AttentionMaps(("a", "b"), ("c", "d"), (Panel("layer 0", np.eye(2)),), "Cross-attention", mixed=False)
+    write_figure(maps, tmp_path / "a.png")
+    write_figure(maps, tmp_path / "b.png")
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+def test_negative_weights_have_another_colour(tmp_path: Path) -> None:
+    pictures = []
+    for low in (0.0, -1.0):
+        weights = np.array([[1.0, low], [0.0, 0.5]])
+        maps = AttentionMaps(("a", "b"), ("c", "d"), (Panel("layer 0", weights),), "Cross-attention", mixed=True)
+        write_figure(maps, tmp_path / "a.png")
+        pictures.append(matplotlib.image.imread(tmp_path / "a.png")[..., :3])
+    brown = [(np.abs(one - np.array([0x7A, 0x32, 0x00]) / 255).max(-1) < 0.02).sum() for one in pictures]
+    assert brown[0] == 0
+    assert brown[1] > 300

@@ -1,0 +1,150 @@
+"""A run on lines that begin with <sos>: both counts of tokens, the last checkpoint beside the best, and what is written."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fullrank as fr
+from fullrank.cli import main
+from fullrank.config.recipe import resolve
+from fullrank.data import load_corpus
+from fullrank.experiments.generation import Decoding, generate
+from fullrank.experiments.language_modeling import evaluate
+from fullrank.experiments.run import train
+
+SETTINGS = [
+    "model.hidden_size=16", "model.num_hidden_layers=1", "model.num_attention_heads=2", "train.batch_size=4",
+    "train.segment_length=8", "train.threads=1", "train.device=cpu", "train.optimizer=sgd", "data.sos=true",
+]  # fmt: skip
+
+
+def run(folder: Path, *overrides: str) -> dict[str, Any]:
+    """A training of a few steps on lines of made-up words."""
+    drawn = np.random.default_rng(0)
+    for split, lines in (("train", 80), ("valid", 12), ("test", 15)):
+        text = "".join(" ".join(drawn.choice(list("abcdef"), drawn.integers(0, 6))) + "\n" for _ in range(lines))
+        (folder / f"{split}.txt").write_text(text, encoding="utf-8")
+    given = "".join(f"  {split}: {folder}/{split}.txt\n" for split in ("train", "valid", "test"))
+    (folder / "run.yaml").write_text(f"data:\n  name: text\n{given}  cache: {folder}/cache\n", encoding="utf-8")
+    resolved = resolve(str(folder / "run.yaml"), overrides=[*SETTINGS, *overrides])
+    return train(resolved, folder / "run", quiet=True, say=lambda line: None)
+
+
+def by_hand(folder: Path, checkpoint: str, split: str) -> tuple[float, int, int]:
+    """Nats of a split token by token, its tokens, and how many of them are <sos>."""
+    corpus = load_corpus(Path(json.loads((folder / "run.json").read_text())["prepared"]))
+    model, ids = fr.LanguageModel.load(folder, checkpoint).eval(), corpus.ids(split).tolist()
+    nats = 0.0
+    for first in range(0, len(ids), 8):
+        block = ids[first : first + 8]
+        before = [ids[first - 1] if first else corpus.tokenizer.start_id, *block[:-1]]
+        with torch.no_grad():
+            logits = model(torch.tensor([before])).logits[0].double()
+        nats -= sum(float(torch.log_softmax(row, -1)[i]) for row, i in zip(logits, block, strict=True))
+    return nats, len(ids), ids.count(corpus.tokenizer.sos_id)
+
+
+@pytest.fixture(scope="module")
+def worse(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A run whose last steps spoil it: the best checkpoint is not the last."""
+    folder = tmp_path_factory.mktemp("worse")
+    schedule = [
+        "train.schedule=linear",
+        "train.learning_rate=0.1",
+        "train.min_learning_rate=9",
+        "train.max_grad_norm=1",
+    ]
+    return folder / "run", run(folder, "train.steps=12", "eval.every_steps=4", *schedule)
+
+
+def test_best_and_last_checkpoint_and_both_counts(worse: tuple[Path, dict[str, Any]]) -> None:
+    folder, result = worse
+    assert result["best"]["step"] < result["steps"] == 12
+    for kind, checkpoint in (("final", "best"), ("last", "last")):
+        for split in ("valid", "test"):
+            found = result[kind][split]
+            nats, tokens, begun = by_hand(folder, checkpoint, split)
+            assert begun == {"valid": 12, "test": 15}[split]
+            assert (found["tokens"], found["tokens_without_sos"]) == (tokens, tokens - begun)
+            assert found["perplexity"] == pytest.approx(math.exp(nats / tokens), rel=1e-4)
+            assert found["perplexity_without_sos"] == pytest.approx(math.exp(nats / (tokens - begun)), rel=1e-4)
+            assert found["perplexity_per_word"] == found["perplexity_without_sos"]
+            again = evaluate(folder, split, checkpoint=checkpoint, device_name="cpu")
+            assert {key: again[key] for key in found} == found
+    assert result["last"]["valid"]["nll"] > result["final"]["valid"]["nll"]
+
+
+def test_the_last_checkpoint_is_not_measured_again_where_it_is_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[str] = []
+    load = fr.LanguageModel.load
+
+    def watched(folder: Path, checkpoint: str) -> fr.LanguageModel:
+        loaded.append(checkpoint)
+        return load(folder, checkpoint)
+
+    monkeypatch.setattr(fr.LanguageModel, "load", watched)
+    result = run(tmp_path, "train.steps=2", "train.learning_rate=0.1", "data.sos=false", "eval.every_steps=2")
+    assert result["best"]["step"] == result["steps"]
+    assert result["last"] == result["final"]
+    assert loaded == ["best"]
+    assert "perplexity_without_sos" not in result["final"]["test"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "read"),
+    [
+        ("", ["<eos>", "<sos>"]),
+        ("a b", ["<eos>", "<sos>", "a", "b"]),
+        ("a\n", ["<eos>", "<sos>", "a", "<eos>", "<sos>"]),
+    ],
+)
+def test_what_is_written_begins_a_line(
+    worse: tuple[Path, dict[str, Any]], prompt: str, read: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = worse
+    entries = [line.split("\t")[0] for line in (folder / "vocabulary.txt").read_text().splitlines()]
+    seen: list[list[int]] = []
+    forward = fr.LanguageModel.forward
+
+    def watched(model: fr.LanguageModel, input_ids: torch.Tensor, *args: Any, **options: Any) -> Any:
+        seen.append(input_ids[0].tolist())
+        return forward(model, input_ids, *args, **options)
+
+    monkeypatch.setattr(fr.LanguageModel, "forward", watched)
+    found = generate(folder, prompt, Decoding(max_new_tokens=6, seed=3), device_name="cpu")
+    assert [entries[i] for i in seen[0]] == read
+    text = found["texts"][0]["text"]
+    assert text.startswith(prompt)
+    assert "<sos>" not in text
+
+
+def test_what_the_command_line_says(
+    worse: tuple[Path, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, result = worse
+    shutil.copytree(folder, tmp_path / "run", symlinks=True)
+    stated = result | {"paper": {"test": 92.95, "checkpoint": "last"}}
+    (tmp_path / "run" / "result.json").write_text(json.dumps(stated), encoding="utf-8")
+    for words in (["train", str(tmp_path / "run")], ["eval", str(folder), "--device", "cpu"]):
+        with pytest.raises(SystemExit):
+            main(words)
+    said = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    lines = {
+        checkpoint: f"without <sos> valid {found['valid']['perplexity_without_sos']:.2f} "
+        f"test {found['test']['perplexity_without_sos']:.2f}"
+        for checkpoint, found in (("best", result["final"]), ("last", result["last"]))
+    }
+    assert lines["best"] != lines["last"]
+    place = said.index("the last checkpoint, as the paper's figures are:")
+    assert said.index(lines["best"]) < place < said.index(lines["last"])
+    assert f"... without <sos> {result['final']['test']['perplexity_without_sos']:.4f}" in said

@@ -1,0 +1,170 @@
+"""Fine-tuning on GLUE: the same updates as a loop written here, the same figures as the equations, nothing lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.tiny_encoder import tiny_encoder, write_cola, write_stsb
+from torch.nn import functional as F
+
+from fullrank.config.load import build_finetune
+from fullrank.config.recipe import Resolved
+from fullrank.core.errors import InputError
+from fullrank.data.example_batches import ExampleBatches
+from fullrank.experiments.finetuning import finetune, groups_of, mixing_names, resume
+from fullrank.experiments.finetuning_glue import GlueTuning, encode, logits_of
+from fullrank.experiments.run_folder import open_run
+
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an encoder without dropout, one with, and task files."""
+    folder = tmp_path_factory.mktemp("finetuning")
+    tiny_encoder(folder / "still", dropout=0.0)
+    tiny_encoder(folder / "encoder")
+    write_cola(folder / "glue")
+    write_stsb(folder / "glue")
+    return folder
+
+
+def settings(place: Path, name: str = "glue/cola", encoder: str = "encoder", **train: Any) -> dict[str, Any]:
+    return {
+        "model": {"pretrained": str(place / encoder), "attention": {"mix": "position_wise"}},
+        "data": {"name": name, "dir": str(place / "glue"), "max_length": 32},
+        "train": {"batch_size": 8, "epochs": 2, "learning_rate": 1e-3, "mixing_learning_rate": 1e-2, **train},
+    }
+
+
+def run(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
+    return finetune(Resolved(build_finetune(raw), "test"), folder, quiet=True, say=lambda _: None)
+
+
+def test_a_run_makes_the_updates_of_a_loop_written_here(place: Path, tmp_path: Path) -> None:
+    """AdamW with decoupled decay, linear warm-up and decay, clipping, and two rates, from their equations."""
+    raw = settings(place, encoder="still", max_grad_norm=0.5, weight_decay=0.1)
+    config = build_finetune(raw)
+    run(raw, tmp_path / "run")
+    saved = load_file(tmp_path / "run" / "model" / "model.safetensors")
+
+    torch.manual_seed(config.train.seed)
+    task = GlueTuning()
+    data = task.read(config, lambda _: None)
+    model = task.model(config, data)
+    batches = ExampleBatches(encode(model, data.train, 32), batch_size=8, seed=config.train.seed)
+    assert data.train.labels is not None
+    labels = torch.from_numpy(data.train.labels)
+    parameters = dict(model.model.named_parameters())
+    assert {name.rpartition(".")[2] for name in mixing_names(model.model)} == {"from_query", "mixing"}
+    first = {name: torch.zeros_like(p) for name, p in parameters.items()}
+    second = {name: torch.zeros_like(p) for name, p in parameters.items()}
+    per_epoch = batches.batches_per_epoch
+    total, warm = 2 * per_epoch, round(0.1 * 2 * per_epoch)
+    model.model.train()
+    for step in range(1, total + 1):
+        batch = batches.batch(*divmod(step - 1, per_epoch))
+        loss = F.cross_entropy(model.model(**batch.inputs).logits, labels[batch.indices])
+        found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+        gradients = {name: g for name, g in zip(parameters, found, strict=True) if g is not None}
+        norm = torch.sqrt(sum((g**2).sum() for g in gradients.values()))  # type: ignore[arg-type]
+        scale = min(1.0, 0.5 / (float(norm) + 1e-6))
+        share = step / warm if step <= warm else 1 - (step - warm) / (total - warm)
+        with torch.no_grad():
+            for name, g in gradients.items():
+                p, g = parameters[name], g * scale
+                rate = share * (1e-2 if ".fullrank." in name else 1e-3)
+                decay = 0.0 if p.ndim < 2 or ".fullrank." in name else 0.1
+                first[name].lerp_(g, 0.1)
+                second[name].lerp_(g * g, 0.001)
+                p *= 1 - rate * decay
+                p -= rate * (first[name] / (1 - 0.9**step)) / ((second[name] / (1 - 0.999**step)).sqrt() + 1e-8)
+    for name, p in parameters.items():
+        torch.testing.assert_close(saved[name], p.detach(), rtol=1e-3, atol=2e-5)
+    assert any(
+        (saved[name] - torch.eye(4)).abs().max() > 0.01 for name in mixing_names(model.model) if "mixing" in name
+    )
+
+
+def test_figures_are_those_of_the_predictions(place: Path, tmp_path: Path) -> None:
+    result = run(settings(place), tmp_path / "run")
+    rows = [line.split("\t") for line in (tmp_path / "run" / "predictions-dev.tsv").read_text().splitlines()[1:]]
+    right, guessed = (np.array([float(row[i]) for row in rows]) for i in (1, 2))
+    assert len(rows) == result["final"]["dev"]["examples"] == 24
+    correlation = 0.0 if guessed.std() == 0 else float(np.corrcoef(right, guessed)[0, 1])
+    assert result["final"]["dev"]["matthews_correlation"] == pytest.approx(correlation, abs=1e-12)
+    assert result["metrics"] == ["matthews_correlation"]
+    assert result["slice"] == {"train": True, "dev": True}
+    assert result["steps"] == 2 * 8
+    heads, dim = 4, 4
+    assert result["parameters"]["mixing"] == 2 * (dim * heads + heads * heads)
+    assert result["parameters"]["fresh"] > 0
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert "matthews_correlation" in lines[-1]
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_task_of_numbers_is_regression(place: Path, tmp_path: Path) -> None:
+    raw = settings(place, "glue/stsb", epochs=30, learning_rate=3e-3)
+    result = run(raw, tmp_path / "run")
+    found = result["final"]["dev"]
+    rows = [line.split("\t") for line in (tmp_path / "run" / "predictions-dev.tsv").read_text().splitlines()[1:]]
+    right, guessed = (np.array([float(row[i]) for row in rows]) for i in (1, 2))
+    assert found["loss"] == pytest.approx(float(((right - guessed) ** 2).mean()), rel=1e-4)
+    assert found["pearson"] == pytest.approx(float(np.corrcoef(right, guessed)[0, 1]), rel=1e-4)
+    assert set(found) == {"pearson", "spearman", "loss", "examples"}
+
+
+def test_the_saved_model_gives_the_same_logits(place: Path, tmp_path: Path) -> None:
+    import fullrank as fr
+
+    raw = settings(place)
+    run(raw, tmp_path / "run")
+    config = build_finetune(raw)
+    task = GlueTuning()
+    data = task.read(config, lambda _: None)
+    fresh = task.model(config, data)
+    model = fr.load_injected(tmp_path / "run" / "model")
+    guesses = logits_of(model, encode(fresh, data.dev, 32), 7).argmax(-1).tolist()
+    rows = [line.split("\t") for line in (tmp_path / "run" / "predictions-dev.tsv").read_text().splitlines()[1:]]
+    assert guesses == [int(row[2]) for row in rows]
+
+
+def test_mixing_parameters_have_a_rate_of_their_own_and_no_decay(place: Path) -> None:
+    config = build_finetune(settings(place))
+    task = GlueTuning()
+    model = task.model(config, task.read(config, lambda _: None)).model
+    groups = groups_of(model, 0.1, 50.0)
+    names = {id(p): name for name, p in model.named_parameters()}
+    mixing = [group for group in groups if group.get("scale", 1.0) == 50.0]
+    assert {names[id(p)] for group in mixing for p in group["params"]} == mixing_names(model)
+    assert all(group["weight_decay"] == 0 for group in mixing)
+    assert sum(len(group["params"]) for group in groups) == len(names)
+
+
+def test_a_finished_run_is_not_trained_again_and_is_no_language_model(place: Path, tmp_path: Path) -> None:
+    first = run(settings(place), tmp_path / "run")
+    assert resume(tmp_path / "run", quiet=True, say=lambda _: None) == first
+    with pytest.raises(InputError, match="run of fine-tuning on glue/cola"):
+        open_run(tmp_path / "run")
+    with pytest.raises(InputError, match=r"train\.seed is 1 there, 2 here"):
+        run(settings(place, seed=2), tmp_path / "run")
+
+
+def test_what_an_encoder_cannot_do_is_said_before_training(place: Path, tmp_path: Path) -> None:
+    raw = settings(place)
+    with pytest.raises(InputError, match=r"data\.max_length: this encoder reads at most 40 tokens, given 41"):
+        run({**raw, "data": {**raw["data"], "max_length": 41}}, tmp_path / "one")
+    with pytest.raises(InputError, match=r"model.pretrained: ./nowhere: no such folder"):
+        run({**raw, "model": {"pretrained": "./nowhere"}}, tmp_path / "two")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="no encoder that transformers can load"):
+        run({**raw, "model": {"pretrained": str(tmp_path / "empty")}}, tmp_path / "three")
+    with pytest.raises(InputError, match=r"test\.tsv"):
+        run({**raw, "eval": {"test": True}}, tmp_path / "four")

@@ -1,0 +1,213 @@
+"""Fine-tuning on SQuAD: the loss from its equation, figures from the files of predictions, and a span that can be learned."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fullrank.config.load import build_finetune
+from fullrank.config.recipe import Resolved, resolve_finetune
+from fullrank.core.errors import InputError
+from fullrank.data.squad import load_squad
+from fullrank.experiments.finetuning import finetune
+from fullrank.experiments.finetuning_squad import SpanObjective, SquadTuning, logits_of, windowed
+from fullrank.training.values import TrainingPosition
+from tiny_encoder import WORDS, tiny_encoder
+
+transformers = pytest.importorskip("transformers")
+
+
+def write_squad(folder: Path, version: str, *, train: int = 48, dev: int = 16, seed: int = 0) -> Path:
+    """Files in which the answer is the colour in the context; in v2 some contexts have none."""
+    generator = np.random.default_rng(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, count in (("train", train), ("dev", dev)):
+        paragraphs = []
+        for number in range(count):
+            words = list(generator.choice(WORDS[:8], size=generator.integers(6, 20)))
+            entry: dict[str, Any] = {"id": f"{split}{number}", "question": "a cat", "answers": []}
+            if version == "2.0":
+                entry["is_impossible"] = bool(generator.random() < 0.4)
+            if not entry.get("is_impossible"):
+                place = int(generator.integers(1, len(words)))
+                words[place] = str(generator.choice(["red", "blue"]))
+                start = len(" ".join([*words[:place], ""]))
+                entry["answers"] = [{"text": words[place], "answer_start": start}]
+                if split == "dev":
+                    longer = {
+                        "text": " ".join(words[place - 1 : place + 1]),
+                        "answer_start": start - 1 - len(words[place - 1]),
+                    }
+                    entry["answers"].append(longer)
+            paragraphs.append({"context": " ".join(words), "qas": [entry]})
+        content = {"version": version, "data": [{"title": "made", "paragraphs": paragraphs}]}
+        (folder / f"{split}-v{version}.json").write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("squad")
+    tiny_encoder(folder / "encoder", dropout=0.0)
+    write_squad(folder / "squad", "1.1")
+    write_squad(folder / "squad", "2.0", seed=1)
+    return folder
+
+
+def settings(place: Path, name: str = "squad", **train: Any) -> dict[str, Any]:
+    return {
+        "model": {"pretrained": str(place / "encoder"), "attention": {"mix": "position_wise"}},
+        "data": {"name": name, "dir": str(place), "max_length": 16, "doc_stride": 4},
+        "train": {"batch_size": 8, "epochs": 1, "learning_rate": 3e-3, **train},
+    }
+
+
+def run(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
+    return finetune(Resolved(build_finetune(raw), "test"), folder, quiet=True, say=lambda _: None)
+
+
+def prepared(raw: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
+    config = build_finetune(raw)
+    task = SquadTuning()
+    data = task.read(config, lambda _: None)
+    torch.manual_seed(config.train.seed)
+    pretrained = task.model(config, data)
+    return config, data, pretrained, task.parts(config, data, pretrained)
+
+
+def test_the_loss_is_the_mean_of_two_cross_entropies_whatever_the_padding(place: Path) -> None:
+    config, data, pretrained, parts = prepared(settings(place, group_by_length=False))
+    train = windowed(data.train.questions, config.data, pretrained)
+    batch = parts.batches.batch(0, 0)
+    lengths = [len(train.windows[i].ids) for i in batch.indices]
+    assert min(lengths) < max(lengths)
+    assert len(train.windows) > len(train.questions)
+    losses = []
+    for i in batch.indices:
+        window = train.windows[i]
+        with torch.no_grad():
+            found = pretrained.model(
+                input_ids=torch.from_numpy(window.ids)[None].long(),
+                token_type_ids=torch.from_numpy(window.types)[None].long(),
+            )
+        for logits, target in ((found.start_logits[0], window.start), (found.end_logits[0], window.end)):
+            losses.append(math.log(sum(math.exp(value) for value in logits.tolist())) - float(logits[target]))
+    loss = parts.objective(batch, {}, TrainingPosition(1))
+    assert loss.value.item() == pytest.approx(np.mean(losses), rel=1e-5)
+    assert float(loss.nll) == pytest.approx(len(batch.indices) * np.mean(losses), rel=1e-5)
+    assert (loss.tokens, loss.read) == (8, sum(lengths))
+    assert isinstance(parts.objective, SpanObjective)
+    assert any(window.start == 0 for window in train.windows)
+    loss.value.backward()
+    assert pretrained.model.qa_outputs.weight.grad.abs().sum() > 0
+
+
+def test_logits_are_in_order_and_without_padding(place: Path) -> None:
+    config, data, pretrained, _ = prepared(settings(place))
+    dev = windowed(data.dev.questions, config.data, pretrained)
+    whole = logits_of(pretrained.model, dev.encoded, 1000)
+    for i, (start, end) in enumerate(whole):
+        with torch.no_grad():
+            rows = dev.encoded.rows([i])
+            alone = pretrained.model(**rows)
+        np.testing.assert_allclose(start, alone.start_logits[0].numpy(), atol=1e-5)
+        np.testing.assert_allclose(end, alone.end_logits[0].numpy(), atol=1e-5)
+
+
+def f1(predicted: list[str], wanted: list[str]) -> float:
+    common = sum((Counter(predicted) & Counter(wanted)).values())
+    return 2 * common / (len(predicted) + len(wanted)) if common else float(predicted == wanted)
+
+
+def plain(text: str) -> list[str]:
+    """Words without the articles; these files have no capitals and no punctuation."""
+    return [word for word in text.split() if word not in ("a", "the")]
+
+
+def test_a_span_is_learned_and_figures_are_those_of_the_predictions(place: Path, tmp_path: Path) -> None:
+    raw = settings(place, epochs=8, learning_rate=1e-2)
+    result = run(raw, tmp_path / "run")
+    predictions = json.loads((tmp_path / "run" / "predictions.json").read_text())
+    questions = load_squad(place, "dev")
+    exact = [max(plain(predictions[q.id]) == plain(text) for text in q.answers) for q in questions]
+    overlap = [max(f1(plain(predictions[q.id]), plain(text)) for text in q.answers) for q in questions]
+    final = result["final"]["dev"]
+    assert final["exact_match"] == pytest.approx(np.mean(exact), abs=1e-9)
+    assert final["f1"] == pytest.approx(np.mean(overlap), abs=1e-9)
+    assert final["examples"] == 16 < final["windows"] == result["windows"]["dev"]
+    assert np.mean(exact) > 0.8  # one word of the context is right
+    assert result["metrics"] == ["f1", "exact_match"]
+    assert result["slice"] == {"train": True, "dev": True}
+    assert (result["task"], result["title"]) == ("squad", "SQuAD v1.1")
+    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["f1"] == pytest.approx(final["f1"])
+    assert not (tmp_path / "run" / "null_odds.json").exists()
+    n_best = json.loads((tmp_path / "run" / "nbest_predictions.json").read_text())
+    assert all(n_best[name][0]["text"] == text for name, text in predictions.items())
+
+
+def test_version_2_says_when_there_is_no_answer(place: Path, tmp_path: Path) -> None:
+    raw = settings(place, "squad-v2", epochs=8, learning_rate=1e-2)
+    final = run({**raw, "eval": {"null_score_diff_threshold": 0.5}}, tmp_path / "run")["final"]["dev"]
+    predictions, n_best, odds = (
+        json.loads((tmp_path / "run" / f"{name}.json").read_text())
+        for name in ("predictions", "nbest_predictions", "null_odds")
+    )
+    questions = load_squad(place, "dev", "2.0")
+    none = [q for q in questions if not q.answers]
+    assert 0 < len(none) < len(questions)
+    for name, text in predictions.items():
+        assert text == ("" if odds[name] > 0.5 else next(entry["text"] for entry in n_best[name] if entry["text"]))
+    exact = {q.id: max(plain(predictions[q.id]) == plain(text) for text in q.answers or ("",)) for q in questions}
+    assert final["exact"] == pytest.approx(np.mean(list(exact.values())), abs=1e-9)
+    assert final["NoAns_exact"] == pytest.approx(np.mean([predictions[q.id] == "" for q in none]), abs=1e-9)
+    assert final["best_f1"] >= final["f1"] - 1e-9
+    assert final["exact"] > len(none) / len(questions)  # more than saying always that there is none
+
+
+def test_what_cannot_be_done_is_said_before_training(place: Path, tmp_path: Path) -> None:
+    raw = settings(place)
+    with pytest.raises(InputError, match=r"eval\.test: the test set of SQuAD is not public"):
+        run({**raw, "eval": {"test": True}}, tmp_path / "one")
+    with pytest.raises(InputError, match=r"data\.max_length: this encoder reads at most 40 tokens, given 41"):
+        run({**raw, "data": {**raw["data"], "max_length": 41}}, tmp_path / "two")
+    with pytest.raises(InputError, match="max_length=5 leaves no room for the context"):
+        run({**raw, "data": {**raw["data"], "max_length": 5}}, tmp_path / "three")
+    with pytest.raises(InputError, match=r"no train-v1\.1\.json"):
+        run({**raw, "data": {**raw["data"], "dir": str(tmp_path)}}, tmp_path / "four")
+
+
+def test_a_subset_is_fixed_and_a_slice(place: Path) -> None:
+    raw = settings(place)
+    chosen = []
+    for seed in (1, 2):
+        data = SquadTuning().read(
+            build_finetune({**raw, "data": {**raw["data"], "max_train": 9, "max_eval": 5}, "train": {"seed": seed}}),
+            lambda _: None,
+        )
+        chosen.append([question.id for question in data.train.questions])
+        assert (len(data.train.questions), len(data.dev.questions), data.train.is_slice) == (9, 5, True)
+    assert chosen[0] == chosen[1]
+
+
+def test_the_recipe_of_table_6() -> None:
+    plain_row, mixed = (resolve_finetune("mixhead/table6", row, "paper") for row in ("plain", "b"))
+    assert plain_row.paper == {"exact_match": 80.6, "f1": 88.0}
+    assert mixed.paper == {"exact_match": 81.0, "f1": 88.4}
+    assert (plain_row.config.data.name, plain_row.config.data.max_length, plain_row.config.data.doc_stride) == (
+        "squad",
+        384,
+        128,
+    )
+    assert plain_row.config.model.attention.at_rest
+    assert mixed.config.model.attention.mix == "position_wise"
+    small = [resolve_finetune("mixhead/table6", row, "small").config for row in ("plain", "b")]
+    assert small[0].train.epochs == small[1].train.epochs
+    assert {config.model.pretrained for config in small} == {"minilm"}

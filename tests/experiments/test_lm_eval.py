@@ -1,0 +1,409 @@
+"""Runs as models of lm-eval: its requests against code written here, its word perplexity against `fullrank eval`'s."""
+
+from __future__ import annotations
+
+import math
+import sys
+import tomllib
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import fullrank as fr
+from fullrank.cli import main
+from fullrank.core.errors import InputError
+from fullrank.data import load_tokenizer
+from fullrank.evaluation.protocol import Flags
+from fullrank.experiments import lm_eval
+from fullrank.experiments.generation import Decoding, generate
+from fullrank.experiments.language_modeling import corpus_of, evaluate
+from fullrank.experiments.lm_eval_task import write_task
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "cli"))
+from cli_runs import SMALL, write_config, write_text  # noqa: E402
+
+pytest.importorskip("lm_eval", reason="lm-eval is not installed (extra `eval`)")
+from fullrank.experiments.lm_eval_model import FullRankLM  # noqa: E402
+
+XL = ["model.position=relative", "model.attention.score=relative", "model.memory_length=6"]
+RUNS = {
+    "word": ["data.sos=true", "data.max_vocabulary=17"],
+    "byte": [*XL, "data.tokens=byte", "eval.segment_length=5"],
+    "bpe": ["data.tokens=bpe", "data.max_vocabulary=290", "model.position=learned", "model.max_position_embeddings=20"],
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A run of every kind on the same small text, trained for a few steps."""
+    folder = write_text(tmp_path_factory.mktemp("lm_eval"), sentences=160)
+    found = {}
+    for name, settings in RUNS.items():
+        config = write_config(folder / f"{name}.yaml", folder, folder / "cache", steps=8)
+        with pytest.raises(SystemExit) as stopped:
+            main([str(word) for word in ("train", config, *SMALL, *settings, "--out", folder / name, "--quiet")])
+        assert stopped.value.code in (0, None)
+        found[name] = folder / name
+    return found
+
+
+def asked(*pairs: tuple[Any, ...]) -> list[Any]:
+    return [SimpleNamespace(args=pair) for pair in pairs]
+
+
+def model_of(folder: Path, **settings: Any) -> FullRankLM:
+    return FullRankLM(path=str(folder), device="cpu", **settings)
+
+
+# -- log-likelihood ---------------------------------------------------------------------------------------------------
+
+
+def loop(folder: Path, context: str, continuation: str, segment: int) -> tuple[float, bool]:
+    """log p(continuation | context) token by token, from logits; without memory the last `segment` tokens are read."""
+    tokenizer, model = load_tokenizer(folder), fr.LanguageModel.load(folder)
+    before, text = len(tokenizer.encode(context)), [tokenizer.start_id, *tokenizer.encode(context + continuation)]
+    log_prob, greedy = 0.0, True
+    for n in range(before + 1, len(text)):
+        memory = None
+        with torch.no_grad():
+            if model.memory_length:  # all of it, in segments
+                for start in range(0, n, segment):
+                    out = model(torch.tensor([text[start : min(start + segment, n)]]), memory)
+                    memory = out.memory
+            else:
+                out = model(torch.tensor([text[max(len(text) - 1 - segment, 0) : n]]))
+        log_probs = out.logits[0, -1].double().log_softmax(-1)
+        log_prob += float(log_probs[text[n]])
+        greedy = greedy and int(log_probs.argmax()) == text[n]
+    return log_prob, greedy
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_loglikelihood_equals_a_loop_over_tokens(runs: dict[str, Path], name: str) -> None:
+    long = "the cats sleep in the morning\nthe dogs bark in the evening\nthe birds"
+    pairs = [
+        ("the cats", " sleep"),
+        (long, " sing"),
+        ("the dogs bark in the", " morning\n"),
+        ("", "the fish"),
+        ("the mice hide in", " the evening\nthe cats"),
+    ]
+    lm = model_of(runs[name], batch_size=3)
+    found = lm.loglikelihood(asked(*pairs), disable_tqdm=True)
+    segment = 5 if name == "byte" else 8
+    expected = [loop(runs[name], *pair, segment) for pair in pairs]
+    for (log_prob, greedy), (by_hand, best) in zip(found, expected, strict=True):
+        assert log_prob == pytest.approx(by_hand, rel=1e-5)
+        assert greedy is best
+
+
+def test_what_greedy_decoding_writes_is_greedy_and_anything_else_is_not(runs: dict[str, Path]) -> None:
+    lm = model_of(runs["byte"])
+    (written,) = lm.generate_until(asked(("the dogs ", {"max_gen_toks": 6})), disable_tqdm=True)
+    changed = written[:-1] + ("x" if written[-1] != "x" else "y")
+    found = lm.loglikelihood(asked(("the dogs ", written), ("the dogs ", changed)), disable_tqdm=True)
+    assert [greedy for _, greedy in found] == [True, False]
+
+
+def test_a_token_across_the_border_counts_to_the_continuation(runs: dict[str, Path]) -> None:
+    """`mor` + `ning` is one word, whose probability is asked for after what precedes it."""
+    lm = model_of(runs["word"])
+    cut, whole = lm.loglikelihood(asked(("cats sleep in the mor", "ning"), ("cats sleep in the", " morning")), True)
+    assert cut == whole
+    assert lm.loglikelihood(asked(("the cats", "")), True) == [(0.0, True)]
+
+
+@pytest.mark.parametrize("name", ["byte", "word"])
+def test_probabilities_follow_the_chain_rule(runs: dict[str, Path], name: str) -> None:
+    """log p(context continuation) = log p(context) + log p(continuation | context), where all of it is read."""
+    lm = model_of(runs[name], **({} if name == "byte" else {"segment_length": 40}))
+    context, continuation = "the birds sing in the morning\nthe dogs", " bark in the evening"
+    both, first = lm.loglikelihood_rolling(asked((context + continuation,), (context,)), disable_tqdm=True)
+    ((second, _),) = lm.loglikelihood(asked((context, continuation)), disable_tqdm=True)
+    assert both == pytest.approx(first + second, rel=1e-6)
+
+
+# -- perplexity -------------------------------------------------------------------------------------------------------
+
+
+PROTOCOLS: list[tuple[str, dict[str, Any]]] = [
+    ("word", {"context": 5, "stride": 3}),
+    ("byte", {}),
+    ("byte", {"streams": 4}),
+    ("byte", {"memory_length": 11, "segment_length": 4, "same_length": True, "clamp_length": 7}),
+    ("byte", {"memory_length": 0}),
+    ("bpe", {"segment_length": 20}),
+]
+
+
+def as_eval(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """What `fullrank eval` measures with the same settings; its batch size is that of streams."""
+    flags = {key: value for key, value in settings.items() if key != "streams"}
+    return evaluate(folder, "test", flags=Flags(**flags, batch_size=settings.get("streams", 1)), device_name="cpu")
+
+
+@pytest.mark.parametrize(("name", "settings"), PROTOCOLS)
+def test_a_document_is_read_as_fullrank_eval_reads_the_split(
+    runs: dict[str, Path], name: str, settings: dict[str, Any]
+) -> None:
+    text = (runs[name].parent / "test.txt").read_text()
+    lm = model_of(runs[name], batch_size=7, **settings)
+    (log_prob,) = lm.loglikelihood_rolling(asked((text,)), disable_tqdm=True)
+    expected = as_eval(runs[name], settings)
+    assert -log_prob / expected["tokens"] == pytest.approx(expected["nll"], rel=1e-6)
+    assert lm.get_model_info()["protocol"] == expected["protocol"]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_task_gives_the_figures_of_fullrank_eval(
+    runs: dict[str, Path], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through lm-eval itself: its tasks, its counts, its aggregation."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    lm_eval.register()
+    task = write_task(corpus_of(runs[name], "test", print), "test", tmp_path / "tasks").stem
+    results = simple_evaluate(
+        "fullrank",
+        model_args={"path": str(runs[name]), "batch_size": 7},
+        tasks=[task],
+        task_manager=TaskManager(include_path=str(tmp_path / "tasks"), include_defaults=False),
+        batch_size=1,
+        device="cpu",
+        bootstrap_iters=0,
+    )
+    assert results is not None
+    found, expected = results["results"][task], as_eval(runs[name], {})
+    assert found["word_perplexity,none"] == pytest.approx(expected["perplexity_per_word"], rel=1e-6)
+    if name == "word":
+        assert expected["perplexity_without_sos"] == expected["perplexity_per_word"]
+        assert "bits_per_byte,none" not in found
+    else:
+        assert found["bits_per_byte,none"] == pytest.approx(expected["bits_per_byte"], rel=1e-6)
+        assert found["byte_perplexity,none"] == pytest.approx(2 ** expected["bits_per_byte"], rel=1e-6)
+
+
+def test_words_as_lm_eval_counts_them(runs: dict[str, Path]) -> None:
+    """lm-eval's own count leaves line ends out: the exponent between its figure and ours is the ratio of the counts."""
+    from lm_eval.api.task import PerplexityTask
+
+    text = (runs["word"].parent / "test.txt").read_text()
+    lines = text.count("\n")
+    (log_prob,) = model_of(runs["word"]).loglikelihood_rolling(asked((text,)), disable_tqdm=True)
+    theirs = PerplexityTask.count_words(text)
+    assert theirs == len(text.split()) + 1  # the empty piece after the last newline
+    ours = evaluate(runs["word"], "test", device_name="cpu")["perplexity_per_word"]
+    assert math.exp(-log_prob / theirs) ** (theirs / (theirs - 1 + lines)) == pytest.approx(ours, rel=1e-6)
+
+
+def test_documents_do_not_see_each_other(runs: dict[str, Path]) -> None:
+    texts = [
+        (f"the {noun} sleep in the {'morning ' * i}",) for i, noun in enumerate(["cats", "dogs", "fish", "mice", ""])
+    ]
+    together = model_of(runs["byte"], batch_size=5).loglikelihood_rolling(asked(*texts), disable_tqdm=True)
+    alone = [model_of(runs["byte"]).loglikelihood_rolling(asked(text), disable_tqdm=True)[0] for text in texts]
+    assert together == pytest.approx(alone, rel=1e-6)
+    assert model_of(runs["byte"]).loglikelihood_rolling(asked(("",)), disable_tqdm=True) == [0.0]
+
+
+def test_a_task_is_refused_where_tokens_do_not_come_back(runs: dict[str, Path], tmp_path: Path) -> None:
+    corpus = corpus_of(runs["byte"], "test", print)
+
+    class Half:
+        """A corpus whose text begins inside a character."""
+
+        splits, tokenizer, label, name = corpus.splits, corpus.tokenizer, "half", "half"
+
+        def ids(self, split: str) -> Any:
+            return corpus.ids(split)[:1] * 0 + 0xA4
+
+    with pytest.raises(InputError, match="do not come back from their text"):
+        write_task(Half(), "test", tmp_path)  # type: ignore[arg-type]
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_greedy_texts_are_those_of_fullrank_generate(runs: dict[str, Path], name: str) -> None:
+    """Prompts of different lengths side by side, each short enough to be one segment."""
+    prompts = ["the", "in the", "the cat", "", "dog"]
+    lm = model_of(runs[name], batch_size=4, segment_length=8)
+    found = lm.generate_until(
+        asked(*[(prompt, {"until": [], "max_gen_toks": 7}) for prompt in prompts]), disable_tqdm=True
+    )
+    tokenizer = load_tokenizer(runs[name])
+    for prompt, text in zip(prompts, found, strict=True):
+        whole = generate(runs[name], prompt, Decoding(max_new_tokens=7, greedy=True), device_name="cpu")["texts"][0][
+            "text"
+        ]
+        assert tokenizer.decode(tokenizer.encode(prompt)) + text == whole
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_text_ends_before_its_first_stop_string(runs: dict[str, Path], name: str) -> None:
+    lm = model_of(runs[name])
+    (free,) = lm.generate_until(asked(("the dogs", {"max_gen_toks": 12})), disable_tqdm=True)
+    assert len(free) > 4
+    stop = free[3:5]
+    settings = {"until": ["never", stop], "max_gen_toks": 12}
+    (cut,) = lm.generate_until(asked(("the dogs", settings)), disable_tqdm=True)
+    assert cut == free[: free.index(stop)]
+
+
+def test_a_stop_string_saves_the_rest_of_the_work(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    lm, steps = model_of(runs["word"]), []
+    read = fr.LanguageModel.hidden
+    monkeypatch.setattr(fr.LanguageModel, "hidden", lambda *a, **k: steps.append(1) or read(*a, **k))
+    (free,) = lm.generate_until(asked(("the", {"max_gen_toks": 12})), disable_tqdm=True)
+    assert len(steps) == 12
+    steps.clear()
+    lm.generate_until(asked(("the", {"max_gen_toks": 12, "until": free.split()[0]})), disable_tqdm=True)
+    assert len(steps) == 1
+
+
+def test_draws_depend_on_the_seed_and_the_place_alone(runs: dict[str, Path]) -> None:
+    requests = asked(*[("the " * n, {"temperature": 1.5, "max_gen_toks": 9}) for n in (1, 2, 1, 3)])
+    found = []
+    for batch_size, seed in ((1, 5), (4, 5), (4, 6)):
+        torch.manual_seed(seed)
+        found.append(model_of(runs["byte"], batch_size=batch_size).generate_until(requests, disable_tqdm=True))
+    assert found[0] == found[1] != found[2]
+    assert found[0][0] != found[0][2]  # the same prompt, asked twice
+    cold = {"temperature": 1.5, "do_sample": False, "max_gen_toks": 9}
+    greedy = model_of(runs["byte"]).generate_until(asked(("the", cold), ("the", {"max_tokens": 9})), disable_tqdm=True)
+    assert greedy[0] == greedy[1]
+
+
+def test_long_prompts_are_cut_from_the_left_where_positions_end(runs: dict[str, Path]) -> None:
+    lm = model_of(runs["bpe"], segment_length=20)
+    words = "the cats sleep in the morning\n" * 9
+    settings = {"max_gen_toks": 12}
+    tokenizer = load_tokenizer(runs["bpe"])
+    (found,) = lm.generate_until(asked((words, settings)), disable_tqdm=True)
+    ids = tokenizer.encode(words)[-8:]  # 20 positions less 12
+    model = fr.LanguageModel.load(runs["bpe"])
+    for _ in range(12):
+        with torch.no_grad():
+            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+    assert found == tokenizer.decode(ids)[len(tokenizer.decode(ids[:8])) :]
+    with pytest.raises(InputError, match=r"max_gen_toks: 20 new tokens .* 20 positions"):
+        lm.generate_until(asked((words, {"max_gen_toks": 20})), disable_tqdm=True)
+
+
+# -- settings and refusals --------------------------------------------------------------------------------------------
+
+
+def test_model_arguments_overrule_the_command_line(runs: dict[str, Path]) -> None:
+    lm = FullRankLM.create_from_arg_string(
+        f"path={runs['byte']},batch_size=6,memory_length=9,device=cpu",
+        {"batch_size": "1", "device": "cuda:0", "max_batch_size": None},
+    )
+    assert (lm.batch_size, lm.model.memory_length, lm.device.type) == (6, 9, "cpu")
+    plain = {"batch_size": "3", "device": None if torch.cuda.is_available() else "cuda:0"}
+    lm = FullRankLM.create_from_arg_obj({"path": str(runs["byte"])}, plain)
+    assert lm.batch_size == 3
+    assert model_of(runs["byte"], batch_size="auto:4").batch_size == 10  # eval.batch_size
+    assert (lm.max_length, model_of(runs["word"]).max_length) == (None, 8)
+    assert lm.eot_token_id == ord("\n")
+    assert len({model_of(folder).tokenizer_name for folder in runs.values()}) == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"pth": "x"}, "pth: known are path, checkpoint"),
+        ({}, "path=DIR is needed"),
+        ({"path": "/nowhere/at/all"}, "no such folder"),
+        ({"path": "byte", "batch_size": 0}, "batch_size: a positive number, given 0"),
+        ({"path": "byte", "streams": "many"}, "streams: a positive number, given many"),
+        ({"path": "byte", "context": 3}, "a sliding window is for models without memory"),
+        ({"path": "byte", "device": "tpu"}, "device: 'tpu' is not"),
+        ({"path": "byte", "kernel": "fast"}, "kernel: 'fast' is not available"),
+    ],
+)
+def test_wrong_arguments_are_told(runs: dict[str, Path], settings: dict[str, Any], message: str) -> None:
+    if settings.get("path") in runs:
+        settings = {**settings, "path": str(runs[settings["path"]])}
+    with pytest.raises(InputError, match=message):
+        FullRankLM.create_from_arg_obj(settings)
+
+
+def test_settings_that_would_be_ignored_are_told(runs: dict[str, Path]) -> None:
+    with pytest.raises(InputError, match="num_beams: known are until"):
+        model_of(runs["byte"]).generate_until(asked(("the", {"num_beams": 3})), disable_tqdm=True)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("data:\n  name: synthetic-translation\ntrain:\n  batch_tokens: 400\n", "a translation run"),
+        ("train:\n  objective: masked\n", "masked tokens from the text on both sides"),
+        (
+            "model:\n  attention:\n    kind: multilinear\n    causal: as_published\n    cores: 2\n    rank: 2\n"
+            "    not_next_token_perplexity: true\n",
+            "its tokens see later ones",
+        ),
+    ],
+)
+def test_runs_that_do_not_predict_the_next_token_are_refused(setting: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(setting)
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(InputError, match=message):
+        FullRankLM(path=str(tmp_path))
+
+
+# -- how lm-eval finds it ---------------------------------------------------------------------------------------------
+
+
+def test_the_entry_point_is_the_model() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (point,) = [EntryPoint(*item, "lm_eval.models") for item in project["entry-points"]["lm_eval.models"].items()]
+    assert (point.name, point.load()) == ("fullrank", FullRankLM)
+
+
+def test_registering_twice_is_registering_once() -> None:
+    from lm_eval.api.registry import get_model
+
+    lm_eval.register()
+    lm_eval.register()
+    assert get_model("fullrank") is FullRankLM
+    assert get_model("hf").__name__ == "HFLM"  # lm-eval's own are still there
+
+
+@pytest.mark.parametrize(
+    ("given", "handed_on"),
+    [
+        (["--model_args", "path=x", "--tasks", "y"], ["--model_args", "path=x", "--tasks", "y", "--model", "fullrank"]),
+        (["run", "--tasks", "y"], ["run", "--tasks", "y", "--model", "fullrank"]),
+        (["--model", "hf", "--tasks", "y"], ["--model", "hf", "--tasks", "y"]),
+        (["--model=hf"], ["--model=hf"]),
+        (["ls", "tasks"], ["ls", "tasks"]),
+        (["--help"], ["--help"]),
+        ([], []),
+    ],
+)
+def test_the_command_hands_its_arguments_on(
+    given: list[str], handed_on: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[list[str]] = []
+    monkeypatch.setattr("lm_eval.__main__.cli_evaluate", lambda: said.append(sys.argv))
+    before = sys.argv
+    with pytest.raises(SystemExit) as stopped:
+        main(["lm-eval", *given])
+    assert stopped.value.code in (0, None)
+    assert said == [["lm_eval", *handed_on]]
+    assert sys.argv is before
+
+
+def test_without_lm_eval_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"pip install 'fullrank\[eval\]'"):
+        lm_eval.register()

@@ -1,0 +1,382 @@
+"""Masked language modelling from a configuration to figures: what is learnt, measured, resumed, and said of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fullrank as fr
+from fullrank.cli import main
+from fullrank.config.load import build
+from fullrank.config.recipe import Resolved
+from fullrank.config.run import MASKED_TOKEN, TrainConfig
+from fullrank.core.errors import ConfigError, InputError
+from fullrank.data import ByteVocabulary, MaskedBatch, Masking, load_corpus, masked_blocks
+from fullrank.evaluation.protocol import Flags
+from fullrank.experiments.generation import Decoding, generate
+from fullrank.experiments.masked_modeling import evaluate
+from fullrank.experiments.masked_objective import MaskedObjective
+from fullrank.experiments.run import train
+from fullrank.training import TrainingPosition
+
+MODEL = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "position": "relative",
+    "attention": {"score": "relative", "mix": "position_wise", "cross_head": 0.1}, "output": {"tied": True},
+    "dropout": {"residual": 0.05},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Letters drawn at random, each small and then large: what is masked can be told from the token beside it."""
+    folder = tmp_path_factory.mktemp("text")
+    generator = torch.Generator().manual_seed(0)
+    for split, size in (("train", 6000), ("valid", 900), ("test", 905)):
+        drawn = torch.randint(97, 105, (size,), generator=generator).tolist()
+        (folder / f"{split}.txt").write_text("".join(c + c.upper() for c in map(chr, drawn)), encoding="utf-8")
+    return folder
+
+
+def configuration(text: Path, model: Mapping[str, Any] = MODEL, **options: Any) -> dict[str, Any]:
+    files = {split: str(text / f"{split}.txt") for split in ("train", "valid", "test")}
+    return {
+        "model": dict(model),
+        "data": {"name": "text", "tokens": "byte", "cache": str(text / "cache"), **files},
+        "train": {
+            "objective": "masked", "batch_size": 16, "segment_length": 24, "learning_rate": 0.005, "threads": 1,
+            "device": "cpu", "log_every_steps": 10, **options,
+        },
+        "eval": {"every_steps": 50, "batch_size": 7},
+    }  # fmt: skip
+
+
+def trained(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
+    return train(Resolved(build(raw), "test"), folder, quiet=True, say=lambda _: None)
+
+
+@pytest.fixture(scope="module")
+def run(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("run") / "masked"
+    penalties = {"orthogonality": 1e-3, "overlap": 1e-4, "label_smoothing": 0.01}
+    return folder, trained(folder, configuration(text, steps=120, **penalties))
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def test_it_learns_from_both_sides(run: tuple[Path, dict[str, Any]]) -> None:
+    """Eight pairs of letters: blindly exp(nll) is 16; who read only what comes before could tell every second one, sqrt(8)."""
+    _, result = run
+    for split in ("valid", "test"):
+        assert result["corpus"]["unigram_perplexity"][split] == pytest.approx(16, rel=0.05)
+        assert result["final"][split]["perplexity"] < 2.3 < math.sqrt(8)
+        assert result["final"][split]["accuracy_percent"] > 75
+    assert result["mask"] == {"token": "<mask>", "id": 256}
+    epochs, more = divmod(result["steps"], 32)  # 500 blocks in batches of 16
+    assert result["tokens_seen"] == epochs * 12_000 + more * 16 * 24, "all tokens that are read count as seen"
+
+
+def by_hand(folder: Path, split: str, seed: int = 0) -> tuple[float, int, int]:
+    """Nats, tokens and hits of a run, one block at a time, from logits."""
+    corpus = load_corpus(Path(json.loads((folder / "run.json").read_text())["prepared"]))
+    model = fr.MaskedLanguageModel.load(folder)
+    masking = Masking.of(ByteVocabulary(), model.mask_id, probability=0.15, replaced=0.8, drawn=0.1)
+    nats, tokens, hits = 0.0, 0, 0
+    for batch in masked_blocks(corpus.ids(split), masking, batch_size=1, segment_length=24, seed=seed):
+        read = batch.inputs[:, : batch.read]  # without padding
+        with torch.no_grad():
+            logs = torch.log_softmax(model(read).logits[0].double(), -1)
+        for place, target in zip(batch.at.tolist(), batch.targets.tolist(), strict=True):
+            nats -= float(logs[place, target])
+            hits += int(logs[place].argmax()) == target
+            tokens += 1
+    return nats, tokens, hits
+
+
+def test_figures(run: tuple[Path, dict[str, Any]]) -> None:
+    folder, result = run
+    for split in ("valid", "test"):
+        nats, tokens, hits = by_hand(folder, split)
+        assert result["final"][split] == {
+            "nll": pytest.approx(nats / tokens, rel=1e-5),
+            "perplexity": pytest.approx(math.exp(nats / tokens), rel=1e-5),
+            "accuracy_percent": pytest.approx(100 * hits / tokens),
+            "tokens": tokens,
+        }
+        again = evaluate(folder, split, device_name="cpu")
+        assert {key: again[key] for key in result["final"][split]} == result["final"][split]
+        one = evaluate(folder, split, device_name="cpu", flags=Flags(batch_size=1))
+        assert one["tokens"] == tokens
+        assert one["nll"] == pytest.approx(again["nll"], rel=1e-5), "figures do not depend on the batches"
+    corpus = load_corpus(Path(json.loads((folder / "run.json").read_text())["prepared"]))
+    counts = np.bincount(corpus.ids("train"), minlength=256)
+    masking = Masking.of(ByteVocabulary(), 256, probability=0.15, replaced=0.8, drawn=0.1)
+    blocks = masked_blocks(corpus.ids("test"), masking, batch_size=3, segment_length=11, seed=0)
+    targets = [i for batch in blocks for i in batch.targets.tolist()]
+    nats = sum(-math.log((counts[i] + 1) / (counts.sum() + 256)) for i in targets) / len(targets)
+    assert result["corpus"]["unigram_perplexity"]["test"] == pytest.approx(math.exp(nats))
+
+
+def test_what_is_said_of_the_figures(run: tuple[Path, dict[str, Any]]) -> None:
+    folder, result = run
+    for said in (
+        result["protocol"],
+        result["best"]["protocol"],
+        evaluate(folder, "test", device_name="cpu")["protocol"],
+    ):
+        assert said.endswith(f"; {MASKED_TOKEN}")
+        assert "15 % of the tokens asked for, chosen by seed 0" in said
+    assert result["protocol_settings"]["next_token"] is result["best"]["next_token"] is False
+    assert evaluate(folder, "valid", device_name="cpu")["remark"] == MASKED_TOKEN
+    found = lines(folder)
+    assert {line["objective"] for line in found} == {"masked"}
+    judged = [line for line in found if line["split"] == "valid"]
+    assert [line["step"] for line in judged] == [50, 100, 120]
+    best = min(judged, key=lambda line: line["nll"])
+    assert (best["step"], best["accuracy_percent"]) == (
+        result["best"]["step"],
+        pytest.approx(result["final"]["valid"]["accuracy_percent"]),
+    )
+    assert "bits_per_byte" not in result["final"]["test"], "most of the text was given"
+
+
+def test_saved_and_loaded(run: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = run
+    model = fr.MaskedLanguageModel.load(folder, "last")
+    assert (model.mask_id, model.config.vocab_size) == (256, 257)
+    ids = torch.tensor([list(b"aAbBcCdDeE")])
+    ids[0, 5] = model.mask_id  # a C, told by the c before it
+    assert chr(int(model(ids).logits[0, 5].argmax())) == "C"
+    with pytest.raises(InputError, match=r"MaskedLanguageModel\.load"):
+        fr.LanguageModel.load(folder)
+
+
+def test_it_writes_no_text(run: tuple[Path, dict[str, Any]]) -> None:
+    with pytest.raises(InputError, match=r"train.objective: masked"):
+        generate(run[0], "a", Decoding(), device_name="cpu")
+
+
+def outcome(folder: Path) -> dict[str, bytes | Any]:
+    """What a run leaves behind that is a function of its configuration."""
+    names = ("metrics.jsonl", "checkpoints/last/model.safetensors", "checkpoints/best/model.safetensors")
+    found: dict[str, Any] = {name: (folder / name).read_bytes() for name in names}
+    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    return found | {key: result[key] for key in ("final", "last", "best", "tokens_seen")}
+
+
+class Death(BaseException):
+    """The process is gone: nobody catches it."""
+
+
+@pytest.mark.parametrize(("order", "call"), [("shuffled", 13), ("contiguous", 29)])
+def test_resumed_byte_for_byte(order: str, call: int, text: Path, tmp_path: Path) -> None:
+    """Between two checkpoints, and between the batches of a step; masks and dropout go on where they were."""
+    raw = configuration(text, steps=24, order=order, gradient_accumulation_steps=2, save_every_steps=4, averaging="ema")
+    raw["eval"]["every_steps"] = 8
+    trained(tmp_path / "whole", raw)
+    calls = 0
+    original = MaskedObjective.__call__
+
+    def dying(self: MaskedObjective, *given: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise Death
+        return original(self, *given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MaskedObjective, "__call__", dying)
+        with pytest.raises(Death):
+            trained(tmp_path / "killed", raw)
+    trained(tmp_path / "killed", raw)
+    assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
+
+
+def test_killed_and_resumed_byte_for_byte(text: Path, tmp_path: Path) -> None:
+    raw = configuration(text, steps=40, save_every_steps=4)
+    trained(tmp_path / "whole", raw)
+    file, folder = tmp_path / "run.json", tmp_path / "killed"
+    file.write_text(json.dumps(raw), encoding="utf-8")
+    code = "import sys; from fullrank.cli import main; main(['train', *sys.argv[1:], '--quiet'])"
+    child = subprocess.Popen([sys.executable, "-c", code, str(file), "--out", str(folder)])
+    deadline = time.monotonic() + 120
+    while not any((folder / "checkpoints").glob("step-*")) and time.monotonic() < deadline and child.poll() is None:
+        time.sleep(0.005)
+    child.kill()
+    child.wait()
+    steps = [int(path.name.removeprefix("step-")) for path in (folder / "checkpoints").glob("step-*")]
+    assert 0 < max(steps) < 40
+    trained(folder, raw)
+    assert outcome(folder) == outcome(tmp_path / "whole")
+
+
+def test_masks_are_new_in_every_epoch_and_depend_on_the_seed(text: Path, tmp_path: Path) -> None:
+    """The first pass of a seed is another than that of the next, with the same order of blocks or not."""
+    asked: dict[int, list[list[int]]] = {}
+    original = MaskedObjective.__call__
+
+    def watched(self: MaskedObjective, batch: MaskedBatch, carry: Any, place: TrainingPosition) -> Any:
+        asked.setdefault(self.options.seed, []).append(batch.at.tolist())
+        return original(self, batch, carry, place)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MaskedObjective, "__call__", watched)
+        for seed in (1, 2):
+            raw = configuration(text, order="contiguous", epochs=2, batch_size=100, seed=seed)
+            trained(tmp_path / str(seed), raw)
+    first, second = asked[1][: len(asked[1]) // 2], asked[1][len(asked[1]) // 2 :]
+    assert len(first) == len(second) > 1
+    assert all(a != b for a, b in zip(first, second, strict=True))
+    assert all(a != b for a, b in zip(asked[1], asked[2], strict=True))
+
+
+def test_the_objective() -> None:
+    """Its parts against the model; penalties are those of the trace; nothing asked for is no step."""
+    torch.manual_seed(0)
+    options = TrainConfig(objective="masked", orthogonality=0.5, overlap=0.25, label_smoothing=0.1)
+    config = build({"model": {**MODEL, "vocab_size": 30, "dropout": {}}}).model
+    model = fr.MaskedLanguageModel(config).train()
+    model.encoder.blocks[0].attention.attend.mix.mixing.data += 0.1
+    inputs = torch.randint(29, (2, 6))
+    batch = MaskedBatch(inputs, torch.tensor([1, 9]), torch.tensor([3, 4]), None, 12)
+    objective = MaskedObjective(model, options)
+    torch.manual_seed(1)  # of the cross-head permutation
+    found = objective(batch, {}, TrainingPosition(1))
+    torch.manual_seed(1)
+    trace = fr.Trace()
+    parts = model.loss_parts(inputs, batch.targets, at=batch.at, label_smoothing=0.1, trace=trace)
+    expected = parts.loss + 0.5 * fr.orthogonality(trace) + 0.25 * fr.overlap(trace)
+    torch.testing.assert_close(found.value, expected)
+    torch.testing.assert_close(found.nll, 2 * parts.nll)
+    assert (found.tokens, found.read, found.seen) == (2, 12, 12)
+    assert float(fr.orthogonality(trace).detach()) > 0
+    nothing = MaskedBatch(inputs, torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64), None, 12)
+    empty = objective(nothing, {}, TrainingPosition(1))
+    assert (float(empty.value), empty.tokens, empty.seen) == (0.0, 0, 12)
+
+
+def test_steps_where_nothing_is_asked_for(text: Path, tmp_path: Path) -> None:
+    raw = configuration(text, steps=12, batch_size=1, segment_length=4, mlm_probability=0.05)
+    result = trained(tmp_path / "run", raw)
+    assert result["tokens_seen"] == 48
+    assert math.isfinite(result["final"]["test"]["nll"])
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"train": {"objective": "mask"}}, "train.objective"),
+    ({"train": {"mlm_probability": 0.0}}, "train.mlm_probability: between 0 and 1, given 0.0"),
+    ({"train": {"mlm_probability": 1.0}}, "train.mlm_probability"),
+    ({"train": {"mask_replace_prob": 1.1}}, "train.mask_replace_prob: a probability from 0 to 1, given 1.1"),
+    (
+        {"train": {"random_replace_prob": 0.3}},
+        "train.random_replace_prob: together with train.mask_replace_prob at most 1",
+    ),
+    ({"train": {"phases": [{"name": "a", "skip": "linear", "steps": 5}]}}, "train.phases.a.skip: .*given 'linear'"),
+    ({"model": {"memory_length": 8}}, "model.memory_length: .*given 8"),
+    ({"model": {"memory_length": 8, "same_length": True}}, "model.memory_length: .*given 8"),
+    ({"model": {"decoder": {}}}, "model.decoder"),
+    ({"eval": {"memory_length": 8}}, "eval.memory_length: .*given 8"),
+    ({"eval": {"context": 8}}, "eval.context"),
+    ({"eval": {"stride": 8}}, "eval.stride"),
+    ({"eval": {"same_length": True}}, "eval.same_length"),
+    ({"eval": {"mask_seed": -1}}, "eval.mask_seed"),
+    ({"eval": {"metric": "bleu"}}, "eval.metric"),
+    ({"data": {"name": "multi30k-de-en"}}, "train.objective: masked reads text of one language"),
+    (
+        {"model": {"attention": {"kind": "multilinear", "causal": "as_published", "not_next_token_perplexity": True}}},
+        "model.attention.causal",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), WRONG)
+def test_what_does_not_go_with_it(changes: dict[str, Any], message: str) -> None:
+    raw = {"train": {"objective": "masked"} | changes.get("train", {})} | {
+        key: value for key, value in changes.items() if key != "train"
+    }
+    with pytest.raises(ConfigError, match=message):
+        build(raw)
+
+
+def test_defaults_are_those_of_bert() -> None:
+    train = build({"train": {"objective": "masked"}}).train
+    assert (train.mlm_probability, train.mask_replace_prob, train.random_replace_prob) == (0.15, 0.8, 0.1)
+    assert (train.order, build({}).train.order, build({}).train.objective) == ("shuffled", "contiguous", "causal")
+
+
+def test_a_vocabulary_without_room_for_the_mask(text: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"model.vocab_size: 256, but .* has 256 entries beside <mask>; .*at least 257"
+    ):
+        trained(tmp_path / "run", configuration(text, {**MODEL, "vocab_size": 256}, steps=1))
+    roomy = trained(tmp_path / "roomy", configuration(text, {**MODEL, "vocab_size": 264}, steps=1))
+    assert roomy["mask"]["id"] == 263
+
+
+def test_too_long_for_the_model(text: Path, tmp_path: Path) -> None:
+    short = {**MODEL, "position": "learned", "max_position_embeddings": 16, "attention": {}}
+    with pytest.raises(InputError, match=r"train\.segment_length: 24 tokens are more than the 16 positions"):
+        trained(tmp_path / "run", configuration(text, short, steps=1))
+    raw = configuration(text, short, steps=1, segment_length=16)
+    raw["eval"]["segment_length"] = 17
+    with pytest.raises(InputError, match="a block of 17 tokens is longer than the 16 positions"):
+        trained(tmp_path / "other", raw)
+
+
+def test_a_text_in_which_nothing_is_asked_for(text: Path, tmp_path: Path) -> None:
+    shutil.copytree(text, tmp_path / "text", ignore=shutil.ignore_patterns("cache"))
+    (tmp_path / "text" / "test.txt").write_text("a", encoding="utf-8")
+    with pytest.raises(InputError, match="no token of the 1 to be measured is asked for"):
+        trained(tmp_path / "run", configuration(tmp_path / "text", steps=1, mlm_probability=0.01))
+
+
+def test_the_command_line(
+    run: tuple[Path, dict[str, Any]], text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, result = run
+
+    def said(*words: str, status: int = 0) -> str:
+        with pytest.raises(SystemExit) as stopped:
+            main(list(words))
+        assert (stopped.value.code or 0) == status
+        out, err = capsys.readouterr()
+        return " ".join((out or err).split())
+
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(configuration(text)), encoding="utf-8")
+    test = result["final"]["test"]
+    shutil.copytree(folder, tmp_path / "run", symlinks=True)
+    summary = said("train", str(tmp_path / "run"), "--quiet")
+    assert (
+        f"masked-token perplexity valid {result['final']['valid']['perplexity']:.2f} test {test['perplexity']:.2f}"
+        in summary
+    )
+    assert MASKED_TOKEN in summary
+    evaluated = said("eval", str(folder), "--device", "cpu")
+    assert f"{test['tokens']:,} masked tokens masked-token perplexity {test['perplexity']:.4f}" in evaluated
+    assert f"accuracy in % {test['accuracy_percent']:.4f} nats per masked token {test['nll']:.4f}" in evaluated
+    assert MASKED_TOKEN in evaluated
+    found = json.loads(said("eval", str(folder), "--device", "cpu", "--json"))
+    assert (found["remark"], found["tokens"]) == (MASKED_TOKEN, test["tokens"])
+    assert "--context: says how next tokens are read" in said("eval", str(folder), "--context", "8", status=2)
+    assert "--memory-length" in said("eval", str(folder), "--memory-length", "8", status=2)
+    assert "train.objective: masked" in said("generate", str(folder), status=2)
+    assert "MaskedLanguageModel.load" in said("check", str(folder), status=2)
+    assert "every token sees every other" in said("check", str(file), status=2)
+    about = json.loads(said("info", str(file), "model.vocab_size=257", "--json"))
+    assert about["parameters"]["total"] == result["parameters"]["total"]
+    assert (about["next_token"], about["remark"]) == (False, f"its perplexity is {MASKED_TOKEN}")
+    assert MASKED_TOKEN in said("info", str(file), "model.vocab_size=257")
+    assert "objective: masked" in said("config", "show", str(file))

@@ -1,0 +1,179 @@
+"""Training with memory, Skip-Retain and phases: the real model in the real loop."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fullrank as fr
+from fullrank.config.load import build
+from fullrank.config.recipe import Resolved
+from fullrank.config.run import PhaseConfig, TrainConfig
+from fullrank.core.errors import ConfigError, InputError
+from fullrank.core.skip_retain import SkipRetain
+from fullrank.data import Streams
+from fullrank.experiments.objective import CausalObjective
+from fullrank.experiments.run import train
+from fullrank.training import TrainingPosition
+
+LAYERS = 4
+MODEL = {
+    "hidden_size": 16, "num_hidden_layers": LAYERS, "num_attention_heads": 4, "position": "relative", "memory_length": 8,
+    "dropout": {"residual": 0.1, "embedding": 0.1},
+    "attention": {"score": "relative", "mix": "position_wise", "cross_head": 0.2},
+}  # fmt: skip
+PHASES = [{"name": "skip_retain", "skip": "uniform", "p": 0.4, "steps": 30}, {"name": "vanilla", "steps": 30}]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("text")
+    generator = torch.Generator().manual_seed(0)
+    for split, size in (("train", 6000), ("valid", 900), ("test", 900)):
+        drawn = torch.randint(97, 105, (size,), generator=generator).tolist()
+        (folder / f"{split}.txt").write_text("".join(c + c.upper() for c in map(chr, drawn)), encoding="utf-8")
+    return folder
+
+
+def configuration(text: Path, model: Mapping[str, Any] = MODEL, **options: Any) -> dict[str, Any]:
+    files = {split: str(text / f"{split}.txt") for split in ("train", "valid", "test")}
+    return {
+        "model": dict(model),
+        "data": {"name": "text", "tokens": "byte", "cache": str(text / "cache"), **files},
+        "train": {
+            "batch_size": 4, "segment_length": 8, "learning_rate": 0.01, "threads": 1, "device": "cpu",
+            "log_every_steps": 10, **options,
+        },
+        "eval": {"every_steps": 20, "batch_size": 4},
+    }  # fmt: skip
+
+
+def trained(folder: Path, raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]], bytes]:
+    result = train(Resolved(build(raw), "test"), folder, quiet=True, say=lambda _: None)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return result, lines, (folder / "checkpoints" / "last" / "model.safetensors").read_bytes()
+
+
+def test_skip_retain_with_every_layer_kept_is_ordinary_training(text: Path, tmp_path: Path) -> None:
+    never = [{"name": "skip_retain", "skip": "uniform", "p": 0.0, "steps": 25}, {"name": "vanilla"}]
+    plain = trained(tmp_path / "plain", configuration(text, steps=50))
+    kept = trained(tmp_path / "kept", configuration(text, steps=50, phases=never))
+    assert plain[2] == kept[2], "weights differ"
+    valid = [[line["nll"] for line in run[1] if line["split"] == "valid"] for run in (plain, kept)]
+    assert valid[0] == valid[1]
+    assert list(plain[0]["ms_per_step"]) == ["train"]
+    assert list(kept[0]["ms_per_step"]) == ["skip_retain", "vanilla"]
+
+
+def test_layers_rest_and_the_run_differs(text: Path, tmp_path: Path) -> None:
+    plain = trained(tmp_path / "plain", configuration(text, steps=60))
+    rested = trained(tmp_path / "rested", configuration(text, phases=PHASES))
+    assert plain[2] != rested[2]
+    assert {line["phase"] for line in rested[1]} == {"skip_retain", "vanilla"}
+    assert all(value > 0 for value in rested[0]["ms_per_step"].values())
+    unigram = rested[0]["corpus"]["unigram_perplexity"]["valid"]
+    assert rested[0]["final"]["valid"]["perplexity"] < 0.6 * unigram  # every second character is known
+
+
+def small(**train_options: Any) -> tuple[fr.LanguageModel, CausalObjective]:
+    torch.manual_seed(0)
+    model = build({"model": {**MODEL, "vocab_size": 30, "dropout": {}, "attention": {"score": "relative"}}}).model
+    made = fr.LanguageModel(model).train()
+    return made, CausalObjective(made, TrainConfig(**train_options))
+
+
+def test_the_memory_travels_in_the_carry() -> None:
+    model, objective = small()
+    ids = torch.randint(30, (240,), generator=torch.Generator().manual_seed(2)).numpy()
+    streams = Streams(ids, batch_size=3, segment_length=8, start_id=0)
+    carry: Mapping[str, torch.Tensor] = {}
+    memory = None
+    for step in range(4):
+        batch = streams.batch(0, step)
+        found = objective(batch, carry, TrainingPosition(step + 1))
+        carry = found.carry
+        expected = model.loss_parts(batch.inputs, batch.targets, memory=memory)
+        memory = expected.memory
+        assert torch.equal(found.value, expected.loss)
+    assert not any(tensor.requires_grad for tensor in carry.values())
+
+
+def test_the_layers_that_rest_are_those_that_were_drawn() -> None:
+    phase = PhaseConfig(name="a", skip="not_first", p=0.5)
+    model, objective = small(phases=[phase], steps=9, seed=5)
+    ran: set[int] = set()
+    for i, block in enumerate(model.blocks):
+        block.register_forward_hook(lambda *_, i=i: ran.add(i))
+    schedule, seen = SkipRetain("not_first", 0.5, num_layers=LAYERS), set()
+    streams = Streams(torch.arange(300).numpy() % 30, batch_size=3, segment_length=8, start_id=0)
+    for step in range(1, 12):
+        ran.clear()
+        place = TrainingPosition(step, part=step % 2, phase=phase, accumulation=2)
+        objective(streams.batch(0, step), {}, place)
+        resting = schedule.skipped(5, place.number)
+        assert ran == set(range(LAYERS)) - resting
+        seen.add(resting)
+    assert len(seen) > 3
+
+
+def test_all_layers_may_rest_under_a_penalty() -> None:
+    phase = PhaseConfig(name="a", skip="uniform", p=1.0)
+    model, objective = small(phases=[phase], steps=9, overlap=0.1, orthogonality=0.1)
+    batch = Streams(torch.arange(300).numpy() % 30, batch_size=3, segment_length=8, start_id=0).batch(0, 0)
+    loss = objective(batch, {}, TrainingPosition(1, phase=phase))
+    loss.value.backward()
+    assert torch.isfinite(loss.value)
+    assert all(parameter.grad is None for parameter in model.blocks.parameters())
+
+
+def test_listed_probabilities_must_fit_the_model() -> None:
+    with pytest.raises(ConfigError, match=r"3 probabilities are listed, but the model has 4 layers; .*phases\.a\.p"):
+        small(phases=[PhaseConfig(name="a", skip="listed", p=[0.1, 0.2, 0.3])], steps=2)
+
+
+@pytest.mark.parametrize("change", [{"position": "learned"}, {"position": "none", "score": "dense_synthesizer"}])
+def test_positions_that_end_are_refused_before_training(text: Path, tmp_path: Path, change: dict[str, str]) -> None:
+    model = {**MODEL, "position": change["position"], "attention": {"score": change.get("score", "dot_product")}}
+    with pytest.raises(InputError, match=r"max_position_embeddings 1,024.*model\.memory_length to 0"):
+        trained(tmp_path / "run", configuration(text, model, steps=5))
+
+
+def test_killed_in_each_phase_ends_the_same(text: Path, tmp_path: Path) -> None:
+    """Memory, its ages, the phase and its evaluations, layers at rest and cross-head draws: all of it is in a checkpoint."""
+    phases = [
+        {"name": "skip_retain", "skip": "linear", "steps": 60, "plateau": {"ppl": 0.05, "steps": 40}},
+        {"name": "vanilla", "steps": 60},
+    ]
+    raw = configuration(text, phases=phases, save_every_steps=7, max_grad_norm=0.25)
+    raw["model"]["memory_length"] = 12
+    path = tmp_path / "config.yaml"
+    path.write_text(json.dumps(raw), encoding="utf-8")
+    whole = [sys.executable, "-m", "fullrank", "train", str(path), "--quiet", "--out"]
+    done = subprocess.run([*whole, str(tmp_path / "whole")], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    broken, codes, phases_seen = tmp_path / "broken", [], []
+    for marks in (2, 6, 12):
+        with subprocess.Popen([*whole, str(broken)], stderr=subprocess.DEVNULL) as process:
+            lines, end = [], time.monotonic() + 100
+            while len(lines) < marks and process.poll() is None and time.monotonic() < end:
+                time.sleep(0.01)
+                file = broken / "metrics.jsonl"
+                lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+            process.kill()
+            codes.append(process.wait())
+            phases_seen.append(json.loads(lines[marks - 1])["phase"])
+    assert codes == [-9, -9, -9]
+    assert set(phases_seen) == {"skip_retain", "vanilla"}
+    done = subprocess.run([*whole[:4], str(broken)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    for name in ("metrics.jsonl", "checkpoints/best/model.safetensors", "checkpoints/last/model.safetensors",
+                 "checkpoints/last/training.safetensors"):  # fmt: skip
+        assert (broken / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name

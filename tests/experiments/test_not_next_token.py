@@ -1,0 +1,129 @@
+"""Models whose tokens see later ones: what is measured of them, against one pass for each segment, window or token."""
+
+from __future__ import annotations
+
+import math
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fullrank as fr
+from fullrank.config.run import TrainConfig
+from fullrank.core.errors import InputError
+from fullrank.data import Blocks
+from fullrank.evaluation.perplexity import Evaluation
+from fullrank.evaluation.protocol import EvaluationProtocol
+from fullrank.experiments.measuring import check_training_length, measure
+from fullrank.experiments.objective import CausalObjective
+from fullrank.training.values import TrainingPosition
+
+START, VOCABULARY, LONGEST = 3, 11, 8
+IDS = np.random.default_rng(0).integers(0, VOCABULARY, 37).astype(np.uint16)
+INPUTS = [START, *IDS.tolist()]  # the input of token n is the token before it
+
+
+def build(published: bool = True, relative: bool = False) -> fr.LanguageModel:
+    torch.manual_seed(0)
+    causal: dict[str, Any] = {"causal": "as_published", "not_next_token_perplexity": True} if published else {}
+    attention = fr.AttentionConfig(
+        kind="multilinear", rank=5, score="relative" if relative else "dot_product", **causal
+    )
+    position = "relative" if relative else "sinusoidal"
+    config = fr.ModelConfig(
+        vocab_size=VOCABULARY, hidden_size=8, num_hidden_layers=2, num_attention_heads=1, attention=attention,
+        position=position, max_position_embeddings=LONGEST,
+    )  # fmt: skip
+    model = fr.LanguageModel(config).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def nll(model: fr.LanguageModel, first: int, end: int) -> list[float]:
+    """-log p of tokens first .. end - 1, from one pass over their inputs and nothing else."""
+    with torch.no_grad():
+        log_p = model(torch.tensor([INPUTS[first:end]])).logits[0].log_softmax(-1)
+    return [-float(log_p[place, IDS[first + place]]) for place in range(end - first)]
+
+
+def found(model: fr.LanguageModel, batch_size: int, **protocol: Any) -> Evaluation:
+    return measure(
+        model, IDS, EvaluationProtocol(**protocol), batch_size=batch_size, start_id=START, device=torch.device("cpu")
+    )
+
+
+def check(evaluation: Evaluation, every: list[float], lasts: list[float] | None) -> None:
+    assert evaluation.tokens == len(every)
+    assert evaluation.nll == pytest.approx(math.fsum(every), rel=1e-12)
+    if lasts is None:
+        assert evaluation.last_position is None
+    else:
+        assert evaluation.last_position is not None
+        assert evaluation.last_position.tokens == len(lasts)
+        assert evaluation.last_position.nll == pytest.approx(math.fsum(lasts), rel=1e-12)
+
+
+@pytest.mark.parametrize("relative", [False, True])
+@pytest.mark.parametrize("batch_size", [1, 2, 5])
+def test_blocks(relative: bool, batch_size: int) -> None:
+    """37 tokens in blocks of 8, the last one of five: its padding is not seen."""
+    model = build(relative=relative)
+    blocks = [nll(model, start, min(start + 8, 37)) for start in range(0, 37, 8)]
+    evaluation = found(model, batch_size, kind="blocks", segment_length=8, next_token=False)
+    check(evaluation, [*chain(*blocks)], [block[-1] for block in blocks])
+
+
+@pytest.mark.parametrize("relative", [False, True])
+@pytest.mark.parametrize("batch_size", [1, 3, 40])
+def test_windows(relative: bool, batch_size: int) -> None:
+    model = build(relative=relative)
+    windows = [nll(model, max(0, at - 5), min(at + 3, 37))[at - max(0, at - 5) :] for at in range(0, 37, 3)]
+    evaluation = found(model, batch_size, kind="window", segment_length=8, context=5, stride=3, next_token=False)
+    check(evaluation, [*chain(*windows)], [window[-1] for window in windows])
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 40])
+def test_stride_1_is_given_earlier_tokens_only(batch_size: int) -> None:
+    """Every token by a pass that ends with the token before it: this is a next-token perplexity."""
+    model = build()
+    every = [nll(model, max(0, at - 7), at + 1)[-1] for at in range(37)]
+    check(found(model, batch_size, kind="window", segment_length=8, context=7, stride=1), every, None)
+
+
+def test_one_token_at_a_time() -> None:
+    model = build()
+    check(found(model, 4, kind="blocks", segment_length=1), [nll(model, at, at + 1)[0] for at in range(37)], None)
+
+
+def test_a_masked_model_has_one_perplexity() -> None:
+    model = build(published=False)
+    blocks = [nll(model, start, min(start + 8, 37)) for start in range(0, 37, 8)]
+    check(found(model, 5, kind="blocks", segment_length=8), [*chain(*blocks)], None)
+
+
+def test_training_does_not_see_padding_either() -> None:
+    model = build()
+    expected = math.fsum(chain(*(nll(model, start, min(start + 8, 37)) for start in range(0, 37, 8)))) / 37
+    batch = Blocks(IDS, batch_size=5, segment_length=8, start_id=START, shuffle=True, seed=1).batch(0, 0)
+    loss = CausalObjective(model, TrainConfig(order="shuffled", segment_length=8))(batch, {}, TrainingPosition(step=1))
+    assert float(loss.value.detach()) == pytest.approx(expected, rel=1e-12)
+
+
+def test_segments_longer_than_the_output_map() -> None:
+    with pytest.raises(InputError, match=r"train\.segment_length: 9 tokens are more than the 8 positions"):
+        check_training_length(build(), 9, 37)
+    check_training_length(build(), 8, 37)
+    check_training_length(build(), 9, 7)  # the text is shorter than a segment
+
+
+def test_nothing_is_read_piece_by_piece() -> None:
+    model, ids = build(), torch.tensor([[1, 2, 3]])
+    with pytest.raises(InputError, match="cannot be read piece by piece"):
+        model(ids, cache=model.new_cache())
+    refused = pytest.raises(InputError, match=r"model\.memory_length: not with model\.attention\.causal: as_published")
+    with refused, model.remembers(4):
+        pass

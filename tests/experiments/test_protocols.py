@@ -1,0 +1,223 @@
+"""Every protocol against a loop that reads one token at a time, and against one long pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fullrank as fr
+from fullrank.core.errors import InputError
+from fullrank.evaluation.perplexity import Evaluation
+from fullrank.evaluation.protocol import EvaluationProtocol
+from fullrank.experiments.measuring import measure
+
+START, VOCABULARY = 3, 13
+IDS = np.random.default_rng(0).integers(0, VOCABULARY, 41).astype(np.uint16)
+RELATIVE: dict[str, Any] = {"position": "relative", "attention": fr.AttentionConfig(score="relative")}
+MODELS: dict[str, dict[str, Any]] = {
+    "sinusoidal": {"attention": fr.AttentionConfig(mix="position_wise", normalize="sigsoftmax")},
+    "learned": {"position": "learned", "max_position_embeddings": 50},
+    "rotary": {"position": "rotary", "norm": "post"},
+    "relative": RELATIVE,
+    "adaptive": {"output": fr.OutputConfig(kind="adaptive", cutoffs=[4, 9])},
+}
+WITH_MEMORY = [name for name in MODELS if name != "learned"]
+
+
+def build(*, layers: int = 2, seed: int = 0, **settings: Any) -> fr.LanguageModel:
+    """A small model in float64 whose every parameter matters."""
+    torch.manual_seed(seed)
+    sizes: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": 12, "num_attention_heads": 3}
+    model = fr.LanguageModel(fr.ModelConfig(**sizes, num_hidden_layers=layers, **settings)).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def nll_after(model: fr.LanguageModel, first: int, place: int) -> float:
+    """-log p of token `place`, from logits, given the inputs from that of token `first` on and nothing else."""
+    before = [START, *IDS.tolist()]  # the input of token n is the token before it
+    with torch.no_grad():
+        logits = model(torch.tensor([before[first : place + 1]])).logits
+    return -float(logits[0, -1].log_softmax(-1)[IDS[place]])
+
+
+def by_hand(model: fr.LanguageModel, first: list[int]) -> Evaluation:
+    """The text token by token, each in a pass of its own; `first[n]`: where what token n may see begins."""
+    return Evaluation(sum(nll_after(model, start, place) for place, start in enumerate(first)), len(first))
+
+
+def measured(
+    model: fr.LanguageModel, protocol: EvaluationProtocol, *, batch_size: int = 4, ids: np.ndarray = IDS
+) -> Evaluation:
+    return measure(model, ids, protocol, batch_size=batch_size, start_id=START, device=torch.device("cpu"))
+
+
+def blocks(length: int) -> EvaluationProtocol:
+    return EvaluationProtocol(kind="blocks", segment_length=length)
+
+
+def windows(context: int, stride: int) -> EvaluationProtocol:
+    return EvaluationProtocol(kind="window", segment_length=context + stride, context=context, stride=stride)
+
+
+def remembering(length: int, segment: int, streams: int = 1, **more: Any) -> EvaluationProtocol:
+    return EvaluationProtocol(kind="memory", segment_length=segment, streams=streams, memory_length=length, **more)
+
+
+def check(found: Evaluation, expected: Evaluation) -> None:
+    assert found.tokens == expected.tokens
+    assert found.nll == pytest.approx(expected.nll, rel=1e-12)
+
+
+# -- blocks and windows -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_blocks_equal_a_loop_over_tokens(name: str) -> None:
+    model = build(**MODELS[name])
+    check(measured(model, blocks(7)), by_hand(model, [n // 7 * 7 for n in range(len(IDS))]))
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("context", "stride"), [(7, 4), (3, 8), (5, 1), (40, 41), (100, 9)])
+def test_windows_equal_a_loop_over_tokens(name: str, context: int, stride: int) -> None:
+    model = build(**MODELS[name])
+    first = [max(0, n // stride * stride - context) for n in range(len(IDS))]
+    check(measured(model, windows(context, stride)), by_hand(model, first))
+
+
+def test_a_window_that_moves_token_by_token_gives_each_all_its_context() -> None:
+    model = build()
+    everything = measured(model, blocks(len(IDS)))
+    check(measured(model, windows(len(IDS), 1)), everything)
+    check(measured(model, windows(len(IDS), 6)), everything)
+    few = measured(model, windows(3, 1))
+    check(few, by_hand(model, [max(0, n - 3) for n in range(len(IDS))]))
+    assert abs(few.nll - everything.nll) > 1e-3
+
+
+@pytest.mark.parametrize("protocol", [blocks(7), windows(7, 4)], ids=["blocks", "windows"])
+def test_how_many_rows_are_read_at_a_time_changes_nothing(protocol: EvaluationProtocol) -> None:
+    model = build()
+    one = measured(model, protocol, batch_size=1)
+    for size in (3, 100):
+        check(measured(model, protocol, batch_size=size), one)
+
+
+def test_the_vocabulary_layer_reads_only_what_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, read = build(), 0
+    whole = type(model.output).nll
+
+    def counting(layer: Any, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        nonlocal read
+        read += hidden[..., 0].numel()
+        return whole(layer, hidden, targets)
+
+    monkeypatch.setattr(type(model.output), "nll", counting)
+    measured(model, windows(20, 2))
+    assert read == len(IDS)
+
+
+@pytest.mark.parametrize(
+    "protocol", [blocks(7), windows(7, 4), remembering(5, 6, 2)], ids=["blocks", "windows", "memory"]
+)
+def test_the_model_is_measured_without_dropout_and_left_as_it_was(protocol: EvaluationProtocol) -> None:
+    model = build(dropout=fr.DropoutConfig(embedding=0.5, attention=0.5, output=0.5))
+    expected = measured(model, protocol)
+    model.train()
+    assert measured(model, protocol) == expected
+    assert model.training
+    assert model.config.memory_length == 0
+    model.eval()
+    measured(model, protocol)
+    assert not model.training
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", WITH_MEMORY)
+@pytest.mark.parametrize("streams", [1, 3])
+def test_a_memory_of_all_that_came_before_is_one_long_pass(name: str, streams: int) -> None:
+    """14 = the length of a stream of three; the last one is shorter."""
+    model = build(**MODELS[name])
+    length = -(-len(IDS) // streams)
+    expected = by_hand(model, [n // length * length for n in range(len(IDS))])
+    for segment in (1, 5, 13, 100):  # how it is cut makes no difference then
+        check(measured(model, remembering(100, segment, streams)), expected)
+
+
+@pytest.mark.parametrize("settings", [RELATIVE, {"position": "rotary"}, {"position": "none"}], ids=str)
+@pytest.mark.parametrize(("memory_length", "segment"), [(3, 5), (5, 5), (9, 4)])
+def test_a_memory_shows_so_many_tokens_before_the_segment(
+    settings: dict[str, Any], memory_length: int, segment: int
+) -> None:
+    """In one layer, whose output depends on distances alone, a pass over just what is visible gives the same."""
+    model = build(layers=1, **settings)
+    first = [max(0, n // segment * segment - memory_length) for n in range(len(IDS))]
+    check(measured(model, remembering(memory_length, segment)), by_hand(model, first))
+
+
+@pytest.mark.parametrize("segment", [2, 4, 7])
+def test_with_same_length_every_query_sees_as_many_keys(segment: int) -> None:
+    model = build(layers=1, **RELATIVE)
+    first = [max(0, n - 6) for n in range(len(IDS))]  # seven keys, the query's own included
+    check(measured(model, remembering(7, segment, same_length=True)), by_hand(model, first))
+
+
+def test_clamped_positions() -> None:
+    """Beside a model built with the clamp: same parameters, one long pass."""
+    model = build(**RELATIVE)
+    clamped = build(position="relative", attention=fr.AttentionConfig(score={"name": "relative", "clamp_length": 4}))
+    clamped.load_state_dict(model.state_dict())
+    expected = measured(clamped, blocks(len(IDS)))
+    plain = measured(model, blocks(len(IDS)))
+    assert abs(expected.nll - plain.nll) > 1e-3
+    check(measured(model, remembering(100, 6, clamp_length=4)), expected)
+    check(measured(model, EvaluationProtocol(kind="blocks", segment_length=100, clamp_length=4)), expected)
+    check(measured(model, blocks(len(IDS))), plain)  # the model is as it was
+
+
+def test_a_model_with_memory_can_be_measured_without() -> None:
+    settings: dict[str, Any] = {**RELATIVE, "memory_length": 6, "same_length": True}
+    model, same = build(**settings), build(**RELATIVE)
+    check(measured(model, blocks(7)), measured(same, blocks(7)))
+    check(measured(model, windows(7, 4)), measured(same, windows(7, 4)))
+    own = measured(model, remembering(6, 7, same_length=True))
+    assert abs(own.nll - measured(same, blocks(7)).nll) > 1e-3
+
+
+def test_a_memory_of_zeros_is_attended() -> None:
+    model = build(layers=1, memory_length=6, memory_start="zeros", **RELATIVE)
+    empty = build(layers=1, memory_length=6, **RELATIVE)
+    protocol = remembering(6, 7)
+    assert abs(measured(model, protocol).nll - measured(empty, protocol).nll) > 1e-3
+
+
+# -- what a model cannot read -----------------------------------------------------------------------------------------
+
+
+def test_learned_positions_end() -> None:
+    model = build(position="learned", max_position_embeddings=20)
+    for protocol, said in (
+        (blocks(21), "a block of 21 tokens is longer than the 20 positions"),
+        (windows(18, 3), "a window of 21 tokens is longer than the 20 positions"),
+        (remembering(4, 5, 2), "a stream of 21 tokens is longer than the 20 positions"),
+    ):
+        with pytest.raises(InputError, match=said):
+            measured(model, protocol)
+    for protocol in (blocks(20), windows(17, 3)):
+        assert measured(model, protocol).tokens == len(IDS)
+    assert measured(model, blocks(100), ids=IDS[:20]).tokens == 20
+
+
+def test_streams_may_be_as_long_as_there_are_positions() -> None:
+    """14 tokens in segments of five, the last one of four."""
+    model = build(position="learned", max_position_embeddings=14)
+    expected = by_hand(model, [n // 14 * 14 for n in range(len(IDS))])
+    check(measured(model, remembering(100, 5, 3)), expected)

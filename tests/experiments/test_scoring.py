@@ -1,0 +1,141 @@
+"""Texts scored side by side against a loop that reads one token at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fullrank as fr
+from fullrank.evaluation.protocol import EvaluationProtocol
+from fullrank.experiments.measuring import measure
+from fullrank.experiments.scoring import Passage, ending, passages, score
+
+START, VOCABULARY = 3, 13
+TEXTS = [np.random.default_rng(length).integers(0, VOCABULARY, length) for length in (23, 1, 40, 7, 12)]
+MODELS: dict[str, dict[str, Any]] = {
+    "learned": {
+        "position": "learned",
+        "max_position_embeddings": 50,
+        "attention": fr.AttentionConfig(mix="position_wise"),
+    },
+    "rotary": {"position": "rotary"},
+    "adaptive": {"output": fr.OutputConfig(kind="adaptive", cutoffs=[4, 9])},
+}
+XL: dict[str, Any] = {"position": "relative", "attention": fr.AttentionConfig(score="relative"), "memory_length": 6}
+
+
+def build(**settings: Any) -> fr.LanguageModel:
+    """A small model in float64 whose every parameter matters."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": 12, "num_attention_heads": 3}
+    model = fr.LanguageModel(fr.ModelConfig(**sizes, num_hidden_layers=2, **settings)).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def log_probs_after(model: fr.LanguageModel, read: list[int]) -> torch.Tensor:
+    """log p of what follows these tokens, read at once."""
+    with torch.no_grad():
+        return model(torch.tensor([read])).logits[0, -1].log_softmax(-1)
+
+
+def by_hand(
+    model: fr.LanguageModel, text: list[int], first: Callable[[int], int], scored: int = 1
+) -> tuple[float, bool]:
+    """nll of tokens `scored` .. of text (start mark included), each in a pass of its own that begins at token first(n)."""
+    nll, greedy = 0.0, True
+    for n in range(scored, len(text)):
+        log_probs = log_probs_after(model, text[first(n) : n])
+        nll -= float(log_probs[text[n]])
+        greedy = greedy and int(log_probs.argmax()) == text[n]
+    return nll, greedy
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("context", "stride"), [(0, 7), (5, 3), (100, 4)])
+def test_blocks_and_windows_of_many_texts_equal_a_loop_over_tokens(name: str, context: int, stride: int) -> None:
+    model = build(**MODELS[name])
+    kind: Any = "window" if context else "blocks"
+    protocol = EvaluationProtocol(
+        kind=kind,
+        segment_length=context + stride,
+        context=context or None,
+        stride=stride if context else None,
+    )
+    pieces = [passages(text, protocol, START) for text in TEXTS]
+    scores = iter(score(model, [p for some in pieces for p in some], segment_length=context + stride, batch_size=4))
+    for text, some in zip(TEXTS, pieces, strict=True):
+        found = sum(next(scores).nll for _ in some)
+        expected, _ = by_hand(model, [START, *text.tolist()], lambda n: max((n - 1) // stride * stride - context, 0))
+        assert found == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+@pytest.mark.parametrize("streams", [1, 3])
+def test_memory_is_carried_through_every_text_by_itself(batch_size: int, streams: int) -> None:
+    model = build(**XL)
+    protocol = EvaluationProtocol(kind="memory", segment_length=4, streams=streams, memory_length=6)
+    pieces = [passages(text, protocol, START) for text in TEXTS]
+    scores = iter(score(model, [p for some in pieces for p in some], segment_length=4, batch_size=batch_size))
+    for text, some in zip(TEXTS, pieces, strict=True):
+        found = sum(next(scores).nll for _ in some)
+        expected = measure(model, text, protocol, batch_size=1, start_id=START, device=torch.device("cpu"))
+        assert found == pytest.approx(expected.nll, rel=1e-12)
+
+
+def test_memory_reaches_beyond_a_segment() -> None:
+    """Otherwise the test above would hold for a model that forgets."""
+    model, text = build(**XL), TEXTS[2]
+    whole = score(model, [Passage(np.asarray([START, *text]))], segment_length=4, batch_size=1)[0].nll
+    blocks = sum(
+        score(model, [Passage(np.asarray([START, *text])[at : at + 5])], segment_length=4, batch_size=1)[0].nll
+        for at in range(0, 40, 4)
+    )
+    assert abs(whole - blocks) > 1e-3
+
+
+@pytest.mark.parametrize("longest", [None, 5, 8, 40])
+@pytest.mark.parametrize("scored", [1, 4, 19, 23])
+def test_the_end_of_a_text_reads_what_fits_before_it(longest: int | None, scored: int) -> None:
+    model = build(**MODELS["rotary"])
+    text = [START, *TEXTS[0].tolist()]
+    pieces = ending(text, scored, longest)
+
+    def first(n: int) -> int:
+        """Pieces end at the end of the text, and `longest` tokens before, and so on."""
+        if longest is None:
+            return 0
+        last = len(text) - 1
+        return max(last - ((last - n) // longest + 1) * longest, 0)
+
+    found = score(model, pieces, segment_length=99, batch_size=2, greedy=True)
+    nll, greedy = by_hand(model, text, first, scored)
+    assert sum(one.nll for one in found) == pytest.approx(nll, rel=1e-12)
+    assert all(one.greedy for one in found) is greedy
+
+
+def test_greedy_is_told_of_every_passage() -> None:
+    """Half of the texts are what the model would write, and half are not, in one token somewhere."""
+    model, texts = build(**MODELS["adaptive"]), []
+    for length in range(3, 9):
+        text = [START, length]
+        while len(text) < length + 2:
+            text.append(int(log_probs_after(model, text).argmax()))
+        if length % 2:
+            text[-1 - length // 2] = (text[-1 - length // 2] + 1) % VOCABULARY
+        texts.append(text)
+    found = score(model, [Passage(np.asarray(text), 1) for text in texts], segment_length=9, batch_size=4, greedy=True)
+    assert [one.greedy for one in found] == [False, True, False, True, False, True]
+    assert [one.greedy for one in found] == [by_hand(model, text, lambda n: 0, 2)[1] for text in texts]
+
+
+def test_an_empty_text_has_no_passage() -> None:
+    protocol = EvaluationProtocol(kind="memory", segment_length=4, streams=2, memory_length=6)
+    assert passages([], protocol, START) == []
+    assert score(build(**XL), [], segment_length=4, batch_size=2) == []

@@ -1,0 +1,115 @@
+"""Every row of every recipe can be made small, and keeps its mechanisms."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import fullrank as fr
+from fullrank.config.recipe import is_finetuning, load, resolve, shipped
+from fullrank.experiments.shrink import shrunk
+
+KEPT = ("position", "norm", "hidden_act", "initializer", "dropout", "scale_embedding", "same_length", "final_norm")
+
+
+def test_every_recipe() -> None:
+    seen = set()
+    for name in shipped():
+        if is_finetuning(name):
+            continue  # the model is not ours
+        recipe = load(name)
+        for row in recipe.rows:
+            first = row == next(iter(recipe.rows))
+            for scale in list(recipe.scales)[: None if first else 1]:
+                run = resolve(name, row, scale).config
+                config = run.model
+                if repr(config) in seen:
+                    continue
+                seen.add(repr(config))
+                small, changed = shrunk(config, translates=run.translates)
+                with torch.device("meta"):
+                    count = (fr.Translator if run.translates else fr.LanguageModel)(small).num_parameters()
+                assert count <= 100_000, (name, row, scale)
+                assert changed, (name, row, scale)
+                assert [getattr(small, key) for key in KEPT] == [getattr(config, key) for key in KEPT]
+                for part in ("attention", "input", "output"):
+                    before, after = getattr(config, part), getattr(small, part)
+                    sizes = {"cutoffs", "mixtures", "rank", "cores", "decays"}
+                    same = {key: value for key, value in vars(before).items() if key not in sizes}
+                    assert {key: vars(after)[key] for key in same} == same
+                    if hasattr(before, "cutoffs"):
+                        assert len(after.cutoffs or ()) == len(before.cutoffs or ())
+                assert (small.memory_length > 0) == (config.memory_length > 0)
+                assert (small.hidden_size == small.num_attention_heads * (small.head_dim or 0)) == (
+                    config.hidden_size == config.num_attention_heads * (config.head_dim or 0)
+                )
+    assert len(seen) > 50
+
+
+def test_what_is_small_stays() -> None:
+    config = fr.ModelConfig(vocab_size=50, hidden_size=24, num_hidden_layers=3, num_attention_heads=2)
+    assert shrunk(config) == (config, ())
+    small, changed = shrunk(replace(config, vocab_size=None))
+    assert small.vocab_size == 32
+    assert changed[0] == "vocab_size that of the data -> 32"
+
+
+@pytest.mark.parametrize("head_dim", [3, 5, 64])
+def test_heads_that_do_not_add_up_stay_so(head_dim: int) -> None:
+    config = fr.ModelConfig(vocab_size=50_000, hidden_size=96, num_attention_heads=6, head_dim=head_dim)
+    small, _ = shrunk(config)
+    assert small.head_dim == min(head_dim, 4)
+    assert small.hidden_size != small.num_attention_heads * small.head_dim
+
+
+@pytest.mark.parametrize("options", [{"cores": 5}, {"output_map": "decayed", "decays": 16}, {"score": "relative"}])
+def test_multilinear_attention(options: dict[str, Any]) -> None:
+    """Pairs of positions, cores, rank and decays get small; what is not there is not made up."""
+    attention = fr.AttentionConfig(kind="multilinear", rank=40, **options)
+    position = "relative" if "score" in options else "none"
+    small, changed = shrunk(
+        fr.ModelConfig(
+            vocab_size=10_000, hidden_size=256, max_position_embeddings=512, position=position, attention=attention
+        )
+    )
+    positions = 40 if attention.output_map == "decayed" else 23  # pairs of which have parameters
+    assert {"attention.rank 40 -> 6", f"max_position_embeddings 512 -> {positions}"} <= set(changed)
+    assert small.attention.cores == min(attention.cores or 0, 3)
+    assert small.attention.decays == (3 if attention.decays else None)
+    kept = ("kind", "output_map", "causal", "core_weights", "score")
+    assert [getattr(small.attention, key) for key in kept] == [getattr(attention, key) for key in kept]
+    with torch.device("meta"):
+        assert fr.LanguageModel(small).num_parameters() <= 100_000
+
+
+def test_the_sections_of_a_translation_model() -> None:
+    """Places keep what they attend with; sizes, layers and words of both languages become small."""
+    pairs = fr.AttentionConfig(kind="multilinear", rank=40, cores=6)
+    config = fr.ModelConfig(
+        max_position_embeddings=500,
+        encoder=fr.EncoderConfig(num_hidden_layers=12, attention=pairs),
+        decoder=fr.DecoderConfig(
+            num_hidden_layers=1, cross=fr.AttentionConfig(mix="position_wise"), released_decoding=True
+        ),
+    )
+    small, changed = shrunk(config, translates=True)
+    assert small.encoder == fr.EncoderConfig(
+        num_hidden_layers=2, vocab_size=35, attention=replace(pairs, rank=6, cores=3)
+    )
+    assert small.decoder == config.decoder
+    assert (small.vocab_size, small.max_position_embeddings) == (32, 23)
+    assert {
+        "encoder.num_hidden_layers 12 -> 2", "encoder.vocab_size that of the data -> 35", "encoder.attention.rank 40 -> 6",
+        "encoder.attention.cores 6 -> 3", "vocab_size that of the data -> 32", "max_position_embeddings 500 -> 23",
+    } <= set(changed)  # fmt: skip
+    assert not [change for change in changed if change.startswith("decoder")]
+    shared = shrunk(replace(config, encoder=fr.EncoderConfig(share_embedding=True)), translates=True)[0]
+    assert shared.encoder == fr.EncoderConfig(share_embedding=True)
+    bare = shrunk(fr.ModelConfig(), translates=True)[0]
+    assert bare.encoder == fr.EncoderConfig(vocab_size=35)
+    with torch.device("meta"):
+        for found in (small, shared, bare):
+            assert fr.Translator(found).num_parameters() < 100_000

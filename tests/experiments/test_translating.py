@@ -1,0 +1,204 @@
+"""Lines to translations: what each line gets is what the search gives for it alone."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fullrank as fr
+from fullrank.config.load import to_yaml
+from fullrank.config.run import RunConfig
+from fullrank.core.errors import InputError, RunError
+from fullrank.decoding import beam_search, sample
+from fullrank.experiments.generation import Decoding, generate
+from fullrank.experiments.translating import Translating
+from fullrank.experiments.translation_search import Sampling, Search, translate_ids
+from translation_runs import LINES, languages, write_run
+
+SENTENCES = [[2, 3, 4], [5, 6], [7, 7, 7, 7, 7, 2], [3], [2, 9]]
+
+
+def alone(model: fr.Translator, ids: list[int], longest: int, **options: Any) -> Any:
+    reader = model.of_source(model.encode(torch.tensor([[*ids, 0]])))
+    return beam_search(reader, torch.zeros(1, 1, dtype=torch.int64), max_new_tokens=longest, eos_id=0, **options)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, fr.Translator]:
+    folder = tmp_path_factory.mktemp("runs") / "mine"
+    return folder, write_run(folder, attention=fr.AttentionConfig(mix="position_wise"))
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 64])
+def test_sentences_are_searched_as_alone_and_keep_their_order(run: tuple[Path, fr.Translator], batch_size: int) -> None:
+    _, model = run
+    search = Search(beams=3, n_best=2, length_penalty=0.6, no_repeat_ngram_size=2, max_length_a=0.5, max_length_b=3)
+    heard: list[int] = []
+    found = translate_ids(
+        model, SENTENCES, search, source_eos=0, target_eos=0, batch_size=batch_size, progress=heard.append
+    )
+    for ids, best in zip(SENTENCES, found, strict=True):
+        longest = int(0.5 * (len(ids) + 1) + 3)
+        expected = alone(
+            model, ids, longest, beams=3, n_best=2, length_penalty=0.6, no_repeat_ngram_size=2, min_new_tokens=1
+        )
+        for n, one in enumerate(best):
+            text = expected.ids[0, n, : int(expected.lengths[0, n])].tolist()
+            assert [*one.ids, *([0] if one.tokens > len(one.ids) else [])] == text
+            assert one.tokens == len(text) <= longest
+            assert one.log_prob == pytest.approx(expected.log_probs[0, n].item(), abs=1e-10)
+            assert one.score == pytest.approx(expected.scores[0, n].item(), abs=1e-10)
+    assert heard[-1] == len(SENTENCES)
+    assert heard == sorted(heard)
+    assert len(heard) == -(-len(SENTENCES) // batch_size)
+
+
+def test_a_sentence_never_becomes_nothing(run: tuple[Path, fr.Translator]) -> None:
+    model = write_run(run[0].parent / "silent")
+    with torch.no_grad():
+        model.decoder.output.bias[0] += 50  # <eos> is all but certain
+    for sampling in (None, Sampling(seed=1)):
+        found = translate_ids(model, SENTENCES, Search(sampling=sampling), source_eos=0, target_eos=0)
+        assert [(len(best[0].ids), best[0].tokens) for best in found] == [(1, 2)] * len(SENTENCES)
+
+
+def test_long_sentences_make_smaller_batches(run: tuple[Path, fr.Translator]) -> None:
+    _, model = run
+    widths: list[tuple[int, int]] = []
+    encode = model.encode
+    model.encode = lambda ids, mask=None: (widths.append(tuple(ids.shape)), encode(ids, mask))[1]  # type: ignore[method-assign]
+    try:
+        search = Search(beams=1, max_length_a=0, max_length_b=1)
+        translate_ids(model, [[2] * 511] * 3 + [[3]] * 4, search, source_eos=0, target_eos=0, batch_size=4)
+    finally:
+        del model.encode  # type: ignore[method-assign]
+    assert widths == [(1, 512)] * 3 + [(4, 2)]
+
+
+def test_samples_depend_on_seed_and_number_alone(run: tuple[Path, fr.Translator]) -> None:
+    _, model = run
+
+    def drawn(seed: int | None, batch_size: int = 64, numbers: list[int] | None = None) -> list[list[tuple[int, ...]]]:
+        search = Search(n_best=3, sampling=Sampling(temperature=1.5, seed=seed))
+        found = translate_ids(
+            model, SENTENCES, search, source_eos=0, target_eos=0, batch_size=batch_size, numbers=numbers
+        )
+        return [[one.ids for one in best] for best in found]
+
+    first = drawn(1)
+    assert all(len(best) == 3 for best in first)
+    assert any(len(set(best)) > 1 for best in first)
+    assert drawn(1, 2) == first
+    assert drawn(2) != first
+    assert drawn(1, numbers=[5, 6, 7, 8, 9]) != first
+    assert drawn(None) != drawn(None)
+
+
+def test_a_sample_says_its_probability(run: tuple[Path, fr.Translator]) -> None:
+    _, model = run
+    search = Search(length_penalty=0.5, sampling=Sampling(top_k=3, temperature=0.7, seed=4))
+    for ids, (one,) in zip(SENTENCES, translate_ids(model, SENTENCES, search, source_eos=0, target_eos=0), strict=True):
+        text = [*one.ids, 0][: one.tokens]
+        with torch.no_grad():
+            table = model(torch.tensor([[*ids, 0]]), torch.tensor([[0, *text[:-1]]])).logits[0].log_softmax(-1)
+        assert one.log_prob == pytest.approx(sum(float(table[n, v]) for n, v in enumerate(text)), abs=1e-10)
+        assert one.score == pytest.approx(one.log_prob / len(text) ** 0.5, abs=1e-10)
+
+
+def test_lines_become_text_and_empty_ones_stay_empty(run: tuple[Path, fr.Translator]) -> None:
+    folder, model = run
+    source, target = languages()
+    heard: list[int] = []
+    found = Translating(folder, Search(beams=2, n_best=2)).translate(LINES, progress=heard.append)
+    assert len(found) == len(LINES)
+    for line, best in zip(LINES, found, strict=True):
+        if not line.strip():
+            assert [(one.text, one.ids, one.tokens, one.log_prob, one.score) for one in best] == [("", (), 0, 0.0, 0.0)]
+            continue
+        ids = [source.entries.index(word) if word in source.entries else source.unk_id for word in line.split()]
+        expected = alone(model, ids, int(1.2 * (len(ids) + 1) + 10), beams=2, n_best=2, min_new_tokens=1)
+        for n, one in enumerate(best):
+            assert one.text == " ".join(target.entries[i] for i in expected.ids[0, n].tolist() if i)
+            assert one.score == pytest.approx(expected.scores[0, n].item(), abs=1e-10)
+    assert heard[-1] == len(LINES)
+
+
+def test_without_a_search_the_run_is_translated_as_it_is_judged(tmp_path: Path) -> None:
+    model = write_run(tmp_path, evaluation={"beams": 1, "max_length_a": 0.0, "max_length_b": 2, "length_penalty": 0.0})
+    translating = Translating(tmp_path)
+    assert translating.search == Search(beams=1, max_length_a=0.0, max_length_b=2, length_penalty=0.0)
+    (one,) = translating.translate(["ein hund"])[0]
+    assert one.tokens <= 2
+    assert (
+        one.score
+        == one.log_prob
+        == pytest.approx(alone(model, [2, 3], 2, beams=1, min_new_tokens=1).log_probs.item(), abs=1e-10)
+    )
+
+
+def test_a_line_too_long_is_translated_as_far_as_it_goes(tmp_path: Path) -> None:
+    write_run(tmp_path, position="learned")
+    warned: list[str] = []
+    translating = Translating(tmp_path, Search(beams=2), warn=warned.append)
+    words = ["hund", "mann", "kind", "rot"] * 20
+    found = translating.translate(["rot", " ".join(words), " ".join(words[:23])], first=7)
+    assert warned == ["line 8: 80 tokens are more than the 23 that the model takes; the rest is not translated"]
+    assert found[1] == found[2]
+    assert all(one.tokens <= 23 for best in found for one in best)
+    sinusoidal = tmp_path / "sinusoidal"
+    write_run(sinusoidal)
+    assert Translating(sinusoidal).longest_source == 24  # model.max_position_embeddings
+
+
+def test_what_is_no_translation_run_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    write_run(folder)
+    with pytest.raises(InputError, match="a translation run; it translates with `fullrank translate`"):
+        generate(folder, "ein hund", Decoding())
+    with pytest.raises(InputError, match="not a run folder"):
+        Translating(tmp_path)
+    shutil.rmtree(folder / "tokenizer" / "target")
+    with pytest.raises(InputError, match=r"vocabulary is missing \(tokenizer/target\)"):
+        Translating(folder)
+    languages(subwords=True)[0].save(folder / "tokenizer" / "target")
+    with pytest.raises(InputError, match="target vocabulary has 277 entries, the model 14"):
+        Translating(folder)
+    (folder / "tokenizer" / "target" / "language.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(RunError, match="damaged"):
+        Translating(folder)
+    (folder / "config.yaml").write_text(to_yaml(RunConfig()), encoding="utf-8")
+    with pytest.raises(InputError, match="`fullrank generate`"):
+        Translating(folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"beams": 0}, "beams: one or more, given 0"),
+        ({"n_best": 6}, r"n_best: from 1 to the number of beams \(5\), given 6"),
+        ({"n_best": 0, "sampling": Sampling()}, "n_best: from 1"),
+        ({"max_length_a": float("nan")}, "max_length_a and max_length_b"),
+        ({"max_length_b": -1}, "max_length_a and max_length_b"),
+    ],
+)
+def test_a_search_that_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Search(**options)
+
+
+def test_greedy_sampling_is_a_beam_of_one(run: tuple[Path, fr.Translator]) -> None:
+    _, model = run
+    options: dict[str, Any] = {"source_eos": 0, "target_eos": 0}
+    greedy = translate_ids(model, SENTENCES, Search(sampling=Sampling(temperature=0.0)), **options)
+    assert [best[0].ids for best in greedy] == [
+        best[0].ids for best in translate_ids(model, SENTENCES, Search(beams=1), **options)
+    ]
+    reader = model.of_source(model.encode(torch.tensor([[*SENTENCES[0], 0]])))
+    drawn = sample(
+        reader, torch.zeros(1, 1, dtype=torch.int64), max_new_tokens=14, min_new_tokens=1, greedy=True, eos_id=0
+    )
+    assert tuple(i for i in drawn.ids[0].tolist() if i) == greedy[0][0].ids

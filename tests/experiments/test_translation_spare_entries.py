@@ -1,0 +1,21 @@
+"""A model may have more entries than its vocabulary: it translates, and what has no name is an unknown word."""
+
+from pathlib import Path
+
+from fullrank.experiments.translating import Translating
+from fullrank.experiments.translation_search import named
+from translation_runs import languages, write_run
+
+
+def test_entries_that_only_the_model_has_are_unknown_words() -> None:
+    target = languages()[1]
+    assert named((3, len(target), len(target) + 5, len(target) - 1), target) == (3, 1, 1, len(target) - 1)
+
+
+def test_a_model_with_spare_entries_translates(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    target = languages()[1]
+    smaller = type(target)("en", target.segmenter, target.entries[:4])
+    smaller.save(tmp_path / "tokenizer" / "target")
+    lines = Translating(tmp_path).translate(["ein hund schläft .", "rot"])
+    assert all(set(best[0].text.split()) <= set(smaller.entries) for best in lines)

@@ -1,0 +1,134 @@
+"""A translation run with everything training has for it: judged by BLEU, killed and resumed, its last checkpoints averaged."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from safetensors.numpy import load_file
+
+from fullrank.config.recipe import resolve
+from fullrank.data import PairBatches
+from fullrank.experiments import translation
+from fullrank.experiments.average import average
+from fullrank.experiments.objective import TranslationObjective
+from fullrank.experiments.run import train
+from fullrank.experiments.run_folder import open_run
+from fullrank.training import make_plan
+
+WORDS = {"ein": "a", "der": "the", "hund": "dog", "mann": "man", "vogel": "bird", "sieht": "sees", "ruft": "calls"}
+
+
+class Death(BaseException):
+    """Stands for a SIGKILL: nothing catches it."""
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sentences of five words, each translated by a word, in the order of the source."""
+    folder, draw = tmp_path_factory.mktemp("pairs"), random.Random(1)
+    for split, count in (("train", 240), ("valid", 24), ("test", 12)):
+        lines = []
+        for _ in range(count):
+            one, other = (f"{draw.choice(['ein', 'der'])} {draw.choice(['hund', 'mann', 'vogel'])}" for _ in range(2))
+            lines.append(f"{one} {draw.choice(['sieht', 'ruft'])} {other}")
+        for suffix, text in (("de", lines), ("en", [" ".join(WORDS[w] for w in line.split()) for line in lines])):
+            (folder / f"{split}.{suffix}").write_text("".join(f"{line}\n" for line in text), encoding="utf-8")
+    settings: dict[str, Any] = {
+        "model": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 32,
+                  "dropout": {"residual": 0.1}, "attention": {"mix": "position_wise"}},
+        "data": {"name": "parallel", "dir": str(folder), "train": "train", "valid": "valid", "test": "test", "source": "de",
+                 "target": "en", "tokens": "word", "vocabulary": "separate", "cache": str(folder / "cache")},
+        "train": {"tokens": 9000, "batch_tokens": 200, "optimizer": "adamw", "weight_decay": 1e-4, "learning_rate": 0.02,
+                  "schedule": "inverse_sqrt", "warmup_steps": 10, "warmup_from": 1e-7, "label_smoothing": 0.1,
+                  "keep_checkpoints": 3, "threads": 1, "device": "cpu", "log_every_steps": 5},
+        "eval": {"every_steps": 10, "metric": "bleu", "max_sentences": 8},
+    }  # fmt: skip
+    file = folder / "pairs.yaml"
+    file.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    return file
+
+
+def run(config: Path, folder: Path) -> dict[str, Any]:
+    return train(resolve(str(config)), folder, quiet=True, say=lambda text: None)
+
+
+@pytest.fixture(scope="module")
+def whole(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    run(config, folder)
+    return folder
+
+
+def left_by(folder: Path) -> dict[str, bytes]:
+    files = [folder / "metrics.jsonl", *(folder / "checkpoints").glob("kept/*/*")]
+    files += [folder / "checkpoints" / link / "model.safetensors" for link in ("best", "last")]
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+
+
+def lines(folder: Path, split: str) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [line for line in found if line["split"] == split]
+
+
+def test_the_best_checkpoint_is_the_one_of_the_highest_bleu(whole: Path) -> None:
+    judged = lines(whole, "valid")
+    result = json.loads((whole / "result.json").read_text(encoding="utf-8"))
+    highest = max(judged, key=lambda line: line["bleu"])
+    assert result["best"]["step"] == highest["step"]
+    assert result["best"]["nll"] == pytest.approx(highest["nll"], rel=1e-8)
+    assert len({line["bleu"] for line in judged}) > 1
+
+
+def test_a_budget_of_tokens_makes_the_steps_that_were_planned(whole: Path) -> None:
+    """The step before the last was short of the budget; the rate of the last one is that of its number."""
+    options = open_run(whole)[0]
+    pairs = translation.corpus_of(whole, "train", lambda text: None).pairs("train")
+    batches = PairBatches(pairs, batch_tokens=200, seed=options.train.seed)
+    planned = make_plan(options.train, options.eval, batches).total_steps
+    last = lines(whole, "train")[-1]
+    final = batches.batch(*divmod(planned - 1, batches.batches_per_epoch)).tokens
+    assert last["step"] == planned
+    assert last["tokens"] >= 9000 > last["tokens"] - final
+    assert last["lr"] == pytest.approx(0.02 * (10 / last["step"]) ** 0.5, rel=1e-8)
+    assert lines(whole, "train")[0]["lr"] == pytest.approx(1e-7 + (0.02 - 1e-7) * 5 / 10, rel=1e-8)
+
+
+@pytest.mark.parametrize("number", [3, 17, 48])
+def test_a_killed_run_ends_as_one_never_killed(
+    number: int, config: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner, calls = TranslationObjective.__call__, iter(range(1, 10**6))
+
+    def dying(self: TranslationObjective, *given: Any) -> Any:
+        if next(calls) == number:
+            raise Death
+        return inner(self, *given)
+
+    monkeypatch.setattr(TranslationObjective, "__call__", dying)
+    with pytest.raises(Death):
+        run(config, tmp_path / "killed")
+    run(config, tmp_path / "killed")
+    assert left_by(tmp_path / "killed") == left_by(whole)
+
+
+def test_the_last_checkpoints_are_averaged_and_measured(whole: Path) -> None:
+    found = average(whole, last=2)
+    steps = [line["step"] for line in lines(whole, "valid")]
+    assert found["steps"] == steps[-2:]
+    folder = whole / "checkpoints"
+    given = [load_file(folder / "kept" / f"step-{step:08d}" / "model.safetensors") for step in steps[-2:]]
+    for name, tensor in load_file(folder / "average" / "model.safetensors").items():
+        mean = np.mean([weights[name] for weights in given], axis=0, dtype=np.float64).astype(tensor.dtype)
+        assert np.array_equal(tensor, mean), name
+    measured = translation.evaluate(whole, "test", checkpoint="average", device_name="cpu")
+    assert measured["checkpoint"] == "average"
+    average(whole, last=1, name="newest")
+    newest, last = (translation.evaluate(whole, "test", checkpoint=c, device_name="cpu") for c in ("newest", "last"))
+    assert newest["nll"] == last["nll"] != measured["nll"]
+    assert newest["bleu"] == last["bleu"]
