@@ -14,7 +14,7 @@ import pytest
 from fullrank.config.data import DataConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.data import Corpus, load_corpus, prepare, unigram_perplexity
-from fullrank.data import corpus as corpus_module
+from fullrank.data import texts as texts_module
 
 LINES = [f"the {animal} number {i} saw a {animal}" for i in range(50) for animal in ("cat", "dog")]
 
@@ -138,7 +138,7 @@ def test_the_same_text_in_two_splits_is_told(files):
 
 def test_second_call_only_opens(files, monkeypatch):
     first = prepare(config(files))
-    monkeypatch.setattr(corpus_module, "_build", None)  # would fail if called
+    monkeypatch.setattr(texts_module, "_build", None)  # would fail if called
     again = prepare(config(files))
     assert again.folder == first.folder
     assert again.splits == first.splits
@@ -249,7 +249,7 @@ def test_two_processes_at_once(files):
 
 
 def test_the_slower_of_two_processes_keeps_the_first_result(files, monkeypatch):
-    real = corpus_module._build
+    real = texts_module._build
     inner: list[Corpus] = []
 
     def interrupted(*args: object) -> None:
@@ -258,7 +258,7 @@ def test_the_slower_of_two_processes_keeps_the_first_result(files, monkeypatch):
             inner.append(None)  # type: ignore[arg-type]
             inner[0] = prepare(config(files))  # another process is done while this one still works
 
-    monkeypatch.setattr(corpus_module, "_build", interrupted)
+    monkeypatch.setattr(texts_module, "_build", interrupted)
     outer = prepare(config(files))
     assert outer.folder == inner[0].folder
     assert outer.splits == inner[0].splits

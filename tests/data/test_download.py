@@ -15,8 +15,8 @@ from fullrank.config.data import DataConfig
 from fullrank.core.errors import RunError
 from fullrank.data import download as download_module
 from fullrank.data import prepare
+from fullrank.data.corpora import CORPORA, CorpusInfo
 from fullrank.data.download import download, fetch
-from fullrank.data.known import CORPORA, CorpusInfo
 
 SPLITS = ("train", "valid", "test")
 TEXTS = {split: f"the {split} text\n".encode() * 9 for split in SPLITS}
@@ -105,7 +105,7 @@ def test_files_come_verified_and_only_once(server, tmp_path):
 
 
 def test_prepare_downloads_and_labels(server, tmp_path, monkeypatch):
-    monkeypatch.setattr("fullrank.data.sources.CORPORA", dict(CORPORA) | {"ptb": three_files(server)})
+    monkeypatch.setattr("fullrank.data.corpora.CORPORA", dict(CORPORA) | {"ptb": three_files(server)})
     corpus = prepare(DataConfig(name="ptb", cache=str(tmp_path)))
     assert corpus.is_slice, "the counts are not the published ones, wherever the files came from"
     assert corpus.splits["train"].words == 9 * 4

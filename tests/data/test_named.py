@@ -10,7 +10,7 @@ from fullrank.config.data import DataConfig
 from fullrank.config.glue import GLUE
 from fullrank.core.errors import InputError
 from fullrank.data import known_corpora, prepare, unigram_perplexity
-from fullrank.data.known import CORPORA
+from fullrank.data.corpora import CORPORA
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason=f"no corpora at {REAL}")

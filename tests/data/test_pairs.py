@@ -12,7 +12,7 @@ import pytest
 from fullrank.config.data import DataConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.data import load_pairs, prepare, prepare_pairs
-from fullrank.data.known import CORPORA
+from fullrank.data.corpora import CORPORA
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason=f"no corpora at {REAL}")
@@ -147,7 +147,7 @@ def test_damage_is_found_and_mended(folder, damage):
         load_pairs(corpus.folder)
     told: list[str] = []
     again = prepare_pairs(config(folder), report=told.append)
-    assert "cannot be used, preparing them again" in told[0]
+    assert "cannot be used, preparing it again" in told[0]
     assert (again.folder, path.read_bytes()) == (corpus.folder, good)
     path.unlink()
     with pytest.raises((RunError, InputError)):
@@ -165,7 +165,7 @@ def test_nothing_is_left_when_preparing_fails(folder, monkeypatch):
     def fails(*given, **keys):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fullrank.data.pairs.encode_pairs", fails)
+    monkeypatch.setattr("fullrank.data.pairs._encode", fails)
     with pytest.raises(RunError, match="no space left"):
         prepare_pairs(config(folder))
     assert list((folder / "cache" / "pairs").iterdir()) == []

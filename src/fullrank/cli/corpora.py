@@ -74,7 +74,7 @@ def prepare_data(
     """
     from fullrank.config.data import PAIR_CORPORA
     from fullrank.config.load import apply_overrides, build
-    from fullrank.data.known_tasks import is_task
+    from fullrank.data.corpora import is_task
 
     if is_task(name):
         _tell(*_read_task(name, overrides or [], source, to), json)
@@ -102,8 +102,8 @@ def _read_task(
     """A task to fine-tune on: what JSON says of it, and lines for people."""
     from fullrank.config.glue import GLUE
     from fullrank.core.errors import InputError
+    from fullrank.data.corpora import SQUAD
     from fullrank.data.glue_overview import glue_overview, overview_lines
-    from fullrank.data.known_tasks import SQUAD
     from fullrank.data.squad_overview import squad_lines, squad_overview
 
     if overrides:

@@ -1,19 +1,27 @@
-"""Text to batches: `vocab` (tokenizers), `corpus` (prepared corpora on disk), `stream` (blocks and parallel streams),
-`masking` (text with some tokens masked).
+"""Text, sentence pairs and tasks, from files to batches.
 
-Sentence pairs: `language` (text of one side to ids), `pairs` (prepared corpora), `pair_batches`.
+`tokenizers` and `language`: text to ids. `corpora` and `download`: known corpora and where they come from. `texts` and `pairs`
+prepare a corpus once, `prepared` keeps it. `batches` and `masking` make batches. `glue` and `squad`: tasks to fine-tune on.
 """
 
-from fullrank.data.build import Split
-from fullrank.data.corpus import Corpus, load_corpus, prepare
-from fullrank.data.known import CorpusInfo
-from fullrank.data.known_tasks import known_corpora
+from fullrank.data.corpora import CorpusInfo, known_corpora
 from fullrank.data.language import Language, load_language
 from fullrank.data.masking import MaskedBatch, MaskedBatches, Masking, masked_blocks
 from fullrank.data.pair_batches import PairBatch, PairBatches, pair_batch
-from fullrank.data.pair_store import PairSplit
-from fullrank.data.pairs import PairCorpus, Pairs, load_pairs, prepare_pairs
+from fullrank.data.pairs import prepare_pairs
+from fullrank.data.prepared import (
+    Corpus,
+    PairCorpus,
+    Pairs,
+    PairSplit,
+    Split,
+    load_corpus,
+    load_pairs,
+    unigram_nats,
+    unigram_perplexity,
+)
 from fullrank.data.stream import Batch, Blocks, Streams, Windows
+from fullrank.data.texts import prepare
 from fullrank.data.tokenizers import (
     BpeTokenizer,
     ByteVocabulary,
@@ -23,7 +31,6 @@ from fullrank.data.tokenizers import (
     load_tokenizer,
     train_bpe,
 )
-from fullrank.data.unigram import unigram_nats, unigram_perplexity
 
 __all__ = [
     "Batch",

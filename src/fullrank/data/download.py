@@ -1,31 +1,33 @@
-"""Fetching a corpus from its public place: into a temporary folder first, verified, then given its name in one step."""
+"""Corpora from their public places: downloads, which go into a temporary folder first and are verified, and the Hugging Face
+hub."""
 
 from __future__ import annotations
 
 import gzip
 import http.client
+import importlib.util
+import shutil
 import tarfile
 import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
+from typing import IO, Any
 
-from fullrank.core.errors import RunError
-from fullrank.data.files import file_digest, publish, workspace, writing
-from fullrank.data.known import CorpusInfo
+from fullrank.core.errors import InputError, RunError
+from fullrank.data.corpora import CorpusInfo
+from fullrank.data.files import Report, file_digest, publish, workspace, writing
 
-Report = Callable[[str], None]
 _ATTEMPTS = 3
 _TIMEOUT = 30  # seconds without a byte
 _BLOCK = 1 << 18
-_TAR = (".tar.gz", ".tgz")
 _SHARDS = ("news.en-", "news.en.heldout-00000-of", "news.en.heldout-00001-of")  # of the archive of lm1b
 
 
 def fetch(url: str, target: Path, report: Report, *, timeout: float = _TIMEOUT) -> None:
-    """Downloads `url` to `target`; a broken connection is taken up where it broke, at most twice.
+    """Download `url` to `target`; a broken connection is taken up where it broke, at most twice.
 
     Raises OSError or http.client.HTTPException when it does not succeed.
     """
@@ -48,49 +50,44 @@ def _fetch_rest(url: str, target: Path, report: Report, timeout: float) -> None:
             have = 0
         length = response.headers.get("Content-Length")
         total = have + int(length) if length else None
-        told = 0  # tenths
+        reported = 0  # tenths
         with writing(target.parent), target.open("ab" if have else "wb") as file:
             while block := response.read(_BLOCK):
                 file.write(block)
                 have += len(block)
-                if total and 10 * have // total > told:
-                    told = 10 * have // total
-                    report(f"{url}: {10 * told} % of {total / 1e6:,.1f} MB")
+                if total and 10 * have // total > reported:
+                    reported = 10 * have // total
+                    report(f"{url}: {10 * reported} % of {total / 1e6:,.1f} MB")
         if total and have < total:
             raise ConnectionError(f"the connection closed after {have:,} of {total:,} bytes")
 
 
 def _unpack(archive: Path, info: CorpusInfo) -> None:
-    """Takes the corpus's files out of a .zip, .tar.gz, .tgz or .gz, next to it, and removes the archive."""
+    """Take the corpus's files out of a .zip, .tar.gz, .tgz or .gz, next to it, and remove the archive."""
     folder = archive.parent
     wanted = {*info.packed, *(name for names in info.files.values() for name in names)}
     if archive.suffix == ".zip":
         with zipfile.ZipFile(archive) as packed:
             for member in packed.namelist():
-                name = Path(member).name
-                if name in wanted:
+                if (name := Path(member).name) in wanted:
                     _copy(packed.open(member), folder / name)
-    elif not archive.name.endswith(_TAR):
-        with gzip.open(archive) as packed_file:
-            _copy(packed_file, folder / archive.stem)
+    elif not archive.name.endswith((".tar.gz", ".tgz")):
+        with gzip.open(archive) as content:
+            _copy(content, folder / archive.stem)
     else:
         with tarfile.open(archive) as packed:
             for entry in packed:
                 name = Path(entry.name).name
-                content = (
-                    packed.extractfile(entry)
-                    if entry.isfile() and (name in wanted or name.startswith(_SHARDS))
-                    else None
-                )
-                if content is not None:
-                    _copy(content, folder / name)
+                if entry.isfile() and (name in wanted or name.startswith(_SHARDS)):
+                    inner = packed.extractfile(entry)
+                    assert inner is not None  # it is a file
+                    _copy(inner, folder / name)
     archive.unlink()
 
 
-def _copy(source: object, target: Path) -> None:
-    with source as stream, target.open("wb") as file:  # type: ignore[attr-defined]
-        while block := stream.read(_BLOCK):
-            file.write(block)
+def _copy(source: IO[bytes] | gzip.GzipFile, target: Path) -> None:
+    with source, target.open("wb") as file:
+        shutil.copyfileobj(source, file)
 
 
 def _verify(info: CorpusInfo, folder: Path) -> None:
@@ -143,3 +140,40 @@ def download(info: CorpusInfo, cache: Path, report: Report) -> Path:
         with writing(final.parent):
             publish(folder, final)
     return final
+
+
+def hub_rows(
+    name: str,
+    split: str,
+    *,
+    configuration: str | None = None,
+    revision: str,
+    cache: Path | None,
+    what: str,
+    licence: str,
+    local: str,
+    report: Report,
+) -> Iterable[dict[str, Any]]:
+    """The rows of a split of a data set on the Hugging Face hub, through `datasets`.
+
+    `what` names the data in messages, `local` says how local files are given instead.
+    Raises InputError where `datasets` is not installed, RunError where the hub cannot be reached; both name the local way.
+    """
+    if importlib.util.find_spec("datasets") is None:
+        raise InputError(
+            f"{what}: {local}; or install what the Hugging Face hub ({name}) needs: pip install 'fullrank[hf]'"
+        )
+    report(f"{what}: {split} from the Hugging Face hub, {name} ({licence})")
+    try:
+        import datasets
+
+        rows: Iterable[dict[str, Any]] = datasets.load_dataset(
+            name, configuration, split=split, revision=revision, cache_dir=None if cache is None else str(cache / "hub")
+        )
+    except Exception as error:  # of many libraries: no network, no such revision, a full disk
+        words = " ".join(str(error).split())[:300]
+        raise RunError(
+            f"{what} could not be had from the Hugging Face hub, {name} ({type(error).__name__}: {words}). Either connect to "
+            f"the network, or {local}"
+        ) from error
+    return rows

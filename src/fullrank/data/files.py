@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
@@ -23,6 +23,7 @@ import numpy as np
 
 from fullrank.core.errors import InputError, RunError
 
+Report = Callable[[str], None]  # hears of every step, a line at a time
 _PIECE = 1 << 20
 _LONGEST = 16 << 20  # a longer line is cut, between characters, even where it has no space
 _STALE_SECONDS = 24 * 3600
@@ -184,6 +185,27 @@ def _line_ends(path: Path, key: str) -> np.ndarray:
             offset += len(block)
     whole = np.concatenate(ends)
     return whole if len(whole) and whole[-1] == offset else np.append(whole, offset)
+
+
+def existing_folder(folder: Path, wanted: str) -> Path:
+    """The folder of `data.dir`; InputError if it is none. `wanted`: the files that it should hold."""
+    if not folder.is_dir():
+        problem = f"{folder} is a file" if folder.exists() else f"no such folder: {folder}"
+        raise InputError(f"data.dir: {problem}; give the folder that holds {wanted}")
+    return folder
+
+
+def fullest_folder(
+    folders: Sequence[Path], names: Mapping[str, Sequence[str]], holds: Callable[[Path, str], bool]
+) -> tuple[Path, dict[str, str]]:
+    """The folder that holds most splits, and of each split the first of its accepted `names` there."""
+    where, best = folders[0], dict[str, str]()
+    for folder in folders:
+        here = {split: [name for name in accepted if holds(folder, name)] for split, accepted in names.items()}
+        first = {split: found[0] for split, found in here.items() if found}
+        if len(first) > len(best):
+            where, best = folder, first
+    return where, best
 
 
 def cache_root(cache: str | None) -> Path:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fullrank.core.errors import InputError
-from fullrank.data.pair_store import Pairs
+from fullrank.data.prepared import Pairs
 
 
 @dataclass(frozen=True)

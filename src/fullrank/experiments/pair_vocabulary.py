@@ -7,7 +7,7 @@ from dataclasses import replace
 from fullrank.config.run import RunConfig
 from fullrank.core.config import EncoderConfig
 from fullrank.core.errors import ConfigError
-from fullrank.data.pairs import PairCorpus
+from fullrank.data import PairCorpus
 
 
 def with_vocabularies(config: RunConfig, corpus: PairCorpus) -> RunConfig:

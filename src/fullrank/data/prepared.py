@@ -1,0 +1,367 @@
+"""Prepared corpora: text, or sentence pairs, as memory-mapped token ids in a folder of the cache.
+
+The folder is `corpora/<name>-<tokens>-<key>` or `pairs/<name>-<source>-<target>-<tokens>-<key>`, where the key is a hash of the
+contents of the source files and of every setting. It appears whole or not at all, so that several processes may prepare a
+corpus at once. `corpus.json` or `pairs.json` records the counts, the sha256 of every file and how the corpus was made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from fullrank.core.errors import InputError, RunError
+from fullrank.data.corpora import CorpusInfo
+from fullrank.data.files import Report, discard, publish, workspace, writing
+from fullrank.data.language import Language, load_language
+from fullrank.data.tokenizers import Tokenizer, load_tokenizer
+
+SIDES = ("source", "target")
+_FORMAT = 1  # of the folder; part of the key
+_TEXT_RECORD, _PAIRS_RECORD = "corpus.json", "pairs.json"
+_COUNTED_AT_ONCE = 1 << 22
+
+
+@dataclass(frozen=True)
+class Split:
+    """Counts of one split of a text: `tokens` (with `<eos>`), `words` (between white space, plus one for each line end, as
+    published counts are), `characters` and `bytes` of its text, and the `sha256` of its token ids."""
+
+    tokens: int
+    words: int
+    characters: int
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class PairSplit:
+    """Counts of one split of sentence pairs: `pairs`; of each side its `tokens` (with one `<eos>` a sentence), `words` and
+    tokens `unknown` to the vocabulary; and the `sha256` of each of its files."""
+
+    pairs: int
+    source_tokens: int
+    target_tokens: int
+    source_words: int
+    target_words: int
+    source_unknown: int
+    target_unknown: int
+    sha256: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A prepared text on disk.
+
+    `label` names it in reports: a corpus whose counts differ from the published ones is "<name> (slice)".
+    `details`: source files with their sha256, settings, notes on how splits were made, Python version for `builtin`.
+    """
+
+    folder: Path
+    name: str
+    label: str
+    is_slice: bool
+    tokenizer: Tokenizer
+    splits: Mapping[str, Split]
+    details: Mapping[str, Any]
+
+    def ids(self, split: str) -> np.ndarray:
+        """The token ids of a split, memory-mapped and read-only."""
+        _check_split(self, split)
+        return np.memmap(self.folder / f"{split}.bin", dtype=id_type(len(self.tokenizer)), mode="r")
+
+
+@dataclass(frozen=True)
+class PairCorpus:
+    """Prepared sentence pairs on disk. `details` also say what cleaning left out."""
+
+    folder: Path
+    name: str
+    label: str
+    is_slice: bool
+    source: Language
+    target: Language
+    splits: Mapping[str, PairSplit]
+    details: Mapping[str, Any]
+
+    def pairs(self, split: str) -> Pairs:
+        """The sentence pairs of a split."""
+        _check_split(self, split)
+        return Pairs(self.folder, split, (self.source, self.target))
+
+
+def _check_split(corpus: Corpus | PairCorpus, split: str) -> None:
+    if split not in corpus.splits:
+        raise InputError(f"{corpus.label} has the splits {', '.join(corpus.splits)}, not '{split}'")
+
+
+class Pairs:
+    """The encoded sentences of a split, memory-mapped: sentence i of one side is a translation of sentence i of the other.
+
+    Files of each side: `<split>.<side>.bin` has the ids, `.offsets` their borders (sentence i is ids[offsets[i] :
+    offsets[i + 1]]), `.txt` the lines as they were encoded, and `.raw.txt`, where Moses changed them, the lines before that.
+    """
+
+    def __init__(self, folder: Path, split: str, languages: tuple[Language, Language]) -> None:
+        self._folder, self.split, self._languages = folder, split, languages
+        self._ids, self._offsets = [], []
+        for side, language in zip(SIDES, languages, strict=True):
+            self._ids.append(_mapped(folder / f"{split}.{side}.bin", id_type(len(language))))
+            self._offsets.append(_mapped(folder / f"{split}.{side}.offsets", np.dtype("<i8")))
+        if len(self._offsets[0]) != len(self._offsets[1]):
+            raise RunError(f"{folder}: the two sides of {split} have different numbers of sentences")
+
+    def __len__(self) -> int:
+        return len(self._offsets[0]) - 1
+
+    @property
+    def source_eos_id(self) -> int:
+        return self._languages[0].eos_id
+
+    @property
+    def target_eos_id(self) -> int:
+        return self._languages[1].eos_id
+
+    def source(self, i: int) -> np.ndarray:
+        """Token ids of a source sentence, without `<eos>`; none for an empty line."""
+        return self._sentence(0, i)
+
+    def target(self, i: int) -> np.ndarray:
+        """Token ids of a target sentence, without `<eos>`; none for an empty line."""
+        return self._sentence(1, i)
+
+    def _sentence(self, side: int, i: int) -> np.ndarray:
+        if not 0 <= i < len(self):
+            raise IndexError(f"pair {i} of {len(self)}")
+        start, end = self._offsets[side][i : i + 2]
+        return self._ids[side][start:end]
+
+    @cached_property
+    def source_lengths(self) -> np.ndarray:
+        """(pairs,) int64: tokens of each source sentence, without `<eos>`."""
+        return np.diff(self._offsets[0])
+
+    @cached_property
+    def target_lengths(self) -> np.ndarray:
+        """(pairs,) int64: tokens of each target sentence, without `<eos>`."""
+        return np.diff(self._offsets[1])
+
+    def sources(self) -> list[str]:
+        """The source lines as ordinary text, which `Language.encode` takes."""
+        return self._ordinary(0)
+
+    def references(self) -> list[str]:
+        """The target lines as ordinary text, for BLEU of `Language.decode`; in lower case if the corpus is."""
+        return self._ordinary(1)
+
+    def source_tokens(self) -> list[str]:
+        """The source lines as they were encoded: tokenized where the corpus is, words not split."""
+        return self._lines(f"{SIDES[0]}.txt")
+
+    def reference_tokens(self) -> list[str]:
+        """The target lines as they were encoded, for tokenized BLEU of `Language.tokens`."""
+        return self._lines(f"{SIDES[1]}.txt")
+
+    def _ordinary(self, side: int) -> list[str]:
+        language, raw = self._languages[side], f"{SIDES[side]}.raw.txt"
+        if (self._folder / f"{self.split}.{raw}").exists():
+            return [line.lower() for line in self._lines(raw)] if language.lowercase else self._lines(raw)
+        return [language.detokenized(line) for line in self._lines(f"{SIDES[side]}.txt")]
+
+    def _lines(self, name: str) -> list[str]:
+        return (self._folder / f"{self.split}.{name}").read_bytes().decode("utf-8").split("\n")[:-1]
+
+
+def _mapped(path: Path, dtype: np.dtype[Any]) -> np.ndarray:
+    if path.stat().st_size == 0:  # no token at all: nothing can be mapped
+        return np.empty(0, dtype)
+    return np.memmap(path, dtype=dtype, mode="r")
+
+
+def id_type(entries: int) -> np.dtype[Any]:
+    """The type of stored ids: uint16 where every id fits, else int32."""
+    return np.dtype("<u2") if entries <= 1 << 16 else np.dtype("<i4")
+
+
+# opening and making a prepared corpus, alike for text and pairs
+
+
+def load_corpus(folder: Path) -> Corpus:
+    """A prepared text, opened again; its ids are checked against their recorded sha256.
+
+    Raises InputError if the folder is not a prepared corpus, RunError if it is damaged.
+    """
+    with _recorded(folder, _TEXT_RECORD) as record:
+        splits = {split: Split(**counts) for split, counts in record["splits"].items()}
+        _verify(folder, {f"{split}.bin": counts.sha256 for split, counts in splits.items()})
+        tokenizer = load_tokenizer(folder)
+        return Corpus(folder, record["name"], record["label"], record["is_slice"], tokenizer, splits, record["details"])
+
+
+def load_pairs(folder: Path) -> PairCorpus:
+    """Prepared sentence pairs, opened again; their files are checked against their recorded sha256. Errors as `load_corpus`."""
+    with _recorded(folder, _PAIRS_RECORD) as record:
+        splits = {split: PairSplit(**counts) for split, counts in record["splits"].items()}
+        for counts in splits.values():
+            _verify(folder, counts.sha256)
+        source, target = (load_language(folder / side) for side in SIDES)
+        return PairCorpus(
+            folder, record["name"], record["label"], record["is_slice"], source, target, splits, record["details"]
+        )
+
+
+@contextmanager
+def _recorded(folder: Path, name: str) -> Iterator[dict[str, Any]]:
+    """The record of a prepared corpus, for opening it; errors of the block mean that the folder is damaged."""
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder; a prepared corpus is a folder with {name}")
+    if not (folder / name).exists():
+        raise InputError(f"{folder}: not a prepared corpus, there is no {name}; run `fullrank data prepare NAME`")
+    try:
+        yield json.loads((folder / name).read_text(encoding="utf-8"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"{folder}: the prepared corpus is damaged ({error})") from error
+
+
+def _verify(folder: Path, digests: Mapping[str, str]) -> None:
+    for name, digest in digests.items():
+        if sha256_of(folder / name) != digest:
+            raise RunError(f"{folder / name} is damaged (truncated or changed)")
+
+
+def sha256_of(path: Path) -> str:
+    """sha256 of a file of a prepared corpus."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def key_of(info: CorpusInfo, settings: Mapping[str, Any], **identity: Any) -> str:
+    """The key in the name of a prepared corpus. `identity`: source files and versions of libraries that the ids depend on."""
+    content = {"format": _FORMAT, "name": info.name, "settings": settings, **identity}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+_C = TypeVar("_C", Corpus, PairCorpus)
+
+
+def open_or_build(
+    folder: Path,
+    load: Callable[[Path], _C],
+    build: Callable[[Path], None],
+    report: Report,
+    *,
+    allow_slice: bool,
+) -> _C:
+    """The prepared corpus in `folder`; where there is none, or a damaged one, `build` writes it into a folder of its own first.
+
+    A slice is reported; with `allow_slice=False` (paper scale) it is an InputError.
+    """
+    corpus: _C | None = None
+    if folder.exists():
+        try:
+            corpus = load(folder)
+        except (InputError, RunError) as error:
+            report(f"the prepared corpus cannot be used, preparing it again: {error}")
+            discard(folder)
+    if corpus is None:
+        with workspace(folder.parent) as temporary, writing(folder.parent.parent):
+            build(temporary)
+            publish(temporary, folder)
+        corpus = load(folder)
+    if corpus.is_slice:
+        _report_slice(corpus, allow_slice, report)
+    return corpus
+
+
+def _report_slice(corpus: Corpus | PairCorpus, allowed: bool, report: Report) -> None:
+    details = corpus.details
+    differences = "; ".join(
+        f"{split} has {counts['here']:,} {details['unit']}, published are {counts['published']:,}"
+        for split, counts in details["differs_from_published"].items()
+    )
+    if not allowed:
+        raise InputError(
+            f"data.name: {corpus.label} is not the published corpus ({differences}), and the paper scale needs it; give the "
+            "full files with --from DIR (data.dir), leave data.max_tokens and data.max_length out, or choose --scale small"
+        )
+    report(f"{corpus.label}: {differences}; figures are not comparable with published ones")
+
+
+def differences(info: CorpusInfo, counts: Mapping[str, int], slack: int = 0) -> dict[str, dict[str, int]]:
+    """Splits whose counts are more than `slack` away from the published ones."""
+    return {
+        split: {"published": published, "here": counts[split]}
+        for split, published in info.published.items()
+        if split in counts and abs(counts[split] - published) > slack
+    }
+
+
+def write_record(
+    folder: Path,
+    info: CorpusInfo,
+    label: str,
+    splits: Mapping[str, Split] | Mapping[str, PairSplit],
+    *,
+    sources: Sequence[Mapping[str, Any]],
+    settings: Mapping[str, Any],
+    notes: Sequence[str],
+    differs: Mapping[str, Any],
+    **details: Any,
+) -> None:
+    """Write `corpus.json` or `pairs.json`, the last file of a prepared corpus."""
+    record = {
+        "format": _FORMAT,
+        "name": info.name,
+        "label": label,
+        "is_slice": bool(differs),
+        "splits": {split: dataclasses.asdict(counts) for split, counts in splits.items()},
+        "details": {
+            "sources": sources,
+            "settings": settings,
+            "notes": list(notes),
+            "unit": info.unit,
+            "differs_from_published": differs,
+            **details,
+        },
+    }
+    name = _PAIRS_RECORD if info.unit == "pairs" else _TEXT_RECORD
+    (folder / name).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+# the unigram model of a prepared text: the simplest language model, as a yardstick
+
+
+def unigram_nats(corpus: Corpus, without: Sequence[int] = ()) -> np.ndarray:
+    """-log p(w) of each entry w, in nats, under the add-one-smoothed unigram of the training split; (V,).
+
+    p(w) = (count of w in train + 1) / (tokens of train + V), both without the entries `without`, which have no p: infinity.
+    """
+    counts = _counts(corpus, "train") + 1.0
+    counts[list(without)] = 0
+    with np.errstate(divide="ignore"):
+        nats: np.ndarray = math.log(counts.sum()) - np.log(counts)
+    return nats
+
+
+def unigram_perplexity(corpus: Corpus, split: str) -> float:
+    """Perplexity per token of the add-one-smoothed unigram of the training split, on the same vocabulary."""
+    counts = _counts(corpus, split)
+    return math.exp(float(counts @ unigram_nats(corpus)) / int(counts.sum()))
+
+
+def _counts(corpus: Corpus, split: str) -> np.ndarray:
+    """How often each entry occurs in a split; (V,) int64."""
+    ids, counts = corpus.ids(split), np.zeros(len(corpus.tokenizer), dtype=np.int64)
+    for start in range(0, len(ids), _COUNTED_AT_ONCE):
+        counts += np.bincount(ids[start : start + _COUNTED_AT_ONCE], minlength=len(counts))
+    return counts
