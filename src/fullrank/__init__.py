@@ -12,6 +12,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from fullrank.core import engine as _engine
+
 __version__ = "0.1.0"
 
 _HOMES = {
@@ -32,8 +34,8 @@ _HOMES = {
     "Encoder": "fullrank.core.encoder",
     "MaskedLanguageModel": "fullrank.core.masked",
     "AdaptiveInput": "fullrank.core.embedding",
-    "AdaptiveSoftmax": "fullrank.core.adaptive",
-    "MixtureOfSoftmaxes": "fullrank.core.mixture",
+    "AdaptiveSoftmax": "fullrank.core.output",
+    "MixtureOfSoftmaxes": "fullrank.core.output",
     "Attention": "fullrank.core.attention",
     "MultiLinearAttention": "fullrank.core.attention",
     "Layout": "fullrank.core.layout",
@@ -69,7 +71,6 @@ if TYPE_CHECKING:
     from fullrank.config.run import EvalConfig as EvalConfig
     from fullrank.config.run import RunConfig as RunConfig
     from fullrank.config.run import TrainConfig as TrainConfig
-    from fullrank.core.adaptive import AdaptiveSoftmax as AdaptiveSoftmax
     from fullrank.core.attention import Attention as Attention
     from fullrank.core.attention import MultiLinearAttention as MultiLinearAttention
     from fullrank.core.config import AttentionConfig as AttentionConfig
@@ -84,7 +85,8 @@ if TYPE_CHECKING:
     from fullrank.core.encoder import Encoder as Encoder
     from fullrank.core.layout import Layout as Layout
     from fullrank.core.masked import MaskedLanguageModel as MaskedLanguageModel
-    from fullrank.core.mixture import MixtureOfSoftmaxes as MixtureOfSoftmaxes
+    from fullrank.core.output import AdaptiveSoftmax as AdaptiveSoftmax
+    from fullrank.core.output import MixtureOfSoftmaxes as MixtureOfSoftmaxes
     from fullrank.core.penalty import orthogonality as orthogonality
     from fullrank.core.penalty import overlap as overlap
     from fullrank.core.skip_retain import SkipRetain as SkipRetain
@@ -103,6 +105,15 @@ if TYPE_CHECKING:
     from fullrank.hf.saving import load_injected as load_injected
     from fullrank.hf.saving import save_adapter as save_adapter
     from fullrank.kernels import kernel as kernel
+
+
+def _engines() -> _engine.Engines:
+    from fullrank import kernels
+
+    return kernels
+
+
+_engine.load = _engines
 
 
 def __getattr__(name: str) -> Any:

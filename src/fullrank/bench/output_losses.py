@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fullrank.bench.candidates import BOTH, Candidate, Comparison, Pass, Settings
-from fullrank.kernels.cross_entropy import weighted_loss
+from fullrank.kernels.vocabulary import weighted_loss
 
 STOCK = "cross_entropy"
 _FUNCTIONAL: Any = F  # linear_cross_entropy is younger than the oldest torch we run on
@@ -93,9 +93,9 @@ def chunked(rows: int | None) -> Loss:
 def ours(given: Given) -> Tensor:
     tokens, mixtures = given.log_prior.shape
     scale = torch.full((tokens,), 1 / tokens, device=given.hidden.device)
-    if mixtures == 1:
-        return weighted_loss(given.hidden[:, 0], given.weight, given.bias, given.targets, scale)[0]
-    return weighted_loss(given.hidden, given.weight, given.bias, given.targets, scale, log_prior=given.log_prior)[0]
+    log_prior = None if mixtures == 1 else given.log_prior
+    hidden = given.hidden.flatten(0, 1)
+    return weighted_loss(hidden, given.weight, given.bias, given.targets, scale, log_prior=log_prior)[0]
 
 
 def case(size: Size, loss: Loss, settings: Settings) -> Pass:

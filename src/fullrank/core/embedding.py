@@ -1,15 +1,34 @@
-"""Input layers: token ids to vectors."""
+"""Input layers: token ids to vectors. And the clusters of adaptive layers: frequent words are wide, rare ones narrow."""
 
 from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fullrank.core.clusters import Clusters
-from fullrank.core.config import InputConfig, ModelConfig
-from fullrank.core.errors import ConfigError
-from fullrank.core.registry import register
+from .config import InputConfig, ModelConfig, OutputConfig, cluster_problems
+from .errors import ConfigError
+from .registry import register
+
+
+def layer_sizes(
+    layer: str, config: ModelConfig | InputConfig | OutputConfig, vocab_size: int | None, hidden_size: int | None
+) -> tuple[int, int]:
+    """vocab_size and hidden_size of a `ModelConfig`, or those given beside one of its sections."""
+    if isinstance(config, ModelConfig):
+        if vocab_size is not None or hidden_size is not None:
+            raise ConfigError(f"{layer}: a ModelConfig has its own sizes; change them there")
+        vocab_size, hidden_size = config.vocab_size, config.hidden_size
+    if hidden_size is None:
+        section = type(config).__name__
+        raise ConfigError(f"{layer}: give a ModelConfig, or an {section} with vocab_size and hidden_size")
+    if vocab_size is None:
+        raise ConfigError("model.vocab_size: must be a number to build a model (a run takes it from its data)")
+    return vocab_size, hidden_size
 
 
 @register("input", "token")
@@ -18,14 +37,47 @@ class TokenEmbedding(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        if config.vocab_size is None:
-            raise ConfigError("model.vocab_size: must be a number to build a model (a run takes it from its data)")
-        self.weight = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+        self.weight = nn.Parameter(torch.empty(layer_sizes("TokenEmbedding", config, None, None)))
         self.scale = config.hidden_size**0.5 if config.scale_embedding else 1.0
 
     def forward(self, input_ids: Tensor) -> Tensor:
         vectors = F.embedding(input_ids, self.weight)
         return vectors * self.scale if self.scale != 1 else vectors
+
+    def flops_per_token(self) -> float:
+        """Zero: nothing is multiplied."""
+        return 0.0
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """Cluster i holds the ids from starts[i] up to starts[i] + sizes[i], as vectors of widths[i] = E // div_val^i."""
+
+    starts: tuple[int, ...]
+    sizes: tuple[int, ...]
+    widths: tuple[int, ...]
+    projected: bool  # div_val is not 1, so that vectors are not of the model's width
+
+    @classmethod
+    def of(cls, key: str, cutoffs: list[int] | None, div_val: int, vocab_size: int, hidden_size: int) -> Clusters:
+        """Clusters that end at `cutoffs` and at `vocab_size`; ConfigError names `key` (`model.input`, `model.output`)."""
+        if problems := cluster_problems(key, cutoffs, div_val, vocab_size, hidden_size):
+            raise ConfigError(*problems)
+        bounds = (0, *(cutoffs or ()), vocab_size)
+        sizes = tuple(end - start for start, end in itertools.pairwise(bounds))
+        return cls(bounds[:-1], sizes, tuple(hidden_size // div_val**i for i in range(len(sizes))), div_val != 1)
+
+    def number(self, ids: Tensor) -> Tensor:
+        """The cluster of each id, int64, same shape; an id outside the vocabulary gets the nearest."""
+        cluster = (ids >= self.starts[1]).long()
+        for start in self.starts[2:]:
+            cluster += ids >= start
+        return cluster
+
+    def shares(self) -> list[float]:
+        """The share of each cluster in a text by Zipf's law: the word of rank r is as frequent as 1 / r."""
+        ends = [0.0] + [math.log(2 * (start + size) + 1) for start, size in zip(self.starts, self.sizes, strict=True)]
+        return [(b - a) / ends[-1] for a, b in itertools.pairwise(ends)]
 
 
 @register("input", "adaptive")
@@ -46,20 +98,15 @@ class AdaptiveInput(nn.Module):
         self, config: ModelConfig | InputConfig, *, vocab_size: int | None = None, hidden_size: int | None = None
     ) -> None:
         super().__init__()
-        scaled = False
-        if isinstance(config, ModelConfig):
-            if vocab_size is not None or hidden_size is not None:
-                raise ConfigError("AdaptiveInput: a ModelConfig has its own sizes; change them there")
-            vocab_size, hidden_size, scaled = config.vocab_size, config.hidden_size, config.scale_embedding
-            config = config.input
-        if hidden_size is None:
-            raise ConfigError("AdaptiveInput: give a ModelConfig, or an InputConfig with vocab_size and hidden_size")
-        self.clusters = Clusters.of("model.input", config.cutoffs, config.div_val, vocab_size, hidden_size)
+        vocab_size, hidden_size = layer_sizes("AdaptiveInput", config, vocab_size, hidden_size)
+        options = config.input if isinstance(config, ModelConfig) else config
+        self.clusters = Clusters.of("model.input", options.cutoffs, options.div_val, vocab_size, hidden_size)
         sizes, widths = self.clusters.sizes, self.clusters.widths
         self.weights = nn.ParameterList(torch.empty(n, width) for n, width in zip(sizes, widths, strict=True))
         self.projections = nn.ParameterList(
             torch.empty(hidden_size, width) for width in widths if self.clusters.projected
         )
+        scaled = isinstance(config, ModelConfig) and config.scale_embedding
         self.scale = hidden_size**0.5 if scaled else 1.0
         self.reset_parameters()
 

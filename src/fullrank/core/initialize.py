@@ -15,13 +15,11 @@ from contextlib import AbstractContextManager
 from torch import Tensor, nn
 
 from fullrank.core import registry
-from fullrank.core.adaptive import AdaptiveSoftmax
 from fullrank.core.attention import Attention
 from fullrank.core.embedding import AdaptiveInput, TokenEmbedding
 from fullrank.core.mix import RandomMixing
-from fullrank.core.mixture import MixtureOfSoftmaxes
 from fullrank.core.multilinear import MultiLinear, PositionTerm
-from fullrank.core.output import SoftmaxOutput
+from fullrank.core.output import AdaptiveSoftmax, SoftmaxOutput
 from fullrank.core.positions import Learned
 from fullrank.core.project import Projection
 from fullrank.core.registry import register
@@ -29,8 +27,7 @@ from fullrank.core.relative import RelativeBiases, RelativeKeys
 from fullrank.core.score import RandomSynthesizer
 from fullrank.core.stage import drawn_apart
 
-_Matrix = SoftmaxOutput | MixtureOfSoftmaxes  # vocabulary layers with one matrix
-_TABLES = TokenEmbedding | Learned | _Matrix | AdaptiveInput | AdaptiveSoftmax
+_TABLES = TokenEmbedding | Learned | SoftmaxOutput | AdaptiveInput | AdaptiveSoftmax
 
 Initializer = Callable[[nn.Module], None]
 
@@ -66,7 +63,7 @@ def _pairs(module: MultiLinear, start: Callable[[Tensor], object]) -> None:
 
 def _tables(module: nn.Module, std: float) -> None:
     """Embeddings, learned positions and an untied vocabulary matrix: N(0, std^2); the vocabulary bias: 0."""
-    if isinstance(module, TokenEmbedding | Learned | _Matrix) and module.weight is not None:
+    if isinstance(module, TokenEmbedding | Learned | SoftmaxOutput) and module.weight is not None:
         nn.init.normal_(module.weight, std=std)
 
 
@@ -76,8 +73,8 @@ def fairseq(module: nn.Module) -> None:
     1/sqrt(2), their biases as in `nn.Linear`; merge Xavier-uniform with bias 0; feed-forward as in `nn.Linear`. Of relative
     attention, keys of distances start like keys, u and v Xavier-uniform; synthesizers and adaptive layers as their classes
     say."""
-    if isinstance(module, TokenEmbedding | Learned | _Matrix):
-        width = (module.matrix if isinstance(module, _Matrix) else module.weight).shape[1]
+    if isinstance(module, TokenEmbedding | Learned | SoftmaxOutput):
+        width = (module.matrix if isinstance(module, SoftmaxOutput) else module.weight).shape[1]
         _tables(module, width**-0.5)
     elif isinstance(module, AdaptiveInput | AdaptiveSoftmax):
         module.reset_parameters()
@@ -141,7 +138,7 @@ def pytorch(module: nn.Module) -> None:
         for i, width in enumerate(widths):
             _uniform(width, *(own[i] for own in (module.weights, module.biases) if len(own)))
         _uniform(hidden, module.class_weight, module.class_bias, *module.projections.parameters())
-    elif isinstance(module, _Matrix):
+    elif isinstance(module, SoftmaxOutput):
         _uniform(module.matrix.shape[1], module.weight, module.bias)
     elif isinstance(module, Attention):
         layers = module.project.layers()

@@ -1,74 +1,407 @@
-"""Vocabulary layers: hidden states to logits, per-token nll and the training loss."""
+"""Output layers: hidden states to the log-probabilities of words, their nll and the training loss, as the equations read.
+
+    p(v | g) = sum_k pi_k p(v | h_k)                         a mixture of K softmaxes (Transformer-MoS §3; Yang et al. 2018)
+    p(v | h) = softmax(z_0)_v                                for a word of the first cluster (Grave et al. 2017)
+             = softmax(z_0)_{class i} softmax(z_i)_v         for a word of cluster i > 0
+    z_i      = s_i, or s_i + log sigmoid(s_i)                softmax, or sigsoftmax (Kanai et al. 2018)
+    s_i      = W_i P_i' h + b_i
+
+A plain softmax has K = 1 and one cluster. B batch, N tokens, T = B N, E width of the model, V vocabulary, K softmaxes.
+"""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fullrank.core.adaptive import AdaptiveSoftmax as AdaptiveSoftmax  # registers itself
-from fullrank.core.config import ModelConfig
-from fullrank.core.embedding import TokenEmbedding
-from fullrank.core.errors import ConfigError
-from fullrank.core.mixture import MixtureOfSoftmaxes as MixtureOfSoftmaxes  # registers itself
-from fullrank.core.registry import register
-from fullrank.core.vocabulary_layer import own_or_tied
-from fullrank.kernels.cross_entropy import PLAIN, Form, counted, flat, token_nll, weighted_loss
-from fullrank.kernels.cross_entropy_reference import logits
+from . import engine
+from .config import ModelConfig, OutputConfig
+from .dropout import Dropout, dropout
+from .embedding import AdaptiveInput, Clusters, TokenEmbedding, layer_sizes
+from .engine import Cluster, Components
+from .errors import ConfigError, InputError
+from .registry import register
+
+# -- the equations ----------------------------------------------------------------------------------------------------
+
+
+def logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, normalize: str) -> Tensor:
+    """z (..., V), in fp32 at least: the probabilities are softmax(z).  hidden (..., E), weight (V, E), bias (V,)."""
+    scores = F.linear(hidden, weight, bias)
+    scores = scores if scores.dtype == torch.float64 else scores.float()
+    return scores + F.logsigmoid(scores) if normalize == "sigsoftmax" else scores
+
+
+def projected(cluster: Cluster, states: Tensor) -> Tensor:
+    """P' h with dropout (..., E_i), or h where the cluster has no projection.  states (..., E)."""
+    if cluster.projection is None:
+        return states
+    return dropout(F.linear(states, cluster.projection.t()), cluster.dropout)
+
+
+def log_probabilities(components: Components) -> Tensor:
+    """log p(v) (T, V), in fp32 at least, by way of (T, K, V)."""
+    head, *tails = (
+        torch.log_softmax(logits(projected(c, components.states), c.weight, c.bias, components.normalize), dim=-1)
+        for c in components.clusters
+    )
+    words = head.shape[-1] - len(tails)
+    parts = [head[..., :words], *(tail + head[..., words + i, None] for i, tail in enumerate(tails))]
+    each = torch.cat(parts, dim=-1) if tails else head  # (T, K, V)
+    if components.log_prior is None:
+        return each.squeeze(1)
+    mixed = torch.logsumexp(components.log_prior[:, :, None] + each, dim=1)
+    epsilon = components.epsilon
+    return torch.logaddexp(mixed, mixed.new_tensor(math.log(epsilon))) if epsilon else mixed
+
+
+def weighted_losses(log_prob: Tensor, ids: Tensor, scale: Tensor, label_smoothing: float) -> tuple[Tensor, Tensor]:
+    """sum_t c_t (-(1 - e) log p(x_t) - e mean_v log p(v)) and, without gradient, sum_t -c_t log p(x_t).
+
+    log_prob (T, V), ids x and scale c (T,). Not by a matrix product, which autocast would round to its dtype.
+    """
+    nll = -log_prob.gather(1, ids[:, None]).squeeze(1)
+    loss = (1 - label_smoothing) * nll - label_smoothing * log_prob.mean(1) if label_smoothing else nll
+    return (loss * scale).sum(), (nll.detach() * scale).sum()
+
+
+# -- the contract -----------------------------------------------------------------------------------------------------
+
+
+class Output(nn.Module):
+    """An output layer: a subclass says its `components` and what they cost, and has everything else.
+
+    Registered with `@register("output", name)`, it is built from `(config: ModelConfig, embedding: nn.Module)`, the embedding
+    because it may be tied to it. Engines compute any components faster; a layer whose probabilities are no mixture of
+    softmaxes overrides `log_prob`, `nll` and `loss`.
+    """
+
+    def components(self, hidden: Tensor) -> Components:
+        """The softmaxes of hidden states (..., E), in `hidden.shape[:-1].numel()` tokens."""
+        raise NotImplementedError
+
+    def flops_per_token(self) -> float:
+        """Multiply-adds, counted as two, of the nll of one token; `nn.Linear` layers inside are counted elsewhere."""
+        raise NotImplementedError
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Logits (..., V), which softmax makes probabilities: here the log-probabilities themselves."""
+        return self.log_prob(hidden)
+
+    def log_prob(self, hidden: Tensor) -> Tensor:
+        """Log-probabilities (..., V), in fp32 at least."""
+        components = self.components(hidden)
+        log_prob = engine.vocabulary_log_prob(components)
+        if log_prob is None:
+            log_prob = log_probabilities(components)
+        return log_prob.view(*hidden.shape[:-1], log_prob.shape[-1])
+
+    def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """-log p(targets) (B, N) in nats, exact under any cotangent.  hidden (B, N, E), targets (B, N)."""
+        ids, components = _flat(hidden, targets), self.components(hidden)
+        nll = engine.vocabulary_nll(components, ids)
+        if nll is None:
+            nll = -log_probabilities(components).gather(1, ids[:, None]).squeeze(1)
+        return nll.view(targets.shape)
+
+    def loss(
+        self, hidden: Tensor, targets: Tensor, weights: Tensor | None = None, label_smoothing: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
+        """Weighted means in nats per token, two scalars: the smoothed loss and, without gradient, sum(w nll) / sum(w).
+
+        With label smoothing e the target is (1 - e) [v = x] + e / V. An engine forms gradients in the forward pass.
+        """
+        ids, scale = _flat(hidden, targets), _scale(hidden, targets, weights, label_smoothing)
+        components = self.components(hidden)
+        losses = engine.vocabulary_loss(components, ids, scale, label_smoothing)
+        if losses is None:
+            losses = weighted_losses(log_probabilities(components), ids, scale, label_smoothing)
+        return losses
+
+
+def _flat(hidden: Tensor, targets: Tensor) -> Tensor:
+    """The ids (T,) of targets (B, N); InputError unless there is one for each hidden state."""
+    if targets.shape != hidden.shape[:-1]:
+        raise InputError(
+            f"targets {tuple(targets.shape)}: one for each hidden state, of which there are {tuple(hidden.shape[:-1])}"
+        )
+    return targets.flatten()
+
+
+def _scale(hidden: Tensor, targets: Tensor, weights: Tensor | None, label_smoothing: float) -> Tensor:
+    """The factor w_t / sum(w) (T,) of each token in a weighted mean; without weights 1 / T."""
+    dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+    if not 0 <= label_smoothing < 1:
+        raise InputError(f"label_smoothing: at least 0 and below 1, given {label_smoothing}")
+    if weights is None:
+        return torch.full((targets.numel(),), 1 / max(1, targets.numel()), device=targets.device, dtype=dtype)
+    if weights.shape != targets.shape:
+        raise InputError(f"weights {tuple(weights.shape)} must have the shape of targets {tuple(targets.shape)}")
+    if weights.requires_grad:
+        raise InputError("weights of a loss take no gradient; pass weights.detach(), or weigh the nll of each token")
+    scale = weights.flatten().to(dtype)
+    return scale / scale.sum().clamp_min(torch.finfo(dtype).tiny)
+
+
+# -- one matrix -------------------------------------------------------------------------------------------------------
 
 
 @register("output", "softmax")
-class SoftmaxOutput(nn.Module):
-    """One softmax over the vocabulary: log p(v | h) = log_softmax(W h + b)_v.
+class SoftmaxOutput(Output):
+    """One softmax over the vocabulary: p(v | h) = softmax(W h + b)_v.
 
-    With `normalize: sigsoftmax` the logits are z = s + log sigmoid(s), s = W h + b (Kanai et al. 2018).
     weight (V, E) is the layer's own, or with `tied: true` the embedding's (then this layer holds no weight of its own).
+    Built from a `ModelConfig`, or from an `OutputConfig` and the sizes it lacks; tied, it needs the `embedding`.
     """
 
     weight: nn.Parameter | None
     bias: nn.Parameter | None
 
-    def __init__(self, config: ModelConfig, embedding: nn.Module) -> None:
+    def __init__(
+        self,
+        config: ModelConfig | OutputConfig,
+        embedding: nn.Module | None = None,
+        *,
+        vocab_size: int | None = None,
+        hidden_size: int | None = None,
+    ) -> None:
         super().__init__()
-        if config.vocab_size is None:
-            raise ConfigError("model.vocab_size: must be a number to build a model (a run takes it from its data)")
-        if config.output.tied and not isinstance(embedding, TokenEmbedding):
-            raise ConfigError("model.output.tied: a softmax can be tied to `model.input.kind: token` only")
-        self.form = Form(config.output.normalize)
+        vocab_size, hidden_size = layer_sizes(type(self).__name__, config, vocab_size, hidden_size)
+        options = config.output if isinstance(config, ModelConfig) else config
         # in a tuple, so that the embedding is not registered as a child and its weight is saved once
-        self._tied = (embedding,) if config.output.tied else ()
-        self.register_parameter(
-            "weight", None if config.output.tied else nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
-        )
-        self.register_parameter("bias", nn.Parameter(torch.zeros(config.vocab_size)) if config.output.bias else None)
+        self._tied: tuple[TokenEmbedding, ...] = ()
+        if options.tied:
+            if not isinstance(embedding, TokenEmbedding):
+                raise ConfigError(
+                    f"model.output.tied: a {options.kind.replace('_', ' ')} is tied to `model.input.kind: token` only; an "
+                    "adaptive input goes with `model.output.kind: adaptive`, or a mixture with `components: adaptive`"
+                )
+            if embedding.weight.shape != (vocab_size, hidden_size):
+                raise ConfigError(
+                    f"model.output.tied: the embedding has a table {tuple(embedding.weight.shape)}, the output asks for "
+                    f"vocab_size {vocab_size} and hidden_size {hidden_size}"
+                )
+            self._tied = (embedding,)
+        self.normalize, self.epsilon = options.normalize, options.epsilon
+        self.register_parameter("weight", None if options.tied else nn.Parameter(torch.empty(vocab_size, hidden_size)))
+        self.register_parameter("bias", nn.Parameter(torch.zeros(vocab_size)) if options.bias else None)
 
     @property
     def matrix(self) -> Tensor:
         """W (V, E), the own one or the embedding's."""
-        return own_or_tied(self.weight, self._tied)
+        weight = self._tied[0].weight if self._tied else self.weight
+        assert weight is not None
+        return weight
+
+    def components(self, hidden: Tensor) -> Components:
+        states = hidden.flatten(0, -2)[:, None]  # (T, 1, E)
+        return Components(states, None, (Cluster(self.matrix, self.bias),), self.normalize)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Logits (B, N, V): what the probabilities are the softmax of."""
-        if self.form == PLAIN:
+        """Logits (B, N, V), for a plain softmax in the dtype of the hidden states."""
+        if self.normalize == "softmax":
             return F.linear(hidden, self.matrix, self.bias)
-        return logits(hidden, self.matrix, self.bias, self.form.normalize)
-
-    def log_prob(self, hidden: Tensor) -> Tensor:
-        """Log-probabilities (B, N, V), in fp32 at least."""
-        return torch.log_softmax(logits(hidden, self.matrix, self.bias, self.form.normalize), dim=-1)
-
-    def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """(B, N) nats."""
-        ids, rows = flat(hidden, targets), hidden.flatten(0, -2)
-        return token_nll(rows, self.matrix, self.bias, ids, form=self.form).view(targets.shape)
-
-    def loss(
-        self, hidden: Tensor, targets: Tensor, weights: Tensor | None = None, label_smoothing: float = 0.0
-    ) -> tuple[Tensor, Tensor]:
-        """Weighted means, nats per token, two scalars: the smoothed loss and, without gradient, sum(w nll) / sum(w)."""
-        ids, scale = counted(hidden, targets, weights, label_smoothing)
-        return weighted_loss(hidden.flatten(0, -2), self.matrix, self.bias, ids, scale, label_smoothing, form=self.form)
+        return logits(hidden, self.matrix, self.bias, self.normalize)
 
     def flops_per_token(self) -> float:
-        """Multiply-adds, counted as two, of the logits of one token."""
         return 2.0 * self.matrix.numel()
+
+    def extra_repr(self) -> str:
+        return f"vocab_size={self.matrix.shape[0]}, tied={bool(self._tied)}, normalize={self.normalize}"
+
+
+class Latents(nn.Module):
+    """The states and the prior of a mixture of softmaxes (Transformer-MoS §3; Yang et al. 2018, §2.3).
+
+        h_k = tanh(W_k g + b_k)         pi = softmax(P g)
+
+    g (B, N, E) -> h (T, K, E) and log pi (T, K), in fp32 at least.  `latent` holds the W_k (E, E) and b_k one under the
+    other, `prior` P (K, E), without bias; dropout acts on the h_k alone. Without latent states (K = 1) h is g, and nothing is
+    learned: a plain softmax.
+    Parameters: K E^2 + 2 K E.
+    """
+
+    def __init__(self, config: OutputConfig, hidden_size: int) -> None:
+        super().__init__()
+        assert config.mixtures is not None
+        self.mixtures = config.mixtures
+        self.latent = nn.Linear(hidden_size, self.mixtures * hidden_size) if config.latent else None
+        self.prior = nn.Linear(hidden_size, self.mixtures, bias=False) if config.latent else None
+        self.dropout = Dropout(config.latent_dropout, config.latent_dropout_locked)
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        tokens, width = hidden.shape[:-1].numel(), hidden.shape[-1]
+        wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        if self.latent is None or self.prior is None:
+            return hidden.reshape(tokens, 1, width), hidden.new_zeros(tokens, 1, dtype=wide)
+        states = self.dropout(torch.tanh(self.latent(hidden)))  # (B, N, K E)
+        log_prior = torch.log_softmax(self.prior(hidden).to(wide), dim=-1)  # (B, N, K)
+        return states.reshape(tokens, self.mixtures, width), log_prior.reshape(tokens, self.mixtures)
+
+    def extra_repr(self) -> str:
+        return f"mixtures={self.mixtures}"
+
+
+class MixtureOfSoftmaxes(SoftmaxOutput):
+    """Mixture of softmaxes (Transformer-MoS §3; Yang et al. 2018): K softmaxes share one matrix, each with a hidden state.
+
+        p(v | g) = sum_k pi_k softmax(W h_k + b)_v        h_k = tanh(W_k g + b_k),  pi = softmax(P g)
+
+    `mixture` holds W_k, b_k and P (`Latents`); weight W (V, E) is the layer's own, or with `tied: true` the embedding's.
+    Computed with logarithms throughout: an improbable word keeps its gradient. The released codes take log(p + 1e-8) instead;
+    `epsilon` does so (probabilities then sum to 1 + V epsilon).
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig | OutputConfig,
+        embedding: nn.Module | None = None,
+        *,
+        vocab_size: int | None = None,
+        hidden_size: int | None = None,
+    ) -> None:
+        super().__init__(config, embedding, vocab_size=vocab_size, hidden_size=hidden_size)
+        options = config.output if isinstance(config, ModelConfig) else config
+        if options.kind != "mixture_of_softmaxes" or options.adaptive:
+            given = f"components '{options.components}'" if options.adaptive else f"'{options.kind}'"
+            raise ConfigError(f"model.output.kind: MixtureOfSoftmaxes is for a mixture of softmaxes, given {given}")
+        width = self.matrix.shape[1]
+        self.mixture = Latents(options, width)
+        if self.weight is not None:
+            nn.init.normal_(self.weight, std=width**-0.5)
+
+    def components(self, hidden: Tensor) -> Components:
+        states, log_prior = self.mixture(hidden)
+        return Components(states, log_prior, (Cluster(self.matrix, self.bias),), self.normalize, self.epsilon)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Log-probabilities (B, N, V), in fp32 at least."""
+        return self.log_prob(hidden)
+
+    def flops_per_token(self) -> float:
+        return self.mixture.mixtures * super().flops_per_token()
+
+
+# -- clusters ---------------------------------------------------------------------------------------------------------
+
+
+@register("output", "adaptive")
+class AdaptiveSoftmax(Output):
+    """Adaptive softmax (Grave et al. 2017) in fairseq's form or Transformer-XL's, alone or K of them mixed.
+
+        p(v | h)  = head(h)_v                               for a word of cluster 0
+                  = head(h)_{class i} tail_i(h)_{v - start_i}  for a word of cluster i > 0
+        head(h)   = softmax([W_0; C] h + [b_0; c])          h replaced by P_0' h in Transformer-XL's form
+        tail_i(h) = softmax(W_i P_i' h + b_i)
+
+    W_i is `weights[i]` (V_i, E // div_val^i), P_i `projections[str(i)]` (E, E // div_val^i), C `class_weight`: one row for each
+    tail, in their order. `tied` takes W_i, and `tied_projections` P_i of the tails, from the adaptive input; they are not
+    parameters of this layer then. P_0 is never shared. With div_val 1 there are no projections and the forms are one.
+    As a mixture (`components: adaptive`) the class of a word and the word in its tail are of one component.
+    Built from a `ModelConfig`, or from an `OutputConfig` and the sizes it lacks; tied, it needs the `embedding`.
+    Differs from Transformer-XL's code: nll is in the order of the tokens, and classes are not stored in reverse. From
+    fairseq's: no square projections where its factor is 1.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig | OutputConfig,
+        embedding: nn.Module | None = None,
+        *,
+        vocab_size: int | None = None,
+        hidden_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        vocab_size, hidden_size = layer_sizes("AdaptiveSoftmax", config, vocab_size, hidden_size)
+        options = config.output if isinstance(config, ModelConfig) else config
+        self.clusters = Clusters.of("model.output", options.cutoffs, options.div_val or 1, vocab_size, hidden_size)
+        # in a tuple, so that the embedding is not registered as a child and its tensors are saved once
+        self._tied: tuple[AdaptiveInput, ...] = ()
+        if options.tied:
+            if not isinstance(embedding, AdaptiveInput) or embedding.clusters != self.clusters:
+                raise ConfigError(
+                    "model.output.tied: an adaptive softmax is tied to an AdaptiveInput with the same clusters"
+                )
+            self._tied = (embedding,)
+        self._tied_projections = bool(options.tied_projections)
+        sizes, widths = self.clusters.sizes, self.clusters.widths
+        tails = range(1, len(sizes))
+        self.weights = nn.ParameterList(
+            torch.empty(size, width) for size, width in zip(sizes, widths, strict=True) if not options.tied
+        )
+        self.biases = nn.ParameterList(torch.empty(size) for size in sizes if options.bias)
+        own = [0] if options.form == "transformer_xl" else []
+        own += [] if self._tied_projections else list(tails)
+        self.projections = nn.ParameterDict(
+            {str(i): nn.Parameter(torch.empty(hidden_size, widths[i])) for i in own if self.clusters.projected}
+        )
+        self.class_weight = nn.Parameter(torch.empty(len(tails), hidden_size))
+        self.class_bias = nn.Parameter(torch.empty(len(tails))) if options.bias else None
+        self.tail_dropout = Dropout(options.tail_dropout)
+        self.normalize, self.epsilon = options.normalize, options.epsilon
+        self.mixture = Latents(options, hidden_size) if options.kind == "mixture_of_softmaxes" else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As in fairseq: matrices Xavier-uniform, an untied head as one matrix; biases, which it lacks, 0."""
+        tails, hidden = self.class_weight.shape
+        head = (6 / (hidden + tails + (self.clusters.sizes[0] if len(self.weights) else 0))) ** 0.5
+        nn.init.uniform_(self.class_weight, -head, head)
+        for i, weight in enumerate(self.weights):
+            nn.init.uniform_(weight, -head, head) if i == 0 else nn.init.xavier_uniform_(weight)
+        for projection in self.projections.values():
+            nn.init.xavier_uniform_(projection)
+        for bias in (*self.biases, *([] if self.class_bias is None else [self.class_bias])):
+            nn.init.zeros_(bias)
+
+    def matrix(self, i: int) -> Tensor:
+        """W_i (V_i, E // div_val^i), the own one or the input's."""
+        return self._tied[0].weights[i] if self._tied else self.weights[i]
+
+    def projection(self, i: int) -> Tensor | None:
+        """P_i (E, E // div_val^i), the own one or the input's; None where hidden states are read as they are."""
+        if str(i) in self.projections:
+            return self.projections[str(i)]
+        shared = i > 0 and self._tied_projections and self.clusters.projected
+        return self._tied[0].projections[i] if shared else None
+
+    def components(self, hidden: Tensor) -> Components:
+        if self.mixture is None:
+            states, log_prior = hidden.flatten(0, -2)[:, None], None
+        else:
+            states, log_prior = self.mixture(hidden)
+        weights = [self.matrix(i) for i in range(len(self.clusters.sizes))]
+        biases: list[Tensor | None] = list(self.biases) if len(self.biases) else [None] * len(weights)
+        weights[0] = torch.cat((weights[0], self.class_weight))
+        if self.class_bias is not None:
+            biases[0] = torch.cat((self.biases[0], self.class_bias))
+        dropout = self.tail_dropout.p if self.training else 0.0
+        clusters = tuple(
+            Cluster(weight, bias, self.projection(i), dropout if i > 0 else 0.0)
+            for i, (weight, bias) in enumerate(zip(weights, biases, strict=True))
+        )
+        return Components(states, log_prior, clusters, self.normalize, self.epsilon)
+
+    def flops_per_token(self) -> float:
+        """As in the contract, for a text that follows Zipf's law."""
+        cost = [
+            self.matrix(i).numel() + (0 if (p := self.projection(i)) is None else p.numel())
+            for i in range(len(self.clusters.sizes))
+        ]
+        tails = sum(share * own for share, own in zip(self.clusters.shares()[1:], cost[1:], strict=True))
+        mixtures = 1 if self.mixture is None else self.mixture.mixtures
+        return 2.0 * mixtures * (cost[0] + self.class_weight.numel() + tails)
+
+    def extra_repr(self) -> str:
+        tied = f", tied={bool(self._tied)}, tied_projections={self._tied_projections}"
+        return f"sizes={list(self.clusters.sizes)}, widths={list(self.clusters.widths)}{tied}"
+
+
+@register("output", "mixture_of_softmaxes")
+def mixture(config: ModelConfig, embedding: nn.Module) -> Output:
+    """The mixture that a configuration asks for: of softmaxes, or of adaptive softmaxes."""
+    layer = AdaptiveSoftmax if config.output.adaptive else MixtureOfSoftmaxes
+    return layer(config, embedding)

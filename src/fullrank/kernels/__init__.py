@@ -13,6 +13,7 @@ from fullrank.core.errors import InputError, suggest
 from fullrank.core.mix import KeepHeads
 from fullrank.core.normalize import Softmax
 from fullrank.core.score import DotProduct
+from fullrank.kernels import vocabulary
 from fullrank.kernels.compiled import traced
 from fullrank.kernels.native import native, native_computes
 from fullrank.kernels.native_build import library
@@ -23,6 +24,7 @@ from fullrank.kernels.sdpa import sdpa
 from fullrank.kernels.triton_mixed import triton_computes, triton_mixed, triton_runs
 
 if TYPE_CHECKING:
+    from fullrank.core.engine import Components
     from fullrank.core.layout import Layout
     from fullrank.core.project import Heads
     from fullrank.core.trace import Trace
@@ -152,6 +154,23 @@ _NEEDED: dict[str, tuple[Callable[[Pipeline], bool], str]] = {
 }
 KERNELS: dict[str, Kernel] = {"reference": reference, "sdpa": sdpa, **{name: _fixed(name) for name in _OF_PIPELINES}}
 NAMES = ("auto", *KERNELS, "multilinear")  # the last is that of attention without weights
+
+
+def vocabulary_nll(components: Components, ids: Tensor) -> Tensor | None:
+    """See `fullrank.core.engine`."""
+    return None if _forced == "reference" else vocabulary.vocabulary_nll(components, ids)
+
+
+def vocabulary_loss(
+    components: Components, ids: Tensor, scale: Tensor, label_smoothing: float
+) -> tuple[Tensor, Tensor] | None:
+    """See `fullrank.core.engine`."""
+    return None if _forced == "reference" else vocabulary.vocabulary_loss(components, ids, scale, label_smoothing)
+
+
+def vocabulary_log_prob(components: Components) -> Tensor | None:
+    """See `fullrank.core.engine`."""
+    return None if _forced == "reference" else vocabulary.vocabulary_log_prob(components)
 
 
 def forced() -> str | None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fullrank.kernels.cross_entropy import token_nll, weighted_loss
+from fullrank.kernels.vocabulary import token_nll, weighted_loss
 
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-12}
 dtypes = pytest.mark.parametrize("dtype", TOLERANCES, ids=["fp32", "fp64"])

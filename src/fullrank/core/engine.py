@@ -1,0 +1,80 @@
+"""The seam between the definition and the engines, which compute the same faster (`fullrank/kernels`).
+
+The definition asks the engines first, and computes by itself where they answer None. This module imports no engine and no
+torch: the package sets `load`. A model that was exported has no engines, and everything works without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A part of the vocabulary that shares a softmax: its scores are W x + b with x = dropout(P' h), or x = h without P.
+
+    weight W (V_i, E_i), bias b (V_i,), projection P (E, E_i).
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    projection: Tensor | None = None
+    dropout: float = 0.0  # 0 outside training
+
+
+@dataclass(frozen=True)
+class Components:
+    """The K softmaxes of a vocabulary layer for T tokens, as tensors and plain values.
+
+        p(v) = sum_k pi_k p_k(v) + epsilon
+        p_k(v) = head_k(v) for a word of the first cluster, head_k(class i) tail_ik(v) for a word of cluster i > 0
+
+    states (T, K, E). log_prior (T, K) is log pi; None: K is 1. clusters: the first holds its words and then a class for each
+    other cluster. normalize: `softmax`, or `sigsoftmax` = softmax of s + log sigmoid(s).
+    """
+
+    states: Tensor
+    log_prior: Tensor | None
+    clusters: tuple[Cluster, ...]
+    normalize: str = "softmax"
+    epsilon: float = 0.0
+
+
+class Engines(Protocol):
+    """Functions that compute what the definition computes, faster; None where they leave a call to the definition."""
+
+    def vocabulary_nll(self, components: Components, ids: Tensor) -> Tensor | None: ...
+
+    def vocabulary_loss(
+        self, components: Components, ids: Tensor, scale: Tensor, label_smoothing: float
+    ) -> tuple[Tensor, Tensor] | None: ...
+
+    def vocabulary_log_prob(self, components: Components) -> Tensor | None: ...
+
+
+load: Callable[[], Engines] | None = None
+
+
+def vocabulary_nll(components: Components, ids: Tensor) -> Tensor | None:
+    """-log p(ids) (T,) in nats, in fp32 at least; None: the definition has to compute it.  ids (T,)."""
+    return None if load is None else load().vocabulary_nll(components, ids)
+
+
+def vocabulary_loss(
+    components: Components, ids: Tensor, scale: Tensor, label_smoothing: float
+) -> tuple[Tensor, Tensor] | None:
+    """sum_t scale_t loss_t and, without gradient, sum_t scale_t nll_t; None: the definition has to compute them.
+
+    ids and scale (T,), which takes no gradient. With label smoothing e the target is (1 - e) [v = ids] + e / V.
+    """
+    return None if load is None else load().vocabulary_loss(components, ids, scale, label_smoothing)
+
+
+def vocabulary_log_prob(components: Components) -> Tensor | None:
+    """log p (T, V), in fp32 at least; None: the definition has to compute it."""
+    return None if load is None else load().vocabulary_log_prob(components)

@@ -1,0 +1,565 @@
+"""Cross entropy of a softmax over the vocabulary, or of a mixture of them, without the matrix of logits.
+
+    s_k = W h_k + b,   z = s, or s + log sigmoid(s) for sigsoftmax,   a_k = log pi_k + log softmax(z_k)_x
+    nll = -log sum_k exp(a_k)                                                            (one softmax: -a)
+    d nll / d z_k = gamma_k (softmax(z_k) - [v = x]),   d nll / d log pi_k = -gamma_k,   gamma = softmax(a)
+
+With weights c_t known, sum_t c_t nll_t has its gradients formed in the forward pass, from the one matrix of logits: three
+products for each chunk of tokens (docs/derivations/mixture_of_softmaxes.md). gamma couples the K rows of a token.
+Where every word counts (label smoothing, log-probabilities), gamma depends on the word:
+
+    sum_v q_v log p(v),   gamma_kv = pi_k softmax(z_k)_v / p(v),   Q_k = sum_v q_v gamma_kv
+    d / d z_kv = q_v gamma_kv - Q_k softmax(z_k)_v,                d / d log pi_k = Q_k
+
+`epsilon`: log(p + epsilon) for log p, as one softmax more that gives every word the same.
+An adaptive softmax computes a tail for the tokens of its own cluster only (docs/derivations/adaptive_softmax.md).
+Limits: no double backward and no functorch transforms; `fullrank.kernel("reference")` has them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from fullrank.core.engine import Cluster, Components
+from fullrank.core.output import log_probabilities, projected, weighted_losses
+from fullrank.kernels.precision import device_kind, product_dtype, refuse_second_order
+
+# -- one chunk after the other ----------------------------------------------------------------------------------------
+
+
+class _Target(NamedTuple):
+    """The distribution q of the cross entropy: (1 - smoothing) [v = ids] + smoothing spread_v.
+
+    ids (T,); spread (V,) sums to one, None: 1 / V each. epsilon is added to p.
+    """
+
+    ids: Tensor
+    smoothing: float = 0.0
+    spread: Tensor | None = None
+    epsilon: float = 0.0
+
+
+class _Block(NamedTuple):
+    """Losses of C tokens, and their gradients.
+
+    loss, nll (C,): with and without label smoothing.  gradient (C K, V), of `loss` with respect to z, to be multiplied by
+    `share` (C, K); None: by one.  prior (C, K): with respect to log pi.
+    """
+
+    loss: Tensor
+    nll: Tensor
+    gradient: Tensor
+    share: Tensor | None = None
+    prior: Tensor | None = None
+
+
+class _Pass:
+    """One pass over all tokens, a chunk of logits at a time, with or without the gradients of a weighted sum.
+
+    hidden (T K, E), log_prior (T, K) or None, weight (V, E), bias (V,) or None; the K rows of a token are never parted.
+    dtype: of the products, under autocast narrower than `wide`, which softmax, nll and the sums over chunks have.
+    Scratch memory is a chunk of logits: as many bytes as the gradient of W takes, but 16 MiB at least and 128 MiB at most (on
+    a GPU always 256 MiB, counted in fp32), and never less than 64 rows.
+
+    The gradients, where `needs` asks for them, over rows r with scales c and d loss / d logits G:
+
+        dh_r = c_r W' G_r,    dW = sum_r c_r G_r h_r',    db = sum_r c_r G_r
+    """
+
+    def __init__(
+        self, hidden: Tensor, log_prior: Tensor | None, weight: Tensor, bias: Tensor | None, normalize: str,
+        dtype: torch.dtype, needs: tuple[bool, ...] = (False,) * 4,
+    ) -> None:  # fmt: skip
+        self.wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
+        self.hidden, self.weight = hidden.to(dtype), weight.to(dtype)
+        self.bias = None if bias is None else bias.to(self.wide)
+        self.log_prior = None if log_prior is None else log_prior.to(self.wide)
+        self.normalize, self.on_cpu, self.needs = normalize, hidden.device.type == "cpu", needs
+        self.mixtures = 1 if log_prior is None else log_prior.shape[1]
+        self.tokens = hidden.shape[0] // self.mixtures
+        self.hidden_grad = torch.empty_like(self.hidden, dtype=self.wide) if needs[0] else None
+        self.prior_grad = torch.empty_like(self.log_prior) if self.log_prior is not None and needs[1] else None
+        self.weight_grad = torch.zeros_like(self.weight) if needs[2] and self.tokens == 0 else None
+        self.bias_grad = torch.zeros_like(self.bias) if self.bias is not None and needs[3] else None
+
+    def losses(self, target: _Target, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """loss and nll (T,); the gradients are those of sum_t scale_t loss_t, scale (T,)."""
+        loss = torch.empty(target.ids.shape, dtype=self.wide, device=self.hidden.device)
+        nll = loss if target.smoothing == 0 else torch.empty_like(loss)
+        spread = None if target.spread is None else target.spread.to(self.wide)
+
+        def compute(z: Tensor, tokens: slice, log_prior: Tensor | None) -> _Block:
+            of = target._replace(ids=target.ids[tokens], spread=spread)
+            if log_prior is None:
+                block = _one(z, of)
+            else:
+                block = (_smoothed if of.smoothing else _mixed)(z, of, log_prior)
+            loss[tokens], nll[tokens] = block.loss, block.nll
+            return block
+
+        self._each(compute, scale)
+        return loss, nll
+
+    def log_prob(self, epsilon: float) -> Tensor:
+        """log p (T, V) of a mixture."""
+        out = self.hidden.new_empty(self.tokens, self.weight.shape[0], dtype=self.wide)
+
+        def compute(z: Tensor, tokens: slice, log_prior: Tensor | None) -> None:
+            assert log_prior is not None
+            out[tokens] = _mixed_log_prob(z, log_prior, epsilon)[0]
+
+        self._each(compute, None)
+        return out
+
+    def log_prob_backward(self, cotangent: Tensor, epsilon: float) -> None:
+        """The gradients of sum_tv cotangent_tv log p_tv, cotangent (T, V)."""
+
+        def compute(z: Tensor, tokens: slice, log_prior: Tensor | None) -> _Block:
+            assert log_prior is not None
+            log_prob, gradient, prior = _coupled(z, log_prior, -cotangent[tokens].to(z.dtype), epsilon)
+            return _Block(log_prob, log_prob, gradient, None, prior)
+
+        self._each(compute, cotangent.new_ones(self.tokens, dtype=self.wide))
+
+    def gradients(self) -> tuple[Tensor | None, ...]:
+        """With respect to hidden, log_prior, weight and bias."""
+        return self.hidden_grad, self.prior_grad, self.weight_grad, self.bias_grad
+
+    def _rows(self, tokens: slice) -> slice:
+        return slice(tokens.start * self.mixtures, tokens.stop * self.mixtures)
+
+    def _each(self, compute: Callable[[Tensor, slice, Tensor | None], _Block | None], scale: Tensor | None) -> None:
+        for chunk, logits in self._chunks():
+            scales = logits.new_empty(logits.shape[0], dtype=self.wide)
+            for piece, scores in self._blocks(logits):
+                tokens, rows = slice(chunk.start + piece.start, chunk.start + piece.stop), self._rows(piece)
+                z, slope = _normalized(scores, self.normalize, any(self.needs))
+                block = compute(z, tokens, None if self.log_prior is None else self.log_prior[tokens])
+                if not any(self.needs):
+                    continue
+                assert block is not None
+                assert scale is not None
+                known = scale[tokens, None]
+                if self.prior_grad is not None:
+                    assert block.prior is not None
+                    self.prior_grad[tokens] = known * block.prior
+                each = known.expand(-1, self.mixtures) if block.share is None else known * block.share
+                scales[rows] = each.reshape(-1)
+                gradient = block.gradient if slope is None else block.gradient.mul_(slope)
+                if self.bias_grad is not None:
+                    self.bias_grad.addmv_(gradient.t(), scales[rows])
+                logits[rows].copy_(gradient)
+            if any(self.needs):
+                self._add_chunk(self._rows(chunk), logits, scales)
+
+    def _chunks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Tokens, and their logits (C K, V) without the bias: so many that a pass over dW for each chunk costs little.
+
+        All chunks share one scratch: done with a chunk, it may be written to.
+        """
+        vocabulary, width = self.weight.shape
+        budget = min(max(4 * width * vocabulary, 16 << 20), 128 << 20) if self.on_cpu else 256 << 20  # bytes
+        # the block of a GPU is the chunk, in `wide`
+        size = self.weight.element_size() if self.on_cpu else self.wide.itemsize
+        longest = max(budget // (vocabulary * size), 64)
+        longest = max((longest if self.on_cpu else min(longest, 4096)) // self.mixtures, -(-64 // self.mixtures))
+        pieces = list(_pieces(self.tokens, longest))
+        most = max((piece.stop - piece.start for piece in pieces), default=0)
+        scratch = self.hidden.new_empty(most * self.mixtures, vocabulary)
+        for piece in pieces:
+            logits = scratch[: (piece.stop - piece.start) * self.mixtures]
+            yield piece, torch.mm(self.hidden[self._rows(piece)], self.weight.t(), out=logits)
+
+    def _blocks(self, logits: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """A few tokens at a time, in `wide` and with the bias: on a CPU so few that their logits stay in its cache.
+
+        Tokens count from the first of `logits`. A block may be the memory of `logits`.
+        """
+        rows, vocabulary = logits.shape
+        tokens = rows // self.mixtures
+        few = max((1 << 19) // (vocabulary * self.mixtures), -(-16 // self.mixtures))
+        for piece in _pieces(tokens, few if self.on_cpu else max(tokens, 1)):
+            block = logits[self._rows(piece)].to(self.wide)
+            yield piece, block if self.bias is None else block.add_(self.bias)
+
+    def _add_chunk(self, rows: slice, gradient: Tensor, scale: Tensor) -> None:
+        """What a chunk contributes to dh and dW: G (C K, V) in the dtype of the products, scale c (C K,)."""
+        if self.hidden_grad is not None:
+            self.hidden_grad[rows] = (gradient @ self.weight) * scale[:, None]
+        if not self.needs[2]:
+            return
+        hidden = (self.hidden[rows] * scale[:, None]).to(gradient.dtype)
+        if self.weight_grad is None:
+            self.weight_grad = gradient.t() @ hidden  # one chunk needs no sum: autograd widens it
+        elif gradient.dtype == self.wide:
+            self.weight_grad.addmm_(gradient.t(), hidden)
+        else:
+            self.weight_grad = self.weight_grad.to(self.wide).add_(gradient.t() @ hidden)
+
+
+def _pieces(total: int, longest: int) -> Iterator[slice]:
+    """0 .. total in the fewest pieces of at most `longest`, all nearly equally long."""
+    count = -(-total // longest)
+    return (slice(total * i // count, total * (i + 1) // count) for i in range(count))
+
+
+# -- losses and gradients of a block of tokens ------------------------------------------------------------------------
+
+
+def _normalized(scores: Tensor, normalize: str, slope: bool) -> tuple[Tensor, Tensor | None]:
+    """z, and d z / d s where it is not one and `slope` is wanted; overwrites `scores`."""
+    if normalize == "softmax":
+        return scores, None
+    steep = torch.sigmoid(-scores).add_(1) if slope else None
+    return scores.add_(F.logsigmoid(scores)), steep
+
+
+def _softmax_and_nll(z: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """softmax (R, V), nll (R,) and logsumexp (R,) of z (R, V), from one pass of exponentials.
+
+    The largest probability is 1 / sum_v exp(z_v - max), at least 1/V: unlike that of an improbable target it never
+    underflows, and -log of it is what the logsumexp is above the largest z.
+    """
+    top, target = z.amax(1), z.gather(1, ids[:, None]).squeeze(1)
+    probability = torch.softmax(z, dim=1)
+    above = -probability.amax(1).log()
+    return probability, (top - target) + above, top + above
+
+
+def _one(z: Tensor, target: _Target) -> _Block:
+    """A single softmax: d loss / d z = softmax(z) - q."""
+    ids, e, spread, _ = target
+    gradient, nll, total = _softmax_and_nll(z, ids)
+    loss = nll
+    if e:
+        loss = (1 - e) * nll + e * (total - (z.mean(1) if spread is None else z @ spread))
+        gradient.sub_(e / z.shape[1] if spread is None else e * spread)
+    gradient.scatter_add_(1, ids[:, None], gradient.new_full((1, 1), e - 1).expand(len(ids), 1))
+    return _Block(loss, nll, gradient)
+
+
+def _mixed(z: Tensor, target: _Target, log_prior: Tensor) -> _Block:
+    """A mixture where only the target counts: K cross entropies, weighted by how much each explains of it."""
+    tokens, mixtures = log_prior.shape
+    ids = target.ids.repeat_interleave(mixtures)
+    gradient, each, _ = _softmax_and_nll(z, ids)
+    joint = log_prior - each.view(tokens, mixtures)
+    total = _with_epsilon(torch.logsumexp(joint, dim=1), target.epsilon)
+    share = torch.exp(joint - total[:, None])
+    gradient.scatter_add_(1, ids[:, None], gradient.new_full((1, 1), -1.0).expand(len(ids), 1))
+    return _Block(-total, -total, gradient, share, -share)
+
+
+def _smoothed(z: Tensor, target: _Target, log_prior: Tensor) -> _Block:
+    """A mixture with label smoothing: every word counts."""
+    ids, e, spread, epsilon = target
+    even = z.new_full((1, z.shape[1]), e / z.shape[1]) if spread is None else e * spread[None]
+    q = even.repeat(len(ids), 1).scatter_add_(1, ids[:, None], z.new_full((1, 1), 1 - e).expand(len(ids), 1))
+    log_prob, gradient, prior = _coupled(z, log_prior, q, epsilon)
+    loss, nll = -(q * log_prob).sum(1), -log_prob.gather(1, ids[:, None]).squeeze(1)
+    return _Block(loss, nll, gradient, None, prior)
+
+
+def _coupled(z: Tensor, log_prior: Tensor, q: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    """log p (C, V), and the gradients of -sum_v q_v log p(v) with respect to z (C K, V) and log pi (C, K); q (C, V)."""
+    log_prob, joint = _mixed_log_prob(z, log_prior, epsilon)
+    explained = torch.exp(joint - log_prob[:, None]).mul_(q[:, None])  # q_v gamma_kv
+    share = explained.sum(2)
+    gradient = joint.sub_(log_prior[:, :, None]).exp_().mul_(share[:, :, None]).sub_(explained)
+    return log_prob, gradient.view_as(z), -share
+
+
+def _mixed_log_prob(z: Tensor, log_prior: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """log p (C, V) and the logarithms of its summands, log pi_k softmax(z_k)_v (C, K, V)."""
+    joint = torch.log_softmax(z, dim=1).view(*log_prior.shape, -1).add_(log_prior[:, :, None])
+    return _with_epsilon(torch.logsumexp(joint, dim=1), epsilon), joint
+
+
+def _with_epsilon(log_prob: Tensor, epsilon: float) -> Tensor:
+    return torch.logaddexp(log_prob, log_prob.new_full((), math.log(epsilon))) if epsilon else log_prob
+
+
+# -- in autograd ------------------------------------------------------------------------------------------------------
+
+
+class _Recomputed(torch.autograd.Function):
+    """nll of each token (T,), or without ids log p of a mixture (T, V); the backward pass computes the logits again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, log_prior: Tensor | None, weight: Tensor, bias: Tensor | None, ids: Tensor | None,
+        normalize: str, epsilon: float,
+    ) -> Tensor:  # fmt: skip
+        ctx.normalize, ctx.epsilon, ctx.dtype = normalize, epsilon, product_dtype(hidden, weight)
+        ctx.save_for_backward(hidden, log_prior, weight, bias, ids)
+        with torch.autocast(device_kind(hidden), enabled=False):
+            run = _Pass(hidden, log_prior, weight, bias, normalize, ctx.dtype)
+            return run.log_prob(epsilon) if ids is None else run.losses(_Target(ids, epsilon=epsilon))[1]
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
+        _refuse_second_order()
+        hidden, log_prior, weight, bias, ids = ctx.saved_tensors
+        with torch.autocast(device_kind(hidden), enabled=False):
+            run = _Pass(hidden, log_prior, weight, bias, ctx.normalize, ctx.dtype, ctx.needs_input_grad[:4])
+            if ids is None:
+                run.log_prob_backward(cotangent, ctx.epsilon)
+            else:
+                run.losses(_Target(ids, epsilon=ctx.epsilon), cotangent)
+        return *run.gradients(), None, None, None
+
+
+class _WeightedLoss(torch.autograd.Function):
+    """sum_t c_t loss_t with known c_t: the gradients are formed in the forward pass, from the one matrix of logits.
+
+    Also returns sum_t c_t nll_t, without gradient: what the loss is before label smoothing.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, log_prior: Tensor | None, weight: Tensor, bias: Tensor | None, scale: Tensor,
+        target: _Target, normalize: str,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        dtype, needs = product_dtype(hidden, weight), ctx.needs_input_grad[:4]
+        with torch.autocast(device_kind(hidden), enabled=False):
+            run = _Pass(hidden, log_prior, weight, bias, normalize, dtype, needs)
+            loss, nll = run.losses(target, scale)
+        # saved, so that they go with the graph: a loss that is kept after its backward pass keeps no gradients
+        ctx.save_for_backward(*run.gradients())
+        total, plain_total = (loss * scale).sum(), (nll * scale).sum()
+        ctx.mark_non_differentiable(plain_total)
+        return total, plain_total
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        _refuse_second_order()
+        # the usual case; asking a GPU would wait for it
+        unit = cotangent.device.type == "cpu" and float(cotangent) == 1.0
+        gradients = (g if g is None or unit else g.to(cotangent.dtype) * cotangent for g in ctx.saved_tensors)
+        return *gradients, None, None, None
+
+
+def _refuse_second_order() -> None:
+    refuse_second_order("nll, loss and the log-probabilities of a mixture", "keeps all logits")
+
+
+def token_nll(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor, *, log_prior: Tensor | None = None,
+    normalize: str = "softmax", epsilon: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """nll in nats of each token, (T,), exact under any cotangent.
+
+    hidden (T K, E), of a mixture with log_prior (T, K); weight (V, E), bias (V,) or None, ids (T,) int64.
+    """
+    nll: Tensor = _Recomputed.apply(hidden, log_prior, weight, bias, ids, normalize, epsilon)
+    return nll
+
+
+def weighted_loss(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor, scale: Tensor, label_smoothing: float = 0.0, *,
+    spread: Tensor | None = None, log_prior: Tensor | None = None, normalize: str = "softmax", epsilon: float = 0.0,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """sum_t scale_t loss_t and, without gradient, sum_t scale_t nll_t; scale (T,), other shapes as in `token_nll`.
+
+    With label smoothing e the target is (1 - e) [v = x] + e spread_v; spread (V,) sums to one, None: 1 / V each.
+    """
+    operands: tuple[Tensor | None, ...] = (hidden, log_prior, weight, bias)
+    if not torch.is_grad_enabled():  # a Function is told what requires gradients even then, and would form them in vain
+        operands = tuple(None if tensor is None else tensor.detach() for tensor in operands)
+    target = _Target(ids, label_smoothing, spread, epsilon)
+    loss, nll = _WeightedLoss.apply(*operands, scale, target, normalize)
+    return loss, nll
+
+
+# -- what the definition asks for -------------------------------------------------------------------------------------
+
+_SCRATCH = 1 << 23  # log-probabilities of all components that a mixture of adaptive softmaxes holds at a time
+
+
+@torch.compiler.disable
+def vocabulary_nll(components: Components, ids: Tensor) -> Tensor:
+    """nll (T,), in the order of the tokens; a tail is computed for its own tokens only."""
+    head, normalize, epsilon = components.clusters[0], components.normalize, components.epsilon
+    ids, inside = _inside_tails(components, ids)
+    log_prior = _minus(components.log_prior, inside)
+    hidden = projected(head, components.states).flatten(0, 1)
+    nll = token_nll(hidden, head.weight, head.bias, ids, log_prior=log_prior, normalize=normalize, epsilon=epsilon)
+    return nll + inside[:, 0] if log_prior is None and inside is not None else nll
+
+
+@torch.compiler.disable
+def vocabulary_loss(
+    components: Components, ids: Tensor, scale: Tensor, label_smoothing: float
+) -> tuple[Tensor, Tensor]:
+    """Weighted sums of loss and nll, with gradients formed in the forward pass.
+
+    Label smoothing e is that of any softmax over the vocabulary: exact, but then every token has a say in every tail, so each
+    is computed for all tokens (of a mixture a few tokens at a time, and once more in the backward pass).
+    """
+    head, *tails = components.clusters
+    if tails and components.log_prior is None:
+        return _adaptive_loss(components, ids, scale, label_smoothing)
+    if tails and label_smoothing:
+        return _smoothed_adaptive_mixture(components, ids, scale, label_smoothing)
+    ids, inside = _inside_tails(components, ids)
+    hidden = projected(head, components.states).flatten(0, 1)
+    return weighted_loss(
+        hidden, head.weight, head.bias, ids, scale, label_smoothing, log_prior=_minus(components.log_prior, inside),
+        normalize=components.normalize, epsilon=components.epsilon,
+    )  # fmt: skip
+
+
+def _minus(log_prior: Tensor | None, inside: Tensor | None) -> Tensor | None:
+    """The prior of a mixture over the head: log pi_k, less the nll of the target within its tail."""
+    return log_prior if log_prior is None or inside is None else log_prior - inside
+
+
+def vocabulary_log_prob(components: Components) -> Tensor | None:
+    """log p (T, V) of a mixture; None without one, where the definition is as fast."""
+    return None if components.log_prior is None else _mixture_log_prob(components)
+
+
+@torch.compiler.disable
+def _mixture_log_prob(components: Components) -> Tensor:
+    head, *tails = components.clusters
+    if tails:
+        return torch.cat([_checkpointed(_with_states(components), *part) for part in _few_tokens(components)])
+    hidden = projected(head, components.states).flatten(0, 1)
+    log_prob: Tensor = _Recomputed.apply(
+        hidden, components.log_prior, head.weight, head.bias, None, components.normalize, components.epsilon
+    )
+    return log_prob
+
+
+# -- adaptive softmax -------------------------------------------------------------------------------------------------
+
+
+class _Groups:
+    """Targets by cluster: `order` is a permutation of the tokens that ends with those of each tail side by side.
+
+    One sort, and the one question that a device has to answer: how many tokens each cluster has.
+    """
+
+    def __init__(self, clusters: tuple[Cluster, ...], ids: Tensor) -> None:
+        self.sizes = [len(cluster.weight) for cluster in clusters]
+        self.sizes[0] -= len(clusters) - 1  # the head has a row for each tail, too
+        self.ids, starts = ids, list(itertools.accumulate(self.sizes[:-1]))
+        self.cluster = (ids >= starts[0]).long()
+        for start in starts[1:]:
+            self.cluster += ids >= start
+        ordered, self.order = self.cluster.sort(stable=True)
+        last = torch.arange(len(clusters), device=ids.device)
+        self.ends: list[int] = torch.searchsorted(ordered, last, right=True).tolist()
+        positions = self.order[self.ends[0] :].split([end - start for start, end in itertools.pairwise(self.ends)])
+        self.positions = list(positions)  # of the tokens of each tail
+        self.targets = [ids[own] - start for own, start in zip(positions, starts, strict=True)]  # words of their tail
+
+    def head_targets(self) -> Tensor:
+        """The word, or the class of its tail, (T,)."""
+        return torch.where(self.cluster == 0, self.ids, self.sizes[0] - 1 + self.cluster)
+
+    def rows_of_tails(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """Of rows (T, ..) those of each tail's tokens."""
+        return rows.index_select(0, self.order[self.ends[0] :]).split([len(own) for own in self.positions])
+
+    def others(self, tail: int) -> Tensor:
+        """The positions of the tokens outside of a tail, of which the first is 1."""
+        return torch.cat((self.order[: self.ends[tail - 1]], self.order[self.ends[tail] :]))
+
+
+def _inside_tails(components: Components, ids: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Targets in the head (T,), and the nll of each target within its tail (T, K), 0 for words of the head.
+
+    None where there is one cluster. A word and its class are of one component: to the head, the nll is a part of the prior.
+    """
+    if len(components.clusters) == 1:
+        return ids, None
+    states, groups = components.states, _Groups(components.clusters, ids)
+    mixtures = states.shape[1]
+    nll = [
+        token_nll(
+            projected(tail, own.flatten(0, 1)), tail.weight, tail.bias, targets.repeat_interleave(mixtures),
+            normalize=components.normalize,
+        )
+        for tail, own, targets in zip(
+            components.clusters[1:], groups.rows_of_tails(states), groups.targets, strict=True
+        )
+    ]  # fmt: skip
+    own = torch.cat(nll).view(-1, mixtures)
+    inside = own.new_zeros(states.shape[:2]).index_add(0, groups.order[groups.ends[0] :], own)
+    return groups.head_targets(), inside
+
+
+def _adaptive_loss(components: Components, ids: Tensor, scale: Tensor, e: float) -> tuple[Tensor, Tensor]:
+    """Without a mixture: the losses of the head and of each tail, with the share that label smoothing gives to each."""
+    (head, *tails), normalize = components.clusters, components.normalize
+    rows, groups = components.states.flatten(0, 1), _Groups(components.clusters, ids)
+    sizes, vocabulary = groups.sizes, sum(groups.sizes)
+    # words of each entry of the head, filled in on the device: a copy from here would wait for a GPU
+    counts = torch.cat((scale.new_ones(sizes[0]), *(scale.new_full((1,), size) for size in sizes[1:])))
+    loss, nll = weighted_loss(
+        projected(head, rows), head.weight, head.bias, groups.head_targets(), scale, e, spread=counts / vocabulary,
+        normalize=normalize,
+    )  # fmt: skip
+    for i, (tail, own) in enumerate(zip(tails, groups.rows_of_tails(rows), strict=True), start=1):
+
+        def tail_loss(
+            rows: Tensor, ids: Tensor, scale: Tensor, smoothing: float, tail: Cluster = tail
+        ) -> tuple[Tensor, Tensor]:
+            hidden = projected(tail, rows)
+            return weighted_loss(hidden, tail.weight, tail.bias, ids, scale, smoothing, normalize=normalize)
+
+        even = e * sizes[i] / vocabulary  # what smoothing gives to this tail
+        mass = 1 - e + even
+        part, plain = tail_loss(own, groups.targets[i - 1], scale[groups.positions[i - 1]] * mass, even / mass)
+        loss, nll = loss + part, nll + plain / mass
+        if e:
+            others = groups.others(i)
+            anything = torch.zeros_like(others)
+            loss = loss + tail_loss(rows.index_select(0, others), anything, scale[others] * even, 1.0)[0]
+    return loss, nll
+
+
+def _smoothed_adaptive_mixture(components: Components, ids: Tensor, scale: Tensor, e: float) -> tuple[Tensor, Tensor]:
+    """A mixture with label smoothing: which component explains a word depends on the word, in every tail."""
+    log_prob = _with_states(components)
+
+    def losses(states: Tensor, log_prior: Tensor, ids: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        return weighted_losses(log_prob(states, log_prior), ids, scale, e)
+
+    loss, nll, start = scale.new_zeros(()), scale.new_zeros(()), 0
+    for states, log_prior in _few_tokens(components):
+        tokens = slice(start, start := start + len(states))
+        part, plain = _checkpointed(losses, states, log_prior, ids[tokens], scale[tokens])
+        loss, nll = loss + part, nll + plain.detach()
+    return loss, nll
+
+
+def _few_tokens(components: Components) -> Iterator[tuple[Tensor, Tensor]]:
+    """states and log_prior of so many tokens that all their log-probabilities fit into the scratch."""
+    states, log_prior = components.states, components.log_prior
+    assert log_prior is not None
+    vocabulary = sum(len(cluster.weight) for cluster in components.clusters) - len(components.clusters) + 1
+    tokens = max(1, _SCRATCH // (vocabulary * log_prior.shape[1]))
+    return zip(states.split(tokens), log_prior.split(tokens), strict=True)
+
+
+def _with_states(components: Components) -> Callable[[Tensor, Tensor], Tensor]:
+    """The definition of log p (T, V) as a function of states and log_prior."""
+    return lambda states, log_prior: log_probabilities(
+        dataclasses.replace(components, states=states, log_prior=log_prior)
+    )
+
+
+def _checkpointed(compute: Callable[..., Any], *arguments: Tensor) -> Any:
+    """`compute(*arguments)`, of which only the arguments are kept for the backward pass."""
+    return checkpoint(compute, *arguments, use_reentrant=False) if torch.is_grad_enabled() else compute(*arguments)
