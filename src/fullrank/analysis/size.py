@@ -1,23 +1,37 @@
-"""How large a model is and what it costs, from its configuration alone: nothing is allocated."""
+"""Size and cost of a model from its configuration alone: parameters, bytes and FLOPs. Nothing is allocated.
+
+FLOPs are per token and count a multiply-add as two: 2 x the matrix parameters that a token meets, attention over the keys
+that its query sees, mixing, and the vocabulary (tokens in the tails of an adaptive softmax by Zipf's law). A training step
+costs three forwards. Multi-linear attention is counted as it is multiplied out, and what its backward pass computes again
+with it; only there the number of sequences of a batch matters.
+"""
 
 from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import nn
 
-from fullrank.analysis.attention_block import attention_block, multilinear_work
+from fullrank.config.run import RunConfig
 from fullrank.core.attention import Attention
 from fullrank.core.config import ModelConfig, stage_name
 from fullrank.core.decoder import LanguageModel
+from fullrank.core.errors import InputError
+from fullrank.core.masked import MaskedLanguageModel
 from fullrank.core.multilinear_decayed import Summed
 from fullrank.core.project import Projection
 from fullrank.core.score import DenseSynthesizer
+from fullrank.core.translator import Translator
 from fullrank.core.weighted import WeightedValues
+from fullrank.kernels.multilinear_plan import Shape, multiply_adds
+
+PLACES = ("encoder", "decoder", "cross")
+SENTENCE = 25  # tokens: about the mean of IWSLT 2014, where the length of translations is not given
+Model = TypeVar("Model")
 
 _PARTS = (  # first match wins
     ("mixing", (".attend.mix.",)),
@@ -28,6 +42,149 @@ _PARTS = (  # first match wins
     ("embedding", ("embedding.",)),
     ("output", ("output.",)),
 )
+
+
+# -- the three kinds of models ---------------------------------------------------------------------------------------
+
+
+def size_of_run(run: RunConfig, length: int | None = None) -> dict[str, Any]:
+    """Parameters, bytes and FLOPs of the model of a run; `length`: the training segment's, of translations 25."""
+    if run.translates:
+        return translation_size(run.model, length or SENTENCE, max(1, (run.train.batch_tokens or 1) // SENTENCE))
+    length = length or run.train.segment_length
+    if run.masks:
+        return masked_size(run.model, length, run.train.batch_size, run.train.mlm_probability)
+    return size(run.model, length, run.train.batch_size)
+
+
+def size(config: ModelConfig, length: int, batch: int = 1) -> dict[str, Any]:
+    """Size of a language model on `batch` sequences of `length` tokens, as plain numbers.
+
+    A query sees (length + 1) / 2 keys of its segment on average, and the memory. A training step projects the memory again,
+    which evaluation does not. Decoding keeps `cache_per_token_fp32`, and `state_per_text_fp32` whatever the length.
+    Raises InputError for a length that the output map of multi-linear attention is too small for.
+    """
+    model = _on_meta(LanguageModel, config)
+    parts = parameters_by_part(model)
+    keys = config.memory_length if config.same_length else config.memory_length + (length + 1) / 2
+    layers = [block.attention for block in model.blocks]
+    others = 2 * _matrices(model) + _mixing_flops(layers, keys) + _vocabulary_flops(model.embedding, model.output)
+    forward, training = _attention_flops(config, keys, length, batch)
+    of_token, of_text = _cached(layers)
+    return {
+        "parameters": parts,
+        "attention_block": attention_block(model.blocks[0].attention, config, parts["attention"], parts["total"]),
+        "bytes": {
+            **_bytes(parts),
+            "cache_per_token_fp32": 4 * of_token,
+            "state_per_text_fp32": 4 * of_text,
+            "memory_per_text_fp32": 4 * config.num_hidden_layers * config.memory_length * config.hidden_size,
+        },
+        "flops_per_token": {
+            "length": length,
+            "forward": round(forward + others),
+            "training": round(training + 3 * (others + _memory_flops(model, length))),
+        },
+    }
+
+
+def masked_size(config: ModelConfig, length: int, batch: int, share: float) -> dict[str, Any]:
+    """Size of a masked language model on `batch` texts of `length` tokens, as plain numbers.
+
+    FLOPs are per token that is read: every token sees all `length` tokens, and the output layer works on the `share` of them
+    that is masked. Nothing is decoded, so there is no cache.
+    Raises ConfigError for a configuration of no masked language model, InputError for a length that it cannot take.
+    """
+    model = _on_meta(MaskedLanguageModel, config)
+    encoder = model.encoder
+    parts, layers = parameters_by_part(model), [block.attention for block in encoder.blocks]
+    others = 2 * _matrices(encoder) + _vocabulary_flops(encoder.embedding) + _mixing_flops(layers, length)
+    others += share * (2 * _matrices(model.output) + _vocabulary_flops(model.output))
+    forward, training = _attention_flops(encoder.config, length, length, batch, causal=False)
+    return {
+        "parameters": parts,
+        "attention_block": attention_block(layers[0], encoder.config, parts["attention"], parts["total"]),
+        "bytes": _bytes(parts),
+        "flops_per_token": {
+            "length": length,
+            "forward": round(forward + others),
+            "training": round(training + 3 * others),
+        },
+    }
+
+
+def translation_size(config: ModelConfig, length: int, batch: int = 1) -> dict[str, Any]:
+    """Size of a translation model for `batch` pairs with `length` tokens on each side, as plain numbers.
+
+    `source` is the work of a token of the source: encoder, in which it sees all `length` tokens, and its keys and values for
+    cross-attention. `target` is that of a token of the target: decoder, in which it sees (length + 1) / 2 tokens on average,
+    and all `length` tokens of the source, and vocabulary. `forward` and `training` are the sums of both. Decoding keeps
+    `cache_per_token_fp32` of each target token, `cache_per_source_token_fp32`, and `state_per_text_fp32` whatever the length.
+    Raises ConfigError for a configuration of no translation model, InputError for a length that it cannot take.
+    """
+    model = _on_meta(Translator, config)
+    decoder: Any = model.decoder
+    named = list(model.named_parameters())
+    # every parameter has one place: a table that both languages share is the decoder's
+    places = {place: parameters_of(item for item in named if _place_of(item[0]) == place) for place in PLACES}
+    parts = parameters_by_part(model)
+    configs = {"encoder": config.of_encoder(), "decoder": config.of_decoder(), "cross": config.of_cross()}
+    layers: dict[str, list[Attention]] = {
+        "encoder": [block.attention for block in model.encoder.blocks],
+        "decoder": [block.attention for block in decoder.blocks],
+        "cross": [block.cross_attention for block in decoder.blocks],
+    }
+    keys_and_values = sum(_keys_and_values(layer.project) for layer in layers["cross"])  # of source tokens
+    weights = {
+        "source": _matrices(model.encoder) + keys_and_values,
+        "target": _matrices(decoder) - keys_and_values,
+    }
+    ends = {
+        "source": (model.encoder.embedding if model.encoder.embedding is not None else decoder.embedding,),
+        "target": (decoder.embedding, decoder.output),
+    }
+    flops: dict[str, dict[str, float]] = {}
+    for side, stacks in {"source": ("encoder",), "target": ("decoder", "cross")}.items():
+        forward = 2 * weights[side] + _vocabulary_flops(*ends[side])
+        training = 3 * forward
+        for place in stacks:
+            keys = (length + 1) / 2 if place == "decoder" else length
+            mixed = _mixing_flops(layers[place], keys)
+            once, step = _attention_flops(configs[place], keys, length, batch, causal=place == "decoder")
+            forward, training = forward + once + mixed, training + step + 3 * mixed
+        flops[side] = {"forward": round(forward), "training": round(training)}
+    of_token, of_text = _cached(layers["decoder"])
+    blocks = {
+        place: attention_block(layers[place][0], configs[place], places[place]["attention"], parts["total"])
+        for place in PLACES
+    }
+    return {
+        "parameters": parts,
+        "by_place": places,
+        "attention_block": {place: block for place, block in blocks.items() if block is not None} or None,
+        "bytes": {
+            **_bytes(parts),
+            "cache_per_token_fp32": 4 * of_token,
+            "cache_per_source_token_fp32": 4 * _cached(layers["cross"])[0],
+            "state_per_text_fp32": 4 * of_text,
+            "memory_per_text_fp32": 0,
+        },
+        "flops_per_token": {
+            "length": length,
+            "forward": flops["source"]["forward"] + flops["target"]["forward"],
+            "training": flops["source"]["training"] + flops["target"]["training"],
+            **flops,
+        },
+    }
+
+
+def _on_meta(cls: Callable[[ModelConfig], Model], config: ModelConfig) -> Model:
+    with warnings.catch_warnings(), torch.device("meta"):
+        warnings.simplefilter("ignore")
+        return cls(config)
+
+
+# -- parameters and bytes --------------------------------------------------------------------------------------------
 
 
 def parameters_by_part(model: nn.Module) -> dict[str, int]:
@@ -44,49 +201,19 @@ def parameters_of(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, int]:
     return {"total": sum(counts.values()), **counts}
 
 
-_KEY_PRODUCTS = {"relative": 2, "random_synthesizer": 0}  # multiply-adds of a score for a key, in H D; else 1
+def _place_of(name: str) -> str:
+    """The place of a parameter in a translation model: cross-attention and its norm are a place of their own."""
+    if name.startswith("encoder."):
+        return "encoder"
+    return "cross" if ".cross_attention" in name else "decoder"
 
 
-def attention_flops(
-    config: ModelConfig, keys: float, length: int, batch: int, *, causal: bool = True
-) -> tuple[float, float]:
-    """Per token, forward and training: scores and weighted values, or multi-linear attention up to its output.
-
-    The keys of distances, made once for all texts of a batch, are left out. Without `causal` a token sees all `length` others.
-    """
-    if config.attention.kind == "multilinear":
-        forward, training = multilinear_work(config, length, batch, causal=causal)
-        return 2 * forward, 2 * training
-    assert config.head_dim is not None
-    products = _KEY_PRODUCTS.get(stage_name(config.attention.score), 1) + 1
-    forward = config.num_hidden_layers * 2 * products * config.num_attention_heads * config.head_dim * keys
-    return forward, 3 * forward
+def _bytes(parts: dict[str, int]) -> dict[str, int]:
+    return {"weights_fp32": 4 * parts["total"], "training_adam_fp32": 16 * parts["total"]}
 
 
-def matrices(model: nn.Module) -> int:
-    """Numbers of the matrices that each token is multiplied with, the vocabulary's apart."""
-    count = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
-    for module in model.modules():
-        if isinstance(module, DenseSynthesizer):
-            count -= module.to_positions.weight.numel()  # counted key by key, with the scores
-        elif isinstance(module, Projection) and module.key is not None and not module.reads_keys:
-            count -= module.key.weight.numel()
-    return count
-
-
-def _memory_flops(model: LanguageModel, length: int) -> float:
-    """Per token of a training step: keys and values of the memory, which are projected again for every segment."""
-    projections = [m for m in model.modules() if isinstance(m, Projection)]
-    numbers = sum(m.value.weight.numel() + (m.key.weight.numel() if m.key and m.reads_keys else 0) for m in projections)
-    config = model.config.attention
-    if config.decays is not None:  # and made into sums: S R multiply-adds for keys and for values
-        assert config.rank is not None
-        numbers += len(projections) * 2 * config.decays * config.rank
-    return 2 * numbers * model.memory_length / length
-
-
-def cached(layers: Iterable[Attention]) -> tuple[int, int]:
-    """Numbers that decoding keeps: of each token, and of a text however long it is."""
+def _cached(layers: Iterable[Attention]) -> tuple[int, int]:
+    """Numbers that decoding keeps: of each token, and of a text whatever its length."""
     of_token = of_text = 0
     for layer in layers:
         numbers = layer.project.num_heads * layer.project.head_dim
@@ -97,7 +224,86 @@ def cached(layers: Iterable[Attention]) -> tuple[int, int]:
     return of_token, of_text
 
 
-def mixing_flops(layers: Iterable[Attention], keys: float) -> float:
+# -- FLOPs -----------------------------------------------------------------------------------------------------------
+
+_KEY_PRODUCTS = {"relative": 2, "random_synthesizer": 0}  # multiply-adds of a score for a key, in H D; else 1
+
+
+def _attention_flops(
+    config: ModelConfig, keys: float, length: int, batch: int, *, causal: bool = True
+) -> tuple[float, float]:
+    """Per token, forward and training: scores and weighted values, or multi-linear attention up to its output.
+
+    The keys of distances, made once for all texts of a batch, are left out. Without `causal` a token sees all `length` others.
+    """
+    if config.attention.kind == "multilinear":
+        forward, training = _multilinear_work(config, length, batch, causal=causal)
+        return 2 * forward, 2 * training
+    assert config.head_dim is not None
+    products = _KEY_PRODUCTS.get(stage_name(config.attention.score), 1) + 1
+    forward = config.num_hidden_layers * 2 * products * config.num_attention_heads * config.head_dim * keys
+    return forward, 3 * forward
+
+
+def _multilinear_work(config: ModelConfig, length: int, batch: int, *, causal: bool) -> tuple[float, float]:
+    """Multiply-adds per token of all layers' tensors and output maps: forward, and a training step.
+
+    `pairs`: those of the order that is chosen for `batch` texts in fp32 on a CPU, products that the mask hides included, after
+    as much memory as there are positions for. The position term makes the rank 2 R; its keys, made once for all texts, are
+    left out. `decayed`: two sums of S R numbers, and U, S R E. Products of single numbers are left out of both. Without
+    `causal`, tokens see the whole text; `decayed` then has sums over all of it for every token.
+    Raises InputError where a text of `length` tokens is longer than the output map.
+    """
+    attention, layers, width = config.attention, config.num_hidden_layers, config.hidden_size
+    assert attention.rank is not None
+    if attention.decays is not None:
+        sums = 1 if causal else length
+        forward = layers * attention.decays * attention.rank * (2 * sums + width)
+        return forward, 3 * forward
+    longest = config.max_position_embeddings
+    if length > longest:
+        raise InputError(
+            f"{length} tokens, but the output map of multi-linear attention has a row for each pair of {longest} positions; "
+            "lower the length (--length, or train.segment_length), raise model.max_position_embeddings, or set "
+            "model.attention.output_map: decayed"
+        )
+    keys = length + min(config.memory_length, longest - length)
+    rank = attention.rank * (2 if stage_name(attention.score) == "relative" else 1)
+    windowed = config.same_length and config.memory_length > 0
+    sees_all = attention.sees_future or not causal
+    work = multiply_adds(Shape(batch, length, keys, rank, width, not sees_all and not windowed, windowed))
+    return layers * work.forward / (batch * length), layers * work.training / (batch * length)
+
+
+def _matrices(model: nn.Module) -> int:
+    """Numbers of the matrices that each token is multiplied with, the vocabulary's apart."""
+    count = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
+    for module in model.modules():
+        if isinstance(module, DenseSynthesizer):
+            count -= module.to_positions.weight.numel()  # counted key by key, with the scores
+        elif isinstance(module, Projection) and module.key is not None and not module.reads_keys:
+            count -= module.key.weight.numel()
+    return count
+
+
+def _keys_and_values(project: Projection) -> int:
+    """Numbers of the matrices that make keys and values, where keys are read at all."""
+    count = project.value.weight.numel()
+    return count + project.key.weight.numel() if project.key is not None and project.reads_keys else count
+
+
+def _memory_flops(model: LanguageModel, length: int) -> float:
+    """Per token of a training step: keys and values of the memory, which are projected again for every segment."""
+    projections = [m for m in model.modules() if isinstance(m, Projection)]
+    numbers = sum(map(_keys_and_values, projections))
+    config = model.config.attention
+    if config.decays is not None:  # and made into sums: S R multiply-adds for keys and for values
+        assert config.rank is not None
+        numbers += len(projections) * 2 * config.decays * config.rank
+    return 2 * numbers * model.memory_length / length
+
+
+def _mixing_flops(layers: Iterable[Attention], keys: float) -> float:
     """Per token: H^2 multiply-adds a key and, position-wise, D H^2 for the matrix."""
     flops = 0.0
     for layer in layers:
@@ -109,44 +315,73 @@ def mixing_flops(layers: Iterable[Attention], keys: float) -> float:
     return flops
 
 
-def vocabulary_flops(*ends: Any) -> float:
-    """Per token, forward: of input and output layers that know what a token costs them."""
-    return float(sum(end.flops_per_token() for end in ends if hasattr(end, "flops_per_token")))
+@runtime_checkable
+class CountsFlops(Protocol):
+    """An input or output layer that knows the FLOPs of a token."""
+
+    def flops_per_token(self) -> float: ...
 
 
-def size(config: ModelConfig, length: int, batch: int = 1) -> dict[str, Any]:
-    """Parameters by part, bytes and FLOPs of a model on `batch` sequences of `length` tokens, as plain numbers.
+def _vocabulary_flops(*ends: nn.Module) -> float:
+    """Per token, forward: input and output layers that are no table."""
+    return float(sum(end.flops_per_token() for end in ends if isinstance(end, CountsFlops)))
 
-    FLOPs per token count a multiply-add as two; forward = 2 x the matrix parameters that a token meets + attention over
-    the (length + 1) / 2 keys of its segment that a query sees on average, and over the memory; a training step costs three
-    forwards, and projects the memory again, which evaluation does not. Multi-linear attention is counted as it is multiplied
-    out, and what its backward pass computes again with it; only there `batch` matters. How many tokens meet the tails of an
-    adaptive softmax is reckoned by Zipf's law. Decoding keeps `cache_per_token_fp32`, and `state_per_text_fp32` whatever the
-    length. Raises InputError for a length that the output map of multi-linear attention is too small for.
+
+# -- multi-linear attention beside multi-head attention --------------------------------------------------------------
+
+_PIECES = {  # names within the layer begin so; biases of projections and output apart
+    "projections": ("project.",),
+    "output_map": ("attend.weight", "attend.decayed."),
+    "cores": ("attend.cores.",),
+    "position_term": ("attend.score.",),  # with u and v where each layer has its own
+}
+
+
+def attention_block(layer: nn.Module, config: ModelConfig, in_all: int, in_model: int) -> dict[str, Any] | None:
+    """Parameters of one multi-linear attention layer by piece, beside those of multi-head attention of the same width.
+
+        multi-head: 4 E^2 (+ 4 E with biases), whatever the number of heads
+
+    None for attention of another kind. `layer` is one of the stack that `config` describes, whose attention has `in_all`
+    parameters, the u and v that layers share included, in a model of `in_model`. A `ratio` is multi-head / multi-linear, above
+    one where multi-linear attention is smaller. `all_layers` is all attention of the stack; `whole_model` is the model as it is
+    and as it would be with multi-head attention there. `positions`: P of an output map with a row for each of P^2 pairs, None
+    for one that does not grow with length.
+    `paper_formula` is (3 h d) / (3 d + h) (Ma et al. 2019, §3.3), h heads and factors of width d: h heads each as wide as a
+    factor against three shared projections and h cores. It has W_O on neither side.
     """
-    with warnings.catch_warnings(), torch.device("meta"):
-        warnings.simplefilter("ignore")
-        model = LanguageModel(config)
-    parts = parameters_by_part(model)
-    assert config.vocab_size is not None
-    keys = config.memory_length if config.same_length else config.memory_length + (length + 1) / 2
-    layers = [block.attention for block in model.blocks]
-    others = 2 * matrices(model) + mixing_flops(layers, keys) + vocabulary_flops(model.embedding, model.output)
-    forward, training = attention_flops(config, keys, length, batch)
-    of_token, of_text = cached(layers)
+    if config.attention.kind != "multilinear":
+        return None
+    counts: Counter[str] = Counter(dict.fromkeys([*_PIECES, "bias"], 0))
+    for name, parameter in layer.named_parameters():
+        own = next((piece for piece, begins in _PIECES.items() if name.startswith(begins)), "other")
+        counts["bias" if name.endswith(".bias") else own] += parameter.numel()
+    block = {"total": sum(counts.values()), **counts}
+    width, bias = config.hidden_size, 4 * config.hidden_size * config.attention.bias
+    heads, layers, rank = config.num_attention_heads, config.num_hidden_layers, config.attention.rank
+    assert rank is not None
+    plain = {
+        "total": 4 * width**2 + bias,
+        "projections": 3 * width**2,
+        "output_map": width**2,
+        "bias": bias,
+        "heads": heads,
+    }
+
+    def beside(multilinear: int, multi_head: int) -> dict[str, Any]:
+        return {"multilinear": multilinear, "multi_head": multi_head, "ratio": multi_head / multilinear}
+
     return {
-        "parameters": parts,
-        "attention_block": attention_block(model.blocks[0].attention, config, parts["attention"], parts["total"]),
-        "bytes": {
-            "weights_fp32": 4 * parts["total"],
-            "training_adam_fp32": 16 * parts["total"],
-            "cache_per_token_fp32": 4 * of_token,
-            "state_per_text_fp32": 4 * of_text,
-            "memory_per_text_fp32": 4 * config.num_hidden_layers * config.memory_length * config.hidden_size,
-        },
-        "flops_per_token": {
-            "length": length,
-            "forward": round(forward + others),
-            "training": round(training + 3 * (others + _memory_flops(model, length))),
+        "parameters": block,
+        "multi_head": plain,
+        "ratio": plain["total"] / block["total"],
+        "positions": config.max_position_embeddings if config.attention.tied_to_length else None,
+        "all_layers": beside(in_all, layers * plain["total"]),
+        "whole_model": beside(in_model, in_model - in_all + layers * plain["total"]),
+        "paper_formula": {
+            "ratio": 3 * heads * rank / (3 * rank + heads),
+            "heads": heads,
+            "factor_width": rank,
+            "counts": "projections and cores only; the output map W_O is left out",
         },
     }

@@ -49,9 +49,7 @@ def info(
     Multi-linear attention is shown beside multi-head attention of the same width, its output map included.
     Of fine-tuning: the pretrained encoder as its configuration has it, and the mixing parameters that are grafted in.
     """
-    from fullrank.analysis.masked_size import masked_size
-    from fullrank.analysis.size import size
-    from fullrank.analysis.translation_size import translation_size
+    from fullrank.analysis.size import size_of_run
     from fullrank.cli.sizes import encoder_lines, lines_of
     from fullrank.config.recipe import is_finetuning, resolve, resolve_finetune
 
@@ -69,13 +67,7 @@ def info(
         return
     resolved = resolve(name, row, scale, given)
     run = _with_vocabulary(resolved.config)
-    if run.translates:
-        found = translation_size(run.model, length or _SENTENCE, max(1, (run.train.batch_tokens or 1) // _SENTENCE))
-    elif run.masks:
-        share = run.train.mlm_probability
-        found = masked_size(run.model, length or run.train.segment_length, run.train.batch_size, share)
-    else:
-        found = size(run.model, length or run.train.segment_length, run.train.batch_size)
+    found = size_of_run(run, length)
     found = {"recipe": resolved.recipe, "row": resolved.row, "scale": resolved.scale, **found, "paper": resolved.paper}
     remark = None if run.remark is None else f"its perplexity is {run.remark}"
     found |= {"next_token": remark is None, "remark": remark}
@@ -83,9 +75,6 @@ def info(
         print_json(found)
         return
     print("\n".join(lines_of(found, run.model)))
-
-
-_SENTENCE = 25  # tokens: about the mean of IWSLT 2014, where the length of translations is not given
 
 
 def _with_vocabulary(run: RunConfig) -> RunConfig:

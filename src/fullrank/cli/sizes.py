@@ -10,7 +10,7 @@ _PLACES = {"encoder": "encoder", "decoder": "decoder", "cross": "cross-attention
 
 
 def lines_of(found: dict[str, Any], model: ModelConfig) -> list[str]:
-    """`found` as `size` or `translation_size` or `masked_size` and the recipe gave it."""
+    """The lines about a model, from `size_of_run` and its recipe."""
     lines = [f"{found['recipe']}" + (f", row {found['row']}, scale {found['scale']}" if found["row"] else "")]
     lines += _parameters(found)
     if found["paper"]:

@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import fullrank as fr
-from fullrank.analysis.translation_size import PLACES, translation_size
+from fullrank.analysis.size import PLACES, translation_size
 from fullrank.cli import main
 from fullrank.config.recipe import resolve
 from fullrank.core.config import EncoderConfig

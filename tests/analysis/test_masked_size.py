@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import fullrank as fr
-from fullrank.analysis.masked_size import masked_size
+from fullrank.analysis.size import masked_size
 from fullrank.core.errors import ConfigError
 
 SIZES = {
