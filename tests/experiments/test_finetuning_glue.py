@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from fullrank.config.load import build_finetune
 from fullrank.config.recipe import Resolved
 from fullrank.core.errors import InputError
-from fullrank.data.example_batches import ExampleBatches
+from fullrank.data.batches import ExampleBatches
 from fullrank.experiments.finetuning import finetune, groups_of, mixing_names, resume
 from fullrank.experiments.finetuning_glue import GlueTuning, encode, logits_of
 from fullrank.experiments.run_folder import open_run

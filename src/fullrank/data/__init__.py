@@ -4,10 +4,10 @@
 prepare a corpus once, `prepared` keeps it. `batches` and `masking` make batches. `glue` and `squad`: tasks to fine-tune on.
 """
 
+from fullrank.data.batches import Batch, Blocks, PairBatch, PairBatches, Streams, Windows, pair_batch
 from fullrank.data.corpora import CorpusInfo, known_corpora
 from fullrank.data.language import Language, load_language
 from fullrank.data.masking import MaskedBatch, MaskedBatches, Masking, masked_blocks
-from fullrank.data.pair_batches import PairBatch, PairBatches, pair_batch
 from fullrank.data.pairs import prepare_pairs
 from fullrank.data.prepared import (
     Corpus,
@@ -20,7 +20,6 @@ from fullrank.data.prepared import (
     unigram_nats,
     unigram_perplexity,
 )
-from fullrank.data.stream import Batch, Blocks, Streams, Windows
 from fullrank.data.texts import prepare
 from fullrank.data.tokenizers import (
     BpeTokenizer,

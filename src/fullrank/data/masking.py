@@ -1,33 +1,30 @@
-"""Text with some tokens masked, for models that name them again (BERT, Devlin et al. 2019).
+"""Text with some tokens masked, for models that predict them (BERT, Devlin et al. 2019).
 
-A token is asked for with `probability`. Of those asked for, a share `replaced` becomes `<mask>`, a share `drawn` any token at
-random, and the rest stay as they are: so a model cannot trust what it reads, wherever it reads it. Marks of the text
-(`<eos>`, `<sos>`) are neither asked for nor drawn.
+A token is chosen with `probability`. Of the chosen ones, a share `replaced` becomes `<mask>`, a share `drawn` a random token,
+and the rest stay as they are: so a model cannot trust its input anywhere. Marks of the text (`<eos>`, `<sos>`) are neither
+chosen nor drawn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fullrank.core.errors import InputError
-from fullrank.data.stream import Batch, Blocks
+from fullrank.data.batches import Batch, Blocks, to_device
 from fullrank.data.tokenizers import Tokenizer
 
-_TRAINING, _EVALUATION = (
-    0x6D61736B,
-    0x65766163,
-)  # streams of random numbers apart from each other and from that of the blocks
+_TRAINING, _EVALUATION = 0x6D61736B, 0x65766163  # keep these draws apart from each other and from those of the blocks
 
 
 @dataclass(frozen=True)
 class MaskedBatch:
-    """inputs (B, N) int64; at (T,) int64: places in the flattened inputs that are asked for, in reading order; targets (T,).
+    """inputs (B, N) int64; at (T,) int64: positions of the chosen tokens in the flattened inputs, in order; targets (T,).
 
     attention_mask (B, N) float32: 0 where there is padding, on the right; None: nowhere. `read`: tokens that are no padding.
     """
@@ -40,25 +37,21 @@ class MaskedBatch:
 
     @property
     def tokens(self) -> int:
-        """Tokens that are asked for."""
+        """Tokens to predict."""
         return self.at.numel()
 
     def to(self, device: torch.device | str) -> MaskedBatch:
-        """The same batch on another device. To a GPU it goes beside what that computes, from pages that stay where they are."""
-        gpu = torch.device(device).type == "cuda"
-
-        def moved(tensor: Tensor) -> Tensor:
-            return tensor.pin_memory().to(device, non_blocking=True) if gpu else tensor.to(device)
-
-        mask = None if self.attention_mask is None else moved(self.attention_mask)
-        return MaskedBatch(moved(self.inputs), moved(self.at), moved(self.targets), mask, self.read)
+        """The same batch on another device."""
+        inputs, at, targets = (to_device(tensor, device) for tensor in (self.inputs, self.at, self.targets))
+        mask = None if self.attention_mask is None else to_device(self.attention_mask, device)
+        return MaskedBatch(inputs, at, targets, mask, self.read)
 
 
 @dataclass(frozen=True)
 class Masking:
     """How tokens are masked: `probability`, `replaced` and `drawn` as above, `mask_id` the id of `<mask>`.
 
-    marks: the ids that are never asked for.  ordinary: the others, among which random tokens are drawn, all alike.
+    marks: the ids that are never chosen.  ordinary: the others; a random token is each of them with equal probability.
     """
 
     probability: float
@@ -70,7 +63,7 @@ class Masking:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, mask_id: int, *, probability: float, replaced: float, drawn: float) -> Masking:
-        """For texts of `tokenizer`. InputError if `<mask>` is an entry of it, or if there is nothing but marks."""
+        """Masking for texts of `tokenizer`. InputError if `<mask>` is an entry of it, or if it has nothing but marks."""
         if mask_id < len(tokenizer):
             raise InputError(
                 f"model.vocab_size: <mask> is an entry of its own, so at least {len(tokenizer) + 1}, one more than the "
@@ -87,12 +80,12 @@ class Masking:
         tokens = text.targets.numpy()
         real = np.ones(tokens.shape, dtype=bool) if text.weights is None else text.weights.numpy() != 0
         read = tokens[real]
-        asked, how, which = generator.random((len(read), 3)).T
-        chosen = (asked < self.probability) & ~np.isin(read, self.marks)
+        choice, kind, replacement = generator.random((len(read), 3)).T
+        chosen = (choice < self.probability) & ~np.isin(read, self.marks)
         seen = read.copy()
-        seen[chosen & (how < self.replaced)] = self.mask_id
-        other = chosen & (how >= self.replaced) & (how < self.replaced + self.drawn)
-        seen[other] = self.ordinary[(which[other] * len(self.ordinary)).astype(np.int64)]
+        seen[chosen & (kind < self.replaced)] = self.mask_id
+        random = chosen & (kind >= self.replaced) & (kind < self.replaced + self.drawn)
+        seen[random] = self.ordinary[(replacement[random] * len(self.ordinary)).astype(np.int64)]
         inputs = tokens.copy()
         inputs[real] = seen
         at = np.flatnonzero(real)[chosen]
@@ -105,25 +98,21 @@ class Masking:
         )
 
 
-class _Batches(Protocol):
-    @property
-    def batches_per_epoch(self) -> int: ...
-    @property
-    def tokens_per_epoch(self) -> int: ...
+class TextBatches(Protocol):
+    """Batches of running text, as `Blocks` and `Streams` give them."""
+
+    batches_per_epoch: int
+    tokens_per_epoch: int
+
     def batch(self, epoch: int, index: int) -> Batch: ...
 
 
 class MaskedBatches:
     """Batches of text, masked anew in every epoch: a pure function of (seed, epoch, index), as the text is."""
 
-    def __init__(self, text: Any, masking: Masking, *, seed: int) -> None:
-        self._text: _Batches = text
-        self._masking, self._seed = masking, seed
-        self.batches_per_epoch: int = text.batches_per_epoch
-        self.tokens_per_epoch: int = text.tokens_per_epoch
-
-    def tokens_of_batches(self, epoch: int) -> None:
-        """Not known: a budget in tokens is planned with the mean."""
+    def __init__(self, text: TextBatches, masking: Masking, *, seed: int) -> None:
+        self._text, self._masking, self._seed = text, masking, seed
+        self.batches_per_epoch, self.tokens_per_epoch = text.batches_per_epoch, text.tokens_per_epoch
 
     def batch(self, epoch: int, index: int) -> MaskedBatch:
         """Batch `index` of an epoch; IndexError if there is none."""
@@ -134,8 +123,10 @@ class MaskedBatches:
 def masked_blocks(
     ids: np.ndarray, masking: Masking, *, batch_size: int, segment_length: int, seed: int
 ) -> Iterator[MaskedBatch]:
-    """The text `ids` once, in blocks of `segment_length` tokens. Which tokens are masked, and how, depends on their places in
-    the text and on `seed` alone: not on the size of blocks and batches."""
+    """The text `ids` once, in blocks of `segment_length` tokens, masked for evaluation.
+
+    The masks depend on positions in the text and on `seed` alone: not on the size of blocks and batches.
+    """
     generator = np.random.default_rng([_EVALUATION, seed % (1 << 64)])
     text = Blocks(ids, batch_size=batch_size, segment_length=segment_length, start_id=int(masking.ordinary[0]))
     for index in range(text.batches_per_epoch):

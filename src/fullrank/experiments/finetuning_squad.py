@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from fullrank.config.finetune import FinetuneConfig, FinetuneEvalConfig, TaskDataConfig
 from fullrank.core.errors import InputError
-from fullrank.data.example_batches import Encoded, ExampleBatch, ExampleBatches, by_length, subset
+from fullrank.data.batches import Encoded, ExampleBatch, ExampleBatches, by_length, subset
 from fullrank.data.squad import Question, SquadSplit, read_squad
 from fullrank.data.squad_windows import Window, squad_windows
 from fullrank.evaluation.tasks import squad_scores, squad_v2_scores
