@@ -62,7 +62,7 @@ FILES = {
     "JSON list": ("rte", "dev.jsonl", '["a", "b", 1]\n', r"line 1: not a JSON object but"),
     "JSON key": (
         "qnli", "dev.jsonl", '{"sentence": "a", "label": 1}\n',
-        r"dev\.jsonl, line 1: no key 'question'; expected are question, sentence, label, found are sentence, label",
+        r"dev\.jsonl, line 1: no column 'question'; expected are question, sentence, label, found are sentence, label",
     ),
     "JSON type": ("cola", "dev.jsonl", '{"sentence": 5, "label": 1}\n', r"line 1: sentence is 5, a text is wanted"),
     "JSON truth": ("cola", "dev.jsonl", '{"sentence": "a", "label": true}\n', r"line 1: the label is True"),
@@ -87,10 +87,10 @@ def test_faults_of_files(tmp_path, case):
 
 def test_not_utf8_names_the_line(tmp_path):
     (tmp_path / "dev.tsv").write_bytes(b"gj04\t1\t\tFine.\ngj04\t1\t\tCaf\xe9.\n")
-    with pytest.raises(InputError, match=r"dev\.tsv, line 2: not UTF-8 \(byte 0xe9\); convert the file"):
+    with pytest.raises(InputError, match=r"dev\.tsv is not UTF-8 text: line 2 has the byte 0xe9 \(convert the file"):
         load_glue("cola", "dev", tmp_path)
     (tmp_path / "dev.tsv").write_bytes("gj04\t1\t\tFine.\n".encode("utf-16"))
-    with pytest.raises(InputError, match=r"line 1: not UTF-8 \(byte 0xff\)"):
+    with pytest.raises(InputError, match="line 1 has the byte 0xff"):
         load_glue("cola", "dev", tmp_path)
 
 

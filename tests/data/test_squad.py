@@ -151,22 +151,28 @@ def with_(value, *path, base=V1):
         (json.dumps(V1)[:-3], "it ends too early"),
         ("id\tquestion\n", "no valid JSON at line 1, column 1; is it a SQuAD file"),
         ("[" * 100_000, "no valid JSON|nested too deeply"),
-        ("[]", "the file has no key 'data'"),
-        ("3", "the file has no key 'data'"),
+        ("[]", r"the file is \[\], not a JSON object"),
+        ("3", "the file is 3, not a JSON object"),
         ({"version": "1.1", "data": []}, "no question in it"),
-        (without("data"), "the file has no key 'data'"),
-        (with_({}, "data"), r"'data' of the file is \{\}; a list is needed"),
-        (without("data", 0, "paragraphs"), r"data\[0\] has no key 'paragraphs'"),
-        (without(*PARAGRAPH, "context"), r"data\[0\]\.paragraphs\[0\] has no key 'context'"),
-        (without(*PARAGRAPH, "qas"), r"paragraphs\[0\] has no key 'qas'"),
-        (without(*FIRST, "id"), r"qas\[0\] has no key 'id'"),
-        (without(*FIRST, "question"), "question a has no key 'question'"),
-        (without(*FIRST, "answers"), "question a has no key 'answers'"),
-        (without(*FIRST, "answers", 1, "text"), r"question a, answers\[1\] has no key 'text'"),
-        (without(*FIRST, "answers", 0, "answer_start"), r"question a, answers\[0\] has no key 'answer_start'"),
-        (with_("17", *FIRST, "answers", 0, "answer_start"), "is '17'; a whole number is needed"),
-        (with_(True, *FIRST, "answers", 0, "answer_start"), "is True; a whole number is needed"),
-        (with_(None, *FIRST, "question"), "'question' of question a is None; text is needed"),
+        (without("data"), "data is missing"),
+        (with_({}, "data"), r"data: Input should be a valid list, given \{\}"),
+        (without("data", 0, "paragraphs"), r"data\[0\]\.paragraphs is missing"),
+        (without(*PARAGRAPH, "context"), r"paragraphs\[0\]\.context is missing"),
+        (without(*PARAGRAPH, "qas"), r"paragraphs\[0\]\.qas is missing"),
+        (without(*FIRST, "id"), r"qas\[0\]\.id is missing"),
+        (without(*FIRST, "question"), r"qas\[0\]\.question is missing"),
+        (without(*FIRST, "answers"), r"qas\[0\]\.answers is missing"),
+        (without(*FIRST, "answers", 1, "text"), r"qas\[0\]\.answers\[1\]\.text is missing"),
+        (without(*FIRST, "answers", 0, "answer_start"), r"qas\[0\]\.answers\[0\]\.answer_start is missing"),
+        (
+            with_("17", *FIRST, "answers", 0, "answer_start"),
+            "answer_start: Input should be a valid integer, given '17'",
+        ),
+        (
+            with_(True, *FIRST, "answers", 0, "answer_start"),
+            "answer_start: Input should be a valid integer, given True",
+        ),
+        (with_(None, *FIRST, "question"), "question: Input should be a valid string, given None"),
         (with_(20, *FIRST, "answers", 0, "answer_start"), "answer_start 20 does not point at its answer 'Switzerland'"),
         (with_(-1, *FIRST, "answers", 0, "answer_start"), "answer_start -1 does not point"),
         (with_(9999, *FIRST, "answers", 0, "answer_start"), "answer_start 9999 does not point .* but at ''"),
@@ -192,7 +198,7 @@ def test_faults_of_version_2(tmp_path):
     fails(V1, r"a file of SQuAD 1\.1, but 2\.0 is asked for; set data\.name=squad,")
     fails(with_(True, *FIRST, "is_impossible", base=V2), "question a is marked is_impossible, and yet has an answer")
     fails(with_([], *FIRST, "answers", base=V2), "question a has no answer and is not marked is_impossible")
-    fails(with_("no", *FIRST, "is_impossible", base=V2), "'is_impossible' of question a is 'no'; true or false")
+    fails(with_("no", *FIRST, "is_impossible", base=V2), "is_impossible: Input should be a valid boolean, given 'no'")
 
 
 def test_faults_of_what_is_asked_for(tmp_path):

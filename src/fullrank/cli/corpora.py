@@ -103,8 +103,8 @@ def _read_task(
     from fullrank.config.glue import GLUE
     from fullrank.core.errors import InputError
     from fullrank.data.corpora import SQUAD
-    from fullrank.data.glue_overview import glue_overview, overview_lines
-    from fullrank.data.squad_overview import squad_lines, squad_overview
+    from fullrank.data.glue import glue_overview, overview_lines
+    from fullrank.data.squad import squad_lines, squad_overview
 
     if overrides:
         raise InputError(f"{', '.join(overrides)}: {name} is read as it is; leave out all but --from and --to")

@@ -168,7 +168,10 @@ def hub_rows(
         import datasets
 
         rows: Iterable[dict[str, Any]] = datasets.load_dataset(
-            name, configuration, split=split, revision=revision, cache_dir=None if cache is None else str(cache / "hub")
+            *((name, configuration) if configuration else (name,)),
+            split=split,
+            revision=revision,
+            cache_dir=None if cache is None else str(cache / "hub"),
         )
     except Exception as error:  # of many libraries: no network, no such revision, a full disk
         words = " ".join(str(error).split())[:300]

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
 from fullrank.core.errors import InputError
-from fullrank.data.squad_hub import HUB, hub_rows
+from fullrank.data.corpora import SQUAD, SQUAD_HUB, SQUAD_SIZES
+from fullrank.data.download import hub_rows
+from fullrank.data.files import Report
 
-Report = Callable[[str], None]
-
-PUBLISHED: Mapping[str, Mapping[str, int]] = {
-    "1.1": {"train": 87_599, "dev": 10_570},
-    "2.0": {"train": 130_319, "dev": 11_873},
-}
 _FOLDERS = {"1.1": ("squad", "squad-v1.1"), "2.0": ("squad-v2", "squad_v2", "squad-v2.0", "squad")}
-_NAMES = {"1.1": "squad", "2.0": "squad-v2"}
+_NAMES = {version: name for name, version in SQUAD.items()}
+_HUB_REVISIONS = {
+    "1.1": "7b6d24c440a36b6815f21b70d25016731768db1f",
+    "2.0": "3ffb306f725f7d2ce8394bc1873b24868140c412",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +56,46 @@ class SquadSplit:
 
     @property
     def published(self) -> int:
-        return PUBLISHED[self.version][self.split]
+        return SQUAD_SIZES[self.version][self.split]
 
     @property
     def is_slice(self) -> bool:
         return len(self.questions) != self.published
 
 
-def load_squad(where: str | Path | None, split: str, version: str = "1.1") -> list[Question]:
-    """The questions of a split; `read_squad` says where they come from as well."""
-    return read_squad(where, split, version).questions
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True)
 
 
-def _quiet(_: str) -> None:
-    """Says nothing."""
+class _Answer(_Strict):
+    text: str
+    answer_start: int
+
+
+class _Entry(_Strict):
+    id: str
+    question: str
+    answers: list[_Answer]
+    is_impossible: bool | None = None
+
+
+class _Paragraph(_Strict):
+    context: str
+    qas: list[_Entry]
+
+
+class _Article(_Strict):
+    title: str = ""
+    paragraphs: list[_Paragraph]
+
+
+class _Official(_Strict):
+    """The official JSON form."""
+
+    data: list[_Article]
+
+
+_OFFICIAL = TypeAdapter(_Official)
 
 
 def read_squad(
@@ -76,22 +104,31 @@ def read_squad(
     version: str = "1.1",
     *,
     cache: str | Path | None = None,
-    report: Report = _quiet,
+    report: Report = lambda line: None,
 ) -> SquadSplit:
     """A split ("train" or "dev") of SQuAD "1.1" or "2.0".
 
     `where`: a file in the official JSON form; a folder that holds it under its official name (train-v1.1.json), else a
     slice of it (train-v1.1.slice.json, or the one file named train*.slice.json); or None: the hub, which keeps its copy in
-    `cache`. Every answer is checked to stand where the file says. `report` is told of a slice and of a download.
+    `cache`. Every answer is checked to stand where the file says. `report` hears of a slice and of a download.
     Raises InputError for an unknown split or version, for files that are missing, empty, cut short, of the other version or
     without a key they need, for an answer that is not in its context, and for two questions with the same id; RunError if
-    the hub cannot be had.
+    the hub cannot be reached.
     """
-    _check(split, version)
+    if version not in SQUAD_SIZES:
+        raise InputError(f"SQuAD has the versions {' and '.join(SQUAD_SIZES)}, not '{version}'")
+    if split not in SQUAD_SIZES[version]:
+        raise InputError(f"SQuAD has the splits train and dev, not '{split}'; its test set was never published")
     if where is None:
         found = _from_hub(split, version, None if cache is None else Path(cache), report)
     else:
         found = _from_file(Path(where).expanduser(), split, version)
+    ids: set[str] = set()
+    for question in found.questions:
+        _check(question, found.source, version)
+        if question.id in ids:
+            raise InputError(f"{found.source}: two questions have the id {question.id}; ids must differ")
+        ids.add(question.id)
     if found.is_slice:
         report(
             f"SQuAD {version} (slice): {split} has {len(found.questions):,} questions, published are {found.published:,} "
@@ -100,21 +137,96 @@ def read_squad(
     return found
 
 
+def load_squad(where: str | Path | None, split: str, version: str = "1.1") -> list[Question]:
+    """The questions of a split; see `read_squad`."""
+    return read_squad(where, split, version).questions
+
+
+def _check(question: Question, source: str, version: str) -> None:
+    """InputError unless the answers are where the question says, and it is impossible exactly if it has none."""
+    at = f"{source}: question {question.id}"
+    if question.impossible and version == "1.1":
+        raise _other_version(source, version, "2.0")
+    if question.impossible and question.answers:
+        raise InputError(f"{at} is marked is_impossible, and yet has an answer")
+    if not question.impossible and not question.answers:
+        hint = "; only SQuAD 2.0 has such questions" if version == "1.1" else " and is not marked is_impossible"
+        raise InputError(f"{at} has no answer{hint}")
+    for text, start in zip(question.answers, question.starts, strict=True):
+        there = question.context[start : start + len(text)] if start >= 0 else ""
+        if not text or there != text:
+            raise InputError(f"{at}: answer_start {start} does not point at its answer {text!r}, but at {there!r}")
+
+
+def _other_version(source: str, version: str, other: str) -> InputError:
+    return InputError(
+        f"{source}: a file of SQuAD {other}, but {version} is asked for; "
+        f"set data.name={_NAMES[other]}, or give the file of {version}"
+    )
+
+
 def _from_file(path: Path, split: str, version: str) -> SquadSplit:
     file = _in_folder(path, split, version) if path.is_dir() else path
     try:
-        content = file.read_bytes()
+        raw = file.read_bytes()
     except OSError as error:
         raise InputError(f"{file}: cannot be read ({error.strerror}); {_wanted(split, version)}") from error
-    questions = _Reader(file, version).questions(_parse(file, content))
-    return SquadSplit(version, split, questions, str(file), hashlib.sha256(content).hexdigest())
+    if not raw.strip():
+        raise InputError(f'{file}: the file is empty; a SQuAD file is JSON that begins with {{"data": [...')
+    try:
+        content = json.loads(raw.decode("utf-8"))
+        official = _OFFICIAL.validate_python(content)
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file}: not UTF-8 text at byte {error.start}; SQuAD files are JSON") from error
+    except json.JSONDecodeError as error:
+        short = error.pos >= len(raw.decode("utf-8").rstrip()) - 1 or "Unterminated" in error.msg
+        why = "it ends too early: copied or downloaded in part?" if short else "is it a SQuAD file?"
+        raise InputError(f"{file}: no valid JSON at line {error.lineno}, column {error.colno}; {why}") from error
+    except RecursionError as error:
+        raise InputError(f"{file}: JSON nested too deeply for a SQuAD file") from error
+    except ValidationError as error:
+        raise _unlike_official(str(file), error) from error
+    if version == "1.1" and str(content.get("version")).removeprefix("v").startswith("2"):
+        raise _other_version(str(file), version, "2.0")
+    entries = [entry for article in official.data for paragraph in article.paragraphs for entry in paragraph.qas]
+    if not entries:
+        raise InputError(f"{file}: no question in it; is it a SQuAD file?")
+    # v2 says of each question whether it can be answered
+    if version == "2.0" and all(entry.is_impossible is None for entry in entries):
+        raise _other_version(str(file), version, "1.1")
+    questions = list(_questions(official))
+    return SquadSplit(version, split, questions, str(file), hashlib.sha256(raw).hexdigest())
 
 
-def _check(split: str, version: str) -> None:
-    if version not in PUBLISHED:
-        raise InputError(f"SQuAD has the versions {' and '.join(PUBLISHED)}, not '{version}'")
-    if split not in PUBLISHED[version]:
-        raise InputError(f"SQuAD has the splits train and dev, not '{split}'; its test set was never published")
+def _unlike_official(file: str, error: ValidationError) -> InputError:
+    """The first place where a file departs from the official form."""
+    first = error.errors(include_url=False)[0]
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
+    given = repr(first["input"])
+    shown = given if len(given) <= 40 else given[:37] + "..."
+    match first["type"]:
+        case "missing":
+            problem = f"{place} is missing"
+        case "model_type":
+            problem = f"{place or 'the file'} is {shown}, not a JSON object"
+        case _:
+            problem = f"{place}: {first['msg']}, given {shown}"
+    return InputError(f"{file}: {problem}; is it a file in the official form of SQuAD?")
+
+
+def _questions(official: _Official) -> Iterator[Question]:
+    for article in official.data:
+        for paragraph in article.paragraphs:
+            for entry in paragraph.qas:
+                yield Question(
+                    entry.id,
+                    article.title,
+                    paragraph.context,
+                    entry.question,
+                    tuple(answer.text for answer in entry.answers),
+                    tuple(answer.answer_start for answer in entry.answers),
+                    bool(entry.is_impossible),
+                )
 
 
 def _wanted(split: str, version: str) -> str:
@@ -128,9 +240,9 @@ def _in_folder(folder: Path, split: str, version: str) -> Path:
         for place in places:
             if (place / name).is_file():
                 return place / name
-    other = next(known for known in PUBLISHED if known != version)
+    other = next(known for known in SQUAD_SIZES if known != version)
     for place in places:
-        # a slice that says the other version in its name is not meant
+        # a slice with the other version in its name is not meant
         slices = sorted(file for file in place.glob(f"{split}*.slice.json") if f"v{other}" not in file.name)
         if len(slices) > 1:
             names = ", ".join(file.name for file in slices)
@@ -145,127 +257,59 @@ def _in_folder(folder: Path, split: str, version: str) -> Path:
     )
 
 
-def _parse(file: Path, content: bytes) -> Any:
-    if not content.strip():
-        raise InputError(f'{file}: the file is empty; a SQuAD file is JSON that begins with {{"data": [...')
-    try:
-        return json.loads(content.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise InputError(f"{file}: not UTF-8 text at byte {error.start}; SQuAD files are JSON") from error
-    except json.JSONDecodeError as error:
-        short = error.pos >= len(content.decode("utf-8").rstrip()) - 1 or "Unterminated" in error.msg
-        why = "it ends too early: copied or downloaded in part?" if short else "is it a SQuAD file?"
-        raise InputError(f"{file}: no valid JSON at line {error.lineno}, column {error.colno}; {why}") from error
-    except RecursionError as error:
-        raise InputError(f"{file}: JSON nested too deeply for a SQuAD file") from error
-
-
-class _Reader:
-    """Reads the JSON of one file and knows how to name a place in it."""
-
-    def __init__(self, source: Path | str, version: str) -> None:
-        self.source, self.version = source, version
-
-    def questions(self, content: Any) -> list[Question]:
-        given = content.get("version") if isinstance(content, dict) else None
-        if self.version == "1.1" and str(given).removeprefix("v").startswith("2"):
-            raise self._other_version("2.0")
-        found: list[Question] = []
-        marked = False  # v2 says of each question whether it can be answered
-        for title, context, entry, place in self._entries(content):
-            marked = marked or "is_impossible" in entry
-            found.append(self._question(title, context, entry, place))
-        if not found:
-            raise InputError(f"{self.source}: no question in it; is it a SQuAD file?")
-        if self.version == "2.0" and not marked:
-            raise self._other_version("1.1")
-        self.check_ids(found)
-        return found
-
-    def check_ids(self, questions: list[Question]) -> None:
-        seen: set[str] = set()
-        for question in questions:
-            if question.id in seen:
-                raise InputError(f"{self.source}: two questions have the id {question.id}; ids must differ")
-            seen.add(question.id)
-
-    def _other_version(self, is_: str) -> InputError:
-        return InputError(
-            f"{self.source}: a file of SQuAD {is_}, but {self.version} is asked for; "
-            f"set data.name={_NAMES[is_]}, or give the file of {self.version}"
-        )
-
-    def _entries(self, content: Any) -> Iterator[tuple[str, str, dict[str, Any], str]]:
-        for i, article in enumerate(self._get(content, "data", list, "the file")):
-            place = f"data[{i}]"
-            title = self._get(article, "title", str, place) if "title" in _keys(article) else ""
-            for j, paragraph in enumerate(self._get(article, "paragraphs", list, place)):
-                inner = f"{place}.paragraphs[{j}]"
-                context = self._get(paragraph, "context", str, inner)
-                for k, entry in enumerate(self._get(paragraph, "qas", list, inner)):
-                    yield title, context, entry, f"{inner}.qas[{k}]"
-
-    def _question(self, title: str, context: str, entry: Any, place: str) -> Question:
-        name = self._get(entry, "id", str, place)
-        place = f"question {name}"
-        text = self._get(entry, "question", str, place)
-        impossible = "is_impossible" in entry and self._get(entry, "is_impossible", bool, place)
-        answers, starts = [], []
-        for i, answer in enumerate(self._get(entry, "answers", list, place)):
-            where = f"{place}, answers[{i}]"
-            answers.append(self._get(answer, "text", str, where))
-            starts.append(self._get(answer, "answer_start", int, where))
-        return self.checked(Question(name, title, context, text, tuple(answers), tuple(starts), impossible))
-
-    def checked(self, question: Question) -> Question:
-        """`question`, whose answers are where it says, and which is impossible exactly if it has none."""
-        at = f"{self.source}: question {question.id}"
-        if question.impossible and self.version == "1.1":
-            raise self._other_version("2.0")
-        if question.impossible and question.answers:
-            raise InputError(f"{at} is marked is_impossible, and yet has an answer")
-        if not question.impossible and not question.answers:
-            hint = (
-                "; only SQuAD 2.0 has such questions" if self.version == "1.1" else " and is not marked is_impossible"
-            )
-            raise InputError(f"{at} has no answer{hint}")
-        for text, start in zip(question.answers, question.starts, strict=True):
-            there = question.context[start : start + len(text)] if start >= 0 else ""
-            if not text or there != text:
-                raise InputError(f"{at}: answer_start {start} does not point at its answer {text!r}, but at {there!r}")
-        return question
-
-    def _get(self, holder: Any, key: str, kind: type, place: str) -> Any:
-        value = holder.get(key) if isinstance(holder, dict) else None
-        if not isinstance(holder, dict) or key not in holder:
-            raise InputError(f"{self.source}: {place} has no key '{key}'; is it a file in the official form of SQuAD?")
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise InputError(f"{self.source}: '{key}' of {place} is {_short(value)}; {_KINDS[kind]} is needed")
-        return value
-
-
-_KINDS: Mapping[type, str] = {list: "a list", str: "text", int: "a whole number", bool: "true or false"}
-
-
-def _keys(holder: Any) -> set[str]:
-    return set(holder) if isinstance(holder, dict) else set()
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "..."
-
-
 def _from_hub(split: str, version: str, cache: Path | None, report: Report) -> SquadSplit:
-    reader = _Reader(HUB[version], version)
+    rows = hub_rows(
+        SQUAD_HUB[version],
+        "validation" if split == "dev" else split,
+        revision=_HUB_REVISIONS[version],
+        cache=cache,
+        what=f"SQuAD {version}",
+        licence="CC BY-SA 4.0",
+        local=f"give a local folder that holds {split}-v{version}.json: --from DIR (data.dir=DIR)",
+        report=report,
+    )
     questions, digest = [], hashlib.sha256()
-    for row in hub_rows(version, split, cache, report):
-        answers = row["answers"]
-        texts, starts = tuple(answers["text"]), tuple(int(start) for start in answers["answer_start"])
-        question = Question(
-            row["id"], row["title"], row["context"], row["question"], texts, starts, version == "2.0" and not texts
+    for row in rows:
+        texts = tuple(row["answers"]["text"])
+        starts = tuple(int(start) for start in row["answers"]["answer_start"])
+        impossible = version == "2.0" and not texts
+        questions.append(Question(row["id"], row["title"], row["context"], row["question"], texts, starts, impossible))
+        digest.update(json.dumps([row["id"], row["context"], row["question"], texts, starts]).encode())
+    return SquadSplit(version, split, questions, SQUAD_HUB[version], digest.hexdigest())
+
+
+def squad_overview(version: str, where: str | Path | None) -> dict[str, Any]:
+    """Counts and files of both splits, for `fullrank data prepare`; raises the errors of `read_squad`."""
+    parts = [read_squad(where, split, version) for split in ("train", "dev")]
+    is_slice = any(part.is_slice for part in parts)
+    return {
+        "label": f"SQuAD {version}" + (" (slice)" if is_slice else ""),
+        "version": version,
+        "is_slice": is_slice,
+        "splits": {
+            part.split: {
+                "questions": len(part.questions),
+                "published": part.published,
+                "is_slice": part.is_slice,
+                "contexts": len({question.context for question in part.questions}),
+                "answers": sum(len(question.answers) for question in part.questions),
+                "impossible": sum(question.impossible for question in part.questions),
+                "source": part.source,
+                "sha256": part.sha256,
+            }
+            for part in parts
+        },
+    }
+
+
+def squad_lines(overview: Mapping[str, Any]) -> list[str]:
+    """`squad_overview` for people."""
+    lines = [f"{overview['label']}: answers as spans of a context"]
+    for split, content in overview["splits"].items():
+        count = "as published" if not content["is_slice"] else f"published {content['published']:,}"
+        without = f", {content['impossible']:,} without an answer" if content["impossible"] else ""
+        lines.append(
+            f"  {split:<5} {content['questions']:>8,} questions ({count}) on {content['contexts']:,} contexts, "
+            f"{content['answers']:,} answers{without}   {content['source']}"
         )
-        questions.append(reader.checked(question))
-        digest.update(json.dumps([question.id, question.context, question.question, texts, starts]).encode())
-    reader.check_ids(questions)
-    return SquadSplit(version, split, questions, HUB[version], digest.hexdigest())
+    return lines

@@ -15,9 +15,7 @@ from torch.nn import functional as F
 from fullrank.config.finetune import FinetuneConfig
 from fullrank.core.errors import InputError
 from fullrank.data.batches import Encoded, ExampleBatch, ExampleBatches, by_length, subset
-from fullrank.data.glue import GLUE, Examples, GlueTask, load_glue
-from fullrank.data.glue_files import locate
-from fullrank.data.glue_submission import submission_rows, write_submission
+from fullrank.data.glue import GLUE, Examples, GlueTask, load_glue, locate, submission_rows, write_submission
 from fullrank.evaluation.tasks import glue_scores
 from fullrank.experiments.finetuning import FineParts, Say
 from fullrank.experiments.pretrained import Pretrained, check_length, load_pretrained, padding_of
