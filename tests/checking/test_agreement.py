@@ -2,106 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import dataclasses
+import types
 from typing import Any
 
 import leaky_models as leaky
 import pytest
 import torch
+from checked_models import SIZES, XL, off, ours, translating
 from torch import Tensor, nn
-from wrong_kernels import WRONG
 
 import fullrank as fr
-from fullrank import kernels
-from fullrank.checking import Finding, agreement
-from fullrank.checking import kernels as definitions
-from fullrank.checking.examine import _guarded
-from fullrank.checking.subject import Subject, subject_of
-from fullrank.core import attention as layer
-from fullrank.core import memory, mix
-from fullrank.core.output import SoftmaxOutput
-
-SIZES: dict[str, Any] = {"vocab_size": 19, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2}
+import hugging_face_models as tiny
+from fullrank.checking import agreement
+from fullrank.checking.subject import subject_of
 
 
-def ours(**options: Any) -> Subject:
-    return subject_of(fr.LanguageModel(fr.ModelConfig(**SIZES, **options)))
-
-
-def xl(**options: Any) -> Subject:
-    return ours(position="relative", attention=fr.AttentionConfig(score="relative"), memory_length=5, **options)
-
-
-def off(finding: Finding) -> bool:
-    """Whether it fails by its figure, and not because something could not be run."""
-    assert finding.difference is not None, finding
-    return finding.verdict == "fails"
-
-
-# -- kernels ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("precision", ["fp32", "fp64"])
-@pytest.mark.parametrize("fault", WRONG)
-@pytest.mark.parametrize("name", ["sdpa", "blocks", "native"])
-def test_a_wrong_attention_kernel(name: str, fault: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    subject = ours() if name == "sdpa" else xl()
-    right = kernels.KERNELS[name]
-    assert definitions.kernels(subject, precision).verdict == "passes"
-    wrong = lambda *given: WRONG[fault](right(*given))  # noqa: E731
-    monkeypatch.setitem(kernels.KERNELS, name, wrong)
-    found = definitions.kernels(subject, precision)
-    assert off(found)
-    assert "worst: " in found.remark
-    kind = "gradient of " if fault == "gradients" else "output of "
-    assert kind in found.remark.partition("worst: ")[2]
-
-
-@pytest.mark.parametrize("method", ["nll", "loss", "log_prob"])
-def test_a_wrong_vocabulary_kernel(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    subject = ours()
-    right = getattr(SoftmaxOutput, method)
-
-    def wrong(*given: Any) -> Any:
-        found = right(*given)
-        if kernels.forced() == "reference":
-            return found
-        return (found[0] * (1 + 1e-4), found[1]) if isinstance(found, tuple) else found * (1 + 1e-4)
-
-    monkeypatch.setattr(SoftmaxOutput, method, wrong)
-    assert off(definitions.kernels(subject, "fp32"))
-
-
-def test_the_remark_says_which_kernel_ran() -> None:
-    relative = definitions.kernels(xl(), "fp64")
-    assert relative.remark.endswith("attention by native, reference")  # the second where relative scores meet padding
-    assert relative.looked_at.startswith("auto, blocks, native beside reference")
-    synthesizer = definitions.kernels(ours(attention=fr.AttentionConfig(score="dense_synthesizer")), "fp64")
-    assert "no fast kernel computes these stages" in synthesizer.remark
-    assert synthesizer.looked_at.startswith("auto beside reference")
-
-
-# -- the start --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["position_independent", "position_wise"])
-def test_mixing_that_does_not_start_plain(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    subject = ours(attention=fr.AttentionConfig(mix=kind))
-    assert definitions.plain_start(subject).verdict == "passes"
-    found = mix.PositionIndependentMixing if kind == "position_independent" else mix.PositionWiseMixing
-    right = found.forward
-    monkeypatch.setattr(found, "forward", lambda self, weights, query: right(self, weights, query) * (1 + 1e-6))
-    assert off(definitions.plain_start(subject))
-
-
-@pytest.mark.parametrize(
-    ("kind", "reason"),
-    [("none", "it is plain attention"), ("random", "by its definition"), ("average", "by its definition")],
-)
-def test_mixing_that_need_not_start_plain(kind: str, reason: str) -> None:
-    found = definitions.plain_start(ours(attention=fr.AttentionConfig(mix=kind)))
-    assert (found.verdict, reason in found.reason) == ("not applicable", True)
+def scaled(out: Any, factor: float) -> Any:
+    """An output of a model with other logits."""
+    return dataclasses.replace(out, logits=out.logits * factor)
 
 
 # -- padding ----------------------------------------------------------------------------------------------------------
@@ -114,15 +33,54 @@ def test_padding() -> None:
     assert agreement.padding(subject_of(leaky.Model())).verdict == "not applicable"
 
 
-def test_a_mask_that_is_not_used() -> None:
+class Unmasked(fr.LanguageModel):
     """Padding on the right of a causal model harms nobody; on the left it does."""
-    subject = ours()
-    model: Any = subject.model
-    forward = model.forward
-    model.forward = lambda input_ids, attention_mask=None: forward(input_ids)
-    found = agreement.padding(subject)
-    assert off(found)
-    assert "padding on the left" in found.remark
+
+    def forward(self, *args: Any, attention_mask: Tensor | None = None, **keys: Any) -> Any:
+        return super().forward(*args, **keys)
+
+
+class UnmaskedSource(fr.Translator):
+    def forward(self, input_ids: Tensor, decoder_input_ids: Tensor, mask: Any = None, *given: Any, **keys: Any) -> Any:
+        return super().forward(input_ids, decoder_input_ids, None, *given, **keys)
+
+
+class UnmaskedTarget(fr.Translator):
+    def forward(self, input_ids: Tensor, decoder_input_ids: Tensor, mask: Any = None, *given: Any, **keys: Any) -> Any:
+        return super().forward(input_ids, decoder_input_ids, mask)
+
+
+def test_a_mask_that_is_not_used() -> None:
+    for subject, side in (
+        (ours(Unmasked), "padding on the left"),
+        (translating(UnmaskedSource), "padding of the source on the"),
+        (translating(UnmaskedTarget), "padding of the target on the left"),
+    ):
+        finding = agreement.padding(subject)
+        assert off(finding)
+        assert side in finding.remark
+
+
+# -- the source -------------------------------------------------------------------------------------------------------
+
+
+def test_a_source_that_is_not_seen() -> None:
+    class Blind(fr.Translator):
+        def forward(self, input_ids: Tensor, *args: Any, **keys: Any) -> Any:
+            return super().forward(torch.zeros_like(input_ids), *args, **keys)
+
+    class Shortened(fr.Translator):
+        def encode(self, input_ids: Tensor, *args: Any, **keys: Any) -> Any:
+            return super().encode(torch.cat((0 * input_ids[:, :1], input_ids[:, 1:]), dim=1), *args, **keys)
+
+    assert agreement.whole_source(translating()).verdict == "passes"
+    for kind, remark in (
+        (Blind, "token 0 (from 0) of the source is not seen by logits of target token 0"),
+        (Shortened, "token 0 (from 0) of the source is not seen by state 0"),
+    ):
+        finding = agreement.whole_source(translating(kind))
+        assert off(finding)
+        assert remark in finding.remark
 
 
 # -- repetition -------------------------------------------------------------------------------------------------------
@@ -148,68 +106,123 @@ def test_evaluation_that_is_not_deterministic() -> None:
             self.count += 1
             return x
 
-    for mixer, said in (
+    for mixer, remark in (
         (AlwaysDropping(), ""),
         (Drawing(), "random numbers"),
         (Counting(), "attention.count is changed"),
     ):
-        found = agreement.determinism(subject_of(leaky.Model({1: mixer})))
-        assert found.verdict == "fails"
-        assert said in found.remark
+        finding = agreement.determinism(subject_of(leaky.Model({1: mixer})))
+        assert finding.verdict == "fails"
+        assert remark in finding.remark
     assert agreement.determinism(subject_of(leaky.Model({1: nn.Dropout(0.5)}))).verdict == "passes"
 
 
 # -- cache and memory -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("build", [ours, xl])
-def test_a_wrong_cache(build: Callable[[], Subject], monkeypatch: pytest.MonkeyPatch) -> None:
-    subject = build()
-    assert agreement.decoding(subject).verdict == "passes"
-    right = layer.append
-    monkeypatch.setattr(layer, "append", lambda past, room, new: right(past * 1.01, None, new))
-    found = agreement.decoding(subject)
-    assert off(found)
-    assert found.remark.startswith("worst: ")
+class WrongCache(fr.LanguageModel):
+    """Wrong by a thousandth where a cache holds tokens."""
+
+    def forward(self, input_ids: Tensor, *args: Any, cache: Any = None, **keys: Any) -> Any:
+        out = super().forward(input_ids, *args, cache=cache, **keys)
+        return out if cache is None or cache.length == 0 else scaled(out, 1.001)
 
 
-def test_a_cache_that_is_right_but_for_padding(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fullrank.core.cache import Cache
+class WrongMaskAfterCache(fr.LanguageModel):
+    """Forgets the padding among new tokens."""
 
-    right = Cache.mask_after
+    def forward(self, input_ids: Tensor, *args: Any, cache: Any = None, attention_mask: Any = None, **keys: Any) -> Any:
+        if cache is not None and cache.length and attention_mask is not None:
+            attention_mask = torch.ones_like(attention_mask)
+        return super().forward(input_ids, *args, cache=cache, attention_mask=attention_mask, **keys)
 
-    def wrong(self: Cache, new: Tensor | None, *given: Any) -> Tensor | None:
-        found = right(self, new, *given)
-        return found if found is None or self.length == 0 else torch.ones_like(found)
 
-    monkeypatch.setattr(Cache, "mask_after", wrong)
-    found = agreement.decoding(ours())
-    assert off(found)
-    assert "padding" in found.remark
+@pytest.mark.parametrize(
+    ("kind", "keys", "remark"),
+    [
+        (WrongCache, {}, "worst: "), (WrongCache, XL, "worst: "), (WrongMaskAfterCache, {}, "padding on the"),
+        (WrongCache, {"position": "none", "attention": fr.AttentionConfig(kind="multilinear", rank=6, output_map="decayed")},
+         "worst: "),
+    ],
+)  # fmt: skip
+def test_a_wrong_cache(kind: type[fr.LanguageModel], keys: dict[str, Any], remark: str) -> None:
+    assert agreement.decoding(ours(**keys)).verdict == "passes"
+    finding = agreement.decoding(ours(kind, **keys))
+    assert off(finding)
+    assert remark in finding.remark
+
+
+@dataclasses.dataclass(frozen=True)
+class Misordered:
+    """A cache that gives beams the rows of other ones."""
+
+    cache: Any
+
+    def reorder(self, index: Tensor) -> Misordered:
+        return Misordered(self.cache.reorder(index.flip(0)))
+
+
+class MisorderedBeams(fr.Translator):
+    def of_source(self, source: Any) -> Any:
+        decoder = super().of_source(source)
+
+        class Decoder:
+            def new_cache(self) -> Misordered:
+                return Misordered(decoder.new_cache())
+
+            def __call__(self, input_ids: Tensor, *, cache: Misordered, attention_mask: None) -> Any:
+                out = decoder(input_ids, cache=cache.cache, attention_mask=None)
+                return types.SimpleNamespace(logits=out.logits, cache=Misordered(out.cache))
+
+        return Decoder()
+
+
+class UnmaskedEncoder(fr.Translator):
+    def encode(self, input_ids: Tensor, attention_mask: Any = None) -> Any:
+        return super().encode(input_ids, None)
+
+
+def test_wrong_decoding_of_translations() -> None:
+    assert agreement.decoding(translating()).verdict == "passes"
+    for kind, remark in ((MisorderedBeams, "worst: beams"), (UnmaskedEncoder, "padding of the source")):
+        finding = agreement.decoding(translating(kind))
+        assert off(finding)
+        assert remark in finding.remark
+
+
+@pytest.mark.parametrize("mix", ["none", "position_independent", "position_wise"])
+def test_released_decoding_is_named(mix: str) -> None:
+    released = fr.DecoderConfig(released_decoding=True)
+    finding = agreement.decoding(translating(attention=fr.AttentionConfig(mix=mix), decoder=released))
+    if mix == "none":
+        assert finding.verdict == "passes"
+        return
+    assert off(finding)
+    assert "model.decoder.released_decoding: true leaves heads unmixed" in finding.remark
+
+
+class WrongMemory(fr.LanguageModel):
+    """Wrong by a thousandth after a memory; as `window` only where every token sees as many."""
+
+    only_window = False
+
+    def forward(self, input_ids: Tensor, memory: Any = None, **keys: Any) -> Any:
+        out = super().forward(input_ids, memory, **keys)
+        wrong = memory is not None and (self.config.same_length or not self.only_window)
+        return scaled(out, 1.001) if wrong else out
+
+
+class WrongWindow(WrongMemory):
+    only_window = True
 
 
 @pytest.mark.parametrize("options", [{}, {"same_length": True}, {"memory_start": "zeros"}])
-def test_a_wrong_memory(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    subject = xl(**options)
-    assert agreement.memory(subject).verdict == "passes"
-    right = memory._last_joined
-
-    def rolled(old: Tensor | None, new: Tensor, limit: int) -> Tensor:
-        return right(old, new, limit).roll(1, 1)
-
-    monkeypatch.setattr(memory, "_last_joined", rolled)
-    assert off(agreement.memory(subject))
-
-
-def test_a_window_that_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Right with the whole text in memory, wrong with a window."""
-    subject = xl(same_length=True)
-    assert agreement.memory(subject).verdict == "passes"
-    kept = memory.LayerMemory.last
-    monkeypatch.setattr(memory.LayerMemory, "last", lambda self, limit: kept(self, limit if limit > 9 else limit - 2))
-    found = agreement.memory(subject)
-    assert off(found)
-    assert "same_length" in found.remark
+def test_a_wrong_memory(options: dict[str, Any]) -> None:
+    assert agreement.memory(ours(**XL, **options)).verdict == "passes"
+    assert off(agreement.memory(ours(WrongMemory, **XL, **options)))
+    finding = agreement.memory(ours(WrongWindow, **XL, **options))
+    assert finding.verdict == ("fails" if "same_length" in options else "passes")
+    assert "same_length" in finding.remark or "same_length" not in options
 
 
 def test_no_memory_no_cache() -> None:
@@ -223,62 +236,84 @@ def test_no_memory_no_cache() -> None:
 
 class Rounded(fr.LanguageModel):
     @classmethod
-    def load(cls, *given: Any, **options: Any) -> Any:
-        return super().load(*given, **options).half().double()
+    def load(cls, *args: Any, **options: Any) -> Any:
+        return super().load(*args, **options).half().double()
 
 
 class Forgetful(fr.LanguageModel):
     @classmethod
-    def load(cls, *given: Any, **options: Any) -> Any:
-        model = super().load(*given, **options)
+    def load(cls, *args: Any, **options: Any) -> Any:
+        model = super().load(*args, **options)
         model.final_norm.register_parameter("bias", None)
         return model
 
 
-@pytest.mark.parametrize("kind", [Rounded, Forgetful])
-def test_files_that_lose_something(kind: type[fr.LanguageModel]) -> None:
-    config = fr.ModelConfig(**SIZES)
-    assert agreement.saving(subject_of(fr.LanguageModel(config))).verdict == "passes"
-    assert off(agreement.saving(subject_of(kind(config))))
+class Lossy(fr.Translator):
+    @classmethod
+    def load(cls, *args: Any, **options: Any) -> Any:
+        model = super().load(*args, **options)
+        with torch.no_grad():
+            model.get_parameter("encoder.blocks.0.attention.merge.weight").mul_(1.001)
+        return model
+
+
+def test_files_that_lose_something() -> None:
+    assert agreement.saving(ours()).verdict == "passes"
+    assert agreement.saving(translating()).verdict == "passes"
+    for subject, remark in (
+        (ours(Rounded), "is changed"),
+        (ours(Forgetful), "final_norm.bias"),
+        (translating(Lossy), "encoder.blocks.0.attention.merge.weight is changed"),
+    ):
+        finding = agreement.saving(subject)
+        assert off(finding)
+        assert remark in finding.remark
 
 
 # -- probabilities ----------------------------------------------------------------------------------------------------
 
-MIXTURE = fr.OutputConfig(kind="mixture_of_softmaxes", mixtures=2)
-
 
 def test_probabilities_that_do_not_sum_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    mixture = ours(output=MIXTURE)
-    assert agreement.probabilities(mixture).verdict == "passes"
-    smoothed = agreement.probabilities(ours(output=replace(MIXTURE, epsilon=1e-4)))
+    mixture = fr.OutputConfig(kind="mixture_of_softmaxes", mixtures=2)
+    subject = ours(output=mixture)
+    assert agreement.probabilities(subject).verdict == "passes"
+    smoothed = agreement.probabilities(ours(output=dataclasses.replace(mixture, epsilon=1e-4)))
     assert smoothed.verdict == "passes"
-    assert smoothed.difference == pytest.approx(19 * 1e-4, rel=1e-6)
-    model: Any = mixture.model
-    right = model.output.log_prob
-    monkeypatch.setattr(model.output, "log_prob", lambda hidden: right(hidden) + 1e-8)
-    assert off(agreement.probabilities(mixture))
-    monkeypatch.undo()
-    monkeypatch.setattr(model.output, "nll", lambda hidden, targets, nll=model.output.nll: nll(hidden, targets) + 1e-8)
-    assert off(agreement.probabilities(mixture))
-    monkeypatch.undo()
-    assert agreement.probabilities(mixture).verdict == "passes"
+    assert smoothed.difference == pytest.approx(SIZES["vocab_size"] * 1e-4, rel=1e-6)
+    for name in ("log_prob", "nll"):
+        right = getattr(subject.model.output, name)
+        with monkeypatch.context() as context:
+            context.setattr(subject.model.output, name, lambda *args, right=right: right(*args) + 1e-8)
+            assert off(agreement.probabilities(subject))
 
 
-# -- what cannot be run -----------------------------------------------------------------------------------------------
+# -- models of Hugging Face -------------------------------------------------------------------------------------------
 
 
-def test_a_check_that_cannot_be_run_fails_and_the_others_go_on() -> None:
-    class Untrainable(leaky.Model):
-        def forward(self, input_ids: Tensor) -> Any:
-            if self.training:
-                raise RuntimeError("only for evaluation")
-            return super().forward(input_ids)
+def test_a_wrong_cache_of_hugging_face(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.cache_utils import DynamicLayer
 
-    report = fr.check(Untrainable())
-    failed = {finding.check for finding in report.failures}
-    assert failed == {"future, by perturbation, training", "future, by gradient, training", "last position"}
-    assert "RuntimeError: only for evaluation" in report.failures[0].remark
-    assert report.of("future, by perturbation, evaluation").verdict == "passes"
-    with pytest.raises(KeyError):
-        report.of("another")
-    assert _guarded(lambda: Finding("passes")) == Finding("passes")
+    subject = subject_of(tiny.llama())
+    assert agreement.decoding(subject).verdict == "passes"
+    right = DynamicLayer.update
+
+    def wrong(self: Any, key: Tensor, value: Tensor, *args: Any, **more: Any) -> Any:
+        keys, values = right(self, key, value, *args, **more)
+        return keys, torch.cat((values[:, :, :-1] * 1.001, values[:, :, -1:]), dim=2) if key.shape[2] == 1 else values
+
+    monkeypatch.setattr(DynamicLayer, "update", wrong)
+    finding = agreement.decoding(subject)
+    assert (finding.verdict, finding.remark) == ("fails", "worst: token by token")
+
+
+def test_files_of_hugging_face_that_lose_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = subject_of(tiny.gpt2())
+    right = type(subject.model).from_pretrained
+
+    def lossy(*args: Any, **more: Any) -> Any:
+        model = right(*args, **more)
+        tiny.moved(model, 1e-9)
+        return model
+
+    monkeypatch.setattr(type(subject.model), "from_pretrained", lossy)
+    assert agreement.saving(subject).verdict == "fails"

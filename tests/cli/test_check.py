@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import fullrank as fr
 import hugging_face_models as tiny
-from fullrank.checking import last_position
+from fullrank.checking import causality
 from fullrank.cli import main
 from fullrank.core import registry
 from fullrank.core.decoder import LanguageModel
@@ -32,8 +32,8 @@ Called = Callable[..., tuple[object, str, str]]
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few steps on random tokens; what they show is tested in test_last_position.py."""
-    monkeypatch.setattr(last_position, "_STEPS", 5)
+    """Few steps on random tokens; what they show is tested in test_causality.py."""
+    monkeypatch.setattr(causality, "_STEPS", 5)
 
 
 @pytest.fixture

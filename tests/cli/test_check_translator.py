@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fullrank as fr
-from fullrank.checking import last_position
+from fullrank.checking import causality
 from fullrank.cli import main
 from translation_runs import write_run
 
@@ -20,7 +20,7 @@ Called = Callable[..., tuple[object, str, str]]
 @pytest.fixture
 def called(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Called:
     monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setattr(last_position, "_STEPS", 5)
+    monkeypatch.setattr(causality, "_STEPS", 5)
 
     def run(*words: object) -> tuple[object, str, str]:
         capsys.readouterr()

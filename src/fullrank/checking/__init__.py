@@ -1,6 +1,6 @@
-"""What a language model has to keep to: no look into the future, and agreement of two ways to compute the same."""
+"""Checks of a language model: no token sees the future, and two ways to compute the same agree."""
 
-from fullrank.checking.examine import check
-from fullrank.checking.finding import Finding, Report
+from fullrank.checking.check import check
+from fullrank.checking.report import Finding, Report
 
 __all__ = ["Finding", "Report", "check"]

@@ -1,4 +1,4 @@
-"""Two ways to compute the same: padding, cache, memory, files, and repetition."""
+"""Two ways to compute the same: padding, repetition, cache, memory, files, probabilities."""
 
 from __future__ import annotations
 
@@ -7,243 +7,16 @@ import itertools
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fullrank.checking.finding import Check, Finding, inapplicable, judged, largest, rounding, tolerance
-from fullrank.checking.future import masks_of
-from fullrank.checking.subject import Subject, accepted, call, logits_in, mode
-
-
-def close(subject: Subject, looked_at: str, pairs: list[tuple[str, Tensor, Tensor]], remark: str = "") -> Finding:
-    """Passes where every given tensor equals the expected one, up to rounding; the worst is named."""
-    worst, name = 0.0, ""
-    for described, given, expected in pairs:
-        if given.shape != expected.shape:
-            given_shape, wanted = tuple(given.shape), tuple(expected.shape)
-            return judged(looked_at, float("nan"), 0.0, "", remark=f"{described}: {given_shape} instead of {wanted}")
-        share = largest(given, expected) / max(1.0, float(expected.abs().nan_to_num(0, 0, 0).max()))
-        if not share <= worst:
-            worst, name = share, described
-        if worst != worst:
-            break
-    limit = tolerance(subject.rounds)
-    remark = remark if worst <= limit else f"worst: {name}"
-    return judged(looked_at, worst, limit, _reason(subject), remark=remark)
-
-
-def _reason(subject: Subject) -> str:
-    why = "" if subject.rounds == subject.dtype else "; a model that is not ours may compute parts so in float64, too"
-    return rounding(subject.rounds) + why
-
-
-def padding(subject: Subject) -> Finding:
-    """A text in a padded batch has the logits that it has alone, whatever stands in the padding."""
-    if not subject.takes_mask:
-        return inapplicable("forward takes no attention_mask")
-    pairs, sides = [], masks_of(subject)
-    with torch.no_grad(), mode(subject.model, training=False):
-        for side, mask in sides.items():
-            seen = mask.bool()
-            other = torch.where(seen, subject.ids, (subject.ids + 1) % subject.vocab_size)
-            for ids in (subject.ids, other):
-                batch = subject.logits(ids, mask)
-                for row in range(len(ids)):
-                    alone = subject.logits(ids[row][seen[row]][None])[0]
-                    pairs.append((f"text {row}, padding on the {side}", batch[row][seen[row]], alone))
-    looked_at = f"texts of unequal lengths in one batch, padding on the {' and on the '.join(sides)}, beside each alone"
-    remark = "" if "left" in sides else "not on the left, where such a model has to be told positions by position_ids"
-    return close(subject, looked_at, pairs, remark)
-
-
-def determinism(subject: Subject) -> Finding:
-    """In evaluation the same tokens give the same logits, no random number is drawn, nothing in the model changes."""
-    looked_at = "two passes from different seeds; the state of the random numbers and of the model after them"
-    model = subject.model
-    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with torch.no_grad(), mode(model, training=False):
-        before = torch.get_rng_state()
-        first = subject.logits(subject.ids)
-        drew = not torch.equal(before, torch.get_rng_state())
-        torch.manual_seed(99)
-        second = subject.logits(subject.ids)
-        changed = [n for n, tensor in model.state_dict().items() if n in state and not same(tensor, state[n])]
-    off = largest(second, first)
-    faults = (["random numbers are drawn"] if drew else []) + ([f"{changed[0]} is changed"] if changed else [])
-    if faults and off == 0.0:
-        return Finding("fails", looked_at, off, 0.0, "the same computation", "; ".join(faults))
-    return judged(looked_at, off, 0.0, "the same computation twice", remark="; ".join(faults))
-
-
-def same(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
-
-
-# -- a cache ----------------------------------------------------------------------------------------------------------
-
-
-def decoding(subject: Subject) -> Finding:
-    """Token by token, or in pieces, with a cache, as in one pass."""
-    if subject.sees_future:
-        return inapplicable(f"{subject.sees_future}: a token that sees later ones cannot be read before them")
-    model, takes = subject.model, accepted(subject.model)
-    if subject.kind == "fullrank" and model.config.memory_start == "zeros":  # type: ignore[union-attr]
-        return inapplicable("model.memory_start is zeros, which stand before the text; a cache begins with nothing")
-    step: Callable[[Tensor, Any, Tensor | None], tuple[Tensor, Any]]
-    if subject.kind == "fullrank" and "cache" in takes:
-
-        def step(ids: Tensor, cache: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
-            out = model(ids, cache=model.new_cache() if cache is None else cache, attention_mask=mask)  # type: ignore[operator]
-            return out.logits, out.cache
-
-    elif "past_key_values" in takes and "use_cache" in takes:
-
-        def step(ids: Tensor, cache: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
-            out = model(ids, past_key_values=cache, use_cache=True)
-            return out.logits, out.past_key_values
-
-    else:
-        return inapplicable("forward takes neither a cache nor past_key_values with use_cache")
-    length = subject.length
-    cuts = [list(range(length + 1)), [0, length // 2, length], [0, 1, length - 2, length]]
-    masks: list[tuple[str, Tensor | None]] = [("", None)]
-    if subject.kind == "fullrank":
-        masks += [(f", padding on the {side}", mask) for side, mask in masks_of(subject).items()]
-    pairs = []
-    with torch.no_grad(), mode(model, training=False):
-        for side, mask in masks:
-            expected = subject.logits(subject.ids, mask)
-            for bounds in cuts:
-                cache, parts = None, []
-                for start, end in itertools.pairwise(bounds):
-                    new = None if mask is None else mask[:, start:end]
-                    logits, cache = step(subject.ids[:, start:end], cache, new)
-                    if cache is None:
-                        return inapplicable("the model returns no past_key_values")
-                    parts.append(logits)
-                seen = slice(None) if mask is None else mask.bool()
-                given = torch.cat(parts, dim=1)
-                how = "token by token" if len(bounds) > length else f"in {len(bounds) - 1} pieces"
-                pairs.append((how + side, given[seen], expected[seen]))
-    return close(subject, "logits with the cache, token by token and in pieces, beside one pass", pairs)
-
-
-# -- a memory ---------------------------------------------------------------------------------------------------------
-
-
-def memory(subject: Subject) -> Finding:
-    """A text in segments, each after the memory of those before, as in one pass."""
-    model: Any = subject.model
-    if "memory" not in accepted(model):
-        return inapplicable("forward takes no memory")
-    if subject.sees_future:
-        return inapplicable(
-            f"{subject.sees_future}: tokens see their whole segment, so that it matters where segments end"
-        )
-    if subject.kind == "fullrank" and not model.memory_length:
-        return inapplicable("model.memory_length is 0: this model has no memory")
-    if subject.kind != "fullrank" or not hasattr(model, "remembers"):
-        return inapplicable("only a model with `remembers` can be told to remember a whole text")
-    length, pairs = subject.length, []
-
-    def segments(bounds: list[int], cached: bool) -> Tensor:
-        after, parts = None, []
-        for start, end in itertools.pairwise(bounds):
-            with torch.set_grad_enabled(not cached):
-                out = model(subject.ids[:, start:end], after)
-            after = out.memory
-            parts.append(out.logits.detach())
-        return torch.cat(parts, dim=1)
-
-    cuts = [[0, length // 3, 2 * length // 3, length], [0, 1, length - 2, length]]
-    own, windowed = model.memory_length, model.same_length
-    with mode(model, training=False):
-        with torch.no_grad(), model.remembers(0):
-            expected = model(subject.ids).logits
-        # without memory first: then it begins empty, and every token before it is seen
-        with model.remembers(0), model.remembers(length):
-            for bounds, cached in itertools.product(cuts, (True, False)):
-                pairs.append(
-                    (f"cut at {bounds[1:-1]}" + (", keys cached" if cached else ""), segments(bounds, cached), expected)
-                )
-        if windowed:  # each token sees `own` tokens, wherever segments end
-            short = min(own, length // 2)
-            with model.remembers(0), model.remembers(short, same_length=True):
-                with torch.no_grad():
-                    expected = model(subject.ids).logits
-                for bounds, cached in itertools.product(cuts, (True, False)):
-                    pairs.append((f"same_length, cut at {bounds[1:-1]}", segments(bounds, cached), expected))
-    looked_at = "logits of three segments, the memory as long as the text, beside one pass; with and without gradients"
-    return close(subject, looked_at, pairs)
-
-
-# -- files ------------------------------------------------------------------------------------------------------------
-
-
-def saving(subject: Subject) -> Finding:
-    """Saved into a temporary folder and loaded again, the model gives the same numbers."""
-    model: Any = subject.model
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        loaded: nn.Module
-        if subject.kind == "fullrank":
-            model.save(folder)
-            loaded = type(model).load(folder)
-        elif subject.kind == "hugging_face" and hasattr(type(model), "from_pretrained"):
-            said = getattr(getattr(sys.modules.get("transformers"), "utils", None), "logging", None)
-            if said is not None and said.is_progress_bar_enabled():
-                said.disable_progress_bar()
-                stack.callback(said.enable_progress_bar)
-            model.save_pretrained(folder)
-            loaded = type(model).from_pretrained(folder, dtype=next(model.parameters()).dtype)
-        else:
-            return inapplicable("it has no save and load of its own")
-        loaded = loaded.to(subject.ids.device).eval()
-        with torch.no_grad(), mode(model, training=False):
-            expected = subject.logits(subject.ids)
-            given = call(loaded, subject.ids)
-    before, after = model.state_dict(), loaded.state_dict()
-    looked_at = "parameters and buffers, bit for bit, and logits of the loaded model"
-    reason = "the same numbers, computed the same way"
-    if lost := sorted(set(before) ^ set(after)):
-        return judged(looked_at, float("nan"), 0.0, reason, remark=f"other parameters: {', '.join(lost[:3])}")
-    for name, tensor in before.items():
-        if not same(after[name], tensor):
-            off = largest(after[name].double(), tensor.double()) if after[name].shape == tensor.shape else float("nan")
-            return judged(looked_at, off, 0.0, reason, remark=f"{name} is changed")
-    if subject.kind == "fullrank":
-        return judged(looked_at, largest(given, expected), 0.0, reason)
-    return close(subject, looked_at, [("logits", given, expected)])
-
-
-# -- probabilities ----------------------------------------------------------------------------------------------------
-
-
-def probabilities(subject: Subject) -> Finding:
-    """Probabilities of the vocabulary layer sum to one, and its nll is that of its log-probabilities."""
-    model: Any = subject.model
-    if subject.kind != "fullrank":
-        return inapplicable("its logits go through a softmax, after which anything sums to one")
-    epsilon = float(model.config.output.epsilon)
-    with torch.no_grad(), mode(model, training=False):
-        hidden = model.hidden(subject.ids).hidden
-        log_prob = model.output.log_prob(hidden)
-        targets = subject.tokens(len(subject.ids), subject.length, 6)
-        nll = model.nll(subject.ids, targets).per_token
-        logits = logits_in(model(subject.ids))
-    total = (log_prob.double().logsumexp(-1).exp() - 1).abs().max()
-    picked = log_prob.gather(-1, targets[..., None])[..., 0]
-    normalised = largest(torch.log_softmax(logits, -1), torch.log_softmax(log_prob, -1))
-    off = max(float(total), largest(nll, -picked), normalised)
-    limit = tolerance(subject.dtype) * max(1.0, float(log_prob.abs().max())) + subject.vocab_size * epsilon
-    reason = rounding(subject.dtype) + (f", and V epsilon with model.output.epsilon {epsilon:g}" if epsilon else "")
-    looked_at = (
-        "sums of exp(log_prob) over the vocabulary; nll beside the log_prob of the target, logits beside log_prob"
-    )
-    return judged(looked_at, off, limit, reason)
+from fullrank.checking.report import Check, Finding, bounded, inapplicable, largest, rounding, same, tolerance
+from fullrank.checking.subject import ROWS, Subject, accepted, call, log_prob, mode
+from fullrank.core.config import ModelConfig, with_memory
 
 
 def agreements(subject: Subject) -> list[Check]:
@@ -256,3 +29,293 @@ def agreements(subject: Subject) -> list[Check]:
         ("saved and loaded: same numbers", lambda: saving(subject)),
         ("probabilities sum to one", lambda: probabilities(subject)),
     ]
+
+
+Pair = tuple[str, Tensor, Tensor]  # a description, what was computed, what is expected
+
+
+def close(subject: Subject, looked_at: str, pairs: list[Pair], remark: str = "") -> Finding:
+    """Passes where every tensor equals the expected one, up to rounding; the worst is named."""
+    worst, name = 0.0, ""
+    for described, values, expected in pairs:
+        if values.shape != expected.shape:
+            shapes = f"{tuple(values.shape)} instead of {tuple(expected.shape)}"
+            return bounded(looked_at, float("nan"), 0.0, "", remark=f"{described}: {shapes}")
+        share = largest(values, expected) / max(1.0, float(expected.abs().nan_to_num(0, 0, 0).max()))
+        if not share <= worst:
+            worst, name = share, described
+        if worst != worst:
+            break
+    limit = tolerance(subject.rounds)
+    reason = rounding(subject.rounds)
+    if subject.rounds != subject.dtype:
+        reason += "; a model that is not ours may compute parts so in float64, too"
+    return bounded(looked_at, worst, limit, reason, remark=remark if worst <= limit else f"worst: {name}")
+
+
+def _segments(bounds: list[int], read: Callable[[Any, int, int], tuple[Tensor, Any]], state: Any) -> Tensor:
+    """Logits of a text read piece by piece: `read(state, start, end)` gives logits and the next state."""
+    parts = []
+    for start, end in itertools.pairwise(bounds):
+        logits, state = read(state, start, end)
+        parts.append(logits)
+    return torch.cat(parts, dim=1)
+
+
+# -- padding, repetition ----------------------------------------------------------------------------------------------
+
+
+def padding(subject: Subject) -> Finding:
+    """A text in a padded batch has the logits that it has alone, whatever stands in the padding."""
+    if not subject.takes_mask:
+        return inapplicable("forward takes no attention_mask")
+    model, ids, masks, pairs = subject.model, subject.ids, subject.masks(), list[Pair]()
+    translates = subject.kind == "translator"
+    part = " of the target" if translates else ""
+
+    def alone(row: int, ids: Tensor) -> Tensor:
+        one = model.with_sources(model.sources[row : row + 1]) if translates else model
+        return call(one, ids[None])[0]
+
+    with torch.no_grad(), mode(model, training=False):
+        for side, mask in masks.items():
+            real = mask.bool()
+            for read in (ids, torch.where(real, ids, (ids + 1) % subject.vocab_size)):
+                batch = call(model, read, mask)
+                for row in range(ROWS):
+                    expected = alone(row, ids[row][real[row]])
+                    pairs.append((f"text {row}, padding{part} on the {side}", batch[row][real[row]], expected))
+        for side, padded in (model.padded_sources() if translates else {}).items():
+            real = padded.mask.bool()
+            other = (padded.sources + 1) % model.encoder.config.vocab_size
+            for sources in (padded.sources, torch.where(real, padded.sources, other)):
+                batch = call(padded.with_sources(sources, padded.mask), ids)
+                for row in range(ROWS):
+                    one = padded.with_sources(sources[row][real[row]][None])
+                    expected = call(one, ids[row : row + 1])[0]
+                    pairs.append((f"text {row}, padding of the source on the {side}", batch[row], expected))
+    if translates:
+        looked_at = (
+            "sentences of unequal lengths in one batch, source and target padded on either side, beside each alone"
+        )
+        return close(subject, looked_at, pairs)
+    looked_at = f"texts of unequal lengths in one batch, padding on the {' and on the '.join(masks)}, beside each alone"
+    remark = "" if "left" in masks else "not on the left, where such a model has to be told positions by position_ids"
+    return close(subject, looked_at, pairs, remark)
+
+
+def whole_source(subject: Subject) -> Finding:
+    """Every token of the source moves every state of the encoder, and the logits of every token of the target."""
+    model, unmoved, remark = subject.model, 0, ""
+    with torch.no_grad(), mode(model, training=False):
+
+        def read(sources: Tensor) -> dict[str, Tensor]:
+            logits = call(model.with_sources(sources), subject.ids)
+            return {"state": model.translator.encode(sources).hidden, "logits of target token": logits}
+
+        before = read(model.sources)
+        for position in range(model.sources.shape[1]):
+            other = model.sources.clone()
+            other[:, position] = (other[:, position] + 1) % model.encoder.config.vocab_size
+            for what, after in read(other).items():
+                off = (after - before[what]).abs().amax(2)  # (3, M) or (3, N)
+                still = off <= 1e-13 * float(before[what].abs().max())
+                unmoved += int(still.sum())
+                if bool(still.any()) and not remark:
+                    first = int(still.nonzero()[0, 1])
+                    remark = f"token {position} (from 0) of the source is not seen by {what} {first}"
+    count = model.sources.shape[1]
+    looked_at = f"encoder states and logits after each of {count} tokens of the source was changed; unmoved ones"
+    return bounded(looked_at, float(unmoved), 0.0, "each token is a part of every state", remark=remark)
+
+
+def determinism(subject: Subject) -> Finding:
+    """In evaluation the same tokens give the same logits, no random number is drawn, nothing in the model changes."""
+    looked_at = "two passes from different seeds; the state of the random numbers and of the model after them"
+    model = subject.model
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with torch.no_grad(), mode(model, training=False):
+        before = torch.get_rng_state()
+        first = call(model, subject.ids)
+        faults = [] if torch.equal(before, torch.get_rng_state()) else ["random numbers are drawn"]
+        torch.manual_seed(99)
+        second = call(model, subject.ids)
+        changed = [n for n, tensor in model.state_dict().items() if n in state and not same(tensor, state[n])]
+    faults += [f"{name} is changed" for name in changed[:1]]
+    off = largest(second, first)
+    if faults and off == 0.0:
+        return Finding("fails", looked_at, off, 0.0, "the same computation", "; ".join(faults))
+    return bounded(looked_at, off, 0.0, "the same computation twice", remark="; ".join(faults))
+
+
+# -- cache and memory -------------------------------------------------------------------------------------------------
+
+_BEAMS = [0, 0, 1, 1, 2, 2], [1, 0, 3, 3, 5, 4], [0, 2, 2, 4]  # two a text, other ones of them, unequal groups
+
+
+def decoding(subject: Subject) -> Finding:
+    """Token by token, or in pieces, with a cache, as in one pass; our models also as beams."""
+    if subject.sees_future:
+        return inapplicable(f"{subject.sees_future}: a token that sees later ones cannot be read before them")
+    model, ids, length = subject.model, subject.ids, subject.length
+    cases: list[tuple[str, Any, Tensor | None]] = [("", model, None)]
+    if subject.kind == "translator":
+        padded = model.padded_sources()
+        cases += [(f", padding of the source on the {side}", one, None) for side, one in padded.items()]
+    elif subject.kind == "fullrank":
+        if model.config.memory_start == "zeros":
+            return inapplicable("model.memory_start is zeros, which stand before the text; a cache begins with nothing")
+        cases += [(f", padding on the {side}", model, mask) for side, mask in subject.masks().items()]
+    elif not {"past_key_values", "use_cache"} <= accepted(model):
+        return inapplicable("forward takes neither a cache nor past_key_values with use_cache")
+    pairs = []
+    with torch.no_grad(), mode(model, training=False):
+        if not subject.ours and model(ids[:, :1], use_cache=True).past_key_values is None:
+            return inapplicable("the model returns no past_key_values")
+        for padded_side, one, mask in cases:
+            expected = call(one, ids, mask)
+            real = slice(None) if mask is None else mask.bool()
+            decoder = one.decoder_of_sources() if subject.kind == "translator" else one
+
+            def step(cache: Any, start: int, end: int, decoder: Any = decoder, mask: Any = mask) -> tuple[Tensor, Any]:
+                if not subject.ours:
+                    out = decoder(ids[:, start:end], past_key_values=cache, use_cache=True)
+                    return out.logits, out.past_key_values
+                new = None if mask is None else mask[:, start:end]
+                out = decoder(ids[:, start:end], cache=cache, attention_mask=new)
+                return out.logits, out.cache
+
+            for bounds in (list(range(length + 1)), [0, length // 2, length], [0, 1, length - 2, length]):
+                how = "token by token" if len(bounds) > length else f"in {len(bounds) - 1} pieces"
+                logits = _segments(bounds, step, decoder.new_cache() if subject.ours else None)
+                pairs.append((how + padded_side, logits[real], expected[real]))
+            if subject.ours and mask is None:
+                pairs += [(f"beams{padded_side}", *pair) for pair in _as_beams(subject, one, decoder)]
+    looked_at = "logits with the cache, token by token, in pieces and as beams, beside one pass"
+    if not subject.ours:
+        looked_at = "logits with the cache, token by token and in pieces, beside one pass"
+    finding = close(subject, looked_at, pairs)
+    parts = model.config.decoder if subject.kind == "translator" else None
+    if finding.verdict == "fails" and parts is not None and parts.released_decoding:
+        why = "model.decoder.released_decoding: true leaves heads unmixed while a translation is written"
+        return replace(finding, remark=f"{finding.remark}; {why}")
+    return finding
+
+
+def _as_beams(subject: Subject, model: Any, decoder: Any) -> list[tuple[Tensor, Tensor]]:
+    """Last logits of each beam, beside those of its text read whole."""
+    ids, pairs = subject.ids, []
+    texts, origin = ids[:, :1], torch.arange(len(ids), device=ids.device)
+    out = decoder(texts, cache=decoder.new_cache(), attention_mask=None)
+    for step, rows in enumerate(_BEAMS):
+        index = torch.tensor(rows, device=ids.device)
+        new = ids.flatten()[step * 5 : step * 5 + len(index), None]
+        texts, origin = torch.cat((texts[index], new), 1), origin[index]
+        out = decoder(new, cache=out.cache.reorder(index), attention_mask=None)
+        whole = model
+        if subject.kind == "translator":
+            whole = model.with_sources(model.sources[origin], None if model.mask is None else model.mask[origin])
+        pairs.append((out.logits[:, -1], call(whole, texts)[:, -1]))
+    return pairs
+
+
+def memory(subject: Subject) -> Finding:
+    """A text in segments, each after the memory of those before, as in one pass."""
+    if subject.kind == "translator":
+        return inapplicable("a translation model reads sentences, each by itself: it has no memory")
+    if subject.kind != "fullrank":
+        takes = "memory" in accepted(subject.model)
+        return inapplicable("only the memory of fullrank's models is known" if takes else "forward takes no memory")
+    if subject.sees_future:
+        return inapplicable(
+            f"{subject.sees_future}: tokens see their whole segment, so that it matters where segments end"
+        )
+    config: ModelConfig = subject.model.config
+    if not config.memory_length:
+        return inapplicable("model.memory_length is 0: this model has no memory")
+    length, ids = subject.length, subject.ids
+    without = with_memory(config, 0)  # its memory begins empty, and every token before a segment is seen
+    models = [("", subject.rebuilt(with_memory(without, length)), subject.rebuilt(without))]
+    if config.same_length:  # each token sees as many, wherever segments end
+        window = subject.rebuilt(with_memory(without, min(config.memory_length, length // 2), same_length=True))
+        models.append(("same_length, ", window, window))
+    pairs = []
+    for name, model, whole in models:
+        with mode(model, training=False), mode(whole, training=False):
+            with torch.no_grad():
+                expected = whole(ids).logits
+
+            def step(memory: Any, start: int, end: int, model: Any = model) -> tuple[Tensor, Any]:
+                out = model(ids[:, start:end], memory)
+                return out.logits.detach(), out.memory
+
+            cuts = [0, length // 3, 2 * length // 3, length], [0, 1, length - 2, length]
+            for bounds, cached in itertools.product(cuts, (True, False)):
+                with torch.set_grad_enabled(not cached):  # keys are kept beside hidden states where nothing is trained
+                    logits = _segments(bounds, step, None)
+                pairs.append((f"{name}cut at {bounds[1:-1]}{', keys cached' if cached else ''}", logits, expected))
+    looked_at = "logits of three segments, the memory as long as the text, beside one pass; with and without gradients"
+    return close(subject, looked_at, pairs)
+
+
+# -- files, probabilities ---------------------------------------------------------------------------------------------
+
+
+def saving(subject: Subject) -> Finding:
+    """Saved into a temporary folder and loaded again, the model gives the same numbers."""
+    model = subject.model
+    owner = model.translator if subject.kind == "translator" else model
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        if subject.ours:
+            owner.save(folder)
+            loaded = type(owner).load(folder)
+        elif subject.kind == "hugging_face" and hasattr(type(model), "from_pretrained"):
+            logging = sys.modules["transformers"].utils.logging
+            if logging.is_progress_bar_enabled():
+                logging.disable_progress_bar()
+                stack.callback(logging.enable_progress_bar)
+            model.save_pretrained(folder)
+            loaded = type(model).from_pretrained(folder, dtype=next(model.parameters()).dtype)
+        else:
+            return inapplicable("it has no save and load of its own")
+    loaded = loaded.to(subject.ids.device).eval()
+    before, after = owner.state_dict(), loaded.state_dict()
+    with torch.no_grad(), mode(model, training=False):
+        expected = call(model, subject.ids)
+        read = type(model)(loaded, model.sources) if subject.kind == "translator" else loaded
+        logits = call(read, subject.ids)
+    looked_at = "parameters and buffers, bit for bit, and logits of the loaded model"
+    reason = "the same numbers, computed the same way"
+    if lost := sorted(set(before) ^ set(after)):
+        return bounded(looked_at, float("nan"), 0.0, reason, remark=f"other parameters: {', '.join(lost[:3])}")
+    for name, tensor in before.items():
+        if not same(after[name], tensor):
+            off = largest(after[name].double(), tensor.double()) if after[name].shape == tensor.shape else float("nan")
+            return bounded(looked_at, off, 0.0, reason, remark=f"{name} is changed")
+    if subject.ours:
+        return bounded(looked_at, largest(logits, expected), 0.0, reason)
+    return close(subject, looked_at, [("logits", logits, expected)])
+
+
+def probabilities(subject: Subject) -> Finding:
+    """Probabilities of the vocabulary layer sum to one, and its nll is that of its log-probabilities."""
+    if not subject.ours:
+        return inapplicable("its logits go through a softmax, after which anything sums to one")
+    model = subject.model
+    epsilon = float(model.config.output.epsilon)
+    targets = subject.tokens(ROWS, subject.length, 6)
+    with torch.no_grad(), mode(model, training=False):
+        log_probs = log_prob(model, subject.ids)
+        nll = model.nll(subject.ids, targets).per_token
+        logits = call(model, subject.ids)
+    total = float((log_probs.double().logsumexp(-1).exp() - 1).abs().max())
+    picked = log_probs.gather(-1, targets[..., None])[..., 0]
+    normalised = largest(torch.log_softmax(logits, -1), torch.log_softmax(log_probs, -1))
+    off = max(total, largest(nll, -picked), normalised)
+    limit = tolerance(subject.dtype) * max(1.0, float(log_probs.abs().max())) + subject.vocab_size * epsilon
+    reason = rounding(subject.dtype) + (f", and V epsilon with model.output.epsilon {epsilon:g}" if epsilon else "")
+    looked_at = (
+        "sums of exp(log_prob) over the vocabulary; nll beside the log_prob of the target, logits beside log_prob"
+    )
+    return bounded(looked_at, off, limit, reason)

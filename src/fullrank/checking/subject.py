@@ -1,4 +1,4 @@
-"""A model as the checks see it: ids in, logits out, and what else it can do."""
+"""A model as the checks see it: ids in, logits out. All that the checks know of a model's inside stands here."""
 
 from __future__ import annotations
 
@@ -6,40 +6,106 @@ import copy
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from fullrank.checking.given import Given
-from fullrank.core.config import ModelConfig
+from fullrank.core.config import AttentionConfig, ModelConfig
 from fullrank.core.errors import InputError
 
 ROWS = 3
 LENGTHS = (17, 19, 13, 23, 11, 7, 5, 3)  # primes: hardly another size of a model is one of them
 
 
-Kind = Literal["fullrank", "translator", "hugging_face", "module"]
+class FixedSources(nn.Module):
+    """A translator whose random source sentences never change: a language model of target tokens.
+
+    sources (3, M), mask (3, M): rows of input_ids (B, N) take turns with them. Modules have the names that they have in the
+    translator. It has the methods of a LanguageModel that the checks use.
+    """
+
+    def __init__(self, translator: Any, sources: Tensor, mask: Tensor | None = None) -> None:
+        super().__init__()
+        self.encoder, self.decoder, self.config = translator.encoder, translator.decoder, translator.config
+        self._translator = (translator,)  # a tuple: its modules are registered above
+        self.sources: Tensor
+        self.mask: Tensor | None
+        self.register_buffer("sources", sources, persistent=False)
+        self.register_buffer("mask", mask, persistent=False)
+        self.max_length: int | None = translator.max_length
+
+    @property
+    def translator(self) -> Any:
+        return self._translator[0]
+
+    def read_sources(self, rows: int) -> tuple[Tensor, Tensor | None]:
+        index = torch.arange(rows, device=self.sources.device) % len(self.sources)
+        return self.sources[index], None if self.mask is None else self.mask[index]
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Any:
+        sources, mask = self.read_sources(len(input_ids))
+        return self.translator(sources, input_ids, mask, attention_mask)
+
+    def log_prob(self, input_ids: Tensor) -> Tensor:
+        sources, mask = self.read_sources(len(input_ids))
+        out: Tensor = self.decoder.output.log_prob(self.translator.hidden(sources, input_ids, mask))
+        return out
+
+    def nll(self, input_ids: Tensor, targets: Tensor) -> Any:
+        sources, mask = self.read_sources(len(input_ids))
+        return self.translator.nll(sources, input_ids, targets, mask)
+
+    def loss(self, input_ids: Tensor, targets: Tensor, weights: Tensor, *, label_smoothing: float) -> Tensor:
+        sources, mask = self.read_sources(len(input_ids))
+        options = {"label_smoothing": label_smoothing}
+        out: Tensor = self.translator.loss(sources, input_ids, targets, weights, mask, **options)
+        return out
+
+    def decoder_of_sources(self) -> Any:
+        """The model that decoding calls with a cache."""
+        return self.translator.of_source(self.translator.encode(self.sources, self.mask))
+
+    def with_sources(self, sources: Tensor, mask: Tensor | None = None) -> FixedSources:
+        return FixedSources(self.translator, sources, mask).train(self.training)
+
+    def padded_sources(self) -> dict[str, FixedSources]:
+        """Sentences of unequal lengths, by the side of the padding."""
+        right = torch.ones_like(self.sources)
+        right[1, -(right.shape[1] // 3) :] = 0
+        right[2, -(right.shape[1] // 2) :] = 0
+        return {side: self.with_sources(self.sources, m) for side, m in (("right", right), ("left", right.flip(1)))}
+
+
+def fixed_sources(translator: Any, length: int | None) -> FixedSources:
+    """`translator` with three random sentences, of another length than the `length` tokens of the targets."""
+    _refuse_meta(translator)
+    longest = translator.max_source_length
+    taken = {size for parameter in translator.parameters() for size in parameter.shape} | {length}
+    count = _length(
+        taken, longest, f"the model reads sentences of at most {longest} tokens; a check needs {LENGTHS[-1]}"
+    )
+    sources = random_ids(ROWS, count, translator.encoder.config.vocab_size, 15)
+    return FixedSources(translator, sources.to(next(translator.parameters()).device))
 
 
 @dataclass(frozen=True)
 class Subject:
     """model: a copy, every parameter moved a little, in double precision where the model can be; own: as it was given.
 
-    kind: our `LanguageModel`, our `Translator` (as `Given`), a causal model of Hugging Face, or any module. ids (B, N):
+    kind: our LanguageModel, our Translator (as FixedSources), a causal model of Hugging Face, or any module. ids (B, N):
     random tokens, the end of the last row padding by `padding_id`, for models that look for it in the ids (None: they do
-    not). embeddings: modules that read the ids themselves.
+    not).
     """
 
-    model: nn.Module
-    own: nn.Module
-    kind: Kind
+    model: Any
+    own: Any
+    kind: Literal["fullrank", "translator", "hugging_face", "module"]
     vocab_size: int
     dtype: torch.dtype
     ids: Tensor
     padding_id: int | None
-    embeddings: tuple[str, ...]
 
     @property
     def length(self) -> int:
@@ -47,7 +113,7 @@ class Subject:
 
     @property
     def ours(self) -> bool:
-        """Whether it is made of our parts, in double precision throughout."""
+        """Made of our parts, in double precision throughout."""
         return self.kind in ("fullrank", "translator")
 
     @property
@@ -58,105 +124,144 @@ class Subject:
     @property
     def sees_future(self) -> str:
         """The key of the configuration by which attention of ours, in whatever model, looks ahead on purpose; else empty."""
-        on_purpose = any(getattr(module, "sees_future", False) is True for module in self.model.modules())
-        own = getattr(getattr(self.model, "config", None), "decoder", None)
-        place = "decoder.attention" if getattr(own, "attention", None) is not None else "attention"
-        return f"model.{place}.causal: as_published" if on_purpose else ""
+        if not any(getattr(module, "sees_future", False) is True for module in self.model.modules()):
+            return ""
+        own = self.model.config.decoder if self.ours else None
+        place = "decoder.attention" if own is not None and own.attention is not None else "attention"
+        return f"model.{place}.causal: as_published"
 
     @property
     def takes_mask(self) -> bool:
         return "attention_mask" in accepted(self.model)
 
-    def logits(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(B, N, V)."""
-        return call(self.model, ids, mask)
+    @property
+    def attention(self) -> dict[str, AttentionConfig]:
+        """Attention of our models by its place; a language model has one, without a name."""
+        config = self.own.config
+        if self.kind != "translator":
+            return {"": config.attention}
+        places = {"encoder": config.of_encoder(), "decoder": config.of_decoder(), "cross": config.of_cross()}
+        return {place: part.attention for place, part in places.items()}
 
     def tokens(self, rows: int, length: int, seed: int) -> Tensor:
         return random_ids(rows, length, self.vocab_size, seed).to(self.ids.device)
 
+    def masks(self) -> dict[str, Tensor]:
+        """Attention masks (B, N) by the side of the padding: the models that count positions themselves are padded on both."""
+        right = torch.ones_like(self.ids)
+        right[1, -(self.length // 3) :] = 0
+        right[2, -(self.length // 2) :] = 0
+        return {"right": right, "left": right.flip(1)} if self.ours else {"right": right}
+
+    def rebuilt(self, config: ModelConfig, *, fresh: bool = False) -> Any:
+        """A model of ours of another configuration with the same parameters, or with those of a `fresh` start."""
+        device = self.ids.device
+        translator = self.kind == "translator"
+        old = self.model.translator if translator else self.model
+        new = type(old)(config).to(device)
+        if not fresh:
+            new = new.to(next(old.parameters()).dtype)
+            new.load_state_dict(old.state_dict())
+        return FixedSources(new, self.model.sources).train(new.training) if translator else new
+
+
+def everywhere(config: ModelConfig, **changes: Any) -> ModelConfig:
+    """`config` with the attention of every place changed."""
+    encoder, decoder = config.encoder, config.decoder
+    if encoder is not None and encoder.attention is not None:
+        encoder = replace(encoder, attention=replace(encoder.attention, **changes))
+    for key in ("attention", "cross"):
+        if decoder is not None and (part := getattr(decoder, key)) is not None:
+            decoder = replace(decoder, **{key: replace(part, **changes)})
+    return replace(config, attention=replace(config.attention, **changes), encoder=encoder, decoder=decoder)
+
 
 def subject_of(model: nn.Module, vocab_size: int | None = None, length: int | None = None) -> Subject:
-    """`model` ready to be checked; it is left as it is.
+    """`model` ready to be checked; it is left as it is. A Translator gets sources first, by `fixed_sources`.
 
     vocab_size: where the model does not say it; length: tokens of a text, a suitable one if not given.
     Raises InputError where `model(input_ids)` gives no logits (B, N, V).
     """
-    kind = _kind(model)
-    vocab_size = vocab_size or _vocab_size(model, kind)
-    first = next(iter([*model.parameters(), *model.buffers()]), None)
-    if first is not None and first.is_meta:
-        raise InputError("a model on the meta device has no numbers to check; build it on the cpu")
-    device = torch.device("cpu") if first is None else first.device
-    longest = _max_length(model, kind)
-    chosen = length or _length(model, longest)
-    if chosen < 3 or (longest is not None and chosen > longest):
+    config: Any = getattr(model, "config", None)
+    kind: Literal["fullrank", "translator", "hugging_face", "module"] = "module"
+    if isinstance(model, FixedSources):
+        kind = "translator"
+    elif isinstance(config, ModelConfig) and hasattr(model, "new_cache"):  # a masked model has none
+        kind = "fullrank"
+    elif hasattr(model, "save_pretrained") and hasattr(model, "get_input_embeddings"):
+        kind = "hugging_face"
+    if hasattr(config, "get_text_config"):
+        config = config.get_text_config()
+    if vocab_size is None:
+        vocab_size = getattr(config, "vocab_size", None)
+        if not isinstance(vocab_size, int):
+            sizes = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
+            if not sizes:
+                raise InputError(f"{type(model).__name__} does not say how many token ids it knows; give vocab_size")
+            vocab_size = sizes[0]
+    if vocab_size < 2:
+        raise InputError(f"vocab_size: {vocab_size}; a check changes tokens and needs two or more")
+    _refuse_meta(model)
+    ours = kind in ("fullrank", "translator")
+    longest: Any = model.max_length if ours else getattr(config, "max_position_embeddings", None)
+    longest = longest if isinstance(longest, int) and longest > 0 else None
+    tensors = [*model.parameters(), *model.buffers()]
+    if length is None:
+        taken = {size for tensor in tensors for size in tensor.shape}
+        length = _length(taken, longest, f"the model reads at most {longest} tokens; a check needs 3")
+    if length < 3 or (longest is not None and length > longest):
         limit = "" if longest is None else f" to {longest}"
-        raise InputError(f"length: {chosen} tokens, but this model can be checked with 3{limit}")
-    ids = random_ids(ROWS, chosen, vocab_size, 5).to(device)
+        raise InputError(f"length: {length} tokens, but this model can be checked with 3{limit}")
+    ids = random_ids(ROWS, length, vocab_size, 5).to(tensors[0].device if tensors else "cpu")
     padding_id = None if kind == "hugging_face" else 0  # those of Hugging Face are told by a mask only
     if padding_id is not None:
-        ids[-1, -max(1, chosen // 4) :] = padding_id
-    copied, dtype = _moved(model, ids)
-    return Subject(copied, model, kind, vocab_size, dtype, ids, padding_id, _embeddings(copied, ids))
+        ids[-1, -max(1, length // 4) :] = padding_id
+    moved, dtype = _moved(model, ids)
+    return Subject(moved, model, kind, vocab_size, dtype, ids, padding_id)
 
 
-def accepted(model: nn.Module) -> set[str]:
-    """The names of what the model's forward takes."""
-    return set(inspect.signature(model.forward).parameters)
+def _refuse_meta(model: nn.Module) -> None:
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        raise InputError("a model on the meta device has no numbers to check; build it on the cpu")
 
 
-def call(model: nn.Module, ids: Tensor, mask: Tensor | None = None, **more: Any) -> Tensor:
-    """Logits (B, N, V)."""
-    if mask is not None:
-        more["attention_mask"] = mask
-    if "use_cache" in accepted(model):
-        more.setdefault("use_cache", False)
-    return logits_in(model(ids, **more))
+def _length(taken: set[Any], longest: int | None, too_short: str) -> int:
+    """A length that no other size of the model equals, so that positions are recognised by it."""
+    allowed = [length for length in LENGTHS if longest is None or length <= longest]
+    if not allowed:
+        raise InputError(too_short)
+    return next((length for length in allowed if length not in taken), allowed[0])
 
 
-def logits_in(out: Any) -> Tensor:
-    """The logits of what a model returned: a tensor, an object with `.logits`, a dict, or the first of several."""
-    if isinstance(out, Mapping) and "logits" in out:
-        out = out["logits"]
-    out = getattr(out, "logits", out)
-    if isinstance(out, tuple | list) and out:
-        out = out[0]
-    if not isinstance(out, Tensor):
-        raise InputError(f"the model returned {type(out).__name__}; a check needs logits, or an object with .logits")
-    return out
-
-
-@contextmanager
-def mode(model: nn.Module, *, training: bool, seed: int = 1) -> Iterator[None]:
-    """Inside, the model trains or not, random numbers begin at `seed`; afterwards all is as before, its buffers too."""
-    before = {name: module.training for name, module in model.named_modules()}
-    kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    devices = [device for device in {p.device for p in model.parameters()} if device.type == "cuda"]
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
-        model.train(training)
+def _moved(model: nn.Module, ids: Tensor) -> tuple[nn.Module, torch.dtype]:
+    """A copy with parameters away from their start, in double precision, or as it was written where that fails."""
+    for double in (True, False):
+        moved = duplicate(model)
+        move(moved)
+        own = next((p.dtype for p in moved.parameters() if p.is_floating_point()), torch.float32)
+        moved = (moved.double() if double else moved).eval()
         try:
-            yield
-        finally:
-            for name, module in model.named_modules():
-                module.training = before[name]
-            with torch.no_grad():
-                for name, buffer in model.named_buffers():
-                    if name in kept and kept[name].shape == buffer.shape:
-                        buffer.copy_(kept[name])
+            with torch.no_grad(), mode(moved, training=False):
+                logits = call(moved, ids)
+            break
+        except InputError:
+            raise
+        except Exception as error:  # in double precision: some constants are fp32 for good
+            if not double:
+                words = " ".join(str(error).split())[:200]
+                raise InputError(
+                    f"{type(model).__name__}: model(input_ids) with input_ids {tuple(ids.shape)} int64 raised "
+                    f"{type(error).__name__}: {words}"
+                ) from error
+    if logits.dim() != 3 or logits.shape[:2] != ids.shape:
+        raise InputError(
+            f"{type(model).__name__}: logits must be (B, N, V) = {(*ids.shape, 'V')}, given {tuple(logits.shape)}"
+        )
+    return moved, logits.dtype if double or logits.dtype.itemsize < own.itemsize else own
 
 
-def move(model: nn.Module, seed: int = 17) -> None:
-    """Every parameter a little, so that what starts at zero, such as a mixing, shows: by a tenth of its own size."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if not parameter.is_floating_point() or parameter.numel() == 0:
-                continue
-            size = float(parameter.double().square().mean().sqrt())
-            step = 0.1 * size if size > 0 else 0.3 / (parameter[0].numel() ** 0.5 if parameter.ndim > 1 else 3)
-            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * step
-            parameter.add_(noise.to(parameter.device, parameter.dtype))
+def random_ids(rows: int, length: int, vocab_size: int, seed: int) -> Tensor:
+    return torch.randint(vocab_size, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
 def duplicate(model: nn.Module) -> nn.Module:
@@ -169,109 +274,67 @@ def duplicate(model: nn.Module) -> nn.Module:
         ) from error
 
 
-def _moved(model: nn.Module, ids: Tensor) -> tuple[nn.Module, torch.dtype]:
-    copied = duplicate(model)
-    move(copied)
-    own = next((p.dtype for p in copied.parameters() if p.is_floating_point()), torch.float32)
-    try:
-        with torch.no_grad(), mode(copied.double().eval(), training=False):
-            found = call(copied, ids)
-        dtype = found.dtype
-    except InputError:
-        raise
-    except Exception:  # some constants are fp32 for good: then in the precision that it was written for
-        copied = duplicate(model)
-        move(copied)
+def move(model: nn.Module, seed: int = 17) -> None:
+    """Perturb every parameter by a tenth of its own size, so that what starts at zero, such as a mixing, shows."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if not parameter.is_floating_point() or parameter.numel() == 0:
+                continue
+            size = float(parameter.double().square().mean().sqrt())
+            step = 0.1 * size if size > 0 else 0.3 / (parameter[0].numel() ** 0.5 if parameter.ndim > 1 else 3)
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * step
+            parameter.add_(noise.to(parameter.device, parameter.dtype))
+
+
+def accepted(model: nn.Module) -> set[str]:
+    """Names of the arguments of the model's forward."""
+    return set(inspect.signature(model.forward).parameters)
+
+
+def call(model: nn.Module, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Logits (B, N, V)."""
+    options: dict[str, Any] = {} if mask is None else {"attention_mask": mask}
+    if "use_cache" in accepted(model):
+        options["use_cache"] = False
+    return logits_in(model(ids, **options))
+
+
+def logits_in(out: Any) -> Tensor:
+    """Logits in the output of a model: a tensor, an object with `.logits`, a dict, or the first of several."""
+    if isinstance(out, Mapping) and "logits" in out:
+        out = out["logits"]
+    out = getattr(out, "logits", out)
+    if isinstance(out, tuple | list) and out:
+        out = out[0]
+    if not isinstance(out, Tensor):
+        raise InputError(f"the model returned {type(out).__name__}; a check needs logits, or an object with .logits")
+    return out
+
+
+def log_prob(model: Any, ids: Tensor) -> Tensor:
+    """Log-probabilities (B, N, V) of a model of ours, by its output layer."""
+    if isinstance(model, FixedSources):
+        return model.log_prob(ids)
+    out: Tensor = model.output.log_prob(model.hidden(ids).hidden)
+    return out
+
+
+@contextmanager
+def mode(model: nn.Module, *, training: bool, seed: int = 1) -> Iterator[None]:
+    """Inside, the model trains or not, random numbers begin at `seed`; afterwards all is as before, its buffers too."""
+    before = {module: module.training for module in model.modules()}
+    kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
+    with torch.random.fork_rng(devices=list(devices)):
+        torch.manual_seed(seed)
+        model.train(training)
         try:
-            with torch.no_grad(), mode(copied.eval(), training=False):
-                found = call(copied, ids)
-        except Exception as error:
-            words = " ".join(str(error).split())[:200]
-            raise InputError(
-                f"{type(model).__name__}: model(input_ids) with input_ids {tuple(ids.shape)} int64 raised "
-                f"{type(error).__name__}: {words}"
-            ) from error
-        dtype = found.dtype if found.dtype.itemsize < own.itemsize else own
-    if found.dim() != 3 or found.shape[:2] != ids.shape:
-        raise InputError(
-            f"{type(model).__name__}: logits must be (B, N, V) = {(*ids.shape, 'V')}, given {tuple(found.shape)}"
-        )
-    return copied.eval(), dtype
-
-
-def _kind(model: nn.Module) -> Kind:
-    if isinstance(model, Given):
-        return "translator"
-    if isinstance(getattr(model, "config", None), ModelConfig) and hasattr(model, "new_cache"):
-        return "fullrank"
-    if hasattr(model, "save_pretrained") and hasattr(model, "get_input_embeddings"):
-        return "hugging_face"
-    return "module"
-
-
-def _vocab_size(model: nn.Module, kind: str) -> int:
-    config = getattr(model, "config", None)
-    if kind == "hugging_face" and hasattr(config, "get_text_config"):
-        config = config.get_text_config()  # type: ignore[union-attr]
-    size = getattr(config, "vocab_size", None)
-    if not isinstance(size, int):
-        sizes = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
-        size = sizes[0] if sizes else None
-    if size is None:
-        raise InputError(f"{type(model).__name__} does not say how many token ids it knows; give vocab_size")
-    if size < 2:
-        raise InputError(f"vocab_size: {size}; a check changes tokens and needs two or more")
-    return size
-
-
-def _max_length(model: nn.Module, kind: str) -> int | None:
-    if kind in ("fullrank", "translator"):
-        longest = getattr(model, "max_length", None)
-    else:
-        config = getattr(model, "config", None)
-        config = config.get_text_config() if hasattr(config, "get_text_config") else config  # type: ignore[union-attr]
-        longest = getattr(config, "max_position_embeddings", None)
-    return longest if isinstance(longest, int) and longest > 0 else None
-
-
-def _length(model: nn.Module, longest: int | None) -> int:
-    """A length that no other size of the model equals, so that positions are recognised by it."""
-    taken = {size for tensor in (*model.parameters(), *model.buffers()) for size in tensor.shape}
-    allowed = [length for length in LENGTHS if longest is None or length <= longest]
-    if not allowed:
-        raise InputError(f"the model reads at most {longest} tokens; a check needs 3")
-    return next((length for length in allowed if length not in taken), allowed[0])
-
-
-def random_ids(rows: int, length: int, vocab_size: int, seed: int) -> Tensor:
-    return torch.randint(vocab_size, (rows, length), generator=torch.Generator().manual_seed(seed))
-
-
-def _embeddings(model: nn.Module, ids: Tensor) -> tuple[str, ...]:
-    """Modules that were called with the ids and gave vectors, the outermost left out where an inner one did."""
-    found: list[str] = []
-
-    def hook(name: str) -> Any:
-        def seen(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
-            read = args[0] if args else None
-            whole = isinstance(read, Tensor) and read.shape == ids.shape and not read.is_floating_point()
-            if not (whole and isinstance(out, Tensor) and out.is_floating_point() and out.dim() == 3):
-                return
-            if (
-                isinstance(read, Tensor)
-                and torch.equal(read, ids)
-                and out.shape[:2] == ids.shape
-                and not any(n.startswith(name) for n in found)
-            ):
-                found.append(name)
-
-        return seen
-
-    handles = [module.register_forward_hook(hook(name)) for name, module in model.named_modules() if name]
-    try:
-        with torch.no_grad(), mode(model, training=False):
-            call(model, ids)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return tuple(found)
+            yield
+        finally:
+            for module, was_training in before.items():
+                module.training = was_training
+            with torch.no_grad():
+                for name, buffer in model.named_buffers():
+                    if name in kept and kept[name].shape == buffer.shape:
+                        buffer.copy_(kept[name])

@@ -1,4 +1,4 @@
-"""What a check found: its verdict, the figure it rests on, and the tolerance with its reason."""
+"""Result of a check: its verdict, the figure it rests on, and the tolerance with its reason."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
-
-Verdict = Literal["passes", "fails", "not applicable"]
+from torch import Tensor
 
 
 @dataclass(frozen=True)
 class Finding:
-    """looked_at: what was compared. difference: the largest one found; passes up to `tolerance`. check: its name.
+    """looked_at: what was compared. difference: the largest one; the check passes up to `tolerance`. check: its name.
 
-    reason: why this tolerance, or why the check does not apply. remark: what else was found. layers: where a leak enters,
+    reason: why this tolerance, or why the check does not apply. remark: other observations. layers: where a leak enters,
     names as in `named_modules`, in the order in which they run.
     """
 
-    verdict: Verdict
+    verdict: Literal["passes", "fails", "not applicable"]
     looked_at: str = ""
     difference: float | None = None
     tolerance: float | None = None
@@ -30,8 +29,7 @@ class Finding:
     check: str = ""
 
 
-# a check by name, not yet run
-Check = tuple[str, Callable[[], Finding]]
+Check = tuple[str, Callable[[], Finding]]  # a check by name, not yet run
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class Report:
 
     @property
     def passes(self) -> bool:
-        """Whether no check fails."""
+        """No check fails."""
         return not self.failures
 
     @property
@@ -53,18 +51,15 @@ class Report:
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """Every layer that leaks, by name."""
+        """Names of all layers that leak."""
         return tuple(dict.fromkeys(layer for finding in self.findings for layer in finding.layers))
 
     def of(self, check: str) -> Finding:
         """The finding of that name; KeyError if there is none."""
-        found = [finding for finding in self.findings if finding.check == check]
-        if not found:
-            raise KeyError(check)
-        return found[0]
+        return {finding.check: finding for finding in self.findings}[check]
 
     def as_dict(self) -> dict[str, Any]:
-        """What `fullrank check --json` prints."""
+        """The document of `fullrank check --json`."""
         return {
             **self.description,
             "passes": self.passes,
@@ -74,7 +69,7 @@ class Report:
         }
 
 
-def judged(
+def bounded(
     looked_at: str,
     difference: float,
     tolerance: float,
@@ -83,7 +78,7 @@ def judged(
     remark: str = "",
     layers: tuple[str, ...] = (),
 ) -> Finding:
-    """Passes where the difference is at most the tolerance; one that is no number fails."""
+    """Finding that passes where the difference is at most the tolerance; NaN fails."""
     fails = math.isnan(difference) or difference > tolerance
     return Finding("fails" if fails else "passes", looked_at, difference, tolerance, reason, remark, layers)
 
@@ -107,10 +102,15 @@ def rounding(dtype: torch.dtype) -> str:
     return f"rounding in {str(dtype).removeprefix('torch.')}, in proportion to the largest figure"
 
 
-def largest(given: torch.Tensor, expected: torch.Tensor) -> float:
-    """max |given - expected|; NaN if one of them is not finite where the other is."""
-    if given.numel() == 0:
+def largest(values: Tensor, expected: Tensor) -> float:
+    """max |values - expected|; NaN if one of them is not finite where the other is."""
+    if values.numel() == 0:
         return 0.0
-    off = (given - expected).abs()
-    same = (given == expected) | (given.isnan() & expected.isnan())  # infinities that agree, too
+    off = (values - expected).abs()
+    same = (values == expected) | (values.isnan() & expected.isnan())  # infinities that agree, too
     return float(torch.where(same, torch.zeros_like(off), off).max())
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Equal bit for bit, NaN included."""
+    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())

@@ -6,17 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from fullrank.checking import last_position
-from fullrank.checking.agreement import agreements
-from fullrank.checking.finding import Finding, Report
-from fullrank.checking.future import future
-from fullrank.checking.given import is_translator
-from fullrank.checking.kernels import definitions
-from fullrank.checking.subject import subject_of
-from fullrank.checking.translation import given, translations
+from fullrank.checking.agreement import agreements, whole_source
+from fullrank.checking.causality import causality, last_position
+from fullrank.checking.definition import definitions
+from fullrank.checking.report import Finding, Report
+from fullrank.checking.subject import fixed_sources, subject_of
 from fullrank.core.errors import InputError
+from fullrank.core.translator import Translator
 
 _NAMES = {
     "fullrank": "a language model of fullrank",
@@ -36,41 +35,38 @@ def check(
     shrunk: tuple[str, ...] = (),
     say: Callable[[str], None] | None = None,
 ) -> Report:
-    """Does the model see the future, and do two ways to compute the same agree?
+    """Check that the model does not see the future, and that two ways to compute the same agree.
 
         report = fr.check(model);  report.passes, report.failures, report.layers
 
     model: a `LanguageModel`, a `Translator`, a causal model of Hugging Face, or any module whose `model(input_ids)` gives
     logits (B, N, V) or an object with `.logits`; it is left as it is. Where its forward takes `attention_mask`, padding is
-    checked too. What does not apply is said, with the reason.
+    checked too. Checks that do not apply are listed with the reason.
     vocab_size: how many token ids it knows, where it does not say it. length: tokens of the texts it is given; by default a
     short prime that no size of the model equals, since layers that leak are recognised by the dimension of positions.
     text (S, N + 1) or (T,): token ids of a text it was trained for, for the last-position test; without one, a small model
     is trained on random tokens (a copy of it). description, shrunk, say: for the report, and remarks while it works.
-    Raises InputError for what gives no logits.
+    Raises InputError for a model that gives no logits.
     """
-    named = type(model).__name__
-    if is_translator(model):
+    name = type(model).__name__
+    if isinstance(model, Translator):
         if text is not None:
             raise InputError("text: for models of running text; a translation model is checked with random sentences")
-        model = given(model, length)
+        model = fixed_sources(model, length)
     subject = subject_of(model, vocab_size, length)
     segments = None if text is None else _segments(text, subject.length, subject.vocab_size)
+    checks = causality(subject)
     if subject.kind == "translator":
-        checks = [*future(subject), *translations(subject)]
-    else:
-        checks = [*future(subject), *definitions(subject), *agreements(subject)]
-    if segments is None:
-        checks.append((last_position.NAME, lambda: last_position.on_random_tokens(subject)))
-    else:
-        checks.append((last_position.NAME, lambda: last_position.on_text(subject, segments)))
+        checks.append(("the whole source is seen", lambda: whole_source(subject)))
+    checks += [*definitions(subject), *agreements(subject)]
+    checks.append(("last position", lambda: last_position(subject, segments)))
     findings = []
-    for name, one in checks:
-        findings.append(replace(_guarded(one), check=name))
+    for title, run in checks:
+        findings.append(replace(_guarded(run), check=title))
         if say is not None:
-            say(f"{findings[-1].check}: {findings[-1].verdict}")
+            say(f"{title}: {findings[-1].verdict}")
     about = {
-        "model": named,
+        "model": name,
         "source": _NAMES[subject.kind],
         "vocab_size": subject.vocab_size,
         "length": subject.length,
@@ -82,17 +78,17 @@ def check(
     return Report(tuple(findings), {**about, **(description or {})}, shrunk)
 
 
-def _guarded(one: Callable[[], Finding]) -> Finding:
+def _guarded(run: Callable[[], Finding]) -> Finding:
     """A model that cannot be run as the check runs it fails the check; the others go on."""
     try:
-        return one()
+        return run()
     except Exception as error:
         words = " ".join(str(error).split())[:240]
         return Finding("fails", reason="the model has to run", remark=f"{type(error).__name__}: {words}")
 
 
 def _segments(text: Tensor, length: int, vocab_size: int) -> Tensor:
-    if text.is_floating_point() or text.dim() not in (1, 2):
+    if text.dtype not in (torch.int64, torch.int32) or text.dim() not in (1, 2):
         raise InputError(f"text: token ids (S, N + 1) or (T,), given {tuple(text.shape)} {text.dtype}")
     if text.numel() and not 0 <= int(text.min()) <= int(text.max()) < vocab_size:
         raise InputError(f"text: token ids from 0 to {vocab_size - 1}, given {int(text.min())} to {int(text.max())}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import leaky_models as leaky
@@ -10,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import fullrank as fr
-from fullrank.checking import last_position
-from fullrank.checking.future import by_gradient, by_perturbation, places
+from fullrank.checking import causality
+from fullrank.checking.causality import by_gradient, by_perturbation, last_position, positions
 from fullrank.checking.subject import subject_of
 from fullrank.core.errors import InputError
 
@@ -144,9 +145,9 @@ def test_one_token_ahead_at_any_position() -> None:
 
 
 def test_positions_that_are_looked_at() -> None:
-    assert places(5) == [1, 2, 3, 4]
-    assert places(100, 4) == [1, 34, 66, 99]
-    assert places(25) == list(range(1, 25))
+    assert positions(5) == [1, 2, 3, 4]
+    assert positions(100, 4) == [1, 34, 66, 99]
+    assert positions(25) == list(range(1, 25))
 
 
 def test_a_model_that_ignores_its_input_cannot_be_judged() -> None:
@@ -177,21 +178,13 @@ def test_passes_that_differ_by_themselves_fail() -> None:
     assert "two passes over the same tokens differ" in found.remark
 
 
-def test_attention_of_ours_without_its_mask() -> None:
-    """The layer of a model of ours: its layout is made to see everything in layer 1."""
+def test_a_layer_of_ours_that_leaks() -> None:
     config = fr.ModelConfig(vocab_size=19, hidden_size=12, num_hidden_layers=3, num_attention_heads=2)
-    for mix in ("none", "position_wise"):
-        changed = fr.LanguageModel(fr.ModelConfig(**{**vars(config), "attention": fr.AttentionConfig(mix=mix)}))
-        attend = changed.blocks[1].attention.attend
-        forward = attend.forward
-
-        def blind(heads: Any, layout: fr.Layout, trace: Any = None, forward: Any = forward) -> Tensor:
-            return forward(heads, fr.Layout.of(layout.shape[0], layout.shape[1], causal=False), trace)
-
-        attend.forward = blind
-        # a copy keeps calling the layer it was copied from, which is the one that is patched
-        found = by_perturbation(subject_of(changed), training=False)
-        assert (found.verdict, found.layers) == ("fails", ("blocks.1.attention.attend",))
+    model = fr.LanguageModel(config)
+    model.blocks[1].feed_forward.register_forward_hook(lambda module, args, out: out + out.mean(dim=1, keepdim=True))
+    found, named = verdicts(model)
+    assert set(found.values()) == {"fails"}
+    assert set(named.values()) == {("blocks.1.feed_forward",)}
 
 
 def test_bad_input_is_explained() -> None:
@@ -220,7 +213,7 @@ def test_bad_input_is_explained() -> None:
 
 
 def test_the_model_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(last_position, "_STEPS", 5)
+    monkeypatch.setattr(causality, "_STEPS", 5)
     model = leaky.Model({1: leaky.OverPositions()}).train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     state = torch.get_rng_state()
@@ -240,3 +233,77 @@ def test_fp32_constants_are_checked_in_fp32() -> None:
     subject = subject_of(Single())
     assert subject.dtype == torch.float32
     assert by_perturbation(subject, training=False).verdict == "passes"
+
+
+# -- the last position --------------------------------------------------------------------------------------------------
+
+
+class Sure(nn.Module):
+    """Gives the next token of its input a probability p, any other the same share of the rest; at the end, all the same."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(10, 4)
+        self.p = p
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        nxt = nn.functional.one_hot(input_ids.roll(-1, 1), 10)
+        logits = (
+            torch.where(nxt == 1, math.log(self.p), math.log((1 - self.p) / 9)) + 0 * self.embedding(input_ids).sum()
+        )
+        return torch.cat((logits[:, :-1], torch.zeros_like(logits[:, :1])), dim=1)
+
+
+def test_perplexities_are_those_of_the_probabilities() -> None:
+    subject = subject_of(Sure(0.9))
+    segments = torch.randint(10, (50, 9))  # 8 predictions, 7 of them seen
+    found = last_position(subject, segments)
+    ordinary = math.exp((math.log(10) - 7 * math.log(0.9)) / 8)
+    assert found.verdict == "fails"
+    assert found.difference == pytest.approx(math.log(10) - math.log(ordinary), rel=1e-6)
+    assert found.remark == f"perplexity 10.00 at the last position, ordinarily {ordinary:.2f}"
+    assert last_position(subject_of(Sure(0.1)), segments).verdict == "passes"
+
+
+def test_random_tokens_teach_an_honest_model_nothing() -> None:
+    honest = last_position(subject_of(leaky.Model()), None)
+    assert honest.verdict == "passes"
+    found = last_position(subject_of(leaky.Model({1: leaky.Convolution(ahead=True)})), None)
+    assert found.verdict == "fails"
+    assert found.difference is not None
+    assert found.difference > 1  # nats
+
+
+def test_a_leak_that_is_hardly_learnt_is_below_log_v(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing honest is better than log V; here a little, and at the last position as well."""
+    monkeypatch.setattr(causality, "_STEPS", 2)
+    right = causality._nll
+    monkeypatch.setattr(causality, "_nll", lambda *given: 0 * right(*given) + math.log(leaky.VOCABULARY) - 0.03)
+    found = last_position(subject_of(leaky.Model()), None)
+    assert found.verdict == "fails"
+    assert found.difference == pytest.approx(0.03)
+
+
+def test_what_cannot_be_trained() -> None:
+    frozen = leaky.Model().requires_grad_(False)
+    assert "no parameter" in last_position(subject_of(frozen), None).reason
+    large = leaky.Model()
+    large.more = nn.Linear(1000, 1001)
+    assert "needs a text" in last_position(subject_of(large), None).reason
+
+
+def test_texts() -> None:
+    config = fr.ModelConfig(vocab_size=10, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
+    model = fr.LanguageModel(config)
+    report = fr.check(model, text=torch.randint(10, (400,)))
+    assert report.of("last position").looked_at == "22 segments of 17 tokens of the text"
+    wrong: list[tuple[Any, str]] = [
+        (torch.randint(10, (20,)), "too short"),
+        (torch.randint(10, (30, 2)), "too short"),
+        (torch.full((400,), 10), "from 0 to 9, given 10 to 10"),
+        (torch.zeros(4, 9), "token ids"),
+        (torch.zeros(2, 4, 9, dtype=torch.int64), "token ids"),
+    ]
+    for text, said in wrong:
+        with pytest.raises(InputError, match=said):
+            fr.check(model, text=text)

@@ -1,0 +1,147 @@
+"""Kernels that are wrong in one thing, and mixings that do not start as plain attention."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from checked_models import XL, off, ours, translating
+from torch import Tensor
+
+import fullrank as fr
+from fullrank.checking.definition import kernels, plain_start
+from fullrank.kernels import forced
+
+# -- kernels ----------------------------------------------------------------------------------------------------------
+
+
+class WrongGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] * (1 + 1e-3)
+
+
+WRONG: dict[str, Callable[[Tensor], Tensor]] = {
+    "outputs": lambda out: out * (1 + 1e-4),
+    "gradients": WrongGradient.apply,
+    "not a number": lambda out: out * float("nan"),
+}
+
+
+def wrong_by(name: str, fault: str) -> type[fr.LanguageModel]:
+    """A language model whose hidden states are wrong with the kernel `name`."""
+
+    class Wrong(fr.LanguageModel):
+        def hidden(self, *args: Any, **keys: Any) -> Any:
+            out = super().hidden(*args, **keys)
+            return out if (forced() or "auto") != name else type(out)(WRONG[fault](out[0]), *out[1:])
+
+    return Wrong
+
+
+MULTILINEAR = {"attention": fr.AttentionConfig(kind="multilinear", cores=2, rank=6), "position": "sinusoidal"}
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "precision"),
+    [
+        ("sdpa", "outputs", "fp32"), ("blocks", "gradients", "fp64"), ("native", "not a number", "fp64"),
+        ("auto", "gradients", "fp32"), ("blocks", "outputs", "fp32"), ("auto", "not a number", "fp32"),
+        ("multilinear", "outputs", "fp64"), ("multilinear", "gradients", "fp32"),
+    ],
+)  # fmt: skip
+def test_a_wrong_kernel(name: str, fault: str, precision: str) -> None:
+    keys = MULTILINEAR if name == "multilinear" else {} if name == "sdpa" else XL
+    finding = kernels(ours(wrong_by(name, fault), **keys), precision)
+    assert off(finding)
+    kind = "gradient of " if fault == "gradients" else "output of "
+    assert kind in finding.remark.partition("worst: ")[2]
+    assert f"({name})" in finding.remark
+
+
+@pytest.mark.parametrize("method", ["nll", "loss", "log_prob"])
+def test_a_wrong_vocabulary_kernel(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = ours()
+    home = type(subject.model.output)
+    right = getattr(home, method)
+
+    def wrong(*args: Any) -> Any:
+        out = right(*args)
+        if forced() == "reference":
+            return out
+        return (out[0] * (1 + 1e-4), *out[1:]) if isinstance(out, tuple) else out * (1 + 1e-4)
+
+    monkeypatch.setattr(home, method, wrong)
+    assert off(kernels(subject, "fp32"))
+
+
+def test_a_wrong_kernel_across_the_source() -> None:
+    class Wrong(fr.Translator):
+        def hidden(self, *args: Any, **keys: Any) -> Tensor:
+            out = super().hidden(*args, **keys)
+            return out if forced() == "reference" else out * (1 + 1e-4)
+
+    for precision in ("fp64", "fp32"):
+        assert off(kernels(translating(Wrong), precision))
+
+
+def test_the_remark_says_which_kernel_ran() -> None:
+    relative = kernels(ours(**XL), "fp64")
+    assert relative.verdict == "passes"
+    assert relative.remark.endswith("attention by native, reference")  # the second where relative scores meet padding
+    assert relative.looked_at.startswith("auto, blocks, native beside reference")
+    synthesizer = kernels(ours(attention=fr.AttentionConfig(score="dense_synthesizer")), "fp64")
+    assert "no fast kernel computes these stages" in synthesizer.remark
+    assert synthesizer.looked_at.startswith("auto beside reference")
+
+
+# -- the start --------------------------------------------------------------------------------------------------------
+
+
+class Scaled(fr.LanguageModel):
+    """Off by a millionth where heads are mixed."""
+
+    def forward(self, *args: Any, **keys: Any) -> Any:
+        out = super().forward(*args, **keys)
+        return dataclasses.replace(out, logits=out.logits * (1 + 1e-6)) if self.config.attention.mix != "none" else out
+
+
+@pytest.mark.parametrize("mix", ["position_independent", "position_wise"])
+def test_mixing_that_does_not_start_plain(mix: str) -> None:
+    attention = fr.AttentionConfig(mix=mix)
+    assert plain_start(ours(attention=attention)).verdict == "passes"
+    assert off(plain_start(ours(Scaled, attention=attention)))
+
+
+@pytest.mark.parametrize("place", ["encoder", "decoder", "cross"])
+def test_the_mixing_of_each_place_is_seen(place: str) -> None:
+    mixes = {}
+    for mix in ("position_wise", "average"):
+        attention = fr.AttentionConfig(mix=mix)
+        if place == "encoder":
+            mixes[mix] = plain_start(translating(encoder=fr.EncoderConfig(vocab_size=23, attention=attention)))
+        else:
+            key = "attention" if place == "decoder" else "cross"
+            mixes[mix] = plain_start(translating(decoder=fr.DecoderConfig(**{key: attention})))
+    assert mixes["position_wise"].verdict == "passes"
+    assert f"mix: {place} position_wise" in mixes["position_wise"].looked_at
+    assert (mixes["average"].verdict, f"'average' mixing ({place})" in mixes["average"].reason) == (
+        "not applicable",
+        True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("mix", "reason"),
+    [("none", "it is plain attention"), ("random", "by its definition"), ("average", "by its definition")],
+)
+def test_mixing_that_need_not_start_plain(mix: str, reason: str) -> None:
+    finding = plain_start(ours(attention=fr.AttentionConfig(mix=mix)))
+    assert (finding.verdict, reason in finding.reason) == ("not applicable", True)

@@ -1,0 +1,272 @@
+"""Whole reports: every registered stage passes, translators and models of Hugging Face too; leaks are named."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import leaky_models as leaky
+import pytest
+import torch
+from checked_models import SIZES, language_model, off, translating, translator
+from torch import Tensor, nn
+
+import fullrank as fr
+import hugging_face_models as tiny
+from fullrank.checking import Finding, Report, agreement, causality
+from fullrank.checking.causality import by_gradient, by_perturbation
+from fullrank.checking.check import _guarded
+from fullrank.checking.subject import subject_of
+from fullrank.core import registry
+from fullrank.core.errors import InputError
+
+FUTURE = [f"future, by {how}, {when}" for how in ("perturbation", "gradient") for when in ("evaluation", "training")]
+PADDED = "future, by perturbation, with padding"
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few steps on random tokens; the last-position check itself is tested in test_causality.py."""
+    monkeypatch.setattr(causality, "_STEPS", 2)
+
+
+def skipped(report: Report) -> dict[str, str]:
+    return {finding.check: finding.reason for finding in report.findings if finding.verdict == "not applicable"}
+
+
+def failed(report: Report) -> dict[str, str]:
+    return {finding.check: finding.remark for finding in report.failures}
+
+
+# -- every stage ------------------------------------------------------------------------------------------------------
+
+SLOTS = ("score", "normalize", "mix", "position", "activation", "initializer", "input", "output")
+CLUSTERED: dict[str, Any] = {"kind": "adaptive", "cutoffs": [6, 12], "div_val": 2}
+MIXED: dict[str, Any] = {"kind": "mixture_of_softmaxes", "mixtures": 3, "latent_dropout": 0.1}
+OUTPUTS = {"adaptive": CLUSTERED, "mixture_of_softmaxes": MIXED, "mixture_of_adaptive": CLUSTERED | MIXED}
+MULTILINEAR: dict[str, Any] = {"kind": "multilinear", "cores": 2, "rank": 5}
+
+
+def rows() -> list[dict[str, Any]]:
+    """As many as the slot with most choices has; score and position are relative together. Three have no weights."""
+    choices = {slot: registry.names(slot) for slot in SLOTS}
+    choices["output"] = sorted({*choices["output"], *OUTPUTS})
+    scores = itertools.cycle(name for name in choices["score"] if name != "relative")
+    made: list[dict[str, Any]] = []
+    for i in range(max(map(len, choices.values()))):
+        row: dict[str, Any] = {slot: names[i % len(names)] for slot, names in choices.items()}
+        row["score"] = "relative" if row["position"] == "relative" else next(scores)
+        row["attention"] = {slot: row[slot] for slot in ("score", "normalize", "mix")} | {"cross_head": 0.5}
+        made.append(row)
+    assert {(slot, row[slot]) for row in made for slot in SLOTS} == {(s, name) for s in SLOTS for name in choices[s]}
+    others = [name for name in registry.names("attend") if name not in ("weighted", "multilinear")]
+    for attention, position in [
+        (MULTILINEAR, "sinusoidal"), (MULTILINEAR | {"score": "relative"}, "relative"),
+        (MULTILINEAR | {"output_map": "decayed", "decays": 3}, "none"), *(({"kind": name}, "sinusoidal") for name in others),
+    ]:  # fmt: skip
+        made.append(made[len(made) % 5] | {"attention": attention, "position": position})
+    return made
+
+
+@pytest.mark.parametrize("number", range(len(rows())))
+def test_every_stage_passes(number: int) -> None:
+    """With memory and without, pre-norm and post-norm."""
+    row = rows()[number]
+    weighted = "kind" not in row["attention"]
+    model = language_model(
+        num_attention_heads=3, head_dim=4, intermediate_size=14, position=row["position"],
+        norm="post" if number % 2 else "pre", hidden_act=row["activation"], initializer=row["initializer"],
+        memory_length=0 if number % 3 else 6,
+        dropout=fr.DropoutConfig(
+            embedding=0.1, attention=0.1 * weighted, activation=0.1, residual=0.1, output=0.1, locked=number == 1
+        ),
+        attention=fr.AttentionConfig(**row["attention"]),
+        input=fr.InputConfig(**CLUSTERED if row["input"] == "adaptive" else {"kind": row["input"]}),
+        output=fr.OutputConfig(**OUTPUTS.get(row["output"], {"kind": row["output"]})),
+    )  # fmt: skip
+    report = fr.check(model, length=11)
+    assert failed(report) == {}
+    assert set(skipped(report)) <= {"starts as plain attention", "memory in segments = one pass"}
+    assert ("memory in segments = one pass" in skipped(report)) == (model.memory_length == 0)
+    if not weighted:
+        assert skipped(report)["starts as plain attention"].startswith("model.attention.kind is multilinear")
+        assert report.of("kernels = reference, fp64").remark.endswith("attention by multilinear")
+
+
+TRANSLATORS: dict[str, dict[str, Any]] = {
+    "B, sigsoftmax": {"attention": fr.AttentionConfig(mix="position_wise", normalize="sigsoftmax", cross_head=0.5)},
+    "relative, one table": {
+        "position": "relative", "attention": fr.AttentionConfig(score="relative"), "norm": "post",
+        "encoder": fr.EncoderConfig(share_embedding=True), "output": fr.OutputConfig(tied=True),
+    },
+    "multi-linear everywhere": {"attention": fr.AttentionConfig(**MULTILINEAR)},
+    "synthesizer, mixture, released cross": {
+        "attention": fr.AttentionConfig(score="random_synthesizer", mix="position_independent"),
+        "output": fr.OutputConfig(kind="mixture_of_softmaxes", mixtures=2),
+        "decoder": fr.DecoderConfig(released_cross=True),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", TRANSLATORS)
+def test_translators_pass(kind: str) -> None:
+    dropout = fr.DropoutConfig(embedding=0.1, residual=0.1, activation=0.1, output=0.1)
+    model = translator(**TRANSLATORS[kind], dropout=dropout)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    report = fr.check(model, length=11)
+    assert failed(report) == {}
+    expected = {"memory in segments = one pass"}
+    if model.config.attention.mix == "none":
+        expected.add("starts as plain attention")
+    assert set(skipped(report)) == expected
+    assert "the whole source is seen" in {finding.check for finding in report.findings}
+    assert report.description["source"] == "a translation model of fullrank"
+    assert (report.description["model"], report.description["vocab_size"]) == ("Translator", SIZES["vocab_size"])
+    assert report.description["parameters"] == model.num_parameters()
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in state.items())  # left as it was
+
+
+def test_translators_that_cannot_be_checked() -> None:
+    with pytest.raises(InputError, match="random sentences"):
+        fr.check(translator(), text=torch.zeros(300, dtype=torch.long))
+    with torch.device("meta"):
+        imagined = translator()
+    with pytest.raises(InputError, match="meta device has no numbers"):
+        fr.check(imagined)
+
+
+# -- models of Hugging Face -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2"])
+def test_honest_models_of_hugging_face_pass(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    report = fr.check(getattr(tiny, kind)())
+    assert failed(report) == {}
+    assert set(skipped(report)) == {
+        "starts as plain attention", "kernels = reference, fp64", "kernels = reference, fp32", "memory in segments = one pass",
+        "probabilities sum to one",
+    }  # fmt: skip
+    assert all(skipped(report).values())
+    assert report.description["source"] == "a causal model of Hugging Face"
+    assert report.description["precision"] == "float64"
+    assert capsys.readouterr() == ("", "")
+
+
+class Blind(nn.Module):
+    """An attention layer of Hugging Face without its mask."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer = layer
+        self.layer.is_causal = False
+
+    def forward(self, hidden_states: Tensor, *args: Any, **more: Any) -> Any:
+        shape = (len(hidden_states), 1, hidden_states.shape[1], hidden_states.shape[1])
+        more["attention_mask"] = torch.zeros(shape, dtype=hidden_states.dtype)
+        return self.layer(hidden_states, *args, **more)
+
+
+def test_a_layer_of_hugging_face_that_leaks_is_named() -> None:
+    import transformers
+
+    config = transformers.LlamaConfig(
+        hidden_size=8, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1, intermediate_size=16,
+        vocab_size=47, bos_token_id=1, eos_token_id=1, pad_token_id=0,
+    )  # fmt: skip
+    model = tiny.built(config)
+    model.model.layers[1].self_attn = Blind(model.model.layers[1].self_attn)
+    subject = subject_of(model)
+    for training in (False, True):
+        for finding in (by_perturbation(subject, training=training), by_gradient(subject, training=training)):
+            assert finding.verdict == "fails"
+            assert finding.layers[0].startswith("model.layers.1.self_attn.layer")
+            assert len(finding.layers) == 1
+
+
+# -- models that leak -------------------------------------------------------------------------------------------------
+
+PUBLISHED = {"causal": "as_published", "not_next_token_perplexity": True}
+
+
+@pytest.mark.parametrize("score", ["dot_product", "relative"])
+def test_the_published_form_is_flagged_by_name(score: str) -> None:
+    attention = fr.AttentionConfig(**MULTILINEAR, **PUBLISHED, score=score)
+    position = "relative" if score == "relative" else "sinusoidal"
+    report = fr.check(language_model(attention=attention, position=position, norm="post"))
+    assert report.as_dict()["sees_future"] == "model.attention.causal: as_published"
+    remarks = failed(report)
+    leaks = {*FUTURE, PADDED}
+    assert leaks <= set(remarks) <= {*leaks, "last position"}
+    for name in leaks:
+        assert remarks[name].endswith("; model.attention.causal: as_published leaves the mask out")
+        assert set(report.of(name).layers) <= {"blocks.0.attention.attend", "blocks.1.attention.attend"}
+        assert report.of(name).layers
+    assert report.layers == ("blocks.0.attention.attend", "blocks.1.attention.attend")
+    for name in ("incremental decoding = one pass", "memory in segments = one pass"):
+        assert skipped(report)[name].startswith("model.attention.causal: as_published: ")
+    for name in ("padding changes nothing", "kernels = reference, fp64", "kernels = reference, fp32"):
+        assert report.of(name).verdict == "passes"
+
+
+def test_the_published_form_inside_a_users_own_module_is_flagged_by_name() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.scores = nn.Embedding(19, 12), nn.Linear(12, 19)
+            self.attend = fr.MultiLinearAttention(
+                hidden_size=12, rank=6, causal="as_published", max_position_embeddings=34
+            )
+
+        def forward(self, input_ids: Tensor) -> Tensor:
+            out: Tensor = self.scores(self.attend(self.words(input_ids)))
+            return out
+
+    torch.manual_seed(1)
+    report = fr.check(Own(), vocab_size=19)
+    assert report.layers == ("attend.attend",)
+    remarks = failed(report)
+    assert all(remarks[name].endswith("model.attention.causal: as_published leaves the mask out") for name in FUTURE)
+
+
+def test_a_decoder_as_published_is_named() -> None:
+    attention = fr.AttentionConfig(**MULTILINEAR, **PUBLISHED)
+    decoder = translating(decoder=fr.DecoderConfig(attention=attention))
+    assert decoder.sees_future == "model.decoder.attention.causal: as_published"
+    finding = by_perturbation(decoder, training=False)
+    assert off(finding)
+    assert finding.remark.endswith("model.decoder.attention.causal: as_published leaves the mask out")
+    assert agreement.decoding(decoder).verdict == "not applicable"
+    assert agreement.padding(decoder).verdict == "passes"
+    attention = fr.AttentionConfig(**MULTILINEAR, causal="as_published")
+    encoder = translating(encoder=fr.EncoderConfig(vocab_size=23, attention=attention))
+    assert (encoder.sees_future, by_perturbation(encoder, training=False).verdict) == ("", "passes")
+
+
+@pytest.mark.parametrize("kind", ["relative, one table", "B, sigsoftmax"])
+def test_a_decoder_that_leaks(kind: str) -> None:
+    """By a fault: the layer is named, and no key of the configuration."""
+    subject = translating(**TRANSLATORS[kind])
+    leak = subject.model.decoder.blocks[1].feed_forward
+    leak.register_forward_hook(lambda module, args, out: out + out.mean(dim=1, keepdim=True))
+    for name, run in causality.causality(subject):
+        finding = run()
+        assert off(finding), name
+        assert finding.layers == ("decoder.blocks.1.feed_forward",)
+        assert "as_published" not in finding.remark
+    assert off(agreement.decoding(subject))
+
+
+def test_a_check_that_cannot_be_run_fails_and_the_others_go_on() -> None:
+    class Untrainable(leaky.Model):
+        def forward(self, input_ids: Tensor) -> Any:
+            if self.training:
+                raise RuntimeError("only for evaluation")
+            return super().forward(input_ids)
+
+    report = fr.check(Untrainable())
+    assert set(failed(report)) == {FUTURE[1], FUTURE[3], "last position"}
+    assert "RuntimeError: only for evaluation" in report.failures[0].remark
+    assert report.of(FUTURE[0]).verdict == "passes"
+    with pytest.raises(KeyError):
+        report.of("another")
+    assert _guarded(lambda: Finding("passes")) == Finding("passes")
