@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fullrank.kernels.vocabulary import token_nll, weighted_loss
+from fullrank.core.engine import Cluster, Components
+from fullrank.kernels.vocabulary import vocabulary_loss, vocabulary_nll
 
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-12}
 dtypes = pytest.mark.parametrize("dtype", TOLERANCES, ids=["fp32", "fp64"])
@@ -24,6 +25,21 @@ def operands(rows: int, width: int, vocabulary: int, dtype: torch.dtype, bias: b
     weight = (torch.randn(vocabulary, width, dtype=torch.float64) / width**0.5).to(dtype).requires_grad_()
     shift = torch.randn(vocabulary, dtype=torch.float64).to(dtype).requires_grad_() if bias else None
     return hidden, weight, shift, torch.randint(vocabulary, (rows,))  # type: ignore[return-value]
+
+
+def softmax(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Components:
+    """One softmax of hidden states (T, E)."""
+    return Components(hidden[:, None], None, (Cluster(weight, bias),))
+
+
+def token_nll(hidden: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor) -> Tensor:
+    return vocabulary_nll(softmax(hidden, weight, bias), ids)
+
+
+def weighted_loss(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor, scale: Tensor, smoothing: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    return vocabulary_loss(softmax(hidden, weight, bias), ids, scale, smoothing)
 
 
 def gradients(value: Tensor, cotangent: Tensor, leaves: tuple[Tensor, ...]) -> dict[str, Tensor]:
@@ -171,7 +187,8 @@ def test_backward_twice_and_accumulation() -> None:
     right = torch.autograd.grad(F.cross_entropy(F.linear(*leaves), targets), leaves)
     loss, _ = weighted_loss(*leaves, targets, scale)
     loss.backward(retain_graph=True)
-    for leaf in leaves:
+    leaves[0].grad = 2 * leaves[0].grad  # a view of what was formed: autograd refuses to change it in place
+    for leaf in leaves[1:]:
         leaf.grad.mul_(2)
     loss.backward(retain_graph=True)
     (3 * loss).backward()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -20,9 +20,11 @@ from fullrank.config.run import RunConfig
 from fullrank.core.attention import Attention
 from fullrank.core.config import ModelConfig, stage_name
 from fullrank.core.decoder import LanguageModel
+from fullrank.core.embedding import Input
 from fullrank.core.errors import InputError
 from fullrank.core.masked import MaskedLanguageModel
 from fullrank.core.multilinear_decayed import Summed
+from fullrank.core.output import Output
 from fullrank.core.project import Projection
 from fullrank.core.score import DenseSynthesizer
 from fullrank.core.translator import Translator
@@ -98,6 +100,7 @@ def masked_size(config: ModelConfig, length: int, batch: int, share: float) -> d
     model = _on_meta(MaskedLanguageModel, config)
     encoder = model.encoder
     parts, layers = parameters_by_part(model), [block.attention for block in encoder.blocks]
+    assert encoder.embedding is not None
     others = 2 * _matrices(encoder) + _vocabulary_flops(encoder.embedding) + _mixing_flops(layers, length)
     others += share * (2 * _matrices(model.output) + _vocabulary_flops(model.output))
     forward, training = _attention_flops(encoder.config, length, length, batch, causal=False)
@@ -315,16 +318,9 @@ def _mixing_flops(layers: Iterable[Attention], keys: float) -> float:
     return flops
 
 
-@runtime_checkable
-class CountsFlops(Protocol):
-    """An input or output layer that knows the FLOPs of a token."""
-
-    def flops_per_token(self) -> float: ...
-
-
-def _vocabulary_flops(*ends: nn.Module) -> float:
-    """Per token, forward: input and output layers that are no table."""
-    return float(sum(end.flops_per_token() for end in ends if isinstance(end, CountsFlops)))
+def _vocabulary_flops(*layers: Input | Output) -> float:
+    """Per token, forward."""
+    return sum(layer.flops_per_token() for layer in layers)
 
 
 # -- multi-linear attention beside multi-head attention --------------------------------------------------------------

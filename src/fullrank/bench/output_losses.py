@@ -4,14 +4,14 @@ One softmax (K = 1):
 
     cross_entropy         F.cross_entropy(F.linear(h, W, b), targets)
     linear_cross_entropy  F.linear_cross_entropy(h, W, targets, linear_bias=b), chunked
-    weighted_loss         ours, with all weights 1/T
+    vocabulary_loss       ours, with all weights 1/T
 
 A mixture of K softmaxes, from hidden states (T, K, d) and the logarithm of the prior (T, K):
 
     probabilities         log(sum_k pi_k softmax(W h_k + b) + 1e-8), as the papers' codes have it
     logarithms            logsumexp_k(log pi_k + log_softmax(W h_k + b))
     linear_cross_entropy  logsumexp_k(log pi_k - nll_k), the nll_k of T K rows by F.linear_cross_entropy
-    weighted_loss         ours
+    vocabulary_loss       ours
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fullrank.bench.candidates import BOTH, Candidate, Comparison, Pass, Settings
-from fullrank.kernels.vocabulary import weighted_loss
+from fullrank.core.engine import Cluster, Components
+from fullrank.kernels.vocabulary import vocabulary_loss
 
 STOCK = "cross_entropy"
 _FUNCTIONAL: Any = F  # linear_cross_entropy is younger than the oldest torch we run on
@@ -94,8 +95,8 @@ def ours(given: Given) -> Tensor:
     tokens, mixtures = given.log_prior.shape
     scale = torch.full((tokens,), 1 / tokens, device=given.hidden.device)
     log_prior = None if mixtures == 1 else given.log_prior
-    hidden = given.hidden.flatten(0, 1)
-    return weighted_loss(hidden, given.weight, given.bias, given.targets, scale, log_prior=log_prior)[0]
+    components = Components(given.hidden, log_prior, (Cluster(given.weight, given.bias),))
+    return vocabulary_loss(components, given.targets, scale, 0.0)[0]
 
 
 def case(size: Size, loss: Loss, settings: Settings) -> Pass:

@@ -18,10 +18,12 @@ from fullrank.core.block import Block
 from fullrank.core.cache import Cache
 from fullrank.core.config import ModelConfig, with_memory
 from fullrank.core.dropout import Dropout
+from fullrank.core.embedding import Input
 from fullrank.core.errors import InputError
 from fullrank.core.initialize import initialize
 from fullrank.core.layout import Layout
 from fullrank.core.memory import Memory, Segment
+from fullrank.core.output import Output
 from fullrank.core.outputs import LossParts, ModelOutput, Pass, TokenNll
 from fullrank.core.positions import Learned, Relative
 from fullrank.core.trace import Trace
@@ -38,7 +40,7 @@ class LanguageModel(nn.Module):
     def __init__(self, config: ModelConfig, cross: ModelConfig | None = None) -> None:
         super().__init__()
         self.config = config
-        self.embedding: nn.Module = registry.lookup("input", config.input.kind)(config)
+        self.embedding: Input = registry.lookup("input", config.input.kind)(config)
         self.position: nn.Module = registry.lookup("position", config.position)(config)
         self.embedding_dropout = Dropout(config.dropout.embedding, config.dropout.locked)
         self.blocks: Any = nn.ModuleList(Block(config, cross) for _ in range(config.num_hidden_layers))
@@ -48,7 +50,7 @@ class LanguageModel(nn.Module):
             nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.final_norm else nn.Identity()
         )
         self.output_dropout = Dropout(config.dropout.output, config.dropout.locked)
-        self.output: Any = registry.lookup("output", config.output.kind)(config, self.embedding)
+        self.output: Output = registry.lookup("output", config.output.kind)(config, self.embedding)
         initialize(self, config.initializer)
 
     # -- forward ------------------------------------------------------------------------------------------------------

@@ -31,8 +31,20 @@ def layer_sizes(
     return vocab_size, hidden_size
 
 
+class Input(nn.Module):
+    """Contract of an input layer: ids (B, N) int64 to hidden states (B, N, E).
+
+    Registered with `@register("input", name)`, it is built from `(config: ModelConfig)`. Keys of its own stand in a nested
+    `Config`, a subclass of `InputConfig`.
+    """
+
+    def flops_per_token(self) -> float:
+        """Multiply-adds, counted as two, of the vector of one token."""
+        return 0.0
+
+
 @register("input", "token")
-class TokenEmbedding(nn.Module):
+class TokenEmbedding(Input):
     """One vector per token, times sqrt(E) if `scale_embedding`.  input_ids (B, N) -> (B, N, E); weight (V, E)."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -43,10 +55,6 @@ class TokenEmbedding(nn.Module):
     def forward(self, input_ids: Tensor) -> Tensor:
         vectors = F.embedding(input_ids, self.weight)
         return vectors * self.scale if self.scale != 1 else vectors
-
-    def flops_per_token(self) -> float:
-        """Zero: nothing is multiplied."""
-        return 0.0
 
 
 @dataclass(frozen=True)
@@ -81,7 +89,7 @@ class Clusters:
 
 
 @register("input", "adaptive")
-class AdaptiveInput(nn.Module):
+class AdaptiveInput(Input):
     """Adaptive input (Baevski & Auli 2019): a rare word has a shorter vector, projected to the width of the model.
 
         x = P_i W_i[id - start_i]        for an id of cluster i, times sqrt(E) if `scale_embedding`
@@ -132,7 +140,6 @@ class AdaptiveInput(nn.Module):
         return out * self.scale if self.scale != 1 else out
 
     def flops_per_token(self) -> float:
-        """Multiply-adds, counted as two, of the projections."""
         hidden = self.weights[0].shape[1]
         return 2.0 * hidden * sum(self.clusters.widths) * self.clusters.projected
 

@@ -12,6 +12,7 @@ from fullrank.core.across import Source
 from fullrank.core.block import Block
 from fullrank.core.config import ModelConfig
 from fullrank.core.dropout import Dropout
+from fullrank.core.embedding import Input
 from fullrank.core.errors import InputError
 from fullrank.core.initialize import initialize
 from fullrank.core.layout import Layout
@@ -27,7 +28,7 @@ class Encoder(nn.Module):
     own one. Positions count tokens only. Can be built under `torch.device("meta")`.
     """
 
-    def __init__(self, config: ModelConfig, embedding: nn.Module | None = None) -> None:
+    def __init__(self, config: ModelConfig, embedding: Input | None = None) -> None:
         super().__init__()
         config = config.of_encoder()
         if config.memory_length:
@@ -36,8 +37,8 @@ class Encoder(nn.Module):
             )
         self.config = config
         # a lent one in a tuple, so that it is not registered here too and its weight is saved once
-        self._lent: tuple[nn.Module, ...] = () if embedding is None else (embedding,)
-        self.embedding: nn.Module | None = None
+        self._lent: tuple[Input, ...] = () if embedding is None else (embedding,)
+        self.embedding: Input | None = None
         if embedding is None:
             self.embedding = registry.lookup("input", config.input.kind)(config)
         self.position: nn.Module = registry.lookup("position", config.position)(config)

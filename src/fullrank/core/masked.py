@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +13,7 @@ from fullrank.core.dropout import Dropout
 from fullrank.core.encoder import Encoder
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.initialize import initialize
+from fullrank.core.output import Output
 from fullrank.core.outputs import LossParts, ModelOutput, TokenNll
 from fullrank.core.trace import Trace
 
@@ -34,7 +34,7 @@ class MaskedLanguageModel(nn.Module):
         self.config = config
         self.encoder = Encoder(config)
         self.output_dropout = Dropout(config.dropout.output, config.dropout.locked)
-        self.output: Any = registry.lookup("output", config.output.kind)(config, self.encoder.embedding)
+        self.output: Output = registry.lookup("output", config.output.kind)(config, self.encoder.embedding)
         initialize(self.output, config.initializer)
 
     @property

@@ -72,11 +72,11 @@ def weighted_losses(log_prob: Tensor, ids: Tensor, scale: Tensor, label_smoothin
 
 
 class Output(nn.Module):
-    """An output layer: a subclass says its `components` and what they cost, and has everything else.
+    """Contract of an output layer: a subclass says its `components` and their cost; the rest is written here once.
 
-    Registered with `@register("output", name)`, it is built from `(config: ModelConfig, embedding: nn.Module)`, the embedding
-    because it may be tied to it. Engines compute any components faster; a layer whose probabilities are no mixture of
-    softmaxes overrides `log_prob`, `nll` and `loss`.
+    Registered with `@register("output", name)`, it is built from `(config: ModelConfig, embedding: nn.Module)`; the embedding
+    is what it may be tied to. Keys of its own stand in a nested `Config`, a subclass of `OutputConfig`. Engines compute all
+    components faster. A layer whose probabilities are no mixture of softmaxes overrides `log_prob`, `nll` and `loss`.
     """
 
     def components(self, hidden: Tensor) -> Components:
@@ -185,7 +185,7 @@ class SoftmaxOutput(Output):
                     f"vocab_size {vocab_size} and hidden_size {hidden_size}"
                 )
             self._tied = (embedding,)
-        self.normalize, self.epsilon = options.normalize, options.epsilon
+        self.normalize = options.normalize
         self.register_parameter("weight", None if options.tied else nn.Parameter(torch.empty(vocab_size, hidden_size)))
         self.register_parameter("bias", nn.Parameter(torch.zeros(vocab_size)) if options.bias else None)
 
@@ -256,20 +256,15 @@ class MixtureOfSoftmaxes(SoftmaxOutput):
     """
 
     def __init__(
-        self,
-        config: ModelConfig | OutputConfig,
-        embedding: nn.Module | None = None,
-        *,
-        vocab_size: int | None = None,
-        hidden_size: int | None = None,
+        self, config: ModelConfig | OutputConfig, embedding: nn.Module | None = None, **sizes: int | None
     ) -> None:
-        super().__init__(config, embedding, vocab_size=vocab_size, hidden_size=hidden_size)
+        super().__init__(config, embedding, **sizes)
         options = config.output if isinstance(config, ModelConfig) else config
         if options.kind != "mixture_of_softmaxes" or options.adaptive:
             given = f"components '{options.components}'" if options.adaptive else f"'{options.kind}'"
             raise ConfigError(f"model.output.kind: MixtureOfSoftmaxes is for a mixture of softmaxes, given {given}")
         width = self.matrix.shape[1]
-        self.mixture = Latents(options, width)
+        self.epsilon, self.mixture = options.epsilon, Latents(options, width)
         if self.weight is not None:
             nn.init.normal_(self.weight, std=width**-0.5)
 
@@ -341,8 +336,9 @@ class AdaptiveSoftmax(Output):
         self.class_weight = nn.Parameter(torch.empty(len(tails), hidden_size))
         self.class_bias = nn.Parameter(torch.empty(len(tails))) if options.bias else None
         self.tail_dropout = Dropout(options.tail_dropout)
-        self.normalize, self.epsilon = options.normalize, options.epsilon
-        self.mixture = Latents(options, hidden_size) if options.kind == "mixture_of_softmaxes" else None
+        mixed = options.kind == "mixture_of_softmaxes"
+        self.normalize, self.epsilon = options.normalize, options.epsilon if mixed else 0.0
+        self.mixture = Latents(options, hidden_size) if mixed else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

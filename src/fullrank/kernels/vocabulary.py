@@ -18,10 +18,11 @@ Limits: no double backward and no functorch transforms; `fullrank.kernel("refere
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -39,7 +40,7 @@ from fullrank.kernels.precision import device_kind, product_dtype, refuse_second
 class _Target(NamedTuple):
     """The distribution q of the cross entropy: (1 - smoothing) [v = ids] + smoothing spread_v.
 
-    ids (T,); spread (V,) sums to one, None: 1 / V each. epsilon is added to p.
+    ids (T,); spread (V,) sums to one, None: 1 / V each; of a mixture it is None. epsilon is added to p.
     """
 
     ids: Tensor
@@ -261,10 +262,10 @@ def _mixed(z: Tensor, target: _Target, log_prior: Tensor) -> _Block:
 
 def _smoothed(z: Tensor, target: _Target, log_prior: Tensor) -> _Block:
     """A mixture with label smoothing: every word counts."""
-    ids, e, spread, epsilon = target
-    even = z.new_full((1, z.shape[1]), e / z.shape[1]) if spread is None else e * spread[None]
-    q = even.repeat(len(ids), 1).scatter_add_(1, ids[:, None], z.new_full((1, 1), 1 - e).expand(len(ids), 1))
-    log_prob, gradient, prior = _coupled(z, log_prior, q, epsilon)
+    ids, e = target.ids, target.smoothing
+    q = z.new_full((len(ids), z.shape[1]), e / z.shape[1])
+    q.scatter_add_(1, ids[:, None], z.new_full((1, 1), 1 - e).expand(len(ids), 1))
+    log_prob, gradient, prior = _coupled(z, log_prior, q, target.epsilon)
     loss, nll = -(q * log_prob).sum(1), -log_prob.gather(1, ids[:, None]).squeeze(1)
     return _Block(loss, nll, gradient, None, prior)
 
@@ -352,31 +353,25 @@ def _refuse_second_order() -> None:
     refuse_second_order("nll, loss and the log-probabilities of a mixture", "keeps all logits")
 
 
-def token_nll(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor, *, log_prior: Tensor | None = None,
-    normalize: str = "softmax", epsilon: float = 0.0,
-) -> Tensor:  # fmt: skip
-    """nll in nats of each token, (T,), exact under any cotangent.
-
-    hidden (T K, E), of a mixture with log_prior (T, K); weight (V, E), bias (V,) or None, ids (T,) int64.
-    """
-    nll: Tensor = _Recomputed.apply(hidden, log_prior, weight, bias, ids, normalize, epsilon)
+def _token_nll(
+    components: Components, cluster: Cluster, states: Tensor, ids: Tensor | None, log_prior: Tensor | None = None
+) -> Tensor:
+    """nll (T,) by the softmax of one cluster, or without ids log p (T, V_i).  states (T, K, E), K = 1 without log_prior."""
+    hidden, normalize, epsilon = projected(cluster, states).flatten(0, 1), components.normalize, components.epsilon
+    nll: Tensor = _Recomputed.apply(hidden, log_prior, cluster.weight, cluster.bias, ids, normalize, epsilon)
     return nll
 
 
-def weighted_loss(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor, scale: Tensor, label_smoothing: float = 0.0, *,
-    spread: Tensor | None = None, log_prior: Tensor | None = None, normalize: str = "softmax", epsilon: float = 0.0,
+def _weighted_loss(
+    components: Components, cluster: Cluster, states: Tensor, target: _Target, scale: Tensor,
+    log_prior: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """sum_t scale_t loss_t and, without gradient, sum_t scale_t nll_t; scale (T,), other shapes as in `token_nll`.
-
-    With label smoothing e the target is (1 - e) [v = x] + e spread_v; spread (V,) sums to one, None: 1 / V each.
-    """
-    operands: tuple[Tensor | None, ...] = (hidden, log_prior, weight, bias)
+    """sum_t scale_t loss_t and sum_t scale_t nll_t by the softmax of one cluster; states as in `_token_nll`."""
+    hidden = projected(cluster, states).flatten(0, 1)
+    operands: tuple[Tensor | None, ...] = (hidden, log_prior, cluster.weight, cluster.bias)
     if not torch.is_grad_enabled():  # a Function is told what requires gradients even then, and would form them in vain
         operands = tuple(None if tensor is None else tensor.detach() for tensor in operands)
-    target = _Target(ids, label_smoothing, spread, epsilon)
-    loss, nll = _WeightedLoss.apply(*operands, scale, target, normalize)
+    loss, nll = _WeightedLoss.apply(*operands, scale, target, components.normalize)
     return loss, nll
 
 
@@ -388,12 +383,13 @@ _SCRATCH = 1 << 23  # log-probabilities of all components that a mixture of adap
 @torch.compiler.disable
 def vocabulary_nll(components: Components, ids: Tensor) -> Tensor:
     """nll (T,), in the order of the tokens; a tail is computed for its own tokens only."""
-    head, normalize, epsilon = components.clusters[0], components.normalize, components.epsilon
+    head, log_prior = components.clusters[0], components.log_prior
     ids, inside = _inside_tails(components, ids)
-    log_prior = _minus(components.log_prior, inside)
-    hidden = projected(head, components.states).flatten(0, 1)
-    nll = token_nll(hidden, head.weight, head.bias, ids, log_prior=log_prior, normalize=normalize, epsilon=epsilon)
-    return nll + inside[:, 0] if log_prior is None and inside is not None else nll
+    if inside is None:
+        return _token_nll(components, head, components.states, ids, log_prior)
+    if log_prior is None:
+        return _token_nll(components, head, components.states, ids) + inside[:, 0]
+    return _token_nll(components, head, components.states, ids, log_prior - inside)
 
 
 @torch.compiler.disable
@@ -405,22 +401,16 @@ def vocabulary_loss(
     Label smoothing e is that of any softmax over the vocabulary: exact, but then every token has a say in every tail, so each
     is computed for all tokens (of a mixture a few tokens at a time, and once more in the backward pass).
     """
-    head, *tails = components.clusters
-    if tails and components.log_prior is None:
+    (head, *tails), log_prior = components.clusters, components.log_prior
+    if tails and log_prior is None:
         return _adaptive_loss(components, ids, scale, label_smoothing)
     if tails and label_smoothing:
         return _smoothed_adaptive_mixture(components, ids, scale, label_smoothing)
     ids, inside = _inside_tails(components, ids)
-    hidden = projected(head, components.states).flatten(0, 1)
-    return weighted_loss(
-        hidden, head.weight, head.bias, ids, scale, label_smoothing, log_prior=_minus(components.log_prior, inside),
-        normalize=components.normalize, epsilon=components.epsilon,
-    )  # fmt: skip
-
-
-def _minus(log_prior: Tensor | None, inside: Tensor | None) -> Tensor | None:
-    """The prior of a mixture over the head: log pi_k, less the nll of the target within its tail."""
-    return log_prior if log_prior is None or inside is None else log_prior - inside
+    if log_prior is not None and inside is not None:
+        log_prior = log_prior - inside
+    target = _Target(ids, label_smoothing, epsilon=components.epsilon)
+    return _weighted_loss(components, head, components.states, target, scale, log_prior)
 
 
 def vocabulary_log_prob(components: Components) -> Tensor | None:
@@ -432,12 +422,8 @@ def vocabulary_log_prob(components: Components) -> Tensor | None:
 def _mixture_log_prob(components: Components) -> Tensor:
     head, *tails = components.clusters
     if tails:
-        return torch.cat([_checkpointed(_with_states(components), *part) for part in _few_tokens(components)])
-    hidden = projected(head, components.states).flatten(0, 1)
-    log_prob: Tensor = _Recomputed.apply(
-        hidden, components.log_prior, head.weight, head.bias, None, components.normalize, components.epsilon
-    )
-    return log_prob
+        return torch.cat(list(_few_at_a_time(components, lambda log_prob: log_prob)))
+    return _token_nll(components, head, components.states, None, components.log_prior)
 
 
 # -- adaptive softmax -------------------------------------------------------------------------------------------------
@@ -449,31 +435,29 @@ class _Groups:
     One sort, and the one question that a device has to answer: how many tokens each cluster has.
     """
 
-    def __init__(self, clusters: tuple[Cluster, ...], ids: Tensor) -> None:
-        self.sizes = [len(cluster.weight) for cluster in clusters]
-        self.sizes[0] -= len(clusters) - 1  # the head has a row for each tail, too
-        self.ids, starts = ids, list(itertools.accumulate(self.sizes[:-1]))
-        self.cluster = (ids >= starts[0]).long()
-        for start in starts[1:]:
+    def __init__(self, components: Components, ids: Tensor) -> None:
+        self.states, self.clusters = components.states, components.clusters
+        self.sizes = [len(cluster.weight) for cluster in self.clusters]
+        self.sizes[0] -= len(self.clusters) - 1  # the head has a row for each tail, too
+        self.ids, self.starts = ids, list(itertools.accumulate(self.sizes[:-1]))
+        self.cluster = (ids >= self.starts[0]).long()
+        for start in self.starts[1:]:
             self.cluster += ids >= start
         ordered, self.order = self.cluster.sort(stable=True)
-        last = torch.arange(len(clusters), device=ids.device)
+        last = torch.arange(len(self.clusters), device=ids.device)
         self.ends: list[int] = torch.searchsorted(ordered, last, right=True).tolist()
-        positions = self.order[self.ends[0] :].split([end - start for start, end in itertools.pairwise(self.ends)])
-        self.positions = list(positions)  # of the tokens of each tail
-        self.targets = [ids[own] - start for own, start in zip(positions, starts, strict=True)]  # words of their tail
 
     def head_targets(self) -> Tensor:
         """The word, or the class of its tail, (T,)."""
         return torch.where(self.cluster == 0, self.ids, self.sizes[0] - 1 + self.cluster)
 
-    def rows_of_tails(self, rows: Tensor) -> tuple[Tensor, ...]:
-        """Of rows (T, ..) those of each tail's tokens."""
-        return rows.index_select(0, self.order[self.ends[0] :]).split([len(own) for own in self.positions])
-
-    def others(self, tail: int) -> Tensor:
-        """The positions of the tokens outside of a tail, of which the first is 1."""
-        return torch.cat((self.order[: self.ends[tail - 1]], self.order[self.ends[tail] :]))
+    def tails(self) -> Iterator[tuple[Cluster, Tensor, Tensor, Tensor]]:
+        """Each tail; the positions, states and targets of its tokens, counted from its first word."""
+        in_tails = self.order[self.ends[0] :]
+        counts = [end - start for start, end in itertools.pairwise(self.ends)]
+        positions, states = in_tails.split(counts), self.states.index_select(0, in_tails).split(counts)
+        for tail, own, rows, start in zip(self.clusters[1:], positions, states, self.starts, strict=True):
+            yield tail, own, rows, self.ids[own] - start
 
 
 def _inside_tails(components: Components, ids: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -483,83 +467,54 @@ def _inside_tails(components: Components, ids: Tensor) -> tuple[Tensor, Tensor |
     """
     if len(components.clusters) == 1:
         return ids, None
-    states, groups = components.states, _Groups(components.clusters, ids)
-    mixtures = states.shape[1]
+    groups, (_, mixtures, width) = _Groups(components, ids), components.states.shape
     nll = [
-        token_nll(
-            projected(tail, own.flatten(0, 1)), tail.weight, tail.bias, targets.repeat_interleave(mixtures),
-            normalize=components.normalize,
-        )
-        for tail, own, targets in zip(
-            components.clusters[1:], groups.rows_of_tails(states), groups.targets, strict=True
-        )
-    ]  # fmt: skip
+        _token_nll(components, tail, states.reshape(-1, 1, width), targets.repeat_interleave(mixtures))
+        for tail, _, states, targets in groups.tails()
+    ]
     own = torch.cat(nll).view(-1, mixtures)
-    inside = own.new_zeros(states.shape[:2]).index_add(0, groups.order[groups.ends[0] :], own)
+    inside = own.new_zeros(len(ids), mixtures).index_add(0, groups.order[groups.ends[0] :], own)
     return groups.head_targets(), inside
 
 
 def _adaptive_loss(components: Components, ids: Tensor, scale: Tensor, e: float) -> tuple[Tensor, Tensor]:
     """Without a mixture: the losses of the head and of each tail, with the share that label smoothing gives to each."""
-    (head, *tails), normalize = components.clusters, components.normalize
-    rows, groups = components.states.flatten(0, 1), _Groups(components.clusters, ids)
+    groups = _Groups(components, ids)
     sizes, vocabulary = groups.sizes, sum(groups.sizes)
     # words of each entry of the head, filled in on the device: a copy from here would wait for a GPU
     counts = torch.cat((scale.new_ones(sizes[0]), *(scale.new_full((1,), size) for size in sizes[1:])))
-    loss, nll = weighted_loss(
-        projected(head, rows), head.weight, head.bias, groups.head_targets(), scale, e, spread=counts / vocabulary,
-        normalize=normalize,
-    )  # fmt: skip
-    for i, (tail, own) in enumerate(zip(tails, groups.rows_of_tails(rows), strict=True), start=1):
-
-        def tail_loss(
-            rows: Tensor, ids: Tensor, scale: Tensor, smoothing: float, tail: Cluster = tail
-        ) -> tuple[Tensor, Tensor]:
-            hidden = projected(tail, rows)
-            return weighted_loss(hidden, tail.weight, tail.bias, ids, scale, smoothing, normalize=normalize)
-
+    target = _Target(groups.head_targets(), e, counts / vocabulary)
+    loss, nll = _weighted_loss(components, components.clusters[0], components.states, target, scale)
+    for i, (tail, positions, states, targets) in enumerate(groups.tails(), start=1):
         even = e * sizes[i] / vocabulary  # what smoothing gives to this tail
         mass = 1 - e + even
-        part, plain = tail_loss(own, groups.targets[i - 1], scale[groups.positions[i - 1]] * mass, even / mass)
+        part, plain = _weighted_loss(components, tail, states, _Target(targets, even / mass), scale[positions] * mass)
         loss, nll = loss + part, nll + plain / mass
         if e:
-            others = groups.others(i)
-            anything = torch.zeros_like(others)
-            loss = loss + tail_loss(rows.index_select(0, others), anything, scale[others] * even, 1.0)[0]
+            others = torch.cat((groups.order[: groups.ends[i - 1]], groups.order[groups.ends[i] :]))
+            states, any_word = components.states.index_select(0, others), _Target(torch.zeros_like(others), 1.0)
+            loss = loss + _weighted_loss(components, tail, states, any_word, scale[others] * even)[0]
     return loss, nll
 
 
 def _smoothed_adaptive_mixture(components: Components, ids: Tensor, scale: Tensor, e: float) -> tuple[Tensor, Tensor]:
     """A mixture with label smoothing: which component explains a word depends on the word, in every tail."""
-    log_prob = _with_states(components)
-
-    def losses(states: Tensor, log_prior: Tensor, ids: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-        return weighted_losses(log_prob(states, log_prior), ids, scale, e)
-
-    loss, nll, start = scale.new_zeros(()), scale.new_zeros(()), 0
-    for states, log_prior in _few_tokens(components):
-        tokens = slice(start, start := start + len(states))
-        part, plain = _checkpointed(losses, states, log_prior, ids[tokens], scale[tokens])
+    loss, nll = scale.new_zeros(()), scale.new_zeros(())
+    losses = functools.partial(weighted_losses, label_smoothing=e)
+    for part, plain in _few_at_a_time(components, losses, ids, scale):
         loss, nll = loss + part, nll + plain.detach()
     return loss, nll
 
 
-def _few_tokens(components: Components) -> Iterator[tuple[Tensor, Tensor]]:
-    """states and log_prior of so many tokens that all their log-probabilities fit into the scratch."""
+def _few_at_a_time(components: Components, compute: Callable[..., Any], *per_token: Tensor) -> Iterator[Any]:
+    """`compute(log p, ...)` of a few tokens at a time; the backward pass computes log p (T, V) again."""
     states, log_prior = components.states, components.log_prior
     assert log_prior is not None
     vocabulary = sum(len(cluster.weight) for cluster in components.clusters) - len(components.clusters) + 1
     tokens = max(1, _SCRATCH // (vocabulary * log_prior.shape[1]))
-    return zip(states.split(tokens), log_prior.split(tokens), strict=True)
 
+    def few(states: Tensor, log_prior: Tensor, *rest: Tensor) -> Any:
+        return compute(log_probabilities(replace(components, states=states, log_prior=log_prior)), *rest)
 
-def _with_states(components: Components) -> Callable[[Tensor, Tensor], Tensor]:
-    """The definition of log p (T, V) as a function of states and log_prior."""
-    return lambda states, log_prior: log_probabilities(
-        dataclasses.replace(components, states=states, log_prior=log_prior)
-    )
-
-
-def _checkpointed(compute: Callable[..., Any], *arguments: Tensor) -> Any:
-    """`compute(*arguments)`, of which only the arguments are kept for the backward pass."""
-    return checkpoint(compute, *arguments, use_reentrant=False) if torch.is_grad_enabled() else compute(*arguments)
+    for part in zip(*(tensor.split(tokens) for tensor in (states, log_prior, *per_token)), strict=True):
+        yield checkpoint(few, *part, use_reentrant=False) if torch.is_grad_enabled() else few(*part)
