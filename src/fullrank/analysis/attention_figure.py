@@ -12,8 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
-from fullrank.analysis.figure import INK, LINE, MUTED, write_png
-from fullrank.reporting.svg import clean
+from fullrank.analysis.figure import INK, LINE, MUTED, clean, write_png
 
 _BLUES = LinearSegmentedColormap.from_list("weights", ["#ffffff", "#9ecae8", "#0072b2", "#00304d"])
 _BOTH = LinearSegmentedColormap.from_list("signed", ["#7a3200", "#e08a4a", "#ffffff", "#6fb1dd", "#00304d"])

@@ -13,8 +13,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, MultipleLocator
 
 from fullrank.analysis.context import LayerReach, Reach
-from fullrank.analysis.figure import INK, MUTED, furnish, write
-from fullrank.reporting.svg import clean
+from fullrank.analysis.figure import INK, MUTED, clean, furnish, write
 
 BARS, FILL, MEAN, PUBLISHED = "#0072b2", "#9fcbe6", "#c04f00", "#b0508b"
 _ROW, _LEAST_ROW, _TALLEST = 0.42, 0.16, 16.0  # inches

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -16,10 +17,32 @@ from matplotlib.ticker import FuncFormatter
 
 from fullrank.core.errors import InputError, RunError
 from fullrank.files import write_bytes
-from fullrank.reporting.svg import settings
 
 INK, MUTED, LINE = "#1b1d22", "#5c616b", "#dfe0e3"
 COLOURS = ("#0072b2", "#c04f00", "#00795a", "#b0508b", "#7a6a00", "#4b5bd0", "#8c3b2f", "#5c616b")
+
+_SETTINGS = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fullrank",
+    "svg.id": None,
+    "text.parse_math": False,
+    "text.usetex": False,
+    "font.family": ["DejaVu Sans"],
+    "font.size": 12.0,
+    "path.simplify": True,
+    "path.simplify_threshold": 0.1,
+}
+_INTERACTIVE = {"backend", "backend_fallback", "interactive", "toolbar", "webagg.open_in_browser"}
+
+
+def settings() -> dict[str, object]:
+    """Matplotlib settings of every figure; the user's own do not count."""
+    return {**{key: value for key, value in matplotlib.rcParamsDefault.items() if key not in _INTERACTIVE}, **_SETTINGS}
+
+
+def clean(text: str) -> str:
+    """Text that an XML document can hold."""
+    return re.sub(r"[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]", "\N{REPLACEMENT CHARACTER}", text)
 
 
 def write(draw: Callable[[], Figure], folder: Path, name: str) -> list[Path]:

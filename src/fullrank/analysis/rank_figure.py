@@ -11,9 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
-from fullrank.analysis.figure import COLOURS, INK, MUTED, furnish, write
+from fullrank.analysis.figure import COLOURS, INK, MUTED, clean, furnish, write
 from fullrank.analysis.rank import LogProbRank
-from fullrank.reporting.svg import clean
 
 _WIDTH, _PLOT, _LEGEND_ROW = 8.6, 3.7, 0.21  # inches
 

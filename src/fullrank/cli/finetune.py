@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fullrank.cli.options import Config, Json, Kernel, Overrides, Row, Scale, Source, with_source
-from fullrank.cli.output import print_json, say, silent
+from fullrank.cli.output import say, show_report, silent
 from fullrank.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -69,21 +69,7 @@ def finetune(
         tune_cells(config, cells, kernel=kernel, quiet=quiet, tell=tell)
         folders = [cell.folder for cell in cells]
     page = folders[0] / "report.html" if len(folders) == 1 else folders[0].parent / "report.html"
-    show_runs(folders, page, json=json)
-
-
-def show_runs(folders: Sequence[Path], page: Path, *, json: bool = False, title: str | None = None) -> None:
-    """Write the page of runs of fine-tuning, then print what it says and where it is."""
-    from fullrank.reporting.finetuning import as_json, print_summary, summary, write_page
-
-    found = summary(folders)
-    page = write_page(found, page, title)
-    if json:
-        document: dict[str, Any] = {"report": str(page), **as_json(found)}
-        print_json(document)
-        return
-    print_summary(found)
-    print(page)
+    show_report(folders, page, json=json)
 
 
 def tune_cells(name: str, cells: Sequence[FineCell], *, kernel: str, quiet: bool, tell: Callable[[str], None]) -> None:
@@ -126,4 +112,4 @@ def reproduce_table(
         )
         return
     tune_cells(table, cells, kernel=kernel, quiet=quiet, tell=silent if quiet else say)
-    show_runs([cell.folder for cell in cells], cells[0].folder.parent / "report.html", json=json, title=table)
+    show_report([cell.folder for cell in cells], cells[0].folder.parent / "report.html", json=json, title=table)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fullrank.core.errors import FullRankError, InputError
@@ -36,6 +37,19 @@ def silent(text: str) -> None:
 def print_json(content: Any) -> None:
     """The one JSON document of a verb called with `--json`."""
     print(as_json(content))
+
+
+def show_report(folders: Sequence[Path], page: Path, *, json: bool = False, title: str | None = None) -> None:
+    """Write the report of runs to `page`, then print its table, or its content as JSON, and where it is."""
+    from fullrank.reporting import report
+
+    found = report(folders)
+    page = found.write(page, title)
+    if json:
+        print_json({"report": str(page), **found.as_json()})
+        return
+    found.print()
+    print(page)
 
 
 def exclude(option: str, does: str, others: Mapping[str, object]) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from fullrank.cli.finetune import finetune, reproduce_table
 from fullrank.cli.options import Config, Json, Kernel, Overrides, Row, Scale, Source, with_source
-from fullrank.cli.output import print_json, say, silent
+from fullrank.cli.output import print_json, say, show_report, silent
 from fullrank.core.errors import InputError
 
 
@@ -65,7 +65,7 @@ def train(
     from fullrank.experiments.run import resume
     from fullrank.experiments.run import train as train_model
     from fullrank.experiments.run_folder import default_folder, is_run
-    from fullrank.reporting import write_report
+    from fullrank.reporting import report
 
     folder = Path(config)
     if folder.is_dir() and is_run(folder):
@@ -83,7 +83,7 @@ def train(
         resolved = resolve(config, row, scale, with_source(overrides, source))
         folder = out or default_folder(resolved)
         result = train_model(resolved, folder, kernel_name=kernel, quiet=quiet, say=silent if quiet else say)
-    page = write_report([folder], folder / "report.html")
+    page = report([folder]).write(folder / "report.html")
     _summary(result, folder, page)
 
 
@@ -103,12 +103,9 @@ def reproduce(
     json: Json = False,
 ) -> None:
     """Train the rows of a paper's table, then print it with the paper's figures beside ours. Goes on where it was stopped."""
-    from rich.console import Console
-
     from fullrank.config.recipe import is_finetuning
     from fullrank.experiments.reproduce import cells
     from fullrank.experiments.reproduce import reproduce as train_table
-    from fullrank.reporting import as_json, comparison, print_table, write_report
 
     wanted = None if rows is None else [row.strip() for row in rows.split(",") if row.strip()]
     if is_finetuning(table, None, scale, overrides or []):
@@ -124,12 +121,7 @@ def reproduce(
     tell = silent if quiet else say
     train_table(table, planned, scale, with_source(overrides, source), kernel_name=kernel, quiet=quiet, say=tell)
     folders = [cell.folder for cell in planned]
-    page = write_report(folders, folders[0].parent / "report.html", table)
-    if json:
-        print_json({"report": str(page), **as_json(comparison(folders))})
-        return
-    print_table(Console(), comparison(folders))
-    print(page)
+    show_report(folders, folders[0].parent / "report.html", json=json, title=table)
 
 
 def print_status(cells: Sequence[tuple[str, int, Path, bool]], json: bool) -> None:

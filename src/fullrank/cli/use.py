@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from fullrank.cli.finetune import show_runs
 from fullrank.cli.options import Checkpoint, Device, Json, Kernel
-from fullrank.cli.output import exclude, print_json, say
+from fullrank.cli.output import exclude, print_json, say, show_report
 from fullrank.core.errors import InputError
 
 Run = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")]
@@ -211,21 +210,11 @@ def report(
 
     Of runs of fine-tuning: mean and deviation over seeds, differences and their intervals.
     """
-    from rich.console import Console
-
     from fullrank.experiments.run_folder import in_table_order
-    from fullrank.reporting import as_json, comparison, find_runs, finetuned, print_table, write_report
+    from fullrank.reporting import find_runs
 
     # `runs/demo/*` also names files beside the runs, and a folder of runs stands for the runs in it
     folders = [path for path in runs if path.is_dir()] or runs
     runs = in_table_order([run for folder in folders for run in (find_runs(folder) or [folder])])
     out = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
-    if finetuned(runs):
-        show_runs(runs, out, json=json, title=title)
-        return
-    page = write_report(runs, out, title)
-    if json:
-        print_json({"report": str(page), **as_json(comparison(runs))})
-        return
-    print_table(Console(), comparison(runs))
-    print(page)
+    show_report(runs, out, json=json, title=title)

@@ -79,7 +79,7 @@ def run_demo(minutes: float, out: Path, seed: int) -> None:
     """
     from rich.console import Console
 
-    from fullrank.reporting import comparison, print_table, write_report
+    from fullrank.reporting import report
 
     if not minutes > 0:
         raise InputError(f"--minutes: a positive number, given {minutes}")
@@ -93,9 +93,9 @@ def run_demo(minutes: float, out: Path, seed: int) -> None:
     if waiting:
         _train_all(waiting, settings, _steps(resolve(RECIPE, overrides=settings).config), remarks)
     folders = [model.folder for model in models]
-    page = write_report(folders, out / "report.html", "A Transformer without its attention bottleneck")
-    table = comparison(folders)
-    print_table(console, table)
+    found = report(folders)
+    page = found.write(out / "report.html", "A Transformer without its attention bottleneck")
+    found.print(console)
     result = json.loads((folders[0] / "result.json").read_text(encoding="utf-8"))
     unigram = result["corpus"]["unigram_perplexity"]
     console.print(

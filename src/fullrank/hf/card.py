@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fullrank.config.run import MASKED_TOKEN
 from fullrank.core.config import NOT_NEXT_TOKEN, AttentionConfig, ModelConfig, stage_name
-from fullrank.reporting.results import RunRecord, integer, mapping, number
+from fullrank.reporting.runs import RunRecord, integer, mapping, number
 
 _PIPELINES = {"causal": "text-generation", "masked": "fill-mask", "translation": "translation"}
 _TASKS = {

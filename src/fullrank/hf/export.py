@@ -31,7 +31,7 @@ from fullrank.files import write_json
 from fullrank.hf.card import card
 from fullrank.hf.configuration import FullRankConfig
 from fullrank.hf.tokenizer import of_language, of_vocabulary
-from fullrank.reporting.results import is_run, read_run
+from fullrank.reporting.runs import is_run, read_run
 
 
 class _Kind(NamedTuple):

@@ -1,47 +1,76 @@
-"""Reports: run folders in, a comparison out - as one HTML page, as a table on the terminal, as JSON.
+"""Reports of finished runs: a comparison as one HTML page, as a table on the terminal, as JSON.
 
-`results` reads, `grouping` and `table` compare, `summary` says what the figures carry, `page` draws. Runs of fine-tuning,
-which have scores of tasks, have all that of their own in `finetuning`.
+`runs` reads run folders; `compare` sets rows side by side, `finetuning` arms over seeds; `summary` says what the figures
+support; `tables` has them as tables for `terminal` and `page`. `report(folders)` is the way in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from fullrank.reporting import finetuning
-from fullrank.reporting.results import RunRecord, find_runs, finetuned, read_run, read_runs
-from fullrank.reporting.summary import Summary, summarise
-from fullrank.reporting.table import Comparison, Row, comparison
-from fullrank.reporting.terminal import print_table
-from fullrank.reporting.to_json import as_json
+from fullrank.core.errors import InputError
+from fullrank.reporting import compare, finetuning
+from fullrank.reporting.compare import Comparison
+from fullrank.reporting.finetuning import Tuning
+from fullrank.reporting.runs import find_runs, read_runs
 from fullrank.reporting.translations import compare_runs
 
-__all__ = [
-    "Comparison",
-    "Row",
-    "RunRecord",
-    "Summary",
-    "as_json",
-    "compare_runs",
-    "comparison",
-    "find_runs",
-    "finetuned",
-    "print_table",
-    "read_run",
-    "read_runs",
-    "summarise",
-    "write_report",
-]
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["Report", "compare_runs", "find_runs", "report"]
 
 
-def write_report(folders: Sequence[Path], out: Path, title: str | None = None) -> Path:
-    """Writes the page that compares run folders and returns its path; see `fullrank.reporting.page`.
+class Report:
+    """Finished runs compared: the same content as page, table and JSON."""
 
-    Runs of fine-tuning have a page of their own (`fullrank.reporting.finetuning.page`); InputError for both kinds at once.
+    def __init__(self, content: Comparison | Tuning) -> None:
+        self.content = content
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain objects for one JSON document, numbers in full precision."""
+        if isinstance(self.content, Tuning):
+            return finetuning.as_json(self.content)
+        return compare.as_json(self.content)
+
+    def print(self, console: Console | None = None) -> None:
+        """Print the table and what has to be said about it."""
+        from fullrank.reporting import terminal
+
+        terminal.show(self.content, console)
+
+    def page(self, title: str | None = None) -> str:
+        """One self-contained HTML page. Equal runs give equal bytes."""
+        from fullrank.reporting import page
+
+        return page.render(self.content, title)
+
+    def write(self, out: Path, title: str | None = None) -> Path:
+        """Write the page to `out`, or to `report.html` in the folder `out`, and return its path.
+
+        An older report is replaced; any other file of that name is an InputError. RunError if it cannot be written.
+        """
+        from fullrank.reporting import page
+
+        return page.write(Path(out), self.page(title))
+
+
+def report(folders: Sequence[Path]) -> Report:
+    """The report of run folders; the first one's row is the one that others are compared with.
+
+    Raises InputError for none at all, for a folder that is no run, and for runs of fine-tuning among others. A run that is
+    unfinished or damaged is listed in the report, never an error.
     """
-    if finetuned(folders):
-        return finetuning.write_page(finetuning.summary([Path(folder) for folder in folders]), out, title)
-    from fullrank.reporting import page  # matplotlib takes a second to import: only who draws pays for it
-
-    return page.write_report(folders, out, title)
+    if not folders:
+        raise InputError("no run folders given; name at least one, for example runs/demo/plain")
+    records = read_runs(folders)
+    tuned = [record for record in records if record.finetunes]
+    if tuned and len(tuned) < len(records):
+        other = next(record for record in records if not record.finetunes)
+        raise InputError(
+            f"{tuned[0].folder} is a run of fine-tuning and {other.folder} is not: no figure of theirs compares; "
+            "make a report of each kind"
+        )
+    return Report(finetuning.compare(records) if tuned else compare.compare(records))

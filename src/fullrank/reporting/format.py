@@ -1,24 +1,61 @@
-"""Numbers as people read them, the same on the page and on the terminal."""
+"""Figures over seeds, and numbers as people read them: the same on the page and on the terminal."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterable
-
-from fullrank.reporting.stats import Stat
+from dataclasses import dataclass
 
 MISSING = "–"
 
 
+@dataclass(frozen=True)
+class Stat:
+    """Mean over `count` runs and the sample standard deviation (n - 1); one run has no deviation.
+
+    A mean of perplexities is the mean of the runs' perplexities, never the exponential of a mean loss.
+    """
+
+    mean: float
+    deviation: float | None
+    count: int
+
+
+def over_runs(values: Iterable[float | None]) -> Stat | None:
+    """Statistic of the values that exist; None if there is none."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    return Stat(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None, len(known))
+
+
+def apart(first: Stat, second: Stat) -> bool | None:
+    """True if the intervals mean ± standard deviation do not meet; None if a single seed leaves the spread unknown."""
+    if first.deviation is None or second.deviation is None:
+        return None
+    return abs(first.mean - second.mean) > first.deviation + second.deviation
+
+
+def spread(stat: Stat | None, show: Callable[[float], str]) -> str:
+    """Mean ± standard deviation; the mean alone for one seed."""
+    if stat is None:
+        return MISSING
+    return show(stat.mean) if stat.deviation is None else f"{show(stat.mean)} ± {show(stat.deviation)}"
+
+
+def signed(negative: bool, size: str) -> str:
+    """A size with its sign, and none where the size rounds to zero."""
+    return size if float(size.replace(",", "")) == 0 else f"{'−' if negative else '+'}{size}"
+
+
 def count(value: float | None) -> str:
-    """A whole number with thousands separators."""
+    """Whole number with thousands separators."""
     return MISSING if value is None else f"{value:,.0f}"
 
 
 def extra(value: int | None) -> str:
-    """A difference in parameters, with its sign."""
-    if value is None:
-        return MISSING
-    return "0" if value == 0 else f"{'+' if value > 0 else '−'}{abs(value):,}"
+    """Difference in parameters, with its sign."""
+    return MISSING if value is None else signed(value < 0, f"{abs(value):,}")
 
 
 def perplexity(value: float | None) -> str:
@@ -33,56 +70,44 @@ def bits(value: float | None) -> str:
     return MISSING if value is None else f"{value:.3f}"
 
 
-def score(value: float | None) -> str:
-    """BLEU and the like, from 0 to 100: two decimals, as papers have them."""
-    return MISSING if value is None else f"{value:.2f}"
-
-
-def signed_points(difference: float) -> str:
-    """A difference of scores with its sign: 0.618 -> '+0.62'."""
-    size = score(abs(difference))
-    return size if float(size) == 0 else f"{'−' if difference < 0 else '+'}{size}"
-
-
 def stated_bits(value: float) -> str:
-    """A paper's bits: up to three decimals, without the zeros at the end that a recipe cannot tell; at least two."""
+    """Bits of a paper: three decimals, or two where a recipe cannot tell a zero at the end."""
     return f"{value:.3f}".removesuffix("0")
 
 
-def plain(value: float) -> str:
-    """A number as it was given, whole ones with thousands separators: 1600.0 -> '1,600', 0.25 -> '0.25'."""
-    return f"{value:,.0f}" if value.is_integer() else f"{value:g}"
+def score(value: float | None) -> str:
+    """BLEU and other scores from 0 to 100: two decimals."""
+    return MISSING if value is None else f"{value:.2f}"
 
 
-def spread(stat: Stat | None, show: Callable[[float], str] = perplexity) -> str:
-    """A figure over seeds: mean ± standard deviation; the mean alone where there is one seed."""
-    if stat is None:
-        return MISSING
-    return show(stat.mean) if stat.deviation is None else f"{show(stat.mean)} ± {show(stat.deviation)}"
+def points(difference: float) -> str:
+    """Difference of scores with its sign: 0.618 -> '+0.62'."""
+    return signed(difference < 0, score(abs(difference)))
 
 
-def figure(value: object, show: Callable[[float], str] = perplexity) -> str:
-    """A figure of a paper: numbers as `show` writes them, words as they stand."""
+def stated(value: object, show: Callable[[float], str]) -> str:
+    """Figure of a paper: numbers as `show` writes them, words as they are."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return show(float(value))
     return MISSING if value is None else str(value)
 
 
+def plain(value: float) -> str:
+    """1600.0 -> '1,600', 0.25 -> '0.25'."""
+    return f"{value:,.0f}" if value.is_integer() else f"{value:g}"
+
+
 def percent(share: float) -> str:
-    """The size of a relative difference, without sign: 0.031 -> '3.1 %'."""
+    """Size of a relative difference, without sign: -0.031 -> '3.1 %'."""
     size = abs(share) * 100
     if size < 0.01:
         return "less than 0.01 %"
     return f"{size:.2f} %" if size < 1 else f"{size:.1f} %" if size < 100 else f"{size:,.0f} %"
 
 
-def signed_percent(share: float | None) -> str:
-    """A relative difference with its sign: -0.031 -> '−3.1 %'."""
-    if share is None:
-        return MISSING
-    if abs(share) < 0.00005:
-        return "0.00 %"
-    return f"{'−' if share < 0 else '+'}{percent(share)}"
+def signed_percent(share: float) -> str:
+    """Relative difference with its sign: -0.031 -> '−3.1 %'."""
+    return "0.00 %" if abs(share) < 0.00005 else f"{'−' if share < 0 else '+'}{percent(share)}"
 
 
 def milliseconds(value: float | None) -> str:
@@ -93,20 +118,17 @@ def milliseconds(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as '48 s', '12 min 03 s' or '2 h 05 min'."""
+    """'48 s', '12 min 03 s' or '2 h 05 min'."""
     if seconds is None:
         return MISSING
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    minutes = round(seconds / 60)
-    return f"{minutes // 60:,} h {minutes % 60:02d} min"
+    whole, minutes = round(seconds), round(seconds / 60)
+    return f"{whole // 60} min {whole % 60:02d} s" if whole < 3600 else f"{minutes // 60:,} h {minutes % 60:02d} min"
 
 
 def short_count(value: float) -> str:
-    """Ticks of an axis and tiles: 1500 -> '1.5k', 2000000 -> '2M'."""
+    """Ticks of an axis: 1500 -> '1.5k', 2000000 -> '2M'."""
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= 0.9995 * size:
             return f"{_three_digits(value / size)}{unit}"
@@ -122,13 +144,19 @@ def readable(key: str) -> str:
     return key.replace("_", " ")
 
 
-def listed(words: list[str]) -> str:
+def listed(words: Iterable[str]) -> str:
     """'a', 'a and b', 'a, b and c'."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
+    *most, last = list(words) or [""]
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def plural(number: int, word: str) -> str:
+    """'1 run', '3 runs'."""
+    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """'1–5, 7': whole numbers, three and more neighbours as a range."""
+    """'1–5, 7': three and more neighbouring whole numbers as a range."""
     parts: list[list[int]] = []
     for number in sorted(set(numbers)):
         if parts and number == parts[-1][-1] + 1:

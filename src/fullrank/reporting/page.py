@@ -1,75 +1,560 @@
-"""The report of runs: one HTML page that needs nothing but itself."""
+"""The report as one self-contained HTML page: everything its templates show, and how it is written."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import json
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from fullrank.reporting import details, format, overview, troubles
-from fullrank.reporting.curve_section import curves_section
-from fullrank.reporting.grouping import row_names, seeds_of_rows
-from fullrank.reporting.shell import document, write
-from fullrank.reporting.summary import summarise
-from fullrank.reporting.table import Comparison, comparison
+import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
-_NAVIGATION = {
-    "comparison": "Comparison",
-    "curves": "Curves",
-    "parameters": "Parameters",
-    "configuration": "Configuration",
-    "environment": "Environment",
-    "reproduce": "Reproduce",
-    "unfinished": "Unfinished",
-}
+from fullrank.config.load import flatten
+from fullrank.core.config import NOT_NEXT_TOKEN
+from fullrank.core.errors import InputError, RunError
+from fullrank.files import write_text
+from fullrank.reporting import curves, finetuning, format, tables
+from fullrank.reporting.compare import MARK, Comparison, Row, best_row
+from fullrank.reporting.curves import Curve, Reader, Series
+from fullrank.reporting.drawing import COLOURS, NARROW, Drawing, Strip
+from fullrank.reporting.drawing import curves as draw_curves
+from fullrank.reporting.drawing import strips as draw_strips
+from fullrank.reporting.finetuning import Arm, Task, Tuning, seeds_words
+from fullrank.reporting.format import MISSING, count, listed, plural
+from fullrank.reporting.measure import BLEU, LAST_POSITION, Measure
+from fullrank.reporting.runs import (
+    MASKED_MODELING,
+    SPLITS,
+    RunRecord,
+    integer,
+    mapping,
+    number,
+    row_names,
+    seeds_of_rows,
+)
+from fullrank.reporting.summary import SPLIT_WORDS, signature_lines
+from fullrank.reporting.summary import summarize as summarize_comparison
+from fullrank.reporting.tables import Cell, Column, Table
+
+_BEGINNING = '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'  # of every report; a report is known by it
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
+_ABSENT = "(absent)"
 
 
-def write_report(folders: Sequence[Path], out: Path, title: str | None = None) -> Path:
-    """Writes the page that compares run folders and returns its path.
+class Named(NamedTuple):
+    """Runs of a row or arm with its name and colour."""
 
-    The first folder's row is the one the others are compared with. `out` is a file, or a folder that gets a
-    `report.html`. Equal inputs give equal bytes. InputError for a folder that is no run, RunError if the page
-    cannot be written; an unfinished or damaged run is listed on the page. An older report is replaced, any other file
-    of that name is an InputError.
+    name: str
+    slot: int
+    runs: Sequence[RunRecord]
+    finished: bool = True
+
+
+class Shared(NamedTuple):
+    """A value and the names of the rows that have it; no names where all agree."""
+
+    value: str
+    names: str
+
+
+def write(out: Path, page: str) -> Path:
+    """Write a page to `out`, or to `report.html` in the folder `out`, and return its path.
+
+    An older report is replaced; any other file of that name is an InputError. RunError if the page cannot be written.
     """
-    compared = comparison([Path(folder) for folder in folders])
-    return write(Path(out), render(compared, title))
+    out = out / "report.html" if out.is_dir() else out
+    if out.exists():
+        try:
+            with out.open("rb") as file:
+                beginning = file.read(len(_BEGINNING)).decode("utf-8", errors="replace")
+        except OSError as error:
+            raise RunError(f"{out}: cannot be read ({error.strerror}); choose another place for the report") from error
+        if beginning not in ("", _BEGINNING):
+            raise InputError(f"{out}: exists and is not a report of fullrank, so it is left alone; give another --out")
+    write_text(out, page)
+    return out
 
 
-def render(compared: Comparison, title: str | None = None) -> str:
-    """The page as text."""
-    named = _named(compared)
-    body = [
-        overview.summary_block(compared, summarise(compared)),
-        overview.comparison_section(compared),
-        curves_section(compared, named),
-        details.parameters_section(compared.rows),
-        details.configuration_section(named),
-        details.environment_section(compared),
-        details.reproduce_section(named),
-        troubles.troubles_section(compared),
-    ]
-    return document(title or _title(compared), _subtitle(compared), _NAVIGATION, body)
+def render(content: Comparison | Tuning, title: str | None = None) -> str:
+    """The page as text; equal inputs give equal bytes."""
+    if isinstance(content, Tuning):
+        template, values = "finetuning.html", _of_tuning(content)
+    else:
+        template, values = "comparison.html", _of_comparison(content)
+    return _environment().get_template(template).render({**values, **({} if title is None else {"title": title})})
 
 
-def _title(compared: Comparison) -> str:
-    runs = sum(len(row.runs) for row in compared.rows) + len(compared.unfinished)
-    labels = list(dict.fromkeys(row.label for row in compared.rows if row.label))
-    return f"{runs} run{'s' if runs > 1 else ''}" + (f" on {format.listed(labels)}" if 0 < len(labels) < 3 else "")
+@functools.cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("fullrank.reporting"), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+        undefined=StrictUndefined, finalize=_clean,
+    )  # fmt: skip
+    environment.globals |= {"colours": COLOURS, "MARK": MARK, "NOT_NEXT_TOKEN": NOT_NEXT_TOKEN}
+    environment.filters |= {"readable": format.readable, "count": count, "shell": shlex.quote}
+    return environment
 
 
-def _subtitle(compared: Comparison) -> str:
-    rows = len(compared.rows)
-    words = [f"{rows} row{'' if rows == 1 else 's'}", f"{sum(len(row.runs) for row in compared.rows)} finished"]
-    if compared.unfinished:
-        words.append(f"{len(compared.unfinished)} not finished")
-    return "fullrank report · " + ", ".join(words)
+def _clean(value: object) -> object:
+    """Text that a document can hold: control characters replaced."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", value) if type(value) is str else value
 
 
-def _named(compared: Comparison) -> list[details.Named]:
-    """Every row with its colour, finished rows first in table order, then the rows of unfinished runs."""
-    named: list[details.Named] = [(row.name, slot, row.runs) for slot, row in enumerate(compared.rows)]
-    groups = seeds_of_rows(compared.unfinished)
-    taken = {name for name, _, _ in named}
+# -- a comparison -----------------------------------------------------------------------------------------------------
+
+
+def _of_comparison(compared: Comparison) -> dict[str, Any]:
+    rows, measure = compared.rows, compared.measure
+    named = [Named(row.name, slot, row.runs) for slot, row in enumerate(rows)]
+    groups, taken = seeds_of_rows(compared.unfinished), {row.name for row in rows}
     for name, runs in zip(row_names(groups), groups, strict=True):
-        named.append((f"{name} (unfinished)" if name in taken else name, len(named), runs))
-    return named
+        named.append(Named(f"{name} (unfinished)" if name in taken else name, len(named), runs, False))
+    parts = tables.parts_of_parameters(rows)
+    part_names = list(dict.fromkeys(name for sizes in parts for name, size in sizes.items() if size))
+    runs, labels = compared.runs, list(dict.fromkeys(row.label for row in rows if row.label))
+    total = len(runs) + len(compared.unfinished)
+    subtitle = [plural(len(rows), "row"), f"{len(runs)} finished"]
+    if compared.unfinished:
+        subtitle.append(f"{len(compared.unfinished)} not finished")
+    # a model may be judged by next tokens at its end and not while it trains
+    marked = {one.name for one in named if any(run.sees_future for run in one.runs)}
+    shown = [one._replace(name=f"{one.name} {MARK}") if one.name in marked else one for one in named]
+    damaged = [(run, "finished, damaged in part", list(run.problems)) for run in runs if run.problems]
+    return {
+        "title": plural(total, "run") + (f" on {listed(labels)}" if 0 < len(labels) < 3 else ""),
+        "subtitle": "fullrank report · " + ", ".join(subtitle),
+        "compared": compared,
+        "summary": summarize_comparison(compared),
+        "tiles": _tiles(compared) if compared.comparable and rows else [],
+        "table": tables.comparison_table(compared) if rows else None,
+        "notes": tables.notes_of(compared),
+        "signatures": signature_lines(compared),
+        "other_figures": tables.other_figures(compared),
+        "differences": tables.differences_tables(compared),
+        "differences_notes": tables.differences_notes(compared),
+        "strips": _strips(compared) if compared.comparable and len(rows) > 1 else None,
+        "folded": _folded(compared) if rows else [],
+        "legend": shown,
+        "judged": _translation_curves(compared, shown) if compared.translates else _validation_curves(compared, shown),
+        "others": _training_curves(compared, shown),
+        "marked": bool(marked),
+        "bars": _bars(rows, parts, part_names),
+        "parts": part_names,
+        "parameters": tables.parameters_table(rows, part_names) if part_names else None,
+        **_configurations(named),
+        "cards": _cards(compared) if rows else [],
+        "commands": [(one.name, one.slot, _origin(one.runs), _commands(one.runs)) for one in named],
+        "troubles": [(run, "not finished", [_progress(run, measure), *run.problems]) for run in compared.unfinished]
+        + damaged,
+        "verb": "train",
+    }
+
+
+def _tiles(compared: Comparison) -> list[tuple[str, str, str]]:
+    """Key figures: label, value, note."""
+    rows, measure, split = compared.rows, compared.measure, compared.split
+    first, best = rows[0], best_row(rows, measure, compared.split)
+    several = sum(split in row.comparable_figures for row in rows) > 1
+    shown = best or next(row for row in rows if split in row.figures)
+    extreme = measure.extreme.capitalize() if several else "Final"
+    value = shown.mark(measure.show(shown.figures[split].mean))
+    tiles = [(f"{extreme} {SPLIT_WORDS[split]} {measure.words}", value, shown.name)]
+    if not shown.next_token and (last := shown.last_position.get("final", {}).get(split)) is not None:
+        tiles.append(("At last positions", LAST_POSITION.show(last.mean), "targets that are not read"))
+    if several and split in shown.difference:
+        base = f"{first.name}: {measure.show(first.figures[split].mean)}"
+        tiles.append(("Against the first row", measure.show_difference(shown.difference[split]), base))
+    if several and shown is not first and shown.extra_parameters is not None:
+        tiles.append(("Parameters added", format.extra(shown.extra_parameters), f"to {count(first.parameters)}"))
+    if split in first.unigram:
+        tiles.append((f"Unigram {measure.words}", measure.show(first.unigram[split]), "same vocabulary"))
+    seen = [tokens for run in compared.runs if (tokens := integer(run.of("tokens_seen"))) is not None]
+    if seen:
+        ends = dict.fromkeys(format.short_count(value) for value in (min(seen), max(seen)))
+        tiles.append(("Training tokens", "–".join(ends), "per run"))
+    return tiles
+
+
+def _strips(compared: Comparison) -> Drawing:
+    """Final figures: a dot for each seed."""
+    measure, split = compared.measure, compared.split
+    words = f"{SPLIT_WORDS[split]} {measure.words}"
+    values = ", ".join(f"{row.name} {row.mark(measure.spread(row.figures.get(split)))}" for row in compared.rows)
+    strips = [
+        Strip(
+            row.mark(row.name),
+            slot,
+            [value for run in row.runs if (value := measure.final(run, split)) is not None],
+            row.figures.get(split),
+        )
+        for slot, row in enumerate(compared.rows)
+    ]
+    label = f"{words} ({measure.comparative} is better)"
+    drawing = draw_strips(
+        f"Final {words}", _dots_note(compared.several_seeds), strips, label, f"Final {words}: {values}."
+    )
+    if any(row.marked for row in compared.rows):
+        drawing.notes.append(f"{MARK} {NOT_NEXT_TOKEN}.")
+    return drawing
+
+
+def _dots_note(several: bool) -> str:
+    spread = "; beneath, the bar is the mean, the line mean ± standard deviation" if several else ""
+    return f"A dot is one run{spread}. The axis does not start at zero."
+
+
+def _folded(compared: Comparison) -> list[Table]:
+    """Tables that are closed until asked for."""
+    every = [tables.every_score(compared)] if compared.measure is BLEU else []
+    rest = tables.rest_of_paper(compared.rows)
+    return [*every, *([] if rest is None else [rest]), tables.single_runs(compared)]
+
+
+def _series(named: Sequence[Named], read: Callable[[RunRecord], Curve | None]) -> list[Series]:
+    drawn = [(one, tuple(c for run in one.runs if (c := read(run)) is not None)) for one in named]
+    return [Series(one.name, one.slot, seeds, one.finished) for one, seeds in drawn if seeds]
+
+
+def _two_halves(
+    heading: str, note: str, series: Sequence[Series], unit: str, x: str, measure: Measure, *, log: bool = False
+) -> list[Drawing]:
+    """The whole training, and its second half alone."""
+    if any(len(one.curves) > 1 for one in series):
+        note += " Thin lines are single seeds, the thick one is their mean."
+    half = "The same curves from half of the longest training on; the axis does not start at zero."
+    both = (
+        draw_curves(heading, note, series, unit, x, log=log, show=measure.tick),
+        draw_curves(f"{heading}, second half", half, curves.second_half(series), unit, x, show=measure.tick),
+    )
+    return [drawing for drawing in both if drawing is not None]
+
+
+def _validation_curves(compared: Comparison, named: Sequence[Named]) -> list[Drawing]:
+    """The validation figure over training tokens."""
+    measure = compared.measure
+
+    def read(line: Mapping[str, Any]) -> float | None:
+        value = measure.of_line(line)
+        return value if value and value > 0 else None
+
+    series = _series(named, lambda run: curves.validation(run, read))
+    ends = [value for one in series for curve in one.curves for value in (curve.y.min(), curve.y.max())]
+    wide = bool(ends) and not measure.in_bits and max(ends) > 4 * min(ends)  # bits are logarithms already
+    note = f"Whole training{', logarithmic axis' if wide else ''}."
+    return _two_halves(f"Validation {measure.unit}", note, series, measure.unit, "training tokens", measure, log=wide)
+
+
+def _translation_curves(compared: Comparison, named: Sequence[Named]) -> list[Drawing]:
+    """Validation BLEU (as Mixhead's Fig. 2) and validation loss, by epoch where its length is known."""
+    lengths = [length for run in compared.runs if (length := curves.steps_per_epoch(run)) is not None]
+    # an unfinished run does not say how long its epochs are; those of the same text are as long
+    usual = lengths[0] if compared.comparable and lengths else None
+    x = "training tokens" if usual is None else "epochs"
+
+    def series(read: Reader) -> list[Series]:
+        return _series(
+            named, lambda run: curves.validation(run, read, usual and (curves.steps_per_epoch(run) or usual))
+        )
+
+    bleu, loss = series(BLEU.of_line), series(lambda line: number(line.get("nll")))
+    note = "Nats per target token; lower is better."
+    return [
+        *_two_halves("Validation BLEU", "As measured while training; higher is better.", bleu, BLEU.unit, x, BLEU),
+        *_two_halves("Validation loss", note, loss, "nats per token", x, BLEU),
+    ]
+
+
+def _training_curves(compared: Comparison, named: Sequence[Named]) -> list[Drawing]:
+    """Training loss, learning rate and speed."""
+    kind = "masked token" if compared.task == MASKED_MODELING else "token"
+    lines = [sum(line.get("split") == "train" for line in run.metrics) for one in named for run in one.runs]
+    widest = max((curves.window(number) for number in lines if number), default=1)
+    smooth = (
+        "Not smoothed."
+        if widest == 1
+        else f"Smoothed lightly: centred moving average over up to {widest} logged values."
+    )
+    drawings = (
+        draw_curves(
+            "Training loss", f"Nats per {kind}. {smooth}", _series(named, curves.training_loss), f"nats per {kind}",
+            "training tokens", width=NARROW,
+        ),
+        draw_curves(
+            "Learning rate", "As set at each logged step.", curves.merged(_series(named, curves.learning_rate)),
+            "learning rate", "training tokens", from_zero=True, width=NARROW,
+        ),
+        draw_curves(
+            "Speed", f"Training tokens per second. {smooth}", _series(named, curves.speed), "tokens per second",
+            "minutes of training", from_zero=True, width=NARROW,
+        ),
+    )  # fmt: skip
+    return [drawing for drawing in drawings if drawing is not None]
+
+
+def _bars(rows: Sequence[Row], parts: Sequence[Mapping[str, int]], names: Sequence[str]) -> list[dict[str, Any]]:
+    """For each row its parts as shares of a bar whose width is the row's share of the largest total."""
+    largest = max((row.parameters or 0 for row in rows), default=0)
+    bars = []
+    for row, sizes in zip(rows, parts, strict=True):
+        total = row.parameters
+        if not sizes or total is None or sum(sizes.values()) > total:
+            continue  # parts that overlap have no place in a stack
+        shares = [(names.index(name) % COLOURS, name, size) for name, size in sizes.items() if size > 0]
+        if (rest := total - sum(sizes.values())) > 0:
+            shares.append((None, "other", rest))
+        bars.append({"name": row.name, "width": f"{100 * total / largest:.2f}", "parts": shares})
+    return bars
+
+
+def _progress(run: RunRecord, measure: Measure) -> str:
+    """How far an unfinished run has come."""
+    steps = [step for line in run.metrics if (step := integer(line.get("step"))) is not None]
+    if not steps:
+        return "no step is recorded yet"
+    lines = (line for line in run.metrics if line.get("split") == "valid")
+    values = [value for line in lines if (value := measure.of_line(line)) is not None]
+    last = f"; last validation {measure.unit} {measure.show(values[-1])}" if values else ""
+    remark = f" ({NOT_NEXT_TOKEN})" if last and run.sees_future else ""
+    return f"reached step {max(steps):,}{last}{remark}"
+
+
+# -- configuration, environment, commands -----------------------------------------------------------------------------
+
+
+def _configurations(named: Sequence[Named]) -> dict[str, Any]:
+    """The keys in which rows differ (None if all agree), and every resolved configuration with its heading."""
+    known = [one._replace(runs=[run for run in one.runs if run.config]) for one in named]
+    known = [one for one in known if one.runs]
+    resolved = []
+    for one in known:
+        seeds = [run.seed for run in one.runs if run.seed is not None]
+        others = f" (seed {seeds[0]}; the other seeds differ in train.seed)" if len(seeds) > 1 else ""
+        text = yaml.safe_dump(
+            dict(one.runs[0].config), sort_keys=False, default_flow_style=None, allow_unicode=True, width=100
+        )
+        resolved.append((f"Resolved configuration of {one.name}{others}", text))
+    several = sum(len(one.runs) for one in known) > 1
+    return {
+        "several_configs": several,
+        "config_differences": _differences(known) if several else None,
+        "configs": resolved,
+    }
+
+
+def _differences(named: Sequence[Named]) -> Table | None:
+    flat = [[flatten(run.config) for run in one.runs] for one in named]
+    rows = []
+    for key in dict.fromkeys(key for runs in flat for run in runs for key in run):
+        values = [list(dict.fromkeys(_shown(run[key]) if key in run else _ABSENT for run in runs)) for runs in flat]
+        if len({value for row in values for value in row}) > 1:
+            rows.append((Cell(key), *(Cell(_all(row), strong=row != values[0]) for row in values)))
+    if not rows:
+        return None
+    columns = (Column("Key", left=True), *(Column(one.name, left=True) for one in named))
+    return Table("Keys in which the configurations differ", columns, tuple(rows))
+
+
+def _all(values: Sequence[str]) -> str:
+    """Values of the seeds of a row; many whole numbers as ranges."""
+    if len(values) > 5 and all(value.isdecimal() for value in values):
+        return format.ranges(map(int, values))
+    return ", ".join(values)
+
+
+def _shown(value: object) -> str:
+    return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _shared(values: Sequence[tuple[str, object]], separator: str = " and ") -> list[Shared]:
+    """The value in which all agree, or every value with the names of the rows that have it; empty if nobody has one."""
+    rows: dict[str, dict[str, None]] = {}
+    for name, value in values:
+        text = "" if value is None or value == "" else _shown(value)
+        rows.setdefault(name, {})[text] = None
+    by_value: dict[str, list[str]] = {}
+    for name, texts in rows.items():
+        by_value.setdefault(separator.join(filter(None, texts)), []).append(name)
+    if len(by_value) == 1:
+        return [Shared(value, "") for value in by_value if value]
+    return [Shared(value or MISSING, listed(names)) for value, names in by_value.items()]
+
+
+Card = tuple[str, list[tuple[str, list[Shared]]]]  # heading; label and values of each fact
+
+
+def _card(heading: str, facts: Sequence[tuple[str, list[Shared]]]) -> list[Card]:
+    """A card with the facts that are known; nothing where none is."""
+    known = [(label, values) for label, values in facts if values]
+    return [(heading, known)] if known else []
+
+
+def _cards(compared: Comparison) -> list[Card]:
+    """Text, protocol and machine: one value where all runs agree, else one for each group of rows."""
+    runs, measure = [(row.name, run) for row in compared.rows for run in row.runs], compared.measure
+
+    def of(*keys: str) -> list[Shared]:
+        return _shared([(name, run.of(*keys)) for name, run in runs])
+
+    def counted(key: str) -> list[Shared]:
+        return _shared([(name, _count(run.of(key))) for name, run in runs])
+
+    def by_split(key: str, side: str | None = None) -> list[Shared]:
+        return _shared([(name, _by_split(run, key, side)) for name, run in runs])
+
+    def signature(key: str) -> list[Shared]:
+        found = [(name, [run.of("final", split, key) for split in SPLITS]) for name, run in runs]
+        return _shared([(name, " and ".join(dict.fromkeys(str(way) for way in ways if way))) for name, ways in found])
+
+    unigrams = [
+        (row.name, " / ".join(measure.show(row.unigram.get(split)) for split in SPLITS) if row.unigram else "")
+        for row in compared.rows
+    ]
+    text = [
+        ("corpus", of("corpus", "name")),
+        ("label", of("corpus", "label")),
+        ("slice", _shared([(name, "yes" if run.corpus.get("is_slice") else "no") for name, run in runs])),
+        ("tokens (train / valid / test)", by_split("tokens")),
+        ("sentence pairs (train / valid / test)", by_split("pairs")),
+        ("source tokens (train / valid / test)", by_split("tokens", "source")),
+        ("target tokens (train / valid / test)", by_split("tokens", "target")),
+        ("vocabulary", _shared([(name, _vocabulary(run)) for name, run in runs])),
+        (f"unigram {measure.words} (valid / test)", _shared(unigrams)),
+    ]
+    training = [
+        ("seeds", _shared([(name, run.seed) for name, run in runs], ", ")),
+        ("protocol", of("protocol")),
+        ("BLEU", signature("bleu_signature")),
+        ("chrF", signature("chrf_signature")),
+        ("recipe", of("recipe")),
+        ("scale", of("scale")),
+        ("steps", counted("steps")),
+        ("tokens seen", counted("tokens_seen")),
+    ]
+    return _card("Text", text) + _card("Training and protocol", training) + _machine(runs)
+
+
+def _machine(runs: Sequence[tuple[str, RunRecord]]) -> list[Card]:
+    environments = [(name, mapping(run.of("environment"))) for name, run in runs]
+    keys = dict.fromkeys(str(key) for _, environment in environments for key in environment)
+    facts = [(format.readable(key), _shared([(name, one.get(key)) for name, one in environments])) for key in keys]
+    return _card("Machine and versions", facts)
+
+
+def _count(value: object) -> str:
+    whole = integer(value)
+    return "" if whole is None else count(whole)
+
+
+def _by_split(run: RunRecord, key: str, side: str | None = None) -> str:
+    """Counts of the splits of the corpus; of sentence pairs those of one `side`."""
+    found = mapping(run.corpus.get(key))
+    counts = [mapping(found.get(split)).get(side) if side else found.get(split) for split in ("train", *SPLITS)]
+    numbers = [integer(value) for value in counts]
+    return " / ".join(map(count, numbers)) if any(value is not None for value in numbers) else ""
+
+
+def _vocabulary(run: RunRecord) -> str:
+    """Size of the vocabulary; of sentence pairs those of source and target."""
+    size = run.corpus.get("vocabulary")
+    sides = [f"{_count(mapping(size).get(side))} {side}" for side in ("source", "target") if mapping(size).get(side)]
+    return " / ".join(sides) or _count(size)
+
+
+def _origin(runs: Sequence[RunRecord]) -> str:
+    """`recipe mos/table2, row k5, scale small, seeds 1 and 2`."""
+    origin = [f"{word} {known}" for word in ("recipe", "row", "scale") if (known := runs[0].origin(word))]
+    if seeds := [str(run.seed) for run in runs if run.seed is not None]:
+        origin.append(f"seed{'s' if len(seeds) > 1 else ''} {listed(seeds)}")
+    return ", ".join(origin)
+
+
+def _commands(runs: Sequence[RunRecord], verb: str = "train") -> str:
+    """Commands that train runs again from the configurations saved with them."""
+    commands = []
+    for run in runs:
+        folder = run.folder
+        again = folder.with_name(f"{folder.name}-again") if folder.name not in ("", "..") else folder / "again"
+        commands.append(f"fullrank {verb} {shlex.quote(str(folder / 'config.yaml'))} --out {shlex.quote(str(again))}")
+    return "\n".join(commands)
+
+
+# -- fine-tuning ------------------------------------------------------------------------------------------------------
+
+
+def _of_tuning(found: Tuning) -> dict[str, Any]:
+    runs, names = len(found.runs) + len(found.unfinished), [task.name for task in found.tasks]
+    on = f" on {listed(names)}" if 0 < len(names) < 4 else f" on {len(names)} tasks" if names else ""
+    arms = [arm for task in found.tasks for arm in task.arms]
+    subtitle = [plural(len(arms), "arm"), f"{len(found.runs)} finished"]
+    if found.unfinished:
+        subtitle.append(f"{len(found.unfinished)} not finished")
+    return {
+        "title": f"Fine-tuning: {plural(runs, 'run')}{on}",
+        "subtitle": "fullrank report · " + ", ".join(subtitle),
+        "summary": finetuning.summarize(found),
+        "tiles": [],
+        "tasks": [_of_task(task) for task in found.tasks],
+        "cards": _tuning_cards(found) if arms else [],
+        "commands": [
+            (arm.name, slot, f"seeds {seeds_words(arm.seeds)}", _arm_commands(arm))
+            for task in found.tasks
+            for slot, arm in enumerate(task.arms)
+        ],
+        "troubles": [(run, "not finished", list(run.problems)) for run in found.unfinished],
+        "verb": "finetune",
+    }
+
+
+def _of_task(task: Task) -> dict[str, Any]:
+    scores, strips = [], []
+    for key in task.keys:
+        figures = task.figures(key)
+        unknown = task.compares and not any(figure.stat.count > 1 for _, _, figure in figures)
+        scores.append((finetuning.scores_table(task, key), unknown))
+        values = ", ".join(f"{arm.name} {finetuning.ours(figure)}" for _, arm, figure in figures)
+        label = f"{key[0]} {finetuning.metric_words(key[1])} x 100 (higher is better)"
+        several = any(figure.stat.count > 1 for _, _, figure in figures)
+        rows = [Strip(arm.name, slot, figure.values, figure.stat) for slot, arm, figure in figures]
+        heading, alt = f"{key[0]}: {finetuning.metric_words(key[1])}", f"{finetuning.caption_of(task, key)}: {values}."
+        strips.append(draw_strips(heading, _dots_note(several), rows, label, alt))
+    return {
+        "id": f"task-{task.name.replace('/', '-')}",
+        "name": task.name,
+        "heading": task.title if task.title == task.name else f"{task.name}: {task.title}",
+        "protocol": finetuning.protocol_lines(task),
+        "scores": scores,
+        "strips": strips,
+        "arms": finetuning.arms_table(task),
+        "runs": finetuning.single_runs(task),
+        **_configurations([Named(arm.name, slot, arm.runs) for slot, arm in enumerate(task.arms)]),
+    }
+
+
+def _tuning_cards(found: Tuning) -> list[Card]:
+    runs = [(arm.name, run) for task in found.tasks for arm in task.arms for run in arm.runs]
+    training = [
+        (key, _shared([(name, run.of(key)) for name, run in runs]))
+        for key in ("recipe", "scale", "protocol", "checkpoint", "kernel")
+    ]
+    splits = dict.fromkeys(split for _, run in runs for split in mapping(run.of("sha256")))
+    examples = [
+        (f"{task.name}, {split}", [Shared(said, "")])
+        for task in found.tasks
+        for split in splits
+        if (said := task.examples(split)) != "unknown examples"
+    ]
+    return _card("Training and protocol", training) + _card("Examples", examples) + _machine(runs)
+
+
+def _arm_commands(arm: Arm) -> str:
+    """One command for seeds 1 to N, else one for each run."""
+    runs = arm.runs
+    if len(runs) == 1 or list(arm.seeds) != list(range(1, len(runs) + 1)):
+        return _commands(runs, "finetune")
+    again = runs[0].folder.parent / f"{arm.name.replace(' ', '-')}-again"
+    words = [str(runs[0].folder / "config.yaml"), "--seeds", str(len(runs)), "--out", str(again)]
+    return f"fullrank finetune {shlex.join(words)}"

@@ -1,0 +1,398 @@
+"""Run folders read into records: every fault becomes a sentence, and runs that differ only in their seed form a row."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fullrank.config.data import PAIR_CORPORA
+from fullrank.config.finetune import finetunes
+from fullrank.config.load import flatten, read_yaml
+from fullrank.core.errors import InputError
+
+SPLITS = ("valid", "test")
+RUN_FILES = ("config.yaml", "metrics.jsonl", "result.json")
+TRANSLATIONS = "translations"  # the folder with <split>.txt and <split>.reference.txt
+TRANSLATION, LANGUAGE_MODELING, MASKED_MODELING = "translation", "language_modeling", "masked_modeling"
+
+# two runs that differ only in where they ran and how they were watched are seeds of one row
+CIRCUMSTANCES = {
+    "train.seed", "train.device", "train.threads", "train.track", "train.log_every_steps", "train.save_every_steps",
+    "train.keep_checkpoints", "train.keep_model", "eval.test",
+    "data.cache", "data.dir",
+}  # fmt: skip
+_MEASURED_ON = {  # what decides if two figures compare, in words
+    "name": "corpus", "label": "label", "vocabulary": "vocabulary", "valid": "validation tokens", "test": "test tokens",
+    "fingerprint": "vocabulary fingerprint", "valid sha256": "validation text", "test sha256": "test text",
+    "valid pairs": "validation pairs", "test pairs": "test pairs", "valid references": "validation references",
+    "test references": "test references", "signature": "BLEU signature",
+}  # fmt: skip
+_SEED_SUFFIX = re.compile(r"[-_./ ]+(seed|s)[-_ ]?\d+$", re.IGNORECASE)
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """`value` if it is a mapping, else an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def number(value: Any) -> float | None:
+    """`value` as a finite float, else None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def integer(value: Any) -> int | None:
+    """`value` as an int if it is a whole number, else None."""
+    finite = number(value)
+    return int(value) if finite is not None and finite.is_integer() else None
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run folder. `result` is None until the run has finished; `problems` says what is missing or damaged.
+
+    `identity` is run.json, written when a run begins (name, recipe, row, scale, paper); `vocabulary` is vocabulary.json.
+    `metrics` and `timing` hold the readable lines of the two files, in file order.
+    """
+
+    folder: Path
+    name: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Sequence[Mapping[str, Any]] = ()
+    timing: Sequence[Mapping[str, Any]] = ()
+    result: Mapping[str, Any] | None = None
+    problems: tuple[str, ...] = ()
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    vocabulary: Mapping[str, Any] = field(default_factory=dict)
+
+    def of(self, *keys: str) -> Any:
+        """A value of the result, by its nested keys; None if any of them is missing."""
+        value: Any = self.result
+        for key in keys:
+            value = mapping(value).get(key)
+        return value
+
+    def final(self, split: str, key: str, checkpoint: str = "final") -> float | None:
+        """A final figure; dots in `key` lead to nested ones."""
+        return number(self.of(checkpoint, split, *key.split(".")))
+
+    def origin(self, key: str) -> str:
+        """`recipe`, `row` or `scale` of the run; empty if there is none."""
+        return str(self.of(key) or self.identity.get(key) or "")
+
+    @property
+    def corpus(self) -> Mapping[str, Any]:
+        return mapping(self.of("corpus"))
+
+    @property
+    def paper(self) -> Mapping[str, Any]:
+        """The recipe's statement of the paper's figures of this row."""
+        return mapping(self.of("paper") or self.identity.get("paper"))
+
+    @property
+    def finetunes(self) -> bool:
+        """Fine-tuning of a pretrained encoder: its figures are scores of a task, not of a text."""
+        return self.of("kind") == "finetuning" or finetunes(self.config)
+
+    @property
+    def task(self) -> str:
+        """`translation`, `masked_modeling` or `language_modeling`: as recorded, else by the configuration.
+
+        Of fine-tuning `glue/cola`, `squad` and so on.
+        """
+        data = str(mapping(self.config.get("data")).get("name"))
+        if self.finetunes:
+            return str(self.of("task") or data)
+        masked = mapping(self.config.get("train")).get("objective") == "masked"
+        configured = TRANSLATION if data in PAIR_CORPORA else MASKED_MODELING if masked else LANGUAGE_MODELING
+        return str(self.of("task") or self.identity.get("task") or configured)
+
+    @property
+    def seed(self) -> int | None:
+        seed = self.of("seed")
+        return integer(seed if seed is not None else mapping(self.config.get("train")).get("seed"))
+
+    @property
+    def tokens(self) -> str:
+        """`word`, `byte`, `character` or `bpe`; empty if not recorded."""
+        kind = self.of("corpus", "details", "settings", "kind") or self.vocabulary.get("kind")
+        return str(kind or mapping(self.config.get("data")).get("tokens") or "")
+
+    @property
+    def sees_future(self) -> bool:
+        """Tokens of the model attend to later ones, so its validation figures while training are no perplexities."""
+        model = mapping(self.config.get("model"))
+        decoder = mapping(mapping(model.get("decoder")).get("attention")) if self.task == TRANSLATION else {}
+        return (decoder or mapping(model.get("attention"))).get("causal") == "as_published"
+
+    @property
+    def next_token(self) -> bool:
+        """Final figures are of next tokens; where that is not recorded, the configuration decides."""
+        recorded = self.of("protocol_settings", "next_token")
+        return recorded if isinstance(recorded, bool) else not self.sees_future and self.task != MASKED_MODELING
+
+    @property
+    def other_splits(self) -> tuple[str, ...]:
+        """Splits with final figures besides validation and test, such as second test sets of translations."""
+        return tuple(str(split) for split in mapping(self.of("final")) if split not in SPLITS)
+
+    @property
+    def parameters(self) -> int | None:
+        return integer(self.of("parameters", "total"))
+
+    @property
+    def ms_per_step(self) -> dict[str, float]:
+        """Milliseconds per training step, by phase."""
+        recorded = self.of("ms_per_step")
+        phases = recorded if isinstance(recorded, Mapping) else {"train": recorded}
+        return {str(phase): value for phase, raw in phases.items() if (value := number(raw)) is not None}
+
+    @cached_property
+    def references(self) -> Mapping[str, str]:
+        """sha256 of the reference translations that the run has kept, by split."""
+        digests = {}
+        for path in sorted((self.folder / TRANSLATIONS).glob("*.reference.txt")):
+            try:
+                digests[path.name.removesuffix(".reference.txt")] = hashlib.sha256(path.read_bytes()).hexdigest()
+            except OSError:
+                continue
+        return digests
+
+
+def is_run(folder: Path) -> bool:
+    """True for a folder with at least one of the files by which a run is known."""
+    return folder.is_dir() and any((folder / name).is_file() for name in RUN_FILES)
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """The folder itself if it is a run, else the runs in its sub-folders (two levels down), sorted by path."""
+    if is_run(folder):
+        return [folder]
+    below = [*folder.glob("*/"), *folder.glob("*/*/")] if folder.is_dir() else []
+    return sorted({path for path in below if is_run(path)})
+
+
+def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
+    """Records of several folders in the order given; a folder given twice counts once."""
+    return [read_run(folder) for folder in {Path(folder).resolve(): Path(folder) for folder in folders}.values()]
+
+
+def read_run(folder: Path) -> RunRecord:
+    """Record of a run folder; InputError if the folder is not a run at all."""
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder; give run folders (each holds {', '.join(RUN_FILES)})")
+    if not is_run(folder):
+        inside = find_runs(folder)
+        hint = f"; it holds runs: {', '.join(str(path) for path in inside[:4])}" if inside else ""
+        raise InputError(f"{folder}: not a run folder, it has none of {', '.join(RUN_FILES)}{hint}")
+    problems: list[str] = []
+    config = _read_config(folder / "config.yaml", problems)
+    metrics = _read_lines(folder / "metrics.jsonl", problems)
+    timing = _read_lines(folder / "timing.jsonl", problems)
+    result = _read_result(folder / "result.json", problems)
+    identity, vocabulary = _read_optional(folder / "run.json"), _read_optional(folder / "vocabulary.json")
+    name = str(mapping(result).get("name") or identity.get("name") or folder.name or folder.resolve().name)
+    record = RunRecord(folder, name, config, metrics, timing, result, tuple(problems), identity, vocabulary)
+    return record if result is None else _without_unusable_result(record)
+
+
+def _without_unusable_result(record: RunRecord) -> RunRecord:
+    """A result without any final figure is no result: the run diverged or the file is not ours."""
+    if record.finetunes:
+        usable, figure = bool(scores_of(record)), "score"
+    else:
+        figures = [record.final(split, key) for split in SPLITS for key in ("perplexity", "bleu")]
+        usable = any(figure is not None and figure > 0 for figure in figures)
+        figure = "perplexity or BLEU" if record.task == TRANSLATION else "perplexity"
+    if usable:
+        return record
+    problem = f"result.json holds no finite {figure} under `final`: the run diverged or the file is damaged"
+    return dataclasses.replace(record, result=None, problems=(*record.problems, problem))
+
+
+def scores_of(record: RunRecord) -> dict[tuple[str, str], float]:
+    """Scores of fine-tuning in points (x 100), by split and metric; the headline of the first split comes first."""
+    metrics = record.of("metrics")
+    scores = {}
+    for split, figures in mapping(record.of("final")).items():
+        for metric in metrics if isinstance(metrics, list) else ():
+            if (value := number(mapping(figures).get(metric))) is not None:
+                scores[str(split), str(metric)] = 100 * value
+    return scores
+
+
+def _read_optional(path: Path) -> Mapping[str, Any]:
+    """A file written when a run began; whatever is wrong with it, the rest of the folder says more."""
+    try:
+        return mapping(json.loads(path.read_bytes()))
+    except (OSError, ValueError):
+        return {}
+
+
+def _read_config(path: Path, problems: list[str]) -> Mapping[str, Any]:
+    if not path.is_file():
+        problems.append("config.yaml is missing")
+        return {}
+    try:
+        return read_yaml(path)
+    except InputError as error:
+        problems.append(str(error).replace(str(path), path.name))
+        return {}
+
+
+def _read_lines(path: Path, problems: list[str]) -> list[Mapping[str, Any]]:
+    """The JSON objects of a file with one per line; unreadable lines are counted, not fatal."""
+    if not path.is_file():
+        problems.append(f"{path.name} is missing")
+        return []
+    try:
+        text = path.read_bytes().decode("utf-8", errors="replace")
+    except OSError as error:
+        problems.append(f"{path.name} cannot be read ({error.strerror})")
+        return []
+    lines, damaged = [], []
+    for index, line in enumerate(text.splitlines(), start=1):
+        try:
+            value = json.loads(line)
+        except ValueError:
+            value = None
+        if isinstance(value, dict):
+            lines.append(value)
+        elif line.strip():
+            damaged.append(index)
+    if damaged:
+        where = f"line {damaged[0]}" if len(damaged) == 1 else f"{len(damaged)} lines, the first is line {damaged[0]},"
+        problems.append(f"{path.name}: {where} cannot be read and was left out")
+    return lines
+
+
+def _read_result(path: Path, problems: list[str]) -> Mapping[str, Any] | None:
+    if not path.is_file():
+        problems.append("no result.json: the run has not finished")
+        return None
+    try:
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        problems.append(f"result.json cannot be read ({error.strerror})")
+    except ValueError:
+        problems.append("result.json is damaged: not valid JSON")
+    else:
+        if isinstance(value, dict):
+            return value
+        problems.append("result.json is damaged: not a JSON object")
+    return None
+
+
+def measured_on(record: RunRecord) -> dict[str, Any]:
+    """What a figure depends on besides the model: text, splits and vocabulary, as far as recorded.
+
+    BLEU is of text, however a vocabulary cuts it: there pairs, reference translations and signature decide.
+    """
+    if record.finetunes:
+        return {f"{split} sha256": digest for split, digest in mapping(record.of("sha256")).items()}
+    corpus, pairs = record.corpus, record.task == TRANSLATION
+    values = {key: corpus.get(key) for key in ("name", "label", *(() if pairs else ("vocabulary", "fingerprint")))}
+    if pairs:
+        signatures = (record.of("final", split, "bleu_signature") for split in SPLITS)
+        values["signature"] = next((without_version(str(one)) for one in signatures if one), None)
+    for split in SPLITS:  # another training text makes another model, not another measurement
+        if pairs:
+            values[f"{split} pairs"] = mapping(corpus.get("pairs")).get(split)
+            values[f"{split} references"] = record.references.get(split)
+        else:
+            values[split] = mapping(corpus.get("tokens")).get(split)
+            values[f"{split} sha256"] = mapping(corpus.get("sha256")).get(split)
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def without_version(signature: str) -> str:
+    """A signature of sacreBLEU without its version, which alone makes no other measurement."""
+    return re.sub(r"\|version:[^|]*", "", signature)
+
+
+def differences_of_text(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    """Names of the fields in which two texts differ; a field that only one of them records decides nothing."""
+    if bool(first) != bool(second):
+        return ["corpus (not recorded in every run)"]
+    return [word for key, word in _MEASURED_ON.items() if key in first and key in second and first[key] != second[key]]
+
+
+def texts_of_rows(rows: Sequence[Sequence[RunRecord]]) -> list[int]:
+    """For each row the number of the text it was measured on; figures compare where the numbers are equal."""
+    texts: list[dict[str, Any]] = []
+    numbers = []
+    for row in rows:
+        text = measured_on(row[0])
+        same = (index for index, other in enumerate(texts) if not differences_of_text(other, text))
+        numbers.append(next(same, len(texts)))
+        if numbers[-1] == len(texts):
+            texts.append(text)
+    return numbers
+
+
+def seeds_of_rows(records: Sequence[RunRecord]) -> list[tuple[RunRecord, ...]]:
+    """Runs gathered into rows, in order of first appearance.
+
+    A second run with the same seed (or none recorded) is no independent sample and opens a row of its own, so that a
+    spread is always over different seeds. So does a run with other reference translations.
+    """
+
+    def separate(other: RunRecord, record: RunRecord) -> bool:
+        same_seed = other.seed == record.seed or record.seed is None
+        return same_seed or bool(differences_of_text(measured_on(other), measured_on(record)))
+
+    rows: dict[tuple[str, int], list[RunRecord]] = {}
+    for record in records:
+        key, copy = _row_key(record), 0
+        while any(separate(other, record) for other in rows.get((key, copy), [])):
+            copy += 1
+        rows.setdefault((key, copy), []).append(record)
+    return [tuple(row) for row in rows.values()]
+
+
+def _row_key(record: RunRecord) -> str:
+    """Equal for runs that differ only in their seed."""
+    settings = {key: value for key, value in flatten(record.config).items() if key not in CIRCUMSTANCES}
+    origin = [record.origin(key) for key in ("recipe", "row", "scale")]
+    name = "" if settings else _without_seed(record.name)
+    # a run that has not kept its references is a seed of the row all the same
+    text = {key: value for key, value in measured_on(record).items() if not key.endswith(" references")}
+    return json.dumps([origin, name, settings, text], sort_keys=True, default=str)
+
+
+def row_names(rows: Sequence[Sequence[RunRecord]]) -> list[str]:
+    """A distinct name for each row: its row in the recipe or its own name, then scale, recipe and folder as needed."""
+    names = [row[0].origin("row") or (_without_seed(row[0].name) if len(row) > 1 else row[0].name) for row in rows]
+    for more in (
+        lambda run: run.origin("scale"), lambda run: run.origin("recipe"), lambda run: "/".join(run.folder.parts[-2:]),
+    ):  # fmt: skip
+        names = [
+            f"{name} · {more(row[0])}" if names.count(name) > 1 and more(row[0]) not in name else name
+            for name, row in zip(names, rows, strict=True)
+        ]
+    return numbered(names)
+
+
+def numbered(names: Sequence[str]) -> list[str]:
+    """Equal names made distinct by `(2)`, `(3)` ..."""
+    used: list[str] = []
+    for name in names:
+        copies = (name if copy == 1 else f"{name} ({copy})" for copy in range(1, len(names) + 2))
+        used.append(next(distinct for distinct in copies if distinct not in used))
+    return used
+
+
+def _without_seed(name: str) -> str:
+    return _SEED_SUFFIX.sub("", name) or name
