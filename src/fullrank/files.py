@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
@@ -29,7 +30,8 @@ def write_bytes(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         os.replace(fresh, path)
     except OSError as error:
-        fresh.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            fresh.unlink()
         reason = "no space left on the disk" if error.errno == errno.ENOSPC else error.strerror
         raise RunError(f"{path}: cannot be written ({reason}); what was there before is unchanged") from error
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.console import Console
 
 from fullrank.config.load import build_finetune, to_dict
-from fullrank.reporting.finetuning import Summary, print_summary
 
 ENVIRONMENT = {"torch": "2.13.0", "transformers": "5.23.0", "device": "cpu", "cpu": "a processor", "fullrank": "0.1.0"}
 
@@ -101,12 +98,3 @@ def two_arms(
         for seed, score in enumerate(other, 1)
     ]
     return [*plain, *mixed]
-
-
-def printed(found: Summary, width: int = 100) -> str:
-    """What the terminal shows."""
-    console = Console(file=io.StringIO(), width=width, color_system=None)
-    print_summary(found, console)
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert isinstance(text, str)
-    return text

@@ -6,7 +6,7 @@ import io
 import json
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ import yaml
 from rich.console import Console
 
 from fullrank.config import load, run
-from fullrank.reporting import comparison, print_table
+from fullrank.reporting import Report, report
+from fullrank.reporting.compare import Comparison
+from fullrank.reporting.finetuning import Tuning
 
 CORPUS = {
     "name": "builtin",
@@ -157,8 +159,16 @@ def spelling_run(
     )  # fmt: skip
 
 
-def printed(runs: list[Path], width: int = 200) -> str:
-    """The table of `runs` as a terminal of that width shows it."""
+def comparison(runs: Sequence[Path]) -> Comparison:
+    content = report(runs).content
+    assert isinstance(content, Comparison)
+    return content
+
+
+def printed(runs: Sequence[Path] | Tuning, width: int = 200) -> str:
+    """The report of `runs` as a terminal of that width shows it."""
     out = io.StringIO()
-    print_table(Console(file=out, width=width, force_terminal=False), comparison(runs))
+    (Report(runs) if isinstance(runs, Tuning) else report(runs)).print(
+        Console(file=out, width=width, force_terminal=False)
+    )
     return out.getvalue()

@@ -36,7 +36,7 @@ def test_against_the_first_run(tmp_path: Path) -> None:
 
 def test_case_as_in_the_signature(tmp_path: Path) -> None:
     folders = [make_translation_run(tmp_path / name, row=name, lowercase=True) for name in ("x", "y")]
-    shouted = translations(folders[1], "test").hypotheses
+    shouted, _ = translations(folders[1], "test")
     (folders[1] / "translations" / "test.txt").write_text("".join(f"{line.upper()}\n" for line in shouted))
     assert compare_runs(folders, samples=50)["against_first"][0]["difference"] == 0
     folders.append(make_translation_run(tmp_path / "z", row="z"))
@@ -50,9 +50,9 @@ def test_lines_end_where_files_say(tmp_path: Path) -> None:
     folder = run / "translations"
     (folder / "test.txt").write_text("one\u2028two\n\nthree\x0cfour\n", encoding="utf-8")
     (folder / "test.reference.txt").write_text("a\nb\nc\n", encoding="utf-8")
-    assert translations(run, "test").hypotheses == ("one\u2028two", "", "three\x0cfour")
+    assert translations(run, "test")[0] == ["one\u2028two", "", "three\x0cfour"]
     (folder / "test.txt").write_bytes(b"one\ntwo\nthree")
-    assert translations(run, "test").hypotheses == ("one", "two", "three")
+    assert translations(run, "test")[0] == ["one", "two", "three"]
     (folder / "test.txt").write_bytes(b"")
     with pytest.raises(InputError, match="0 hypotheses and 3 references"):
         translations(run, "test")

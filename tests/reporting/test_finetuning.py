@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import json
 import statistics
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import scipy.stats
-from finetuned_runs import make_run, printed, two_arms
+from finetuned_runs import make_run, two_arms
 from reporting_runs import make_run as make_other_run
+from reporting_runs import printed
 
 from fullrank.core.errors import InputError
-from fullrank.reporting import comparison, write_report
-from fullrank.reporting.finetuning import Figure, Summary, as_json, summary
+from fullrank.reporting import Report, report
+from fullrank.reporting.finetuning import Figure, Tuning
 
 BASE, OTHER = [0.412, 0.430, 0.401, 0.424, 0.419], [0.425, 0.429, 0.422, 0.431, 0.420]
 KEY = ("dev", "matthews_correlation")
 
 
-def figure(found: Summary, arm: str, key: tuple[str, str] = KEY, task: int = 0) -> Figure:
+def figure(found: Tuning, arm: str, key: tuple[str, str] = KEY, task: int = 0) -> Figure:
     return next(one for one in found.tasks[task].arms if one.name == arm).figures[key]
+
+
+def summary(folders: Sequence[Path]) -> Tuning:
+    content = report(folders).content
+    assert isinstance(content, Tuning)
+    return content
 
 
 def flat(text: str) -> str:
@@ -51,7 +60,7 @@ def test_figures_are_those_of_the_equations(tmp_path: Path) -> None:
 
 def test_the_order_of_folders_changes_nothing(tmp_path: Path) -> None:
     folders = two_arms(tmp_path, BASE, OTHER)
-    assert as_json(summary(folders)) == as_json(summary(folders[::-1])) == as_json(summary([*folders, folders[0]]))
+    assert report(folders).as_json() == report(folders[::-1]).as_json() == report([*folders, folders[0]]).as_json()
 
 
 def test_pairs_need_the_same_seeds(tmp_path: Path) -> None:
@@ -61,7 +70,7 @@ def test_pairs_need_the_same_seeds(tmp_path: Path) -> None:
     assert (against.pairs, against.paired) == (False, None)
     assert against.welch is not None
     assert "b and plain have not the same seeds, so nothing is paired." in found.tasks[0].remarks
-    assert "other seeds" in printed(found)
+    assert "other seeds" in printed(found, 100)
 
 
 def test_one_seed_says_nothing_of_chance(tmp_path: Path) -> None:
@@ -71,11 +80,11 @@ def test_one_seed_says_nothing_of_chance(tmp_path: Path) -> None:
     assert figure(found, "b").stat.deviation is None
     assert (against.welch, against.paired, against.change, against.f_interval) == (None,) * 4
     assert (against.bootstrap, against.p, against.decided) == (None, None, None)
-    text = printed(found)
+    text = printed(found, 100)
     assert "cannot be told from so few seeds" in flat(text)
     assert "unknown" in text
     assert "±" not in text.split("Mean ±")[0]
-    json.loads(json.dumps(as_json(found), allow_nan=False))
+    json.loads(json.dumps(Report(found).as_json(), allow_nan=False))
 
 
 def test_equal_scores_give_no_interval(tmp_path: Path) -> None:
@@ -95,7 +104,7 @@ def test_scores_of_squad(tmp_path: Path) -> None:
     found = summary([folder])
     assert figure(found, "b", ("dev", "exact_match")).stat.mean == pytest.approx(71.5)
     assert figure(found, "b", ("dev", "f1")).stat.mean == pytest.approx(80.25)
-    text = printed(found)
+    text = printed(found, 100)
     assert "exact match x 100" in text
     assert "88.4" in text
     assert "server" not in text
@@ -109,7 +118,7 @@ def test_the_baseline_is_the_plain_arm_most_like_it(tmp_path: Path) -> None:
         make_run(tmp_path / "c", 0.6, data={"max_train": 500}),
         make_run(tmp_path / "d", 0.7, model=grafted),
     ]
-    arms = {arm.name: arm.baseline for arm in summary(folders).tasks[0].arms}
+    arms = {arm.name: arm.baseline and arm.baseline.name for arm in summary(folders).tasks[0].arms}
     assert arms == {
         "plain · max_train None": None,
         "plain · max_train 500": "plain · max_train None",
@@ -123,7 +132,7 @@ def test_without_a_plain_arm_the_first_is_the_baseline(tmp_path: Path) -> None:
     b = make_run(
         tmp_path / "b", 0.5, model={"attention": {"cross_head": 0.1, "mix": "position_wise"}, "layers": [0, 2]}
     )
-    arms = {arm.name: arm.baseline for arm in summary([a, b]).tasks[0].arms}
+    arms = {arm.name: arm.baseline and arm.baseline.name for arm in summary([a, b]).tasks[0].arms}
     assert arms == {"position_wise": None, "position_wise, cross-head 0.1, layers 0 2": "position_wise"}
 
 
@@ -181,7 +190,7 @@ def test_the_servers_figure_stands_at_the_score_it_is_of(
     stated = papers[metric]
     assert stated is not None
     assert (stated.mean, stated.deviation, stated.server) == (54.9, None, True)
-    text = printed(found)
+    text = printed(found, 100)
     assert "54.9" in text
     assert "(server)" in text
 
@@ -205,15 +214,15 @@ def test_the_papers_deviations_stand_beside_ours(tmp_path: Path) -> None:
     ]  # fmt: skip
     found = summary(folders)
     assert figure(found, "b").papers_change == pytest.approx(-10.57, abs=0.01)
-    text = printed(found)
+    text = printed(found, 100)
     assert "59.85 ± 1.23" in text
-    assert "(paper −10.6 %)" in text
+    assert "−10.6 % in the paper" in text
 
 
 def test_the_table_fits_100_columns(tmp_path: Path) -> None:
     paper = {"matthews_correlation": [59.849, 1.23]}
     folders = two_arms(tmp_path, BASE, OTHER, prefix="cola-quite-long-", paper=paper)
-    text = printed(summary(folders))
+    text = printed(summary(folders), 100)
     assert max(map(len, text.splitlines())) <= 100
     for word in (
         "41.72 ± 1.12",
@@ -234,7 +243,7 @@ def test_json_holds_no_path_of_this_machine(tmp_path: Path) -> None:
         make_run(tmp_path / "own", 0.3, model={"pretrained": str(tmp_path / "my-encoder")}),
         make_run(tmp_path / "half", None),
     ]
-    document = as_json(summary(folders))
+    document = report(folders).as_json()
     text = json.dumps(document, allow_nan=False)
     assert str(tmp_path) not in text
     assert "/somewhere" not in text
@@ -253,7 +262,7 @@ def test_unfinished_and_empty_results_are_listed(tmp_path: Path) -> None:
     found = summary([half, diverged, damaged])
     assert found.tasks == ()
     assert [run.folder.name for run in found.unfinished] == ["half", "diverged", "damaged"]
-    text = flat(printed(found))
+    text = flat(printed(found, 100))
     assert "no result.json" in text
     assert "holds no finite score" in text
     assert "not valid JSON" in text
@@ -266,11 +275,71 @@ def test_a_score_of_zero_or_below_counts(tmp_path: Path) -> None:
 
 def test_other_kinds_of_runs_are_refused(tmp_path: Path) -> None:
     tuned, other = make_run(tmp_path / "tuned", 0.4), make_other_run(tmp_path / "other")
-    with pytest.raises(InputError, match=r"other: not a run of fine-tuning"):
-        summary([tuned, other])
-    with pytest.raises(InputError, match=r"make a report of each kind"):
-        write_report([other, tuned], tmp_path / "report.html")
-    with pytest.raises(InputError, match=r"tuned: a run of fine-tuning"):
-        comparison([other, tuned])
+    with pytest.raises(
+        InputError, match=r"tuned is a run of fine-tuning and .*other is not.*make a report of each kind"
+    ):
+        report([other, tuned])
     with pytest.raises(InputError, match="no run folders given"):
         summary([])
+
+
+def body(page: str) -> ET.Element:
+    """The page as a tree: it is well formed once its void elements are closed."""
+    start, end = page.index("<body>"), page.index("</body>") + len("</body>")
+    text = page[start:end].replace(' checked=""', "")
+    for void in ("input",):
+        parts = text.split(f"<{void} ")
+        text = parts[0] + "".join(f"<{void} {part.replace('>', '/>', 1)}" for part in parts[1:])
+    return ET.fromstring(text)
+
+
+def test_page_shows_every_figure(tmp_path: Path) -> None:
+    out = report(two_arms(tmp_path / "runs", BASE, OTHER)).write(tmp_path / "report.html")
+    page = out.read_text(encoding="utf-8")
+    tree = body(page)
+    text = " ".join("".join(tree.itertext()).split())
+    for said in (
+        "41.72 ± 1.12",
+        "42.54 ± 0.46",
+        "+0.82",
+        "position_wise",
+        "fullrank finetune",
+        "Brown-Forsythe",
+        "by F",
+    ):
+        assert said in text
+    svg = tree.find(".//svg")
+    assert svg is not None
+    drawn = [part.tag for part in svg.iter() if part.get("class") == "slot-0"]
+    assert (drawn.count("circle"), drawn.count("polyline")) == (5, 2), "dots; deviation and mean"
+    assert "plain 41.72 ± 1.12, b 42.54 ± 0.46" in (svg.get("aria-label") or "")
+    assert "<script" not in page
+    assert "http" not in page.split("</style>")[1].replace("http://www.w3.org/2000/svg", "")
+
+
+def test_equal_runs_give_equal_bytes(tmp_path: Path) -> None:
+    folders = two_arms(tmp_path / "runs", BASE, OTHER)
+    pages = [report(folders).write(tmp_path / f"{n}.html").read_bytes() for n in (1, 2)]
+    assert pages[0] == pages[1]
+
+
+def test_names_are_text_and_other_files_stay(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "<b>run", 0.4, row="<script>alert(1)</script>")
+    page = report([folder]).write(tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<script" not in page
+    assert "<b>run" not in page
+    mine = tmp_path / "mine.html"
+    mine.write_text("my notes", encoding="utf-8")
+    with pytest.raises(InputError, match="left alone"):
+        report([folder]).write(mine)
+
+
+def test_one_run_and_unfinished_runs(tmp_path: Path) -> None:
+    one = make_run(tmp_path / "one", 0.4)
+    half = make_run(tmp_path / "half", None)
+    page = report([one, half]).write(tmp_path).read_text(encoding="utf-8")
+    assert "fullrank finetune" in page
+    assert "half</code>" in page
+    assert "±" not in page.split("</style>")[1]
+    nothing = report([half]).write(tmp_path).read_text(encoding="utf-8")
+    assert "No run has finished." in nothing

@@ -587,7 +587,7 @@ def scores_table(task: Task, key: Key) -> Table:
         columns += [
             Column("difference", below="95 % interval"),
             Column("change of deviation", below="95 % interval"),
-            Column("p of equal deviations", narrow="p of equal\ndeviations", below="Brown-Forsythe", only="page"),
+            Column("p of equal deviations", terminal="p of equal\ndeviations", below="Brown-Forsythe", only="page"),
         ]
     rows = [
         (
@@ -645,8 +645,8 @@ def arms_table(task: Task) -> Table:
                 "" if seconds is None else format.duration(seconds.mean),
             ),
         ))  # fmt: skip
-    columns = [Column(head, narrow=head.replace(" ", "\n"), left=head in ("encoder", "attention")) for head in heads]
-    return Table("The arms", (Column("arm", left=True), *columns), tuple(rows), show_caption=True)
+    columns = [Column(head, terminal=head.replace(" ", "\n"), left=head in ("encoder", "attention")) for head in heads]
+    return Table("The arms", (Column("arm", left=True), *columns), tuple(rows), show_caption=True, lines_below=True)
 
 
 def seeds_words(seeds: Sequence[int | None]) -> str:

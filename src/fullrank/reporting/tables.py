@@ -43,12 +43,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """Heading of a column. `group` stands above neighbouring columns that share it; `narrow`: the heading where it is short
-    of space; `below`: a smaller line. `only`: shown on the page or the terminal alone."""
+    """Heading of a column. `group` stands above neighbouring columns that share it; `terminal`: a shorter heading there;
+    `below`: a smaller line. `only`: shown on the page or the terminal alone."""
 
     heading: str
     group: str = ""
-    narrow: str = ""
+    terminal: str = ""
     below: str = ""
     left: bool = False
     only: Literal["", "page", "terminal"] = ""
@@ -167,7 +167,7 @@ def comparison_table(compared: Comparison, title: str = "Rows compared") -> Tabl
     by_text = {row.text: row for row in reversed(rows) if row.unigram}
     foot = [
         (
-            Cell("unigram, same vocabulary" if compared.comparable else f"unigram, {row.label}", quiet=True),
+            Cell("unigram", ("same vocabulary" if compared.comparable else row.label,), quiet=True),
             *texts("", "", *([""] if seeds else [])),
             *(Cell(column.unigram(row), quiet=True) for column in figures),
             *texts("", "", ""),
@@ -181,10 +181,9 @@ def _heading(column: _Figures, alone: bool) -> Column:
     split, measure = SPLIT_WORDS[column.split], column.measure
     name = f"{column.split} {measure.short}"
     if alone or not column.whose:
-        return Column(f"{split} {measure.words}", narrow=name)
+        return Column(f"{split} {measure.words}", terminal=name)
     whose = column.whose + (f", {measure.short}" if measure is TOKENISED_BLEU else "")
-    above = name if measure.higher else column.split  # of scores there may be two kinds
-    return Column(whose, f"{split} {measure.words}", f"{above}\n{column.whose}".replace(" ", "\n"))
+    return Column(whose, f"{split} {measure.words}", f"{name}\n{column.whose}")
 
 
 def _badges(compared: Comparison, row: Row) -> list[tuple[str, str]]:
@@ -274,8 +273,8 @@ def _differences_table(tested: Differences, slots: Mapping[str, int]) -> Table:
         f"against {first.baseline}, {_mean_and_runs(first.baseline_score, first.baseline_runs)}")  # fmt: skip
     heads = [
         Column("model", left=True), Column("BLEU"), *([Column("against")] if several else []), Column("difference"),
-        Column("95 % interval over sentences", narrow="95 % over\nsentences"), Column("p"),
-        Column("samples ahead", narrow="samples\nahead"), Column("95 % interval over seeds", narrow="95 % over\nseeds"),
+        Column("95 % interval over sentences", terminal="95 % over\nsentences"), Column("p"),
+        Column("samples ahead", terminal="samples\nahead"), Column("95 % interval over seeds", terminal="95 % over\nseeds"),
     ]  # fmt: skip
     body = [
         (

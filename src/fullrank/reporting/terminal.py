@@ -89,18 +89,19 @@ def _rich(table: Table, *, narrow: bool) -> RichTable:
     rich = RichTable(
         title=Text(table.caption) if table.show_caption else None,
         title_justify="left", title_style="", box=box.SIMPLE_HEAD, pad_edge=False,
-        padding=(0, 1, 0, 0) if narrow or table.lines_below else (0, 1),
+        padding=(0, 0 if narrow and table.lines_below else 1, 0, 0) if narrow or table.lines_below else (0, 1),
     )  # fmt: skip
     shown = [index for index, column in enumerate(table.columns) if column.only != "page"]
     for index in shown:
         column = table.columns[index]
-        heading = f"{column.group}\n{column.heading}" if column.group else column.heading
-        heading = column.narrow if narrow and column.narrow else heading
+        heading = column.terminal or column.heading
+        heading = heading.replace(" ", "\n") if narrow and not column.below else heading
         below = f"\n{column.below}" if column.below and table.lines_below else ""
         rich.add_column(
             Text(heading + below),
             justify="left" if column.left else "right",
             no_wrap=not (column.left and table.lines_below),
+            overflow="fold",
             max_width=18 if index == 0 and narrow and table.lines_below else None,
         )
     for row in table.rows:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from reporting_runs import SLICE, make_run
+from reporting_runs import SLICE, comparison, make_run
 
-from fullrank.reporting import Summary, comparison, summarise
+from fullrank.reporting.summary import Summary, summarize
 
 
 def summary_of(root: Path, rows: dict[str, Sequence[float]], **options: object) -> Summary:
@@ -19,48 +19,48 @@ def summary_of(root: Path, rows: dict[str, Sequence[float]], **options: object) 
         for (row, tests), mix in zip(rows.items(), itertools.cycle(("none", "position_wise", "average")), strict=False)
         for seed, test in enumerate(tests, start=1)
     ]
-    return summarise(comparison(runs))
+    return summarize(comparison(runs))
 
 
 def test_one_seed_each_names_the_lowest_and_decides_nothing(tmp_path: Path) -> None:
     summary = summary_of(tmp_path, {"plain": [100.0], "b": [90.0]})
     assert summary.headline == "b is lowest: test perplexity 90.00, 10.0 % below plain (one seed)"
-    assert "one seed cannot decide" in summary.paragraph
-    assert "That is 10.0 % below plain, the first row, at 100.00." in summary.paragraph
-    assert "655.25" in summary.paragraph
+    assert "one seed cannot decide" in " ".join(summary.paragraphs)
+    assert "That is 10.0 % below plain, the first row, at 100.00." in " ".join(summary.paragraphs)
+    assert "655.25" in " ".join(summary.paragraphs)
     assert "best" not in summary.headline
 
 
 def test_a_difference_larger_than_the_spread(tmp_path: Path) -> None:
     summary = summary_of(tmp_path, {"plain": [99.0, 101.0], "b": [89.0, 91.0]})
     assert summary.headline == "b is best: test perplexity 90.00 ± 1.41, 10.0 % below plain"
-    assert "larger than the spread of the seeds" in summary.paragraph
-    assert "cannot decide" not in summary.paragraph
+    assert "larger than the spread of the seeds" in " ".join(summary.paragraphs)
+    assert "cannot decide" not in " ".join(summary.paragraphs)
 
 
 def test_a_difference_within_the_spread(tmp_path: Path) -> None:
     summary = summary_of(tmp_path, {"plain": [90.0, 100.0], "b": [89.0, 97.0]})
     assert "within the spread of the seeds" in summary.headline
     assert "best" not in summary.headline
-    assert "within the spread of the seeds" in summary.paragraph
+    assert "within the spread of the seeds" in " ".join(summary.paragraphs)
 
 
 def test_a_neighbour_within_the_spread_of_the_best_is_named(tmp_path: Path) -> None:
     summary = summary_of(tmp_path, {"plain": [119.0, 121.0], "b": [89.0, 91.0], "c": [90.0, 92.0]})
-    assert "Within the spread of b: c." in summary.paragraph
+    assert "Within the spread of b: c." in " ".join(summary.paragraphs)
 
 
 def test_one_side_with_a_single_seed_is_not_decided(tmp_path: Path) -> None:
     summary = summary_of(tmp_path, {"plain": [99.0, 101.0], "b": [90.0]})
     assert summary.headline.endswith("(one seed of b)")
-    assert "nothing is decided: b." in summary.paragraph
+    assert "nothing is decided: b." in " ".join(summary.paragraphs)
 
 
 def test_the_first_row_may_stay_lowest(tmp_path: Path) -> None:
     summary = summary_of(tmp_path, {"plain": [90.0], "b": [95.0]})
     assert summary.headline.startswith("plain, the first row, stays lowest")
-    assert "below plain" not in summary.paragraph
-    assert "none of the others is below it" in summary.paragraph
+    assert "below plain" not in " ".join(summary.paragraphs)
+    assert "none of the others is below it" in " ".join(summary.paragraphs)
 
 
 def test_equal_to_the_digits_shown_is_called_equal(tmp_path: Path) -> None:
@@ -72,14 +72,14 @@ def test_equal_to_the_digits_shown_is_called_equal(tmp_path: Path) -> None:
 def test_a_single_row(tmp_path: Path) -> None:
     summary = summary_of(tmp_path, {"plain": [90.0]})
     assert summary.headline == "plain: test perplexity 90.00"
-    assert "lowest" not in summary.paragraph
+    assert "lowest" not in " ".join(summary.paragraphs)
 
 
 def test_without_test_figures_the_validation_split_is_judged_and_said(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / row, row=row, test=None, valid=valid) for row, valid in (("plain", 100.0), ("b", 95.0))]
-    summary = summarise(comparison(runs))
+    summary = summarize(comparison(runs))
     assert "validation perplexity 95.00" in summary.headline
-    assert "No row has a test perplexity." in summary.paragraph
+    assert "No row has a test perplexity." in " ".join(summary.paragraphs)
 
 
 def test_another_winner_on_validation_is_said(tmp_path: Path) -> None:
@@ -87,16 +87,17 @@ def test_another_winner_on_validation_is_said(tmp_path: Path) -> None:
         make_run(tmp_path / "plain", row="plain", test=100.0, valid=90.0),
         make_run(tmp_path / "b", row="b", test=95.0, valid=99.0),
     ]
-    assert "On the validation split another row is lowest: plain with 90.00." in summarise(comparison(runs)).paragraph
+    said = " ".join(summarize(comparison(runs)).paragraphs)
+    assert "On the validation split another row is lowest: plain with 90.00." in said
 
 
 def test_incomparable_texts_are_warned_of_and_not_ranked(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / "x", test=100.0), make_run(tmp_path / "y", row="b", test=50.0, corpus=SLICE)]
-    summary = summarise(comparison(runs))
+    summary = summarize(comparison(runs))
     assert len(summary.warnings) == 1
     assert "cannot be compared" in summary.warnings[0]
     assert "corpus, label, vocabulary" in summary.warnings[0]
-    assert "below" not in summary.headline + summary.paragraph
+    assert "below" not in summary.headline + " ".join(summary.paragraphs)
     assert any("slice" in caution for caution in summary.cautions)
 
 
@@ -111,12 +112,12 @@ def test_incomparable_texts_are_warned_of_and_not_ranked(tmp_path: Path) -> None
 )
 def test_what_weakens_a_comparison_is_said(tmp_path: Path, changed: dict[str, object], said: str) -> None:
     plain = make_run(tmp_path / "x")
-    assert summarise(comparison([plain, make_run(tmp_path / "y", row="b")])).cautions == ()
-    cautions = summarise(comparison([plain, make_run(tmp_path / "z", row="b", result=changed)])).cautions
+    assert summarize(comparison([plain, make_run(tmp_path / "y", row="b")])).cautions == ()
+    cautions = summarize(comparison([plain, make_run(tmp_path / "z", row="b", result=changed)])).cautions
     assert len(cautions) == 1
     assert said in cautions[0]
 
 
 def test_nothing_finished(tmp_path: Path) -> None:
-    summary = summarise(comparison([make_run(tmp_path / "x", finished=False)]))
+    summary = summarize(comparison([make_run(tmp_path / "x", finished=False)]))
     assert summary.headline == "No run has finished yet"

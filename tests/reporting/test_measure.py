@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reporting_runs import make_run, printed, spelling_run
-from test_report_page import Page
+from reporting_runs import comparison, make_run, printed, spelling_run
+from test_page import Page
 
-from fullrank.reporting import as_json, comparison, curves, summarise, write_report
-from fullrank.reporting.figures import dot_figure
+from fullrank.reporting import curves, report
 from fullrank.reporting.measure import BITS_PER_BYTE, BITS_PER_CHARACTER, PERPLEXITY, choose
-from fullrank.reporting.results import RunRecord
+from fullrank.reporting.runs import RunRecord
+from fullrank.reporting.summary import summarize
 
 PHASES = {"skip_retain": 40.8, "vanilla": 22.9}
 BITS = {"parameters": "41M", "context": 1600, "valid_bits_per_character": 1.060, "test_bits_per_character": 1.037}
@@ -111,7 +111,7 @@ def test_best_is_judged_by_the_digits_shown(tmp_path: Path) -> None:
     compared = comparison(runs)
     assert round(2**1.001, 2) == round(2**1.0, 2)
     assert ["test" in row.best for row in compared.rows] == [False, True]
-    assert summarise(compared).headline == "b is lowest: test bits per byte 1.000, 0.10 % below a (one seed)"
+    assert summarize(compared).headline == "b is lowest: test bits per byte 1.000, 0.10 % below a (one seed)"
 
 
 def test_unigram_bits_take_the_tokens_of_the_run(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_the_terminal_sets_the_papers_bits_beside_ours(tmp_path: Path) -> None:
     text = printed(bytes_table(tmp_path))
     table = text[: text.index("skip is best")]
     lines = {line.split()[0]: line.split() for line in table.splitlines() if line.strip()}
-    assert lines["xl"][2:] == ["–", "1.350", "±", "0.071", "1.06", "1.150", "±", "0.071", "9,000"]
+    assert lines["xl"][2:] == ["first", "–", "1.350", "±", "0.071", "1.06", "1.150", "±", "0.071", "9,000"]
     assert lines["skip"][3:] == ["1.06", "1.250", "±", "0.000", "1.037", "1.020", "±", "0.028", "9,000"]
     assert lines["unigram"][1:] == ["4.500", "4.750"]
     assert "test bits/byte" in text
@@ -150,7 +150,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
     runs = [*bytes_table(root), make_run(root / "going-on", row="going-on", finished=False)]
     with (runs[-1] / "metrics.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps({"step": 400, "split": "valid", "nll": 2.125 * math.log(2), "ppl": 2**2.125}) + "\n")
-    return Page(write_report(runs, root / "report.html").read_text(encoding="utf-8"))
+    return Page(report(runs).write(root / "report.html").read_text(encoding="utf-8"))
 
 
 def test_the_page_speaks_of_bits_alone(page: Page) -> None:
@@ -182,11 +182,11 @@ def test_the_page_has_the_figures_and_the_time_of_each_phase(page: Page) -> None
 
 
 def test_the_page_shows_what_else_the_paper_states(page: Page, tmp_path: Path) -> None:
-    assert ["Row", "parameters", "context"] in page.cells
+    assert ["model", "parameters", "context"] in page.cells
     assert ["skip", "41M", "1,600"] in page.cells
     assert ["xl", "–", "–"] in page.cells
     run = make_run(tmp_path / "x", paper={"parameters": "156M", "extra_parameters": 0, "valid": 30.75, "test": 29.78})
-    assert "What else the paper" not in write_report([run], tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "What else the paper" not in report([run]).write(tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 def test_an_unfinished_run_is_told_in_bits_per_token(page: Page) -> None:
@@ -199,9 +199,8 @@ def test_the_figures_of_the_page_are_drawn_in_bits(page: Page, tmp_path: Path) -
     assert f"Validation bits per token over training tokens. Last values: {last}." in named
     assert "Final test bits per byte: xl 1.150 ± 0.071, skip 1.020 ± 0.028." in named
     assert "logarithmic axis" not in page.text  # though the curves fall to a tenth
-    rows = comparison(bytes_table(tmp_path)).rows
-    drawn = Page(dot_figure(rows, range(2), "test", BITS_PER_BYTE, "alt")).text
-    ticks = [float(text) for text in re.findall(r"\d\.\d+", drawn)]
+    drawn = report(bytes_table(tmp_path)).page().split("Final test bits per byte</b>")[1].split("</svg>")[0]
+    ticks = [float(text) for text in re.findall(r">(\d\.\d+)</text>", drawn)]
     assert len(ticks) >= 2
     assert max(ticks) < 1.3  # the perplexities begin at 2
 
@@ -210,7 +209,7 @@ def test_curves_are_nats_over_the_logarithm_of_two() -> None:
     lines = [{"split": "train", "step": step, "nll": 9.0, "tokens": 100 * step} for step in (10, 20)]
     lines += [{"split": "valid", "step": step, "nll": step * math.log(2), "ppl": 2.0**step} for step in (10, 20)]
     run = RunRecord(Path("x"), "x", metrics=lines)
-    bits, perplexity = curves.validation(run, BITS_PER_BYTE), curves.validation(run)
+    bits, perplexity = curves.validation(run, BITS_PER_BYTE.of_line), curves.validation(run, PERPLEXITY.of_line)
     assert bits is not None
     assert perplexity is not None
     assert bits.y.tolist() == pytest.approx([10, 20])
@@ -218,7 +217,7 @@ def test_curves_are_nats_over_the_logarithm_of_two() -> None:
 
 
 def test_json_names_the_measure_and_keeps_perplexity(tmp_path: Path) -> None:
-    document = json.loads(json.dumps(as_json(comparison(bytes_table(tmp_path)))))
+    document = json.loads(json.dumps(report(bytes_table(tmp_path)).as_json()))
     row = document["rows"][1]
     assert [row["measure"] for row in document["rows"]] == ["bits_per_byte"] * 2
     assert row[row["measure"]]["test"]["mean"] == pytest.approx(1.02)
@@ -227,7 +226,7 @@ def test_json_names_the_measure_and_keeps_perplexity(tmp_path: Path) -> None:
     assert row["unigram_perplexity"]["test"] == pytest.approx(2**4.75)
     assert row["unigram_bits_per_byte"]["test"] == pytest.approx(4.75)
     assert [run["bits_per_byte"]["test"] for run in row["runs"]] == pytest.approx([1.0, 1.04])
-    words = as_json(comparison([make_run(tmp_path / "w")]))
+    words = report([make_run(tmp_path / "w")]).as_json()
     assert words["rows"][0]["measure"] == "perplexity"
     assert "bits_per_byte" not in words["rows"][0]
 
@@ -245,6 +244,6 @@ def test_a_papers_perplexities_have_no_column_among_bits(tmp_path: Path) -> None
 
 def test_bits_of_other_texts_are_not_compared(tmp_path: Path) -> None:
     runs = [spelling_run(tmp_path / kind, row=kind, kind=kind) for kind in ("byte", "character")]
-    summary = summarise(comparison(runs))
+    summary = summarize(comparison(runs))
     assert summary.warnings[0].startswith("Bits per byte of these runs cannot be compared.")
-    assert "text of bytes: byte reaches test bits per byte of 1.400." in summary.paragraph
+    assert "text of bytes: byte reaches test bits per byte of 1.400." in " ".join(summary.paragraphs)

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reporting_runs import make_run, printed
+from reporting_runs import comparison, make_run, printed
 
-from fullrank.reporting import as_json, comparison, summarise, write_report
+from fullrank.reporting import report
+from fullrank.reporting.summary import summarize
 
 PAPER = {"valid": 100.04, "test": 92.95, "checkpoint": "last"}
 
@@ -55,12 +56,10 @@ def test_means_over_seeds(runs: list[Path]) -> None:
 
 def test_columns_on_the_terminal(runs: list[Path]) -> None:
     lines = [line.split() for line in printed(runs).splitlines() if line.strip()]
-    assert lines[1] == ["model", "parameters", "+parameters"] + 2 * ["paper", "ours,", "best", "ours,", "last"] + [
-        "tokens/s"
-    ]
+    assert lines[1] == ["model", "params", "+params"] + 2 * ["paper", "ours,", "best", "ours,", "last"] + ["tokens/s"]
     assert next(line for line in lines if line[0] == "k5")[3:8] == ["100.04", "106.00", "111.00", "92.95", "101.00"]
     text = printed(runs)
-    assert "perplexity without <sos>, as tokens are usually counted" in text
+    assert "Perplexity without <sos>, as tokens are usually counted" in text
     assert [line for line in lines if line[0] == "k5"][1] == ["k5", "126.00", "131.00", "121.00", "126.00"]
     assert "compare them with ours of the last checkpoint." in text
     assert "<sos>, which counts in the perplexities" in text
@@ -76,31 +75,31 @@ def test_nothing_more_where_it_does_not_matter(tmp_path: Path) -> None:
     text = printed(plain)
     assert "last" not in text
     assert "sos" not in text
-    page = write_report(plain, tmp_path / "page").read_text()
+    page = report(plain).write(tmp_path / "page").read_text()
     assert "ours, last" not in page
     assert "as tokens are usually counted" not in page
-    assert all(row["perplexity_without_sos"] is None for row in as_json(comparison(plain))["rows"])
+    assert all(row["perplexity_without_sos"] is None for row in report(plain).as_json()["rows"])
 
 
 def test_where_the_last_is_the_best_it_is_said(tmp_path: Path) -> None:
     same = [run(tmp_path / name, name, 1, 0.0, last=0.0) for name in ("a", "b")]
     assert not comparison(same).shows_last
     assert "ours, last" not in printed(same)
-    cautions = summarise(comparison(same)).cautions
+    cautions = summarize(comparison(same)).cautions
     assert any("ours of the last checkpoint, which in these runs is the best." in text for text in cautions)
     older = [make_run(tmp_path / "old", paper=PAPER)]  # from before the last checkpoint was measured
-    assert any(text.endswith("ours of the last checkpoint.") for text in summarise(comparison(older)).cautions)
+    assert any(text.endswith("ours of the last checkpoint.") for text in summarize(comparison(older)).cautions)
     assert "ours, last" not in printed(older)
 
 
 def test_page_and_json(runs: list[Path], tmp_path: Path) -> None:
-    page = write_report(runs, tmp_path / "page").read_text()
+    page = report(runs).write(tmp_path / "page").read_text()
     assert page.count(">ours, last<") == 2
     assert "Perplexity without &lt;sos&gt;, as tokens are usually counted" in page
     assert ">131.00 ± 1.41<" in page
     assert ">136.00 ± 1.41<" in page, "valid, last"
-    assert ">test, last<" in page
-    first = as_json(comparison(runs))["rows"][0]
+    assert ">test ppl, last<" in page
+    first = report(runs).as_json()["rows"][0]
     assert first["last"]["perplexity"]["test"]["mean"] == 111
     assert first["perplexity_without_sos"]["final"]["test"]["mean"] == 126
     assert first["perplexity_without_sos"]["last"]["valid"]["mean"] == 136

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import yaml
-from reporting_runs import make_run, printed
+from reporting_runs import comparison, make_run, printed
 
 from fullrank.config.run import MASKED_TOKEN
-from fullrank.reporting import as_json, comparison, write_report
-from fullrank.reporting.summary import summarise
+from fullrank.reporting import report
+from fullrank.reporting.summary import summarize
 
 PROTOCOL = "15 % of the tokens asked for, given all of their block of 64 tokens"
 
@@ -57,7 +57,7 @@ def test_they_compare_with_each_other(runs: list[Path]) -> None:
     plain, best = compared.rows
     assert (plain.best, best.best) == ((), ("valid", "test"))
     assert best.difference["test"] == pytest.approx(12.5 / 21 - 1)
-    summary = summarise(compared)
+    summary = summarize(compared)
     assert summary.headline == "b is best: test masked-token perplexity 12.50 ± 0.71, 40.5 % below plain"
     assert summary.warnings == ()
     (said,) = [caution for caution in summary.cautions if MASKED_TOKEN in caution]
@@ -74,7 +74,7 @@ def test_every_table_says_what_it_is(runs: list[Path], tmp_path: Path) -> None:
     rows = {line.split()[0]: line for line in text.splitlines() if " ± " in line and "best" not in line}
     assert "12.50 ± 0.71" in rows["b"]
     assert "49.50 ± 0.71" in rows["b"]
-    page = write_report(runs, tmp_path / "page").read_text()
+    page = report(runs).write(tmp_path / "page").read_text()
     for words in (
         "Masked-token perplexity: lower is better",
         "Validation masked-token perplexity",
@@ -89,7 +89,7 @@ def test_every_table_says_what_it_is(runs: list[Path], tmp_path: Path) -> None:
 
 
 def test_json(runs: list[Path]) -> None:
-    rows = as_json(comparison(runs))["rows"]
+    rows = report(runs).as_json()["rows"]
     assert [(row["task"], row["next_token"], row["remark"]) for row in rows] == [
         ("masked_modeling", False, MASKED_TOKEN)
     ] * 2
@@ -102,7 +102,7 @@ def test_next_tokens_and_masked_ones_never_meet(first: str, runs: list[Path], tm
     causal = make_run(tmp_path / "causal", row="causal", test=100.0, valid=105.0)
     given = [causal, *runs] if first == "causal" else [*runs, causal]
     compared = comparison(given)
-    warning = summarise(compared).warnings[0]
+    warning = summarize(compared).warnings[0]
     text = printed(given)
     if first == "causal":
         assert [row.name for row in compared.rows] == ["causal"]
@@ -124,7 +124,7 @@ def test_other_masks_are_told(tmp_path: Path) -> None:
     ]
     text = " ".join(printed(runs).split())
     assert "not all evaluated by the same protocol" in text
-    assert "many [2]" in text
+    assert "many (protocol [2])" in text
 
 
 def test_a_run_on_its_way(tmp_path: Path) -> None:
@@ -132,6 +132,6 @@ def test_a_run_on_its_way(tmp_path: Path) -> None:
     folder = masked_run(tmp_path / "going-on", "going-on", 20.0, 40.0, finished=False)
     compared = comparison([folder])
     assert compared.task == "masked_modeling"
-    page = write_report([folder], tmp_path / "page").read_text()
+    page = report([folder]).write(tmp_path / "page").read_text()
     assert "last validation masked-token perplexity" in page
     assert MASKED_TOKEN in page

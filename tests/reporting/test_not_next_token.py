@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import yaml
-from reporting_runs import make_run, printed
+from reporting_runs import comparison, make_run, printed
 
 from fullrank.core.config import NOT_NEXT_TOKEN
-from fullrank.reporting import as_json, comparison, summarise, write_report
+from fullrank.reporting import report
+from fullrank.reporting.summary import summarize
 
 PROTOCOL = "consecutive blocks of 64 tokens"
 
@@ -65,17 +66,19 @@ def test_neither_best_nor_a_gain(runs: list[Path]) -> None:
 def test_a_baseline_that_sees_the_future_is_none(runs: list[Path]) -> None:
     first = comparison([runs[1], runs[0], runs[2]])
     assert all(row.difference == {} for row in first.rows)
-    summary = summarise(first)
+    summary = summarize(first)
     assert summary.headline == "ours is lowest: test perplexity 90.00"
-    assert "The first row, core-1, has no test perplexity of next tokens to compare with." in summary.paragraph
+    assert "The first row, core-1, has no test perplexity of next tokens to compare with." in " ".join(
+        summary.paragraphs
+    )
 
 
 def test_one_honest_row_is_compared_with_nothing(runs: list[Path]) -> None:
     compared = comparison(runs[:2])
     assert [row.best for row in compared.rows] == [(), ()]
-    summary = summarise(compared)
+    summary = summarize(compared)
     assert summary.headline == "plain: test perplexity 100.00"
-    assert "12.00" not in summary.paragraph
+    assert "12.00" not in " ".join(summary.paragraphs)
 
 
 def test_the_terminal(runs: list[Path]) -> None:
@@ -83,7 +86,7 @@ def test_the_terminal(runs: list[Path]) -> None:
     lines = [line.split() for line in text.splitlines() if line.strip()]
     figures = {name: [line for line in lines if line[0] == name] for name in ("plain", "core-1", "core-2")}
     assert figures["core-1"][0][3:7] == ["17.00", "†", "12.00", "†"]
-    assert figures["plain"][0][2:4] == ["105.00", "100.00"]
+    assert figures["plain"][0][3:5] == ["105.00", "100.00"]
     assert figures["core-1"][1] == ["core-1", "170.00", "120.00"], "at last positions"
     assert len(figures["plain"]) == 1
     assert "Perplexity at the last position of every segment" in text
@@ -94,7 +97,7 @@ def test_the_terminal(runs: list[Path]) -> None:
 
 
 def test_the_page(runs: list[Path], tmp_path: Path) -> None:
-    page = write_report(runs, tmp_path / "page").read_text()
+    page = report(runs).write(tmp_path / "page").read_text()
     assert f"† core-1 and core-2: {NOT_NEXT_TOKEN}." in page
     assert page.count(">12.00 †<") == 2, "in the table and among the single runs"
     assert ">12.00<" not in page
@@ -107,23 +110,23 @@ def test_the_page(runs: list[Path], tmp_path: Path) -> None:
     assert f"† {NOT_NEXT_TOKEN}; such a curve compares with no other." in page
     assert ">core-2 †<" in page, "the curves and their legend"
     assert ">ours †<" not in page
-    plain = write_report([runs[0], runs[2]], tmp_path / "plain-page").read_text()
+    plain = report([runs[0], runs[2]]).write(tmp_path / "plain-page").read_text()
     assert "†" not in plain
 
 
 def test_nothing_but_such_rows(runs: list[Path], tmp_path: Path) -> None:
     compared = comparison([runs[1], runs[3]])
-    summary = summarise(compared)
+    summary = summarize(compared)
     assert summary.headline == f"core-1 and core-2: perplexity is {NOT_NEXT_TOKEN}"
-    assert "on the test split: core-1 120.00 and core-2 110.00." in summary.paragraph
-    assert "lower" not in summary.paragraph
-    page = write_report([runs[1]], tmp_path / "one").read_text()
+    assert "on the test split: core-1 120.00 and core-2 110.00." in " ".join(summary.paragraphs)
+    assert "lower" not in " ".join(summary.paragraphs)
+    page = report([runs[1]]).write(tmp_path / "one").read_text()
     assert "<b>12.00 †</b>" in page
     assert "<b>120.00</b>" in page, "a tile of its own"
 
 
 def test_json(runs: list[Path]) -> None:
-    rows = as_json(comparison(runs))["rows"]
+    rows = report(runs).as_json()["rows"]
     assert [row["next_token"] for row in rows] == [True, False, True, False]
     assert [row["remark"] for row in rows] == [None, NOT_NEXT_TOKEN, None, NOT_NEXT_TOKEN]
     assert rows[1]["last_position"]["final"]["test"]["mean"] == 120
@@ -139,7 +142,7 @@ def test_windows_of_stride_1_are_ordinary_figures_after_other_curves(runs: list[
     assert compared.rows[1].best == ("valid", "test")
     assert compared.rows[1].difference["test"] == pytest.approx(-0.05)
     assert "†" not in printed(runs)
-    page = write_report(runs, tmp_path / "page").read_text()
+    page = report(runs).write(tmp_path / "page").read_text()
     assert ">95.00 †<" not in page
     assert ">slid †<" in page
     assert "such a curve compares with no other" in page
@@ -152,5 +155,5 @@ def test_results_that_do_not_record_it_are_judged_by_their_configuration(tmp_pat
 
 def test_a_run_on_its_way(tmp_path: Path) -> None:
     run = published(tmp_path / "going-on", "going-on", 12.0, finished=False)
-    page = write_report([run], tmp_path / "page").read_text()
+    page = report([run]).write(tmp_path / "page").read_text()
     assert f"({NOT_NEXT_TOKEN})" in page

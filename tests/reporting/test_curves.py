@@ -10,8 +10,8 @@ import pytest
 
 from fullrank.reporting import curves
 from fullrank.reporting.curves import Curve, Series
-from fullrank.reporting.figures import _apart
-from fullrank.reporting.results import RunRecord
+from fullrank.reporting.measure import PERPLEXITY
+from fullrank.reporting.runs import RunRecord
 
 
 def record(metrics: list[dict[str, Any]] | None = None, timing: list[dict[str, Any]] | None = None) -> RunRecord:
@@ -21,7 +21,7 @@ def record(metrics: list[dict[str, Any]] | None = None, timing: list[dict[str, A
 def test_validation_lines_are_placed_by_training_tokens() -> None:
     train = [{"split": "train", "step": step, "nll": 5.0, "tokens": 100 * step} for step in (10, 20)]
     valid = [{"split": "valid", "step": step, "ppl": float(step), "tokens": 7777} for step in (5, 20, 30)]
-    found = curves.validation(record(train + valid))
+    found = curves.validation(record(train + valid), PERPLEXITY.of_line)
     assert found is not None
     assert found.x.tolist() == [500, 2000, 3000]
     assert found.y.tolist() == [5, 20, 30]
@@ -58,8 +58,8 @@ def test_a_clock_that_starts_anew_after_a_resume_is_carried_on() -> None:
 
 
 def test_the_mean_of_seeds_uses_the_points_they_share() -> None:
-    first = Curve(np.array([1.0, 2.0, 3.0]), np.array([10.0, 20.0, 30.0]), 1)
-    second = Curve(np.array([2.0, 3.0, 4.0]), np.array([40.0, 50.0, 60.0]), 2)
+    first = Curve(np.array([1.0, 2.0, 3.0]), np.array([10.0, 20.0, 30.0]))
+    second = Curve(np.array([2.0, 3.0, 4.0]), np.array([40.0, 50.0, 60.0]))
     mean = Series("row", 0, (first, second)).mean
     assert mean is not None
     assert (mean.x.tolist(), mean.y.tolist()) == ([2, 3], [30, 40])
@@ -69,11 +69,3 @@ def test_equal_curves_are_drawn_once() -> None:
     curve, other = Curve(np.array([1.0, 2.0]), np.array([1.0, 2.0])), Curve(np.array([1.0, 2.0]), np.array([1.0, 3.0]))
     assert [one.name for one in curves.merged([Series("a", 0, (curve,)), Series("b", 1, (curve,))])] == ["all rows"]
     assert [one.name for one in curves.merged([Series("a", 0, (curve,)), Series("b", 1, (other,))])] == ["a", "b"]
-
-
-def test_labels_are_pushed_apart_and_keep_their_order() -> None:
-    placed = _apart([0.5, 0.52, 0.1, 0.5], 0.1)
-    assert placed[2] == pytest.approx(0.1)
-    assert sorted(range(4), key=lambda i: placed[i]) == [2, 3, 0, 1]
-    gaps = np.diff(sorted(placed))
-    assert min(gaps) > 0.1 - 1e-9
