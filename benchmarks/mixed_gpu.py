@@ -2,7 +2,7 @@
 
     python benchmarks/mixed_gpu.py [--rounds 9] [--minutes 7] [--lengths 512 8192] [--json FILE]
 
-    ours A, ours B      `triton_mixed` with one matrix for all positions, and with one for each query
+    ours A, ours B      our Triton kernel with one matrix for all positions, and with one for each query
     flash               scaled_dot_product_attention, which mixes nothing: its flash kernel, for fp32 its memory-efficient one
     FlexAttention       compiled, causal block mask, mixes nothing
     naive A, naive B    the formula in eager mode: all weights of all heads in memory
@@ -38,8 +38,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import fullrank as fr
 from fullrank.bench.harness import Ratio, cuda_seconds, times_of
 from fullrank.bench.machine import cuda_growth_mib
-from fullrank.kernels.pipeline import Pipeline
-from fullrank.kernels.triton_mixed import triton_computes, triton_mixed
+from fullrank.core.engine import Problem
+from fullrank.kernels import KERNELS
 from script import options, save
 
 TOKENS = 32_768  # so many that the GPU is busy, not the launch of kernels
@@ -101,9 +101,9 @@ def operands(shape: Shape, mixing: str, device: str) -> list[Tensor | None]:
 
 def ours(query: Tensor, keys: Tensor, values: Tensor, mixing: Tensor | None) -> Tensor:
     layout = fr.Layout.of(query.shape[2])
-    wanted = Pipeline(query, keys, values, mixing, None, layout, query.shape[-1] ** -0.5, "softmax", 0.0)
-    assert triton_computes(wanted)
-    return triton_mixed(wanted)
+    wanted = Problem(query, keys, values, mixing, None, layout, query.shape[-1] ** -0.5, "softmax", 0.0)
+    assert KERNELS["triton"].reason(wanted) is None
+    return KERNELS["triton"].run(wanted)
 
 
 def naive(query: Tensor, keys: Tensor, values: Tensor, mixing: Tensor | None) -> Tensor:

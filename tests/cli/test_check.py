@@ -80,7 +80,7 @@ def test_the_table(called: Called, tmp_path: Path) -> None:
 
 @pytest.fixture
 def leaking() -> Iterator[str]:
-    """A mixing that gives every query the mean of all keys, those after it too."""
+    """A mixing that reads all queries at every position, those after it too."""
 
     @fr.register("mix", "test_leaks")
     class Leaks(nn.Module):
@@ -89,11 +89,11 @@ def leaking() -> Iterator[str]:
         def __init__(self, config: None, size: Any) -> None:
             super().__init__()
 
-        def forward(self, weights: Tensor, query: Tensor) -> Tensor:
-            return weights.mean(dim=2, keepdim=True).expand_as(weights)
-
-        def matrix(self, query: Tensor) -> None:
-            return None
+        def matrix(self, query: Tensor) -> Tensor:
+            """All heads of all positions are scaled by one number, which is made of all queries."""
+            batch, heads, queries, _ = query.shape
+            scale = query.mean((1, 2, 3))[:, None, None, None]
+            return (torch.eye(heads) * scale).expand(batch, queries, heads, heads)
 
     yield "test_leaks"
     registry.unregister("mix", "test_leaks")

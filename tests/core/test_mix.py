@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from fullrank.core.mix import (
     PositionIndependentMixing,
     PositionWiseMixing,
     RandomMixing,
+    mix_heads,
 )
 
 B, H, N, M, D = 2, 3, 4, 5, 6
@@ -45,7 +47,7 @@ def by_hand(weights: Tensor, m: object) -> Tensor:
 
 def test_none_keeps_the_weights(weights: Tensor, query: Tensor) -> None:
     mix = KeepHeads(None, SIZE)
-    assert mix(weights, query) is weights
+    assert mix_heads(weights, mix.matrix(query)) is weights
     assert mix.matrix(query) is None
     assert not list(mix.parameters())
 
@@ -53,11 +55,11 @@ def test_none_keeps_the_weights(weights: Tensor, query: Tensor) -> None:
 def test_position_independent_is_equation_12(weights: Tensor, query: Tensor) -> None:
     mix = PositionIndependentMixing(None, SIZE).double()
     assert torch.equal(mix.mixing, torch.eye(H, dtype=torch.float64))
-    assert torch.equal(mix(weights, query), weights)
+    assert torch.equal(mix_heads(weights, mix.matrix(query)), weights)
     with torch.no_grad():
         mix.mixing.normal_()  # not symmetric: taking rows for columns would show
     expected = by_hand(weights, lambda b, n, j, i: mix.mixing[j, i])
-    assert torch.allclose(mix(weights, query), expected, atol=1e-14)
+    assert torch.allclose(mix_heads(weights, mix.matrix(query)), expected, atol=1e-14)
     assert not torch.allclose(by_hand(weights, lambda b, n, j, i: mix.mixing[i, j]), expected, atol=1e-2)
     assert torch.equal(mix.matrix(query), mix.mixing)
 
@@ -66,7 +68,7 @@ def test_one_number_of_the_matrix_moves_head_j_into_head_i(weights: Tensor, quer
     mix = PositionIndependentMixing(None, SIZE).double()
     with torch.no_grad():
         mix.mixing[0, 2] = 0.5  # column 2 makes head 2; row 0 reads head 0
-    mixed = mix(weights, query)
+    mixed = mix_heads(weights, mix.matrix(query))
     assert torch.equal(mixed[:, :2], weights[:, :2])
     assert torch.allclose(mixed[:, 2], weights[:, 2] + 0.5 * weights[:, 0])
 
@@ -75,7 +77,7 @@ def test_position_wise_is_section_3_1(weights: Tensor, query: Tensor) -> None:
     mix = PositionWiseMixing(None, SIZE).double()
     assert {name: tuple(p.shape) for name, p in mix.named_parameters()} == {"from_query": (D, H), "mixing": (H, H)}
     assert torch.equal(mix.from_query, torch.zeros_like(mix.from_query))
-    assert torch.equal(mix(weights, query), weights)
+    assert torch.equal(mix_heads(weights, mix.matrix(query)), weights)
     with torch.no_grad():
         mix.from_query.normal_()
         mix.mixing.normal_()
@@ -84,7 +86,7 @@ def test_position_wise_is_section_3_1(weights: Tensor, query: Tensor) -> None:
         """Row j reads the query of head j, the source; W is shared by all heads."""
         return sum(query[b, j, n, d] * mix.from_query[d, i] for d in range(D)) + mix.mixing[j, i]  # type: ignore[return-value]
 
-    assert torch.allclose(mix(weights, query), by_hand(weights, m), atol=1e-13)
+    assert torch.allclose(mix_heads(weights, mix.matrix(query)), by_hand(weights, m), atol=1e-13)
     matrix = mix.matrix(query)
     assert matrix.shape == (B, N, H, H)
     for b, n, j, i in ((0, 0, 0, 1), (1, 3, 2, 0), (1, 2, 1, 1)):
@@ -109,7 +111,7 @@ def test_position_wise_with_zero_w_is_position_independent(weights: Tensor, quer
     with torch.no_grad():
         a.mixing.normal_()
         b.mixing.copy_(a.mixing)
-    assert torch.allclose(a(weights, query), b(weights, query), atol=1e-15)
+    assert torch.allclose(mix_heads(weights, a.matrix(query)), mix_heads(weights, b.matrix(query)), atol=1e-15)
 
 
 @pytest.mark.parametrize("kind", [PositionIndependentMixing, PositionWiseMixing])
@@ -118,7 +120,7 @@ def test_rows_are_not_normalised_and_may_be_negative(kind: type, weights: Tensor
     with torch.no_grad():
         mix.mixing.copy_(torch.eye(H) * 2)
         mix.mixing[0, 0] = -3
-    sums = mix(weights, query).sum(-1)
+    sums = mix_heads(weights, mix.matrix(query)).sum(-1)
     assert torch.allclose(sums[:, 0], torch.full((B, N), -3.0, dtype=torch.float64))
     assert torch.allclose(sums[:, 1:], torch.full((B, H - 1, N), 2.0, dtype=torch.float64))
 
@@ -128,8 +130,10 @@ def test_random_is_fixed_and_without_parameters(weights: Tensor, query: Tensor) 
     assert not list(mix.parameters())
     assert set(mix.state_dict()) == {"mixing"}
     assert not mix.mixing.requires_grad
-    assert torch.allclose(mix(weights, query), by_hand(weights, lambda b, n, j, i: mix.mixing[j, i]), atol=1e-14)
-    mixed = mix(weights.requires_grad_(), query)
+    assert torch.allclose(
+        mix_heads(weights, mix.matrix(query)), by_hand(weights, lambda b, n, j, i: mix.mixing[j, i]), atol=1e-14
+    )
+    mixed = mix_heads(weights.requires_grad_(), mix.matrix(query))
     mixed.sum().backward()
     assert mix.mixing.grad is None
     assert weights.grad is not None
@@ -186,17 +190,14 @@ def test_random_std_comes_from_the_configuration() -> None:
 def test_average_gives_every_head_the_mean(weights: Tensor, query: Tensor) -> None:
     mix = AverageHeads(None, SIZE)
     assert not mix.state_dict()
-    assert torch.allclose(mix(weights, query), by_hand(weights, lambda b, n, j, i: 1 / H), atol=1e-15)
+    assert torch.allclose(mix_heads(weights, mix.matrix(query)), by_hand(weights, lambda b, n, j, i: 1 / H), atol=1e-15)
     assert torch.allclose(mix.matrix(query), torch.full((H, H), 1 / H, dtype=torch.float64))
 
 
 def test_wrong_shapes_are_named(weights: Tensor, query: Tensor) -> None:
-    for mix in (
-        PositionIndependentMixing(None, SIZE).double(),
-        PositionWiseMixing(None, SIZE).double(),
-        RandomMixing(RandomMixing.Config(), SIZE).double(),
-    ):
-        with pytest.raises(ValueError, match=r"H = 2 heads, the mixing was built for 3"):
-            mix(weights[:, :2], query[:, :2])
-    with pytest.raises(ValueError, match=r"query .*\(2, 3, 3, 6\) does not fit weights .*\(2, 3, 4, 5\)"):
-        PositionWiseMixing(None, SIZE).double()(weights, query[:, :, :3])
+    matrix = PositionWiseMixing(None, SIZE).double().matrix(query)
+    for wrong in (torch.eye(4), matrix[..., :2], matrix[:, :3]):
+        with pytest.raises(
+            ValueError, match=rf"{re.escape(str(tuple(wrong.shape)))} does not fit weights .*\(2, 3, 4, 5\)"
+        ):
+            mix_heads(weights, wrong)

@@ -14,9 +14,10 @@ import fullrank as fr
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.head_size import HeadSize
 from fullrank.core.project import Heads
-from fullrank.core.relative import XLRelative, encode_distances, shifted_scores
+from fullrank.core.relative import XLRelative, encode_distances
 from fullrank.core.weighted import WeightedValues
 from fullrank.kernels import block_plan
+from fullrank.kernels.compiled import shifted_scores
 
 E, H, D = 10, 3, 4
 
@@ -214,7 +215,8 @@ def test_however_the_blocks_are_cut(rows: int, numbers: int, monkeypatch: pytest
 def test_the_shift_is_a_view(queries: int, keys: int) -> None:
     score, (given, _) = attend().score, heads(2, queries, keys)
     where = fr.Layout.of(queries, keys)
-    shifted = shifted_scores(score, given.scored, given.keys, given.relative)
+    problem = attend().problem(given, where, None)
+    shifted = shifted_scores(problem, problem.distances)
     expected = score(given.scored, given.keys, given.relative, where)
     assert torch.allclose(
         shifted.masked_fill(~where.visible(), 0), expected.masked_fill(~where.visible(), 0), atol=1e-13

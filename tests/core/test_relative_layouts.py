@@ -12,11 +12,10 @@ from torch import Tensor
 import fullrank as fr
 from fullrank.core.head_size import HeadSize
 from fullrank.core.project import Heads
-from fullrank.core.relative import shifted_scores
 from fullrank.core.shift import descending, kept_descending, pieces, shift
 from fullrank.core.weighted import WeightedValues
 from fullrank.kernels import block_plan
-from fullrank.kernels.pipeline import pipeline_of
+from fullrank.kernels.compiled import shifted_scores
 
 H, D, E = 3, 4, 10
 
@@ -146,7 +145,7 @@ def test_gradients_equal_those_of_the_reference(
 def test_sizes_at_which_there_are_blocks(queries: int, runs: tuple[tuple[int, int], ...], window: int | None) -> None:
     made, where = attend("position_wise"), fr.Layout.of_runs(queries, runs, window=window)
     given = operands(where, batch=2)
-    assert len(block_plan.plan(pipeline_of(made, heads(given), where), backward=True).blocks) > 1
+    assert len(block_plan.plan(made.problem(heads(given), where, None), backward=True).blocks) > 1
     expected = gradients(made, "reference", given, where)
     same(gradients(made, "blocks", given, where), expected)
     plain = attend()
@@ -189,7 +188,8 @@ def test_the_shift_of_all_rows_is_what_the_reference_gathers(name: str) -> None:
     """What a compiler gets."""
     where, score = layout(name), attend().score
     given = heads(operands(where))
-    found = shifted_scores(score, given.scored, given.keys, given.relative, where)
+    problem = attend().problem(given, where, None)
+    found = shifted_scores(problem, problem.distances)
     assert found.isfinite().all()
     expected = score(given.scored, given.keys, given.relative, where)
     hidden = ~where.visible()
@@ -213,7 +213,7 @@ def test_only_keys_in_sight_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> N
     """A window of 8 over 4 rows needs at most 11 keys of a long text, and not more distances than there are in it."""
     where = fr.Layout.of(64, 600, window=8)
     monkeypatch.setitem(block_plan._FORWARD, "cpu", block_plan.Limits(1, 4, 4))
-    pipeline = pipeline_of(attend(), heads(operands(where, batch=1)), where)
+    pipeline = attend().problem(heads(operands(where, batch=1)), where, None)
     for block in block_plan.plan(pipeline, backward=False).blocks:
         assert block.keys.stop - block.keys.start == 11
         assert block.keys.stop == 536 + block.rows.stop

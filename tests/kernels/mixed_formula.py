@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import torch
+from computing import triton_computes
 from torch import Tensor
 from torch.nn import functional as F
 
 import fullrank as fr
-from fullrank.kernels.pipeline import Pipeline
-from fullrank.kernels.triton_mixed import triton_computes, triton_mixed
+from fullrank.core.engine import Problem
+from fullrank.kernels.triton_mixed import attend as triton_mixed
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EXACT = 2e-6 if DEVICE == "cpu" else 5e-6  # of fp32
@@ -31,8 +32,8 @@ def drawn(
     return given[0], given[1], given[2], matrix
 
 
-def pipeline(given: Given, layout: fr.Layout, normalize: str = "softmax", p: float = 0.0) -> Pipeline:
-    return Pipeline(*given, None, layout, 0.3, normalize, p)  # type: ignore[arg-type]
+def problem(given: Given, layout: fr.Layout, normalize: str = "softmax", p: float = 0.0) -> Problem:
+    return Problem(*given, None, layout, 0.3, normalize, p)  # type: ignore[arg-type]
 
 
 def formula(given: Given, layout: fr.Layout, normalize: str, kept: Tensor | None = None) -> Tensor:
@@ -53,7 +54,7 @@ def check(
 ) -> None:
     """Output and all gradients under a random cotangent."""
     asked = [tensor for tensor in given if tensor is not None]
-    wanted = pipeline(given, layout, normalize, p)
+    wanted = problem(given, layout, normalize, p)
     assert triton_computes(wanted)
     out = triton_mixed(wanted)
     assert out.dtype == given[2].dtype

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from computing import native_computes
 from torch import Tensor
 
 import fullrank as fr
 from fullrank.core.head_size import HeadSize
 from fullrank.core.project import Heads
 from fullrank.core.weighted import WeightedValues
-from fullrank.kernels.native import native, native_computes
-from fullrank.kernels.pipeline import pipeline_of
+from fullrank.kernels.native import attend as native
 from moving import moved
 
 
@@ -89,9 +89,9 @@ def heads_of(case: Case, attend: WeightedValues, dtype: torch.dtype) -> Heads:
 
 def by_native(attend: WeightedValues, heads: Heads, layout: fr.Layout) -> Tensor:
     """By this kernel and no other."""
-    pipeline = pipeline_of(attend, heads, layout)
-    assert native_computes(pipeline)
-    return native(pipeline)
+    problem = attend.problem(heads, layout, attend.mix.matrix(heads.query))
+    assert native_computes(problem)
+    return native(problem)
 
 
 def by_reference(attend: WeightedValues, heads: Heads, layout: fr.Layout) -> Tensor:

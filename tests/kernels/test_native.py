@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from computing import native_computes
 from native_cases import (
     Case,
     built,
@@ -23,11 +24,11 @@ from torch import Tensor
 
 import fullrank as fr
 from fullrank.core.config import AttentionConfig
+from fullrank.core.engine import Problem
 from fullrank.core.head_size import HeadSize
 from fullrank.core.project import Heads
 from fullrank.core.weighted import WeightedValues
-from fullrank.kernels.native import native, native_computes
-from fullrank.kernels.pipeline import Pipeline, pipeline_of
+from fullrank.kernels.native import attend as native
 
 
 @pytest.fixture(autouse=True)
@@ -204,20 +205,20 @@ def test_threads(score: str, texts: int) -> None:
 def test_shapes_that_do_not_fit_are_not_computed() -> None:
     """A kernel that takes addresses would read beside its inputs."""
     attend, heads, layout = small(mix=A)
-    pipeline = pipeline_of(attend, heads, layout)
-    assert native_computes(pipeline)
-    fields = {name: getattr(pipeline, name) for name in Pipeline.__dataclass_fields__}
+    problem = attend.problem(heads, layout, attend.mix.matrix(heads.query))
+    assert native_computes(problem)
+    fields = {name: getattr(problem, name) for name in Problem.__dataclass_fields__}
     wrong = {
-        "query": pipeline.query[:1],
-        "keys": pipeline.keys[:, :1],
-        "values": pipeline.values[:, :, :-1],
+        "query": problem.query[:1],
+        "keys": problem.keys[:, :1],
+        "values": problem.values[:, :, :-1],
         "mixing": torch.eye(4, dtype=torch.float64),
         "layout": fr.Layout.of(35, 41),
     }
     for name, value in wrong.items():
-        assert not native_computes(Pipeline(**{**fields, name: value})), name
+        assert not native_computes(Problem(**{**fields, name: value})), name
     mask = torch.ones(3, 40, dtype=torch.bool)
-    assert not native_computes(Pipeline(**{**fields, "layout": fr.Layout.of(35, 40, key_mask=mask)}))
+    assert not native_computes(Problem(**{**fields, "layout": fr.Layout.of(35, 40, key_mask=mask)}))
 
 
 def test_mixing_of_other_heads_is_refused_as_by_the_reference() -> None:
@@ -327,13 +328,13 @@ class TestAutograd:
 
     def test_functional_transforms_fail_clearly(self) -> None:
         attend, heads, layout = small(mix="none")
-        pipeline = pipeline_of(attend, heads, layout)
+        problem = attend.problem(heads, layout, attend.mix.matrix(heads.query))
 
         def of_values(values: Tensor) -> Tensor:
-            fields = {name: getattr(pipeline, name) for name in Pipeline.__dataclass_fields__}
-            return native(Pipeline(**{**fields, "values": values})).sum()
+            fields = {name: getattr(problem, name) for name in Problem.__dataclass_fields__}
+            return native(Problem(**{**fields, "values": values})).sum()
 
         with pytest.raises(RuntimeError, match=r"setup_context|functorch|vmap"):
-            torch.func.grad(of_values)(pipeline.values.detach())
+            torch.func.grad(of_values)(problem.values.detach())
         with pytest.raises(RuntimeError, match=r"setup_context|functorch|vmap"):
-            torch.vmap(of_values)(pipeline.values.detach()[None])
+            torch.vmap(of_values)(problem.values.detach()[None])

@@ -8,14 +8,16 @@ from itertools import pairwise
 
 import pytest
 import torch
+from computing import blocks_compute
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import fullrank as fr
+from fullrank.core.engine import Distances, Problem
 from fullrank.kernels import block_plan
 from fullrank.kernels.block_plan import Limits, plan
-from fullrank.kernels.pipeline import Distances, Pipeline
-from fullrank.kernels.query_blocks import blocks_compute, query_blocks
+from fullrank.kernels.problem import differentiable
+from fullrank.kernels.query_blocks import attend as query_blocks
 
 H, D = 3, 16
 PADDED = torch.ones(3, 13, dtype=torch.bool)
@@ -54,7 +56,7 @@ def cut(monkeypatch: pytest.MonkeyPatch, forward: Limits | None, backward: Limit
 def call(
     layout: fr.Layout, mixing: str, *, relative: bool = False, sigsoftmax: bool = False, p: float = 0.0, batch: int = 3,
     dtype: torch.dtype = torch.float64,
-) -> Pipeline:  # fmt: skip
+) -> Problem:  # fmt: skip
     (queries, keys), generator = layout.shape, torch.Generator().manual_seed(5)
 
     def drawn(*shape: int) -> Tensor:
@@ -64,11 +66,11 @@ def call(
     # as a projection leaves them: heads behind positions
     query, key, value = (drawn(batch, length, H, D).transpose(1, 2) for length in (queries, keys, keys))
     far = Distances(drawn(H, layout.distances, D), drawn(H, D), drawn(H, D)) if relative else None
-    return Pipeline(query, key, value, None if matrix is None else drawn(*matrix), far, layout, 0.3,
+    return Problem(query, key, value, None if matrix is None else drawn(*matrix), far, layout, 0.3,
                     "sigsoftmax" if sigsoftmax else "softmax", p)  # fmt: skip
 
 
-def definition(given: Pipeline, kept: Tensor | None = None) -> Tensor:
+def definition(given: Problem, kept: Tensor | None = None) -> Tensor:
     """As the equations read; kept: what dropout leaves, (B, H, N, M)."""
     layout, query = given.layout, given.query
     if given.distances is None:
@@ -91,10 +93,10 @@ def definition(given: Pipeline, kept: Tensor | None = None) -> Tensor:
     return weights @ given.values
 
 
-def check(given: Pipeline, out: Tensor, expected: Tensor, tolerance: float = 1e-12) -> None:
+def check(given: Problem, out: Tensor, expected: Tensor, tolerance: float = 1e-12) -> None:
     """Output and all gradients."""
     cotangent = torch.randn(out.shape, generator=torch.Generator().manual_seed(6), dtype=torch.float64).to(out.dtype)
-    inputs = given.differentiable()
+    inputs = differentiable(given)
     found, wanted = ((x, *torch.autograd.grad(x, inputs, cotangent)) for x in (out, expected))
     for place, (got, want) in enumerate(zip(found, wanted, strict=True)):
         assert got.shape == want.shape
@@ -146,7 +148,7 @@ def test_wherever_tensors_are_made_by_default() -> None:
         torch.manual_seed(4)
         with torch.device(default):
             out = query_blocks(given)
-        found.append((out, *torch.autograd.grad(out.sum(), given.differentiable())))
+        found.append((out, *torch.autograd.grad(out.sum(), differentiable(given))))
     assert all(map(torch.equal, *found))
 
 
@@ -168,14 +170,14 @@ def test_blocks_leave_out_what_no_row_sees(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("wanted", [0, 1, 2, 3])
 def test_gradients_of_some_inputs_only(wanted: int) -> None:
     given = call(fr.Layout.of(9), "by query")
-    inputs = given.differentiable()
+    inputs = differentiable(given)
     for x in inputs[:wanted] + inputs[wanted + 1 :]:
         x.requires_grad_(False) if x.is_leaf else None
     names = ("query", "keys", "values", "mixing")
     given = replace(
         given, **{n: x.detach().requires_grad_(i == wanted) for i, (n, x) in enumerate(zip(names, inputs, strict=True))}
     )
-    one = given.differentiable()[wanted]
+    one = differentiable(given)[wanted]
     cotangent = torch.randn(given.query.shape, dtype=torch.float64)
     found, expected = (torch.autograd.grad(f(given), one, cotangent)[0] for f in (query_blocks, definition))
     assert torch.allclose(found, expected, rtol=0, atol=1e-12)
@@ -184,7 +186,7 @@ def test_gradients_of_some_inputs_only(wanted: int) -> None:
 # -- dropout ----------------------------------------------------------------------------------------------------------
 
 
-def mask(given: Pipeline, seed: int) -> Tensor:
+def mask(given: Problem, seed: int) -> Tensor:
     """What dropout leaves under this seed, read off the weighted values of keys that each have a value of their own."""
     batch, _, keys, _ = given.keys.shape
     one_hot = torch.eye(keys, D, dtype=torch.float64).expand(batch, H, keys, D)
@@ -255,7 +257,7 @@ def test_dropout_with_probability_one_leaves_nothing() -> None:
     given = call(fr.Layout.of(5), "shared", p=1.0)
     out = query_blocks(given)
     assert torch.equal(out, torch.zeros_like(out))
-    for gradient in torch.autograd.grad(out.sum(), given.differentiable()):
+    for gradient in torch.autograd.grad(out.sum(), differentiable(given)):
         assert torch.equal(gradient, torch.zeros_like(gradient))
 
 
@@ -265,7 +267,7 @@ def test_dropout_under_checkpointing() -> None:
     for again in (False, True):
         torch.manual_seed(4)
         out = checkpoint(query_blocks, given, use_reentrant=False) if again else query_blocks(given)
-        found.append([out, *torch.autograd.grad(out.square().sum(), given.differentiable())])
+        found.append([out, *torch.autograd.grad(out.square().sum(), differentiable(given))])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
@@ -281,8 +283,8 @@ def test_low_precision(dtype: torch.dtype, mixing: str) -> None:
     out, expected = query_blocks(low), definition(exact)
     assert out.dtype == dtype
     cotangent = torch.randn(out.shape, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
-    found = (out, *torch.autograd.grad(out, low.differentiable(), cotangent.to(dtype)))
-    wanted = (expected, *torch.autograd.grad(expected, exact.differentiable(), cotangent))
+    found = (out, *torch.autograd.grad(out, differentiable(low), cotangent.to(dtype)))
+    wanted = (expected, *torch.autograd.grad(expected, differentiable(exact), cotangent))
     for place, (got, want) in enumerate(zip(found, wanted, strict=True)):
         off = float(((got.double() - want).norm() / want.norm()).detach())
         assert off < (0.02 if dtype == torch.bfloat16 else 0.003), f"{place}: {off:.4f}"
@@ -300,15 +302,15 @@ def test_nothing_as_large_as_the_weights_is_kept(mixing: str) -> None:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         out = query_blocks(given)
     assert kept
-    assert sum(kept) <= sum(x.numel() for x in given.differentiable())
+    assert sum(kept) <= sum(x.numel() for x in differentiable(given))
     assert max(kept) < 200 * 200
-    torch.autograd.grad(out.sum(), given.differentiable())
+    torch.autograd.grad(out.sum(), differentiable(given))
 
 
 def test_second_derivatives_are_refused_and_changed_inputs_noticed() -> None:
     given = call(fr.Layout.of(5), "shared")
     with pytest.raises(RuntimeError, match="second derivative"):
-        torch.autograd.grad(query_blocks(given).sum(), given.differentiable(), create_graph=True)
+        torch.autograd.grad(query_blocks(given).sum(), differentiable(given), create_graph=True)
     out = query_blocks(given)
     assert given.mixing is not None
     with torch.no_grad():
@@ -327,11 +329,11 @@ def test_autocast_changes_nothing_inside() -> None:
     given = call(fr.Layout.of(9), "by query", dtype=torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = query_blocks(given)
-        found = torch.autograd.grad(out.sum(), given.differentiable())
+        found = torch.autograd.grad(out.sum(), differentiable(given))
     assert torch.equal(out, query_blocks(given))
     assert all(
         torch.equal(a, b)
-        for a, b in zip(found, torch.autograd.grad(query_blocks(given).sum(), given.differentiable()), strict=True)
+        for a, b in zip(found, torch.autograd.grad(query_blocks(given).sum(), differentiable(given)), strict=True)
     )
 
 

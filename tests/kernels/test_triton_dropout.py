@@ -11,7 +11,7 @@ from mixed_formula import DEVICE, EXACT, check, drawn, pipeline
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.kernels.triton_mixed import triton_mixed
+from fullrank.kernels.triton_mixed import attend as triton_mixed
 
 if sys.platform != "linux":
     pytest.importorskip("triton", reason="Triton is for Linux")

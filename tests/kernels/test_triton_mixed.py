@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from mixed_formula import DEVICE, EXACT, check, drawn, pipeline
+from computing import triton_computes
+from mixed_formula import DEVICE, EXACT, check, drawn, problem
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.kernels.pipeline import Distances
-from fullrank.kernels.triton_mixed import _intervals, triton_computes, triton_mixed
+from fullrank.core.engine import Distances
+from fullrank.kernels.triton_mixed import _intervals
+from fullrank.kernels.triton_mixed import attend as triton_mixed
 
 if sys.platform != "linux":
     pytest.importorskip("triton", reason="Triton is for Linux")
@@ -80,11 +82,11 @@ def test_strides_and_gradients_that_nobody_wants() -> None:
     layout = L(9)
     given = drawn(2, 2, layout, 16, "A")
     views = [x.detach().transpose(1, 2).contiguous().transpose(1, 2) for x in given[:3]]
-    expected = triton_mixed(pipeline(given, layout))
+    expected = triton_mixed(problem(given, layout))
     assert not views[0].is_contiguous()
     for asked in range(3):
         x = views[asked].requires_grad_()
-        out = triton_mixed(pipeline((*views, given[3].detach()), layout))  # type: ignore[union-attr,arg-type]
+        out = triton_mixed(problem((*views, given[3].detach()), layout))  # type: ignore[union-attr,arg-type]
         assert torch.equal(out, expected)
         (own,) = torch.autograd.grad(out.square().sum(), x)
         (right,) = torch.autograd.grad(expected.square().sum(), given[asked], retain_graph=True)  # type: ignore[arg-type]
@@ -95,10 +97,10 @@ def test_strides_and_gradients_that_nobody_wants() -> None:
 def test_no_look_ahead() -> None:
     layout = L(20)
     query, keys, values, mixing = (x.detach() for x in drawn(1, 2, layout, 16, "B") if x is not None)
-    before = triton_mixed(pipeline((query, keys, values, mixing), layout))
+    before = triton_mixed(problem((query, keys, values, mixing), layout))
     for changed in (keys, values):
         changed[:, :, 17:] = 100.0
-    after = triton_mixed(pipeline((query, keys, values, mixing), layout))
+    after = triton_mixed(problem((query, keys, values, mixing), layout))
     assert torch.equal(before[:, :, :17], after[:, :, :17])
     assert not torch.equal(before[:, :, 17:], after[:, :, 17:])
 
@@ -109,7 +111,7 @@ def test_the_same_call_gives_the_same_bits() -> None:
 
     def once() -> list[Tensor]:
         torch.manual_seed(5)
-        out = triton_mixed(pipeline(given, layout, p=0.3))
+        out = triton_mixed(problem(given, layout, p=0.3))
         return [out, *torch.autograd.grad(out.square().sum(), [x for x in given if x is not None])]
 
     assert all(torch.equal(a, b) for a, b in zip(once(), once(), strict=True))
@@ -117,7 +119,7 @@ def test_the_same_call_gives_the_same_bits() -> None:
 
 def test_no_second_derivative() -> None:
     given = drawn(1, 2, L(3), 16, "A")
-    out = triton_mixed(pipeline(given, L(3)))
+    out = triton_mixed(problem(given, L(3)))
     with pytest.raises(RuntimeError, match=r"no second derivative .*reference"):
         torch.autograd.grad(out.sum(), given[0], create_graph=True)
 
@@ -125,7 +127,7 @@ def test_no_second_derivative() -> None:
 def test_what_is_left_to_others() -> None:
     layout = L(7)
     query, keys, values, _ = given = drawn(1, 2, layout, 16, "A")
-    wanted = pipeline(given, layout)
+    wanted = problem(given, layout)
     assert triton_computes(wanted)
     long = torch.zeros(1, 2, 7, 129, device=DEVICE)
     many = torch.zeros(1, 33, 7, 16, device=DEVICE)

@@ -18,8 +18,7 @@ from fullrank.core.errors import InputError
 from fullrank.core.head_size import HeadSize
 from fullrank.core.project import Heads
 from fullrank.core.weighted import WeightedValues
-from fullrank.kernels import KERNELS, fastest, kernel_for
-from fullrank.kernels.triton_mixed import triton_computes
+from fullrank.kernels import KERNELS
 from moving import moved
 
 H, D = 3, 5
@@ -89,9 +88,11 @@ def run(attend: WeightedValues, where: fr.Layout, kernel: str, dtype: torch.dtyp
 
 def refuses(kernel: str, attend: WeightedValues) -> bool:
     """Whether the kernel does not compute these stages; test_kernels_compute_what_they_are_for says which ones it must."""
+    where = layout("causal")
+    heads = Heads(*(torch.zeros(2, H, 7, D) for _ in range(4)), torch.zeros(H, where.distances, D))
     try:
         with fr.kernel(kernel):
-            kernel_for(attend, tracing=False)
+            kernels.attend(attend.problem(heads, where, attend.mix.matrix(heads.query)))
     except InputError:
         return True
     return False
@@ -157,7 +158,9 @@ def test_triton_equals_reference(stages: tuple[str, str, str], where: str, monke
     attend = moved(WeightedValues(config, HeadSize(H, D, 17, 16), 0.0))
     expected = run(copy.deepcopy(attend).double(), layout(where), "reference", torch.float64)
     computed = []
-    monkeypatch.setattr(kernels, "_fastest", lambda pipeline: computed.append(triton_computes(pipeline)) or "triton")
+    monkeypatch.setattr(
+        kernels, "_fastest", lambda problem: computed.append(KERNELS["triton"].reason(problem) is None) or "triton"
+    )
     found = run(attend, layout(where), "auto", torch.float32)
     assert computed == [True]
     for name, wanted in expected.items():
@@ -170,13 +173,11 @@ def test_kernels_compute_what_they_are_for() -> None:
     for score, normalize, mix in STAGES:
         config = fr.AttentionConfig(score=score, normalize=normalize, mix=mix)
         attend = WeightedValues(config, HeadSize(H, D, 17, 16), 0.0)
-        computed = {kernel for kernel in [*FAST, "triton"] if not refuses(kernel, attend)}
-        expected = set() if "synthesizer" in score else {"native", "blocks", "triton"}
+        computed = {kernel for kernel in FAST if not refuses(kernel, attend)}
+        expected = set() if "synthesizer" in score else {"native", "blocks"}
         if (score, normalize, mix) == ("dot_product", "softmax", "none"):
             expected.add("sdpa")
         assert computed == expected, (score, normalize, mix)
-        assert kernel_for(attend, tracing=False) is (fastest if expected else KERNELS["reference"])
-        assert kernel_for(attend, tracing=True) is KERNELS["reference"]
 
 
 def test_dropout_of_weights_has_the_same_distribution_in_every_kernel() -> None:
@@ -228,7 +229,7 @@ def test_names() -> None:
     with pytest.raises(InputError, match="did you mean 'reference'"), fr.kernel("refrence"):
         pass
     mixed = fr.Attention(fr.AttentionConfig(mix="position_wise"), hidden_size=6, num_attention_heads=2)
-    with fr.kernel("sdpa"), pytest.raises(InputError, match=r"cannot compute .*PositionWiseMixing.*auto.*reference"):
+    with fr.kernel("sdpa"), pytest.raises(InputError, match=r"cannot compute .*no mixing.*auto.*reference"):
         mixed(torch.zeros(1, 2, 6))
     mixed(torch.zeros(1, 2, 6))  # the choice ended with the block, in spite of the error
     with fr.kernel("sdpa"), fr.kernel("auto"):

@@ -19,8 +19,8 @@ from fullrank.core.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# `neighbour` is right. `peeking` reads the weights of the query after its own, `dead` has a parameter that nothing uses, and
-# `shifted` claims, by saying nothing, to start as plain attention.
+# `neighbour` is right. `peeking` reads the query after its own, `dead` has a parameter that nothing uses, and `shifted` claims,
+# by saying nothing, to start as plain attention. They need no base class.
 PLUGIN = '''
 import torch
 from torch import nn
@@ -34,31 +34,23 @@ class Neighbour(nn.Module):
         super().__init__()
         self.share = nn.Parameter(torch.zeros(size.num_heads))
 
-    def forward(self, weights, query):
-        return weights + self.share[:, None, None].to(weights.dtype) * weights.roll(1, dims=1)
-
     def matrix(self, query):
-        return torch.eye(len(self.share)) + torch.diag(self.share).roll(-1, dims=0)
+        share = self.share
+        return torch.eye(len(share), dtype=share.dtype, device=share.device) + torch.diag(share).roll(-1, dims=0)
 
 @fr.register("mix", "peeking")
 class Peeking(nn.Module):
     def __init__(self, config, size):
         super().__init__()
 
-    def forward(self, weights, query):
-        return weights + weights.roll(-1, dims=2)
-
     def matrix(self, query):
-        return None
+        return (query @ query.roll(-1, dims=2).transpose(-1, -2)).diagonal(dim1=-2, dim2=-1).transpose(1, 2).diag_embed()
 
 @fr.register("mix", "dead")
 class Dead(nn.Module):
     def __init__(self, config, size):
         super().__init__()
         self.unused = nn.Parameter(torch.zeros(size.num_heads))
-
-    def forward(self, weights, query):
-        return weights
 
     def matrix(self, query):
         return None
@@ -68,11 +60,10 @@ class Shifted(nn.Module):
     def __init__(self, config, size):
         super().__init__()
 
-    def forward(self, weights, query):
-        return weights.roll(1, dims=1)
+        self.num_heads = size.num_heads
 
     def matrix(self, query):
-        return None
+        return torch.eye(self.num_heads).roll(1, dims=1)
 '''
 
 

@@ -19,6 +19,7 @@ from fullrank.core.config import AttentionConfig
 from fullrank.core.head_size import HeadSize
 from fullrank.core.layout import Layout
 from fullrank.core.project import Heads
+from fullrank.core.relative import XLRelative
 from fullrank.core.weighted import WeightedValues
 from fullrank.kernels import kernel as fixed_kernel
 
@@ -95,7 +96,9 @@ def ours(
     size = HeadSize(shape.heads, shape.size, shape.heads * shape.size, 1)
     device = given["query"].device
     attend = WeightedValues(AttentionConfig(score="relative", normalize=normalize, mix=mix), size, 0.0).to(device)
+    assert isinstance(attend.score, XLRelative)
     layout, biases = shape.layout(device), attend.score.biases
+    assert biases is not None
     del biases.content_bias, biases.position_bias
     biases.content_bias, biases.position_bias = given["u"], given["v"]
 

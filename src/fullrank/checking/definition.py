@@ -37,7 +37,7 @@ def plain_start(subject: Subject) -> Finding:
     if not mixed:
         return inapplicable("no mixing: it is plain attention")
     for place, mix in mixed.items():
-        if not getattr(registry.lookup("mix", mix), "starts_plain", True):
+        if not registry.lookup("mix", mix).starts_plain:
             where = f" ({place})" if place else ""
             return inapplicable(f"'{mix}' mixing{where} does not start as plain attention, by its definition")
     config = subject.own.config
@@ -104,7 +104,7 @@ def kernels(subject: Subject, precision: str) -> Finding:
     else:
         kinds = {part.kind for part in subject.attention.values()}
         used |= {"multilinear"} & kinds
-        if used:
+        if used != {"reference"}:
             remark += f"; attention by {', '.join(sorted(used))}"
         else:
             remark += (

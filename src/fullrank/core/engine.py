@@ -13,6 +13,53 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from .layout import Layout
+
+
+@dataclass(frozen=True)
+class Distances:
+    """The relative term of a score: keys (H, T, D) of the distances in `layout.spans`, the smallest first; u and v (H, D)."""
+
+    keys: Tensor
+    u: Tensor
+    v: Tensor
+
+
+@dataclass(frozen=True)
+class Terms:
+    """A score as engines compute it: query (B, H, N, D), keys (B, H, M, D), scale s, and distances where they count.
+
+    A_j(n, m) = s Q_j(n) . K_j(m),   with distances  s ((Q_j(n) + u_j) . K_j(m) + (Q_j(n) + v_j) . R_j(p_n - p_m))
+    """
+
+    query: Tensor
+    keys: Tensor
+    scale: float
+    distances: Distances | None = None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One call of weighted attention, as tensors and plain values.
+
+        A = `Terms`,   P_j = normalize(A_j),   P'_i(n, m) = sum_j M_ji(n) P_j(n, m),   O_i = dropout(P'_i) V_i
+
+    query (B, H, N, D), keys and values (B, H, M, D) -> (B, H, N, D), in the dtype of the values.
+    mixing: M as (H, H), or (B, N, H, H) where it depends on the query; None is M = I.
+    normalize: the name by which engines know the normaliser.
+    dropout: the probability with which a mixed weight is dropped, the others being divided by 1 - p; 0 outside training.
+    """
+
+    query: Tensor
+    keys: Tensor
+    values: Tensor
+    mixing: Tensor | None
+    distances: Distances | None
+    layout: Layout
+    scale: float
+    normalize: str
+    dropout: float
+
 
 @dataclass(frozen=True)
 class Cluster:
@@ -48,6 +95,8 @@ class Components:
 class Engines(Protocol):
     """Functions that compute what the definition computes, faster; None where they leave a call to the definition."""
 
+    def attend(self, problem: Problem | str) -> Tensor | None: ...
+
     def vocabulary_nll(self, components: Components, ids: Tensor) -> Tensor | None: ...
 
     def vocabulary_loss(
@@ -58,6 +107,14 @@ class Engines(Protocol):
 
 
 load: Callable[[], Engines] | None = None
+
+
+def attend(problem: Problem | str) -> Tensor | None:
+    """Weighted attention by an engine, (B, H, N, D); None: the definition has to compute it.
+
+    A string is the reason for which no engine can. Raises InputError if a kernel was asked for by name that cannot.
+    """
+    return None if load is None else load().attend(problem)
 
 
 def vocabulary_nll(components: Components, ids: Tensor) -> Tensor | None:

@@ -1,31 +1,63 @@
 """Mixing: heads exchange attention weights after the normaliser (Mixhead §3.1).
 
-A mixing is built from `(config, size)`. It maps weights (B, H, N, M) and the projected query (B, H, N, D) - with its bias,
-before scale and rotation - to mixed weights (B, H, N, M), and says with `matrix(query)` by which matrices:
-(H, H), or (B, N, H, H) if they depend on the query. Column i makes head i: P'_i = sum_j m_ji P_j.
-`needs` is ("query",) where the query is read; where it is (), and no score needs one, the query is None.
+A mixing *is* its matrix: (H, H), or (B, N, H, H) where it depends on the query. Column i makes head i: P'_i = sum_j m_ji P_j.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from fullrank.core.head_size import HeadSize
-from fullrank.core.registry import register
+from fullrank.core.registry import contract, register
 
 
-def _check(weights: Tensor, num_heads: int) -> None:
-    if weights.shape[1] != num_heads:
+def mix_heads(weights: Tensor, matrix: Tensor | None) -> Tensor:
+    """P'_i(n, m) = sum_j M_ji(n) P_j(n, m)  (Mixhead Eq. 12).
+
+    weights (B, H, N, M), matrix (H, H) or (B, N, H, H), None for M = I -> (B, H, N, M).
+    Raises ValueError if the matrix is of other heads, or of other queries.
+    """
+    if matrix is None:
+        return weights
+    heads, queries = weights.shape[1:3]
+    if matrix.shape[-2:] != (heads, heads) or (matrix.dim() == 4 and matrix.shape[1] != queries):
         raise ValueError(
-            f"weights (B, H, N, M) have H = {weights.shape[1]} heads, the mixing was built for {num_heads}"
+            f"a mixing of shape {tuple(matrix.shape)} does not fit weights (B, H, N, M) {tuple(weights.shape)}: it must be "
+            "(H, H) or (B, N, H, H)"
         )
+    equation = "bjnm,ji->binm" if matrix.dim() == 2 else "bjnm,bnji->binm"
+    return torch.einsum(equation, weights, matrix.to(weights))
+
+
+@contract("mix")
+class Mixing(nn.Module):
+    """What a mixing declares. It is built from `(config, size)`; `config` is None for a mixing without a `Config` of its own.
+
+    needs: ("query",) if the matrix depends on the query; otherwise no query has to be projected for it.
+    starts_plain: the matrix is I before training.
+    no_weight_decay: decay would pull the matrix towards zero, not towards plain attention.
+    """
+
+    Config: ClassVar[Any] = None
+    needs: ClassVar[tuple[str, ...]] = ("query",)
+    starts_plain: ClassVar[bool] = True
+    no_weight_decay: ClassVar[bool] = True
+
+    def matrix(self, query: Tensor | None) -> Tensor | None:
+        """M as (H, H), or (B, N, H, H) where it depends on the query (B, H, N, D); None is M = I.
+
+        The query is the projected one with its bias, before scale and rotation. Without a query, a matrix that depends on it
+        is the part that all positions share.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no matrix(query)")
 
 
 @register("mix", "none")
-class KeepHeads(nn.Module):
+class KeepHeads(Mixing):
     """Plain multi-head attention: every head keeps its own weights (M = I)."""
 
     needs = ()
@@ -33,22 +65,18 @@ class KeepHeads(nn.Module):
     def __init__(self, config: None, size: HeadSize) -> None:
         super().__init__()
 
-    def forward(self, weights: Tensor, query: Tensor | None) -> Tensor:
-        return weights
-
     def matrix(self, query: Tensor | None) -> None:
         return None
 
 
 @register("mix", "position_independent")
-class PositionIndependentMixing(nn.Module):
+class PositionIndependentMixing(Mixing):
     """Mixhead A: one learned mixing for all positions (Mixhead §3.1, Eq. 12).
 
         P'_i = sum_j m_ji P_j
 
-    weights (B, H, N, M) -> (B, H, N, M).  `mixing` is (H, H).
+    `mixing` is (H, H).
     Starts at M = I: plain multi-head attention (§3.2).  Rows need not sum to one and may be negative (§3.3).
-    Raises ValueError if the weights have another number of heads.
     """
 
     needs = ()
@@ -57,24 +85,19 @@ class PositionIndependentMixing(nn.Module):
         super().__init__()
         self.mixing = nn.Parameter(torch.eye(size.num_heads))
 
-    def forward(self, weights: Tensor, query: Tensor | None) -> Tensor:
-        _check(weights, self.mixing.shape[0])
-        return torch.einsum("bjnm,ji->binm", weights, self.mixing.to(weights.dtype))
-
     def matrix(self, query: Tensor | None) -> Tensor:
         return self.mixing
 
 
 @register("mix", "position_wise")
-class PositionWiseMixing(nn.Module):
+class PositionWiseMixing(Mixing):
     """Mixhead B: each query decides how the heads exchange attention (Mixhead §3.1, Eq. 12).
 
         P'_i(n) = sum_j m_ji(n) P_j(n)      with  m_ji(n) = sum_d Q_j(n)_d W_di + B_ji
 
-    weights (B, H, N, M), query (B, H, N, D) -> (B, H, N, M).  `from_query` W is (D, H), `mixing` B is (H, H).
+    query (B, H, N, D) -> M (B, N, H, H).  `from_query` W is (D, H), `mixing` B is (H, H).
     Row j of M(n) reads the query of its own, the source, head j; W is shared by all heads.
     Starts at W = 0, B = I: plain multi-head attention (§3.2).  Rows need not sum to one and may be negative (§3.3).
-    Raises ValueError if query and weights disagree on H or N.
     Differs from the released code: none of its other mixing types, and the query is unscaled in decoding too.
     """
 
@@ -85,13 +108,6 @@ class PositionWiseMixing(nn.Module):
         self.from_query = nn.Parameter(torch.zeros(size.head_dim, size.num_heads))
         self.mixing = nn.Parameter(torch.eye(size.num_heads))
 
-    def forward(self, weights: Tensor, query: Tensor | None) -> Tensor:
-        _check(weights, self.mixing.shape[0])
-        if query is None or query.shape[1:3] != weights.shape[1:3]:
-            given = None if query is None else tuple(query.shape)
-            raise ValueError(f"query (B, H, N, D) {given} does not fit weights (B, H, N, M) {tuple(weights.shape)}")
-        return torch.einsum("bjnm,bnji->binm", weights, self.matrix(query).to(weights.dtype))
-
     def matrix(self, query: Tensor | None) -> Tensor:
         """M(n), (B, N, H, H); without a query, B: the part that all positions share."""
         if query is None:
@@ -101,7 +117,7 @@ class PositionWiseMixing(nn.Module):
 
 
 @register("mix", "random")
-class RandomMixing(nn.Module):
+class RandomMixing(Mixing):
     """Mixhead_rand: a fixed matrix with normally distributed entries, never trained (Mixhead §4.4.2, Table 7).
 
         P'_i = sum_j m_ji P_j      with  m_ji ~ N(0, std^2)
@@ -134,16 +150,12 @@ class RandomMixing(nn.Module):
         with torch.no_grad():
             self.mixing.copy_(torch.randn(self.mixing.shape, device="cpu") * self.std)
 
-    def forward(self, weights: Tensor, query: Tensor | None) -> Tensor:
-        _check(weights, self.mixing.shape[0])
-        return torch.einsum("bjnm,ji->binm", weights, self.mixing.to(weights.dtype))
-
     def matrix(self, query: Tensor | None) -> Tensor:
         return self.mixing
 
 
 @register("mix", "average")
-class AverageHeads(nn.Module):
+class AverageHeads(Mixing):
     """Avghead: every head uses the mean of all heads' weights, m_ji = 1/H (Mixhead §4.4.2, Table 7)."""
 
     needs = ()
@@ -153,8 +165,8 @@ class AverageHeads(nn.Module):
         super().__init__()
         self.num_heads = size.num_heads
 
-    def forward(self, weights: Tensor, query: Tensor | None) -> Tensor:
-        return weights.mean(dim=1, keepdim=True).expand_as(weights)
-
-    def matrix(self, query: Tensor | None) -> Tensor | None:
-        return None if query is None else query.new_full((self.num_heads, self.num_heads), 1 / self.num_heads)
+    def matrix(self, query: Tensor | None) -> Tensor:
+        size = (self.num_heads, self.num_heads)
+        if query is None:  # 1/H exactly, whatever dtype the weights have
+            return torch.full(size, 1 / self.num_heads, dtype=torch.float64, device="cpu")
+        return query.new_full(size, 1 / self.num_heads)

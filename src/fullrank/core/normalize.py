@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fullrank.core.head_size import HeadSize
-from fullrank.core.registry import register
+from fullrank.core.registry import contract, register
+
+
+@contract("normalize")
+class Normalizer(nn.Module):
+    """What a normaliser declares. It is built from `(config, size)`.
+
+    engine: the name by which engines know what it computes; None if no engine does.
+    """
+
+    Config: ClassVar[Any] = None
+    engine: ClassVar[str | None] = None
 
 
 @register("normalize", "softmax")
-class Softmax(nn.Module):
+class Softmax(Normalizer):
     """softmax(a)_m = exp(a_m) / sum_k exp(a_k)  (Mixhead Eq. 9)."""
+
+    engine = "softmax"
 
     def __init__(self, config: None, size: HeadSize) -> None:
         super().__init__()
@@ -22,7 +37,7 @@ class Softmax(nn.Module):
 
 
 @register("normalize", "sigsoftmax")
-class SigSoftmax(nn.Module):
+class SigSoftmax(Normalizer):
     """Sigsoftmax (Mixhead Eq. 21; Kanai et al. 2018).
 
         sigsoftmax(a)_m = exp(a_m) sigmoid(a_m) / sum_k exp(a_k) sigmoid(a_k) = softmax(a + log sigmoid(a))_m
@@ -30,6 +45,8 @@ class SigSoftmax(nn.Module):
     The right-hand form never overflows. Unlike softmax it is not invariant to a shift of `a`, so the maximum must not be
     subtracted before the sigmoid (the paper's footnote 5 leaves that open).
     """
+
+    engine = "sigsoftmax"
 
     def __init__(self, config: None, size: HeadSize) -> None:
         super().__init__()

@@ -33,7 +33,7 @@ def orthogonality(source: nn.Module | Trace) -> Tensor:
         mixes = [module.mix for module in source.modules() if isinstance(module, WeightedValues)]
         found = [mixing for mix in mixes if (mixing := mix.matrix(None)) is not None]
         zero = next(source.parameters()).new_zeros(())
-    return sum((_not_orthogonal(mixing) for mixing in found), zero)
+    return sum((_not_orthogonal(mixing).to(zero) for mixing in found), zero)
 
 
 def overlap_terms(weights: Tensor) -> tuple[Tensor, Tensor]:

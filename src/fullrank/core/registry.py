@@ -34,6 +34,7 @@ _HOMES = {
 }
 
 _registered: dict[tuple[str, str], Any] = {}
+_contracts: dict[str, type] = {}  # slot -> the base class that says what a stage of this slot declares
 Registered = TypeVar("Registered")
 
 
@@ -70,6 +71,27 @@ def register(slot: str, name: str) -> Callable[[Registered], Registered]:
     return add
 
 
+def contract(slot: str) -> Callable[[Registered], Registered]:
+    """Class decorator: the decorated base class has the declarations of all stages in `slot`, with their defaults.
+
+    A class that was registered without this base gets the declarations that it lacks (see `lookup`).
+    """
+
+    def add(base: Registered) -> Registered:
+        assert isinstance(base, type)
+        _contracts[slot] = base
+        return base
+
+    return add
+
+
+def _complete(stage: Any, base: type) -> None:
+    if isinstance(stage, type) and not issubclass(stage, base):
+        for name, default in vars(base).items():
+            if not (name.startswith("_") or hasattr(stage, name)):
+                setattr(stage, name, default)
+
+
 def unregister(slot: str, name: str) -> None:
     """Forget a registration (tests that register a stage of their own clean up with it)."""
     _registered.pop((slot, name), None)
@@ -88,4 +110,7 @@ def lookup(slot: str, name: str, key: str | None = None) -> Any:
         near = suggest(name, known)
         allowed = "" if near.startswith("known") else f" (known: {', '.join(known)})"
         raise ConfigError(f"{key or slot}: '{name}' is not available; {near}{allowed}")
-    return _registered[slot, name]
+    stage = _registered[slot, name]
+    if slot in _contracts:
+        _complete(stage, _contracts[slot])
+    return stage

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fullrank.core.angles import halves
+from fullrank.core.engine import Distances, Terms
 from fullrank.core.errors import InputError
 from fullrank.core.head_size import HeadSize
 from fullrank.core.layout import Layout
 from fullrank.core.registry import register
-from fullrank.core.shift import shifted
+from fullrank.core.score_contract import Score
 
 
 def encode_distances(
@@ -78,7 +79,7 @@ def u_and_v(own: RelativeBiases | None, lent: tuple[RelativeBiases, ...]) -> tup
 
 
 @register("score", "relative")
-class XLRelative(nn.Module):
+class XLRelative(Score):
     """Transformer-XL's score of content and distance (Dai et al. 2019, §3.3; Skip Cross-head app. A, Eq. 15).
 
         A(n, m) = ((Q(n) + u) . K(m)  +  (Q(n) + v) . R(p_n - p_m)) / sqrt(D)
@@ -143,16 +144,7 @@ class XLRelative(nn.Module):
         index = index.view(-1, 1, *index.shape[-2:]).expand(*query.shape[:3], keys.shape[2])
         return content @ keys.transpose(-1, -2) + by_distance.gather(-1, index)
 
-
-def shifted_scores(
-    score: XLRelative, query: Tensor, keys: Tensor, relative: Tensor, layout: Layout | None = None
-) -> Tensor:
-    """The same without a gather, for a causal layout with runs; scores of keys that are not seen are finite and mean nothing.
-
-    With the farthest distance first the wanted numbers of row n of (Q + v) R^T, laid out without gaps behind row n - 1, are
-    those of row n - 1 one step shorter than a row further on, so the shift is a view (`attention/shift.py`).
-    `layout`: by default contiguous text that ends with the queries.
-    """
-    content, position = score.queries(query)
-    layout = Layout.of(query.shape[2], keys.shape[2], device=query.device) if layout is None else layout
-    return content @ keys.transpose(-1, -2) + shifted(position, relative, layout)
+    def terms(self, query: Tensor, keys: Tensor, relative: Tensor, layout: Layout) -> Terms | str:  # type: ignore[override]  # its arguments are what it needs
+        if self.as_published:
+            return "no engine knows relative scores as_published"
+        return Terms(query, keys, self.scale, Distances(relative[:, : layout.distances], *self.u_and_v()))

@@ -7,19 +7,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
 
 from fullrank.core import registry
 from fullrank.core.config import Stage, stage_name, stage_options
 from fullrank.core.head_size import HeadSize
 
 
-def build_stage(slot: str, stage: Stage, size: HeadSize) -> nn.Module:
+def build_stage(slot: str, stage: Stage, size: HeadSize) -> Any:
     """The module that `stage` names, built for `size`; its options fill the class's nested `Config`, if it has one."""
-    found: Any = registry.lookup(slot, stage_name(stage), f"model.attention.{slot}")
-    config = getattr(found, "Config", None)
-    module: nn.Module = found(config(**stage_options(stage)) if config else None, size)
-    return module
+    kind: Any = registry.lookup(slot, stage_name(stage), f"model.attention.{slot}")
+    return kind(kind.Config(**stage_options(stage)) if kind.Config else None, size)
 
 
 @contextlib.contextmanager

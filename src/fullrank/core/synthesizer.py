@@ -16,6 +16,7 @@ from fullrank.core.errors import InputError
 from fullrank.core.head_size import HeadSize
 from fullrank.core.layout import Layout
 from fullrank.core.registry import register
+from fullrank.core.score_contract import Score
 
 
 def _check(layout: Layout, longest: int) -> None:
@@ -30,7 +31,7 @@ def _check(layout: Layout, longest: int) -> None:
 
 
 @register("score", "dense_synthesizer")
-class DenseSynthesizer(nn.Module):
+class DenseSynthesizer(Score):
     """Each query says by itself how much it wants the key at each position (Synthesizer §3.2; Mixhead §4.1.2).
 
         A_i(n, m) = (W relu(Q_i(n)) + b)_m
@@ -54,7 +55,7 @@ class DenseSynthesizer(nn.Module):
     def __init__(self, config: Config, size: HeadSize) -> None:
         super().__init__()
         self.idle = ("keys",) if config.keep_key_projection else ()
-        self.max_length = size.max_length
+        self.max_length: int = size.max_length
         self.to_positions = nn.Linear(size.head_dim, size.max_length)
 
     def forward(self, query: Tensor, layout: Layout) -> Tensor:
@@ -71,7 +72,7 @@ class DenseSynthesizer(nn.Module):
 
 
 @register("score", "random_synthesizer")
-class RandomSynthesizer(nn.Module):
+class RandomSynthesizer(Score):
     """One learned matrix of scores per head, the same for every text (Synthesizer §3.3).
 
         A_i(n, m) = L_i(p_n, p_m)
@@ -85,7 +86,7 @@ class RandomSynthesizer(nn.Module):
 
     def __init__(self, config: None, size: HeadSize) -> None:
         super().__init__()
-        self.max_length = size.max_length
+        self.max_length: int = size.max_length
         self.logits = nn.Parameter(torch.randn(size.num_heads, size.max_length, size.max_length))
 
     def forward(self, layout: Layout) -> Tensor:

@@ -9,6 +9,8 @@ from torch import nn
 from fullrank.core.config import Stage
 from fullrank.core.cross_head import SameHead, StochasticCrossHead
 from fullrank.core.head_size import HeadSize
+from fullrank.core.mix import Mixing
+from fullrank.core.normalize import Normalizer
 from fullrank.core.stage import build_stage
 from fullrank.hf.own import Eager, Own, examine
 
@@ -25,9 +27,8 @@ class Injected(nn.Module):
         self, size: HeadSize, eager: Eager, former: str, mix: Stage, normalize: Stage, cross_head: float
     ) -> None:
         super().__init__()
-        self.normalize: Any = build_stage("normalize", normalize, size)
-        self.mix: Any = build_stage("mix", mix, size)
-        setattr(self.mix, "no_weight_decay", True)  # noqa: B010  it would pull mixing towards zero
+        self.normalize: Normalizer = build_stage("normalize", normalize, size)
+        self.mix: Mixing = build_stage("mix", mix, size)
         self.route: Any = StochasticCrossHead(cross_head) if cross_head else SameHead()
         self.size, self.eager, self.former = size, eager, former
         self._own: Own | None = None

@@ -7,7 +7,6 @@ fast:       the same by our kernels, where the model's own function is plain sca
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,12 +15,11 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from fullrank import kernels
+from fullrank.core import engine
+from fullrank.core.engine import Problem
 from fullrank.core.errors import InputError
-from fullrank.core.head_size import HeadSize
-from fullrank.core.layout import Layout
+from fullrank.core.mix import mix_heads
 from fullrank.core.normalize import Softmax
-from fullrank.core.project import Heads
-from fullrank.core.score import DotProduct
 from fullrank.hf.asked import weights_asked_for
 from fullrank.hf.finding import eager_of
 from fullrank.hf.heads import Injected
@@ -75,11 +73,17 @@ def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attenti
     if scaling is not None and _fast(own, query, key, value, arguments):
         layout = layout_of(attention_mask, query, key)
         if layout is not None:
-            groups = query.shape[1] // key.shape[1]
-            heads = Heads(query, query, _repeated(key, groups), _repeated(value, groups))
-            stages: Any = _Stages(_dot_product(scaling), injected, dropout, module.training)
-            mixed = kernels.kernel_for(stages, tracing=False)(stages, heads, layout, None)
-            return mixed.transpose(1, 2).contiguous(), None
+            groups, p = query.shape[1] // key.shape[1], dropout if module.training else 0.0
+            problem = (
+                f"no engine knows the normaliser {type(injected.normalize).__name__}"
+                if injected.normalize.engine is None
+                else Problem(
+                    query, _repeated(key, groups), _repeated(value, groups), injected.mix.matrix(query), None, layout,
+                    scaling, injected.normalize.engine, p,
+                )
+            )  # fmt: skip
+            if (out := engine.attend(problem)) is not None:
+                return out.transpose(1, 2).contiguous(), None
     return _by_weights(injected, own, module, query, key, value, attention_mask, dropout, scaling=scaling, **arguments)
 
 
@@ -109,7 +113,7 @@ def _by_weights(injected: Injected, own: Own, module: nn.Module, query: Tensor, 
                 "other normalisers than softmax would have to take apart; inject without normalize"
             )
         weights = injected.normalize(scores_of(query, key, mask, arguments["scaling"])).to(query.dtype)
-    mixed = injected.mix(weights, query)
+    mixed = mix_heads(weights, injected.mix.matrix(query))
     p = max(dropout, own_dropout) if module.training else 0.0
     # torch's own dropout of weights without gaps: it draws the same numbers as in the model's own function
     dropped = F.dropout(mixed.contiguous(), p) if p else mixed
@@ -146,38 +150,3 @@ def _made_without(module: nn.Module) -> InputError:
         f"{type(module).__name__}: the configuration says that attention was injected (`fullrank`), but this model was "
         "made without; load it with fullrank.load_injected, or call fullrank.inject on it"
     )
-
-
-@functools.lru_cache(maxsize=64)
-def _dot_product(scale: float) -> DotProduct:
-    score = DotProduct(None, HeadSize(num_heads=1, head_dim=1, hidden_size=1, max_length=0))
-    score.scale = scale
-    return score
-
-
-@dataclass
-class _Stages:
-    """One call as the kernels see it: what `WeightedValues` is in our own models."""
-
-    score: DotProduct
-    injected: Injected
-    dropout: float
-    training: bool
-
-    @property
-    def normalize(self) -> Any:
-        return self.injected.normalize
-
-    @property
-    def mix(self) -> Any:
-        return self.injected.mix
-
-    @property
-    def size(self) -> HeadSize:
-        return self.injected.size
-
-    def scores(self, heads: Heads, layout: Layout) -> Tensor:
-        assert heads.scored is not None
-        assert heads.keys is not None
-        scores: Tensor = self.score(heads.scored, heads.keys, layout)
-        return scores

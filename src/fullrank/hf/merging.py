@@ -40,8 +40,6 @@ def _factors(name: str, module: Any) -> Tensor:
     if not own_weights:
         raise _refusal(name, "its weights are normalised otherwise than the model's own")
     if matrix is None:
-        if list(stages.mix.parameters()) or getattr(stages.mix, "starts_plain", True) is False:
-            raise _refusal(name, "its heads exchange weights")
         return torch.ones(stages.size.num_heads)
     if any(bool((p != 0).any()) for part, p in stages.mix.named_parameters() if part != "mixing"):
         raise _refusal(name, "its mixing depends on the query")

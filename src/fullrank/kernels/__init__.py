@@ -1,159 +1,119 @@
-"""Speed is chosen here and nowhere else. Every kernel computes what `reference` computes."""
+"""The choice of a kernel for weighted attention. Every kernel computes what the definition computes (`core/weighted.py`)."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from fullrank.core.engine import Components, Problem
 from fullrank.core.errors import InputError, suggest
-from fullrank.core.mix import KeepHeads
-from fullrank.core.normalize import Softmax
-from fullrank.core.score import DotProduct
-from fullrank.kernels import vocabulary
-from fullrank.kernels.compiled import traced
-from fullrank.kernels.native import native, native_computes
-from fullrank.kernels.native_build import library
-from fullrank.kernels.pipeline import Pipeline, expressible, pipeline_of
-from fullrank.kernels.query_blocks import blocks_compute, query_blocks
-from fullrank.kernels.reference import reference
-from fullrank.kernels.sdpa import sdpa
-from fullrank.kernels.triton_mixed import triton_computes, triton_mixed, triton_runs
+from fullrank.kernels import compiled, native, query_blocks, sdpa, triton_mixed, vocabulary
+from fullrank.kernels.problem import fits, is_plain
 
-if TYPE_CHECKING:
-    from fullrank.core.engine import Components
-    from fullrank.core.layout import Layout
-    from fullrank.core.project import Heads
-    from fullrank.core.trace import Trace
-    from fullrank.core.weighted import WeightedValues
+Reason = Callable[[Problem], str | None]  # None: the kernel computes the call
 
-Kernel = Callable[["WeightedValues", "Heads", "Layout", "Trace | None"], Tensor]
+
+def _never(problem: Problem) -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel, and the reasons for which it does not compute a call.
+
+    declines: because of the tensors or the layout; the definition computes such a call even if this kernel is fixed.
+    refuses: because of the stages or the machine; it is an error to fix this kernel then.
+    """
+
+    run: Callable[[Problem], Tensor]
+    declines: Reason = _never
+    refuses: Reason = _never
+
+    def reason(self, problem: Problem) -> str | None:
+        """Either of them; a machine is looked at last, since that may compile C++."""
+        return self.declines(problem) or self.refuses(problem)
+
+
+KERNELS: dict[str, Kernel] = {
+    "sdpa": Kernel(sdpa.attend, refuses=sdpa.refuses),
+    "blocks": Kernel(query_blocks.attend, query_blocks.declines),
+    "native": Kernel(native.attend, native.declines, native.refuses),
+    "triton": Kernel(triton_mixed.attend, triton_mixed.declines, triton_mixed.refuses),
+}
+NAMES = ("auto", "reference", *KERNELS, "multilinear")  # the last is that of attention without weights
+_COMPILED = Kernel(compiled.attend, compiled.declines)
 _forced: str | None = None  # a plain global, so that torch.compile guards on it
 _chosen: set[str] | None = None
 # queries, below which plain attention is faster by PyTorch's operations than in C++, on a CPU (measured from 16 to 1024)
 _SHORT, _SHORT_HALF = 48, 320
 
 
-def kernel_for(attend: WeightedValues, tracing: bool) -> Kernel:
-    """The fastest kernel that computes these stages, or the one fixed by `kernel(...)`."""
+def attend(problem: Problem | str) -> Tensor | None:
+    """Weighted attention by the fastest kernel, or the one fixed by `kernel(...)`; None: the definition has to compute it.
+
+    A string is the reason for which no kernel can. Raises InputError if the fixed kernel refuses the call.
+    """
     if _forced == "reference":
-        return reference
-    if tracing:
-        if _forced is not None:
-            raise InputError(f"kernel '{_forced}' cannot give attention weights for a trace or a penalty; use 'auto'")
-        return reference
-    if _forced is None:
-        return fastest if expressible(attend) else reference
-    if not _computes(_forced, attend):
-        stages = ", ".join(type(stage).__name__ for stage in (attend.score, attend.normalize, attend.mix))
-        raise InputError(f"kernel '{_forced}' cannot compute {stages}; use kernel 'auto' or 'reference'")
-    return KERNELS[_forced]
-
-
-def _computes(name: str, attend: WeightedValues) -> bool:
-    """By the stages alone; a call of some layout or dtype may still go to another kernel, or be refused."""
-    if name == "sdpa":
-        return _plain(attend)
-    return name in _OF_PIPELINES and expressible(attend)
-
-
-def _plain(attend: WeightedValues) -> bool:
-    return (type(attend.score), type(attend.normalize), type(attend.mix)) == (DotProduct, Softmax, KeepHeads)
-
-
-def fastest(attend: WeightedValues, heads: Heads, layout: Layout, trace: Trace | None) -> Tensor:
-    """The kernel that is the fastest for these tensors, of stages that are `expressible`."""
-    pipeline = pipeline_of(attend, heads, layout)
-    name = _fastest(pipeline)
-    _note(name)
-    if name in _OF_PIPELINES:
-        return _OF_PIPELINES[name][1](pipeline)
-    return {"sdpa": sdpa, "compiled": traced, "reference": reference}[name](attend, heads, layout, trace)
-
-
-def _fastest(pipeline: Pipeline) -> str:
-    gpu, queries = pipeline.values.device.type == "cuda", pipeline.layout.shape[0]
-    if not pipeline.fits:
-        return "reference"
-    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
-        return "sdpa" if pipeline.plain else "reference"  # kernels written by hand know no torch.func
-    half = pipeline.values.dtype in (torch.bfloat16, torch.float16)
-    short = queries < _SHORT_HALF if half else queries < _SHORT and not pipeline.dropout
-    if pipeline.plain and (gpu or queries == 1 or short):
-        return "sdpa"
-    if queries > 1 and native_computes(pipeline):
-        return "native"
-    if pipeline.plain:
-        return "sdpa"
-    if queries > 1 and gpu and triton_computes(pipeline):
-        return "triton"
-    if torch.compiler.is_compiling():
-        return "compiled"
-    return "blocks" if blocks_compute(pipeline) else "reference"
-
-
-def _note(name: str) -> None:
+        return None
+    if _forced is not None:
+        return _fixed(_forced, problem)
+    name = "reference" if isinstance(problem, str) else _fastest(problem)
     if _chosen is not None:
         _chosen.add(name)
+    if isinstance(problem, str) or name == "reference":
+        return None
+    return _COMPILED.run(problem) if name == "compiled" else KERNELS[name].run(problem)
+
+
+def _fastest(problem: Problem) -> str:
+    gpu, queries = problem.values.device.type == "cuda", problem.layout.shape[0]
+    plain, compiling = is_plain(problem), torch.compiler.is_compiling()
+    if not fits(problem):
+        return "reference"
+    if not compiling and torch._C._are_functorch_transforms_active():
+        return "sdpa" if plain else "reference"  # kernels written by hand know no torch.func
+    half = problem.values.dtype in (torch.bfloat16, torch.float16)
+    short = queries < _SHORT_HALF if half else queries < _SHORT and not problem.dropout
+    if plain and (gpu or queries == 1 or short):
+        return "sdpa"
+    if queries > 1 and KERNELS["native"].reason(problem) is None:
+        return "native"
+    if plain:
+        return "sdpa"
+    if queries > 1 and gpu and KERNELS["triton"].reason(problem) is None:
+        return "triton"
+    if compiling:
+        return "compiled" if _COMPILED.reason(problem) is None else "reference"
+    return "blocks" if KERNELS["blocks"].reason(problem) is None else "reference"
+
+
+def _fixed(name: str, problem: Problem | str) -> Tensor | None:
+    refused: str | None
+    if name not in KERNELS:
+        refused = "it computes attention without weights"
+    else:
+        refused = problem if isinstance(problem, str) else KERNELS[name].refuses(problem)
+    if refused is not None:
+        raise InputError(f"kernel '{name}' cannot compute this attention: {refused}; use 'auto' or 'reference'")
+    assert not isinstance(problem, str)
+    kernel = _COMPILED if name == "blocks" and torch.compiler.is_compiling() else KERNELS[name]
+    return kernel.run(problem) if kernel.declines(problem) is None else None
 
 
 @contextlib.contextmanager
 def chosen() -> Iterator[set[str]]:
     """The names of the kernels that "auto" takes inside a `with` block, as they are taken."""
     global _chosen
-    before, found = _chosen, set[str]()
-    _chosen = found
+    before, names = _chosen, set[str]()
+    _chosen = names
     try:
-        yield found
+        yield names
     finally:
         _chosen = before
-
-
-def _fixed(name: str) -> Kernel:
-    """The kernel as `kernel(name)` asks for it: the reference where a layout is not for it; refused where a machine is not."""
-    computes, compute = _OF_PIPELINES[name]
-
-    def run(attend: WeightedValues, heads: Heads, layout: Layout, trace: Trace | None) -> Tensor:
-        if name == "blocks" and torch.compiler.is_compiling():
-            return traced(attend, heads, layout, trace)
-        pipeline = pipeline_of(attend, heads, layout)
-        if (needed := _NEEDED.get(name)) is not None and not needed[0](pipeline):
-            given = f"{heads.values.dtype} on {heads.values.device}".removeprefix("torch.")
-            raise InputError(f"kernel '{name}' needs {needed[1]}; given {given}; use 'auto'")
-        return compute(pipeline) if computes(pipeline) else reference(attend, heads, layout, trace)
-
-    return run
-
-
-def _native_runs(pipeline: Pipeline) -> bool:
-    values = pipeline.values
-    return values.device.type == "cpu" and library() is not None
-
-
-def _triton_runs(pipeline: Pipeline) -> bool:
-    return pipeline.values.is_cuda and triton_runs(pipeline)  # its interpreter, on a CPU, is for tests
-
-
-_OF_PIPELINES: dict[str, tuple[Callable[[Pipeline], bool], Callable[[Pipeline], Tensor]]] = {
-    "blocks": (blocks_compute, query_blocks),
-    "native": (native_computes, native),
-    "triton": (triton_computes, triton_mixed),
-}
-_NEEDED: dict[str, tuple[Callable[[Pipeline], bool], str]] = {
-    "native": (
-        _native_runs,
-        "a CPU, a C++ compiler, and FULLRANK_NATIVE that is not 0",
-    ),
-    "triton": (
-        _triton_runs,
-        "bf16, fp16 or fp32 on a CUDA device of compute capability 8 or more, with Triton",
-    ),
-}
-KERNELS: dict[str, Kernel] = {"reference": reference, "sdpa": sdpa, **{name: _fixed(name) for name in _OF_PIPELINES}}
-NAMES = ("auto", *KERNELS, "multilinear")  # the last is that of attention without weights
 
 
 def vocabulary_nll(components: Components, ids: Tensor) -> Tensor | None:

@@ -8,8 +8,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from fullrank.core.engine import Problem
 from fullrank.core.shift import Piece, pieces
-from fullrank.kernels.pipeline import Pipeline
 from fullrank.kernels.sight import Sight, sight_of
 
 
@@ -94,12 +94,12 @@ class Plan:
         return hidden
 
 
-def plan(pipeline: Pipeline, *, backward: bool, threads: int | None = None) -> Plan:
+def plan(problem: Problem, *, backward: bool, threads: int | None = None) -> Plan:
     """How a call is cut, in the backward pass or before; on a CPU for so many threads, or those that there are.
 
     The layout is one whose `sight_of` there is, with runs and causal if scores are relative.
     """
-    query, layout, sight = pipeline.query, pipeline.layout, sight_of(pipeline.layout)
+    query, layout, sight = problem.query, problem.layout, sight_of(problem.layout)
     assert sight is not None
     batch, heads, queries, _ = query.shape
     device = query.device.type
@@ -116,7 +116,7 @@ def plan(pipeline: Pipeline, *, backward: bool, threads: int | None = None) -> P
         if layout.causal and size > 1 and size not in later:
             hidden = torch.full((size, size), float("-inf"), dtype=_wide(query), device=query.device)
             later[size] = hidden.triu_(1)
-        parts = () if pipeline.distances is None else pieces(layout, row, stop)
+        parts = () if problem.distances is None else pieces(layout, row, stop)
         aged = _aged(sight, row, stop, query.device) if first[stop - 1] > first[row] else None
         found.append(Block(slice(row, stop), keys, parts, later.get(size), aged))
     largest = heads * max(block.size[0] * _width(block) for block in found)

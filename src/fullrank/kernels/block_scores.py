@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fullrank.core.engine import Problem
 from fullrank.core.shift import Piece, shift
 from fullrank.kernels.block_plan import Block, Plan
-from fullrank.kernels.pipeline import Pipeline
 
 _LOOP = (
     2**16
@@ -92,18 +92,18 @@ class Scores:
     """
 
     def __init__(
-        self, pipeline: Pipeline, plan: Plan, group: Group, block: Block, table: Tensor | None, scratch: Scratch
+        self, problem: Problem, plan: Plan, group: Group, block: Block, table: Tensor | None, scratch: Scratch
     ) -> None:
-        self.plan, self.group, self.block, self.scale = plan, group, block, pipeline.scale
+        self.plan, self.group, self.block, self.scale = plan, group, block, problem.scale
         self.table, self.scratch = table, scratch
         rows = group.query[:, block.rows]  # (G, n, D)
         self.dtype, self.wide = rows.dtype, torch.promote_types(rows.dtype, torch.float32)
         self.keys = group.keys[:, block.keys]
-        if pipeline.distances is None:
+        if problem.distances is None:
             self.content = self._scaled(rows)
         else:
             by_head = rows.unflatten(0, (-1, group.texts.stop - group.texts.start))  # (H, b, n, D)
-            u, v = (bias[:, None, None] for bias in (pipeline.distances.u, pipeline.distances.v))
+            u, v = (bias[:, None, None] for bias in (problem.distances.u, problem.distances.v))
             self.content = self._scaled(by_head + u).flatten(0, 1)
             # all texts read the same distances, so that their rows make one product: (H, b n, D)
             self.position = self._scaled(by_head + v).flatten(1, 2)

@@ -15,10 +15,9 @@ from torch.nn import functional as F
 
 from fullrank.core.dropout import keep_mask
 from fullrank.kernels.block_scores import Scratch
-from fullrank.kernels.pipeline import Normalizer
 
 
-def normalize_(scores: Tensor, how: Normalizer, scratch: Scratch) -> Tensor:
+def normalize_(scores: Tensor, how: str, scratch: Scratch) -> Tensor:
     """Weights in the place of the scores (softmax), or in the room `weights`, the scores staying what they are."""
     if how == "softmax":
         return torch.softmax(scores, -1, out=scores)
@@ -27,7 +26,7 @@ def normalize_(scores: Tensor, how: Normalizer, scratch: Scratch) -> Tensor:
     return torch.softmax(weights, -1, out=weights)
 
 
-def normalize_backward_(d_weights: Tensor, weights: Tensor, scores: Tensor, how: Normalizer) -> Tensor:
+def normalize_backward_(d_weights: Tensor, weights: Tensor, scores: Tensor, how: str) -> Tensor:
     """dA in the place of dP; destroys the scores."""
     torch._softmax_backward_data(d_weights, weights, -1, weights.dtype, grad_input=d_weights)
     if how == "sigsoftmax":

@@ -1,28 +1,40 @@
-"""What a compiler is given: attention stage by stage, without the gather that would keep it from fusing relative scores."""
+"""Relative attention for a compiler: the definition without the gather, which would keep a compiler from fusing the scores."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
-from fullrank.core.layout import Layout
-from fullrank.core.project import Heads
-from fullrank.core.relative import shifted_scores
-from fullrank.core.score import XLRelative
-from fullrank.core.trace import Trace
-from fullrank.kernels.reference import reference, weigh
-
-if TYPE_CHECKING:
-    from fullrank.core.weighted import WeightedValues
+from fullrank.core.dropout import dropout
+from fullrank.core.engine import Distances, Problem
+from fullrank.core.mix import mix_heads
+from fullrank.core.shift import shifted
+from fullrank.kernels.problem import normalized
 
 
-def traced(attend: WeightedValues, heads: Heads, layout: Layout, trace: Trace | None) -> Tensor:
-    """Stages that are `expressible`, (B, H, N, D). Relative scores of causal keys in runs are shifted, all rows at once."""
-    if type(attend.score) is not XLRelative or layout.runs is None or not layout.causal:
-        return reference(attend, heads, layout, trace)
-    query, keys, distances = heads.scored, heads.keys, heads.relative
-    assert query is not None
-    assert keys is not None
-    assert distances is not None
-    return weigh(attend, shifted_scores(attend.score, query, keys, distances, layout), heads, layout, trace)
+def declines(problem: Problem) -> str | None:
+    if problem.distances is None or problem.layout.runs is None or not problem.layout.causal:
+        return "the definition is as fast for a compiler, except for relative scores of causal keys in runs"
+    return None
+
+
+def attend(problem: Problem) -> Tensor:
+    """(B, H, N, D)."""
+    assert problem.distances is not None
+    scores, layout = shifted_scores(problem, problem.distances), problem.layout
+    if not layout.unrestricted:
+        scores = scores.masked_fill(~layout.visible(), float("-inf"))
+    mixed = mix_heads(normalized(scores, problem.normalize), problem.mixing)
+    return dropout(mixed, problem.dropout).to(problem.values.dtype) @ problem.values
+
+
+def shifted_scores(problem: Problem, distances: Distances) -> Tensor:
+    """Relative scores before the mask, (B, H, N, M), of a causal layout with runs; hidden keys get any finite number.
+
+    With the farthest distance first the wanted numbers of row n of (Q + v) R^T, laid out without gaps behind row n - 1, are
+    those of row n - 1 one step shorter than a row further on, so the shift is a view (`core/shift.py`).
+    """
+    query = problem.query
+    content, position = (
+        ((query + bias[:, None]) * problem.scale).to(query.dtype) for bias in (distances.u, distances.v)
+    )
+    return content @ problem.keys.transpose(-1, -2) + shifted(position, distances.keys, problem.layout)

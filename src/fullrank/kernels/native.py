@@ -19,27 +19,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fullrank.core.engine import Distances, Problem
 from fullrank.core.layout import Layout
 from fullrank.kernels.native_build import library
 from fullrank.kernels.native_call import Geometry, Operands, attention
-from fullrank.kernels.pipeline import Distances, Pipeline
+from fullrank.kernels.problem import fits
 from fullrank.kernels.sight import sight_of
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-def native_computes(pipeline: Pipeline) -> bool:
-    """Whether this kernel does; the first time on a machine it is compiled for the answer."""
-    layout, heads = pipeline.layout, (pipeline.query, pipeline.keys, pipeline.values)
-    if pipeline.values.device.type != "cpu" or any(tensor.dtype not in _DTYPES for tensor in heads):
-        return False
-    if len({tensor.dtype for tensor in heads}) > 1 or pipeline.values.numel() == 0 or pipeline.query.numel() == 0:
-        return False
-    if pipeline.distances is not None and (layout.runs is None or not layout.causal or layout.key_mask is not None):
-        return False
-    if layout.narrow and (layout.runs is None or not layout.causal):
-        return False
-    return pipeline.fits and _available()
+def refuses(problem: Problem) -> str | None:
+    """Asked after `declines`: the first time on a machine the library is compiled for the answer."""
+    if problem.values.device.type != "cpu" or not _available():
+        return f"it needs a CPU, a C++ compiler, and FULLRANK_NATIVE that is not 0; given {problem.values.device}"
+    return None
 
 
 @torch.compiler.assume_constant_result
@@ -47,30 +41,43 @@ def _available() -> bool:
     return library() is not None
 
 
-def native(pipeline: Pipeline) -> Tensor:
+def declines(problem: Problem) -> str | None:
+    layout, heads = problem.layout, (problem.query, problem.keys, problem.values)
+    if len({tensor.dtype for tensor in heads}) > 1 or problem.values.dtype not in _DTYPES:
+        return "query, keys and values must have one dtype of 16, 32 or 64 bits"
+    if problem.values.numel() == 0 or problem.query.numel() == 0:
+        return "there are no numbers"
+    if problem.distances is not None and (layout.runs is None or not layout.causal or layout.key_mask is not None):
+        return "relative scores need causal keys in runs without padding"
+    if layout.narrow and (layout.runs is None or not layout.causal):
+        return "a window needs causal keys in runs"
+    return None if fits(problem) else "the shapes do not fit each other"
+
+
+def attend(problem: Problem) -> Tensor:
     """(B, H, N, D)."""
-    dtype, width = pipeline.values.dtype, pipeline.values.shape[-1]
-    query, mixing, position, table, base = pipeline.query, pipeline.mixing, None, None, None
-    if pipeline.distances is not None:
-        distances = pipeline.distances
+    dtype, width = problem.values.dtype, problem.values.shape[-1]
+    query, mixing, position, table, base = problem.query, problem.mixing, None, None, None
+    if problem.distances is not None:
+        distances = problem.distances
         query, position = _with_biases(query, distances)
-        table, base = _ready(distances.keys.to(dtype)), _table_rows(pipeline.layout)
+        table, base = _ready(distances.keys.to(dtype)), _table_rows(problem.layout)
     operands = Operands(
         query=_ready(query),
-        keys=_ready(pipeline.keys),
-        values=_ready(pipeline.values),
+        keys=_ready(problem.keys),
+        values=_ready(problem.values),
         mixing=None if mixing is None else mixing.to(torch.promote_types(dtype, torch.float32)).contiguous(),
         position=position,
         table=table,
     )
-    sight = sight_of(pipeline.layout)
+    sight = sight_of(problem.layout)
     assert sight is not None
     tokens = sight.tokens
     if tokens is not None:
         tokens = tokens.expand(len(query), -1).to(torch.uint8).contiguous()
-    seed = torch.randint(2**63 - 1, (), dtype=torch.int64, device="cpu") if pipeline.dropout else None
+    seed = torch.randint(2**63 - 1, (), dtype=torch.int64, device="cpu") if problem.dropout else None
     geometry = Geometry(sight.first, sight.end, sight.own, base, tokens, seed)
-    choices = (pipeline.scale, pipeline.normalize == "sigsoftmax", pipeline.dropout)
+    choices = (problem.scale, problem.normalize == "sigsoftmax", problem.dropout)
     out: Tensor = attention(operands, geometry, choices)
     return out[..., :width]
 

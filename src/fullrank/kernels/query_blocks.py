@@ -1,4 +1,4 @@
-"""Weighted attention, a block of query rows of all heads at a time: every score, normaliser and mixing that a `Pipeline` knows.
+"""Weighted attention, a block of query rows of all heads at a time: every score, normaliser and mixing that a `Problem` knows.
 
 The scores of a block stay in cache, from which normaliser, mixing and weighted values read them, and are thrown away; the
 backward pass forms them again. Causal blocks leave out the keys after their last row, windows those before their first. What
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fullrank.core.engine import Distances, Problem
 from fullrank.core.shift import descending, kept_descending
 from fullrank.kernels.block_plan import Block, Plan, plan
 from fullrank.kernels.block_scores import Group, Scores, Scratch, Sums, by_head, by_text
@@ -30,39 +31,38 @@ from fullrank.kernels.block_weights import (
     normalize_,
     normalize_backward_,
 )
-from fullrank.kernels.pipeline import Distances, Pipeline
 from fullrank.kernels.precision import refuse_second_order
+from fullrank.kernels.problem import fits, needs_grad
 from fullrank.kernels.sight import sight_of
 
 _GAPLESS = torch.contiguous_format
 
 
-def blocks_compute(pipeline: Pipeline) -> bool:
-    """Whether `query_blocks` does.
+def declines(problem: Problem) -> str | None:
+    layout, heads = problem.layout, (problem.query, problem.keys, problem.values)
+    if any(x.is_meta or x.numel() == 0 for x in heads):  # `meta` knows no autocast either
+        return "there are no numbers"
+    if any(x.dtype != problem.values.dtype for x in heads):
+        return "query, keys and values must have one dtype"
+    if problem.distances is not None and (layout.runs is None or not layout.causal):
+        return "relative scores need causal keys in runs"
+    if problem.distances is None and layout.narrow and sight_of(layout) is None:
+        return "a window needs causal keys in runs"
+    return None if fits(problem) else "the shapes do not fit each other"
 
-    Not: a window over rows that differ or without order, relative scores of such layouts, tensors without numbers (`meta`
-    knows no autocast either), and heads in more than one precision.
-    """
-    layout, heads = pipeline.layout, (pipeline.query, pipeline.keys, pipeline.values)
-    if any(x.is_meta or x.numel() == 0 or x.dtype != pipeline.values.dtype for x in heads):
-        return False
-    if pipeline.distances is not None:
-        return layout.runs is not None and layout.causal
-    return not layout.narrow or sight_of(layout) is not None
 
-
-def query_blocks(pipeline: Pipeline) -> Tensor:
-    """(B, H, N, D) of a pipeline that `blocks_compute`."""
-    with torch.autocast(pipeline.query.device.type, enabled=False):
-        if not pipeline.needs_grad and not pipeline.dropout:
-            return _evaluate(pipeline)
-        seed = _seed() if pipeline.dropout else 0
-        if not pipeline.needs_grad:
-            return _forward(pipeline, seed)
-        distances = pipeline.distances
+def attend(problem: Problem) -> Tensor:
+    """(B, H, N, D)."""
+    with torch.autocast(problem.query.device.type, enabled=False):
+        if not needs_grad(problem) and not problem.dropout:
+            return _evaluate(problem)
+        seed = _seed() if problem.dropout else 0
+        if not needs_grad(problem):
+            return _forward(problem, seed)
+        distances = problem.distances
         far = (None,) * 3 if distances is None else (distances.keys, distances.u, distances.v)
-        fixed = (pipeline.layout, pipeline.scale, pipeline.normalize, pipeline.dropout)
-        out: Tensor = _Blocks.apply(fixed, seed, pipeline.query, pipeline.keys, pipeline.values, pipeline.mixing, *far)
+        fixed = (problem.layout, problem.scale, problem.normalize, problem.dropout)
+        out: Tensor = _Blocks.apply(fixed, seed, problem.query, problem.keys, problem.values, problem.mixing, *far)
         return out
 
 
@@ -73,42 +73,42 @@ def _seed() -> int:
 class _Call:
     """What the blocks of one pass share."""
 
-    def __init__(self, pipeline: Pipeline, cut: Plan, table: Tensor | None, seed: int) -> None:
-        self.pipeline, self.plan = pipeline, cut
-        query = pipeline.query
+    def __init__(self, problem: Problem, cut: Plan, table: Tensor | None, seed: int) -> None:
+        self.problem, self.plan = problem, cut
+        query = problem.query
         self.dtype, self.wide = query.dtype, torch.promote_types(query.dtype, torch.float32)
         self.scratch = Scratch(cut.numbers(query.shape), query.device)
         self.table = None if table is None else table.transpose(1, 2).contiguous()
-        self.masks = Masks(pipeline.dropout, seed, query.device) if pipeline.dropout else None
-        shared = pipeline.mixing is not None and pipeline.mixing.dim() == 2
-        self._shared = pipeline.mixing.to(self.wide) if shared and pipeline.mixing is not None else None
+        self.masks = Masks(problem.dropout, seed, query.device) if problem.dropout else None
+        shared = problem.mixing is not None and problem.mixing.dim() == 2
+        self._shared = problem.mixing.to(self.wide) if shared and problem.mixing is not None else None
 
     def groups(self) -> Iterator[Group]:
-        given = (self.pipeline.query, self.pipeline.keys, self.pipeline.values)
+        given = (self.problem.query, self.problem.keys, self.problem.values)
         for texts in self.plan.texts:
             yield Group(texts, *(by_head(x[texts]) for x in given))
 
     def scores(self, group: Group, block: Block) -> Scores:
-        return Scores(self.pipeline, self.plan, group, block, self.table, self.scratch)
+        return Scores(self.problem, self.plan, group, block, self.table, self.scratch)
 
     def matrix(self, group: Group, block: Block) -> Tensor | None:
         """(H, H), or (b n, H, H)."""
-        if self._shared is not None or self.pipeline.mixing is None:
+        if self._shared is not None or self.problem.mixing is None:
             return self._shared
-        return self.pipeline.mixing[group.texts, block.rows].flatten(0, 1).to(self.wide)
+        return self.problem.mixing[group.texts, block.rows].flatten(0, 1).to(self.wide)
 
 
-def _forward(pipeline: Pipeline, seed: int, keep_table: bool = False) -> Tensor:
-    cut = plan(pipeline, backward=bool(pipeline.dropout))  # masks go with blocks
+def _forward(problem: Problem, seed: int, keep_table: bool = False) -> Tensor:
+    cut = plan(problem, backward=bool(problem.dropout))  # masks go with blocks
     table = None
-    if pipeline.distances is not None:
-        table = (kept_descending if keep_table else descending)(pipeline.distances.keys, cut.table_rows)
-    call = _Call(pipeline, cut, table, seed)
-    out = torch.empty_like(pipeline.query)
+    if problem.distances is not None:
+        table = (kept_descending if keep_table else descending)(problem.distances.keys, cut.table_rows)
+    call = _Call(problem, cut, table, seed)
+    out = torch.empty_like(problem.query)
     for group in call.groups():
         texts = out[group.texts]
         for block in cut.blocks:
-            weights = normalize_(call.scores(group, block).forward(), pipeline.normalize, call.scratch)
+            weights = normalize_(call.scores(group, block).forward(), problem.normalize, call.scratch)
             mixed = mix(weights, call.matrix(group, block), call.scratch)
             if call.masks is not None:
                 mixed.mul_(call.masks.draw(mixed))
@@ -134,17 +134,17 @@ class _Blocks(torch.autograd.Function):
         # masks are drawn block after block: the backward pass has to cut the call as it is cut here
         ctx.fixed, ctx.seed, ctx.threads = fixed, seed, torch.get_num_threads()
         ctx.save_for_backward(query, keys, values, mixing, distances, u, v)
-        return _forward(_pipeline(fixed, query, keys, values, mixing, distances, u, v), seed)
+        return _forward(_problem(fixed, query, keys, values, mixing, distances, u, v), seed)
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_order("this attention kernel", "keeps the weights")
-        pipeline = _pipeline(ctx.fixed, *ctx.saved_tensors)
+        problem = _problem(ctx.fixed, *ctx.saved_tensors)
         with torch.autocast(cotangent.device.type, enabled=False):
-            return None, None, *_backward(pipeline, cotangent, ctx.seed, ctx.threads, ctx.needs_input_grad[5])
+            return None, None, *_backward(problem, cotangent, ctx.seed, ctx.threads, ctx.needs_input_grad[5])
 
 
-def _pipeline(
+def _problem(
     fixed: tuple[Any, ...],
     query: Tensor,
     keys: Tensor,
@@ -153,32 +153,32 @@ def _pipeline(
     distances: Tensor | None,
     u: Tensor | None,
     v: Tensor | None,
-) -> Pipeline:
+) -> Problem:
     far = None
     if distances is not None:
         assert u is not None
         assert v is not None
         far = Distances(distances, u, v)
-    return Pipeline(query, keys, values, mixing, far, *fixed)
+    return Problem(query, keys, values, mixing, far, *fixed)
 
 
 def _backward(
-    pipeline: Pipeline, cotangent: Tensor, seed: int, threads: int, mixing_wanted: bool
+    problem: Problem, cotangent: Tensor, seed: int, threads: int, mixing_wanted: bool
 ) -> tuple[Tensor | None, ...]:
     """Gradients of query, keys, values, mixing, distances, u and v."""
-    cut, far = plan(pipeline, backward=True, threads=threads), pipeline.distances
-    call = _Call(pipeline, cut, None if far is None else descending(far.keys, cut.table_rows), seed)
-    given = (pipeline.query, pipeline.keys, pipeline.values, pipeline.mixing)
+    cut, far = plan(problem, backward=True, threads=threads), problem.distances
+    call = _Call(problem, cut, None if far is None else descending(far.keys, cut.table_rows), seed)
+    given = (problem.query, problem.keys, problem.values, problem.mixing)
 
     def zeros(x: Tensor | None) -> Tensor | None:
         return None if x is None else torch.zeros_like(x, dtype=call.wide)
 
-    d_query = torch.empty_like(pipeline.query, dtype=call.wide)
+    d_query = torch.empty_like(problem.query, dtype=call.wide)
     # products add to wide rows faster: (B, H, D, M)
     d_keys, d_values = (
         torch.zeros_like(x.transpose(2, 3), dtype=call.wide, memory_format=_GAPLESS) for x in given[1:3]
     )
-    d_mixing, table = zeros(pipeline.mixing) if mixing_wanted else None, zeros(call.table)
+    d_mixing, table = zeros(problem.mixing) if mixing_wanted else None, zeros(call.table)
     u, v = (None, None) if far is None else (zeros(far.u), zeros(far.v))
     for group in call.groups():
         own = [x[group.texts] for x in (d_query, d_keys, d_values)]
@@ -200,7 +200,7 @@ def _differentiate(
     call: _Call, group: Group, block: Block, cotangent: Tensor, sums: Sums, d_mixing: Tensor | None
 ) -> None:
     """Add the gradients of one block."""
-    scratch, how = call.scratch, call.pipeline.normalize
+    scratch, how = call.scratch, call.problem.normalize
     parts, matrix = call.scores(group, block), call.matrix(group, block)
     scores = parts.forward()
     weights = normalize_(scores, how, scratch)
@@ -225,27 +225,27 @@ def _differentiate(
     parts.backward(scratch.cast(d_scores, call.dtype), sums)
 
 
-def _evaluate(pipeline: Pipeline) -> Tensor:
+def _evaluate(problem: Problem) -> Tensor:
     """Without gradients and dropout."""
-    query = pipeline.query
+    query = problem.query
     if query.shape[2] == 1:
-        return _one_query(pipeline)
-    plain = pipeline.distances is not None and pipeline.normalize == "softmax" and pipeline.mixing is None
+        return _one_query(problem)
+    plain = problem.distances is not None and problem.normalize == "softmax" and problem.mixing is None
     if plain and query.device.type == "cpu" and query.dtype.itemsize > 2:
-        assert pipeline.distances is not None
-        return _fused(pipeline, pipeline.distances)
-    return _forward(pipeline, 0, keep_table=True)
+        assert problem.distances is not None
+        return _fused(problem, problem.distances)
+    return _forward(problem, 0, keep_table=True)
 
 
-def _fused(pipeline: Pipeline, distances: Distances) -> Tensor:
+def _fused(problem: Problem, distances: Distances) -> Tensor:
     """Plain relative attention: position scores are the bias of PyTorch's fused kernel."""
-    cut = plan(pipeline, backward=False)
-    call = _Call(pipeline, cut, kept_descending(distances.keys, cut.table_rows), 0)
-    out = torch.empty_like(pipeline.query)
+    cut = plan(problem, backward=False)
+    call = _Call(problem, cut, kept_descending(distances.keys, cut.table_rows), 0)
+    out = torch.empty_like(problem.query)
     for group in call.groups():
         for block in cut.blocks:
             parts = call.scores(group, block)
-            at_keys, at_values = (x[group.texts, :, block.keys] for x in (pipeline.keys, pipeline.values))
+            at_keys, at_values = (x[group.texts, :, block.keys] for x in (problem.keys, problem.values))
             content, bias = (by_text(x, len(at_keys)) for x in (parts.content, parts.bias()))
             out[group.texts, :, block.rows] = F.scaled_dot_product_attention(
                 content, at_keys, at_values, attn_mask=bias, scale=1.0
@@ -253,15 +253,15 @@ def _fused(pipeline: Pipeline, distances: Distances) -> Tensor:
     return out
 
 
-def _one_query(pipeline: Pipeline) -> Tensor:
+def _one_query(problem: Problem) -> Tensor:
     """Nothing is shifted: every distance is that of one key, the last T keys being those in sight."""
-    query, keys, distances, layout = pipeline.query, pipeline.keys, pipeline.distances, pipeline.layout
+    query, keys, distances, layout = problem.query, problem.keys, problem.distances, problem.layout
     seen = slice(0 if distances is None else keys.shape[2] - distances.keys.shape[1], None)
     if distances is None:
-        scores = (query * pipeline.scale) @ keys.transpose(2, 3)
+        scores = (query * problem.scale) @ keys.transpose(2, 3)
     else:
         content, position = (
-            ((query + bias[:, None]) * pipeline.scale).to(query.dtype) for bias in (distances.u, distances.v)
+            ((query + bias[:, None]) * problem.scale).to(query.dtype) for bias in (distances.u, distances.v)
         )
         by_distance = torch.bmm(position[:, :, 0].transpose(0, 1), distances.keys.transpose(1, 2)).flip(-1)
         scores = by_distance.transpose(0, 1).contiguous()[:, :, None]  # (B, H, 1, T)
@@ -269,10 +269,10 @@ def _one_query(pipeline: Pipeline) -> Tensor:
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     if layout.key_mask is not None or (layout.narrow and distances is None):
         scores = scores.masked_fill(~layout.visible()[..., seen], float("-inf"))
-    if pipeline.normalize == "sigsoftmax":
+    if problem.normalize == "sigsoftmax":
         scores = scores + F.logsigmoid(scores)
     weights = torch.softmax(scores, -1)
-    if (matrix := pipeline.mixing) is not None:
+    if (matrix := problem.mixing) is not None:
         by_query = (matrix if matrix.dim() == 2 else matrix[:, 0]).to(weights.dtype)
         weights = (by_query.transpose(-1, -2) @ weights[:, :, 0])[:, :, None]
-    return weights.to(query.dtype) @ pipeline.values[:, :, seen]
+    return weights.to(query.dtype) @ problem.values[:, :, seen]

@@ -1,48 +1,44 @@
-"""Plain attention, where nothing special is asked: PyTorch's fused kernel, or on a CPU blocks of rows where that is faster."""
+"""Plain attention: PyTorch's fused kernel, or on a CPU blocks of rows where that is faster."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fullrank.core.layout import Layout
-from fullrank.core.project import Heads
-from fullrank.core.trace import Trace
+from fullrank.core.engine import Problem
+from fullrank.kernels.problem import is_plain
 from fullrank.kernels.rows import attend_rows
-
-if TYPE_CHECKING:
-    from fullrank.core.weighted import WeightedValues
 
 _SHORT = 1024  # keys; up to here blocks of rows train faster in bf16 than the fused kernel (measured from 35 to 1024)
 
 
-def sdpa(attend: WeightedValues, heads: Heads, layout: Layout, trace: Trace | None) -> Tensor:
-    """Dot product, softmax, no mixing; (B, H, N, D)."""
-    query, keys = heads.scored, heads.keys
-    assert query is not None
-    assert keys is not None
-    p = attend.dropout if attend.training else 0.0
+def refuses(problem: Problem) -> str | None:
+    if not is_plain(problem):
+        return "it computes the dot product, softmax and no mixing only"
+    return None
+
+
+def attend(problem: Problem) -> Tensor:
+    """(B, H, N, D)."""
+    layout, operands = problem.layout, (problem.query, problem.keys, problem.values)
     causal = layout.plain_causal and not layout.unrestricted
-    if _in_rows(query, keys, p):
+    if _in_rows(problem):
         visible = None if layout.unrestricted else layout.visible()
-        return attend_rows(query, keys, heads.values, visible, attend.score.scale, p, causal)
+        return attend_rows(*operands, visible, problem.scale, problem.dropout, causal)
     return F.scaled_dot_product_attention(
-        query,
-        keys,
-        heads.values,
+        *operands,
         attn_mask=None if causal or layout.unrestricted else layout.visible(),
-        dropout_p=p,
+        dropout_p=problem.dropout,
         is_causal=causal,
-        scale=attend.score.scale,
+        scale=problem.scale,
     )
 
 
-def _in_rows(query: Tensor, keys: Tensor, p: float) -> bool:
+def _in_rows(problem: Problem) -> bool:
     """On a CPU the fused kernel has no dropout, and a slow backward pass in bf16."""
+    query, p = problem.query, problem.dropout
     if query.device.type != "cpu" or torch.compiler.is_compiling():
         return False
     trains = torch.is_grad_enabled() and query.requires_grad
-    return 0 < p <= 1 - 2**-16 or (trains and query.dtype == torch.bfloat16 and keys.shape[2] <= _SHORT)
+    return 0 < p <= 1 - 2**-16 or (trains and query.dtype == torch.bfloat16 and problem.keys.shape[2] <= _SHORT)

@@ -31,7 +31,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.metadata
 import importlib.util
 import math
 import os
@@ -43,10 +42,11 @@ from torch import Tensor
 
 from fullrank.core.layout import Layout
 from fullrank.kernels.precision import KEEPS_TENSORS, refuse_second_order
+from fullrank.kernels.problem import fits
 from fullrank.kernels.sight import sight_of, tokens_of
 
 if TYPE_CHECKING:
-    from fullrank.kernels.pipeline import Pipeline
+    from fullrank.core.engine import Problem
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _MOST_HEADS, _MOST_SIZE = 32, 128
@@ -55,52 +55,67 @@ _OLDEST_GPU = 8  # the major number of the first with products of bf16
 _OLDEST_TRITON = (3, 4)  # tuples of tiles as the kernels use them
 
 
-def _known_triton() -> bool:
+@torch.compiler.assume_constant_result
+@functools.cache
+def _installed() -> bool:
     if importlib.util.find_spec("triton") is None:
         return False
-    version = importlib.metadata.version("triton").split(".")
+    import triton  # its distribution has other names too: nightlies, ROCm, Windows
+
+    version = triton.__version__.split(".")
     return (int(version[0]), int(version[1])) >= _OLDEST_TRITON
 
 
-_INSTALLED = _known_triton()
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton too looks only once, when it is imported
 
 
-def triton_computes(pipeline: Pipeline) -> bool:
-    """Whether `triton_mixed` computes it here: on a GPU, or on a CPU under Triton's interpreter (TRITON_INTERPRET=1)."""
-    query, keys, values, layout = pipeline.query, pipeline.keys, pipeline.values, pipeline.layout
-    (batch, heads, queries, size), length = query.shape, keys.shape[2]
-    if pipeline.distances is not None or not triton_runs(pipeline) or not query.dtype == keys.dtype == values.dtype:
-        return False
-    if 0 in (batch, heads, queries, length) or size > _MOST_SIZE or values.shape[-1] != size:
-        return False
-    if not 0 <= pipeline.dropout < 1 or batch * heads > _MOST_PROGRAMS:
-        return False
-    if pipeline.mixing is not None and heads > _MOST_HEADS:
-        return False
-    if heads * max(queries, length) * size >= 2**31 or heads * heads * queries >= 2**31:  # places within one text
-        return False
-    return not layout.narrow or (layout.causal and layout.runs is not None)
-
-
-def triton_runs(pipeline: Pipeline) -> bool:
-    """Whether device and dtype are those of these kernels."""
-    return pipeline.query.dtype in _DTYPES and _runs_on(pipeline.query.device)
+def refuses(problem: Problem) -> str | None:
+    if problem.distances is not None:
+        return "it computes no relative scores"
+    query = problem.query
+    if query.dtype not in _DTYPES or not _runs_on(query.device):
+        given = f"{query.dtype} on {query.device}".removeprefix("torch.")
+        return (
+            "it needs bf16, fp16 or fp32 on a CUDA device of compute capability 8 or more, with Triton 3.4 or later; "
+            f"given {given}"
+        )
+    return None
 
 
 def _runs_on(device: torch.device) -> bool:
+    """A GPU that is new enough, or a CPU under Triton's interpreter (TRITON_INTERPRET=1), which is for tests."""
     if device.type == "cuda":
         return (
-            _INSTALLED and torch.version.hip is None and torch.cuda.get_device_properties(device).major >= _OLDEST_GPU
+            _installed() and torch.version.hip is None and torch.cuda.get_device_properties(device).major >= _OLDEST_GPU
         )
-    return _INSTALLED and _INTERPRETED and device.type == "cpu"
+    return _installed() and _INTERPRETED and device.type == "cpu"
 
 
-def triton_mixed(pipeline: Pipeline) -> Tensor:
-    """(B, H, N, D), in the dtype of the values; for what `triton_computes` says True of."""
-    query, mixing, layout = pipeline.query, pipeline.mixing, pipeline.layout
+def declines(problem: Problem) -> str | None:
+    query, keys, values, layout = problem.query, problem.keys, problem.values, problem.layout
+    (batch, heads, queries, size), length = query.shape, keys.shape[2]
+    if not query.dtype == keys.dtype == values.dtype:
+        return "query, keys and values must have one dtype"
+    if 0 in (batch, heads, queries, length):
+        return "there are no numbers"
+    if size > _MOST_SIZE or (problem.mixing is not None and heads > _MOST_HEADS):
+        return f"heads must not be larger than {_MOST_SIZE}, nor mixed heads more than {_MOST_HEADS}"
+    if problem.dropout >= 1:
+        return "dropout must be less than 1"
+    # programs along an axis of a grid, and places within one sequence, which are numbers of 32 bits
+    places = heads * max(max(queries, length) * size, heads * queries)
+    if batch * heads > _MOST_PROGRAMS or places >= 2**31:
+        return "there are too many heads, queries or keys"
+    if layout.narrow and not (layout.causal and layout.runs is not None):
+        return "a window needs causal keys in runs"
+    return None if fits(problem) else "the shapes do not fit each other"
+
+
+def attend(problem: Problem) -> Tensor:
+    """(B, H, N, D), in the dtype of the values."""
+    query, mixing, layout = problem.query, problem.mixing, problem.layout
     batch, heads = query.shape[:2]
-    given = [query, pipeline.keys, pipeline.values]
+    given = [query, problem.keys, problem.values]
     if mixing is None:  # heads do not meet: each is a text of its own with a single head
         given = [tensor.reshape(batch * heads, 1, *tensor.shape[2:]) for tensor in given]
     narrow = layout.narrow and layout.window is not None and layout.runs is not None
@@ -108,13 +123,13 @@ def triton_mixed(pipeline: Pipeline) -> Tensor:
         *given,
         mixing,
         tokens_of(layout),
-        torch.randint(2**62, (1,), device=query.device) if pipeline.dropout else None,
+        torch.randint(2**62, (1,), device=query.device) if problem.dropout else None,
         layout.causal,
         [number for run in layout.runs or () for number in run] if narrow else [],
         layout.window if narrow else 0,
-        pipeline.scale,
-        pipeline.normalize == "sigsoftmax",
-        pipeline.dropout,
+        problem.scale,
+        problem.normalize == "sigsoftmax",
+        problem.dropout,
     )
     mixed: Tensor = out.view(batch, heads, *out.shape[2:])
     return mixed

@@ -1,4 +1,4 @@
-// Attention with mixed heads on a CPU, blocks of query rows for all heads at once; the equations stand in ../pipeline.py.
+// Attention with mixed heads on a CPU, blocks of query rows for all heads at once; the equations stand in ../../core/engine.py.
 //
 // What belongs to a block of W query rows lies with the rows innermost: scores and weights are [head][key][row]. So softmax,
 // mixing and their gradients are operations on whole vectors of rows, keys and values are read as they lie, and nothing is
