@@ -224,7 +224,7 @@ def test_shapes_that_do_not_fit_are_not_computed() -> None:
 def test_mixing_of_other_heads_is_refused_as_by_the_reference() -> None:
     _, heads, layout = small(mix=A)
     other = WeightedValues(AttentionConfig(mix=A), HeadSize(4, 5, 20, 40), 0.0).double()
-    with pytest.raises(ValueError, match="heads"), fr.kernel("auto"):
+    with pytest.raises(ValueError, match="does not fit weights"), fr.kernel("auto"):
         other(heads, layout)
 
 

@@ -16,7 +16,7 @@ import fullrank as fr
 from fullrank.core.engine import Distances, Problem
 from fullrank.kernels import block_plan
 from fullrank.kernels.block_plan import Limits, plan
-from fullrank.kernels.problem import differentiable
+from fullrank.kernels.problem import differentiable, fits
 from fullrank.kernels.query_blocks import attend as query_blocks
 
 H, D = 3, 16
@@ -138,7 +138,7 @@ def test_sizes_at_which_there_are_blocks(mixing: str) -> None:
 def test_texts_that_share_a_mask(causal: bool, queries: int, cuts: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cut(monkeypatch, CUTS[cuts], CUTS[cuts])
     given = call(fr.Layout.of(queries, 13, causal=causal, key_mask=PADDED[:1]), "shared")
-    assert given.fits
+    assert fits(given)
     check(given, query_blocks(given), definition(given))
 
 

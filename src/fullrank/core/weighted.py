@@ -76,6 +76,7 @@ class WeightedValues(nn.Module):
         if self.normalize.engine is None:
             return f"no engine knows the normaliser {type(self.normalize).__name__}"
         dropout = self.dropout if self.training else 0.0
+        mixing = None if mixing is None else mixing.to(heads.values.device)
         return Problem(
             terms.query,
             terms.keys,
