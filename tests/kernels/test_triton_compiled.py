@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from mixed_formula import DEVICE, EXACT, check, drawn, pipeline
+from mixed_formula import DEVICE, EXACT, check, drawn, problem
 from torch import Tensor
 
 import fullrank as fr
@@ -28,7 +28,7 @@ def test_one_graph_when_compiled(mixing: str) -> None:
     asked = [x for x in given if x is not None]
 
     def attend(query: Tensor, keys: Tensor, values: Tensor, matrix: Tensor) -> Tensor:
-        return triton_mixed(pipeline((query + 1, keys, values, matrix), layout)) * 2
+        return triton_mixed(problem((query + 1, keys, values, matrix), layout)) * 2
 
     expected = attend(*given)  # type: ignore[arg-type]
     found = torch.compile(attend, fullgraph=True, backend="aot_eager")(*given)
@@ -86,7 +86,7 @@ def test_memory_grows_with_the_length() -> None:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
-            triton_mixed(pipeline(given, L(length))).square().sum().backward()
+            triton_mixed(problem(given, L(length))).square().sum().backward()
             torch.cuda.synchronize()
         found.append(torch.cuda.max_memory_allocated() - before)
     assert found[1] < 4.4 * found[0]

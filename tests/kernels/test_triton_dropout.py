@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from mixed_formula import DEVICE, EXACT, check, drawn, pipeline
+from mixed_formula import DEVICE, EXACT, check, drawn, problem
 from torch import Tensor
 
 import fullrank as fr
@@ -25,7 +25,7 @@ def shown_mask(batch: int, heads: int, layout: fr.Layout, size: int, mixing: str
     one_hot = torch.eye(size, device=DEVICE)[: layout.shape[1]].expand_as(values)
     matrix = None if matrix is None else matrix.detach().abs() + 0.1
     given = (torch.zeros_like(query), keys, one_hot, matrix)
-    whole, dropped = (triton_mixed(pipeline(given, layout, p=some)) for some in (0.0, p))
+    whole, dropped = (triton_mixed(problem(given, layout, p=some)) for some in (0.0, p))
     seen = layout.visible().to(DEVICE).expand(batch, heads, -1, -1)
     ratio = (dropped / whole.where(whole != 0, 1))[..., : layout.shape[1]]
     return torch.where(seen, ratio, torch.ones_like(ratio))
@@ -40,7 +40,7 @@ def test_groups_of_heads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None
 
     def once() -> list[Tensor]:
         torch.manual_seed(5)
-        out = triton_mixed(pipeline(given, L(5), p=0.4))
+        out = triton_mixed(problem(given, L(5), p=0.4))
         return [out, *torch.autograd.grad(out.square().sum(), [x for x in given if x is not None])]
 
     expected = once()
@@ -82,7 +82,7 @@ def test_an_output_without_dropout_is_the_mean() -> None:
     """1 / (1 - p) makes up for what is dropped: with values of one and weights of one an output is 1 on average."""
     layout, p = L(16, 64, causal=False), 0.25
     query, keys, values, _ = (x if x is None else torch.zeros_like(x) for x in drawn(4, 4, layout, 16, "none"))
-    out = triton_mixed(pipeline((query, keys, values + 1, None), layout, p=p))[..., 0]  # type: ignore[operator,arg-type]
+    out = triton_mixed(problem((query, keys, values + 1, None), layout, p=p))[..., 0]  # type: ignore[operator,arg-type]
     variance = p / (1 - p) / 64
     assert abs(float(out.mean()) - 1) < 5 * math.sqrt(variance / out.numel())
     assert abs(float(out.var()) - variance) < 5 * variance * math.sqrt(2 / out.numel())
