@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import fullrank as fr
 from fullrank.analysis import LogProbRank
+from fullrank.analysis.rank import of_config
 from fullrank.core.errors import InputError, RunError
 
 V = 47
@@ -50,9 +51,9 @@ def log_probs(model: fr.LanguageModel, read: Tensor, contexts: int) -> np.ndarra
     return np.stack(rows)
 
 
-@pytest.mark.parametrize("width", [6, 8, 10])
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    ("width", "tied", "bias"), [(6, False, False), (8, True, True), (10, False, True), (10, True, False)]
+)
 def test_a_softmax_has_rank_d_plus_1_and_with_a_bias_d_plus_2(width: int, tied: bool, bias: bool) -> None:
     found = fr.analysis.rank(random_model({"tied": tied, "bias": bias}, width=width), ids())
     assert found.rank == found.layer.bound == width + 1 + bias
@@ -110,8 +111,7 @@ ESCAPES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", ESCAPES)
-@pytest.mark.parametrize("contexts", [33, 60])
+@pytest.mark.parametrize(("kind", "contexts"), [(kind, (33, 60)[i % 2]) for i, kind in enumerate(ESCAPES)])
 def test_what_escapes_the_bound_has_as_many_dimensions_as_can_be_seen(kind: str, contexts: int) -> None:
     output, why = ESCAPES[kind]
     found = fr.analysis.rank(random_model(output), ids(), contexts=contexts)
@@ -225,11 +225,11 @@ def test_autocast_around_the_call_changes_nothing() -> None:
 
 def test_an_output_layer_of_ones_own() -> None:
     """No bound is known for it."""
-    layer = fr.analysis.softmax_bound.of_config(random_model({}).config)
+    layer = of_config(random_model({}).config)
     assert layer.exempt is None
     config = random_model({}).config
     object.__setattr__(config.output, "kind", "my_own")
-    own = fr.analysis.softmax_bound.of_config(config)
+    own = of_config(config)
     assert own.exempt == "no bound is known for output layers of kind 'my_own'"
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import fullrank as fr
 import hugging_face_models as tiny
+from fullrank.analysis.rank import soft_cap
 from fullrank.core.errors import InputError
 
 IDS = torch.randint(tiny.VOCABULARY, (8, 12), generator=torch.Generator().manual_seed(3))
@@ -53,9 +54,9 @@ def test_a_soft_cap_inside_the_configuration_of_the_text_model() -> None:
         def get_text_config(self) -> object:
             return type("Text", (), {"final_logit_softcapping": 12.0})()
 
-    assert fr.analysis.softmax_bound.soft_cap(Outer()) == 12
-    assert fr.analysis.softmax_bound.soft_cap(type("Recurrent", (), {"logits_soft_cap": 7.0})()) == 7
-    assert fr.analysis.softmax_bound.soft_cap(object()) is None
+    assert soft_cap(Outer()) == 12
+    assert soft_cap(type("Recurrent", (), {"logits_soft_cap": 7.0})()) == 7
+    assert soft_cap(object()) is None
 
 
 def test_figures_are_those_of_numpy_on_its_logits() -> None:

@@ -1,7 +1,6 @@
-"""The papers' analyses: each is handed what it looks at, and gives figures."""
+"""The papers' analyses: each reads a model or a configuration, and gives figures."""
 
 from fullrank.analysis.context import Distribution, Drift, LayerReach, Reach, context
-from fullrank.analysis.rank import LogProbRank, rank
-from fullrank.analysis.softmax_bound import OutputLayer
+from fullrank.analysis.rank import LogProbRank, OutputLayer, rank
 
 __all__ = ["Distribution", "Drift", "LayerReach", "LogProbRank", "OutputLayer", "Reach", "context", "rank"]

@@ -1,22 +1,61 @@
-"""The rank of a model's log-probabilities over many contexts: the softmax bottleneck, measured (Transformer-MoS §3)."""
+"""The rank of log-probabilities over many contexts: the softmax bottleneck, measured (Transformer-MoS §3).
+
+The derivation of the bound: docs/derivations/softmax_bottleneck.md.
+"""
 
 from __future__ import annotations
 
+import copy
+import hashlib
+import inspect
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 
-from fullrank.analysis.softmax_bound import OutputLayer
-from fullrank.core.errors import InputError
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
+from fullrank.core.config import ModelConfig, OutputConfig
+from fullrank.core.errors import InputError, RunError
 
 MOST_BYTES = 1 << 30  # of the matrix, beyond which a part of the vocabulary is looked at ...
 LARGEST_SQUARE = 1 << 32  # ... but never fewer words than contexts, up to this
+_CHUNK = 1 << 23  # log-probabilities that are made at a time
+# where Hugging Face configurations keep a soft-cap on the logits
+_SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+
+
+@dataclass(frozen=True)
+class OutputLayer:
+    """An output layer, reduced to the facts that bound the rank of its log-probabilities.
+
+    kind: in words. hidden_size d: the width of what its matrix is multiplied with. bias: whether logits have one.
+    clusters: softmaxes that a word's probability may be taken from, 1 but for an adaptive softmax.
+    exempt: why log-probabilities of this model are not bounded, None where they are.
+    normed: a LayerNorm stands right before the layer, so that hidden states lie in a plane of d - 1 dimensions.
+    """
+
+    kind: str
+    hidden_size: int
+    bias: bool
+    clusters: int = 1
+    exempt: str | None = None
+    normed: bool = False
+
+    @property
+    def bound(self) -> int:
+        """The largest rank of A = H W' + 1 b' - log Z 1', contexts by words: d + 1, and one more with an output bias.
+
+        In an adaptive softmax every cluster has a log Z of its own: d + clusters, and one more with biases.
+        """
+        return self.hidden_size + self.clusters + self.bias
+
+    @property
+    def in_words(self) -> str:
+        """The bound as a sum: `d + 2`."""
+        return f"d + {self.clusters + self.bias}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,12 +95,12 @@ class LogProbRank:
 
     @property
     def full(self) -> bool:
-        """Whether the rank is as large as a matrix of this shape can have."""
+        """The rank is as large as a matrix of this shape can have."""
         return self.rank == min(self.contexts, self.columns)
 
     @property
     def conclusive(self) -> bool:
-        """Whether the matrix is large enough to have a rank above the bound."""
+        """The matrix is large enough to have a rank above the bound."""
         return min(self.contexts, self.columns) > self.layer.bound
 
 
@@ -86,10 +125,6 @@ def rank(
     Raises InputError for another kind of model, ids it does not know, or too few or too many contexts; RunError for
     log-probabilities that are not finite.
     """
-    import torch
-
-    from fullrank.analysis.log_probs import choose_contexts, collect, reader_of, singular_values
-
     if contexts is not None and contexts < 2:
         raise InputError(f"contexts: two or more, given {contexts}")
     with torch.no_grad():
@@ -123,3 +158,281 @@ def rank(
         wanted=wanted,
         repeats=chosen.repeats,
     )
+
+
+# -- the bound of an output layer --------------------------------------------------------------------------------------
+
+
+def of_config(config: ModelConfig) -> OutputLayer:
+    """The output layer of a `LanguageModel`."""
+    out = config.output
+    latent = out.kind == "mixture_of_softmaxes" and out.latent is not False
+    return OutputLayer(
+        kind=_kind(out),
+        hidden_size=config.hidden_size,
+        bias=bool(out.bias),
+        clusters=len(out.cutoffs or ()) + 1 if out.adaptive else 1,
+        exempt=_exempt(out),
+        normed=(bool(config.final_norm) or config.norm == "post") and not latent,
+    )
+
+
+def _kind(out: OutputConfig) -> str:
+    words = {"softmax": "softmax", "adaptive": "adaptive softmax"}.get(out.kind, out.kind)
+    if out.kind == "mixture_of_softmaxes":
+        plain = "softmax" if out.components == "softmax" else "adaptive softmax"
+        words = f"mixture of {out.mixtures} {plain}es" if out.mixtures != 1 else f"{plain} of a latent state"
+        if out.latent is False:
+            words = plain
+    return words.replace("softmax", "sigsoftmax") if out.normalize == "sigsoftmax" else words
+
+
+def _exempt(out: OutputConfig) -> str | None:
+    if out.kind not in ("softmax", "adaptive", "mixture_of_softmaxes"):
+        return f"no bound is known for output layers of kind '{out.kind}'"
+    if out.kind == "mixture_of_softmaxes" and out.mixtures != 1:
+        return "the logarithm of a sum of softmaxes is not linear in their logits"
+    if out.normalize == "sigsoftmax":
+        return "sigsoftmax adds log sigmoid(z) to every logit z, which is not linear"
+    if out.epsilon:
+        return f"log(p + {out.epsilon:g}) is not linear in the logits"
+    return None
+
+
+def of_hugging_face(model: Any) -> OutputLayer:
+    """The output layer of a causal model of Hugging Face: its output embedding, and a soft-cap that its configuration names.
+
+    What else stands between the output embedding and the logits shows only when the model is run.
+    Raises InputError for a model without output embedding.
+    """
+    head = model.get_output_embeddings()
+    if head is None or getattr(head, "weight", None) is None:
+        raise InputError(
+            f"{type(model).__name__} has no output embedding; give a causal language model (AutoModelForCausalLM)"
+        )
+    width = getattr(head, "in_features", None) or head.weight.shape[-1]
+    cap = soft_cap(model.config)
+    return OutputLayer(
+        kind="softmax" if cap is None else f"softmax, soft-cap {cap:g}",
+        hidden_size=int(width),
+        bias=getattr(head, "bias", None) is not None,
+        exempt=None if cap is None else f"the soft-cap {cap:g} tanh(z / {cap:g}) of every logit z is not linear",
+    )
+
+
+def soft_cap(config: Any) -> float | None:
+    """The soft-cap on the logits that a Hugging Face configuration, or the one of its text model, asks for."""
+    read = getattr(config, "get_text_config", None)
+    for owner in (config, read() if callable(read) else None):
+        for key in _SOFT_CAPS:
+            if value := getattr(owner, key, None):
+                return float(value)
+    return None
+
+
+# -- reading a model in double precision -------------------------------------------------------------------------------
+
+
+class Reader(Protocol):
+    """A model as the analysis reads it. `layer` and `eps` may change while it reads: some things only show then.
+
+    eps: the rounding of the log-probabilities, relative to them. vocab_size: V of the log-probabilities;
+    known_ids: ids below it can be read.
+    """
+
+    layer: OutputLayer
+    eps: float
+    vocab_size: int
+    known_ids: int
+    device: torch.device
+
+    def log_probs(self, ids: Tensor, positions: Tensor) -> Iterator[Tensor]:
+        """Log-probabilities (rows, V) after the tokens at `positions` of ids (B, N) laid end to end, a few rows at a time."""
+        ...
+
+
+def reader_of(model: nn.Module) -> Reader:
+    """`model` read in double precision and evaluation mode, on a copy unless it is so already.
+
+    Raises InputError for what is neither a `LanguageModel` nor a causal model of Hugging Face.
+    """
+    if isinstance(getattr(model, "config", None), ModelConfig) and hasattr(model, "output"):
+        return _Ours(doubled(model))
+    if callable(getattr(model, "get_output_embeddings", None)):
+        return _HuggingFace(doubled(model))
+    raise InputError(f"rank: give a LanguageModel or a causal model of Hugging Face, given {type(model).__name__}")
+
+
+def doubled(model: Any) -> Any:
+    """The model in double precision and evaluation mode: itself if it is so, else a copy."""
+    numbers = [p for p in model.parameters() if p.is_floating_point()]
+    if all(p.dtype == torch.float64 for p in numbers) and not any(module.training for module in model.modules()):
+        return model
+    model = copy.deepcopy(model).double().eval()
+    # Hugging Face's fast kernels lack double precision
+    if callable(choose := getattr(model, "set_experts_implementation", None)):
+        choose("eager")
+    if "flash" in str(getattr(model.config, "_attn_implementation", None)):
+        model.set_attn_implementation("eager")
+    return model
+
+
+class _Ours:
+    """A `LanguageModel`: its output layer is asked for the log-probabilities of chosen hidden states."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.layer = of_config(model.config)
+        self.eps = torch.finfo(torch.float64).eps
+        self.vocab_size = self.known_ids = model.config.vocab_size
+        self.device = next(model.parameters()).device
+
+    def log_probs(self, ids: Tensor, positions: Tensor) -> Iterator[Tensor]:
+        hidden = self.model.hidden(ids).hidden.flatten(0, 1)[positions]
+        at_a_time = max(1, _CHUNK // (self.vocab_size * (self.model.config.output.mixtures or 1)))
+        for rows in hidden.split(at_a_time):
+            yield self.model.output.log_prob(rows[None])[0]
+
+
+class _HuggingFace:
+    """A causal model of Hugging Face: its logits, beside what its output embedding gave.
+
+    Where both agree up to a factor and a shift of each row, the bound holds: A = diag(c) (H W' + 1 b') - log Z 1'.
+    A model that hands its logits over in a lower precision is then read at its output embedding.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.layer = of_hugging_face(model)
+        self.eps = torch.finfo(torch.float64).eps
+        self.device = next(model.parameters()).device
+        embedding = model.get_input_embeddings()
+        self.known_ids = int(embedding.weight.shape[0])
+        self.vocab_size = self._read(torch.zeros(1, 1, dtype=torch.long, device=self.device))[0].shape[-1]
+
+    def log_probs(self, ids: Tensor, positions: Tensor) -> Iterator[Tensor]:
+        logits, head = self._read(ids)
+        for chosen in positions.split(max(1, _CHUNK // self.vocab_size)):
+            found = logits.flatten(0, 1)[chosen]
+            eps = torch.finfo(found.dtype).eps
+            if head is None:
+                self._exempt("its output embedding is not called, so that what makes the logits cannot be seen")
+            else:
+                scaled, error = _scaled(head.flatten(0, 1)[chosen], found)
+                of_head = torch.finfo(head.dtype).eps
+                if error > 32 * max(eps, of_head):
+                    self._exempt(
+                        "its logits are not those of the output embedding up to a factor: more follows after it"
+                    )
+                elif of_head < eps:
+                    found, eps = scaled, of_head
+                eps = max(eps, of_head)
+            self.eps = max(self.eps, eps)
+            yield torch.log_softmax(found.double(), dim=-1)
+
+    def _masks(self, ids: Tensor) -> dict[str, Tensor]:
+        """Nothing is padding, also where a token has the id of padding."""
+        takes = "attention_mask" in inspect.signature(self.model.forward).parameters
+        return {"attention_mask": torch.ones_like(ids)} if takes else {}
+
+    def _exempt(self, why: str) -> None:
+        if self.layer.exempt is None:
+            self.layer = replace(self.layer, exempt=why)
+
+    def _read(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Logits (B, N, V), and the output embedding's, None where they have not that shape."""
+        seen: list[Any] = []
+        handle = self.model.get_output_embeddings().register_forward_hook(lambda _module, _args, out: seen.append(out))
+        try:
+            logits = getattr(self.model(ids, **self._masks(ids)), "logits", None)
+        finally:
+            handle.remove()
+        if not isinstance(logits, Tensor) or logits.shape[:2] != ids.shape:
+            raise InputError(f"{type(self.model).__name__} gives no logits; load it with AutoModelForCausalLM")
+        head = seen[-1] if seen and isinstance(seen[-1], Tensor) else None
+        if head is None or head.shape[:2] != ids.shape or head.shape[2] < logits.shape[2]:
+            return logits, None
+        return logits, head[..., : logits.shape[2]]  # some models cut padding off their vocabulary
+
+
+def _scaled(head: Tensor, logits: Tensor) -> tuple[Tensor, float]:
+    """`head` (rows, V) scaled row by row so that it is nearest to `logits`, up to a shift; the error, relative to them."""
+    z, wanted = head.double(), logits.double()
+    z, wanted = z - z.mean(1, keepdim=True), wanted - wanted.mean(1, keepdim=True)
+    scaled = z * ((z * wanted).sum(1, keepdim=True) / (z * z).sum(1, keepdim=True).clamp_min(1e-300))
+    return scaled, float((scaled - wanted).abs().max() / logits.abs().max().double().clamp_min(1e-300))
+
+
+@dataclass(frozen=True)
+class Contexts:
+    """Batches of ids (B, N), each with the positions (n,) in it, rows end to end, whose contexts are taken.
+
+    repeats: positions that were passed over, since the same tokens stood before an earlier one.
+    """
+
+    batches: list[tuple[Tensor, Tensor]]
+    repeats: int
+
+    @property
+    def count(self) -> int:
+        return sum(len(positions) for _, positions in self.batches)
+
+
+def choose_contexts(batches: Iterable[Tensor], wanted: int, known_ids: int) -> Contexts:
+    """The first `wanted` contexts that differ. The context after a token is that token and all before it in its row.
+
+    Raises InputError for ids that are not integers (B, N), or not below `known_ids`.
+    """
+    seen: set[bytes] = set()
+    chosen: list[tuple[Tensor, Tensor]] = []
+    repeats = 0
+    for ids in batches:
+        if ids.dim() != 2 or ids.is_floating_point():
+            raise InputError(f"input_ids: integers (B, N), given {ids.dtype} {tuple(ids.shape)}")
+        rows = np.ascontiguousarray(ids.cpu().numpy().astype(np.int64))
+        if rows.size and not 0 <= rows.min() <= rows.max() < known_ids:
+            raise InputError(f"token ids from {rows.min()} to {rows.max()}, but the model reads 0 to {known_ids - 1}")
+        positions = []
+        for b, row in enumerate(rows):
+            digest = hashlib.blake2b(digest_size=16)
+            for n, token in enumerate(row):
+                if len(seen) == wanted:
+                    break
+                digest.update(token.tobytes())
+                if (key := digest.copy().digest()) in seen:
+                    repeats += 1
+                    continue
+                seen.add(key)
+                positions.append(b * rows.shape[1] + n)
+        if positions:
+            chosen.append((ids, torch.tensor(positions)))
+        if len(seen) == wanted:
+            break
+    return Contexts(chosen, repeats)
+
+
+@torch.no_grad()
+def collect(reader: Reader, contexts: Contexts, columns: Tensor | None) -> Tensor:
+    """Log-probabilities (contexts, columns) on the CPU, normalised over the whole vocabulary; None: of every word.
+
+    Raises RunError where one is not finite.
+    """
+    width = reader.vocab_size if columns is None else len(columns)
+    matrix = torch.empty(contexts.count, width, dtype=torch.float64)
+    done = 0
+    for ids, positions in contexts.batches:
+        for rows in reader.log_probs(ids.to(reader.device), positions.to(reader.device)):
+            kept = rows if columns is None else rows[:, columns.to(rows.device)]
+            if not bool(torch.isfinite(kept).all()):
+                raise RunError("a log-probability is NaN or infinite: such a matrix has no singular values")
+            matrix[done : done + len(kept)] = kept
+            done += len(kept)
+    return matrix
+
+
+def singular_values(matrix: Tensor) -> np.ndarray:
+    """Largest first. A matrix that is longer than wide becomes a triangle before: its values are those of R in Q R."""
+    tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
+    if tall.shape[0] > tall.shape[1]:
+        tall = torch.linalg.qr(tall, mode="r").R
+    return torch.linalg.svdvals(tall).cpu().numpy()

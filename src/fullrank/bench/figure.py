@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from fullrank.analysis.figure import COLOURS, INK, MUTED, furnish, write_png
+from fullrank.analysis.plots import COLOURS, INK, MUTED, furnish, write_png
 from fullrank.bench.running import Figure as Measured
 from fullrank.bench.running import Outcome
 

@@ -61,9 +61,9 @@ def context(
     found = find_context(resolve(name, row, scale, overrides or []), phase)
     files: list[Path] = []
     if out is not None:
-        from fullrank.analysis.context_figure import write_figure
+        from fullrank.analysis.plots import write_context
 
-        files = write_figure(found.reach, out, found.title)
+        files = write_context(found.reach, out, found.title)
     if json:
         print_json({**as_dict(found, drifting), "files": [str(file) for file in files]})
         return
@@ -117,9 +117,9 @@ def rank(
     found, together = find_ranks(names, Reading(text, contexts, segment_length, checkpoint, device), say)
     files: list[Path] = []
     if out is not None:
-        from fullrank.analysis.rank_figure import write_figure
+        from fullrank.analysis.plots import write_rank
 
-        files = write_figure({one.name: one.figures for one in found}, out)
+        files = write_rank({one.name: one.figures for one in found}, out)
     if json:
         content = {"models": [as_dict(one) for one in found], "remarks": list(together)}
         print_json({**content, "files": [str(file) for file in files]})

@@ -237,7 +237,7 @@ def _with_attention(
     translating: Translating, stream: FileIO, out: BinaryIO, write: Write, file: Path, layer: int | None
 ) -> None:
     """The only line's translation, and a drawing of what it attends to."""
-    from fullrank.analysis.attention_figure import write_figure
+    from fullrank.analysis.plots import write_attention
     from fullrank.experiments.attending import cross_attention
 
     lines = [line for part in buffers(stream, 2, None) for line in part]
@@ -246,5 +246,5 @@ def _with_attention(
     found = translating.translate(lines)
     drawing = cross_attention(translating, lines[0], found[0][0], layer)
     write(out, 1, lines, found)
-    write_figure(drawing, file)
+    write_attention(drawing, file)
     say(str(file))

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fullrank.analysis.attention_figure import AttentionMaps, Panel
+from fullrank.analysis.plots import AttentionMaps, Panel
 from fullrank.core.across import Source
 from fullrank.core.errors import InputError
 from fullrank.core.trace import LayerTrace, Trace

@@ -1,0 +1,393 @@
+"""Drawings of the analyses: ink, axes without a frame, files that depend on the figures alone."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, MultipleLocator
+
+from fullrank.analysis.context import LayerReach, Reach
+from fullrank.analysis.rank import LogProbRank
+from fullrank.core.errors import InputError, RunError
+from fullrank.files import write_bytes
+
+INK, MUTED, LINE = "#1b1d22", "#5c616b", "#dfe0e3"
+COLOURS = ("#0072b2", "#c04f00", "#00795a", "#b0508b", "#7a6a00", "#4b5bd0", "#8c3b2f", "#5c616b")
+
+
+_SETTINGS = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fullrank",
+    "svg.id": None,
+    "text.parse_math": False,
+    "text.usetex": False,
+    "font.family": ["DejaVu Sans"],
+    "font.size": 12.0,
+    "path.simplify": True,
+    "path.simplify_threshold": 0.1,
+}
+_INTERACTIVE = {"backend", "backend_fallback", "interactive", "toolbar", "webagg.open_in_browser"}
+
+
+def settings() -> dict[str, object]:
+    """Matplotlib settings of every figure; the user's own do not count."""
+    return {**{key: value for key, value in matplotlib.rcParamsDefault.items() if key not in _INTERACTIVE}, **_SETTINGS}
+
+
+def clean(text: str) -> str:
+    """Text that an XML document can hold."""
+    return re.sub(r"[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]", "\N{REPLACEMENT CHARACTER}", text)
+
+
+def write(draw: Callable[[], Figure], folder: Path, name: str) -> list[Path]:
+    """`draw()` as NAME.png and NAME.svg in `folder`; equal figures give equal bytes.
+
+    Raises InputError if `folder` is a file, RunError if it cannot be written to.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--out {folder}: a file of that name exists; give a folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"--out {folder}: cannot be made ({error.strerror})") from error
+    written = []
+    with matplotlib.rc_context(settings()):  # type: ignore[arg-type]
+        figure = draw()
+        for kind in ("png", "svg"):
+            write_bytes(folder / f"{name}.{kind}", _drawn(figure, kind))
+            written.append(folder / f"{name}.{kind}")
+    return written
+
+
+def write_png(draw: Callable[[], Figure], path: Path) -> None:
+    """`draw()` as the PNG `path`; equal figures give equal bytes. Raises RunError if it cannot be written."""
+    with matplotlib.rc_context(settings()):  # type: ignore[arg-type]
+        write_bytes(path, _drawn(draw(), "png"))
+
+
+def _drawn(figure: Figure, kind: str) -> bytes:
+    canvas = FigureCanvasAgg(figure) if kind == "png" else FigureCanvasSVG(figure)
+    buffer = io.BytesIO()
+    nobody = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
+    canvas.print_figure(buffer, format=kind, dpi=150, facecolor="white", metadata=nobody)
+    return buffer.getvalue()
+
+
+def furnish(axes: Axes, grid: Literal["x", "y"], below: str, beside: str) -> None:
+    """Only the lower edge of the frame, thin lines across `grid`, whole numbers with commas below, and the axes' names."""
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(LINE)
+    axes.grid(True, axis=grid, color=LINE, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(which="both", length=0, labelcolor=MUTED, labelsize=10, pad=5)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    axes.set_xlabel(below, color=MUTED, fontsize=10)
+    axes.set_ylabel(beside, color=MUTED, fontsize=10)
+
+
+# -- rank: singular values against their number, and where a softmax must end ------------------------------------------
+
+_WIDTH, _PLOT, _LEGEND_ROW = 8.6, 3.7, 0.21  # inches
+
+
+def write_rank(spectra: Mapping[str, LogProbRank], folder: Path) -> list[Path]:
+    """Draw the spectra, by the names of their models, into rank.png and rank.svg in `folder` (`write`)."""
+    return write(lambda: _rank_figure(spectra), folder, "rank")
+
+
+def _rank_figure(spectra: Mapping[str, LogProbRank]) -> Figure:
+    below = 0.72 + _LEGEND_ROW * (len(spectra) + 1)
+    height = 0.95 + _PLOT + below
+    figure = Figure(figsize=(_WIDTH, height))
+    axes = figure.add_axes((0.085, below / height, 0.885, _PLOT / height))
+    # some way below the rounding, where values that are not counted would lie anywhere
+    lowest = 10 ** np.floor(np.log10(min(one.tolerance for one in spectra.values())) - 2.5)
+    lines = []
+    for i, (name, one) in enumerate(spectra.items()):
+        colour = COLOURS[i % len(COLOURS)]
+        _spectrum(axes, one, colour, lowest)
+        words = f"{clean(name)}: {one.layer.kind}, d = {one.layer.hidden_size:,}, rank {one.rank:,}"
+        lines.append(Line2D([], [], color=colour, linewidth=2.2, label=words))
+    bounds = sorted({one.layer.bound for one in spectra.values()})
+    for bound in bounds:
+        axes.axvline(bound, color=INK, linewidth=1.2, linestyle=(0, (4, 3)), zorder=2)
+    _furnish_rank(axes, spectra, lowest)
+    _name_bounds(axes, spectra, bounds)
+    tolerance = "tolerance, s_max max(contexts, words) eps: what lies below is rounding and does not count"
+    noise = Line2D([], [], color=MUTED, linewidth=1.2, linestyle=(0, (1, 2)), label=tolerance)
+    title = "How many dimensions the log-probabilities have"
+    left = 0.085
+    figure.text(left, 1 - 0.3 / height, title, color=INK, fontsize=13, fontweight="bold", va="center")
+    figure.text(left, 1 - 0.58 / height, _subtitle(spectra), color=MUTED, fontsize=9.5, va="center")
+    figure.legend(
+        handles=[*lines, noise], loc="lower left", bbox_to_anchor=(0.078, 0.06 / height), ncols=1, frameon=False,
+        fontsize=9.5, labelcolor=MUTED, handlelength=2.2, labelspacing=0.35,
+    )  # fmt: skip
+    return figure
+
+
+def _subtitle(spectra: Mapping[str, LogProbRank]) -> str:
+    sizes = {(one.contexts, one.columns) for one in spectra.values()}
+    shape = ", ".join(f"{contexts:,} contexts by {columns:,} words" for contexts, columns in sorted(sizes)[:2])
+    return f"Singular values of the matrix of log p(word | context), {shape}{' ...' if len(sizes) > 2 else ''}"
+
+
+def _spectrum(axes: Axes, one: LogProbRank, colour: str, lowest: float) -> None:
+    """The values that count, and paler those that are rounding; a mark at the last that counts."""
+    numbers = np.arange(1, len(one.singular_values) + 1)
+    values = np.maximum(one.singular_values, lowest * 1e-3)
+    rank = one.rank
+    axes.plot(numbers[:rank], values[:rank], color=colour, linewidth=2.2, solid_capstyle="round", zorder=4)
+    if rank < len(values):
+        axes.plot(
+            numbers[rank - 1 :], values[rank - 1 :], color=colour, linewidth=1.2, alpha=0.35, zorder=3,
+            solid_joinstyle="round",
+        )  # fmt: skip
+    axes.axhline(one.tolerance, color=colour, linewidth=1.0, linestyle=(0, (1, 2)), alpha=0.8, zorder=2)
+    axes.plot(
+        numbers[rank - 1 : rank],
+        values[rank - 1 : rank],
+        "o",
+        color=colour,
+        markersize=6,
+        markeredgecolor="white",
+        zorder=5,
+    )
+
+
+def _furnish_rank(axes: Axes, spectra: Mapping[str, LogProbRank], lowest: float) -> None:
+    furnish(axes, "y", "number of the singular value", "singular value")
+    most = max(len(one.singular_values) for one in spectra.values())
+    largest = max(float(one.singular_values[0]) for one in spectra.values())
+    axes.set_yscale("log")
+    axes.set_ylim(lowest, 10 ** np.ceil(np.log10(largest) + 0.3))
+    axes.set_xlim(0, 1.03 * max(most, *(one.layer.bound for one in spectra.values())))
+    axes.yaxis.set_major_locator(LogLocator(base=10, numticks=9))
+    axes.yaxis.set_minor_locator(LogLocator(base=10, subs=[]))
+    axes.yaxis.set_major_formatter(FuncFormatter(_power))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=9, integer=True))
+
+
+def _power(value: float, _place: int | None) -> str:
+    """10 to a whole power, written with raised digits: a formula would need another font."""
+    if value == 1:
+        return "1"
+    raised = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+    return f"10{str(round(np.log10(value))).translate(raised)}"
+
+
+def _name_bounds(axes: Axes, spectra: Mapping[str, LogProbRank], bounds: list[int]) -> None:
+    """Label of each bound: which sum it is; on the side where there is room."""
+    words = {one.layer.bound: one.layer.in_words for one in spectra.values()}
+    right = axes.get_xlim()[1]
+    for i, bound in enumerate(bounds):
+        far = bound > 0.6 * right
+        axes.annotate(
+            f"{words[bound]} = {bound:,}: a softmax ends here", (bound, 1), xycoords=("data", "axes fraction"),
+            xytext=(-6 if far else 6, -9 - 15 * i), textcoords="offset points", ha="right" if far else "left", va="center",
+            color=INK, fontsize=9.5, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.2}, zorder=6,
+        )  # fmt: skip
+
+
+# -- context: one row for each layer, tokens to the right --------------------------------------------------------------
+
+_BARS, _FILL, _MEAN, _PUBLISHED = "#0072b2", "#9fcbe6", "#c04f00", "#b0508b"
+_ROW, _LEAST_ROW, _TALLEST = 0.42, 0.16, 16.0  # inches
+_HIGHEST = 0.82  # of a row: the step of a reach that is always attained
+
+
+def write_context(reach: Reach, folder: Path, title: str) -> list[Path]:
+    """Draw `reach` into context.png and context.svg in `folder` (`write`)."""
+    return write(lambda: _context_figure(reach, title), folder, "context")
+
+
+def _context_figure(reach: Reach, title: str) -> Figure:
+    count = len(reach.layers)
+    row = max(_LEAST_ROW, min(_ROW, (_TALLEST - 2.2) / count))
+    height = 2.2 + row * count
+    figure = Figure(figsize=(8.6, height))
+    axes = figure.add_axes((0.085, 1.3 / height, 0.885, row * count / height))
+    end = max(max(layer.reach.quantile(0.99) for layer in reach.layers), 1.5 * reach.memory_length)
+    shown = reach.memory_length < reach.published <= 2 * end  # farther away it would press the layers together
+    end = max(end, reach.published) if shown else end
+    for layer in reach.layers:
+        _staircase(axes, layer)
+    axes.axvline(reach.memory_length, color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)), zorder=3)
+    if shown:
+        axes.axvline(reach.published, color=_PUBLISHED, linewidth=1.4, linestyle=(0, (1, 2)), zorder=3)
+    _furnish_context(axes, reach, end)
+    size = max(7.0, min(13.0, 13 * 60 / max(1, len(title))))  # what has more than 60 letters is set smaller
+    figure.text(0.085, 1 - 0.3 / height, clean(title), color=INK, fontsize=size, fontweight="bold", va="center")
+    subtitle = (
+        f"How far back the oldest token stands that a layer remembers; memory of {reach.memory_length:,} tokens, "
+        f"segments of {reach.segment_length:,}"
+    )
+    figure.text(0.085, 1 - 0.58 / height, subtitle, color=MUTED, fontsize=9.5, va="center")
+    figure.legend(
+        handles=_legend(shown), loc="lower left", bbox_to_anchor=(0.078, 0.02 / height), ncols=2, frameon=False,
+        fontsize=9.5, labelcolor=MUTED, handlelength=2.2, columnspacing=2.0,
+    )  # fmt: skip
+    return figure
+
+
+def _staircase(axes: Axes, layer: LayerReach) -> None:
+    """A staircase: at how large a share of the steps the memory reaches at least so far; a mark at the mean."""
+    base, last = layer.layer - 0.3, layer.reach.quantile(0.99)
+    kept = layer.reach.tokens <= last
+    tokens, chances = layer.reach.tokens[kept], layer.reach.probabilities[kept]
+    at_least = 1 - np.concatenate([[0.0], np.cumsum(chances)[:-1]])
+    edges = np.concatenate([[0], tokens])
+    axes.stairs(base + _HIGHEST * at_least, edges, baseline=base, fill=True, color=_FILL, linewidth=0, zorder=2)
+    axes.plot([0, last], [base, base], color=_BARS, linewidth=1.6, zorder=3)
+    axes.plot([layer.mean], [base], marker="D", markersize=5, color=_MEAN, markeredgecolor="white", zorder=4)
+
+
+def _furnish_context(axes: Axes, reach: Reach, end: int | float) -> None:
+    furnish(axes, "x", "tokens before the first query of the segment", "layer")
+    axes.set_xlim(0, 1.04 * end)
+    axes.set_ylim(-0.6, len(reach.layers) - 0.3)
+    if len(reach.layers) <= 32:
+        axes.set_yticks([layer.layer - 0.1 for layer in reach.layers], [str(layer.layer) for layer in reach.layers])
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=16))
+    # then every reach is a number of segments: so are the ticks
+    whole = reach.memory_length % reach.segment_length == 0
+    step = reach.segment_length * math.ceil(end / reach.segment_length / 9)
+    axes.xaxis.set_major_locator(MultipleLocator(step) if whole else MaxNLocator(nbins=8))
+
+
+def _legend(published: bool) -> list[Line2D | Patch]:
+    items: list[Line2D | Patch] = [
+        Patch(color=_FILL, label="height: how often it reaches at least so far"),
+        Line2D([], [], color=_BARS, linewidth=1.6, label="99 % of the steps reach no farther"),
+        Line2D([], [], color=_MEAN, marker="D", linestyle="", markersize=5, label="mean"),
+        Line2D([], [], color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)), label="without skipping"),
+    ]
+    if published:
+        style = (0, (1, 2))
+        items.append(
+            Line2D(
+                [], [], color=_PUBLISHED, linewidth=1.4, linestyle=style, label="the paper's Eq. 6, a sum over layers"
+            )
+        )
+    return items
+
+
+# -- attention weights of a translation --------------------------------------------------------------------------------
+
+_UNSIGNED = LinearSegmentedColormap.from_list("weights", ["#ffffff", "#9ecae8", "#0072b2", "#00304d"])
+_SIGNED = LinearSegmentedColormap.from_list("signed", ["#7a3200", "#e08a4a", "#ffffff", "#6fb1dd", "#00304d"])
+_WIDEST, _CELL, _LEAST, _GAP = 16.0, 0.24, 0.09, 0.32  # inches: of the panels together, of a token, between panels
+_LABELS = 60  # tokens of an axis that are named; of longer texts every second, third ...
+
+
+@dataclass(frozen=True)
+class Panel:
+    """weights (N, M) of one head, or a mean over heads."""
+
+    name: str
+    weights: np.ndarray
+
+
+@dataclass(frozen=True)
+class AttentionMaps:
+    """Panels over the same tokens: target has N names, source M. mixed: the weights have passed a mixing of heads."""
+
+    source: tuple[str, ...]
+    target: tuple[str, ...]
+    panels: tuple[Panel, ...]
+    title: str
+    mixed: bool
+
+
+def write_attention(maps: AttentionMaps, path: Path) -> None:
+    """Draw the panels, one scale for all, into the PNG `path`; equal figures give equal bytes."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # a box stands for it
+        write_png(lambda: _attention_figure(maps), path)
+
+
+def _attention_figure(maps: AttentionMaps) -> Figure:
+    count, (rows, columns) = len(maps.panels), maps.panels[0].weights.shape
+    side = 0.12 + 0.085 * max(map(len, maps.target))  # inches for the names of rows, and for those of columns
+    top = 0.12 + 0.085 * max(map(len, maps.source))
+    cell = max(0.05, min(_CELL, (_WIDEST - side) / columns, _WIDEST / rows))
+    while True:  # many heads are drawn smaller, until they fit on a page
+        beside = _columns(count, columns * cell + _GAP, side)
+        down = math.ceil(count / beside)
+        if down * (rows * cell + _GAP) <= _WIDEST or cell <= _LEAST:
+            break
+        cell *= 0.9
+    wide, high = columns * cell, rows * cell
+    least = 5.2  # for title and words below
+    width = max(least, 0.2 + side + beside * (wide + _GAP) + 0.75)
+    above, below = 0.8 + top, 0.42
+    height = above + down * (high + _GAP) + below
+    figure = Figure(figsize=(width, height))
+    limit = max(float(np.abs(panel.weights).max()) for panel in maps.panels) or 1.0
+    signed = any(float(panel.weights.min()) < 0 for panel in maps.panels)
+    image = None
+    for i, panel in enumerate(maps.panels):
+        row, column = divmod(i, beside)
+        left, upper = 0.2 + side + column * (wide + _GAP), above + row * (high + _GAP)
+        axes = figure.add_axes((left / width, 1 - (upper + high) / height, wide / width, high / height))
+        image = axes.imshow(
+            panel.weights, cmap=_SIGNED if signed else _UNSIGNED, vmin=-limit if signed else 0.0, vmax=limit, aspect="auto",
+            interpolation="nearest",
+        )  # fmt: skip
+        _label_tokens(axes, maps, cell, names=(row == 0, column == 0))
+        axes.set_xlabel(panel.name, color=MUTED, fontsize=9, labelpad=4)
+    bar_left = 0.2 + side + beside * (wide + _GAP) - _GAP + 0.14
+    bar = figure.add_axes((bar_left / width, 1 - (above + high) / height, 0.1 / width, high / height))
+    assert image is not None
+    figure.colorbar(image, cax=bar)
+    bar.tick_params(length=0, labelsize=8, labelcolor=MUTED)
+    bar.spines["outline"].set_edgecolor(LINE)
+    figure.text(0.2 / width, 1 - 0.24 / height, maps.title, color=INK, fontsize=12, fontweight="bold", va="center")
+    words = "weights after mixing" if maps.mixed else "weights (heads are not mixed)"
+    figure.text(
+        0.2 / width, 1 - 0.5 / height, f"rows: tokens written, columns: tokens of the source; {words}",
+        color=MUTED, fontsize=9, va="center",
+    )  # fmt: skip
+    return figure
+
+
+def _columns(count: int, wide: float, side: float) -> int:
+    """Panels beside each other: as many as fit, but not so many that the last row is nearly empty."""
+    fit = max(1, int((_WIDEST - side) / wide))
+    best = min(count, fit)
+    down = math.ceil(count / best)
+    return math.ceil(count / down)
+
+
+def _label_tokens(axes: Axes, maps: AttentionMaps, cell: float, names: tuple[bool, bool]) -> None:
+    """Names of tokens above the first row and beside the first column of panels."""
+    size = max(5.0, min(9.0, cell * 72 * 0.62))
+    above, beside = names
+    axes.tick_params(length=0, labelcolor=INK, labelsize=size, pad=2)
+    axes.tick_params(axis="x", labeltop=above, labelbottom=False)
+    step = math.ceil(len(maps.source) / _LABELS)
+    axes.set_xticks(range(0, len(maps.source), step))
+    axes.set_xticklabels([clean(t) for t in maps.source[::step]] if above else [], rotation=90)
+    step = math.ceil(len(maps.target) / _LABELS)
+    axes.set_yticks(range(0, len(maps.target), step))
+    axes.set_yticklabels([clean(t) for t in maps.target[::step]] if beside else [])
+    for spine in axes.spines.values():
+        spine.set_color(LINE)
