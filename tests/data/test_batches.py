@@ -1,5 +1,8 @@
-"""Blocks and streams: every token scored once, inputs shifted by one, batches pure functions of (seed, epoch, index)."""
+"""Batches of text, pairs and examples: everything once an epoch, the same again from the same (seed, epoch, index)."""
 
+from __future__ import annotations
+
+import itertools
 from math import ceil
 
 import numpy as np
@@ -8,8 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fullrank.config.data import DataConfig
 from fullrank.core.errors import InputError
-from fullrank.data import Batch, Blocks, Streams, Windows
+from fullrank.data import Batch, Blocks, PairBatches, Streams, Windows, pair_batch, prepare_pairs
+from fullrank.data.batches import Encoded, ExampleBatches, by_length, subset
 
 START = 10_000  # no token of the texts below
 
@@ -233,3 +238,238 @@ def test_a_segment_beyond_the_text_is_the_whole_text_and_not_padding() -> None:
     for context, stride in ((2**31 - 1, 10), (10, 2**31 - 1)):
         windows = Windows(text(23), batch_size=4, context=context, stride=stride, start_id=START)
         assert windows.batch(0, 0).targets.numel() <= 4 * 23
+
+
+def lengths(seed: int, count: int) -> list[tuple[int, int]]:
+    draw = np.random.default_rng(seed)
+    return [(int(m), int(max(0, m + draw.integers(-3, 4)))) for m in draw.integers(0, 25, size=count)]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pairs")
+    for split, count in (("train", 500), ("valid", 40), ("test", 1)):
+        rows = lengths(3, count)
+        for side, suffix in enumerate(("de", "en")):
+            text = "".join(" ".join(f"{suffix}{i % 7}" for i in range(row[side])) + "\n" for row in rows)
+            (folder / f"{split}.{suffix}").write_text(text, encoding="utf-8")
+    return prepare_pairs(
+        DataConfig(
+            name="parallel",
+            dir=str(folder),
+            train="train",
+            valid="valid",
+            test="test",
+            source="de",
+            target="en",
+            tokens="word",
+            vocabulary="separate",
+            cache=str(folder / "cache"),
+        )
+    )
+
+
+def test_a_batch_holds_its_pairs_padded_with_the_end_of_sentence(corpus):
+    pairs = corpus.pairs("valid")
+    chosen = np.array([3, 0, 7, int(np.argmin(pairs.source_lengths))])
+    batch = pair_batch(pairs, chosen)
+    assert batch.inputs.shape == batch.targets.shape == (4, int(pairs.target_lengths[chosen].max()) + 1)
+    assert batch.source_ids.shape == (4, int(pairs.source_lengths[chosen].max()) + 1)
+    assert {t.dtype for t in (batch.source_ids, batch.inputs, batch.targets)} == {torch.int64}
+    eos, width = 0, batch.targets.shape[1]
+    for row, i in enumerate(chosen.tolist()):
+        source, target = pairs.source(i).tolist(), pairs.target(i).tolist()
+        padding = batch.source_ids.shape[1] - len(source) - 1
+        assert batch.source_ids[row].tolist() == [*source, eos] + [eos] * padding
+        assert batch.source_mask[row].tolist() == [True] * (len(source) + 1) + [False] * padding
+        rest = width - len(target) - 1
+        assert batch.inputs[row, : len(target) + 1].tolist() == [eos, *target]
+        assert batch.targets[row].tolist() == [*target, eos] + [eos] * rest
+        assert batch.weights[row].tolist() == [1.0] * (len(target) + 1) + [0.0] * rest
+        # what is read where nothing counts: the same entry as everywhere in the padding
+        assert batch.inputs[row, len(target) + 1 :].tolist() == [eos] * rest
+    assert batch.tokens == int((pairs.target_lengths[chosen] + 1).sum())
+    assert batch.to("cpu").targets.tolist() == batch.targets.tolist()
+    whole = pair_batch(pairs, np.array([5]))
+    assert whole.source_mask is None
+    assert whole.weights is None
+    assert whole.to("cpu").weights is None
+    assert whole.tokens == len(pairs.target(5)) + 1
+    whole.inputs[:] = 1
+    assert not torch.equal(whole.inputs, whole.targets)
+
+
+@pytest.mark.parametrize(("limit", "most"), [(30, None), (128, None), (128, 3), (100_000, None)])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_every_pair_once_an_epoch_and_no_batch_beyond_the_limit(corpus, limit, most, shuffle):
+    pairs = corpus.pairs("train")
+    batches = PairBatches(pairs, batch_tokens=limit, seed=5, shuffle=shuffle, max_pairs=most)
+    for epoch in (0, 1, 7):
+        seen: list[int] = []
+        tokens = 0
+        for index in range(batches.batches_per_epoch):
+            chosen, batch = batches.indices(epoch, index), batches.batch(epoch, index)
+            seen += chosen.tolist()
+            assert batch.source_ids.numel() <= limit
+            assert batch.targets.numel() <= limit
+            assert len(chosen) <= (most or len(pairs))
+            assert torch.equal(batch.targets, pair_batch(pairs, chosen).targets)
+            tokens += batch.tokens
+            assert batches.tokens_of_batches(epoch)[index] == batch.tokens
+        assert sorted(seen) == list(range(len(pairs)))
+        assert len(batches.tokens_of_batches(epoch)) == batches.batches_per_epoch
+        assert tokens == batches.tokens_per_epoch == int((pairs.target_lengths + 1).sum())
+    if limit == 100_000:
+        assert batches.batches_per_epoch == 1
+    with pytest.raises(IndexError):
+        batches.batch(0, batches.batches_per_epoch)
+    with pytest.raises(IndexError):
+        batches.batch(-1, 0)
+
+
+def test_batches_are_filled(corpus):
+    """No batch could have taken the first pair of the next longer one."""
+    pairs, limit = corpus.pairs("train"), 200
+    batches = PairBatches(pairs, batch_tokens=limit, seed=5, shuffle=False)
+    longer = np.maximum(pairs.source_lengths, pairs.target_lengths) + 1
+    rows = [batches.indices(0, i) for i in range(batches.batches_per_epoch)]
+    widths = [longer[row] for row in rows]
+    for here, after in itertools.pairwise(widths):
+        assert here.max() <= after.min()
+        assert (len(here) + 1) * after.min() > limit
+
+
+def test_a_batch_depends_on_seed_epoch_and_index_alone(corpus):
+    pairs = corpus.pairs("train")
+    one = PairBatches(pairs, batch_tokens=128, seed=5)
+    two = PairBatches(pairs, batch_tokens=128, seed=5)
+    places = [(0, 3), (4, 0), (1, one.batches_per_epoch - 1), (0, 0)]
+    first = [one.indices(*place).tolist() for place in places]
+    assert [two.indices(*place).tolist() for place in reversed(places)] == first[::-1]
+    other = PairBatches(pairs, batch_tokens=128, seed=6)
+    number = one.batches_per_epoch
+    assert other.batches_per_epoch == number
+
+    def epoch_of(batches, epoch):
+        return [tuple(batches.indices(epoch, i).tolist()) for i in range(number)]
+
+    assert epoch_of(one, 0) != epoch_of(one, 1)
+    assert epoch_of(one, 0) != epoch_of(other, 0)
+    # not only the order of batches changes: so does who is in them
+    assert {frozenset(b) for b in epoch_of(one, 0)} != {frozenset(b) for b in epoch_of(one, 1)}
+
+    # yet the shapes of an epoch are always the same
+    def shapes(epoch):
+        return sorted(tuple(one.batch(epoch, i).targets.shape) for i in range(number))
+
+    assert shapes(0) == shapes(1)
+    unshuffled = PairBatches(pairs, batch_tokens=128, seed=5, shuffle=False)
+    assert epoch_of(unshuffled, 0) == epoch_of(unshuffled, 3)
+
+
+def test_pairs_are_sorted_by_length_so_little_is_padding(corpus):
+    pairs = corpus.pairs("train")
+    batches = PairBatches(pairs, batch_tokens=256, seed=1)
+    padded = real = 0
+    for index in range(batches.batches_per_epoch):
+        batch = batches.batch(0, index)
+        padded += batch.source_ids.numel() + batch.targets.numel()
+        real += batch.tokens + int(pairs.source_lengths[batches.indices(0, index)].sum()) + len(batch.targets)
+    assert 1 - real / padded < 0.12
+
+
+def test_what_cannot_be_a_batch(corpus):
+    pairs = corpus.pairs("train")
+    longest = int(max(pairs.source_lengths.max(), pairs.target_lengths.max())) + 1
+    assert PairBatches(pairs, batch_tokens=longest, seed=1).batches_per_epoch > 0
+    message = (
+        rf"train.batch_tokens: pair [\d,]+ of train has {longest} tokens .* batch of {longest - 1} .*data.max_length"
+    )
+    with pytest.raises(InputError, match=message):
+        PairBatches(pairs, batch_tokens=longest - 1, seed=1)
+    with pytest.raises(InputError, match=r"train.batch_tokens: a positive number, given 0"):
+        PairBatches(pairs, batch_tokens=0, seed=1)
+    with pytest.raises(InputError, match="given 0"):
+        PairBatches(pairs, batch_tokens=99, seed=1, max_pairs=0)
+
+
+def encoded(count: int, seed: int = 0) -> Encoded:
+    """Row i begins with i + 10, so that it is known again."""
+    lengths = np.random.default_rng(seed).integers(1, 40, count)
+    rows = [[i + 10, *range(1, n)] for i, n in enumerate(lengths)]
+    return Encoded(
+        {
+            "input_ids": rows,
+            "token_type_ids": [[1] * len(r) for r in rows],
+            "attention_mask": [[1] * len(r) for r in rows],
+        },
+        {"input_ids": 7, "token_type_ids": 0, "attention_mask": 0},
+    )
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+@pytest.mark.parametrize(("count", "size"), [(1, 4), (23, 4), (24, 4), (1003, 8)])
+def test_every_example_comes_once_an_epoch_and_in_another_order(count: int, size: int, grouped: bool) -> None:
+    batches = ExampleBatches(encoded(count), batch_size=size, seed=3, group_by_length=grouped)
+    orders = []
+    for epoch in (0, 1):
+        found = [batches.batch(epoch, i).indices.tolist() for i in range(batches.batches_per_epoch)]
+        assert sorted(i for part in found for i in part) == list(range(count))
+        assert sum(len(part) == size for part in found) >= batches.batches_per_epoch - 1
+        orders.append(found)
+    if count > 20:
+        assert orders[0] != orders[1]
+
+
+def test_a_batch_is_a_function_of_seed_epoch_and_index() -> None:
+    def make(seed: int) -> ExampleBatches:
+        return ExampleBatches(encoded(300), batch_size=8, seed=seed)
+
+    one, two = make(1), make(1)
+    two.batch(4, 2)
+    two.batch(0, 9)
+    assert two.batch(2, 5).indices.tolist() == one.batch(2, 5).indices.tolist()
+    assert make(2).batch(2, 5).indices.tolist() != one.batch(2, 5).indices.tolist()
+    with pytest.raises(IndexError):
+        one.batch(0, one.batches_per_epoch)
+
+
+def test_rows_are_padded_on_the_right_to_the_longest() -> None:
+    examples = Encoded(
+        {"input_ids": [[5, 6], [8], [1, 2, 3]], "attention_mask": [[1, 1], [1], [1, 1, 1]]},
+        {"input_ids": 9, "attention_mask": 0},
+    )
+    rows = examples.rows(np.array([1, 0]))
+    assert rows["input_ids"].tolist() == [[8, 9], [5, 6]]
+    assert rows["attention_mask"].tolist() == [[1, 0], [1, 1]]
+    assert rows["input_ids"].dtype == torch.int64
+
+
+def test_grouping_spares_padding_and_keeps_chance() -> None:
+    examples = encoded(2000)
+
+    def padded(grouped: bool) -> float:
+        batches = ExampleBatches(examples, batch_size=16, seed=1, group_by_length=grouped)
+        parts = [batches.batch(0, i) for i in range(batches.batches_per_epoch)]
+        return 1 - sum(part.tokens for part in parts) / sum(part.inputs["input_ids"].numel() for part in parts)
+
+    assert padded(True) < 0.1 < 0.3 < padded(False)
+    first = [ExampleBatches(examples, batch_size=16, seed=seed).batch(0, 0).indices.tolist() for seed in range(20)]
+    assert len({tuple(found) for found in first}) == 20  # not the longest ones, whatever the seed
+
+
+def test_evaluation_reads_every_example_once() -> None:
+    examples = encoded(57)
+    parts = list(by_length(examples, 8))
+    assert sorted(i for part in parts for i in part.indices.tolist()) == list(range(57))
+    for part in parts:
+        assert (part.inputs["input_ids"][:, 0] - 10).tolist() == part.indices.tolist()
+
+
+def test_a_subset_is_fixed_by_its_own_seed() -> None:
+    assert subset(10, None, 0).tolist() == subset(10, 10, 0).tolist() == subset(10, 99, 0).tolist() == list(range(10))
+    chosen = subset(100, 30, 5)
+    assert len(set(chosen.tolist())) == 30
+    assert chosen.tolist() == sorted(chosen.tolist()) == subset(100, 30, 5).tolist()
+    assert chosen.tolist() != subset(100, 30, 6).tolist()
+    assert set(subset(100, 20, 5).tolist()) < set(chosen.tolist())  # a smaller one is part of it

@@ -67,12 +67,19 @@ class Server:
         self._thread.join()
 
 
+@pytest.fixture(scope="module")
+def running():
+    server = Server()
+    yield server
+    server.close()
+
+
 @pytest.fixture
-def server(monkeypatch):
+def server(running, monkeypatch):
+    """The server of this module, with nothing to serve and nothing asked."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    running = Server()
-    yield running
-    running.close()
+    running.files, running.breaks, running.ranges, running.asked = {}, 0, True, []
+    return running
 
 
 def silent(line: str) -> None:

@@ -1,18 +1,20 @@
-"""GLUE from files: the official forms, those of others, and the real ones beside the checkout."""
+"""GLUE: official files, those of others, the hub (through a stand-in for `datasets`), and the real files."""
+
+from __future__ import annotations
 
 import csv
 import hashlib
+import importlib.util
 import json
+import sys
+import types
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fullrank.core.errors import InputError
+from fullrank.core.errors import InputError, RunError
 from fullrank.data.glue import GLUE, glue_label, glue_task, load_glue
-
-REAL = Path(__file__).parents[3] / "shared" / "data"
-needs_real = pytest.mark.skipif(not (REAL / "glue").is_dir(), reason=f"no GLUE files at {REAL / 'glue'}")
 
 
 def put(path: Path, *rows: tuple[str, ...], mark: str = "", end: str = "\n", last: str | None = None) -> Path:
@@ -135,8 +137,7 @@ OFFICIAL = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["plain", "marked"])
-@pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["lf", "crlf"])
+@pytest.mark.parametrize(("end", "mark"), [("\n", ""), ("\r\n", "\ufeff")], ids=["lf", "crlf with mark"])
 @pytest.mark.parametrize("case", OFFICIAL)
 def test_official_forms(tmp_path, case, end, mark):
     task, split, name, rows, (first, second, labels, ids) = OFFICIAL[case]
@@ -255,11 +256,10 @@ PUBLISHED = {
 }  # fmt: skip
 
 
-@needs_real
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_real_files_are_the_published_ones(name):
+def test_real_files_are_the_published_ones(corpora, name):
     for split, count in zip(("train", "dev", "test"), PUBLISHED[name], strict=True):
-        found = load_glue(name, split, REAL)
+        found = load_glue(name, split, corpora)
         if count is None:
             assert (len(found), found.is_slice) == (8999, True)
             continue
@@ -268,24 +268,129 @@ def test_real_files_are_the_published_ones(name):
             assert found.ids == [str(i) for i in range(count)]
 
 
-@needs_real
-def test_real_labels_are_those_of_independent_reading():
+def test_real_labels_are_those_of_independent_reading(corpora):
     """Shares of labels, counted by the csv module; CoLA's are known from its paper: about 70 % acceptable."""
 
     def column(name: str, at: int, skip: int = 1) -> list[str]:
-        with (REAL / "glue" / name).open(encoding="utf-8-sig", newline="") as file:
+        with (corpora / "glue" / name).open(encoding="utf-8-sig", newline="") as file:
             return [row[at] for row in csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)][skip:]
 
-    cola = load_glue("cola", "train", REAL)
+    cola = load_glue("cola", "train", corpora)
     assert cola.known_labels().tolist() == [int(label) for label in column("CoLA/train.tsv", 1, 0)]
     assert cola.first == column("CoLA/train.tsv", 3, 0)
     assert 0.70 < cola.known_labels().mean() < 0.71
-    mrpc = load_glue("mrpc", "dev", REAL)
+    mrpc = load_glue("mrpc", "dev", corpora)
     assert (mrpc.first, mrpc.second) == (column("MRPC/dev.tsv", 3), column("MRPC/dev.tsv", 4))
     assert mrpc.known_labels().sum() == 279  # the baseline of BERT's papers: 279 / 408 = 68.4 %
-    stsb = load_glue("stsb", "dev", REAL)
+    stsb = load_glue("stsb", "dev", corpora)
     np.testing.assert_allclose(stsb.known_labels(), [float(x) for x in column("STS-B/dev.tsv", 9)], rtol=1e-6)
     assert stsb.second == column("STS-B/dev.tsv", 8)
-    rte = load_glue("rte", "dev", REAL)
+    rte = load_glue("rte", "dev", corpora)
     assert [GLUE["rte"].labels[i] for i in rte.known_labels()] == column("RTE/dev.tsv", 3)  # type: ignore[index]
     assert int((rte.known_labels() == 0).sum()) == 146  # 146 / 277 = 52.7 %, the majority class
+
+
+# how the hub names the columns of each task
+COLUMNS = {
+    "cola": ("sentence",), "sst2": ("sentence",), "mrpc": ("sentence1", "sentence2"), "qqp": ("question1", "question2"),
+    "stsb": ("sentence1", "sentence2"), "mnli": ("premise", "hypothesis"), "qnli": ("question", "sentence"),
+    "rte": ("sentence1", "sentence2"), "wnli": ("sentence1", "sentence2"),
+}  # fmt: skip
+HUB_SPLITS = {
+    ("rte", "train"): ("rte", "train"), ("rte", "dev"): ("rte", "validation"), ("rte", "test"): ("rte", "test"),
+    ("mnli", "dev"): ("mnli", "validation_matched"), ("mnli", "test"): ("mnli", "test_matched"),
+    ("mnli", "dev_mismatched"): ("mnli", "validation_mismatched"), ("mnli", "train"): ("mnli", "train"),
+    ("mnli", "test_mismatched"): ("mnli", "test_mismatched"), ("mnli", "ax"): ("ax", "test"),
+}  # fmt: skip
+
+
+class Hub(types.ModuleType):
+    """A module `datasets` with the same rows for every call, which it keeps."""
+
+    def __init__(self, rows: list[dict] | Exception) -> None:
+        super().__init__("datasets")
+        self.__spec__ = importlib.util.spec_from_loader("datasets", None)
+        self.rows, self.calls = rows, list[tuple]()
+
+    def load_dataset(self, path, name, *, split, revision, cache_dir):
+        self.calls.append((path, name, split, revision, cache_dir))
+        if isinstance(self.rows, Exception):
+            raise self.rows
+        return self.rows
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    def put(rows) -> Hub:
+        module = Hub(rows)
+        monkeypatch.setitem(sys.modules, "datasets", module)
+        return module
+
+    return put
+
+
+def hub_rows(task: str, labels: list) -> list[dict]:
+    names = COLUMNS[task]
+    return [{**{name: f"{name} {i}" for name in names}, "label": label, "idx": i + 3} for i, label in enumerate(labels)]
+
+
+@pytest.mark.parametrize("task", GLUE)
+def test_columns_and_labels(hub, tmp_path, task):
+    labels = [3.8, 0.0] if task == "stsb" else [1, 0]
+    module = hub(hub_rows(task, labels))
+    told: list[str] = []
+    found = load_glue(task, "train", cache=tmp_path, report=told.append)
+    assert found.first == [f"{COLUMNS[task][0]} {i}" for i in range(2)]
+    assert found.second == ([f"{COLUMNS[task][1]} {i}" for i in range(2)] if len(COLUMNS[task]) == 2 else None)
+    np.testing.assert_allclose(found.known_labels(), labels, rtol=1e-6)
+    assert (found.ids, found.path, found.is_slice, len(found.sha256)) == (["3", "4"], None, True, 64)
+    ((path, name, split, revision, cache),) = module.calls
+    assert (path, name, split, cache) == ("nyu-mll/glue", task, "train", str(tmp_path / "hub"))
+    assert len(revision) == 40
+    assert told[0].startswith(f"GLUE {GLUE[task].folder}: train from the Hugging Face hub")
+    hub(hub_rows(task, labels[::-1]))
+    assert load_glue(task, "train").sha256 != found.sha256
+
+
+@pytest.mark.parametrize("case", HUB_SPLITS)
+def test_splits_of_the_hub(hub, case):
+    task, split = case
+    module = hub(hub_rows(task, [-1 if split in GLUE[task].test_splits else 0] * 2))
+    found = load_glue(task, split)
+    assert module.calls[0][1:3] == HUB_SPLITS[case]
+    assert module.calls[0][4] is None
+    assert (found.labels is None) == (split in GLUE[task].test_splits)
+
+
+def test_a_label_outside(hub):
+    hub(hub_rows("mnli", [0, 3]))
+    with pytest.raises(
+        InputError, match=r"the hub, row 1: the label is 3; allowed: entailment, neutral, contradiction"
+    ):
+        load_glue("mnli", "train")
+
+
+def test_no_network_and_no_rows(hub):
+    hub(ConnectionError("no network\nat all"))
+    with pytest.raises(RunError, match=r"nyu-mll/glue \(ConnectionError: no network at all\)\. Either .*--from DIR .*"):
+        load_glue("rte", "dev")
+    hub([])
+    with pytest.raises(RunError, match="holds no rows of the split dev"):
+        load_glue("rte", "dev")
+
+
+def test_without_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(
+        InputError, match=r"--from DIR .*RTE/train.tsv|RTE/train.tsv .*--from DIR .*pip install 'fullrank\[hf\]'"
+    ):
+        load_glue("rte", "dev")
+
+
+def test_rows_of_the_real_library(monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    made = datasets.Dataset.from_list(hub_rows("rte", [1, 0, 1]))
+    monkeypatch.setattr(datasets, "load_dataset", lambda *given, **keys: made)
+    found = load_glue("rte", "train")
+    assert found.known_labels().tolist() == [1, 0, 1]
+    assert found.second == ["sentence2 0", "sentence2 1", "sentence2 2"]

@@ -10,9 +10,6 @@ import pytest
 from fullrank.core.errors import InputError
 from fullrank.data.glue import GLUE, Examples, load_glue, submission_rows, write_submission
 
-REAL = Path(__file__).parents[3] / "shared" / "data"
-needs_real = pytest.mark.skipif(not (REAL / "glue").is_dir(), reason=f"no GLUE files at {REAL / 'glue'}")
-
 # file, rows and what may stand in it, as the server's instructions and sample submission have them
 SERVER = {
     ("cola", "test"): ("CoLA.tsv", 1063, {"0", "1"}),
@@ -136,9 +133,8 @@ def test_every_test_split_has_its_file() -> None:
     assert files == {case: name for case, (name, _, _) in SERVER.items()}
 
 
-@needs_real
 @pytest.mark.parametrize("task", ["cola", "sst2", "mrpc", "stsb", "qnli", "rte"])
-def test_the_real_test_files_fit(tmp_path, task):
-    found = load_glue(task, "test", REAL)
+def test_the_real_test_files_fit(corpora, tmp_path, task):
+    found = load_glue(task, "test", corpora)
     path = write_submission(task, "test", predictions(task, len(found)), tmp_path, found)
     assert len(path.read_text().splitlines()) == len(found) + 1

@@ -14,9 +14,6 @@ from fullrank.core.errors import InputError, RunError
 from fullrank.data import load_pairs, prepare, prepare_pairs
 from fullrank.data.corpora import CORPORA
 
-REAL = Path(__file__).parents[3] / "shared" / "data"
-needs_real = pytest.mark.skipif(not REAL.is_dir(), reason=f"no corpora at {REAL}")
-
 GERMAN = ["ein Hund läuft .", "eine Katze läuft .", "ein Hund schläft nicht .", "zwei Katzen schlafen ."]
 ENGLISH = ["a dog runs .", "a cat runs .", "a dog does not sleep .", "two cats sleep ."]
 
@@ -318,19 +315,17 @@ def test_a_download_is_unpacked_and_verified(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def real_multi30k(tmp_path_factory):
-    if not REAL.is_dir():
-        pytest.skip(f"no corpora at {REAL}")
-    given = DataConfig(name="multi30k-de-en", dir=str(REAL), cache=str(tmp_path_factory.mktemp("cache")))
+def real_multi30k(corpora, tmp_path_factory):
+    given = DataConfig(name="multi30k-de-en", dir=str(corpora), cache=str(tmp_path_factory.mktemp("cache")))
     return prepare_pairs(given, allow_slice=False)
 
 
-def test_multi30k_is_the_published_one(real_multi30k):
+def test_multi30k_is_the_published_one(corpora, real_multi30k):
     corpus = real_multi30k
     assert [content.pairs for content in corpus.splits.values()] == [29_000, 1_014, 1_000, 1_000]
     assert (corpus.label, corpus.is_slice) == ("multi30k-de-en", False)
     assert len(corpus.source) == len(corpus.target) == 10_000
-    text = (REAL / "multi30k" / "test2016.en").read_text(encoding="utf-8").split("\n")[:-1]
+    text = (corpora / "multi30k" / "test2016.en").read_text(encoding="utf-8").split("\n")[:-1]
     test = corpus.pairs("test")
     assert test.references() == [" ".join(line.split()) for line in text]
     assert [corpus.target.decode(ids) for ids in sentences(test, "target")] == test.references()

@@ -6,16 +6,12 @@ import importlib.util
 import json
 import sys
 from importlib.machinery import ModuleSpec
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from fullrank.core.errors import InputError, RunError
 from fullrank.data.squad import Question, SquadSplit, load_squad, read_squad
-
-REAL = Path(__file__).parents[3] / "shared" / "data" / "squad"
-needs_real = pytest.mark.skipif(not REAL.is_dir(), reason=f"no SQuAD at {REAL}")
 
 CONTEXT = "  The Rhine rises in Switzerland. Überall flows the Rhine."
 V1 = {
@@ -265,10 +261,9 @@ def test_no_hub(monkeypatch):
         read_squad(None, "dev", "2.0")
 
 
-@needs_real
 @pytest.mark.parametrize(("split", "questions", "articles"), [("train", 3939, 17), ("dev", 700, 3)])
-def test_the_real_slices(split, questions, articles):
-    found = read_squad(REAL.parent, split)
-    assert found.source == str(REAL / f"{split}-v1.1.slice.json")
+def test_the_real_slices(corpora, split, questions, articles):
+    found = read_squad(corpora, split)
+    assert found.source == str(corpora / "squad" / f"{split}-v1.1.slice.json")
     assert (len(found.questions), found.is_slice) == (questions, True)
     assert len({question.title for question in found.questions}) == articles

