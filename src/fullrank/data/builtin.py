@@ -42,7 +42,7 @@ _LONG = 6  # words from which an identical line counts as boilerplate rather tha
 
 
 def modules() -> list[tuple[str, Path]]:
-    """(dotted name, source file) of every standard-library module that is no test, sorted by name."""
+    """(dotted name, source file) of every module of the standard library but tests, sorted by name."""
     root = Path(sysconfig.get_paths()["stdlib"])
     found = []
     for path in root.rglob("*.py"):
@@ -95,8 +95,8 @@ def signature() -> str:
 
 def split_of(document: str) -> str:
     """train, valid or test (about 90, 5 and 5 of 100 documents), from the name alone."""
-    place = int.from_bytes(hashlib.sha256(document.encode()).digest()[:8], "big") % 100
-    return "train" if place < 90 else "valid" if place < 95 else "test"
+    percent = int.from_bytes(hashlib.sha256(document.encode()).digest()[:8], "big") % 100
+    return "train" if percent < 90 else "valid" if percent < 95 else "test"
 
 
 def _comments(source: bytes) -> Iterator[tuple[int, str]]:
@@ -194,7 +194,7 @@ def without_repeats(found: Iterable[tuple[str, list[str]]]) -> Iterator[tuple[st
 
 
 def write(folder: Path) -> Mapping[str, object]:
-    """Writes `train.txt`, `valid.txt`, `test.txt` into `folder`: a sentence a line, an empty line after each document.
+    """Write `train.txt`, `valid.txt`, `test.txt` into `folder`: a sentence a line, an empty line after each document.
 
     Returns what to record: Python version, content hash, documents per split, repeated lines dropped.
     Raises InputError where the distribution of Python ships (almost) no documentation.

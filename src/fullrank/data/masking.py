@@ -49,7 +49,7 @@ class MaskedBatch:
 
 @dataclass(frozen=True)
 class Masking:
-    """How tokens are masked: `probability`, `replaced` and `drawn` as above, `mask_id` the id of `<mask>`.
+    """The rule of masking: `probability`, `replaced` and `drawn` as above, `mask_id` the id of `<mask>`.
 
     marks: the ids that are never chosen.  ordinary: the others; a random token is each of them with equal probability.
     """

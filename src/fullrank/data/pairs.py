@@ -54,7 +54,7 @@ _REPORT_EVERY = 500_000  # pairs between two progress messages
 
 @dataclass(frozen=True)
 class PairSettings:
-    """How sentence pairs become token ids; every choice made.
+    """The choices by which sentence pairs become token ids, none left open.
 
     `segmenter`: `word`; `byte_bpe`, BPE over bytes, to which nothing is unknown; `codes`, BPE over characters as
     subword-nmt has it; `unigram`. `size`: entries of a vocabulary, merges of codes that are learned.

@@ -360,7 +360,7 @@ def unigram_perplexity(corpus: Corpus, split: str) -> float:
 
 
 def _counts(corpus: Corpus, split: str) -> np.ndarray:
-    """How often each entry occurs in a split; (V,) int64."""
+    """Counts of each entry in a split; (V,) int64."""
     ids, counts = corpus.ids(split), np.zeros(len(corpus.tokenizer), dtype=np.int64)
     for start in range(0, len(ids), _COUNTED_AT_ONCE):
         counts += np.bincount(ids[start : start + _COUNTED_AT_ONCE], minlength=len(counts))

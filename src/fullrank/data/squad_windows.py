@@ -104,10 +104,10 @@ def most_context(windows: Sequence[tuple[int, int]], num_tokens: int) -> NDArray
     The one where the smaller of the numbers of tokens to its left and to its right, plus 0.01 of the window's length, is
     largest, and the first of several such.
     """
-    place = np.arange(num_tokens)
+    positions = np.arange(num_tokens)
     scores = np.full((len(windows), num_tokens), -1.0)
     for row, (start, end) in zip(scores, windows, strict=True):
-        inside = place[start:end]
+        inside = positions[start:end]
         row[start:end] = np.minimum(inside - start, end - 1 - inside) + 0.01 * (end - start)
     return scores.argmax(axis=0)
 
@@ -186,7 +186,7 @@ def _encode(backend: Any, texts: Sequence[str]) -> Any:
 
 
 def _layout(backend: Any) -> _Layout:
-    """Found by encoding a pair of texts and looking which tokens are of neither."""
+    """The layout of a pair of texts: the tokens that are of neither text, found by encoding one."""
     for text in ("a", "1", "."):
         encoded = backend.encode(text, text)
         sides = encoded.sequence_ids
@@ -195,8 +195,8 @@ def _layout(backend: Any) -> _Layout:
     else:
         raise InputError("the tokenizer makes no tokens of 'a', '1' or '.'; is it whole?")
     ids, types = np.array(encoded.ids, dtype=np.int32), np.array(encoded.type_ids, dtype=np.int8)
-    query = [place for place, side in enumerate(sides) if side == 0]
-    context = [place for place, side in enumerate(sides) if side == 1]
+    query = [position for position, side in enumerate(sides) if side == 0]
+    context = [position for position, side in enumerate(sides) if side == 1]
     if query[0] == 0:
         raise InputError(
             "the tokenizer puts no special token such as [CLS] before a pair of texts, where a model says that a window holds "

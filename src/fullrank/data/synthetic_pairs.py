@@ -1,6 +1,6 @@
-"""Sentence pairs of two invented languages, made by a grammar: not a language, but something to translate without a download.
+"""Sentence pairs of two invented languages, made by a grammar: text to translate without a download.
 
-What a translation has to do here:
+A translation has to do this:
 
     source  (svo)   [time] subject  [tense] [not] verb  object  [preposition place]  [manner]
     target  (sov)   [time] subject  [place postposition]  object  [manner] verb+tense+number  [not]
@@ -65,8 +65,8 @@ def _spelled(number: int, letters: Sequence[str]) -> str:
         total *= len(group)
     rest, word = (number * 1511 + 977) % total, ""  # a prime that divides no group's size: neighbours look unlike
     for group in letters:
-        rest, place = divmod(rest, len(group))
-        word += group[place]
+        rest, letter = divmod(rest, len(group))
+        word += group[letter]
     return word
 
 

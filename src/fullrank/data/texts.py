@@ -60,7 +60,7 @@ _LM1B_FOLDERS = ("", *_LM1B_PARTS, *(f"{_LM1B}/{part}" for part in _LM1B_PARTS))
 
 @dataclass(frozen=True)
 class Settings:
-    """How text becomes tokens; every choice made."""
+    """The choices by which text becomes tokens, none left open."""
 
     kind: str
     lowercase: bool
@@ -400,7 +400,7 @@ def _make_tokenizer(sections: Sequence[Section], settings: Settings, report: Rep
 
 
 def _counted(parts: Iterator[Sequence[str]] | Iterator[str], settings: Settings) -> Counter[str]:
-    """How often each word or character occurs among the first `max_tokens`."""
+    """Counts of each word or character among the first `max_tokens`."""
     counts: Counter[str] = Counter()
     left = settings.max_tokens
     for part in parts:
