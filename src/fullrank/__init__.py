@@ -37,9 +37,9 @@ _HOMES = {
     "AdaptiveSoftmax": "fullrank.core.output",
     "MixtureOfSoftmaxes": "fullrank.core.output",
     "Attention": "fullrank.core.attention",
-    "MultiLinearAttention": "fullrank.core.attention",
+    "MultiLinearAttention": "fullrank.core.multilinear",
     "Layout": "fullrank.core.layout",
-    "Trace": "fullrank.core.trace",
+    "Trace": "fullrank.core.attention",
     "kernel": "fullrank.kernels",
     "SkipRetain": "fullrank.core.skip_retain",
     "orthogonality": "fullrank.core.penalty",
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from fullrank.config.run import RunConfig as RunConfig
     from fullrank.config.run import TrainConfig as TrainConfig
     from fullrank.core.attention import Attention as Attention
-    from fullrank.core.attention import MultiLinearAttention as MultiLinearAttention
+    from fullrank.core.attention import Trace as Trace
     from fullrank.core.config import AttentionConfig as AttentionConfig
     from fullrank.core.config import DecoderConfig as DecoderConfig
     from fullrank.core.config import DropoutConfig as DropoutConfig
@@ -85,12 +85,12 @@ if TYPE_CHECKING:
     from fullrank.core.encoder import Encoder as Encoder
     from fullrank.core.layout import Layout as Layout
     from fullrank.core.masked import MaskedLanguageModel as MaskedLanguageModel
+    from fullrank.core.multilinear import MultiLinearAttention as MultiLinearAttention
     from fullrank.core.output import AdaptiveSoftmax as AdaptiveSoftmax
     from fullrank.core.output import MixtureOfSoftmaxes as MixtureOfSoftmaxes
     from fullrank.core.penalty import orthogonality as orthogonality
     from fullrank.core.penalty import overlap as overlap
     from fullrank.core.skip_retain import SkipRetain as SkipRetain
-    from fullrank.core.trace import Trace as Trace
     from fullrank.core.translator import Translator as Translator
     from fullrank.hf import FullRankCache as FullRankCache
     from fullrank.hf import FullRankConfig as FullRankConfig
@@ -113,7 +113,13 @@ def _engines() -> _engine.Engines:
     return kernels
 
 
-_engine.load = _engines
+def _storage() -> _engine.Storage:
+    from fullrank import storage
+
+    return storage
+
+
+_engine.load, _engine.load_storage = _engines, _storage
 
 
 def __getattr__(name: str) -> Any:

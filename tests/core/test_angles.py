@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fullrank as fr
-from fullrank.core.angles import angles
+from fullrank.core.positions import angles
 
 
 @pytest.mark.parametrize("size", [7, 8])

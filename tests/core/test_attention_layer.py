@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -11,11 +9,12 @@ from torch import Tensor, nn
 
 import fullrank as fr
 from fullrank.core import registry
+from fullrank.core.attention import Trace
 from fullrank.core.errors import ConfigError
-from fullrank.core.head_size import HeadSize
 from fullrank.core.layout import Layout
-from fullrank.core.project import Heads, Rotary
-from fullrank.core.trace import Trace
+from fullrank.core.positions import Rotary
+from fullrank.core.project import Heads, Needs
+from fullrank.core.stage import HeadSize
 
 E, H, D, N = 10, 3, 4, 6
 
@@ -212,20 +211,11 @@ def test_a_way_to_attend_of_ones_own() -> None:
     class Averaged(nn.Module):
         """The mean of the values that a query sees."""
 
-        sees_future, max_length = False, None
+        needs = Needs(score=())
 
         def __init__(self, config: fr.AttentionConfig, size: HeadSize, dropout: float) -> None:
             super().__init__()
             self.size = size
-
-        def projected(self) -> dict[str, Any]:
-            return {"score_needs": (), "mix_needs": ()}
-
-        def merge(self, bias: bool) -> nn.Module:
-            return nn.Linear(self.size.num_heads * self.size.head_dim, self.size.hidden_size, bias=bias)
-
-        def past(self) -> None:
-            return
 
         def forward(self, heads: Heads, layout: Layout, trace: Trace | None = None) -> Tensor:
             seen = layout.visible().to(heads.values.dtype)

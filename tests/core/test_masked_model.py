@@ -216,8 +216,8 @@ def test_misuse() -> None:
         (lambda: made.loss(inputs, targets[:, :3]), "must have the shape of input_ids"),
         (lambda: made.loss(inputs, targets, weights[:, :3]), "must have the shape of targets"),
         (lambda: made.loss(inputs, targets, 0 * weights), "every weight is 0"),
-        (lambda: made.loss(inputs, targets, at=at), "one for each place"),
-        (lambda: made.nll(inputs, targets.flatten()[:3], at=at), "one for each place"),
+        (lambda: made.loss(inputs, targets, at=at), "must have the shape of at"),
+        (lambda: made.nll(inputs, targets.flatten()[:3], at=at), "must have the shape of at"),
         (lambda: made.loss(inputs[:, :0], targets[:, :0]), "a loss of no tokens"),
         (lambda: made(inputs[0]), r"input_ids must be \(B, M\)"),
     ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,9 @@ def check(setting: Setting, pattern: tuple[set[int], ...], drifting: bool = Fals
                 for number, (first, size, resting) in enumerate(zip(STARTS, LENGTHS, pattern, strict=True)):
                     where = f"segment {number}, {kernel}, cached={cached}"
                     ids, targets = text[:, first : first + size], text[:, first + 1 : first + size + 1]
-                    hidden, memory, _ = model.hidden(ids, memory, skip=frozenset(resting), drifting=drifting)
+                    hidden, memory, _ = model.hidden(
+                        ids, replace(memory or model.new_memory(), drifting=drifting), skip=frozenset(resting)
+                    )
                     found = model.output.nll(hidden, targets).detach().numpy()
                     close(found, np.array([one.nll[number] for one in expected]), where)
                     for i in range(LAYERS):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -65,6 +66,7 @@ def test_positions_follow_the_true_ages(position: str, kernel: str, memory_lengt
             hidden, old = remembered[i]
             keys = torch.tensor(old + places)
             layout = fr.Layout(torch.tensor(places), keys, farthest=int(keys.max() - keys.min()))
+            layout = made.position.place(layout, x, made.embedding_dropout)
             joined = torch.cat((hidden.double(), x), dim=1)
             with fr.kernel("reference"):
                 before, x = x, block.feed_forward_norm(_ff(block, _att(block, x, joined, layout)))
@@ -119,14 +121,16 @@ def test_drifting_labels_are_the_released_ones() -> None:
     for step, skip in enumerate([(), (1,), (), (1,), ()]):
         part = ids[:, 4 * step : 4 * step + 4]
         before = memory
-        out = made.hidden(part, memory, skip=skip, drifting=True)
+        out = made.hidden(part, replace(memory or made.new_memory(), drifting=True), skip=skip)
         memory = out.memory
     # the last step, layer 1: it rested twice, so its memory is labelled 8 tokens farther than it is
-    x = made.blocks[0](made.embedding(part), fr.Layout.of_runs(4, ((12, 4), (16, 4))), None, before.layers[0].hidden)
-    layout = fr.Layout.of_runs(4, ((16 - 8 - 4, 4), (16, 4)))
-    expected = made.blocks[1](x, layout, None, before.layers[1].hidden)
+    x = made.embedding(part)
+    for block, known, start in zip(made.blocks, before.layers, (12, 16 - 8 - 4), strict=True):
+        layout = made.position.place(fr.Layout.of_runs(4, ((start, 4), (16, 4))), x, made.embedding_dropout)
+        x = block(x, layout, None, known.hidden)
+    expected = x
     assert (out.hidden - expected).abs().max() < 1e-12
-    true = made.hidden(part, before)
+    true = made.hidden(part, replace(before, drifting=False))
     assert (true.hidden - expected).abs().max() > 1e-3
 
 

@@ -67,43 +67,43 @@ def test_other_lengths_at_evaluation() -> None:
     made, ids = model("relative", memory_length=3), text()
     sizes = [4, 5, 6]
     before = in_segments(made, ids, sizes)[0]
-    with made.remembers(8):
-        assert (in_segments(made, ids, sizes)[0] - one_pass(made, ids[:, :15], sizes, 8)).abs().max() < 1e-10
-    with made.remembers(6, same_length=True):
-        expected = one_pass(made, ids[:, :15], sizes, 6, same_length=True)
-        assert (in_segments(made, ids, sizes)[0] - expected).abs().max() < 1e-10
-    with made.remembers(0):
-        assert made(ids[:, :4]).memory is None
-    with made.remembers(8, clamp_length=4):
-        other = fr.LanguageModel(
-            replace(
-                made.config,
-                memory_length=8,
-                attention=replace(made.config.attention, score={"name": "relative", "clamp_length": 4}),
-            )
+    changed = made.with_memory(8)
+    assert (in_segments(changed, ids, sizes)[0] - one_pass(changed, ids[:, :15], sizes, 8)).abs().max() < 1e-10
+    changed = made.with_memory(6, same_length=True)
+    expected = one_pass(changed, ids[:, :15], sizes, 6, same_length=True)
+    assert (in_segments(changed, ids, sizes)[0] - expected).abs().max() < 1e-10
+    changed = made.with_memory(0)
+    assert changed(ids[:, :4]).memory is None
+    changed = made.with_memory(8, clamp_length=4)
+    other = fr.LanguageModel(
+        replace(
+            made.config,
+            memory_length=8,
+            attention=replace(made.config.attention, score={"name": "relative", "clamp_length": 4}),
         )
-        other.double().eval().load_state_dict(made.state_dict())
-        clamped = in_segments(made, ids, sizes)[0]
-        assert torch.equal(clamped, in_segments(other, ids, sizes)[0])
-        assert (clamped - before).abs().max() > 1e-3
+    )
+    other.double().eval().load_state_dict(changed.state_dict())
+    clamped = in_segments(changed, ids, sizes)[0]
+    assert torch.equal(clamped, in_segments(other, ids, sizes)[0])
+    assert (clamped - before).abs().max() > 1e-3
     assert torch.equal(in_segments(made, ids, sizes)[0], before)
     longer = in_segments(made, ids, sizes)[1]
-    with made.remembers(2):  # of a longer memory, the last tokens are used
-        short = in_segments(made, ids, sizes)[1]
-        after = [layer.last(2) for layer in longer.layers]
-        assert torch.equal(
-            made(ids[:, 15:], longer).logits, made(ids[:, 15:], replace(longer, layers=tuple(after))).logits
-        )
-        assert short.layers[0].tokens == 2
-        assert made(ids[:, 15:], longer).memory.layers[0].tokens == 2
+    changed = made.with_memory(2)  # of a longer memory, the last tokens are used
+    short = in_segments(changed, ids, sizes)[1]
+    after = [layer.last(2) for layer in longer.layers]
+    assert torch.equal(
+        changed(ids[:, 15:], longer).logits, changed(ids[:, 15:], replace(longer, layers=tuple(after))).logits
+    )
+    assert short.layers[0].tokens == 2
+    assert changed(ids[:, 15:], longer).memory.layers[0].tokens == 2
 
 
 def test_load_with_other_lengths(tmp_path: Any) -> None:
     made, ids = model("relative", memory_length=3), text()
     made.save(tmp_path)
     loaded = fr.LanguageModel.load(tmp_path, memory_length=6, same_length=True, clamp_length=5)
-    with made.remembers(6, same_length=True, clamp_length=5):
-        assert torch.equal(in_segments(loaded, ids, [5, 6])[0], in_segments(made, ids, [5, 6])[0])
+    changed = made.with_memory(6, same_length=True, clamp_length=5)
+    assert torch.equal(in_segments(loaded, ids, [5, 6])[0], in_segments(changed, ids, [5, 6])[0])
     assert fr.LanguageModel.load(tmp_path).memory_length == 3
     loaded.save(tmp_path / "again")
     again = fr.LanguageModel.load(tmp_path / "again")
@@ -129,7 +129,7 @@ def test_learned_positions_end() -> None:
 def test_misuse() -> None:
     made, ids = model(), text()
     memory = made(ids[:, :4]).memory
-    with pytest.raises(InputError, match="of 2 texts, input_ids of 3"):
+    with pytest.raises(InputError, match="of 2 rows, input_ids of 3"):
         made(text(3, 4), memory)
     with pytest.raises(InputError, match="of 3 layers, the model has 2"):
         model(layers=2)(ids, memory)
@@ -141,21 +141,15 @@ def test_misuse() -> None:
         model(memory_length=0)(ids, memory)
     with pytest.raises(InputError, match=r"attention_mask must be \(2, 19\)"):
         made(ids, attention_mask=torch.ones(2, 3))
-    with pytest.raises(InputError, match="same_length: goes with a memory"), made.remembers(0, same_length=True):
-        pass
-    with (
-        pytest.raises(InputError, match=r"clamp_length: .* model\.position: sinusoidal"),
-        made.remembers(clamp_length=3),
-    ):
-        pass
+    with pytest.raises(InputError, match="same_length: goes with a memory"):
+        made.with_memory(0, same_length=True)
+    with pytest.raises(InputError, match=r"clamp_length: .* model\.position: sinusoidal"):
+        made.with_memory(clamp_length=3)
     for length in (-1, 1.5, True):
-        with pytest.raises(InputError, match=r"memory_length: 0, or a whole number of tokens"), made.remembers(length):
-            pass
-    with (
-        pytest.raises(InputError, match=r"clamp_length: .* given 2\.5"),
-        model("relative").remembers(clamp_length=2.5),  # type: ignore[arg-type]
-    ):
-        pass
+        with pytest.raises(InputError, match=r"memory_length: 0, or a whole number of tokens"):
+            made.with_memory(length)
+    with pytest.raises(InputError, match=r"clamp_length: .* given 2\.5"):
+        model("relative").with_memory(clamp_length=2.5)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"skip: layers 0 to 2, given \[True, False\]"):
         made(ids, skip=[True, False])  # which layers, not whether they rest
     with pytest.raises(InputError, match="hidden_size 24, this one has 12"):
@@ -171,13 +165,13 @@ def test_cached_keys_of_distances_are_not_used_where_distances_are_clamped_other
     with torch.no_grad():
         cached = made(ids[:, :8]).memory
         cache = made(ids[:, :8], cache=made.new_cache()).cache
-        with made.remembers(clamp_length=2):
-            found = made(ids[:, 8:12], cached).logits
-            want = made(ids[:, 8:12], without_heads(cached)).logits
-            beside = made(ids[:, 8:12], cache=cache).logits
-            whole = made(
-                ids[:, 8:12], cache=replace(cache, layers=tuple(kv._replace(relative=None) for kv in cache.layers))
-            )
+        changed = made.with_memory(clamp_length=2)
+        found = changed(ids[:, 8:12], cached).logits
+        want = changed(ids[:, 8:12], without_heads(cached)).logits
+        beside = changed(ids[:, 8:12], cache=cache).logits
+        whole = changed(
+            ids[:, 8:12], cache=replace(cache, layers=tuple(kv._replace(relative=None) for kv in cache.layers))
+        )
         there = made(ids[:, 8:12], cached).logits
         back = made(ids[:, 8:12], without_heads(cached)).logits
     torch.testing.assert_close(found, want, rtol=0, atol=1e-12)

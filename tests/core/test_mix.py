@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.core.head_size import HeadSize
 from fullrank.core.mix import (
     AverageHeads,
     KeepHeads,
@@ -19,6 +18,7 @@ from fullrank.core.mix import (
     RandomMixing,
     mix_heads,
 )
+from fullrank.core.stage import HeadSize
 
 B, H, N, M, D = 2, 3, 4, 5, 6
 SIZE = HeadSize(H, D, 7, 32)

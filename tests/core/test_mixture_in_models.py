@@ -175,9 +175,9 @@ def test_saved_once_and_loaded(output: str, tmp_path: Path) -> None:
 def test_memory_of_segments(output: str) -> None:
     """Segments after one another, each with the memory of all before it, are one pass."""
     made, (read, targets) = model(output, memory_length=12).eval(), batch(2, 12)
-    with made.remembers(0), torch.no_grad():
-        whole = made.nll(read, targets).per_token
-        logits = made(read).logits
+    changed = made.with_memory(0), torch.no_grad()
+    whole = changed.nll(read, targets).per_token
+    logits = changed(read).logits
     memory, parts, seen, losses = None, [], [], []
     for start, end in itertools.pairwise([0, 5, 6, 12]):
         now = slice(start, end)

@@ -90,11 +90,11 @@ def test_a_text_goes_on_beyond_the_trained_length() -> None:
     with torch.no_grad():
         assert found(long).logits.isfinite().all()
         memory, parts = None, []
-        with found.remembers(100):
-            for part in long.split(9, 1):
-                out = found(part, memory)
-                memory = out.memory
-                parts.append(out.logits)
+        longer = found.with_memory(100)
+        for part in long.split(9, 1):
+            out = longer(part, memory)
+            memory = out.memory
+            parts.append(out.logits)
         torch.testing.assert_close(torch.cat(parts, 1), found(long).logits, rtol=1e-9, atol=1e-9)
         for kind in ("pairs", "relative"):
             bounded = model(kind)
@@ -140,7 +140,8 @@ def test_the_position_term_of_a_model(shared: bool) -> None:
         state |= {f"attend.score.biases.{name}": value for name, value in found.position.biases.state_dict().items()}
     alone.load_state_dict(state)
     x = torch.randn(2, 8, 10, dtype=WIDE)
-    torch.testing.assert_close(block(x), alone(x), rtol=0, atol=0)
+    layout = found.position.place(fr.Layout.of(8), x, torch.nn.Identity())
+    torch.testing.assert_close(block(x, layout=layout), alone(x), rtol=0, atol=0)
 
 
 NAMES = {
@@ -204,8 +205,8 @@ def test_parameters_of_a_layer(kind: str) -> None:
 
 def test_what_a_model_refuses_when_it_runs() -> None:
     found = model("decayed", memory_length=4)
-    with pytest.raises(ConfigError, match=r"model\.same_length"), found.remembers(same_length=True):
-        pass
+    with pytest.raises(ConfigError, match=r"model\.same_length"):
+        found.with_memory(same_length=True)
     for kind in KINDS:
         with pytest.raises(InputError, match="no attention weights to collect"):
             model(kind)(ids(1, 3), trace=fr.Trace())

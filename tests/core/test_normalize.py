@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fullrank.core.head_size import HeadSize
 from fullrank.core.normalize import SigSoftmax, Softmax
+from fullrank.core.stage import HeadSize
 
 SIZE = HeadSize(2, 3, 6, 8)
 NORMALIZERS = [Softmax, SigSoftmax]

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 import fullrank as fr
+from fullrank.core.attention import WeightedValues
 from fullrank.core.errors import ConfigError, InputError
-from fullrank.core.head_size import HeadSize
+from fullrank.core.positions import encode_distances
 from fullrank.core.project import Heads
-from fullrank.core.relative import XLRelative, encode_distances
-from fullrank.core.weighted import WeightedValues
+from fullrank.core.score import XLRelative
+from fullrank.core.stage import HeadSize
 from fullrank.kernels import block_plan
 from fullrank.kernels.compiled import shifted_scores
 

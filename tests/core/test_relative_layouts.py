@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.core.head_size import HeadSize
+from fullrank.core.attention import WeightedValues
 from fullrank.core.project import Heads
 from fullrank.core.shift import descending, kept_descending, pieces, shift
-from fullrank.core.weighted import WeightedValues
+from fullrank.core.stage import HeadSize
 from fullrank.kernels import block_plan
 from fullrank.kernels.compiled import shifted_scores
 

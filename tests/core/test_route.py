@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.core.cross_head import SameHead, StochasticCrossHead
+from fullrank.core.cross_head import StochasticCrossHead
 
 HEADS = 3
 
@@ -44,7 +44,7 @@ def test_keys_of_distances_go_with_their_heads_and_nothing_stays_nothing() -> No
         content, nothing, distances = route(keys.expand(2, -1, 4, 5), None, keys.expand(-1, 9, 5))
         assert nothing is None
         assert torch.equal(content[1, :, 0, 0], distances[:, 0, 0])
-    kept = SameHead()(None, keys)
+    kept = StochasticCrossHead(0.0)(None, keys)
     assert kept[0] is None
     assert kept[1] is keys
 
@@ -60,7 +60,7 @@ def test_relative_attention_with_permuted_heads() -> None:
     torch.manual_seed(6)
     given = attention(x)
     torch.manual_seed(6)
-    read = order(attention.route)
+    read = order(attention.permute)
     assert read != (0, 1, 2)
     attention.eval()
     project = attention.project
@@ -89,7 +89,7 @@ def test_beta_zero_adds_no_randomness() -> None:
 
     assert not run(0.0)[1]
     assert run(0.5)[1]
-    assert isinstance(fr.Attention(fr.AttentionConfig(), hidden_size=8, num_attention_heads=4).route, SameHead)
+    assert fr.Attention(fr.AttentionConfig(), hidden_size=8, num_attention_heads=4).permute.beta == 0
 
 
 def test_gradients_go_to_the_heads_that_were_read() -> None:
@@ -117,7 +117,7 @@ def test_mixing_reads_the_own_query_and_layers_draw_for_themselves() -> None:
     torch.manual_seed(6)
     given = attention(x)
     torch.manual_seed(6)
-    read = order(attention.route)
+    read = order(attention.permute)
     assert read != (0, 1, 2)
     attention.eval()
     for layer in (attention.project.key, attention.project.value):

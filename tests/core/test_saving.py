@@ -139,7 +139,7 @@ def test_no_space_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The old files stay whole, nothing half-written is left, and the message says how much is free."""
     import errno
 
-    from fullrank.core import storage as weights
+    from fullrank import storage as weights
 
     model(seed=1).save(tmp_path)
 

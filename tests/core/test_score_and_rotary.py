@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import fullrank as fr
-from fullrank.core.head_size import HeadSize
-from fullrank.core.project import Rotary
+from fullrank.core.positions import Rotary
 from fullrank.core.score import DotProduct
+from fullrank.core.stage import HeadSize
 
 
 def test_dot_product_is_equation_9() -> None:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 import fullrank as fr
 from fullrank.core.errors import InputError
-from fullrank.core.head_size import HeadSize
 from fullrank.core.score import DenseSynthesizer, RandomSynthesizer
+from fullrank.core.stage import HeadSize
 
 B, H, D, P = 2, 3, 4, 8
 SIZE = HeadSize(H, D, 10, P)
@@ -163,7 +163,7 @@ def test_heads_trade_values_only() -> None:
     torch.manual_seed(6)
     given = made(x)
     torch.manual_seed(6)
-    order = made.route(torch.arange(H)[:, None, None])[0].flatten().tolist()
+    order = made.permute(torch.arange(H)[:, None, None])[0].flatten().tolist()
     assert order != [0, 1, 2]
     made.eval()
     with torch.no_grad():

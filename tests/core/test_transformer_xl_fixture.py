@@ -151,8 +151,8 @@ def test_a_model_is_told_at_evaluation(name: str) -> None:
     case = CASES[name]
     model, memory = build(CASES["clamped"]), None
     clamp = case["clamp_len"] if case["clamp_len"] > 0 else 1000  # farther than any distance here
-    asked = model.remembers(case["mem_len"], same_length=case["same_length"], clamp_length=clamp)
-    with asked, torch.no_grad():
+    model = model.with_memory(case["mem_len"], same_length=case["same_length"], clamp_length=clamp)
+    with torch.no_grad():
         for number, ids, targets in segments():
             nll = model.nll(ids, targets, memory)
             memory = nll.memory

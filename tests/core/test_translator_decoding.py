@@ -23,8 +23,8 @@ from translator_models import (
 )  # fmt: skip
 
 import fullrank as fr
-from fullrank.core.across import Projected
 from fullrank.core.errors import InputError
+from fullrank.core.source import ProjectedSource
 
 LENGTHS = [7, 3, 5]
 every_mechanism = pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -147,11 +147,11 @@ def test_beams_of_one_sentence_read_one_row() -> None:
     source, _ = sentences(model, 3, 7)
     written = model.of_source(model.encode(source, padding(LENGTHS, 7, "right"))).new_cache().source
 
-    def rows(projected: Projected) -> int:
-        assert {layer.texts for layer in projected.layers} == {projected.layers[0].texts}
+    def rows(projected: ProjectedSource) -> int:
+        assert {layer.batch for layer in projected.layers} == {projected.layers[0].batch}
         assert projected.mask is not None
-        assert len(projected.mask) == projected.layers[0].texts
-        return projected.layers[0].texts
+        assert len(projected.mask) == projected.layers[0].batch
+        return projected.layers[0].batch
 
     assert rows(written) == 3
     beams = written.reorder(torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]))
@@ -184,9 +184,9 @@ def test_texts_that_are_not_those_of_the_cache() -> None:
     writer = model.of_source(model.encode(source))
     for rows in (1, 2, 6):
         new = tokens(TARGET, rows, 2)
-        with pytest.raises(InputError, match=rf"{rows} texts, the source .*is read by 3"):
+        with pytest.raises(InputError, match=rf"{rows} rows, the source .*is read by 3"):
             writer(new, cache=writer.new_cache())
-        with pytest.raises(InputError, match=rf"{rows} texts, the source .*is read by 3"):
+        with pytest.raises(InputError, match=rf"{rows} rows, the source .*is read by 3"):
             writer(new)
     out = writer(target, cache=writer.new_cache())
     with pytest.raises(InputError, match="reorder"):

@@ -12,8 +12,8 @@ import torch
 
 import fullrank as fr
 from fullrank.analysis.plots import AttentionMaps, Panel, write_attention
+from fullrank.core.attention import Trace
 from fullrank.core.errors import InputError
-from fullrank.core.trace import Trace
 from fullrank.experiments.attending import cross_attention, cross_weights
 from fullrank.experiments.translating import Translating
 from fullrank.experiments.translation_search import Search

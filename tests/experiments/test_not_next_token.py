@@ -124,6 +124,5 @@ def test_nothing_is_read_piece_by_piece() -> None:
     model, ids = build(), torch.tensor([[1, 2, 3]])
     with pytest.raises(InputError, match="cannot be read piece by piece"):
         model(ids, cache=model.new_cache())
-    refused = pytest.raises(InputError, match=r"model\.memory_length: not with model\.attention\.causal: as_published")
-    with refused, model.remembers(4):
-        pass
+    with pytest.raises(InputError, match=r"model\.memory_length: not with model\.attention\.causal: as_published"):
+        model.with_memory(4)

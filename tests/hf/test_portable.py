@@ -175,12 +175,12 @@ def test_another_memory_at_evaluation() -> None:
     model = PAIRS[0].moved(dtype=torch.float64, memory_length=4)
     other, read = portable(model), tokens(3, 12)
     other.config.memory_length = 2
-    with model.remembers(2):
-        memory, past = None, None
-        for start, end in itertools.pairwise(CUTS):
-            out, given = model(read[:, start:end], memory), other(read[:, start:end], past_key_values=past)
-            memory, past = out.memory, given.past_key_values
-            check_close(given.logits, out.logits)
+    changed = model.with_memory(2)
+    memory, past = None, None
+    for start, end in itertools.pairwise(CUTS):
+        out, given = changed(read[:, start:end], memory), other(read[:, start:end], past_key_values=past)
+        memory, past = out.memory, given.past_key_values
+        check_close(given.logits, out.logits)
     assert other.config.fullrank["memory_length"] == 2
 
 

@@ -96,11 +96,11 @@ def test_beams_of_a_sentence_read_its_source_once() -> None:
         source, num_beams=3, num_return_sequences=3, max_new_tokens=4, do_sample=False, return_dict_in_generate=True
     )
     held = out.past_key_values.self_attention_cache.layers[0].state
-    assert (held.texts, held.source.layers[0].texts) == (6, 2)
+    assert (held.batch, held.source.layers[0].batch) == (6, 2)
     with torch.no_grad():  # rows that do not come in groups are read one by one
         uneven = source[[0, 0, 1]]
         past = citizen(uneven, None, torch.full((3, 1), EOS), use_cache=True).past_key_values
-        assert past.state.source.layers[0].texts == 3
+        assert past.state.source.layers[0].batch == 3
         past.batch_select_indices(torch.tensor([2, 0]))
         again = citizen(source[[1, 0]], None, torch.full((2, 1), 4), past_key_values=past).logits
         expected = own(source[[1, 0]], torch.tensor([[EOS, 4]] * 2)).logits[:, 1:]

@@ -11,9 +11,9 @@ from computing import native_computes
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.core.head_size import HeadSize
+from fullrank.core.attention import WeightedValues
 from fullrank.core.project import Heads
-from fullrank.core.weighted import WeightedValues
+from fullrank.core.stage import HeadSize
 from fullrank.kernels.native import attend as native
 from moving import moved
 

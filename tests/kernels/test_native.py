@@ -23,11 +23,11 @@ from native_cases import (
 from torch import Tensor
 
 import fullrank as fr
+from fullrank.core.attention import WeightedValues
 from fullrank.core.config import AttentionConfig
 from fullrank.core.engine import Problem
-from fullrank.core.head_size import HeadSize
 from fullrank.core.project import Heads
-from fullrank.core.weighted import WeightedValues
+from fullrank.core.stage import HeadSize
 from fullrank.kernels.native import attend as native
 
 

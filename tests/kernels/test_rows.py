@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from fullrank.core.attention import WeightedValues
 from fullrank.core.config import AttentionConfig
 from fullrank.core.dropout import dropout, keep_mask
-from fullrank.core.head_size import HeadSize
 from fullrank.core.layout import Layout
 from fullrank.core.project import Heads
-from fullrank.core.weighted import WeightedValues
+from fullrank.core.stage import HeadSize
 from fullrank.kernels import kernel
 from fullrank.kernels.rows import attend_rows
 

@@ -117,8 +117,8 @@ def segments_with_memory_equal_one_pass(combination: Combination, dtype: torch.d
     kernel, also where a layer rests."""
     read, cuts = tokens(3, 12), [0, 4, 5, 12]
     model = combination.moved(dtype=dtype, memory_length=12)
-    with model.remembers(0), torch.no_grad():
-        expected = model(read).logits
+    changed = model.with_memory(0), torch.no_grad()
+    expected = changed(read).logits
     for cached in (False, True):
         memory, parts = None, []
         for start, end in itertools.pairwise(cuts):
@@ -128,15 +128,15 @@ def segments_with_memory_equal_one_pass(combination: Combination, dtype: torch.d
             parts.append(out.logits.detach())
         _close(torch.cat(parts, 1), expected, TOLERANCES[dtype], f"cached: {cached}", None)
     found = []
-    with model.remembers(3):
-        for kernel in kernels_for(model):
-            memory, parts = None, []
-            for skip, (start, end) in zip([(), (1,), ()], itertools.pairwise(cuts), strict=True):
-                with fr.kernel(kernel):
-                    out = model(read[:, start:end], memory, skip=skip)
-                memory = out.memory
-                parts.append(out.logits.detach())
-            found.append(torch.cat(parts, 1))
+    changed = model.with_memory(3)
+    for kernel in kernels_for(model):
+        memory, parts = None, []
+        for skip, (start, end) in zip([(), (1,), ()], itertools.pairwise(cuts), strict=True):
+            with fr.kernel(kernel):
+                out = changed(read[:, start:end], memory, skip=skip)
+            memory = out.memory
+            parts.append(out.logits.detach())
+        found.append(torch.cat(parts, 1))
     for other in found[1:]:
         _close(other, found[0], TOLERANCES[dtype], "kernels disagree", None)
 

@@ -14,10 +14,10 @@ from torch import Tensor
 
 import fullrank as fr
 from fullrank import kernels
+from fullrank.core.attention import WeightedValues
 from fullrank.core.errors import InputError
-from fullrank.core.head_size import HeadSize
 from fullrank.core.project import Heads
-from fullrank.core.weighted import WeightedValues
+from fullrank.core.stage import HeadSize
 from fullrank.kernels import KERNELS
 from moving import moved
 

@@ -17,18 +17,17 @@ import torch
 from torch import nn
 
 from fullrank.config.run import RunConfig
-from fullrank.core.attention import Attention
+from fullrank.core.attention import Attention, WeightedValues
+from fullrank.core.cache import DecayedSums
 from fullrank.core.config import ModelConfig, stage_name
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.embedding import Input
 from fullrank.core.errors import InputError
 from fullrank.core.masked import MaskedLanguageModel
-from fullrank.core.multilinear_decayed import Summed
 from fullrank.core.output import Output
 from fullrank.core.project import Projection
 from fullrank.core.score import DenseSynthesizer
 from fullrank.core.translator import Translator
-from fullrank.core.weighted import WeightedValues
 from fullrank.kernels.multilinear_plan import Shape, multiply_adds
 
 PLACES = ("encoder", "decoder", "cross")
@@ -220,7 +219,7 @@ def _cached(layers: Iterable[Attention]) -> tuple[int, int]:
     of_token = of_text = 0
     for layer in layers:
         numbers = layer.project.num_heads * layer.project.head_dim
-        if isinstance(layer.past(), Summed):
+        if isinstance(layer.past(), DecayedSums):
             of_text += 2 * layer.attend.decayed.weight.shape[0] * numbers
         elif not layer.attend.sees_future:
             of_token += (1 + layer.project.reads_keys) * numbers

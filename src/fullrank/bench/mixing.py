@@ -22,11 +22,11 @@ from torch.nn import functional as F
 
 from fullrank.bench import peers
 from fullrank.bench.candidates import BOTH, FORWARD, Candidate, Comparison, Pass, Settings, drawn, missing, uncompiled
+from fullrank.core.attention import WeightedValues
 from fullrank.core.config import AttentionConfig
-from fullrank.core.head_size import HeadSize
 from fullrank.core.layout import Layout
 from fullrank.core.project import Heads
-from fullrank.core.weighted import WeightedValues
+from fullrank.core.stage import HeadSize
 
 SDPA, FORMULA, COMPILED, TALKING = "plain SDPA", "formula", "compiled", "x-transformers"
 EAGER, FLEX = "transformers, eager", "FlexAttention"

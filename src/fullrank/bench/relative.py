@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from fullrank.bench.candidates import BOTH, FORWARD, Candidate, Comparison, Pass, Settings, drawn
 from fullrank.bench.mixing import STAGES, mixing_matrix
+from fullrank.core.attention import WeightedValues
 from fullrank.core.config import AttentionConfig
-from fullrank.core.head_size import HeadSize
 from fullrank.core.layout import Layout
 from fullrank.core.project import Heads
-from fullrank.core.relative import XLRelative
-from fullrank.core.weighted import WeightedValues
+from fullrank.core.score import XLRelative
+from fullrank.core.stage import HeadSize
 from fullrank.kernels import kernel as fixed_kernel
 
 PUBLISHED = "published formula"

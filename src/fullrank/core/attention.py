@@ -1,74 +1,153 @@
-"""The attention layer: project -> route -> attend -> merge."""
+"""The attention layer: project -> permute heads -> score -> mask -> normalize -> mix -> weighted values -> merge."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+import copy
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
-from fullrank.core import registry
-from fullrank.core.attend import Attend
-from fullrank.core.config import AttentionConfig, ModelConfig
-from fullrank.core.cross_head import SameHead, StochasticCrossHead
-from fullrank.core.errors import ConfigError, InputError
-from fullrank.core.head_size import HeadSize
-from fullrank.core.layout import Layout
-from fullrank.core.multilinear_decayed import Summed
-from fullrank.core.project import Heads, Projection, Rotary
-from fullrank.core.room import Room, append
-from fullrank.core.trace import Trace
-from fullrank.core.weighted import WeightedValues
+from . import engine, registry
+from .cache import Buffer, DecayedSums, KeyValues, Past, append
+from .config import AttentionConfig, ModelConfig
+from .cross_head import StochasticCrossHead
+from .dropout import dropout
+from .engine import Problem
+from .errors import ConfigError, InputError
+from .layout import Layout
+from .mix import Mixing, mix_heads
+from .normalize import Normalizer
+from .positions import Rotary
+from .project import Heads, Needs, Projection
+from .registry import contract, register
+from .score import Score
+from .stage import HeadSize, build_stage
 
 
-class KeyValues(NamedTuple):
-    """What was projected for earlier tokens: keys and values (B, H, M, D), and keys of distances (H, T, D).
+@dataclass(frozen=True)
+class LayerTrace:
+    """One layer's attention: weights before and after mixing (B, H, N, M), mixing (H, H) or (B, N, H, H) or None."""
 
-    keys is None where the score has none, relative where it has no distances; T may be more than is needed yet.
-    rooms: where keys and values lie, if tokens may be written behind them.
+    weights: Tensor
+    mixed: Tensor
+    mixing: Tensor | None
+
+
+@dataclass
+class Trace:
+    """Collector of one `LayerTrace` per attention layer, in the order in which the layers run, for penalties and analysis.
+
+    partial: layers without attention weights are left out; otherwise they refuse to be traced.
+    states: where a list is given, the inputs (B, N, E) of the blocks. weights: False collects no attention; tracing attention
+    takes the definition instead of an engine.
     """
 
-    keys: Tensor | None
-    values: Tensor
-    relative: Tensor | None = None
-    rooms: tuple[Room | None, Room | None] = (None, None)
+    layers: list[LayerTrace] = field(default_factory=list)
+    partial: bool = False
+    states: list[Tensor] | None = None
+    weights: bool = True
 
-    @property
-    def length(self) -> int:
-        """M."""
-        return self.values.shape[2]
-
-    @property
-    def texts(self) -> int:
-        """B."""
-        return self.values.shape[0]
-
-    def rows(self, index: Tensor) -> KeyValues:
-        """Those of texts `index` (K,); distances are the same for all texts."""
-        keys = None if self.keys is None else self.keys.index_select(0, index)
-        return KeyValues(keys, self.values.index_select(0, index), self.relative)
-
-    def first(self, length: int) -> KeyValues:
-        """Those of the first `length` tokens."""
-        keys = None if self.keys is None else self.keys[:, :, :length]
-        return KeyValues(keys, self.values[:, :, :length], self.relative)
-
-    def columns(self, order: Tensor) -> KeyValues:
-        """Those of tokens `order` (B, K) of each text."""
-
-        def pick(heads: Tensor) -> Tensor:
-            return heads.gather(2, order[:, None, :, None].expand(-1, heads.shape[1], -1, heads.shape[3]))
-
-        return KeyValues(None if self.keys is None else pick(self.keys), pick(self.values), self.relative)
+    def enter(self, x: Tensor) -> Trace | None:
+        """Record the input x (B, N, E) of a block; the trace for its attention."""
+        if self.states is not None:
+            self.states.append(x)
+        return self if self.weights else None
 
 
-Past = KeyValues | Summed  # of earlier tokens
+@contract("attend")
+class Attend(nn.Module):
+    """Contract of the slot `attend`, built from `(config: AttentionConfig, size: HeadSize, dropout: float)`.
+
+    Heads -> (B, H, N, D'). size: of the heads that are projected. needs: the heads that are read.
+    max_length: the greatest number of keys, None without limit. sees_future: the causal mask is left out.
+    """
+
+    size: HeadSize
+    needs: Needs = Needs()
+    max_length: int | None = None
+    sees_future: bool = False
+
+    def merge(self, bias: bool) -> nn.Module:
+        """The layer that follows: W_O over the heads side by side, (B, N, H D) -> (B, N, E)."""
+        return nn.Linear(self.size.num_heads * self.size.head_dim, self.size.hidden_size, bias=bias)
+
+    def past(self) -> DecayedSums | None:
+        """The past before the first token; None: keys and values are kept."""
+        return None
+
+    def after(self, heads: Heads, past: DecayedSums, layout: Layout, trace: Trace | None) -> tuple[Tensor, DecayedSums]:
+        """New tokens after sums over earlier ones, for a class whose `past` gives sums."""
+        raise NotImplementedError(f"{type(self).__name__} keeps no sums")
+
+    def use_shared_biases(self) -> None:
+        """Read u and v of relative positions from the layout instead of an own pair."""
+
+    def unmixed(self) -> Attend:
+        """The same with heads left as they are; it shares all other stages."""
+        return self
+
+
+@register("attend", "weighted")
+class WeightedValues(Attend):
+    """O_i = dropout(mix(normalize(mask(score(Q_i, K_i))))) V_i  (Mixhead Eq. 9, 10, 12).
+
+    Heads (query (B, H, N, D), keys and values (B, H, M, D)) -> (B, H, N, D).
+    Dropout comes after mixing, as in the released Mixhead code. `forward` is the definition; it asks faster engines first.
+    """
+
+    def __init__(self, config: AttentionConfig, size: HeadSize, dropout: float) -> None:
+        super().__init__()
+        self.size = size
+        self.score: Score = build_stage("score", config.score, size)
+        self.normalize: Normalizer = build_stage("normalize", config.normalize, size)
+        self.mix: Mixing = build_stage("mix", config.mix, size)
+        self.dropout, self.max_length = dropout, self.score.max_length
+        self.needs = Needs(self.score.needs, self.mix.needs, self.score.idle, self.score.clamp_length)
+
+    def forward(self, heads: Heads, layout: Layout, trace: Trace | None = None) -> Tensor:
+        mixing = self.mix.matrix(heads.query)
+        problem = "a trace asks for attention weights" if trace is not None else self._problem(heads, layout, mixing)
+        if (out := engine.attend(problem)) is not None:
+            return out
+        scores: Tensor = self.score(*self._needed(heads), layout)
+        scores = scores.expand(heads.values.shape[0], -1, -1, -1)  # (B, H, N, M)
+        if not layout.unrestricted:
+            scores = scores.masked_fill(~layout.visible(), float("-inf"))
+        weights = self.normalize(scores)
+        mixed = mix_heads(weights, mixing)
+        if trace is not None:
+            trace.layers.append(LayerTrace(weights, mixed, mixing))
+        dropped = dropout(mixed, self.dropout) if self.training else mixed
+        return dropped.to(heads.values.dtype) @ heads.values
+
+    def _problem(self, heads: Heads, layout: Layout, mixing: Tensor | None) -> Problem | str:
+        """The call as engines see it; a string is the reason for which no engine computes it."""
+        terms = self.score.terms(*self._needed(heads), layout)
+        if isinstance(terms, str):
+            return terms
+        if self.normalize.engine is None:
+            return f"no engine knows the normaliser {type(self.normalize).__name__}"
+        p = self.dropout if self.training else 0.0
+        return Problem(
+            terms.query, terms.keys, heads.values, mixing, terms.distances, layout, terms.scale, self.normalize.engine, p
+        )  # fmt: skip
+
+    def _needed(self, heads: Heads) -> list[Tensor]:
+        return [getattr(heads, name) for name in self.score.needs]
+
+    def use_shared_biases(self) -> None:
+        self.score.biases = None
+
+    def unmixed(self) -> WeightedValues:
+        plain = copy.copy(self)
+        plain._modules = {**self._modules, "mix": build_stage("mix", "none", self.size)}
+        return plain
 
 
 class Attention(nn.Module):
     """Multi-head attention whose stages are chosen by configuration (Mixhead Eq. 8 to 12).
 
-        MultiHead(X) = Flatten(attend(route(project(X)))) W_O + b
+        MultiHead(X) = Flatten(attend(permute(project(X)))) W_O + b
 
     x (B, N, E), source (B, M, E) -> (B, N, E).  `source` defaults to x (self-attention, causal unless a layout says
     otherwise); with another source and no layout every query sees every key (cross-attention).
@@ -89,39 +168,49 @@ class Attention(nn.Module):
         super().__init__()
         rotary = None
         if isinstance(config, ModelConfig):
-            given = (hidden_size, num_attention_heads, head_dim, dropout, max_position_embeddings)
-            if any(value is not None for value in given):
+            sizes = (hidden_size, num_attention_heads, head_dim, dropout, max_position_embeddings)
+            if any(value is not None for value in sizes):
                 raise ConfigError(f"{type(self).__name__}: a ModelConfig has its own sizes; change them there")
             model, config = config, config.attention
             hidden_size, num_attention_heads, head_dim = model.hidden_size, model.num_attention_heads, model.head_dim
             dropout, max_position_embeddings = model.dropout.attention, model.max_position_embeddings
             if model.position == "rotary" and head_dim is not None:
                 rotary = Rotary(head_dim, model.rope_theta)
+        size = self._size(config, hidden_size, num_attention_heads, head_dim, max_position_embeddings)
+        attend: Attend = registry.lookup("attend", config.kind)(config, size, dropout or 0.0)
+        self.project = Projection(attend.size, config.bias, rotary, attend.needs)
+        self.permute = StochasticCrossHead(config.cross_head)
+        self.attend = attend
+        self.merge = attend.merge(config.bias)
+
+    def _size(
+        self,
+        config: AttentionConfig,
+        hidden_size: int | None,
+        heads: int | None,
+        head_dim: int | None,
+        longest: int | None,
+    ) -> HeadSize:
         if config.kind == "multilinear":  # heads play no part
-            num_attention_heads, head_dim = 1, config.rank
-        if hidden_size is None or num_attention_heads is None:
+            heads, head_dim = 1, config.rank
+        if hidden_size is None or heads is None:
             needed = "hidden_size" if config.kind == "multilinear" else "hidden_size and num_attention_heads"
             raise ConfigError(f"{type(self).__name__}: give a ModelConfig, or an AttentionConfig with {needed}")
         if head_dim is None:
-            if num_attention_heads < 1 or hidden_size % num_attention_heads:
+            if heads < 1 or hidden_size % heads:
                 raise ConfigError(
-                    f"hidden_size {hidden_size} is not divisible by num_attention_heads {num_attention_heads}; give head_dim"
+                    f"hidden_size {hidden_size} is not divisible by num_attention_heads {heads}; give head_dim"
                 )
-            head_dim = hidden_size // num_attention_heads
-        if min(hidden_size, num_attention_heads, head_dim) < 1:
+            head_dim = hidden_size // heads
+        if min(hidden_size, heads, head_dim) < 1:
             raise ConfigError(
-                f"sizes are positive numbers, given hidden_size {hidden_size}, num_attention_heads {num_attention_heads}, "
+                f"sizes are positive numbers, given hidden_size {hidden_size}, num_attention_heads {heads}, "
                 f"head_dim {head_dim}"
             )
-        longest = 1024 if max_position_embeddings is None else max_position_embeddings
+        longest = 1024 if longest is None else longest
         if not (type(longest) is int and longest > 0):
-            raise ConfigError(f"max_position_embeddings: a positive whole number, given {max_position_embeddings!r}")
-        size = HeadSize(num_attention_heads, head_dim, hidden_size, longest)
-        attend: Attend = registry.lookup("attend", config.kind)(config, size, dropout or 0.0)
-        self.project = Projection(attend.size, config.bias, rotary, **attend.projected())
-        self.route = StochasticCrossHead(config.cross_head) if config.cross_head > 0 else SameHead()
-        self.attend: Any = attend
-        self.merge: nn.Module = attend.merge(config.bias)
+            raise ConfigError(f"max_position_embeddings: a positive whole number, given {longest!r}")
+        return HeadSize(heads, head_dim, hidden_size, longest)
 
     def forward(
         self, x: Tensor, source: Tensor | None = None, layout: Layout | None = None, *, trace: Trace | None = None
@@ -131,8 +220,54 @@ class Attention(nn.Module):
             layout = Layout.of(x.shape[1], keys, causal=source is None, device=x.device)
         return self._attend(self.project(x, x if source is None else source, layout), layout, trace)
 
+    def _attend(self, heads: Heads, layout: Layout, trace: Trace | None) -> Tensor:
+        queries = layout.shape[0] if heads.query is None else heads.query.shape[2]
+        shape = (queries, heads.values.shape[2])
+        if layout.shape != shape:
+            raise ValueError(f"the layout is of {layout.shape} queries and keys, the call of {shape}")
+        relative = None if heads.relative is None else heads.relative[:, : layout.distances]
+        keys, values, relative = self.permute(heads.keys, heads.values, relative)
+        out = self.attend(replace(heads, keys=keys, values=values, relative=relative), layout, trace)
+        return self._merge(out)
+
+    def _merge(self, out: Tensor) -> Tensor:
+        merged: Tensor = self.merge(out.transpose(1, 2).flatten(2))  # (B, H, N, D) -> (B, N, E)
+        return merged
+
+    # -- after earlier tokens, and over a projected source --------------------------------------------------------------
+
+    def continued(
+        self, x: Tensor, past: Past | None, layout: Layout, *, source: Tensor | None = None, trace: Trace | None = None
+    ) -> tuple[Tensor, Past]:
+        """Self-attention of new tokens x (B, N, E) after `past`; returns the output and the past of the next call.
+
+        `layout` covers past and new keys. The projected queries mix heads exactly as in one full pass. source: tokens
+        that end with x, where keys and values are to be made of more than x.
+        Raises InputError where earlier tokens see later ones: such a text cannot be continued.
+        """
+        if self.attend.sees_future:
+            raise InputError(
+                "model.attention.causal: as_published lets tokens see later ones, so a text cannot be read piece by piece or "
+                "continued; read it whole, or train with 'masked'"
+            )
+        if isinstance(past, DecayedSums):
+            out, sums = self.attend.after(self.project(x, x, layout), past, layout, trace)
+            return self._merge(out), sums
+        heads = self.project(x, x if source is None else source, layout, None if past is None else past.relative)
+        buffers = (Buffer.full(heads.keys), Buffer.full(heads.values))
+        if past is not None:
+            keys, key_buffer = None, None
+            if heads.keys is not None:
+                assert past.keys is not None
+                keys, key_buffer = append(past.keys, past.buffers[0], heads.keys)
+            values, value_buffer = append(past.values, past.buffers[1], heads.values)
+            heads, buffers = replace(heads, keys=keys, values=values), (key_buffer, value_buffer)
+        # a table of other distances than 0, 1, 2 .. would be read wrongly by the next call
+        table = heads.relative if layout.from_zero else None if past is None else past.relative
+        return self._attend(heads, layout, trace), KeyValues(heads.keys, heads.values, table, buffers)
+
     def keys_of(self, source: Tensor, layout: Layout) -> KeyValues:
-        """What `over` reads of source (B, M, E), projected once for many queries. `layout` is of its keys."""
+        """Keys and values of source (B, M, E) for `over`, projected once for many queries; `layout` is of its keys."""
         return KeyValues(*self.project.keys_and_values(source, layout))
 
     def over(self, x: Tensor, known: KeyValues, layout: Layout, *, trace: Trace | None = None) -> Tensor:
@@ -140,112 +275,21 @@ class Attention(nn.Module):
         query, scored = self.project.queries(x, layout)
         return self._attend(Heads(query, scored, known.keys, known.values), layout, trace)
 
-    def continued(
-        self,
-        x: Tensor,
-        past: Past | None,
-        layout: Layout,
-        *,
-        source: Tensor | None = None,
-        trace: Trace | None = None,
-        mixed: bool = True,
-    ) -> tuple[Tensor, Past]:
-        """Self-attention of new tokens x (B, N, E) after `past`; returns the output and the past of the next call.
+    def past(self) -> DecayedSums | None:
+        """The past before the first token; None: keys and values of no token."""
+        return self.attend.past()
 
-        `layout` covers past and new keys. The projected queries mix heads exactly as in one full pass. `source`: tokens
-        that end with x, where keys and values are to be made of more than x. Without `mixed` heads are left as they are, as
-        Mixhead's released code does here.
-        Raises InputError where earlier tokens see later ones: then there is no going on.
-        """
-        if self.attend.sees_future:
-            raise InputError(
-                "model.attention.causal: as_published lets tokens see later ones, so a text cannot be read piece by piece or "
-                "continued; read it whole, or train with 'masked'"
-            )
-        if isinstance(past, Summed):
-            out, after = self.attend.after(self.project(x, x, layout), past, layout, trace)
-            return self._merged(out), after
-        heads = self.project(x, x if source is None else source, layout, None if past is None else past.relative)
-        rooms = (Room.beside(heads.keys), Room.beside(heads.values))
-        if past is not None:
-            keys, room = None, None
-            if heads.keys is not None:
-                assert past.keys is not None
-                keys, room = append(past.keys, past.rooms[0], heads.keys)
-            values, other = append(past.values, past.rooms[1], heads.values)
-            heads, rooms = replace(heads, keys=keys, values=values), (room, other)
-        # a table of other distances than 0, 1, 2 .. would be read wrongly by the next call
-        table = heads.relative if layout.from_zero else None if past is None else past.relative
-        out = self._attend(heads, layout, trace, mixed)
-        return out, KeyValues(heads.keys, heads.values, table, rooms)
+    @property
+    def max_length(self) -> int | None:
+        """The greatest number of keys, None if there is no limit."""
+        return self.attend.max_length
 
-    def past(self) -> Summed | None:
-        """What decoding begins with; None: keys and values of no token."""
-        found: Summed | None = self.attend.past()
-        return found
+    def use_shared_biases(self) -> None:
+        """Read u and v of relative positions from the layout, as the layers of a model do that share one pair."""
+        self.attend.use_shared_biases()
 
-    def _attend(self, heads: Heads, layout: Layout, trace: Trace | None, mixed: bool = True) -> Tensor:
-        queries = layout.shape[0] if heads.query is None else heads.query.shape[2]
-        found = (queries, heads.values.shape[2])
-        if layout.shape != found:
-            raise ValueError(f"the layout is of {layout.shape} queries and keys, the call of {found}")
-        relative = None if heads.relative is None else heads.relative[:, : layout.distances]
-        keys, values, relative = self.route(heads.keys, heads.values, relative)
-        attend = self.attend if mixed or not isinstance(self.attend, WeightedValues) else self.attend.unmixed()
-        out = attend(replace(heads, keys=keys, values=values, relative=relative), layout, trace)
-        return self._merged(out)
-
-    def _merged(self, out: Tensor) -> Tensor:
-        merged: Tensor = self.merge(out.transpose(1, 2).flatten(2))  # (B, H, N, D) -> (B, N, E)
-        return merged
-
-
-class MultiLinearAttention(Attention):
-    """Multi-linear attention as a layer by itself (Ma et al. 2019, §3.2): see `MultiLinear` for its equation.
-
-        MultiLinearAttention(hidden_size=256, rank=40, cores=2, max_position_embeddings=80)
-
-    x (B, N, E), source (B, M, E) -> (B, N, E), masked like `Attention`: causal unless a layout or another source says
-    otherwise. Built from a `ModelConfig` or an `AttentionConfig` of kind `multilinear`, or from its keys. The output map of
-    pairs has max_position_embeddings^2 x E numbers, and 1,024 is what is taken where no max_position_embeddings is given.
-    Heads may be given as for `Attention`; they play no part.
-    Raises ConfigError for another kind, and for keys given twice.
-    """
-
-    def __init__(
-        self,
-        config: ModelConfig | AttentionConfig | None = None,
-        *,
-        hidden_size: int | None = None,
-        max_position_embeddings: int | None = None,
-        rank: int | None = None,
-        cores: int | None = None,
-        causal: Literal["masked", "as_published"] | None = None,
-        core_weights: Literal["softmax", "free"] | None = None,
-        output_map: Literal["pairs", "decayed"] | None = None,
-        decays: int | None = None,
-        bias: bool | None = None,
-        num_attention_heads: int | None = None,
-        head_dim: int | None = None,
-    ) -> None:
-        keys = {
-            "rank": rank, "cores": cores, "causal": causal, "core_weights": core_weights, "output_map": output_map,
-            "decays": decays, "bias": bias,
-        }  # fmt: skip
-        given: dict[str, Any] = {key: value for key, value in keys.items() if value is not None}
-        if config is None:
-            config = AttentionConfig(kind="multilinear", **given)
-        elif given:
-            raise ConfigError(f"MultiLinearAttention: the configuration has {', '.join(given)}; change them there")
-        attention = config.attention if isinstance(config, ModelConfig) else config
-        if attention.kind != "multilinear":
-            raise ConfigError(
-                f"MultiLinearAttention: model.attention.kind must be 'multilinear', given '{attention.kind}'"
-            )
-        super().__init__(
-            config,
-            hidden_size=hidden_size,
-            num_attention_heads=num_attention_heads,
-            head_dim=head_dim,
-            max_position_embeddings=max_position_embeddings,
-        )
+    def unmixed(self) -> Attention:
+        """The same with heads left as they are; it shares all parameters."""
+        plain = copy.copy(self)
+        plain._modules = {**self._modules, "attend": self.attend.unmixed()}
+        return plain

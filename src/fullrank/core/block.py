@@ -7,17 +7,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from fullrank.core.across import Across
-from fullrank.core.attention import Attention, Past
-from fullrank.core.config import ModelConfig
-from fullrank.core.dropout import Dropout
-from fullrank.core.feed_forward import FeedForward
-from fullrank.core.layout import Layout
-from fullrank.core.trace import Trace
+from .attention import Attention, Trace
+from .cache import Past
+from .config import ModelConfig
+from .dropout import Dropout
+from .feed_forward import FeedForward
+from .layout import Layout
+from .source import CrossInput
 
 
 class Block(nn.Module):
-    """Pre-norm: x + f(norm(x)); post-norm: norm(x + f(x)); f is attention, cross-attention where there is a source, then
+    """Pre-norm: x + f(norm(x)); post-norm: norm(x + f(x)); f is attention, then cross-attention if there is a source, then
     feed-forward.  (B, N, E) -> (B, N, E)."""
 
     def __init__(self, config: ModelConfig, cross: ModelConfig | None = None) -> None:
@@ -39,15 +39,14 @@ class Block(nn.Module):
         layout: Layout,
         trace: Trace | None = None,
         memory: Tensor | None = None,
-        across: Across | None = None,
+        cross: CrossInput | None = None,
     ) -> Tensor:
-        """memory (B, M, E): inputs of earlier tokens, which the new ones attend to like to themselves."""
+        """memory (B, M, E): inputs of the block at earlier tokens, which the new tokens attend to as well."""
         x = self._residual(
-            x,
-            self.attention_norm,
-            lambda h: self.attention(h, self._source(h, memory), layout, trace=trace),
+            x, self.attention_norm, lambda h: self.attention(h, self._source(h, memory), layout, trace=trace)
         )
-        return self._residual(self._across(x, across, trace), self.feed_forward_norm, self.feed_forward)
+        x = self._read_source(x, cross, trace)
+        return self._residual(x, self.feed_forward_norm, self.feed_forward)
 
     def continued(
         self,
@@ -56,38 +55,36 @@ class Block(nn.Module):
         layout: Layout,
         trace: Trace | None = None,
         memory: Tensor | None = None,
-        across: Across | None = None,
-        mixed: bool = True,
+        cross: CrossInput | None = None,
     ) -> tuple[Tensor, Past]:
         """The same for new tokens after `past`, or after `memory`; also returns the past of the next call."""
         kept: list[Past] = []
 
         def attend(h: Tensor) -> Tensor:
-            source = self._source(h, memory)
-            out, present = self.attention.continued(h, past, layout, source=source, trace=trace, mixed=mixed)
+            out, present = self.attention.continued(h, past, layout, source=self._source(h, memory), trace=trace)
             kept.append(present)
             return out
 
-        x = self._across(self._residual(x, self.attention_norm, attend), across, trace)
+        x = self._read_source(self._residual(x, self.attention_norm, attend), cross, trace)
         return self._residual(x, self.feed_forward_norm, self.feed_forward), kept[0]
 
-    def _across(self, x: Tensor, across: Across | None, trace: Trace | None) -> Tensor:
-        """What the tokens read of the source."""
+    def _read_source(self, x: Tensor, cross: CrossInput | None, trace: Trace | None) -> Tensor:
+        """Cross-attention, if there is a source."""
         layer = self.cross_attention
-        if layer is None or across is None:
+        if layer is None or cross is None:
             return x
-        source, layout = across
+        source, layout = cross
         if isinstance(source, Tensor):
             return self._residual(x, self.cross_attention_norm, lambda h: layer(h, source, layout, trace=trace))
 
         def attend(h: Tensor) -> Tensor:
-            together = h.reshape(source.texts, -1, h.shape[2])  # texts of one sentence are its queries
+            together = h.reshape(source.batch, -1, h.shape[2])  # all beams of a sentence are its queries
             return layer.over(together, source, layout, trace=trace).view_as(h)
 
         return self._residual(x, self.cross_attention_norm, attend)
 
     def _source(self, h: Tensor, memory: Tensor | None) -> Tensor | None:
-        """What keys and values are made of, (B, M + N, E); None: of h alone."""
+        """Tokens that keys and values are made of, (B, M + N, E); None: h alone."""
         if memory is None:
             return None
         before = self.attention_norm(memory) if self.pre_norm else memory

@@ -1,9 +1,9 @@
-"""The decoder-only language model: embedding -> blocks -> norm -> output layer, on one screen."""
+"""The decoder-only language model: embedding -> blocks -> norm -> output layer."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Iterator
+import copy
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,27 +11,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullrank.core import registry, stack, storage
-from fullrank.core.across import Projected, Source
-from fullrank.core.attention import KeyValues, Past
-from fullrank.core.block import Block
-from fullrank.core.cache import Cache
-from fullrank.core.config import ModelConfig, with_memory
-from fullrank.core.dropout import Dropout
-from fullrank.core.embedding import Input
-from fullrank.core.errors import InputError
-from fullrank.core.initialize import initialize
-from fullrank.core.layout import Layout
-from fullrank.core.memory import Memory, Segment
-from fullrank.core.output import Output
-from fullrank.core.outputs import LossParts, ModelOutput, Pass, TokenNll
-from fullrank.core.positions import Learned, Relative
-from fullrank.core.trace import Trace
+from . import registry
+from .attention import Trace
+from .block import Block
+from .cache import Cache
+from .config import ModelConfig, with_memory
+from .dropout import Dropout
+from .embedding import Input
+from .errors import InputError
+from .initialize import initialize
+from .layout import Layout
+from .memory import LayerMemory, Memory, Segment
+from .model import LossParts, Model, ModelOutput, Pass, TokenNll, check_targets, longest
+from .output import Output
+from .positions import Position
+from .source import ProjectedSource, Source
 
 
-class LanguageModel(nn.Module):
-    """p(x_{n+1} | x_1 .. x_n) for every n at once; what is computed for token n never depends on a later one,
-    unless `config.sees_future`.
+class LanguageModel(Model):
+    """p(x_{n+1} | x_1 .. x_n) for every n at once; nothing computed for token n depends on a later one, unless
+    `config.sees_future`.
 
     Built from a `ModelConfig` whose `vocab_size` is known; can be built under `torch.device("meta")`. With `cross`, the
     configuration of its cross-attention, it is the decoder of a translation model: p(y_{n+1} | y_1 .. y_n, source).
@@ -41,11 +40,12 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.config = config
         self.embedding: Input = registry.lookup("input", config.input.kind)(config)
-        self.position: nn.Module = registry.lookup("position", config.position)(config)
+        self.position: Position = registry.lookup("position", config.position)(config)
         self.embedding_dropout = Dropout(config.dropout.embedding, config.dropout.locked)
         self.blocks: Any = nn.ModuleList(Block(config, cross) for _ in range(config.num_hidden_layers))
-        if isinstance(self.position, Relative):
-            self.position.lend(self.blocks)
+        if self.position.biases is not None:
+            for block in self.blocks:
+                block.attention.use_shared_biases()
         self.final_norm = (
             nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.final_norm else nn.Identity()
         )
@@ -73,7 +73,7 @@ class LanguageModel(nn.Module):
         cache: from `new_cache()` or the call before; then input_ids are the new tokens only (an attention_mask may cover
         them alone or all tokens so far). With a cache the whole text is one segment: a token sees all before it, however short
         `memory_length` is (with `same_length` memory_length tokens in all), and no memory of zeros.
-        trace collects attention weights. skip: layers, from 0, that rest at this call.
+        trace: collects attention weights. skip: layers, counted from 0, that are skipped in this call.
         """
         hidden, memory, cache = self.hidden(
             input_ids, memory, cache=cache, attention_mask=attention_mask, trace=trace, skip=skip
@@ -89,56 +89,58 @@ class LanguageModel(nn.Module):
         attention_mask: Tensor | None = None,
         trace: Trace | None = None,
         skip: Collection[int] = (),
-        drifting: bool = False,
-        source: Source | Projected | None = None,
-        mixed: bool = True,
+        source: Source | ProjectedSource | None = None,
     ) -> Pass:
-        """What the output layer reads, (B, N, E), and the memory and cache of the next call.
-
-        source: what a decoder reads across. Without `mixed`, tokens after a cache leave heads as they are, as Mixhead's
-        released code does.
-        drifting: label memories of layers that have rested as Skip Cross-head's released code does (see `Segment.layout`).
-        """
-        if input_ids.dim() != 2:
-            raise InputError(f"input_ids must be (B, N), given shape {tuple(input_ids.shape)}")
-        if wrong := [layer for layer in skip if isinstance(layer, bool) or not 0 <= layer < len(self.blocks)]:
-            raise InputError(f"skip: layers 0 to {len(self.blocks) - 1}, given {wrong}")
-        if memory is not None and self.memory_length == 0:
-            raise InputError(
-                "memory was given, but model.memory_length is 0: this model has none (model.remembers gives it one)"
-            )
-        if cache is not None and (memory is not None or skip):
-            raise InputError("a cache holds all earlier tokens of every layer: give no memory and no skip with it")
+        """Input of the output layer (B, N, E), and memory and cache of the next call; source: of a translation."""
+        self._check(input_ids, memory, cache, skip)
         if input_ids.shape[1] == 0:  # nothing is read, nothing is remembered
             begun = (memory or self.new_memory()) if self.memory_length and cache is None else None
-            return Pass(self._finished(self.embedding(input_ids)), begun, cache)
+            return Pass(self._finish(self.embedding(input_ids)), begun, cache)
         if cache is not None:
-            cache = cache.clamped(self._clamp_length)
-            x, layout, mask = self._embedded(input_ids, cache, attention_mask)
-            layout = self._with_encodings(layout, x, cache.layers[0], True)
-            x, after = stack.read_after_cache(self.blocks, x, cache, layout, mask, trace, source, mixed)
-            return Pass(self._finished(x), None, after)
+            return self._after_cache(input_ids, cache, attention_mask, trace, source)
         if self.memory_length:
-            return self._after_memory(input_ids, memory, attention_mask, trace, skip, drifting)
-        x, layout, _ = self._embedded(input_ids, None, attention_mask)
-        assert not isinstance(source, Projected)
-        x = stack.read(self.blocks, x, self._with_encodings(layout, x, None, False), trace, skip, source)
-        return Pass(self._finished(x), None, None)
+            return self._after_memory(input_ids, memory or self.new_memory(), attention_mask, trace, skip)
+        x, layout, _ = self._embed(input_ids, None, attention_mask)
+        layout = self.position.place(layout, x, self.embedding_dropout)
+        cross = None if source is None else source.of_layer(0, x.shape[1])  # the same for all layers
+        for i, block in enumerate(self.blocks):
+            if i not in skip:
+                inner = None if trace is None else trace.enter(x)
+                x = block(x, layout, inner) if cross is None else block(x, layout, inner, cross=cross)
+        return Pass(self._finish(x), None, None)
+
+    def _after_cache(
+        self,
+        input_ids: Tensor,
+        cache: Cache,
+        attention_mask: Tensor | None,
+        trace: Trace | None,
+        source: Source | ProjectedSource | None,
+    ) -> Pass:
+        """New tokens (B, N) after those of a cache."""
+        cache = cache.clamped(self.position.clamp_length)
+        x, layout, mask = self._embed(input_ids, cache, attention_mask)
+        layout = self.position.place(layout, x, self.embedding_dropout, cache.layers[0], cached=True)
+        layers = []
+        for i, (block, past) in enumerate(zip(self.blocks, cache.layers, strict=True)):
+            cross = None if source is None else source.of_layer(i, x.shape[1])
+            x, present = block.continued(x, past, layout, None if trace is None else trace.enter(x), cross=cross)
+            layers.append(present)
+        return Pass(self._finish(x), None, replace(cache, layers=tuple(layers), key_mask=mask))
 
     def _after_memory(
         self,
         input_ids: Tensor,
-        memory: Memory | None,
+        memory: Memory,
         attention_mask: Tensor | None,
         trace: Trace | None,
         skip: Collection[int],
-        drifting: bool,
     ) -> Pass:
+        """The next segment (B, N) after the memory of each layer. A skipped layer passes x on and keeps its memory."""
         rows, tokens = input_ids.shape
-        read = self.embedding(input_ids)
-        memory = memory or self.new_memory()
+        x = self.embedding(input_ids)
         if self.config.memory_start == "zeros" and memory.length == 0:
-            memory = Memory.zeros(len(self.blocks), rows, self.memory_length, read)
+            memory = Memory.zeros(len(self.blocks), rows, self.memory_length, x)
         memory.check(len(self.blocks), rows, self.config.hidden_size)
         if attention_mask is not None and attention_mask.shape != (rows, tokens):
             raise InputError(
@@ -146,22 +148,42 @@ class LanguageModel(nn.Module):
             )
         mask = None if attention_mask is None else attention_mask.bool()
         segment = Segment.after(memory, rows, tokens, mask, input_ids.device)
-        if isinstance(self.position, Learned):
+        if self.position.max_length is not None:
             self.position.check(memory.length + tokens if segment.mask is None else int(segment.positions.max()) + 1)
-        x = self.embedding_dropout(self.position(read, segment.positions))  # (B, N, E)
+        x = self.embedding_dropout(self.position(x, segment.positions))  # (B, N, E)
         keeps_heads = not self.training and not torch.is_grad_enabled()
-        how = stack.Remembering(self.memory_length, self._window, skip, drifting, keeps_heads, self._clamp_length)
+        layouts: dict[Any, Layout] = {}  # layers that remember the same tokens share one
+        after: list[LayerMemory] = []
+        for i, block in enumerate(self.blocks):
+            known = memory.layers[i].last(self.memory_length)
+            if i in skip:
+                after.append(replace(known, skipped=known.skipped + tokens))
+                continue
+            version = _version(block, x, self.position.clamp_length)
+            if known.heads is not None and (not keeps_heads or known.version != version):
+                known = replace(known, heads=None)  # their table of distances, too, has no gradient and no dropout
+            if known.hidden is not None and (known.hidden.dtype != x.dtype or _frozen(known.hidden)):
+                known = replace(known, hidden=known.hidden.to(x.dtype, copy=True))
+            key = (known.runs, known.skipped if memory.drifting else 0, i if known.runs is None else None)
+            if key not in layouts:
+                layout = segment.layout(known, self._window, memory.drifting)
+                layouts[key] = self.position.place(layout, x, self.embedding_dropout, known.heads, keeps_heads)
+            layout, inputs, heads = layouts[key], x, None
+            inner = None if trace is None else trace.enter(x)
+            if keeps_heads:
+                hidden = known.hidden if known.heads is None else None
+                x, heads = block.continued(x, known.heads, layout, inner, hidden)
+            else:
+                x = block(x, layout, inner, known.hidden)
+            remembered = segment.remember(known, inputs, heads, self.memory_length)
+            after.append(replace(remembered, version=version))
+        memory = replace(memory, layers=tuple(after), length=memory.length + tokens, lengths=segment.lengths)
+        return Pass(self._finish(x), memory, None)
 
-        def encode(layout: Layout, known: KeyValues | None) -> Layout:
-            return self._with_encodings(layout, x, known, keeps_heads)
-
-        x, after = stack.read_after_memory(self.blocks, x, memory, segment, how, encode, trace)
-        return Pass(self._finished(x), after, None)
-
-    def _embedded(
+    def _embed(
         self, input_ids: Tensor, cache: Cache | None, attention_mask: Tensor | None
     ) -> tuple[Tensor, Layout, Tensor | None]:
-        """What the first layer reads, (B, N, E), of new tokens after those of a cache; their layout and mask."""
+        """Input of the first layer (B, N, E) for new tokens after those of a cache; their layout and mask."""
         rows, tokens = input_ids.shape
         past = 0
         if cache is not None:
@@ -176,66 +198,63 @@ class LanguageModel(nn.Module):
             raise InputError(f"attention_mask must be {(rows, tokens)} like input_ids, given {tuple(new.shape)}")
         mask = new if cache is None else cache.mask_after(new, rows, tokens, input_ids.device)
         if mask is None:
-            if isinstance(self.position, Learned):
-                self.position.check(past + tokens)
+            self.position.check(past + tokens)
             layout = Layout.of(tokens, past + tokens, device=input_ids.device, window=self._window)
         else:
             positions = (mask.cumsum(1) - 1).clamp_min(0)  # (B, M): padding takes no position
-            if isinstance(self.position, Learned):
+            if self.position.max_length is not None:
                 self.position.check(int(positions.max()) + 1)
             layout = Layout(positions[:, past:], positions, True, mask, window=self._window)
         x = self.position(self.embedding(input_ids), layout.query_positions)
         return self.embedding_dropout(x), layout, mask
 
-    @property
-    def _window(self) -> int | None:
-        return self.memory_length if self.same_length and self.memory_length else None
-
-    def _with_encodings(self, layout: Layout, x: Tensor, known: Past | None, cached: bool) -> Layout:
-        """The layout with what relative positions make once for all layers."""
-        if not isinstance(self.position, Relative):
-            return layout
-        encodings = self.position.encodings(layout, x, known.relative if isinstance(known, KeyValues) else None, cached)
-        return layout if encodings is None else replace(layout, encodings=self.embedding_dropout(encodings[None])[0])
-
-    def _finished(self, x: Tensor) -> Tensor:
+    def _finish(self, x: Tensor) -> Tensor:
         hidden: Tensor = self.output_dropout(self.final_norm(x))
         return hidden
 
+    def _check(self, input_ids: Tensor, memory: Memory | None, cache: Cache | None, skip: Collection[int]) -> None:
+        if input_ids.dim() != 2:
+            raise InputError(f"input_ids must be (B, N), given shape {tuple(input_ids.shape)}")
+        if wrong := [layer for layer in skip if isinstance(layer, bool) or not 0 <= layer < len(self.blocks)]:
+            raise InputError(f"skip: layers 0 to {len(self.blocks) - 1}, given {wrong}")
+        if memory is not None and self.memory_length == 0:
+            raise InputError(
+                "memory was given, but model.memory_length is 0: this model has none (model.with_memory gives it one)"
+            )
+        if cache is not None and (memory is not None or skip):
+            raise InputError("a cache holds all earlier tokens of every layer: give no memory and no skip with it")
+
+    # -- memory and cache ---------------------------------------------------------------------------------------------
+
     @property
     def memory_length(self) -> int:
-        """Tokens before a segment that every layer remembers."""
+        """Number of tokens before a segment that every layer remembers."""
         return self.config.memory_length
 
     @property
     def same_length(self) -> bool:
-        """Whether every query sees `memory_length` keys, itself included, instead of all of the memory."""
+        """True if every query sees `memory_length` keys, itself included, instead of all of the memory."""
         return self.config.same_length
 
-    @contextlib.contextmanager
-    def remembers(
-        self, memory_length: int | None = None, *, same_length: bool | None = None, clamp_length: int | None = None
-    ) -> Iterator[None]:
-        """Inside a `with` block: another length of memory, another window, other distances clamped (None: as they are).
+    @property
+    def _window(self) -> int | None:
+        return self.memory_length if self.same_length and self.memory_length else None
 
+    def with_memory(
+        self, memory_length: int | None = None, *, same_length: bool | None = None, clamp_length: int | None = None
+    ) -> LanguageModel:
+        """This model with another length of memory, another window or other distances clamped (None: as they are).
+
+        The result shares all modules and parameters; this model is not changed.
         Raises ConfigError, an InputError, for values that the model cannot have.
         """
-        before, clamped = self.config, self._clamp_length
-        self.config = with_memory(before, memory_length, same_length=same_length, clamp_length=clamp_length)
-        self._clamp(clamped if clamp_length is None else clamp_length)
-        try:
-            yield
-        finally:
-            self.config = before
-            self._clamp(clamped)
-
-    @property
-    def _clamp_length(self) -> int | None:
-        return self.position.clamp_length if isinstance(self.position, Relative) else None
-
-    def _clamp(self, length: int | None) -> None:
-        if isinstance(self.position, Relative):
-            self.position.clamp(length, self.blocks)
+        model = copy.copy(self)
+        model.config = with_memory(self.config, memory_length, same_length=same_length, clamp_length=clamp_length)
+        if clamp_length is not None:
+            model._modules = dict(self._modules)
+            model.position = copy.copy(self.position)
+            model.position.clamp_length = clamp_length
+        return model
 
     def new_cache(self) -> Cache:
         """An empty cache of keys and values, for decoding token by token."""
@@ -248,9 +267,7 @@ class LanguageModel(nn.Module):
     @property
     def max_length(self) -> int | None:
         """The longest sequence the model can take, None if there is no limit."""
-        if self.config.position == "learned":
-            return self.config.max_position_embeddings
-        return getattr(self.blocks[0].attention.attend, "max_length", None)
+        return longest(self.position.max_length, self.blocks[0].attention.max_length)
 
     # -- losses -------------------------------------------------------------------------------------------------------
 
@@ -258,7 +275,7 @@ class LanguageModel(nn.Module):
         self, input_ids: Tensor, targets: Tensor, memory: Memory | None = None, *, attention_mask: Tensor | None = None
     ) -> TokenNll:
         """-log p(targets | input_ids up to there) in nats, (B, N), exact under any cotangent; never builds (B, N, V)."""
-        self._check_targets(input_ids, targets)
+        check_targets(input_ids, targets)
         hidden, after, _ = self.hidden(input_ids, memory, attention_mask=attention_mask)
         return TokenNll(self.output.nll(hidden, targets), after)
 
@@ -290,40 +307,15 @@ class LanguageModel(nn.Module):
         label_smoothing: float = 0.0,
         trace: Trace | None = None,
         skip: Collection[int] = (),
-        drifting: bool = False,
     ) -> LossParts:
-        """`loss` and, beside it, the plain nll that label smoothing hides, and the memory of the next call.
+        """`loss`, the nll without label smoothing, and the memory of the next call.
 
-        A trace collects what penalties need; `skip` are the layers that rest, `drifting` is explained at `hidden`.
+        trace: collects what penalties need. skip: layers that are skipped.
         """
-        self._check_targets(input_ids, targets)
-        hidden, after, _ = self.hidden(
-            input_ids, memory, attention_mask=attention_mask, trace=trace, skip=skip, drifting=drifting
-        )
+        check_targets(input_ids, targets)
+        hidden, after, _ = self.hidden(input_ids, memory, attention_mask=attention_mask, trace=trace, skip=skip)
         loss, nll = self.output.loss(hidden, targets, weights, label_smoothing)
         return LossParts(loss, nll, after)
-
-    def _check_targets(self, input_ids: Tensor, targets: Tensor) -> None:
-        if targets.numel() == 0:
-            raise InputError(f"a loss of no tokens: targets are {tuple(targets.shape)}")
-        if targets.shape != input_ids.shape:
-            raise InputError(
-                f"targets {tuple(targets.shape)} must have the shape of input_ids {tuple(input_ids.shape)}"
-            )
-
-    # -- sizes, files -------------------------------------------------------------------------------------------------
-
-    def num_parameters(self) -> int:
-        """Numbers in parameters, tied ones counted once."""
-        return sum(parameter.numel() for parameter in self.parameters())
-
-    def compile_targets(self) -> list[nn.Module]:
-        """What `torch.compile` should compile one by one: the blocks."""
-        return list(self.blocks)
-
-    def save(self, folder: str | Path) -> None:
-        """Write `model.safetensors` and `config.yaml` into `folder`."""
-        storage.save(self, self.config, Path(folder))
 
     @classmethod
     def load(
@@ -335,16 +327,25 @@ class LanguageModel(nn.Module):
         same_length: bool | None = None,
         clamp_length: int | None = None,
     ) -> LanguageModel:
-        """The model saved in `path`: a folder written by `save`, or a run folder (its `best` or `last` checkpoint).
+        """The model saved in `path`, as in `Model.load`.
 
         memory_length, same_length, clamp_length: other values than it was saved with, for good (`save` writes them).
-        Raises InputError if the folder holds no model, its weights are damaged or do not fit their configuration.
         """
-        file, config = storage.find(Path(path), checkpoint)
-        config = with_memory(config, memory_length, same_length=same_length, clamp_length=clamp_length)
-        tensors = storage.read(file)
-        storage.check_kind(tensors, "LanguageModel", path)
-        with torch.device("meta"):
-            model = cls(config)
-        storage.assign(model, tensors, file)
-        return model.eval()
+        return cls._load(
+            path,
+            checkpoint,
+            lambda config: with_memory(config, memory_length, same_length=same_length, clamp_length=clamp_length),
+        )
+
+
+def _version(block: nn.Module, x: Tensor, clamp: int | None) -> tuple[Any, ...]:
+    """State that keys and values depend on beside the hidden states; a parameter counts how often it was changed."""
+    parameters = tuple((id(p), 0 if p.is_inference() else p._version) for p in block.parameters())
+    device = x.device.type
+    cast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return parameters, clamp, x.dtype, torch.get_autocast_dtype(device) if cast else None
+
+
+def _frozen(hidden: Tensor) -> bool:
+    """True for a tensor made in inference mode, where gradients are wanted: only a copy of it can be differentiated."""
+    return torch.is_grad_enabled() and hidden.is_inference()

@@ -18,7 +18,7 @@ def dropout(x: Tensor, p: float) -> Tensor:
 
 
 def keep_mask(shape: torch.Size, p: float, like: Tensor, generator: torch.Generator | None = None) -> Tensor | None:
-    """1 where an entry is kept and 0 where it is dropped, in the dtype of `like`; None where torch's own draw is better.
+    """Dropout mask, 1 for kept and 0 for dropped entries, in the dtype of `like`; None where torch's own draw is better.
 
     On a CPU `Tensor.bernoulli_` takes most of dropout's time (7.5 of 7.8 ns per entry); here one 64-bit draw makes four
     entries (1.3 ns). 16 bits are compared with 65,536 p, rounded up or down at random so that every entry is dropped

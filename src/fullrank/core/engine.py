@@ -1,7 +1,7 @@
 """The seam between the definition and the engines, which compute the same faster (`fullrank/kernels`).
 
 The definition asks the engines first, and computes by itself where they answer None. This module imports no engine and no
-torch: the package sets `load`. A model that was exported has no engines, and everything works without them.
+torch: the package sets `load` and `load_storage`. A model that was exported has no engines, and everything works without them.
 """
 
 from __future__ import annotations
@@ -11,9 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
 
+    from .config import ModelConfig
     from .layout import Layout
+    from .model import Model
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,18 @@ class Engines(Protocol):
     def vocabulary_log_prob(self, components: Components) -> Tensor | None: ...
 
 
+class Storage(Protocol):
+    """Folders of saved models: safetensors and a configuration."""
+
+    def save(self, model: Model, config: ModelConfig, folder: Path) -> None: ...
+
+    def load(
+        self, kind: type[Model], path: Path, checkpoint: str, change: Callable[[ModelConfig], ModelConfig]
+    ) -> Model: ...
+
+
 load: Callable[[], Engines] | None = None
+load_storage: Callable[[], Storage] | None = None
 
 
 def attend(problem: Problem | str) -> Tensor | None:
@@ -135,3 +150,10 @@ def vocabulary_loss(
 def vocabulary_log_prob(components: Components) -> Tensor | None:
     """log p (T, V), in fp32 at least; None: the definition has to compute it."""
     return None if load is None else load().vocabulary_log_prob(components)
+
+
+def storage() -> Storage:
+    """The storage that the package sets; an exported model is saved by Hugging Face's `save_pretrained` instead."""
+    if load_storage is None:
+        raise RuntimeError("saving and loading needs the package fullrank; use save_pretrained and from_pretrained")
+    return load_storage()

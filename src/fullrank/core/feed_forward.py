@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fullrank.core import registry
-from fullrank.core.config import ModelConfig
-from fullrank.core.dropout import Dropout
-from fullrank.core.registry import register
+from . import registry
+from .config import ModelConfig
+from .dropout import Dropout
+from .registry import register
 
 relu = register("activation", "relu")(torch.relu)
 gelu = register("activation", "gelu")(partial(F.gelu, approximate="none"))

@@ -14,18 +14,17 @@ from contextlib import AbstractContextManager
 
 from torch import Tensor, nn
 
-from fullrank.core import registry
-from fullrank.core.attention import Attention
-from fullrank.core.embedding import AdaptiveInput, TokenEmbedding
-from fullrank.core.mix import RandomMixing
-from fullrank.core.multilinear import MultiLinear, PositionTerm
-from fullrank.core.output import AdaptiveSoftmax, SoftmaxOutput
-from fullrank.core.positions import Learned
-from fullrank.core.project import Projection
-from fullrank.core.registry import register
-from fullrank.core.relative import RelativeBiases, RelativeKeys
-from fullrank.core.score import RandomSynthesizer
-from fullrank.core.stage import drawn_apart
+from . import registry
+from .attention import Attention
+from .embedding import AdaptiveInput, TokenEmbedding
+from .mix import RandomMixing
+from .multilinear import MultiLinear, PositionTerm
+from .output import AdaptiveSoftmax, SoftmaxOutput
+from .positions import Learned, RelativeBiases, RelativeKeys
+from .project import Projection, SeparateLinear
+from .registry import register
+from .score import RandomSynthesizer
+from .stage import drawn_apart
 
 _TABLES = TokenEmbedding | Learned | SoftmaxOutput | AdaptiveInput | AdaptiveSoftmax
 
@@ -33,8 +32,8 @@ Initializer = Callable[[nn.Module], None]
 
 
 def _apart(layer: nn.Module) -> AbstractContextManager[None]:
-    """Where a layer exists only for mixing, the others start as they do without it."""
-    return drawn_apart() if getattr(layer, "drawn_apart", False) else contextlib.nullcontext()
+    """Random numbers of its own for a layer that only mixing reads."""
+    return drawn_apart() if isinstance(layer, SeparateLinear) else contextlib.nullcontext()
 
 
 def _zero_bias(*layers: nn.Linear) -> None:

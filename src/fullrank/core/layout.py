@@ -1,4 +1,4 @@
-"""Who stands where and who may be seen: the geometry of one attention call, apart from what attention computes."""
+"""Layout of one attention call: positions of queries and keys, and the keys that each query sees."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Run = tuple[int, int]
 class Layout:
     """N queries over M keys; the queries of self-attention are the last N of the keys.
 
-    query_positions (N,) or (B, N), key_positions (M,) or (B, M): places in the text, in tokens.
-    causal: a query sees no key that comes after it.
-    key_mask (B, M), True where a key is a token and False where it is padding; None when there is no padding.
-    runs: the pieces of consecutive key positions, oldest first, counted from any origin; the queries are the end of the last
-    one. Memory that was retained while its layer rested leaves a gap between two pieces. None where rows differ.
+    query_positions (N,) or (B, N), key_positions (M,) or (B, M): positions in the text, in tokens.
+    causal: a query sees no later key.
+    key_mask (B, M), True for tokens and False for padding; None when there is no padding.
+    runs: the key positions as runs of consecutive ones, oldest first, counted from any origin; the queries are the end of the
+    last run. The memory of a layer that was skipped leaves a gap between two runs. None where rows differ.
     from_start: key positions are 0, 1, .., M - 1.
     window: a query sees only keys that are less than so many tokens before it; None: all of them.
-    farthest: for a layout without runs, the greatest distance from a query to a key before it, in tokens; None when no
-    tokens are left out between the keys, so that it is M - 1.
-    encodings (T, E): the sinusoids of the distances in `spans`, the smallest first, where a model makes them once for all
-    its layers.
+    farthest: for a layout without runs, the greatest distance from a query to a key before it, in tokens; None where the
+    keys have no gaps, so that it is M - 1.
+    encodings (T, E): the sinusoids of the distances in `spans`, the smallest first; biases: u and v (H, D) of relative
+    scores; clamp_length: distances beyond it count as it: where a model makes or holds them once for all its layers.
     """
 
     query_positions: Tensor
@@ -39,11 +39,13 @@ class Layout:
     window: int | None = None
     farthest: int | None = None
     encodings: Tensor | None = None
+    biases: tuple[Tensor, Tensor] | None = None
+    clamp_length: int | None = None
 
     @classmethod
     def of(cls, queries: int, keys: int | None = None, *, causal: bool = True, device: torch.device | None = None,
            key_mask: Tensor | None = None, window: int | None = None) -> Layout:  # fmt: skip
-        """The layout of `queries` tokens that continue a text so that `keys` tokens are there in all.
+        """The layout of the last `queries` tokens of a text of `keys` tokens.
 
         Without `causal` there may be more queries than keys (cross-attention); both end at the same position.
         Raises ValueError for a causal layout with more queries than keys.
@@ -58,10 +60,10 @@ class Layout:
     @classmethod
     def of_runs(cls, queries: int, runs: Iterable[Run], *, origin: int = 0, device: torch.device | None = None,
                 window: int | None = None) -> Layout:  # fmt: skip
-        """The causal layout of keys in pieces of consecutive positions, oldest first, and of the last `queries` of them.
+        """The causal layout of keys in runs of consecutive positions, oldest first, and of the last `queries` of them.
 
-        Pieces that touch become one. `origin` is the position from which they are counted: what compiled code sees stays the
-        same while a text goes on. Raises ValueError if pieces overlap, or the last one has not all queries.
+        Runs that touch become one. `origin` is the position from which they are counted, so that compiled code sees the same
+        numbers while a text goes on. Raises ValueError if runs overlap, or the last one has not all queries.
         """
         joined = join_runs(runs)
         if not joined or joined[-1][1] < queries:
@@ -79,25 +81,25 @@ class Layout:
 
     @property
     def contiguous(self) -> bool:
-        """No tokens are left out between the keys, and rows do not differ."""
+        """True if the keys have no gaps and rows do not differ."""
         return self.runs is not None and len(self.runs) == 1
 
     @property
     def unrestricted(self) -> bool:
-        """Every query sees every key."""
+        """True if every query sees every key."""
         if self.key_mask is not None or self.narrow:
             return False
         return not self.causal or self.shape[0] == 1
 
     @property
     def plain_causal(self) -> bool:
-        """Causal, without padding and without earlier keys: what a fused kernel calls `is_causal`."""
+        """True for a causal layout without padding and without earlier keys: `is_causal` of a fused kernel."""
         queries, keys = self.shape
         return self.causal and self.key_mask is None and queries == keys and not self.narrow
 
     @property
     def narrow(self) -> bool:
-        """Whether the window hides a key from some query."""
+        """True if the window hides a key from some query."""
         return self.window is not None and self.reach[1] >= self.window
 
     @property
@@ -111,7 +113,7 @@ class Layout:
 
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:
-        """The distances at which some query sees some key: intervals with both ends, ascending, that do not touch."""
+        """The distances at which some query sees some key, as ascending intervals with both ends that do not touch."""
         nearest, farthest = self.reach
         if self.window is not None:
             farthest = min(farthest, self.window - 1)
@@ -130,17 +132,17 @@ class Layout:
 
     @property
     def distances(self) -> int:
-        """T, how many distances lie within `spans`."""
+        """T, the number of distances within `spans`."""
         return sum(high - low + 1 for low, high in self.spans)
 
     @property
     def from_zero(self) -> bool:
-        """The distances within `spans` are 0, 1, .., T - 1."""
+        """True if the distances within `spans` are 0, 1, .., T - 1."""
         spans = self.spans
         return len(spans) == 1 and spans[0][0] == 0
 
     def distance_rows(self, distances: Tensor) -> Tensor:
-        """Which of the T distances within `spans` each of `distances` is; of what no query sees, some row."""
+        """The index of each distance among the T within `spans`; an arbitrary one for a distance that no query sees."""
         spans = self.spans
         row = distances - spans[0][0]
         for (_, before), (low, _) in pairwise(spans):
@@ -150,8 +152,8 @@ class Layout:
     def visible(self) -> Tensor:
         """(1 or B, 1, N, M), True where a query sees a key.
 
-        A query that would see nothing (it is padding itself) sees itself, or every key if it has no place among them:
-        its output is never used, and no weight becomes NaN.
+        A query that would see nothing (it is padding itself) sees itself, or in cross-attention every key: its output is
+        never used, and no weight becomes NaN.
         """
         queries, keys = self.shape
         device = self.key_positions.device
@@ -170,9 +172,9 @@ class Layout:
 
 
 def join_runs(runs: Iterable[Run]) -> tuple[Run, ...]:
-    """Pieces of consecutive positions, oldest first; empty ones are left out, those that touch become one.
+    """Join runs that touch, oldest first, and drop empty ones.
 
-    Raises ValueError if a piece begins before the one before it ends.
+    Raises ValueError if a run begins before the one before it ends.
     """
     joined: list[Run] = []
     for start, size in runs:
@@ -189,7 +191,7 @@ def join_runs(runs: Iterable[Run]) -> tuple[Run, ...]:
 
 
 def last_runs(runs: tuple[Run, ...], size: int) -> tuple[Run, ...]:
-    """The pieces of the last `size` positions."""
+    """The runs of the last `size` positions."""
     kept: list[Run] = []
     for start, length in reversed(runs):
         take = min(length, size)

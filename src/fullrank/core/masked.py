@@ -1,24 +1,21 @@
-"""The masked language model: an encoder under a vocabulary layer that names the tokens it was not shown."""
+"""The masked language model: an encoder under a vocabulary layer that predicts the masked tokens."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from torch import Tensor
 
-import torch
-from torch import Tensor, nn
-
-from fullrank.core import registry, storage
-from fullrank.core.config import ModelConfig
-from fullrank.core.dropout import Dropout
-from fullrank.core.encoder import Encoder
-from fullrank.core.errors import ConfigError, InputError
-from fullrank.core.initialize import initialize
-from fullrank.core.output import Output
-from fullrank.core.outputs import LossParts, ModelOutput, TokenNll
-from fullrank.core.trace import Trace
+from . import registry
+from .attention import Trace
+from .config import ModelConfig
+from .dropout import Dropout
+from .encoder import Encoder
+from .errors import ConfigError, InputError
+from .initialize import initialize
+from .model import LossParts, Model, ModelOutput, TokenNll, check_targets
+from .output import Output
 
 
-class MaskedLanguageModel(nn.Module):
+class MaskedLanguageModel(Model):
     """p(x_n | the text around n) for the masked n of a text, all at once (BERT, Devlin et al. 2019).
 
     Every token sees every other. The last of `config.vocab_size` ids is `<mask>` (`mask_id`), an entry of its own beside those
@@ -48,7 +45,7 @@ class MaskedLanguageModel(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, *, trace: Trace | None = None
     ) -> ModelOutput:
-        """input_ids (B, N) int64, `mask_id` where a token is asked for -> logits (B, N, V), at every place.
+        """input_ids (B, N) int64, `mask_id` at masked tokens -> logits (B, N, V), at every position.
 
         attention_mask (B, N), 1 for tokens and 0 for padding on either side; positions count tokens only.
         trace collects attention weights.
@@ -63,7 +60,7 @@ class MaskedLanguageModel(nn.Module):
         trace: Trace | None = None,
         padded_right: bool | None = None,
     ) -> Tensor:
-        """What the output layer reads, (B, N, E). `padded_right` as in `Encoder.encode`."""
+        """Input of the output layer (B, N, E); padded_right as in `Encoder.encode`."""
         read = self.encoder.encode(input_ids, attention_mask, trace=trace, padded_right=padded_right).hidden
         dropped: Tensor = self.output_dropout(read)
         return dropped
@@ -80,7 +77,7 @@ class MaskedLanguageModel(nn.Module):
     ) -> TokenNll:
         """-log p(targets | input_ids) in nats, (B, N), exact under any cotangent; never builds (B, N, V).
 
-        at (T,): places in the flattened input_ids; then targets and what comes back are of these alone, (T,).
+        at (T,): positions in the flattened input_ids; then targets and result are of these alone, (T,).
         """
         _check_targets(input_ids, targets, at)
         hidden = self.hidden(input_ids, attention_mask)
@@ -116,11 +113,11 @@ class MaskedLanguageModel(nn.Module):
         trace: Trace | None = None,
         padded_right: bool | None = None,
     ) -> LossParts:
-        """`loss` and, beside it, the plain nll that label smoothing hides.
+        """`loss`, and the nll without label smoothing.
 
-        targets (B, N) and weights (B, N), 0 where a token is not asked for: the output layer works only on the others, so that
-        its cost falls to their share. at (T,): their places in the flattened input_ids, for callers that know them; then
-        targets and weights are of these alone, (T,), and nothing asks a GPU how many there are.
+        targets (B, N) and weights (B, N), 0 where a token is not predicted: the output layer computes only the others.
+        at (T,): their positions in the flattened input_ids, for callers that know them; then targets and weights are of these
+        alone, (T,), and the host does not wait for the device to count them.
         """
         _check_targets(input_ids, targets, at)
         if at is None and weights is not None:
@@ -138,44 +135,16 @@ class MaskedLanguageModel(nn.Module):
             weights = None if weights is None else weights[None]
         return LossParts(*self.output.loss(hidden, targets, weights, label_smoothing))
 
-    # -- sizes, files -------------------------------------------------------------------------------------------------
-
-    def num_parameters(self) -> int:
-        """Numbers in parameters, tied ones counted once."""
-        return sum(parameter.numel() for parameter in self.parameters())
-
-    def compile_targets(self) -> list[nn.Module]:
-        """What `torch.compile` should compile one by one: the blocks."""
-        return self.encoder.compile_targets()
-
-    def save(self, folder: str | Path) -> None:
-        """Write `model.safetensors` and `config.yaml` into `folder`."""
-        storage.save(self, self.config, Path(folder))
-
-    @classmethod
-    def load(cls, path: str | Path, checkpoint: str = "best") -> MaskedLanguageModel:
-        """The model saved in `path`: a folder written by `save`, or a run folder (its `best` or `last` checkpoint).
-
-        Raises InputError if the folder holds another model or none, its weights are damaged or do not fit their configuration.
-        """
-        file, config = storage.find(Path(path), checkpoint)
-        tensors = storage.read(file)
-        storage.check_kind(tensors, "MaskedLanguageModel", path)
-        with torch.device("meta"):
-            model = cls(config)
-        storage.assign(model, tensors, file)
-        return model.eval()
-
 
 def _gathered(hidden: Tensor, at: Tensor) -> Tensor:
-    """hidden (B, N, E) at the places `at` (T,) of its B N tokens -> (1, T, E)."""
+    """hidden (B, N, E) at the positions `at` (T,) of its B N tokens -> (1, T, E)."""
     return hidden.flatten(0, 1)[at][None]
 
 
 def _check_targets(input_ids: Tensor, targets: Tensor, at: Tensor | None) -> None:
-    if targets.numel() == 0:
-        raise InputError(f"a loss of no tokens: targets are {tuple(targets.shape)}")
-    if at is not None and (at.dim() != 1 or targets.shape != at.shape):
-        raise InputError(f"targets {tuple(targets.shape)}: one for each place of at (T,), given {tuple(at.shape)}")
-    if at is None and targets.shape != input_ids.shape:
-        raise InputError(f"targets {tuple(targets.shape)} must have the shape of input_ids {tuple(input_ids.shape)}")
+    if at is None:
+        check_targets(input_ids, targets)
+    elif at.dim() != 1:
+        raise InputError(f"at: positions (T,) in the flattened input_ids, given {tuple(at.shape)}")
+    else:
+        check_targets(at, targets, "at")

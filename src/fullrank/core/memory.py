@@ -1,7 +1,7 @@
-"""Memory: what every layer read before the segment at hand, as a value that goes in and comes out (Transformer-XL §3.2).
+"""Memory: the inputs of every layer before the current segment, as a value that goes in and comes out (Transformer-XL §3.2).
 
-Each layer remembers its own inputs, at most `memory_length` of them, without gradient. A layer that rests keeps what it
-remembers; its memory grows older, and whoever reads it is told how old it is.
+Each layer remembers its own inputs, at most `memory_length` of them, without gradient. A skipped layer keeps its memory
+(Skip Cross-head §2.1); the memory grows older, and the positions of its tokens say how old it is.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullrank.core.attention import KeyValues
-from fullrank.core.errors import InputError
-from fullrank.core.layout import Layout, Run, join_runs, last_runs
+from .cache import KeyValues
+from .errors import InputError
+from .layout import Layout, Run, join_runs, last_runs
 
 
 @dataclass(frozen=True)
 class LayerMemory:
-    """What one layer remembers, M tokens.
+    """The memory of one layer, M tokens.
 
-    hidden (B, M, E): its inputs, detached; None for an empty memory.
-    runs: which tokens these are, as pieces of consecutive positions, oldest first; None where texts differ in length.
-    positions (B, M), mask (B, M): the same for texts that differ; padding, False in the mask, stands on the left.
-    heads: in evaluation without gradients, their keys and values, so that nothing is projected twice; made: with which
-    weights, precision and clamped distances, so that no others use them.
-    rested: tokens of all segments at which the layer rested.
+    hidden (B, M, E): inputs of the layer, detached; None for an empty memory.
+    runs: positions of these tokens as runs of consecutive ones, oldest first; None where rows differ in length.
+    positions (B, M), mask (B, M): the same for rows that differ; padding, False in the mask, stands on the left.
+    heads: in evaluation without gradients, their keys and values, so that nothing is projected twice; version: the
+    parameters, precision and clamp length that made the heads, so that no others use them.
+    skipped: tokens of all segments at which the layer was skipped.
     """
 
     hidden: Tensor | None = None
@@ -35,8 +35,8 @@ class LayerMemory:
     positions: Tensor | None = None
     mask: Tensor | None = None
     heads: KeyValues | None = None
-    made: tuple[Any, ...] = ()
-    rested: int = 0
+    version: tuple[Any, ...] = ()
+    skipped: int = 0
 
     @property
     def tokens(self) -> int:
@@ -44,11 +44,11 @@ class LayerMemory:
         return 0 if self.hidden is None else self.hidden.shape[1]
 
     def last(self, limit: int) -> LayerMemory:
-        """Its last `limit` tokens."""
+        """The last `limit` tokens."""
         if self.tokens <= limit:
             return self
         if limit == 0:
-            return LayerMemory(rested=self.rested)
+            return LayerMemory(skipped=self.skipped)
         assert self.hidden is not None
         # a short view would keep a long tensor alive
         hidden = self.hidden[:, -limit:].clone() if 2 * limit < self.tokens else self.hidden[:, -limit:]
@@ -58,11 +58,11 @@ class LayerMemory:
             runs=None if self.runs is None else last_runs(self.runs, limit),
             positions=None if self.positions is None else self.positions[:, -limit:],
             mask=None if self.mask is None else self.mask[:, -limit:],
-            heads=None if self.heads is None else _last_heads(self.heads, limit),
+            heads=None if self.heads is None else self.heads.last(limit),
         )
 
     def reorder(self, index: Tensor) -> LayerMemory:
-        """The memory of rows `index` (K,)."""
+        """Rows `index` (K,) of the batch."""
 
         def rows(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor.index_select(0, index)
@@ -75,37 +75,40 @@ class LayerMemory:
 
 @dataclass(frozen=True)
 class Memory:
-    """A value: pass it in with the next segment, take the next one out.
+    """The memory of all layers: a value that goes in with the next segment and comes out anew.
 
-    length: tokens read so far, which is the position of the next token; lengths (B,): the same where texts differ.
+    length: tokens read so far, which is the position of the next token; lengths (B,): the same where rows differ.
+    drifting: place the tokens of a layer that was skipped where Skip Cross-head's released code does, directly before the
+    segment and back by all tokens at which the layer was ever skipped, also after it ran again; for comparison only.
     """
 
     layers: tuple[LayerMemory, ...]
     length: int = 0
     lengths: Tensor | None = None
+    drifting: bool = False
 
     @classmethod
     def empty(cls, layers: int) -> Memory:
-        """Nothing was read yet."""
+        """The memory before the first token."""
         return cls((LayerMemory(),) * layers)
 
     @classmethod
     def zeros(cls, layers: int, rows: int, tokens: int, like: Tensor) -> Memory:
-        """A memory full of zeros that stand before the text and are attended: for comparison with code that starts so."""
+        """A memory of attended zeros before the text, for comparison with code that starts so."""
         hidden = like.new_zeros(rows, tokens, like.shape[-1])
         return cls((LayerMemory(hidden, ((-tokens, tokens),)),) * layers)
 
     @property
-    def texts(self) -> int | None:
-        """B, None where nothing says how many they are."""
+    def batch(self) -> int | None:
+        """B, None before the first token."""
         known = [len(layer.hidden) for layer in self.layers if layer.hidden is not None]
         known += [] if self.lengths is None else [len(self.lengths)]
         return known[0] if known else None
 
     def ages(self, layer: int) -> Tensor:
-        """How many tokens lie from each remembered token of `layer` to the next token, 1 for the one directly before it.
+        """Distances from the remembered tokens of `layer` to the next token, 1 for the token directly before it.
 
-        (M,), or (B, M) where texts differ (then what is said of padding means nothing).
+        (M,), or (B, M) where rows differ (the values at padding mean nothing).
         """
         known = self.layers[layer]
         if known.positions is not None:
@@ -117,12 +120,12 @@ class Memory:
         return torch.cat([self.length - torch.arange(a, a + n, device=device) for a, n in known.runs])
 
     def reorder(self, index: Tensor) -> Memory:
-        """The memory of rows `index` (K,) of this one, in that order; rows may repeat (beams)."""
+        """The memory of rows `index` (K,), in that order; rows may repeat (beams)."""
         lengths = None if self.lengths is None else self.lengths.index_select(0, index)
         return replace(self, layers=tuple(layer.reorder(index) for layer in self.layers), lengths=lengths)
 
     def check(self, layers: int, rows: int, width: int) -> None:
-        """Raises InputError unless this is the memory of a model of `layers` layers and `width` that reads `rows` texts."""
+        """Raises InputError unless this is the memory of a model of `layers` layers and `width` that reads `rows` rows."""
         if len(self.layers) != layers:
             raise InputError(
                 f"the memory is of {len(self.layers)} layers, the model has {layers}; begin with memory=None"
@@ -136,7 +139,7 @@ class Memory:
         texts += [] if self.lengths is None else [len(self.lengths)]
         if wrong := [count for count in texts if count != rows]:
             raise InputError(
-                f"the memory is of {wrong[0]} texts, input_ids of {rows}; see memory.reorder, or begin with memory=None"
+                f"the memory is of {wrong[0]} rows, input_ids of {rows}; see memory.reorder, or begin with memory=None"
             )
 
     def to_tensors(self) -> dict[str, Tensor]:
@@ -151,7 +154,7 @@ class Memory:
                 tensors[f"{i}.runs"] = torch.tensor(layer.runs, dtype=torch.int64).view(-1, 2)
             if layer.positions is not None and layer.mask is not None:
                 tensors |= {f"{i}.positions": layer.positions, f"{i}.mask": layer.mask}
-            tensors[f"{i}.rested"] = torch.tensor(layer.rested)
+            tensors[f"{i}.rested"] = torch.tensor(layer.skipped)
         return tensors
 
     @classmethod
@@ -166,7 +169,7 @@ class Memory:
                 None if runs is None else tuple((first, size) for first, size in runs.tolist()),
                 tensors.get(f"{i}.positions"),
                 tensors.get(f"{i}.mask"),
-                rested=int(tensors[f"{i}.rested"]),
+                skipped=int(tensors[f"{i}.rested"]),
             )
 
         return cls(tuple(layer(i) for i in range(count)), int(tensors["length"]), tensors.get("lengths"))
@@ -174,10 +177,10 @@ class Memory:
 
 @dataclass(frozen=True)
 class Segment:
-    """The N tokens at hand: where they stand in the text, and which are padding.
+    """The N tokens of the current segment: their positions in the text, and their padding.
 
-    positions (N,) or (B, N); mask (B, N), True for tokens, None when nothing was ever padded; first: their first position
-    where texts do not differ; lengths (B,): tokens read after them, where texts differ.
+    positions (N,) or (B, N); mask (B, N), True for tokens, None when nothing was ever padded; first: the first position,
+    where rows do not differ; lengths (B,): tokens read after the segment, where rows differ.
     """
 
     positions: Tensor
@@ -187,7 +190,7 @@ class Segment:
 
     @classmethod
     def after(cls, memory: Memory, rows: int, tokens: int, mask: Tensor | None, device: torch.device) -> Segment:
-        """The segment of `tokens` tokens that follows what `memory` has read; mask (B, N) or None."""
+        """The segment of `tokens` tokens that follows `memory`; mask (B, N) or None."""
         first = memory.length
         if mask is None and memory.lengths is None:
             return cls(torch.arange(first, first + tokens, device=device), first)
@@ -199,45 +202,42 @@ class Segment:
 
     @property
     def tokens(self) -> int:
+        """N."""
         return self.positions.shape[-1]
 
-    def layout(self, known: LayerMemory, window: int | None, drifting: bool) -> Layout:
-        """The segment's queries over what a layer remembers and the segment itself.
-
-        drifting: the released code's labels. There a memory is one piece that stands before the segment by all tokens at
-        which its layer ever rested, also after the layer ran again.
-        """
-        size = known.tokens
-        if self.mask is None and known.mask is None:
-            runs = tuple((start - self.first, length) for start, length in known.runs or ())
+    def layout(self, memory: LayerMemory, window: int | None, drifting: bool) -> Layout:
+        """The layout of the segment's queries over the memory of a layer and the segment itself."""
+        size = memory.tokens
+        if self.mask is None and memory.mask is None:
+            runs = tuple((start - self.first, length) for start, length in memory.runs or ())
             if drifting and size:
-                runs = ((-known.rested - size, size),)
+                runs = ((-memory.skipped - size, size),)
             device, origin = self.positions.device, self.first
             return Layout.of_runs(self.tokens, (*runs, (0, self.tokens)), origin=origin, device=device, window=window)
-        positions, mask = self._beside(known)
+        positions, mask = self._joined(memory)
         if drifting and size:
-            shift = torch.arange(-size, 0, device=positions.device) - known.rested
+            shift = torch.arange(-size, 0, device=positions.device) - memory.skipped
             positions = torch.cat((self.positions[:, :1] + shift, self.positions), dim=1)
         farthest = None
-        if size and known.rested:  # only then may there be gaps, and only then somebody waits for a device
+        if size and memory.skipped:  # only then may there be gaps, and only then the host waits for the device
             apart = (self.positions[:, -1:] - positions).masked_fill(~mask, 0)
             farthest = max(int(apart.max()), positions.shape[1] - 1)
         return Layout(self.positions, positions, True, mask, window=window, farthest=farthest)
 
-    def remember(self, known: LayerMemory, hidden: Tensor, heads: KeyValues | None, limit: int) -> LayerMemory:
-        """What a layer remembers after it has run on the segment: the last `limit` of old and new tokens.
+    def remember(self, memory: LayerMemory, hidden: Tensor, heads: KeyValues | None, limit: int) -> LayerMemory:
+        """The memory of a layer that has run on the segment: the last `limit` of old and new tokens.
 
-        hidden (B, N, E) are the layer's inputs; heads the keys and values of old and new tokens, if they are kept.
+        hidden (B, N, E): inputs of the layer; heads: keys and values of old and new tokens, if they are kept.
         """
         if limit == 0:
-            return LayerMemory(rested=known.rested)
+            return LayerMemory(skipped=memory.skipped)
         new = hidden.detach()
-        if self.mask is None and known.mask is None:
-            runs = last_runs(join_runs((*(known.runs or ()), (self.first, self.tokens))), limit)
-            heads = None if heads is None else _last_heads(heads, limit)
-            return LayerMemory(_last_joined(known.hidden, new, limit), runs, heads=heads, rested=known.rested)
-        joined = new if known.hidden is None else torch.cat((known.hidden.to(new.dtype), new), dim=1)
-        positions, mask = self._beside(known)
+        if self.mask is None and memory.mask is None:
+            runs = last_runs(join_runs((*(memory.runs or ()), (self.first, self.tokens))), limit)
+            heads = None if heads is None else heads.last(limit)
+            return LayerMemory(_last_tokens(memory.hidden, new, limit), runs, heads=heads, skipped=memory.skipped)
+        joined = new if memory.hidden is None else torch.cat((memory.hidden.to(new.dtype), new), dim=1)
+        positions, mask = self._joined(memory)
         # padding goes to the left of every row, so that the last tokens of a row are its last columns
         order = mask.to(torch.uint8).argsort(dim=1, stable=True)[:, -limit:]
         return LayerMemory(
@@ -246,31 +246,26 @@ class Segment:
             positions.gather(1, order),
             mask.gather(1, order),
             None if heads is None else heads.columns(order),
-            rested=known.rested,
+            skipped=memory.skipped,
         )
 
-    def _beside(self, known: LayerMemory) -> tuple[Tensor, Tensor]:
-        """positions (B, M + N) and mask (B, M + N) of what is remembered and of the segment."""
+    def _joined(self, memory: LayerMemory) -> tuple[Tensor, Tensor]:
+        """Positions and mask, (B, M + N) each, of a layer's memory and of the segment."""
         mask = self.mask
         assert mask is not None
         rows, device = mask.shape[0], mask.device
-        if known.positions is not None and known.mask is not None:
-            return torch.cat((known.positions, self.positions), dim=1), torch.cat((known.mask, mask), dim=1)
-        old = [torch.arange(a, a + n, device=device) for a, n in known.runs or ()]
+        if memory.positions is not None and memory.mask is not None:
+            return torch.cat((memory.positions, self.positions), dim=1), torch.cat((memory.mask, mask), dim=1)
+        old = [torch.arange(start, start + size, device=device) for start, size in memory.runs or ()]
         before = torch.cat(old) if old else torch.empty(0, dtype=torch.int64, device=device)
-        seen = torch.ones(rows, before.shape[0], dtype=torch.bool, device=device)
-        return torch.cat((before.expand(rows, -1), self.positions), dim=1), torch.cat((seen, mask), dim=1)
+        tokens = torch.ones(rows, before.shape[0], dtype=torch.bool, device=device)
+        return torch.cat((before.expand(rows, -1), self.positions), dim=1), torch.cat((tokens, mask), dim=1)
 
 
-def _last_joined(old: Tensor | None, new: Tensor, limit: int) -> Tensor:
-    """The last `limit` tokens of old and new ones, (B, M, E) and (B, N, E); what will be forgotten is not copied."""
+def _last_tokens(old: Tensor | None, new: Tensor, limit: int) -> Tensor:
+    """The last `limit` tokens of old and new ones, (B, M, E) and (B, N, E); forgotten tokens are not copied."""
     kept = limit - new.shape[1]
     if old is not None and kept > 0:
         return torch.cat((old[:, -kept:].to(new.dtype), new), dim=1)
     # a short view would keep a long tensor alive
     return new[:, -limit:].clone() if 2 * limit < new.shape[1] else new[:, -limit:]
-
-
-def _last_heads(heads: KeyValues, limit: int) -> KeyValues:
-    keys = None if heads.keys is None else heads.keys[:, :, -limit:]
-    return KeyValues(keys, heads.values[:, :, -limit:], heads.relative)

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fullrank.core.head_size import HeadSize
-from fullrank.core.registry import contract, register
+from .registry import contract, register
+from .stage import HeadSize
 
 
 def mix_heads(weights: Tensor, matrix: Tensor | None) -> Tensor:

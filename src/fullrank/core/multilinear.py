@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fullrank.core.angles import halves
-from fullrank.core.config import AttentionConfig, stage_name
-from fullrank.core.errors import ConfigError, InputError
-from fullrank.core.head_size import HeadSize
-from fullrank.core.layout import Layout
-from fullrank.core.multilinear_decayed import DecayedMap, Summed
-from fullrank.core.multilinear_reference import leading
-from fullrank.core.project import Heads
-from fullrank.core.registry import register
-from fullrank.core.relative import RelativeBiases, u_and_v
-from fullrank.core.trace import Trace
 from fullrank.kernels import forced
 from fullrank.kernels.multilinear import multilinear
+
+from .attention import Attend, Attention, Trace
+from .cache import DecayedSums
+from .config import AttentionConfig, ModelConfig, stage_name
+from .errors import ConfigError, InputError
+from .layout import Layout
+from .multilinear_decayed import DecayedMap
+from .multilinear_reference import leading
+from .positions import RelativeBiases, encode_places
+from .project import Heads, Needs
+from .registry import register
+from .score import u_and_v
+from .stage import HeadSize
 
 
 class Cores(nn.Module):
@@ -59,17 +61,13 @@ class PositionTerm(nn.Module):
         self.weight = nn.Parameter(torch.empty(size.head_dim, size.hidden_size))
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))  # as `nn.Linear` starts
         self.biases: RelativeBiases | None = RelativeBiases(size.num_heads, size.head_dim)
-        self._shared: tuple[RelativeBiases, ...] = ()
-
-    def share(self, biases: RelativeBiases) -> None:
-        """Use `biases`, which the model holds, instead of an own pair."""
-        self.biases, self._shared = None, (biases,)
 
     def factors(
-        self, query: Tensor, keys: Tensor, values: Tensor, cores: Tensor, encodings: Tensor | None
+        self, query: Tensor, keys: Tensor, values: Tensor, cores: Tensor, layout: Layout
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Both terms as one of rank 2R: [Q + u, Q + v], [K, p], [V, V], [g, g]."""
-        u, v = u_and_v(self.biases, self._shared)
+        u, v = u_and_v(self.biases, layout)
+        encodings = layout.encodings
         if encodings is None:
             encodings = encode_places(self.longest, keys.shape[1], self.weight.shape[1], keys)
         places = F.linear(encodings[: keys.shape[1]], self.weight).expand(keys.shape[0], -1, -1)
@@ -80,14 +78,8 @@ class PositionTerm(nn.Module):
         )  # fmt: skip
 
 
-def encode_places(longest: int, count: int, width: int, like: Tensor) -> Tensor:
-    """PE(longest - 1 - j) for j < count, (count, E)."""
-    places = torch.arange(longest - 1, longest - 1 - count, -1, device=like.device)
-    return halves(places, width, like)
-
-
 @register("attend", "multilinear")
-class MultiLinear(nn.Module):
+class MultiLinear(Attend):
     """Multi-linear attention (Ma et al. 2019, Eq. 5 to 8), the output map included.
 
         T_ijm = (1/C) sum_c sum_r g_cr Q_ir K_jr V_mr            for j, m <= i (`masked`), else 0
@@ -110,7 +102,7 @@ class MultiLinear(nn.Module):
         assert config.rank is not None
         assert config.cores is not None
         self.size = HeadSize(1, config.rank, size.hidden_size, size.max_length)
-        self.sees_future = config.sees_future
+        self.sees_future, self.needs = config.sees_future, Needs(("scored", "keys"))
         self.cores = Cores(config.cores, config.rank, config.core_weights == "free")
         self.score = PositionTerm(self.size) if stage_name(config.score) == "relative" else None
         self.decayed: DecayedMap | None = None
@@ -119,18 +111,10 @@ class MultiLinear(nn.Module):
             assert config.decays is not None
             self.decayed = DecayedMap(config.decays, self.size)
         else:
+            self.max_length = size.max_length
             self.weight = nn.Parameter(torch.empty(size.max_length, size.max_length, size.hidden_size))
             nn.init.uniform_(self.weight, -1 / size.max_length, 1 / size.max_length)  # as `nn.Linear` starts
         self.bias = nn.Parameter(torch.zeros(size.hidden_size)) if config.bias else None
-
-    @property
-    def max_length(self) -> int | None:
-        """The greatest number of keys, None if there is no limit."""
-        return None if self.weight is None else self.size.max_length
-
-    def projected(self) -> dict[str, Any]:
-        """What `Projection` has to make."""
-        return {"score_needs": ("scored", "keys"), "mix_needs": ()}
 
     def merge(self, bias: bool) -> nn.Module:
         """What follows: nothing, the output map is here."""
@@ -142,11 +126,14 @@ class MultiLinear(nn.Module):
             return self._finished(self.decayed(query, keys, values, self.cores(), layout))
         return self._finished(self._pairs(query, keys, values, layout))
 
-    def past(self) -> Summed | None:
-        """What decoding begins with: sums where they are all that a token needs of earlier ones; None: keys and values."""
-        return None if self.decayed is None else Summed()
+    def use_shared_biases(self) -> None:
+        if self.score is not None:
+            self.score.biases = None
 
-    def after(self, heads: Heads, past: Summed, layout: Layout, trace: Trace | None) -> tuple[Tensor, Summed]:
+    def past(self) -> DecayedSums | None:
+        return None if self.decayed is None else DecayedSums()
+
+    def after(self, heads: Heads, past: DecayedSums, layout: Layout, trace: Trace | None) -> tuple[Tensor, DecayedSums]:
         """New tokens after sums over `past.length` earlier ones; `layout` covers both. Also returns the new sums."""
         assert self.decayed is not None
         query, keys, values = self._factors(heads, trace)
@@ -177,9 +164,9 @@ class MultiLinear(nn.Module):
         if not layout.from_start or layout.narrow:
             return self._placed(query, keys, values, layout, causal)
         leading(self.weight, layout.shape[1])  # too long: said before anything is computed
-        cores, encodings = self.cores(), layout.encodings
+        cores = self.cores()
         if self.score is not None:
-            query, keys, values, cores = self.score.factors(query, keys, values, cores, encodings)
+            query, keys, values, cores = self.score.factors(query, keys, values, cores, layout)
         return multilinear(query, keys, values, cores, self.weight, causal=causal, key_mask=layout.key_mask)
 
     def _placed(self, query: Tensor, keys: Tensor, values: Tensor, layout: Layout, causal: bool) -> Tensor:
@@ -211,7 +198,7 @@ class MultiLinear(nn.Module):
         query = put(query) if together else query
         cores = self.cores()
         if self.score is not None:
-            query, keys, values, cores = self.score.factors(query, keys, values, cores, layout.encodings)
+            query, keys, values, cores = self.score.factors(query, keys, values, cores, layout)
         visible = None
         if layout.narrow or (causal and not together):
             every = torch.arange(length, device=keys.device)
@@ -222,3 +209,54 @@ class MultiLinear(nn.Module):
         if not together:
             return out
         return out.gather(1, own.clamp_max(length - 1)[..., None].expand(-1, -1, out.shape[2]))
+
+
+class MultiLinearAttention(Attention):
+    """Multi-linear attention as a layer by itself (Ma et al. 2019, §3.2): see `MultiLinear` for its equation.
+
+        MultiLinearAttention(hidden_size=256, rank=40, cores=2, max_position_embeddings=80)
+
+    x (B, N, E), source (B, M, E) -> (B, N, E), masked like `Attention`: causal unless a layout or another source says
+    otherwise. Built from a `ModelConfig` or an `AttentionConfig` of kind `multilinear`, or from its keys. The output map of
+    pairs has max_position_embeddings^2 x E numbers, and 1,024 is what is taken where no max_position_embeddings is given.
+    Heads may be given as for `Attention`; they play no part.
+    Raises ConfigError for another kind, and for keys given twice.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig | AttentionConfig | None = None,
+        *,
+        hidden_size: int | None = None,
+        max_position_embeddings: int | None = None,
+        rank: int | None = None,
+        cores: int | None = None,
+        causal: Literal["masked", "as_published"] | None = None,
+        core_weights: Literal["softmax", "free"] | None = None,
+        output_map: Literal["pairs", "decayed"] | None = None,
+        decays: int | None = None,
+        bias: bool | None = None,
+        num_attention_heads: int | None = None,
+        head_dim: int | None = None,
+    ) -> None:
+        keys = {
+            "rank": rank, "cores": cores, "causal": causal, "core_weights": core_weights, "output_map": output_map,
+            "decays": decays, "bias": bias,
+        }  # fmt: skip
+        given: dict[str, Any] = {key: value for key, value in keys.items() if value is not None}
+        if config is None:
+            config = AttentionConfig(kind="multilinear", **given)
+        elif given:
+            raise ConfigError(f"MultiLinearAttention: the configuration has {', '.join(given)}; change them there")
+        attention = config.attention if isinstance(config, ModelConfig) else config
+        if attention.kind != "multilinear":
+            raise ConfigError(
+                f"MultiLinearAttention: model.attention.kind must be 'multilinear', given '{attention.kind}'"
+            )
+        super().__init__(
+            config,
+            hidden_size=hidden_size,
+            num_attention_heads=num_attention_heads,
+            head_dim=head_dim,
+            max_position_embeddings=max_position_embeddings,
+        )

@@ -4,39 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fullrank.core.errors import InputError
-from fullrank.core.head_size import HeadSize
-from fullrank.core.layout import Layout
 from fullrank.kernels.multilinear_decayed import DecayedState, absorb, decayed_multilinear, mapped
 from fullrank.kernels.precision import device_kind, product_dtype
 
+from .cache import DecayedSums
+from .errors import InputError
+from .layout import Layout
+from .stage import HeadSize
+
 _LONGEST = 64.0  # tokens; where the slowest decays start
-
-
-@dataclass(frozen=True)
-class Summed:
-    """What decoding keeps of `length` earlier tokens: A_s and B_s, (B, S, R) each, however many they were; None: no token."""
-
-    keys: Tensor | None = None
-    values: Tensor | None = None
-    length: int = 0
-
-    @property
-    def texts(self) -> int | None:
-        """B, None before the first token."""
-        return None if self.keys is None else self.keys.shape[0]
-
-    def rows(self, index: Tensor) -> Summed:
-        """Those of texts `index` (K,)."""
-        if self.keys is None or self.values is None:
-            return self
-        return Summed(self.keys.index_select(0, index), self.values.index_select(0, index), self.length)
 
 
 class DecayedMap(nn.Module):
@@ -89,8 +70,8 @@ class DecayedMap(nn.Module):
         )[0]
 
     def after(
-        self, query: Tensor, keys: Tensor, values: Tensor, cores: Tensor, layout: Layout, past: Summed
-    ) -> tuple[Tensor, Summed]:
+        self, query: Tensor, keys: Tensor, values: Tensor, cores: Tensor, layout: Layout, past: DecayedSums
+    ) -> tuple[Tensor, DecayedSums]:
         """New tokens, (B, N, R) each, after `past`; `layout` covers both.
 
         Raises InputError for a layout that is not causal or has a window: sums cannot be parted again.
@@ -107,7 +88,7 @@ class DecayedMap(nn.Module):
             state = DecayedState(past.keys.to(wide), past.values.to(wide))
         if (layout.key_mask is None and layout.contiguous) or not new:
             out, last = decayed_multilinear(query, keys, values, cores, self.log_decays(), self.map(), state=state)
-            return out, Summed(last.keys, last.values, length)
+            return out, DecayedSums(last.keys, last.values, length)
         places = layout.key_positions.expand(query.shape[0], -1)  # (B, M)
         own = places[:, past.length :]
         seen = torch.ones(1, new, new, dtype=torch.bool, device=query.device).tril()
@@ -118,7 +99,7 @@ class DecayedMap(nn.Module):
             since = own - places[:, past.length - 1, None]  # (B, N)
             before = self._wide(lambda part, log: torch.exp(log * since[..., None])[..., None] * part[:, None], *state)
             found = DecayedState(*(a + b for a, b in zip(found, before, strict=True)))
-        now = Summed(found.keys[:, -1], found.values[:, -1], length)
+        now = DecayedSums(found.keys[:, -1], found.values[:, -1], length)
         return self._out(query, found, cores), now
 
     def _wide(self, compute: Callable[[Tensor, Tensor], Tensor], keys: Tensor, values: Tensor) -> DecayedState:

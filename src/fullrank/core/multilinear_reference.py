@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fullrank.core.errors import InputError
+from .errors import InputError
 
 
 def tensor(query: Tensor, keys: Tensor, values: Tensor, cores: Tensor, visible: Tensor | None = None) -> Tensor:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fullrank.core.head_size import HeadSize
-from fullrank.core.registry import contract, register
+from .registry import contract, register
+from .stage import HeadSize
 
 
 @contract("normalize")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fullrank.core.trace import Trace
-from fullrank.core.weighted import WeightedValues
+from .attention import Trace, WeightedValues
 
 
 def _not_orthogonal(mixing: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from .errors import ConfigError, suggest
 _HOMES = {
     slot: f"{__package__}.{module}"
     for slot, module in {
-        "attend": "attend",
+        "attend": "multilinear",
         "score": "score",
         "normalize": "normalize",
         "mix": "mix",

@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from fullrank.core.engine import Terms
-from fullrank.core.head_size import HeadSize
-from fullrank.core.layout import Layout
-from fullrank.core.registry import register
-from fullrank.core.relative import XLRelative as XLRelative
-from fullrank.core.score_contract import Score
-from fullrank.core.synthesizer import DenseSynthesizer as DenseSynthesizer
-from fullrank.core.synthesizer import RandomSynthesizer as RandomSynthesizer
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .engine import Distances, Terms
+from .errors import InputError
+from .layout import Layout
+from .positions import RelativeBiases
+from .registry import contract, register
+from .stage import HeadSize
+
+
+@contract("score")
+class Score(nn.Module):
+    """Contract of a score, built from `(config, size)` and called with the heads that it `needs` and the layout.
+
+    It returns (B, H, N, M) before the mask, or (1, H, N, M) if all sequences have the same scores.
+    needs: the fields of `Heads` that it reads, in the order of its arguments; nothing else is projected.
+    idle: fields that are allocated all the same, and never trained.
+    max_length: the greatest M; None if there is no limit.
+    clamp_length: keys that are farther count as that far, for scores that read distances.
+    biases: u and v of relative scores, None where the layout carries them.
+    """
+
+    Config: ClassVar[Any] = None
+    needs: ClassVar[tuple[str, ...]] = ("scored", "keys")
+    idle: tuple[str, ...] = ()
+    max_length: int | None = None
+    clamp_length: int | None = None
+    biases: RelativeBiases | None
+
+    def terms(self, *needed: Any) -> Terms | str:
+        """The score as engines compute it, from the same arguments; a string is the reason for which no engine does."""
+        return f"no engine knows the score {type(self).__name__}"
 
 
 @register("score", "dot_product")
@@ -32,5 +59,158 @@ class DotProduct(Score):
     def forward(self, query: Tensor, keys: Tensor, layout: Layout) -> Tensor:
         return (query * self.scale) @ keys.transpose(-1, -2)
 
-    def terms(self, query: Tensor, keys: Tensor, layout: Layout) -> Terms:  # type: ignore[override]  # its arguments are what it needs
+    def terms(self, query: Tensor, keys: Tensor, layout: Layout) -> Terms:
         return Terms(query, keys, self.scale)
+
+
+# -- relative positions -----------------------------------------------------------------------------------------------
+
+
+@register("score", "relative")
+class XLRelative(Score):
+    """Transformer-XL's score of content and distance (Dai et al. 2019, §3.3; Skip Cross-head app. A, Eq. 15).
+
+        A(n, m) = ((Q(n) + u) . K(m)  +  (Q(n) + v) . R(p_n - p_m)) / sqrt(D)
+
+    query (B, H, N, D), keys (B, H, M, D), relative (H, T, D): the keys R of the distances in `layout.spans` -> (B, H, N, M).
+    p are positions in the text: every token between query and key counts, seen or not.
+    `shared_biases`: u and v are one pair for all layers of a model, stored with it once, as in Transformer-XL's base models;
+    otherwise, and in a layer by itself, each layer has its own. `clamp_length`: farther keys count as that far.
+    `as_published`: the formula of Skip Cross-head's paper and code, which takes the distance of the key to the last token of
+    the block instead of to the query, R(p_last - p_m), for comparison only: a query does not know how far a key is, and the
+    weights of a token change with what is appended to its block, so that decoding token by token is another function.
+    It goes without `same_length`.
+    """
+
+    needs = ("scored", "keys", "relative")
+
+    @dataclass(frozen=True)
+    class Config:
+        shared_biases: bool = True
+        clamp_length: int | None = None
+        as_published: bool = False
+
+        def __post_init__(self) -> None:
+            clamp = self.clamp_length
+            if clamp is not None and not (type(clamp) is int and clamp > 0):
+                raise ValueError(f"clamp_length: a positive whole number of tokens, or null, given {clamp!r}")
+            for name in ("shared_biases", "as_published"):
+                if type(value := getattr(self, name)) is not bool:
+                    raise ValueError(f"{name}: true or false, given {value!r}")
+
+    def __init__(self, config: Config, size: HeadSize) -> None:
+        super().__init__()
+        self.scale = size.head_dim**-0.5
+        self.clamp_length, self.as_published = config.clamp_length, config.as_published
+        self.biases: RelativeBiases | None = RelativeBiases(size.num_heads, size.head_dim)
+
+    def forward(self, query: Tensor, keys: Tensor, relative: Tensor, layout: Layout) -> Tensor:
+        u, v = u_and_v(self.biases, layout)
+        content, position = (((query + bias[:, None]) * self.scale).to(query.dtype) for bias in (u, v))
+        by_distance = position @ relative.transpose(-1, -2)  # (B, H, N, T)
+        if self.as_published and layout.window is not None and layout.reach[1] >= layout.window:
+            raise InputError(
+                "same_length: not with a score that is as_published, which measures distances beyond the window; leave it out"
+            )
+        origin = layout.query_positions[..., -1:] if self.as_published else layout.query_positions
+        distances = origin[..., :, None] - layout.key_positions[..., None, :]  # (N, M), (B, N, M); one row as published
+        index = layout.distance_rows(distances)
+        index = index.view(-1, 1, *index.shape[-2:]).expand(*query.shape[:3], keys.shape[2])
+        return content @ keys.transpose(-1, -2) + by_distance.gather(-1, index)
+
+    def terms(self, query: Tensor, keys: Tensor, relative: Tensor, layout: Layout) -> Terms | str:
+        if self.as_published:
+            return "no engine knows relative scores as_published"
+        return Terms(query, keys, self.scale, Distances(relative[:, : layout.distances], *u_and_v(self.biases, layout)))
+
+
+def u_and_v(own: RelativeBiases | None, layout: Layout) -> tuple[Tensor, Tensor]:
+    """u and v (H, D) of a layer: its own, or those of all layers, which the layout carries."""
+    if own is not None:
+        return own.content_bias, own.position_bias
+    if layout.biases is None:
+        raise ValueError("a layer of a model with shared biases u and v needs a layout that its position has placed")
+    return layout.biases
+
+
+# -- synthesizers: attention weights that no query and key agreed on (the fourth backbone of Mixhead Table 1) ----------
+
+
+@register("score", "dense_synthesizer")
+class DenseSynthesizer(Score):
+    """Each query says by itself how much it wants the key at each position (Tay et al. 2020, §3.2; Mixhead §4.1.2).
+
+        A_i(n, m) = (W relu(Q_i(n)) + b)_m
+
+    query (B, H, N, D) -> (B, H, N, M).  `to_positions` is W (P, D) and b (P), shared by the heads; P = max_position_embeddings.
+    Column m belongs to key *position* m, so that padding and a cache change nothing. There are no keys: with the query
+    projection as its first layer this is the "shallow neural network".
+    `keep_key_projection`: a layer keeps the key projection that nothing reads, never trained: only so the size is the 248M
+    of Mixhead Table 1, whose code was not published; one W and b a layer is what the total allows.
+    """
+
+    needs = ("scored",)
+
+    @dataclass(frozen=True)
+    class Config:
+        keep_key_projection: bool = False
+
+        def __post_init__(self) -> None:
+            if type(self.keep_key_projection) is not bool:
+                raise ValueError(f"keep_key_projection: true or false, given {self.keep_key_projection!r}")
+
+    def __init__(self, config: Config, size: HeadSize) -> None:
+        super().__init__()
+        self.idle = ("keys",) if config.keep_key_projection else ()
+        self.max_length: int = size.max_length
+        self.to_positions = nn.Linear(size.head_dim, size.max_length)
+
+    def forward(self, query: Tensor, layout: Layout) -> Tensor:
+        _check_length(layout, self.max_length)
+        weight, bias, hidden = self.to_positions.weight, self.to_positions.bias, torch.relu(query)
+        if layout.from_start:
+            keys = layout.shape[1]
+            return F.linear(hidden, weight[:keys], bias[:keys])
+        columns, offsets = weight[layout.key_positions], bias[layout.key_positions]  # (M, D) or (B, M, D)
+        if columns.dim() == 3:
+            columns, offsets = columns[:, None], offsets[:, None, None]
+        return hidden @ columns.transpose(-1, -2) + offsets
+
+
+@register("score", "random_synthesizer")
+class RandomSynthesizer(Score):
+    """One learned matrix of scores per head, the same for every text (Tay et al. 2020, §3.3).
+
+        A_i(n, m) = L_i(p_n, p_m)
+
+    -> (1 or B, H, N, M).  `logits` L is (H, P, P), P = max_position_embeddings; it starts at N(0, 1).
+    Neither keys nor queries exist, unless position-wise mixing reads the query.
+    In cross-attention, queries before the first key share its row.
+    """
+
+    needs = ()
+
+    def __init__(self, config: None, size: HeadSize) -> None:
+        super().__init__()
+        self.max_length: int = size.max_length
+        self.logits = nn.Parameter(torch.randn(size.num_heads, size.max_length, size.max_length))
+
+    def forward(self, layout: Layout) -> Tensor:
+        _check_length(layout, self.max_length)
+        queries, keys = layout.shape
+        if layout.from_start and queries <= keys:
+            return self.logits[None, :, keys - queries : keys, :keys]
+        rows = layout.query_positions.clamp_min(0)[..., :, None]
+        scores = self.logits[:, rows, layout.key_positions[..., None, :]]  # (H, N, M) or (H, B, N, M)
+        return scores.transpose(0, 1) if scores.dim() == 4 else scores[None]
+
+
+def _check_length(layout: Layout, longest: int) -> None:
+    keys = layout.shape[1]
+    if not layout.from_start and (keys > longest or layout.runs is not None or layout.farthest is not None):
+        keys = int(layout.key_positions.max()) + 1  # padding takes no position, a gap some
+    if keys > longest:
+        raise InputError(
+            f"a sequence of {keys} tokens, but model.max_position_embeddings is {longest} and a synthesizer scores that many "
+            "keys; shorten the segments or train with a larger model.max_position_embeddings"
+        )

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from fullrank.core.layout import Layout
+from .layout import Layout
 
 _KEPT: Any = WeakTensorKeyDictionary()  # owner of a table -> (which view of it, the same in descending order)
 

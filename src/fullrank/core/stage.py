@@ -1,16 +1,26 @@
-"""Building a stage from its word in the configuration."""
+"""Sizes of attention heads, and how a stage is built from its name in the configuration."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from fullrank.core import registry
-from fullrank.core.config import Stage, stage_name, stage_options
-from fullrank.core.head_size import HeadSize
+from . import registry
+from .config import Stage, stage_name, stage_options
+
+
+@dataclass(frozen=True)
+class HeadSize:
+    """H attention heads of D dimensions over a model of width E, sequences of at most `max_length` tokens."""
+
+    num_heads: int
+    head_dim: int
+    hidden_size: int
+    max_length: int
 
 
 def build_stage(slot: str, stage: Stage, size: HeadSize) -> Any:
@@ -21,7 +31,7 @@ def build_stage(slot: str, stage: Stage, size: HeadSize) -> Any:
 
 @contextlib.contextmanager
 def drawn_apart() -> Iterator[None]:
-    """Random numbers drawn inside are others than those that follow, and do not change them (on the CPU)."""
+    """Draw other random numbers inside than afterwards, and leave those that follow unchanged (on the CPU)."""
     with torch.random.fork_rng(devices=[]):
         seed = torch.randint(2**62, (), dtype=torch.int64, device="cpu").item()
         torch.default_generator.manual_seed(int(seed))

@@ -1,59 +1,57 @@
-"""The translation model: an encoder, and a language model that reads across what the encoder made."""
+"""The translation model: an encoder, and a language model with cross-attention to the encoded source."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from fullrank.core import storage
-from fullrank.core.across import Projected, Source
-from fullrank.core.cache import Cache
-from fullrank.core.config import ModelConfig
-from fullrank.core.decoder import LanguageModel
-from fullrank.core.encoder import Encoder
-from fullrank.core.errors import ConfigError, InputError
-from fullrank.core.layout import Layout
-from fullrank.core.outputs import LossParts, ModelOutput, TokenNll
-from fullrank.core.trace import Trace
-from fullrank.core.weighted import WeightedValues
+from .attention import Trace, WeightedValues
+from .block import Block
+from .cache import Cache
+from .config import ModelConfig
+from .decoder import LanguageModel
+from .encoder import Encoder
+from .errors import ConfigError, InputError
+from .layout import Layout
+from .model import LossParts, Model, ModelOutput, TokenNll, check_targets, longest
+from .source import ProjectedSource, Source
 
 
 @dataclass(frozen=True)
 class TranslationCache:
-    """What was written and what it is a translation of: a value, like `Cache`."""
+    """Cache of the target written so far, and the projected source: a value, like `Cache`."""
 
     written: Cache
-    source: Projected
+    source: ProjectedSource
 
     @property
     def length(self) -> int:
-        """Target tokens so far."""
+        """Number of target tokens so far."""
         return self.written.length
 
     @property
-    def texts(self) -> int:
-        """Those that are being written."""
+    def batch(self) -> int:
+        """Number of target rows."""
         return len(self.source.rows)
 
     def first(self, length: int) -> TranslationCache:
-        """That of the first `length` target tokens."""
+        """The cache of the first `length` target tokens."""
         return TranslationCache(self.written.first(length), self.source)
 
     def reorder(self, index: Tensor) -> TranslationCache:
-        """That of the texts `index` (K,), in that order; they may repeat (beams)."""
+        """The cache of target rows `index` (K,), in that order; they may repeat (beams)."""
         return TranslationCache(self.written.reorder(index), self.source.reorder(index))
 
 
-class Translator(nn.Module):
-    """p(y_{n+1} | y_1 .. y_n, x) for every n at once (Vaswani et al. 2017); x is read by all of it, y by what comes later.
+class Translator(Model):
+    """p(y_{n+1} | y_1 .. y_n, x) for every n at once (Vaswani et al. 2017), of a source sentence x and a target y.
 
     Built from a `ModelConfig` whose `encoder` and `decoder` sections say what differs there; `vocab_size` is the target's,
-    `encoder.vocab_size` the source's. Both halves are made of the same blocks, embeddings and outputs as a language model:
-    `decoder` is one, with cross-attention in every block.
+    `encoder.vocab_size` the source's. `decoder` is a language model with cross-attention in every block.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -64,7 +62,6 @@ class Translator(nn.Module):
         shared = config.encoder is not None and config.encoder.share_embedding
         self.decoder = LanguageModel(config.of_decoder(), cross=config.of_cross())
         self.encoder = Encoder(config, self.decoder.embedding if shared else None)
-        self.mixes_while_decoding = not (config.decoder is not None and config.decoder.released_decoding)
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
@@ -97,7 +94,7 @@ class Translator(nn.Module):
         trace: Trace | None = None,
         padded_right: bool | None = None,
     ) -> Tensor:
-        """What the output layer reads, (B, N, E). `padded_right` as in `Encoder.encode`."""
+        """Input of the output layer (B, N, E); padded_right as in `Encoder.encode`."""
         fits = decoder_input_ids.dim() == 2 and decoder_input_ids.shape[0] == len(input_ids)
         if input_ids.dim() == 2 and not fits:  # else the encoder says it
             raise InputError(
@@ -115,8 +112,18 @@ class Translator(nn.Module):
         return self.encoder.encode(input_ids, attention_mask)
 
     def of_source(self, source: Source) -> Translating:
-        """The model of translations of `source`: what sampling and beam search read, one token at a time."""
+        """The model of translations of `source`, for sampling and beam search token by token."""
         return Translating(self, source)
+
+    def decoder_while_decoding(self) -> LanguageModel:
+        """The decoder as it runs after a cache: without mixing of self-attention heads under `decoder.released_decoding`,
+        as Mixhead's released code decodes. It shares all parameters.
+        """
+        if self.config.decoder is None or not self.config.decoder.released_decoding:
+            return self.decoder
+        decoder = copy.copy(self.decoder)
+        decoder._modules = {**self.decoder._modules, "blocks": nn.ModuleList(map(_unmixed, self.decoder.blocks))}
+        return decoder
 
     @property
     def max_length(self) -> int | None:
@@ -126,9 +133,7 @@ class Translator(nn.Module):
     @property
     def max_source_length(self) -> int | None:
         """The longest source the model can take, None if there is no limit."""
-        cross = self.decoder.blocks[0].cross_attention.attend.max_length
-        limits = [limit for limit in (self.encoder.max_length, cross) if limit is not None]
-        return min(limits, default=None)
+        return longest(self.encoder.max_length, self.decoder.blocks[0].cross_attention.max_length)
 
     # -- losses -------------------------------------------------------------------------------------------------------
 
@@ -141,7 +146,7 @@ class Translator(nn.Module):
         decoder_attention_mask: Tensor | None = None,
     ) -> TokenNll:
         """-log p(targets | decoder_input_ids up to there, input_ids) in nats, (B, N), exact under any cotangent."""
-        _check_targets(decoder_input_ids, targets)
+        check_targets(decoder_input_ids, targets, "decoder_input_ids")
         hidden = self.hidden(input_ids, decoder_input_ids, attention_mask, decoder_attention_mask)
         return TokenNll(self.decoder.output.nll(hidden, targets))
 
@@ -178,59 +183,30 @@ class Translator(nn.Module):
         trace: Trace | None = None,
         padded_right: bool | None = None,
     ) -> LossParts:
-        """`loss` and, beside it, the plain nll that label smoothing hides. A trace collects what penalties need."""
-        _check_targets(decoder_input_ids, targets)
+        """`loss`, and the nll without label smoothing. trace: collects what penalties need."""
+        check_targets(decoder_input_ids, targets, "decoder_input_ids")
         masks = (attention_mask, decoder_attention_mask)
         hidden = self.hidden(input_ids, decoder_input_ids, *masks, trace=trace, padded_right=padded_right)
         return LossParts(*self.decoder.output.loss(hidden, targets, weights, label_smoothing))
 
-    # -- sizes, files -------------------------------------------------------------------------------------------------
 
-    def num_parameters(self) -> int:
-        """Numbers in parameters, tied ones counted once."""
-        return sum(parameter.numel() for parameter in self.parameters())
-
-    def compile_targets(self) -> list[nn.Module]:
-        """What `torch.compile` should compile one by one: the blocks of both halves."""
-        return [*self.encoder.compile_targets(), *self.decoder.compile_targets()]
-
-    def save(self, folder: str | Path) -> None:
-        """Write `model.safetensors` and `config.yaml` into `folder`."""
-        storage.save(self, self.config, Path(folder))
-
-    @classmethod
-    def load(cls, path: str | Path, checkpoint: str = "best") -> Translator:
-        """The model saved in `path`: a folder written by `save`, or a run folder (its `best` or `last` checkpoint).
-
-        Raises InputError if the folder holds no translation model, its weights are damaged or do not fit their configuration.
-        """
-        file, config = storage.find(Path(path), checkpoint)
-        tensors = storage.read(file)
-        storage.check_kind(tensors, "Translator", path)
-        with torch.device("meta"):
-            model = cls(config)
-        storage.assign(model, tensors, file)
-        return model.eval()
-
-
-def _check_targets(decoder_input_ids: Tensor, targets: Tensor) -> None:
-    if targets.numel() == 0:
-        raise InputError(f"a loss of no tokens: targets are {tuple(targets.shape)}")
-    if targets.shape != decoder_input_ids.shape:
-        raise InputError(
-            f"targets {tuple(targets.shape)} must have the shape of decoder_input_ids {tuple(decoder_input_ids.shape)}"
-        )
+def _unmixed(block: Block) -> Block:
+    """The block with self-attention heads left as they are; it shares all parameters."""
+    plain = copy.copy(block)
+    plain._modules = {**block._modules, "attention": block.attention.unmixed()}
+    return plain
 
 
 class Translating:
-    """The model of what translates one batch of sources; built by `Translator.of_source`.
+    """A translator of one batch of sources; built by `Translator.of_source`.
 
     Called with new tokens (R, N) and the cache before them it gives logits (R, N, V) and the next cache. R is the number of
-    sources, or what `reorder` made of it.
+    sources, or of target rows after `reorder`.
     """
 
     def __init__(self, model: Translator, source: Source) -> None:
         self.model, self.source = model, source
+        self.decoder = model.decoder_while_decoding()
 
     @property
     def max_length(self) -> int | None:
@@ -238,16 +214,16 @@ class Translating:
         return self.model.max_length
 
     def modules(self) -> Iterator[nn.Module]:
-        """Those of the model: decoding puts them into evaluation mode."""
-        return self.model.modules()
+        """All modules of the model: decoding puts them into evaluation mode."""
+        return iter(dict.fromkeys((*self.model.modules(), *self.decoder.modules())))
 
     def new_cache(self) -> TranslationCache:
-        """Nothing written yet; the source is projected here, once for every layer."""
-        decoder, source = self.model.decoder, self.source
+        """The cache before the first target token; the source is projected here, once for every layer."""
+        decoder, source = self.decoder, self.source
         layout = Layout.of(1, source.hidden.shape[1], causal=False, device=source.hidden.device)
         layers = tuple(block.cross_attention.keys_of(source.hidden, layout) for block in decoder.blocks)
-        rows = torch.arange(source.texts, device=source.hidden.device)
-        return TranslationCache(decoder.new_cache(), Projected(layers, source.mask, rows, source.positions))
+        rows = torch.arange(source.batch, device=source.hidden.device)
+        return TranslationCache(decoder.new_cache(), ProjectedSource(layers, source.mask, rows, source.positions))
 
     def __call__(
         self,
@@ -257,25 +233,20 @@ class Translating:
         attention_mask: Tensor | None = None,
     ) -> TranslatingOutput:
         """Without a cache input_ids are read whole, one row a source."""
-        decoder = self.model.decoder
-        texts = self.source.texts if cache is None else len(cache.source.rows)
-        if len(input_ids) != texts:
+        rows = self.source.batch if cache is None else cache.batch
+        if len(input_ids) != rows:
             raise InputError(
-                f"input_ids are {len(input_ids)} texts, the source {'of the cache ' if cache else ''}is read by {texts}; "
+                f"input_ids have {len(input_ids)} rows, the source {'of the cache ' if cache else ''}is read by {rows}; "
                 "see cache.reorder"
             )
         if cache is None:
-            found = decoder.hidden(input_ids, attention_mask=attention_mask, source=self.source)
-            return TranslatingOutput(decoder.output(found.hidden), None)
-        found = decoder.hidden(
-            input_ids,
-            cache=cache.written,
-            attention_mask=attention_mask,
-            source=cache.source,
-            mixed=self.model.mixes_while_decoding,
-        )
-        assert found.cache is not None
-        return TranslatingOutput(decoder.output(found.hidden), TranslationCache(found.cache, cache.source))
+            decoder = self.model.decoder
+            read = decoder.hidden(input_ids, attention_mask=attention_mask, source=self.source)
+            return TranslatingOutput(decoder.output(read.hidden), None)
+        decoder = self.decoder
+        read = decoder.hidden(input_ids, cache=cache.written, attention_mask=attention_mask, source=cache.source)
+        assert read.cache is not None
+        return TranslatingOutput(decoder.output(read.hidden), TranslationCache(read.cache, cache.source))
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from fullrank.analysis.plots import AttentionMaps, Panel
-from fullrank.core.across import Source
+from fullrank.core.attention import LayerTrace, Trace
 from fullrank.core.errors import InputError
-from fullrank.core.trace import LayerTrace, Trace
+from fullrank.core.source import Source
 from fullrank.core.translator import Translator
 from fullrank.data import Language
 from fullrank.experiments.translating import Translating, Translation

@@ -16,7 +16,6 @@ from fullrank.config.recipe import resolve, shipped
 from fullrank.config.run import RunConfig
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
-from fullrank.core.storage import holds_translator
 from fullrank.core.translator import Translator
 from fullrank.data import load_tokenizer, prepare, prepare_pairs
 from fullrank.experiments.hugging_face import load_causal
@@ -26,6 +25,7 @@ from fullrank.experiments.rank import encoded, own_pieces
 from fullrank.experiments.run import Say
 from fullrank.experiments.run_folder import is_run, open_run
 from fullrank.experiments.shrink import shrunk
+from fullrank.storage import holds_translator
 
 _SEGMENTS, _LENGTH, _SEED = 256, 64, 1  # of a text, and of a fresh model
 _SENTENCE = 47  # tokens of the targets of a translation model in its own size

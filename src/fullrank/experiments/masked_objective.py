@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fullrank.config.run import TrainConfig
+from fullrank.core.attention import Trace
 from fullrank.core.masked import MaskedLanguageModel
-from fullrank.core.trace import Trace
 from fullrank.data import MaskedBatch
 from fullrank.experiments.objective import penalized
 from fullrank.training.values import Loss, TrainingPosition

@@ -60,7 +60,10 @@ def measure(
             )
             score = _score_streams
     batches = (source.batch(0, index) for index in range(source.batches_per_epoch))
-    with _as_measured(model, protocol), torch.no_grad():
+    with _in_evaluation(model), torch.no_grad():
+        model = model.with_memory(
+            protocol.memory_length, same_length=protocol.same_length, clamp_length=protocol.clamp_length
+        )
         found = score(model, batches, device)
     return replace(found, last_position=None) if protocol.next_token else found
 
@@ -162,17 +165,3 @@ def _in_evaluation(model: LanguageModel) -> Iterator[None]:
         yield
     finally:
         model.train(training)
-
-
-@contextmanager
-def _as_measured(model: LanguageModel, protocol: EvaluationProtocol) -> Iterator[None]:
-    """The model in evaluation mode, remembering as the protocol says."""
-    with (
-        _in_evaluation(model),
-        model.remembers(
-            memory_length=protocol.memory_length,
-            same_length=protocol.same_length,
-            clamp_length=protocol.clamp_length,
-        ),
-    ):
-        yield

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from torch import Tensor
 
 from fullrank.config.run import PhaseConfig, TrainConfig
+from fullrank.core.attention import Trace
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import ConfigError
 from fullrank.core.memory import Memory
 from fullrank.core.penalty import orthogonality, overlap
 from fullrank.core.skip_retain import SkipRetain
-from fullrank.core.trace import Trace
 from fullrank.core.translator import Translator
 from fullrank.data import Batch, PairBatch
 from fullrank.training.values import Loss, TrainingPosition
@@ -37,16 +38,18 @@ class CausalObjective:
         tokens = batch.tokens  # counted here, before it goes to a GPU
         batch = batch.to(self.device)
         inputs, targets, weights = batch.inputs, batch.targets, batch.weights
+        memory = Memory.from_tensors(carry) if carry else None
+        if memory is not None and phase is not None and phase.gaps == "drifting":
+            memory = replace(memory, drifting=True)
         value, nll, memory = self.model.loss_parts(
             inputs,
             targets,
             weights,
-            Memory.from_tensors(carry) if carry else None,
+            memory,
             attention_mask=weights if self.model.config.sees_future else None,  # others see no padding: it comes last
             label_smoothing=options.label_smoothing,
             trace=trace,
             skip=frozenset() if phase is None else self.rests[phase.name].skipped(options.seed, place.number),
-            drifting=phase is not None and phase.gaps == "drifting",
         )
         value = penalized(value, trace, options)
         return Loss(value, nll * tokens, tokens, {} if memory is None else memory.to_tensors())

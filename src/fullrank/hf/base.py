@@ -13,9 +13,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers import initialization as init
 
+from fullrank.core.attention import Trace
 from fullrank.core.config import ModelConfig
 from fullrank.core.errors import InputError
-from fullrank.core.trace import Trace
 from fullrank.hf.configuration import FullRankConfig
 
 IGNORED = -100  # the label of what has no loss

@@ -40,7 +40,7 @@ class StateLayer(CacheLayerMixin):
     @property
     def batch_size(self) -> int:
         """Texts; -1 before the first token."""
-        return -1 if self.state is None else self.state.texts or -1
+        return -1 if self.state is None else self.state.batch or -1
 
     def get_seq_length(self) -> int:
         """Tokens and padding read so far, all of them, also those that a memory has forgotten."""
@@ -89,7 +89,7 @@ class StateLayer(CacheLayerMixin):
         if isinstance(self.state, Memory):
             raise InputError(
                 "a memory cannot forget its last tokens again: what they pushed out of it is gone; decode without speculation, "
-                "or with a memory of 0 (model.model.remembers(0))"
+                "or with a memory of 0 (memory_length=0 in from_pretrained)"
             )
         self.state = self.state.first(max(0, self.get_seq_length() + tokens_to_remove))
 

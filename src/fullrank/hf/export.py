@@ -16,11 +16,10 @@ import transformers
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fullrank import __version__
+from fullrank import __version__, storage
 from fullrank.config.finetune import finetunes
 from fullrank.config.load import build, read_yaml
 from fullrank.config.run import RunConfig
-from fullrank.core import storage
 from fullrank.core.config import AttentionConfig, ModelConfig, stage_name
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError, RunError

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from fullrank.core.errors import InputError, suggest
-from fullrank.core.head_size import HeadSize
+from fullrank.core.stage import HeadSize
 from fullrank.hf.own import Eager
 
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads")

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import nn
 
 from fullrank.core.config import Stage
-from fullrank.core.cross_head import SameHead, StochasticCrossHead
-from fullrank.core.head_size import HeadSize
+from fullrank.core.cross_head import StochasticCrossHead
 from fullrank.core.mix import Mixing
 from fullrank.core.normalize import Normalizer
-from fullrank.core.stage import build_stage
+from fullrank.core.stage import HeadSize, build_stage
 from fullrank.hf.own import Eager, Own, examine
 
 
@@ -29,7 +26,7 @@ class Injected(nn.Module):
         super().__init__()
         self.normalize: Normalizer = build_stage("normalize", normalize, size)
         self.mix: Mixing = build_stage("mix", mix, size)
-        self.route: Any = StochasticCrossHead(cross_head) if cross_head else SameHead()
+        self.route = StochasticCrossHead(cross_head)
         self.size, self.eager, self.former = size, eager, former
         self._own: Own | None = None
 

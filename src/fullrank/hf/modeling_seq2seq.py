@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
-from fullrank.core.across import Source
+from fullrank.core.attention import Trace
 from fullrank.core.errors import InputError
-from fullrank.core.trace import Trace
+from fullrank.core.source import Source
 from fullrank.core.translator import TranslationCache, Translator
 from fullrank.hf.base import (
     IGNORED,
@@ -141,13 +141,8 @@ class FullRankForSeq2SeqLM(FullRankPreTrainedModel, GenerationMixin):
                     f"past_key_values: holds a {type(state).__name__} of another model; begin with FullRankCache()"
                 )
             mask = mask_of_new(decoder_attention_mask, decoder_input_ids, state.written, alone=False)
-            found = decoder.hidden(
-                decoder_input_ids,
-                cache=state.written,
-                attention_mask=mask,
-                trace=trace,
-                source=state.source,
-                mixed=model.mixes_while_decoding,
+            found = model.decoder_while_decoding().hidden(
+                decoder_input_ids, cache=state.written, attention_mask=mask, trace=trace, source=state.source
             )
             hidden, layer.state = found.hidden, TranslationCache(found.cache, state.source)
         read: Tensor = hidden

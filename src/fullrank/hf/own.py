@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fullrank.core.errors import InputError
-from fullrank.core.head_size import HeadSize
+from fullrank.core.stage import HeadSize
 
 Eager = Callable[..., Any]
 

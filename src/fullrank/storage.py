@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,18 @@ HUGGING_FACE, PREFIX = (
     "config.json",
     "model.",
 )  # the configuration, and what names of tensors begin with, in folders of HF
+
+
+def load(kind: type[nn.Module], path: Path, checkpoint: str, change: Callable[[ModelConfig], ModelConfig]) -> nn.Module:
+    """The model of class `kind` saved in `path`, its configuration changed by `change`, in evaluation mode."""
+    file, config = find(path, checkpoint)
+    config = change(config)
+    tensors = read(file)
+    check_kind(tensors, kind.__name__, path)
+    with torch.device("meta"):
+        model = kind(config)
+    assign(model, tensors, file)
+    return model.eval()
 
 
 def save(model: nn.Module, config: ModelConfig, folder: Path) -> None:

@@ -1,0 +1,101 @@
+"""The base of all models, and the values that their calls return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from torch import Tensor, nn
+
+from . import engine
+from .cache import Cache
+from .config import ModelConfig
+from .errors import InputError
+from .memory import Memory
+
+
+@dataclass(frozen=True)
+class ModelOutput:
+    """logits (B, N, V); memory and cache go into the next call, None if the model has none or none was passed."""
+
+    logits: Tensor
+    memory: Memory | None = None
+    cache: Cache | None = None
+
+
+class Pass(NamedTuple):
+    """Result of a pass through all layers: input of the output layer (B, N, E), and memory and cache of the next call."""
+
+    hidden: Tensor
+    memory: Memory | None
+    cache: Cache | None
+
+
+class LossParts(NamedTuple):
+    """Scalars in nats per token: training minimises `loss`; `nll`, without gradient, is free of label smoothing.
+
+    memory goes into the next call.
+    """
+
+    loss: Tensor
+    nll: Tensor
+    memory: Memory | None = None
+
+
+@dataclass(frozen=True)
+class TokenNll:
+    """per_token (B, N): negative log-likelihood in nats; memory goes into the next call."""
+
+    per_token: Tensor
+    memory: Memory | None = None
+
+
+class Model(nn.Module):
+    """Base of LanguageModel, Encoder, MaskedLanguageModel and Translator: exact counts, saving and loading.
+
+    A subclass sets `config` and is built from it alone, also under `torch.device("meta")`.
+    """
+
+    config: ModelConfig
+
+    def num_parameters(self) -> int:
+        """Number of trainable parameters; tied ones count once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def compile_targets(self) -> list[nn.Module]:
+        """The modules that `torch.compile` should compile one by one: all blocks."""
+        return [
+            block for name, blocks in self.named_modules() if name.endswith("blocks") for block in blocks.children()
+        ]
+
+    def save(self, folder: str | Path) -> None:
+        """Write `model.safetensors` and `config.yaml` into `folder`."""
+        engine.storage().save(self, self.config, Path(folder))
+
+    @classmethod
+    def load(cls, path: str | Path, checkpoint: str = "best") -> Self:
+        """The model saved in `path`: a folder written by `save`, or a run folder (its `best` or `last` checkpoint).
+
+        Raises InputError if the folder holds another model or none, its weights are damaged or do not fit their configuration.
+        """
+        return cls._load(path, checkpoint, lambda config: config)
+
+    @classmethod
+    def _load(cls, path: str | Path, checkpoint: str, change: Callable[[ModelConfig], ModelConfig]) -> Self:
+        model: Any = engine.storage().load(cls, Path(path), checkpoint, change)
+        return model
+
+
+def check_targets(input_ids: Tensor, targets: Tensor, name: str = "input_ids") -> None:
+    """Raises InputError unless targets are tokens, as many as `input_ids`."""
+    if targets.numel() == 0:
+        raise InputError(f"a loss of no tokens: targets are {tuple(targets.shape)}")
+    if targets.shape != input_ids.shape:
+        raise InputError(f"targets {tuple(targets.shape)} must have the shape of {name} {tuple(input_ids.shape)}")
+
+
+def longest(*limits: int | None) -> int | None:
+    """The smallest of several limits of length, None if there is none."""
+    return min((limit for limit in limits if limit is not None), default=None)
