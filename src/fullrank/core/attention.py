@@ -128,6 +128,7 @@ class WeightedValues(Attend):
         if self.normalize.engine is None:
             return f"no engine knows the normaliser {type(self.normalize).__name__}"
         p = self.dropout if self.training else 0.0
+        mixing = None if mixing is None else mixing.to(heads.values.device)
         return Problem(
             terms.query, terms.keys, heads.values, mixing, terms.distances, layout, terms.scale, self.normalize.engine, p
         )  # fmt: skip
