@@ -3,62 +3,43 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from fullrank.config.load import flatten
 from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.core.errors import InputError, RunError
 from fullrank.files import write_text
-from fullrank.reporting import curves, finetuning, format, tables
+from fullrank.reporting import curves, format, provenance, tables
+from fullrank.reporting import finetuning_tables as tuned
 from fullrank.reporting.compare import MARK, Comparison, Row, best_row
 from fullrank.reporting.curves import Curve, Reader, Series
 from fullrank.reporting.drawing import COLOURS, NARROW, Drawing, Strip
 from fullrank.reporting.drawing import curves as draw_curves
 from fullrank.reporting.drawing import strips as draw_strips
-from fullrank.reporting.finetuning import Arm, Task, Tuning, seeds_words
-from fullrank.reporting.format import MISSING, count, listed, plural
+from fullrank.reporting.finetuning import Task, Tuning
+from fullrank.reporting.finetuning_tables import seeds_words
+from fullrank.reporting.format import count, listed, plural
 from fullrank.reporting.measure import BLEU, LAST_POSITION, Measure
+from fullrank.reporting.provenance import Named
 from fullrank.reporting.runs import (
     MASKED_MODELING,
-    SPLITS,
     RunRecord,
     integer,
-    mapping,
     number,
     row_names,
     seeds_of_rows,
 )
 from fullrank.reporting.summary import SPLIT_WORDS, signature_lines
 from fullrank.reporting.summary import summarize as summarize_comparison
-from fullrank.reporting.tables import Cell, Column, Table
+from fullrank.reporting.tables import Table
 
 _BEGINNING = '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'  # of every report; a report is known by it
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
-_ABSENT = "(absent)"
-
-
-class Named(NamedTuple):
-    """Runs of a row or arm with its name and colour."""
-
-    name: str
-    slot: int
-    runs: Sequence[RunRecord]
-    finished: bool = True
-
-
-class Shared(NamedTuple):
-    """A value and the names of the rows that have it; no names where all agree."""
-
-    value: str
-    names: str
 
 
 def write(out: Path, page: str) -> Path:
@@ -111,8 +92,8 @@ def _of_comparison(compared: Comparison) -> dict[str, Any]:
     rows, measure = compared.rows, compared.measure
     named = [Named(row.name, slot, row.runs) for slot, row in enumerate(rows)]
     groups, taken = seeds_of_rows(compared.unfinished), {row.name for row in rows}
-    for name, runs in zip(row_names(groups), groups, strict=True):
-        named.append(Named(f"{name} (unfinished)" if name in taken else name, len(named), runs, False))
+    for name, seeds in zip(row_names(groups), groups, strict=True):
+        named.append(Named(f"{name} (unfinished)" if name in taken else name, len(named), seeds, False))
     parts = tables.parts_of_parameters(rows)
     part_names = list(dict.fromkeys(name for sizes in parts for name, size in sizes.items() if size))
     runs, labels = compared.runs, list(dict.fromkeys(row.label for row in rows if row.label))
@@ -145,9 +126,9 @@ def _of_comparison(compared: Comparison) -> dict[str, Any]:
         "bars": _bars(rows, parts, part_names),
         "parts": part_names,
         "parameters": tables.parameters_table(rows, part_names) if part_names else None,
-        **_configurations(named),
-        "cards": _cards(compared) if rows else [],
-        "commands": [(one.name, one.slot, _origin(one.runs), _commands(one.runs)) for one in named],
+        "configurations": provenance.configurations(named),
+        "cards": provenance.cards_of_comparison(compared) if rows else [],
+        "commands": [(one.name, one.slot, provenance.origin(one.runs), provenance.commands(one.runs)) for one in named],
         "troubles": [(run, "not finished", [_progress(run, measure), *run.problems]) for run in compared.unfinished]
         + damaged,
         "verb": "train",
@@ -303,7 +284,9 @@ def _bars(rows: Sequence[Row], parts: Sequence[Mapping[str, int]], names: Sequen
         total = row.parameters
         if not sizes or total is None or sum(sizes.values()) > total:
             continue  # parts that overlap have no place in a stack
-        shares = [(names.index(name) % COLOURS, name, size) for name, size in sizes.items() if size > 0]
+        shares: list[tuple[int | None, str, int]] = [
+            (names.index(name) % COLOURS, name, size) for name, size in sizes.items() if size > 0
+        ]
         if (rest := total - sum(sizes.values())) > 0:
             shares.append((None, "other", rest))
         bars.append({"name": row.name, "width": f"{100 * total / largest:.2f}", "parts": shares})
@@ -322,166 +305,6 @@ def _progress(run: RunRecord, measure: Measure) -> str:
     return f"reached step {max(steps):,}{last}{remark}"
 
 
-# -- configuration, environment, commands -----------------------------------------------------------------------------
-
-
-def _configurations(named: Sequence[Named]) -> dict[str, Any]:
-    """The keys in which rows differ (None if all agree), and every resolved configuration with its heading."""
-    known = [one._replace(runs=[run for run in one.runs if run.config]) for one in named]
-    known = [one for one in known if one.runs]
-    resolved = []
-    for one in known:
-        seeds = [run.seed for run in one.runs if run.seed is not None]
-        others = f" (seed {seeds[0]}; the other seeds differ in train.seed)" if len(seeds) > 1 else ""
-        text = yaml.safe_dump(
-            dict(one.runs[0].config), sort_keys=False, default_flow_style=None, allow_unicode=True, width=100
-        )
-        resolved.append((f"Resolved configuration of {one.name}{others}", text))
-    several = sum(len(one.runs) for one in known) > 1
-    return {
-        "several_configs": several,
-        "config_differences": _differences(known) if several else None,
-        "configs": resolved,
-    }
-
-
-def _differences(named: Sequence[Named]) -> Table | None:
-    flat = [[flatten(run.config) for run in one.runs] for one in named]
-    rows = []
-    for key in dict.fromkeys(key for runs in flat for run in runs for key in run):
-        values = [list(dict.fromkeys(_shown(run[key]) if key in run else _ABSENT for run in runs)) for runs in flat]
-        if len({value for row in values for value in row}) > 1:
-            rows.append((Cell(key), *(Cell(_all(row), strong=row != values[0]) for row in values)))
-    if not rows:
-        return None
-    columns = (Column("Key", left=True), *(Column(one.name, left=True) for one in named))
-    return Table("Keys in which the configurations differ", columns, tuple(rows))
-
-
-def _all(values: Sequence[str]) -> str:
-    """Values of the seeds of a row; many whole numbers as ranges."""
-    if len(values) > 5 and all(value.isdecimal() for value in values):
-        return format.ranges(map(int, values))
-    return ", ".join(values)
-
-
-def _shown(value: object) -> str:
-    return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _shared(values: Sequence[tuple[str, object]], separator: str = " and ") -> list[Shared]:
-    """The value in which all agree, or every value with the names of the rows that have it; empty if nobody has one."""
-    rows: dict[str, dict[str, None]] = {}
-    for name, value in values:
-        text = "" if value is None or value == "" else _shown(value)
-        rows.setdefault(name, {})[text] = None
-    by_value: dict[str, list[str]] = {}
-    for name, texts in rows.items():
-        by_value.setdefault(separator.join(filter(None, texts)), []).append(name)
-    if len(by_value) == 1:
-        return [Shared(value, "") for value in by_value if value]
-    return [Shared(value or MISSING, listed(names)) for value, names in by_value.items()]
-
-
-Card = tuple[str, list[tuple[str, list[Shared]]]]  # heading; label and values of each fact
-
-
-def _card(heading: str, facts: Sequence[tuple[str, list[Shared]]]) -> list[Card]:
-    """A card with the facts that are known; nothing where none is."""
-    known = [(label, values) for label, values in facts if values]
-    return [(heading, known)] if known else []
-
-
-def _cards(compared: Comparison) -> list[Card]:
-    """Text, protocol and machine: one value where all runs agree, else one for each group of rows."""
-    runs, measure = [(row.name, run) for row in compared.rows for run in row.runs], compared.measure
-
-    def of(*keys: str) -> list[Shared]:
-        return _shared([(name, run.of(*keys)) for name, run in runs])
-
-    def counted(key: str) -> list[Shared]:
-        return _shared([(name, _count(run.of(key))) for name, run in runs])
-
-    def by_split(key: str, side: str | None = None) -> list[Shared]:
-        return _shared([(name, _by_split(run, key, side)) for name, run in runs])
-
-    def signature(key: str) -> list[Shared]:
-        found = [(name, [run.of("final", split, key) for split in SPLITS]) for name, run in runs]
-        return _shared([(name, " and ".join(dict.fromkeys(str(way) for way in ways if way))) for name, ways in found])
-
-    unigrams = [
-        (row.name, " / ".join(measure.show(row.unigram.get(split)) for split in SPLITS) if row.unigram else "")
-        for row in compared.rows
-    ]
-    text = [
-        ("corpus", of("corpus", "name")),
-        ("label", of("corpus", "label")),
-        ("slice", _shared([(name, "yes" if run.corpus.get("is_slice") else "no") for name, run in runs])),
-        ("tokens (train / valid / test)", by_split("tokens")),
-        ("sentence pairs (train / valid / test)", by_split("pairs")),
-        ("source tokens (train / valid / test)", by_split("tokens", "source")),
-        ("target tokens (train / valid / test)", by_split("tokens", "target")),
-        ("vocabulary", _shared([(name, _vocabulary(run)) for name, run in runs])),
-        (f"unigram {measure.words} (valid / test)", _shared(unigrams)),
-    ]
-    training = [
-        ("seeds", _shared([(name, run.seed) for name, run in runs], ", ")),
-        ("protocol", of("protocol")),
-        ("BLEU", signature("bleu_signature")),
-        ("chrF", signature("chrf_signature")),
-        ("recipe", of("recipe")),
-        ("scale", of("scale")),
-        ("steps", counted("steps")),
-        ("tokens seen", counted("tokens_seen")),
-    ]
-    return _card("Text", text) + _card("Training and protocol", training) + _machine(runs)
-
-
-def _machine(runs: Sequence[tuple[str, RunRecord]]) -> list[Card]:
-    environments = [(name, mapping(run.of("environment"))) for name, run in runs]
-    keys = dict.fromkeys(str(key) for _, environment in environments for key in environment)
-    facts = [(format.readable(key), _shared([(name, one.get(key)) for name, one in environments])) for key in keys]
-    return _card("Machine and versions", facts)
-
-
-def _count(value: object) -> str:
-    whole = integer(value)
-    return "" if whole is None else count(whole)
-
-
-def _by_split(run: RunRecord, key: str, side: str | None = None) -> str:
-    """Counts of the splits of the corpus; of sentence pairs those of one `side`."""
-    found = mapping(run.corpus.get(key))
-    counts = [mapping(found.get(split)).get(side) if side else found.get(split) for split in ("train", *SPLITS)]
-    numbers = [integer(value) for value in counts]
-    return " / ".join(map(count, numbers)) if any(value is not None for value in numbers) else ""
-
-
-def _vocabulary(run: RunRecord) -> str:
-    """Size of the vocabulary; of sentence pairs those of source and target."""
-    size = run.corpus.get("vocabulary")
-    sides = [f"{_count(mapping(size).get(side))} {side}" for side in ("source", "target") if mapping(size).get(side)]
-    return " / ".join(sides) or _count(size)
-
-
-def _origin(runs: Sequence[RunRecord]) -> str:
-    """`recipe mos/table2, row k5, scale small, seeds 1 and 2`."""
-    origin = [f"{word} {known}" for word in ("recipe", "row", "scale") if (known := runs[0].origin(word))]
-    if seeds := [str(run.seed) for run in runs if run.seed is not None]:
-        origin.append(f"seed{'s' if len(seeds) > 1 else ''} {listed(seeds)}")
-    return ", ".join(origin)
-
-
-def _commands(runs: Sequence[RunRecord], verb: str = "train") -> str:
-    """Commands that train runs again from the configurations saved with them."""
-    commands = []
-    for run in runs:
-        folder = run.folder
-        again = folder.with_name(f"{folder.name}-again") if folder.name not in ("", "..") else folder / "again"
-        commands.append(f"fullrank {verb} {shlex.quote(str(folder / 'config.yaml'))} --out {shlex.quote(str(again))}")
-    return "\n".join(commands)
-
-
 # -- fine-tuning ------------------------------------------------------------------------------------------------------
 
 
@@ -495,12 +318,12 @@ def _of_tuning(found: Tuning) -> dict[str, Any]:
     return {
         "title": f"Fine-tuning: {plural(runs, 'run')}{on}",
         "subtitle": "fullrank report · " + ", ".join(subtitle),
-        "summary": finetuning.summarize(found),
+        "summary": tuned.summarize(found),
         "tiles": [],
         "tasks": [_of_task(task) for task in found.tasks],
-        "cards": _tuning_cards(found) if arms else [],
+        "cards": provenance.cards_of_tuning(found) if arms else [],
         "commands": [
-            (arm.name, slot, f"seeds {seeds_words(arm.seeds)}", _arm_commands(arm))
+            (arm.name, slot, f"seeds {seeds_words(arm.seeds)}", provenance.arm_commands(arm))
             for task in found.tasks
             for slot, arm in enumerate(task.arms)
         ],
@@ -514,47 +337,24 @@ def _of_task(task: Task) -> dict[str, Any]:
     for key in task.keys:
         figures = task.figures(key)
         unknown = task.compares and not any(figure.stat.count > 1 for _, _, figure in figures)
-        scores.append((finetuning.scores_table(task, key), unknown))
-        values = ", ".join(f"{arm.name} {finetuning.ours(figure)}" for _, arm, figure in figures)
-        label = f"{key[0]} {finetuning.metric_words(key[1])} x 100 (higher is better)"
+        scores.append((tuned.scores_table(task, key), unknown))
+        values = ", ".join(f"{arm.name} {tuned.ours(figure)}" for _, arm, figure in figures)
+        label = f"{key[0]} {tuned.metric_words(key[1])} x 100 (higher is better)"
         several = any(figure.stat.count > 1 for _, _, figure in figures)
         rows = [Strip(arm.name, slot, figure.values, figure.stat) for slot, arm, figure in figures]
-        heading, alt = f"{key[0]}: {finetuning.metric_words(key[1])}", f"{finetuning.caption_of(task, key)}: {values}."
+        heading = f"{key[0]}: {tuned.metric_words(key[1])}"
+        alt = f"{tuned.caption_of(task, key)}: {values}."
         strips.append(draw_strips(heading, _dots_note(several), rows, label, alt))
     return {
         "id": f"task-{task.name.replace('/', '-')}",
         "name": task.name,
         "heading": task.title if task.title == task.name else f"{task.name}: {task.title}",
-        "protocol": finetuning.protocol_lines(task),
+        "protocol": tuned.protocol_lines(task),
         "scores": scores,
         "strips": strips,
-        "arms": finetuning.arms_table(task),
-        "runs": finetuning.single_runs(task),
-        **_configurations([Named(arm.name, slot, arm.runs) for slot, arm in enumerate(task.arms)]),
+        "arms": tuned.arms_table(task),
+        "runs": tuned.single_runs(task),
+        "configurations": provenance.configurations(
+            [Named(arm.name, slot, arm.runs) for slot, arm in enumerate(task.arms)]
+        ),
     }
-
-
-def _tuning_cards(found: Tuning) -> list[Card]:
-    runs = [(arm.name, run) for task in found.tasks for arm in task.arms for run in arm.runs]
-    training = [
-        (key, _shared([(name, run.of(key)) for name, run in runs]))
-        for key in ("recipe", "scale", "protocol", "checkpoint", "kernel")
-    ]
-    splits = dict.fromkeys(split for _, run in runs for split in mapping(run.of("sha256")))
-    examples = [
-        (f"{task.name}, {split}", [Shared(said, "")])
-        for task in found.tasks
-        for split in splits
-        if (said := task.examples(split)) != "unknown examples"
-    ]
-    return _card("Training and protocol", training) + _card("Examples", examples) + _machine(runs)
-
-
-def _arm_commands(arm: Arm) -> str:
-    """One command for seeds 1 to N, else one for each run."""
-    runs = arm.runs
-    if len(runs) == 1 or list(arm.seeds) != list(range(1, len(runs) + 1)):
-        return _commands(runs, "finetune")
-    again = runs[0].folder.parent / f"{arm.name.replace(' ', '-')}-again"
-    words = [str(runs[0].folder / "config.yaml"), "--seeds", str(len(runs)), "--out", str(again)]
-    return f"fullrank finetune {shlex.join(words)}"

@@ -262,7 +262,8 @@ def _read_lines(path: Path, problems: list[str]) -> list[Mapping[str, Any]]:
     except OSError as error:
         problems.append(f"{path.name} cannot be read ({error.strerror})")
         return []
-    lines, damaged = [], []
+    lines: list[Mapping[str, Any]] = []
+    damaged = []
     for index, line in enumerate(text.splitlines(), start=1):
         try:
             value = json.loads(line)

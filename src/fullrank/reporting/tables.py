@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,7 +25,7 @@ from fullrank.reporting.measure import (
     WITHOUT_SOS,
     Measure,
 )
-from fullrank.reporting.runs import SPLITS, RunRecord, integer, number
+from fullrank.reporting.runs import SPLITS, integer, number
 from fullrank.reporting.summary import LAST_POSITION_TITLE, NOT_NEXT_TOKEN, SPLIT_WORDS
 from fullrank.reporting.translations import Differences, interval
 
@@ -75,6 +76,17 @@ def name_of(name: str, slot: int, badges: Sequence[tuple[str, str]] = (), below:
 def texts(*values: str) -> tuple[Cell, ...]:
     """Plain cells."""
     return tuple(map(Cell, values))
+
+
+def plain_table(caption: str, heads: Sequence[str], rows: Iterable[tuple[str, int, Sequence[str | Cell]]]) -> Table:
+    """A table of texts; a row is its name, its colour and what stands under each heading. Words stand at the left."""
+    words = ("split", "folder", "encoder", "attention")
+    columns = [Column("model", left=True), *(Column(head, left=head in words) for head in heads)]
+    body = [
+        (name_of(name, slot), *(cell if isinstance(cell, Cell) else Cell(cell) for cell in cells))
+        for name, slot, cells in rows
+    ]
+    return Table(caption, tuple(columns), tuple(body))
 
 
 # -- the rows compared ------------------------------------------------------------------------------------------------
@@ -249,13 +261,12 @@ def _by_checkpoint(
 ) -> Table:
     checkpoints = {"final": ", best", "last": ", last"} if compared.shows_last else {"final": ""}
     places = [(split, checkpoint) for split in SPLITS for checkpoint in checkpoints]
+    heads = [f"{split} {measure.short}{checkpoints[checkpoint]}" for split, checkpoint in places]
     body = []
     for slot, row, stats in rows:
         figures = [measure.spread(stats.get(checkpoint, {}).get(split)) for split, checkpoint in places]
-        ours = figures if measure is LAST_POSITION else [row.mark(figure) for figure in figures]
-        body.append((name_of(row.name, slot), *texts(*ours)))
-    heads = [Column(f"{split} {measure.short}{checkpoints[checkpoint]}") for split, checkpoint in places]
-    return Table(caption, (Column("model", left=True), *heads), tuple(body), show_caption=True)
+        body.append((row.name, slot, figures if measure is LAST_POSITION else list(map(row.mark, figures))))
+    return dataclasses.replace(plain_table(caption, heads, body), show_caption=True)
 
 
 def differences_tables(compared: Comparison) -> list[Table]:
@@ -316,18 +327,17 @@ def differences_notes(compared: Comparison) -> list[str]:
 def every_score(compared: Comparison) -> Table:
     """Of translations, on every split: BLEU, chrF, perplexity, and their length for their references."""
     measures = [score for score in SCORES if any(score.key in row.scores for row in compared.rows)]
-    heads = [*(score.words for score in measures), PERPLEXITY.words, "length ratio"]
+    heads = ["split", *(score.words for score in measures), PERPLEXITY.words, "length ratio"]
     body = []
     for split in (*SPLITS, *dict.fromkeys(split for run in compared.runs for split in run.other_splits)):
         for slot, row in enumerate(compared.rows):
             scores = [score.spread(over_runs(score.final(run, split) for run in row.runs)) for score in measures]
             perplexity = over_runs(PERPLEXITY.final(run, split) if run.next_token else None for run in row.runs)
             ratio = over_runs(run.final(split, "length_ratio") for run in row.runs)
-            figures = (*scores, PERPLEXITY.spread(perplexity), format.spread(ratio, lambda value: f"{value:.3f}"))
-            body.append((name_of(row.name, slot), *texts(split, *figures)))
-    columns = (Column("model", left=True), Column("split", left=True), *map(Column, heads))
+            figures = [PERPLEXITY.spread(perplexity), format.spread(ratio, lambda value: f"{value:.3f}")]
+            body.append((row.name, slot, [split, *scores, *figures]))
     note = "Length ratio: words of the translations over words of the references."
-    return Table("Every figure of the translations", columns, tuple(body), note=note)
+    return dataclasses.replace(plain_table("Every figure of the translations", heads, body), note=note)
 
 
 def rest_of_paper(rows: Sequence[Row]) -> Table | None:
@@ -337,43 +347,33 @@ def rest_of_paper(rows: Sequence[Row]) -> Table | None:
     if set(keys) <= {"parameters", "extra_parameters"}:
         return None
     body = [
-        (name_of(row.name, slot), *texts(*(format.stated(row.paper.get(key), format.plain) for key in keys)))
+        (row.name, slot, [format.stated(row.paper.get(key), format.plain) for key in keys])
         for slot, row in enumerate(rows)
     ]
-    columns = (Column("model", left=True), *(Column(format.readable(key)) for key in keys))
-    return Table("What else the paper states", columns, tuple(body))
+    return plain_table("What else the paper states", list(map(format.readable, keys)), body)
 
 
 def single_runs(compared: Comparison) -> Table:
     """Every finished run."""
-    heads = [
-        "seed", *SPLIT_WORDS.values(), "best at step", "steps", "tokens seen", "tokens/s", "ms/step", "wall time",
-        "peak memory",
-    ]  # fmt: skip
-    body = [_single_run(row, run, slot, compared.measure) for slot, row in enumerate(compared.rows) for run in row.runs]
-    columns = (Column("model", left=True), *map(Column, heads), Column("folder", left=True))
-    return Table(f"Single runs ({len(body)})", columns, tuple(body))
-
-
-def _single_run(row: Row, run: RunRecord, slot: int, measure: Measure) -> tuple[Cell, ...]:
-    memory = number(run.of("peak_memory_mib"))
-    return (
-        name_of(row.name, slot),
-        *texts(
-            MISSING if run.seed is None else str(run.seed),
-            *(row.mark(measure.show(measure.final(run, split))) for split in SPLITS),
-            format.count(integer(run.of("best", "step"))),
-            format.count(integer(run.of("steps"))),
-            format.count(integer(run.of("tokens_seen"))),
-            format.count(number(run.of("tokens_per_second"))),
-        ),
-        _by_phase(run.ms_per_step),
-        *texts(
-            format.duration(number(run.of("wall_seconds"))),
-            MISSING if memory is None else f"{memory:,.0f} MiB",
-            str(run.folder),
-        ),
-    )
+    heads = ["best at step", "steps", "tokens seen", "tokens/s", "ms/step", "wall time", "peak memory", "folder"]
+    measure = compared.measure
+    body: list[tuple[str, int, list[str | Cell]]] = []
+    for slot, row in enumerate(compared.rows):
+        for run in row.runs:
+            memory = number(run.of("peak_memory_mib"))
+            body.append((row.name, slot, [
+                MISSING if run.seed is None else str(run.seed),
+                *(row.mark(measure.show(measure.final(run, split))) for split in SPLITS),
+                format.count(integer(run.of("best", "step"))),
+                format.count(integer(run.of("steps"))),
+                format.count(integer(run.of("tokens_seen"))),
+                format.count(number(run.of("tokens_per_second"))),
+                _by_phase(run.ms_per_step),
+                format.duration(number(run.of("wall_seconds"))),
+                MISSING if memory is None else f"{memory:,.0f} MiB",
+                str(run.folder),
+            ]))  # fmt: skip
+    return plain_table(f"Single runs ({len(body)})", ["seed", *SPLIT_WORDS.values(), *heads], body)
 
 
 def parts_of_parameters(rows: Sequence[Row]) -> list[dict[str, int]]:
@@ -396,11 +396,7 @@ def parts_of_parameters(rows: Sequence[Row]) -> list[dict[str, int]]:
 def parameters_table(rows: Sequence[Row], names: Sequence[str]) -> Table:
     """Exact parameters by part."""
     body = [
-        (
-            name_of(row.name, slot),
-            *texts(*(format.count(sizes.get(name)) for name in names), format.count(row.parameters)),
-        )
+        (row.name, slot, [*(format.count(sizes.get(name)) for name in names), format.count(row.parameters)])
         for slot, (row, sizes) in enumerate(zip(rows, parts_of_parameters(rows), strict=True))
     ]
-    columns = (Column("model", left=True), *(Column(format.readable(name)) for name in names), Column("total"))
-    return Table("Parameters by part", columns, tuple(body))
+    return plain_table("Parameters by part", [*map(format.readable, names), "total"], body)

@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from fullrank.reporting import finetuning, tables
+from fullrank.reporting import finetuning_tables, tables
 from fullrank.reporting.compare import Comparison
 from fullrank.reporting.finetuning import Tuning
 from fullrank.reporting.runs import RunRecord
@@ -55,10 +55,10 @@ def _of_comparison(compared: Comparison) -> Iterator[Table | Line]:
 
 def _of_tuning(found: Tuning) -> Iterator[Table | Line]:
     for task in found.tasks:
-        yield from (finetuning.scores_table(task, key) for key in task.keys)
-        yield finetuning.arms_table(task)
-        yield from (Line(line, "dim") for line in finetuning.protocol_lines(task))
-    summary = finetuning.summarize(found)
+        yield from (finetuning_tables.scores_table(task, key) for key in task.keys)
+        yield finetuning_tables.arms_table(task)
+        yield from (Line(line, "dim") for line in finetuning_tables.protocol_lines(task))
+    summary = finetuning_tables.summarize(found)
     yield from (Line(line, "bold") for line in (summary.headline, *summary.paragraphs))
     yield from (Line(line, "yellow") for line in summary.warnings)
     yield from (Line(line, "dim") for line in summary.cautions)
