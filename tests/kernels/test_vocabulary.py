@@ -1,255 +1,422 @@
-"""Per-token nll and the weighted loss against `F.cross_entropy`: values and every gradient."""
+"""The engine of vocabulary layers against the formulas that PyTorch has: values, gradients, memory, and work done in vain.
+
+Layers of every kind meet it in tests/core/test_output.py; here are chunks, large vocabularies and lower precision.
+"""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import fullrank as fr
+from fullrank import kernels
 from fullrank.core.engine import Cluster, Components
-from fullrank.kernels.vocabulary import vocabulary_loss, vocabulary_nll
+from fullrank.kernels.vocabulary import vocabulary_log_prob, vocabulary_loss, vocabulary_nll
 
-TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-12}
+DOUBLE = torch.float64
+TOLERANCES = {torch.float32: 1e-5, DOUBLE: 1e-11}
 dtypes = pytest.mark.parametrize("dtype", TOLERANCES, ids=["fp32", "fp64"])
+NAMES = ("states", "weight", "bias", "log_prior")
 
 
-def operands(rows: int, width: int, vocabulary: int, dtype: torch.dtype, bias: bool = True) -> tuple[Tensor, ...]:
-    torch.manual_seed(rows + vocabulary)
-    hidden = torch.randn(rows, width, dtype=torch.float64).to(dtype).requires_grad_()
-    weight = (torch.randn(vocabulary, width, dtype=torch.float64) / width**0.5).to(dtype).requires_grad_()
-    shift = torch.randn(vocabulary, dtype=torch.float64).to(dtype).requires_grad_() if bias else None
-    return hidden, weight, shift, torch.randint(vocabulary, (rows,))  # type: ignore[return-value]
+def softmaxes(
+    tokens: int, width: int, vocabulary: int, mixtures: int | None = None, dtype: torch.dtype = DOUBLE,
+    bias: bool = True, normalize: str = "softmax", epsilon: float = 0.0,
+) -> tuple[Components, dict[str, Tensor], Tensor]:  # fmt: skip
+    """One softmax, or a mixture of them; the leaves of its graph by name; targets."""
+    torch.manual_seed(tokens + vocabulary)
+    shapes: dict[str, tuple[int, ...]] = {"states": (tokens, mixtures or 1, width), "weight": (vocabulary, width)}
+    shapes |= {"bias": (vocabulary,)} if bias else {}
+    shapes |= {"log_prior": (tokens, mixtures)} if mixtures is not None else {}
+    leaves = {name: torch.randn(shape, dtype=DOUBLE) for name, shape in shapes.items()}
+    leaves["weight"] /= width**0.5
+    if mixtures is not None:
+        leaves["log_prior"] = leaves["log_prior"].log_softmax(1)
+    leaves = {name: leaf.to(dtype).requires_grad_() for name, leaf in leaves.items()}
+    cluster = Cluster(leaves["weight"], leaves.get("bias"))
+    components = Components(leaves["states"], leaves.get("log_prior"), (cluster,), normalize, epsilon)
+    return components, leaves, torch.randint(vocabulary, (tokens,))
 
 
-def softmax(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Components:
-    """One softmax of hidden states (T, E)."""
-    return Components(hidden[:, None], None, (Cluster(weight, bias),))
+def log_prob(given: Components) -> Tensor:
+    """log sum_k pi_k softmax_k, from PyTorch's own functions."""
+    z = F.linear(given.states, given.clusters[0].weight, given.clusters[0].bias)
+    z = z + F.logsigmoid(z) if given.normalize == "sigsoftmax" else z
+    each = z.log_softmax(-1)
+    if given.log_prior is None:
+        return each[:, 0]
+    found = (given.log_prior[:, :, None] + each).logsumexp(1)
+    return torch.logaddexp(found, torch.tensor(given.epsilon, dtype=DOUBLE).log().to(found)) if given.epsilon else found
 
 
-def token_nll(hidden: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor) -> Tensor:
-    return vocabulary_nll(softmax(hidden, weight, bias), ids)
+def cross_entropy(logs: Tensor, ids: Tensor, smoothing: float = 0.0) -> Tensor:
+    """(T,); `F.nll_loss` has no label smoothing of its own."""
+    return -(1 - smoothing) * logs.gather(1, ids[:, None])[:, 0] - smoothing * logs.mean(1)
 
 
-def weighted_loss(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor, scale: Tensor, smoothing: float = 0.0
-) -> tuple[Tensor, Tensor]:
-    return vocabulary_loss(softmax(hidden, weight, bias), ids, scale, smoothing)
+def compare(found: Tensor, expected: Tensor, leaves: dict[str, Tensor], cotangent: Tensor, tolerance: float) -> None:
+    """A value and its gradients with respect to the leaves that require one."""
+    asked = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
+    given = dict(zip(asked, torch.autograd.grad(found, [*asked.values()], cotangent, retain_graph=True), strict=True))
+    right = dict(
+        zip(asked, torch.autograd.grad(expected, [*asked.values()], cotangent, retain_graph=True), strict=True)
+    )
+    for name, other in (right | {"value": expected.detach()}).items():
+        one = (given | {"value": found.detach()})[name]
+        assert one.dtype == other.dtype, name
+        off = float((one - other).abs().max())
+        assert off <= tolerance * max(1.0, float(other.abs().max())), f"{name} is off by {off:.1e}"
 
 
-def gradients(value: Tensor, cotangent: Tensor, leaves: tuple[Tensor, ...]) -> dict[str, Tensor]:
-    kept = [leaf for leaf in leaves if leaf is not None]
-    names = ["hidden", "weight", "bias"][: len(kept)]
-    return dict(zip(names, torch.autograd.grad(value, kept, cotangent), strict=True)) | {"value": value.detach()}
+SHAPES = [  # tokens, width, vocabulary, mixtures: both sides of the boundaries of chunks and of blocks
+    (1, 3, 2, None), (7, 5, 11, None), (63, 4, 40_000, None), (65, 3, 33_333, None), (4095, 3, 2, None),
+    (4097, 3, 7, None), (17, 2, 33_001, None), (9_001, 3, 500, None), (129, 7, 32_769, None),
+    (1, 5, 11, 3), (3, 4, 13, 10), (3, 2, 7, 70), (91, 6, 97, 5), (2111, 3, 37, 3), (9, 3, 40_000, 2),
+    (53, 2, 40_000, 2), (23, 2, 39_999, 5),
+]  # fmt: skip
 
 
-def compare(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
-    assert found.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert found[name].dtype == tensor.dtype, name
-        off = float((found[name] - tensor).abs().max())
-        assert off <= tolerance * max(1.0, float(tensor.abs().max())), f"{name} is off by {off:.1e}"
+@pytest.mark.parametrize("index", range(len(SHAPES)), ids=[str(shape) for shape in SHAPES])
+def test_chunks_of_any_size(index: int) -> None:
+    """Odd sizes in turns with and without bias, in fp32 and fp64; weights with zeros, and any cotangent."""
+    tokens, width, vocabulary, mixtures = SHAPES[index]
+    dtype = (DOUBLE, torch.float32)[index % 2]
+    normalize, epsilon = (("softmax", 0.0), ("sigsoftmax", 0.0), ("softmax", 1e-3))[index % 3]
+    given, leaves, ids = softmaxes(
+        tokens, width, vocabulary, mixtures, dtype, tokens % 4 == 1, normalize, epsilon if mixtures else 0.0
+    )
+    logs, tolerance = log_prob(given), TOLERANCES[dtype]
+    cotangent = torch.randn(tokens, dtype=DOUBLE).to(dtype)
+    nll = vocabulary_nll(given, ids)
+    assert nll.shape == (tokens,)
+    compare(nll, cross_entropy(logs, ids), leaves, cotangent, tolerance)
+    scale = torch.rand(tokens, dtype=DOUBLE).to(dtype) / tokens
+    scale[:: 3 if tokens > 1 else 2] = 0
+    for smoothing in (0.0, 0.1):
+        loss, plain = vocabulary_loss(given, ids, scale, smoothing)
+        expected = (scale * cross_entropy(logs, ids, smoothing)).sum()
+        compare(loss, expected, leaves, torch.tensor(-1.7, dtype=dtype), tolerance)
+        unsmoothed = float((scale * cross_entropy(logs, ids)).sum().detach())
+        assert abs(float(plain) - unsmoothed) <= tolerance * max(1, unsmoothed)
+        assert not plain.requires_grad
+    if mixtures is not None:
+        found = vocabulary_log_prob(given)
+        assert found is not None
+        compare(found, logs, leaves, torch.randn(logs.shape, dtype=DOUBLE).to(dtype), tolerance)
 
 
-SHAPES = [(1, 3, 2), (7, 5, 11), (63, 4, 40_000), (64, 3, 33_333), (65, 3, 40_000), (4095, 3, 2), (4096, 2, 5), (4097, 3, 7),
-          (16, 3, 33_000), (17, 2, 33_001), (9_001, 3, 500), (129, 7, 32_769)]  # fmt: skip
-
-
-@dtypes
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_token_nll(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
-    """Odd sizes, both sides of a chunk's boundary, with and without bias, any cotangent."""
-    *leaves, targets = operands(*shape, dtype, bias=shape[0] % 2 == 1)
-    cotangent = torch.randn(shape[0], dtype=torch.float64).to(dtype)
-    expected = F.cross_entropy(F.linear(*leaves), targets, reduction="none")
-    found = token_nll(*leaves, targets)
-    assert found.shape == (shape[0],)
-    compare(gradients(found, cotangent, leaves), gradients(expected, cotangent, leaves), TOLERANCES[dtype])
-
-
-@dtypes
-@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.7])
-@pytest.mark.parametrize("shape", SHAPES[:5:2] + SHAPES[-3:], ids=str)
-def test_weighted_loss(shape: tuple[int, int, int], smoothing: float, dtype: torch.dtype) -> None:
-    """With label smoothing as PyTorch defines it, weights with zeros, and a cotangent other than one."""
-    *leaves, targets = operands(*shape, dtype, bias=shape[0] % 2 == 1)
-    scale = torch.rand(shape[0], dtype=torch.float64).to(dtype)
-    scale[:: 3 if shape[0] > 1 else 2] = 0
-    cotangent = torch.tensor(-1.7, dtype=dtype)
-    logits = F.linear(*leaves)
-    each = F.cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
-    expected = (scale * each).sum() / max(1, shape[0])
-    found, nll = weighted_loss(*leaves, targets, scale / max(1, shape[0]), smoothing)
-    compare(gradients(found, cotangent, leaves), gradients(expected, cotangent, leaves), TOLERANCES[dtype])
-    plain = (scale * F.cross_entropy(logits, targets, reduction="none")).sum() / max(1, shape[0])
-    assert abs(float(nll - plain.detach())) <= TOLERANCES[dtype] * max(1, float(plain.detach()))
-    assert not nll.requires_grad
-
-
+@settings(max_examples=25)
 @given(
-    rows=st.integers(1, 40),
-    width=st.integers(1, 9),
-    vocabulary=st.integers(2, 600),
-    bias=st.booleans(),
-    smoothing=st.sampled_from([0.0, 0.25]),
-)
-def test_any_size(rows: int, width: int, vocabulary: int, bias: bool, smoothing: float) -> None:
-    *leaves, targets = operands(rows, width, vocabulary, torch.float64, bias)
-    scale, cotangent = torch.rand(rows, dtype=torch.float64), torch.randn(rows, dtype=torch.float64)
-    one = torch.ones((), dtype=torch.float64)
-    each = F.cross_entropy(F.linear(*leaves), targets, reduction="none", label_smoothing=smoothing)
-    loss, _ = weighted_loss(*leaves, targets, scale, smoothing)
-    compare(gradients(loss, one, leaves), gradients((scale * each).sum(), one, leaves), 1e-12)
-    each = F.cross_entropy(F.linear(*leaves), targets, reduction="none")
-    compare(gradients(token_nll(*leaves, targets), cotangent, leaves), gradients(each, cotangent, leaves), 1e-12)
+    tokens=st.integers(1, 40), width=st.integers(1, 9), vocabulary=st.integers(2, 300),
+    mixtures=st.sampled_from([None, 1, 5]), bias=st.booleans(), smoothing=st.sampled_from([0.0, 0.25]),
+)  # fmt: skip
+def test_any_size(tokens: int, width: int, vocabulary: int, mixtures: int | None, bias: bool, smoothing: float) -> None:
+    given, leaves, ids = softmaxes(tokens, width, vocabulary, mixtures, bias=bias)
+    logs, scale = log_prob(given), torch.rand(tokens, dtype=DOUBLE)
+    compare(vocabulary_nll(given, ids), cross_entropy(logs, ids), leaves, torch.randn(tokens, dtype=DOUBLE), 1e-11)
+    loss, _ = vocabulary_loss(given, ids, scale, smoothing)
+    compare(loss, (scale * cross_entropy(logs, ids, smoothing)).sum(), leaves, torch.ones((), dtype=DOUBLE), 1e-11)
 
 
-def test_gradcheck() -> None:
-    *leaves, targets = operands(4, 3, 5, torch.float64)
-    assert torch.autograd.gradcheck(lambda *given: token_nll(*given, targets), leaves)
-    scale = torch.tensor([0.5, 0.0, 1.0, 2.0], dtype=torch.float64)
-    for smoothing in (0.0, 0.3):
-        assert torch.autograd.gradcheck(lambda *given, s=smoothing: weighted_loss(*given, targets, scale, s)[0], leaves)
+@pytest.mark.parametrize("mixtures", [None, 2])
+def test_gradcheck(mixtures: int | None) -> None:
+    given, leaves, ids = softmaxes(4, 3, 5, mixtures, normalize="sigsoftmax", epsilon=1e-3 if mixtures else 0.0)
+    scale = torch.tensor([0.5, 0.0, 1.0, 2.0], dtype=DOUBLE)
+    for run in (
+        lambda: vocabulary_nll(given, ids), lambda: vocabulary_loss(given, ids, scale, 0.0)[0],
+        lambda: vocabulary_loss(given, ids, scale, 0.3)[0],
+        *([] if mixtures is None else [lambda: vocabulary_log_prob(given)]),
+    ):  # fmt: skip
+        assert torch.autograd.gradcheck(lambda *_, run=run: run(), tuple(leaves.values()))
 
 
-@dtypes
-def test_an_impossible_target_keeps_its_gradient(dtype: torch.dtype) -> None:
-    """log p = -200: exp underflows in fp32, the gradient does not vanish."""
-    hidden = torch.tensor([[200.0]], dtype=dtype, requires_grad=True)
-    weight = torch.tensor([[1.0], [0.0]], dtype=dtype, requires_grad=True)
-    targets = torch.tensor([1])
-    for value in (
-        token_nll(hidden, weight, None, targets).sum(),
-        weighted_loss(hidden, weight, None, targets, torch.ones(1, dtype=dtype))[0],
-    ):
-        assert abs(float(value.detach()) - 200) < 1e-4
-        (gradient,) = torch.autograd.grad(value, hidden)
-        assert abs(float(gradient) - 1) < 1e-6
+def test_the_engine_declines_where_the_reference_is_asked_for() -> None:
+    given, _, ids = softmaxes(4, 3, 5, 2)
+    with fr.kernel("reference"):
+        assert kernels.vocabulary_nll(given, ids) is None
+        assert kernels.vocabulary_loss(given, ids, torch.ones(4, dtype=DOUBLE), 0.0) is None
+        assert kernels.vocabulary_log_prob(given) is None
 
 
-@pytest.mark.parametrize("needed", [n for n in itertools.product([True, False], repeat=3) if any(n)], ids=str)
-def test_only_what_is_asked_for(needed: tuple[bool, ...]) -> None:
-    *leaves, targets = operands(5, 3, 7, torch.float64)
-    for leaf, need in zip(leaves, needed, strict=True):
-        leaf.requires_grad_(need)
-    asked = [leaf for leaf in leaves if leaf.requires_grad]
-    expected = torch.autograd.grad(F.cross_entropy(F.linear(*leaves), targets, reduction="sum"), asked)
-    scale = torch.ones(5, dtype=torch.float64)
-    for value in (token_nll(*leaves, targets).sum(), weighted_loss(*leaves, targets, scale)[0]):
-        for found, right in zip(torch.autograd.grad(value, asked), expected, strict=True):
-            assert torch.allclose(found, right, atol=1e-13)
+# -- work and memory --------------------------------------------------------------------------------------------------
 
 
-class Products(TorchDispatchMode):
-    """Notes the shape of every matrix product."""
+class Watch(TorchDispatchMode):
+    """Notes the most bytes held at a time, the largest tensor, and the shape of every matrix product."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.shapes: list[tuple[int, ...]] = []
+        self.peak = self.largest = 0  # bytes, numbers
+        self.products: list[tuple[int, ...]] = []
+        self._held: dict[int, tuple[Any, int]] = {}
 
-    def __torch_dispatch__(self, func: object, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
-        out = func(*args, **(kwargs or {}))  # type: ignore[operator]
+    def __torch_dispatch__(self, func: Any, types: object, args: tuple = (), kwargs: dict | None = None) -> Any:
+        from torch.multiprocessing.reductions import StorageWeakRef
+
+        out = func(*args, **(kwargs or {}))
+        given = {x.untyped_storage()._cdata for x in _tensors(args)}
+        for tensor in _tensors(out):
+            storage = tensor.untyped_storage()
+            self.largest = max(self.largest, storage.nbytes() // tensor.element_size())
+            if storage._cdata not in given:
+                self._held[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+        self.peak = max(self.peak, self.held())
         if "mm" in str(func):
-            self.shapes.append(tuple(out.shape))
+            self.products.append(tuple(out.shape))
         return out
 
-
-def test_without_gradients_none_are_formed() -> None:
-    *leaves, targets = operands(5, 3, 7, torch.float64)
-    expected = F.cross_entropy(F.linear(*leaves), targets, reduction="none").detach()
-    scale = torch.ones(5, dtype=torch.float64)
-    with torch.no_grad(), Products() as products:
-        loss, nll = weighted_loss(*leaves, targets, scale)
-        each = token_nll(*leaves, targets)
-    assert products.shapes
-    assert set(products.shapes) == {(5, 7)}, "only logits are wanted"
-    with Products() as products:
-        weighted_loss(*leaves, targets, scale)
-    assert {(7, 3), (5, 3)} <= set(products.shapes)  # where gradients are wanted they come with the forward pass
-    assert torch.allclose(each, expected, atol=1e-13)
-    assert torch.allclose(loss, expected.sum(), atol=1e-12)
-    assert torch.equal(loss, nll)
-    assert not loss.requires_grad
-    assert not each.requires_grad
-    with torch.inference_mode():
-        assert torch.equal(weighted_loss(*leaves, targets, scale)[0], loss)
+    def held(self) -> int:
+        """Bytes that are held now."""
+        self._held = {key: (ref, size) for key, (ref, size) in self._held.items() if not ref.expired()}
+        return sum(size for _, size in self._held.values())
 
 
-def test_backward_twice_and_accumulation() -> None:
-    """Gradients formed in the forward pass are not spoiled by the first backward, by another cotangent or by an optimiser."""
-    *leaves, targets = operands(5, 3, 7, torch.float64)
-    scale = torch.full((5,), 0.2, dtype=torch.float64)
-    right = torch.autograd.grad(F.cross_entropy(F.linear(*leaves), targets), leaves)
-    loss, _ = weighted_loss(*leaves, targets, scale)
+def _tensors(nested: Any) -> list[Tensor]:
+    if isinstance(nested, Tensor):
+        return [nested]
+    return [t for item in nested for t in _tensors(item)] if isinstance(nested, tuple | list) else []
+
+
+def watched(run: Callable[[], object]) -> Watch:
+    with Watch() as watch:
+        run()
+    return watch
+
+
+TOKENS, VOCABULARY, MIXTURES = 130, 10_007, 10
+ALL = TOKENS * MIXTURES * VOCABULARY  # numbers in (T, K, V)
+CHUNK = 20 << 20  # bytes: 16 MiB of logits, and some of their rows once more
+
+
+def test_the_loss_takes_a_fifth_of_the_naive_memory() -> None:
+    """No (T, K, V), a chunk instead; and between forward and backward the gradients alone."""
+    given, _, ids = softmaxes(TOKENS, 4, VOCABULARY, MIXTURES, torch.float32)
+    scale = torch.full((TOKENS,), 1 / TOKENS)
+    naive = watched(lambda: (scale * cross_entropy(log_prob(given), ids)).sum().backward())
+    assert naive.largest >= ALL  # the instrument sees what it is to see
+    for smoothing in (0.0, 0.1):
+        with Watch() as watch:
+            loss, _ = vocabulary_loss(given, ids, scale, smoothing)
+            assert watch.held() < 4 * ALL // 50
+            loss.backward()
+        assert watch.largest < ALL // 2
+        assert watch.peak < naive.peak / 5, f"{watch.peak / 2**20:.0f} MiB"
+    assert watched(lambda: vocabulary_loss(given, ids, scale, 0.0)[0].backward()).largest * 4 <= 16.1 * 2**20
+
+
+def test_nothing_builds_all_logits() -> None:
+    """Neither forward nor backward; beside what a chunk may take, (T, V) of log-probabilities a few times."""
+    given, _, ids = softmaxes(TOKENS, 4, VOCABULARY, MIXTURES, torch.float32)
+    for run in (lambda: vocabulary_nll(given, ids), lambda: vocabulary_log_prob(given)):
+        watch = watched(lambda run=run: run().sum().backward())
+        assert watch.largest < ALL / 2
+        assert watch.peak < 4 * 4 * TOKENS * VOCABULARY + CHUNK, f"{watch.peak / 2**20:.0f} MiB"
+        with torch.no_grad():
+            watch = watched(run)
+        assert watch.peak < 2 * 4 * TOKENS * VOCABULARY + CHUNK, f"{watch.peak / 2**20:.0f} MiB"
+
+
+@pytest.mark.parametrize("mixtures", [None, 3])
+@pytest.mark.parametrize("needed", [n for n in itertools.product([True, False], repeat=4) if any(n)], ids=str)
+def test_only_what_is_asked_for(needed: tuple[bool, ...], mixtures: int | None) -> None:
+    """Any tensors may be frozen: the others have the gradients they have anyway, and no product is computed in vain."""
+    given, leaves, ids = softmaxes(5, 3, 7, mixtures)
+    for name, need in zip(NAMES, needed, strict=True):
+        if name in leaves:
+            leaves[name].requires_grad_(need)
+    if not any(leaf.requires_grad for leaf in leaves.values()):
+        return
+    expected, scale, one = (
+        cross_entropy(log_prob(given), ids),
+        torch.ones(5, dtype=DOUBLE),
+        torch.ones((), dtype=DOUBLE),
+    )
+    compare(vocabulary_nll(given, ids), expected, leaves, scale, 1e-12)
+    compare(vocabulary_loss(given, ids, scale, 0.0)[0], expected.sum(), leaves, one, 1e-12)
+    rows = 5 * (mixtures or 1)
+    for run in (lambda: vocabulary_nll(given, ids).sum(), lambda: vocabulary_loss(given, ids, scale, 0.0)[0]):
+        shapes = watched(lambda run=run: run().backward()).products
+        assert shapes
+        assert ((7, 3) in shapes or (3, 7) in shapes) is leaves["weight"].requires_grad
+        assert ((rows, 3) in shapes) is leaves["states"].requires_grad
+
+
+@pytest.mark.parametrize("mixtures", [None, 3])
+def test_without_gradients_none_are_formed(mixtures: int | None) -> None:
+    given, _, ids = softmaxes(5, 3, 7, mixtures)
+    expected, scale = cross_entropy(log_prob(given), ids).detach(), torch.ones(5, dtype=DOUBLE)
+    for context in (torch.no_grad, torch.inference_mode):
+        with context(), Watch() as watch:
+            loss, nll = vocabulary_loss(given, ids, scale, 0.0)
+            each = vocabulary_nll(given, ids)
+        assert set(watch.products) == {(5 * (mixtures or 1), 7)}, "only logits are wanted"
+        assert torch.allclose(each, expected, atol=1e-13)
+        assert torch.allclose(loss, expected.sum(), atol=1e-12)
+        assert torch.equal(loss, nll)
+        assert not loss.requires_grad
+        assert not each.requires_grad
+    shapes = watched(lambda: vocabulary_loss(given, ids, scale, 0.0)).products
+    assert {(7, 3), (5 * (mixtures or 1), 3)} <= set(
+        shapes
+    )  # where gradients are wanted they come with the forward pass
+
+
+@pytest.mark.parametrize("mixtures", [None, 3])
+def test_backward_twice_and_accumulation(mixtures: int | None) -> None:
+    """Gradients formed in the forward pass are not spoiled by a backward, another cotangent or an optimiser."""
+    given, leaves, ids = softmaxes(5, 3, 7, mixtures)
+    scale = torch.full((5,), 0.2, dtype=DOUBLE)
+    right = torch.autograd.grad(cross_entropy(log_prob(given), ids).mean(), [*leaves.values()])
+    loss, _ = vocabulary_loss(given, ids, scale, 0.0)
     loss.backward(retain_graph=True)
-    leaves[0].grad = 2 * leaves[0].grad  # a view of what was formed: autograd refuses to change it in place
-    for leaf in leaves[1:]:
-        leaf.grad.mul_(2)
+    leaves["states"].grad = (
+        2 * leaves["states"].grad
+    )  # a view of what was formed: autograd refuses to change it in place
+    for name in leaves.keys() - {"states"}:
+        leaves[name].grad.mul_(2)
     loss.backward(retain_graph=True)
     (3 * loss).backward()
-    for leaf, gradient in zip(leaves, right, strict=True):
+    for leaf, gradient in zip(leaves.values(), right, strict=True):
         assert torch.allclose(leaf.grad, 6 * gradient, atol=1e-12)
-    first, second = weighted_loss(*leaves, targets, scale)[0], weighted_loss(*leaves, targets, scale)[0]
-    for found, gradient in zip(torch.autograd.grad(first + 2 * second, leaves), right, strict=True):
+    first, second = (vocabulary_loss(given, ids, scale, 0.0)[0] for _ in range(2))
+    for found, gradient in zip(torch.autograd.grad(first + 2 * second, [*leaves.values()]), right, strict=True):
         assert torch.allclose(found, 3 * gradient, atol=1e-12)
 
 
+def test_no_tokens_and_second_derivatives() -> None:
+    """A second derivative is refused rather than left out of a gradient penalty in silence."""
+    given, leaves, ids = softmaxes(3, 2, 5)
+    empty = vocabulary_nll(replace(given, states=leaves["states"][:0]), ids[:0])
+    assert empty.shape == (0,)
+    empty.sum().backward()
+    assert torch.equal(leaves["weight"].grad, torch.zeros_like(leaves["weight"]))
+    scale = torch.ones(3, dtype=DOUBLE)
+    for value in (vocabulary_nll(given, ids).sum(), vocabulary_loss(given, ids, scale, 0.0)[0]):
+        with pytest.raises(RuntimeError, match=r"no second derivative .*logits"):
+            torch.autograd.grad(value, leaves["states"], create_graph=True)
+
+
+# -- clusters ---------------------------------------------------------------------------------------------------------
+
+
+def adaptive(
+    tokens: int, mixtures: int | None, sizes: tuple[int, ...], dtype: torch.dtype = torch.float32
+) -> tuple[Components, list[Tensor]]:
+    """An adaptive softmax of width 4 with a projection to 2 in each tail, and its leaves."""
+
+    def leaf(*shape: int) -> Tensor:
+        return torch.randn(shape, dtype=dtype, requires_grad=True)
+
+    tails = tuple(Cluster(leaf(size, 2), None, leaf(4, 2)) for size in sizes[1:])
+    states, head = leaf(tokens, mixtures or 1, 4), Cluster(leaf(sizes[0] + len(tails), 4), None)
+    prior = None if mixtures is None else leaf(tokens, mixtures)
+    leaves = [states, head.weight, *(tensor for tail in tails for tensor in (tail.weight, tail.projection))]
+    return Components(states, prior, (head, *tails)), leaves
+
+
+@pytest.mark.parametrize(("mixtures", "smoothing"), [(None, 0.0), (None, 0.1), (5, 0.0), (5, 0.1)])
+def test_tails_are_computed_for_their_own_tokens_in_chunks(mixtures: int | None, smoothing: float) -> None:
+    """Never what a full softmax would build; with label smoothing every tail for every token, some tokens at a time."""
+    given, _ = adaptive(300, mixtures, (50, 50, 30_000))
+    ids = torch.randint(100, (300,))
+    ids[:25] += 20_000
+    scale, all_logits = torch.full((300,), 1 / 300), 300 * (mixtures or 1) * 30_100
+    runs: list[Callable[[], Tensor]] = [lambda: vocabulary_loss(given, ids, scale, smoothing)[0]]
+    runs += [lambda: vocabulary_nll(given, ids)] if smoothing == 0 else []
+    for run in runs:
+        watch = watched(lambda run=run: run().sum().backward())
+        assert watch.largest < all_logits / 2
+        assert watch.peak < 4 * all_logits + CHUNK
+        if smoothing == 0:
+            rows = sum(shape[0] for shape in watch.products if shape[1:] == (30_000,))
+            assert rows in (25 * (mixtures or 1), 50 * (mixtures or 1))  # nll: twice
+
+
+def test_log_probabilities_of_a_mixture_of_adaptive_softmaxes_in_chunks() -> None:
+    given, _ = adaptive(300, 5, (50, 50, 30_000))
+    with torch.no_grad():
+        assert watched(lambda: vocabulary_log_prob(given)).largest <= 300 * 5 * 30_100 / 4  # (T, V) itself is a fifth
+
+
+@pytest.mark.parametrize("mixtures", [None, 2])
+def test_a_device_is_asked_once(monkeypatch: pytest.MonkeyPatch, mixtures: int | None) -> None:
+    """Every question is a wait for a GPU."""
+    given, _ = adaptive(18, mixtures, (5, 8, 20), DOUBLE)
+    ids, scale, asked = torch.randint(33, (18,)), torch.ones(18, dtype=DOUBLE), []
+    questions = ["tolist", "item", "nonzero", "__bool__", "__int__", "__float__", "__index__", "cpu", "numpy", "unique"]
+    for name in questions:
+        original = getattr(Tensor, name)
+
+        def noted(self: Tensor, *args: Any, _name: str = name, _original: Any = original, **kwargs: Any) -> Any:
+            asked.append(_name)
+            return _original(self, *args, **kwargs)
+
+        monkeypatch.setattr(Tensor, name, noted)
+    vocabulary_nll(given, ids)
+    assert asked == ["tolist"]
+    vocabulary_loss(given, ids, scale, 0.0)
+    assert asked == ["tolist", "tolist"]
+    if mixtures is None:
+        vocabulary_loss(given, ids, scale, 0.1)
+        assert asked == ["tolist"] * 3
+
+
+# -- lower precision --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mixtures", "normalize"), [(None, "softmax"), (5, "softmax"), (5, "sigsoftmax")])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_autocast_to_bfloat16_is_close_and_sums_in_fp32(smoothing: float) -> None:
-    *leaves, targets = operands(300, 16, 1000, torch.float32)
-    scale = torch.full((300,), 1 / 300)
+def test_autocast_to_bfloat16(smoothing: float, mixtures: int | None, normalize: str) -> None:
+    """Products in bf16; softmax, nll and sums in fp32: close to fp32, and gradients in the dtype of the leaves."""
+    given, leaves, ids = softmaxes(300, 16, 1000, mixtures, torch.float32, normalize=normalize)
+    scale, cotangent = torch.full((300,), 1 / 300), torch.randn(300)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss, _ = weighted_loss(*leaves, targets, scale, smoothing)
-        each = token_nll(*leaves, targets)
+        loss, each = vocabulary_loss(given, ids, scale, smoothing)[0], vocabulary_nll(given, ids)
+        logs = vocabulary_log_prob(given)
+    exact = log_prob(given)
+    right, each_right = (scale * cross_entropy(exact, ids, smoothing)).sum(), cross_entropy(exact, ids)
     assert loss.dtype == each.dtype == torch.float32
-    each_right = F.cross_entropy(F.linear(*leaves), targets, reduction="none")
-    right = F.cross_entropy(F.linear(*leaves), targets, label_smoothing=smoothing)
     assert abs(float((loss - right).detach())) < 2e-3 * float(right.detach())
     assert (each - each_right).abs().max() < 0.1
-    cotangent = torch.randn(300)
-    for found, expected in (
-        (torch.autograd.grad(loss, leaves), torch.autograd.grad(right, leaves)),
-        (torch.autograd.grad(each, leaves, cotangent), torch.autograd.grad(each_right, leaves, cotangent)),
-    ):
-        for gradient, exact in zip(found, expected, strict=True):
-            assert gradient.dtype == torch.float32
-            assert float((gradient - exact).norm() / exact.norm()) < 0.02
+    values = [(loss, right, torch.ones(())), (each, each_right, cotangent)]
+    if logs is not None:
+        assert float((logs.exp().sum(-1) - 1).detach().abs().max()) < 1e-5, "a softmax in fp32 sums to one"
+        values.append((logs, exact, torch.randn(logs.shape)))
+    for found, expected, weights in values:
+        given_gradients = torch.autograd.grad(found, [*leaves.values()], weights, retain_graph=True)
+        right_gradients = torch.autograd.grad(expected, [*leaves.values()], weights, retain_graph=True)
+        for name, one, other in zip(leaves, given_gradients, right_gradients, strict=True):
+            assert one.dtype == torch.float32
+            assert float((one - other).norm() / other.norm()) < 0.03, name
 
 
-def test_a_bfloat16_model() -> None:
-    *leaves, targets = operands(50, 16, 100, torch.bfloat16)
-    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
-    right = torch.autograd.grad(F.cross_entropy(F.linear(*exact), targets), exact)
-    loss, _ = weighted_loss(*leaves, targets, torch.full((50,), 0.02))
-    for found, expected in zip(torch.autograd.grad(loss, leaves), right, strict=True):
+@pytest.mark.parametrize("mixtures", [None, 3])
+def test_tensors_in_bfloat16(mixtures: int | None) -> None:
+    given, leaves, ids = softmaxes(50, 16, 100, mixtures, torch.bfloat16)
+    exact, copies, _ = softmaxes(50, 16, 100, mixtures)
+    for name, leaf in leaves.items():
+        copies[name].data.copy_(leaf.detach())
+    right = torch.autograd.grad(cross_entropy(log_prob(exact), ids).mean(), [*copies.values()])
+    loss, _ = vocabulary_loss(given, ids, torch.full((50,), 0.02), 0.0)
+    assert loss.dtype == torch.float32
+    for found, expected in zip(torch.autograd.grad(loss, [*leaves.values()]), right, strict=True):
         assert found.dtype == torch.bfloat16
-        assert float((found.double() - expected).norm() / expected.norm()) < 0.03
+        assert float((found.double() - expected).norm() / expected.norm()) < 0.05
 
 
 def test_double_stays_double_under_autocast() -> None:
-    *leaves, targets = operands(6, 3, 5, torch.float64)
+    given, _, ids = softmaxes(6, 3, 5, 2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = token_nll(*leaves, targets)
-    assert torch.allclose(found, F.cross_entropy(F.linear(*leaves), targets, reduction="none"), atol=1e-13)
-
-
-def test_no_tokens() -> None:
-    *leaves, targets = operands(3, 2, 5, torch.float64)
-    empty = token_nll(leaves[0][:0], leaves[1], leaves[2], targets[:0])
-    assert empty.shape == (0,)
-    empty.sum().backward()
-    assert torch.equal(leaves[1].grad, torch.zeros_like(leaves[1]))
-
-
-def test_second_derivatives_are_refused() -> None:
-    """Rather than left out of a gradient penalty in silence."""
-    *leaves, targets = operands(3, 2, 5, torch.float64)
-    scale = torch.ones(3, dtype=torch.float64)
-    for value in (token_nll(*leaves, targets).sum(), weighted_loss(*leaves, targets, scale)[0]):
-        with pytest.raises(RuntimeError, match=r"no second derivative .*logits"):
-            torch.autograd.grad(value, leaves[0], create_graph=True)
+        found = vocabulary_nll(given, ids)
+    assert torch.equal(found, vocabulary_nll(given, ids))
+    assert found.dtype == DOUBLE

@@ -1,13 +1,63 @@
-"""How adaptive layers start, and what they refuse."""
+"""Input layers: token by token, with the gradients of every table; how adaptive layers start; what they refuse."""
 
 from __future__ import annotations
 
+import output_equations as equations
 import pytest
 import torch
 from torch import Tensor
 
 import fullrank as fr
 from fullrank.core.errors import ConfigError
+
+DOUBLE = torch.float64
+
+
+@pytest.mark.parametrize(("div_val", "scaled"), [(1, True), (2, False), (3, True)])
+def test_adaptive_input(div_val: int, scaled: bool) -> None:
+    """A row of its cluster's table, projected, token by token; and the gradients of both."""
+    width, cutoffs, vocabulary = 27, [4, 5, 11], 17
+    layer = fr.AdaptiveInput(
+        fr.ModelConfig(vocab_size=vocabulary, hidden_size=width, num_attention_heads=3, scale_embedding=scaled,
+                       input=fr.InputConfig(kind="adaptive", cutoffs=cutoffs, div_val=div_val))
+    ).double()  # fmt: skip
+    assert [tuple(w.shape) for w in layer.weights] == [(n, width // div_val**i) for i, n in enumerate([4, 1, 6, 6])]
+    assert len(layer.projections) == (0 if div_val == 1 else 4)
+    ids = torch.tensor([[0, 3, 4, 5, 10], [11, 16, 3, 3, 11]])
+
+    def vector(word: int) -> Tensor:
+        i = sum(word >= cutoff for cutoff in cutoffs)
+        row = layer.weights[i][word - [0, *cutoffs][i]]
+        row = row if div_val == 1 else layer.projections[i] @ row
+        return row * (width**0.5 if scaled else 1)
+
+    expected = torch.stack([torch.stack([vector(int(word)) for word in row]) for row in ids])
+    leaves = dict(layer.named_parameters())
+    equations.compare(layer(ids), expected, leaves, leaves, torch.randn(2, 5, width, dtype=DOUBLE))
+
+
+def test_ids_outside_the_vocabulary_are_refused() -> None:
+    layer = fr.AdaptiveInput(fr.InputConfig(kind="adaptive", cutoffs=[10], div_val=4), vocab_size=31, hidden_size=16)
+    for wrong in (-1, 31, 10_000):
+        with pytest.raises(IndexError):
+            layer(torch.tensor([[wrong]]))
+
+
+def test_layers_alone_refuse_sizes_that_cannot_be() -> None:
+    config = fr.InputConfig(kind="adaptive", cutoffs=[10], div_val=4)
+    model = fr.ModelConfig(vocab_size=30, input=config)
+    for build, message in (
+        (lambda: fr.AdaptiveInput(config), "give a ModelConfig, or an InputConfig with vocab_size and hidden_size"),
+        (lambda: fr.AdaptiveInput(config, hidden_size=16), r"model\.vocab_size: must be a number"),
+        (lambda: fr.AdaptiveInput(config, vocab_size=10, hidden_size=16), r"model\.input\.cutoffs: below .* 10"),
+        (lambda: fr.AdaptiveInput(config, vocab_size=30, hidden_size=3), r"model\.input\.div_val: .* 3 / 4\^1 < 1"),
+        (lambda: fr.AdaptiveInput(model, vocab_size=30, hidden_size=16), "has its own sizes"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            build()
+
+
+# -- how adaptive layers start ----------------------------------------------------------------------------------------
 
 
 def large(initializer: str, tied: bool, form: str) -> fr.LanguageModel:
@@ -21,25 +71,17 @@ def large(initializer: str, tied: bool, form: str) -> fr.LanguageModel:
     )  # fmt: skip
 
 
-def spread(tensor: Tensor) -> tuple[float, float]:
-    """Standard deviation, and the largest number in units of it: sqrt(3) for a uniform distribution."""
-    std = float(tensor.std())
-    return std, float(tensor.abs().max()) / std
-
-
 def is_normal(tensor: Tensor, std: float) -> None:
-    found, longest = spread(tensor.detach())
-    assert abs(found / std - 1) < 5 / (2 * tensor.numel()) ** 0.5
-    assert longest > 2
+    tensor = tensor.detach()
+    assert abs(float(tensor.std()) / std - 1) < 5 / (2 * tensor.numel()) ** 0.5
+    assert float(tensor.abs().max() / tensor.std()) > 2
 
 
 def is_uniform(tensor: Tensor, bound: float) -> None:
     tensor = tensor.detach()
-    assert float(tensor.abs().max()) <= bound * (1 + 1e-6)
-    assert float(tensor.abs().max()) > bound * (1 - 20 / tensor.numel())
-    found, longest = spread(tensor.detach())
-    assert longest < 2.2
-    assert abs(found / bound * 3**0.5 - 1) < 5 / tensor.numel() ** 0.5
+    assert bound * (1 - 20 / tensor.numel()) < float(tensor.abs().max()) <= bound * (1 + 1e-6)
+    assert float(tensor.abs().max() / tensor.std()) < 2.2  # of a uniform distribution it is sqrt(3)
+    assert abs(float(tensor.std()) / bound * 3**0.5 - 1) < 5 / tensor.numel() ** 0.5
 
 
 def test_fairseq_starts() -> None:
@@ -84,31 +126,9 @@ def test_pytorch_starts() -> None:
 
 def test_layers_alone_start_too() -> None:
     sizes = {"vocab_size": 30, "hidden_size": 16}
-    torch.manual_seed(1)
     embedding = fr.AdaptiveInput(fr.InputConfig(kind="adaptive", cutoffs=[10], div_val=4), **sizes)
     tied = fr.OutputConfig(kind="adaptive", cutoffs=[10], div_val=4, tied=True)
     output = fr.AdaptiveSoftmax(tied, embedding, **sizes)
     hidden = embedding(torch.tensor([[1, 29]]))
     assert hidden.isfinite().all()
     assert float(output.nll(hidden, torch.tensor([[29, 1]])).detach().min()) > 0
-
-
-# -- what is refused --------------------------------------------------------------------------------------------------
-
-
-def test_what_layers_alone_refuse() -> None:
-    read, sizes = fr.InputConfig(kind="adaptive", cutoffs=[10], div_val=4), {"vocab_size": 30, "hidden_size": 16}
-    written = fr.OutputConfig(kind="adaptive", cutoffs=[10], tied=True)
-    for build, message in (
-        (lambda: fr.AdaptiveInput(read), "give a ModelConfig, or an InputConfig with vocab_size and hidden_size"),
-        (lambda: fr.AdaptiveInput(read, hidden_size=16), r"model\.vocab_size: must be a number"),
-        (lambda: fr.AdaptiveInput(read, vocab_size=10, hidden_size=16), r"model\.input\.cutoffs: below .* 10"),
-        (lambda: fr.AdaptiveInput(read, vocab_size=30, hidden_size=3), r"model\.input\.div_val: .* 3 / 4\^1 < 1"),
-        (lambda: fr.AdaptiveInput(fr.ModelConfig(vocab_size=30, input=read), **sizes), "has its own sizes"),
-        (lambda: fr.AdaptiveSoftmax(written), "or an OutputConfig with vocab_size and hidden_size"),
-        (lambda: fr.AdaptiveSoftmax(written, **sizes), "tied to an AdaptiveInput with the same clusters"),
-        (lambda: fr.AdaptiveSoftmax(written, fr.AdaptiveInput(read, **sizes), **sizes), "with the same clusters"),
-        (lambda: fr.AdaptiveSoftmax(fr.OutputConfig(kind="adaptive"), **sizes), r"model\.output\.cutoffs: an adaptive"),
-    ):  # fmt: skip
-        with pytest.raises(ConfigError, match=message):
-            build()

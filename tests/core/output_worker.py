@@ -1,6 +1,6 @@
 """One of two processes that train on half a batch each: writes the gradients that DistributedDataParallel leaves.
 
-python mixture_worker.py RANK FOLDER        FOLDER holds batch.pt, and a saved model in each of its folders
+python output_worker.py RANK FOLDER        FOLDER holds batch.pt, and a saved model in each of its folders
 """
 
 from __future__ import annotations

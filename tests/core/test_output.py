@@ -1,0 +1,621 @@
+"""Output layers against their equations: every probability, every gradient; and the contract that all of them keep."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import output_equations as equations
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from output_equations import DOUBLE, Case, pairwise_cases
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import fullrank as fr
+from fullrank.core.embedding import TokenEmbedding
+from fullrank.core.errors import ConfigError, InputError
+from fullrank.core.output import Output, SoftmaxOutput
+
+CASES = pairwise_cases()
+KINDS = {
+    "softmax": Case(),
+    "mixture": Case(mixtures=3),
+    "adaptive": Case(cutoffs=(8, 15), form="transformer_xl"),
+    "mixture of adaptive": Case(mixtures=3, cutoffs=(8, 15)),
+}
+kinds = pytest.mark.parametrize("case", KINDS.values(), ids=KINDS)
+
+
+def check(case: Case, dtype: torch.dtype = DOUBLE, targets: Tensor | None = None) -> None:
+    """Log-probabilities, nll, losses, and every gradient."""
+    layer, (hidden, drawn) = case.layer(dtype), case.batch(dtype)
+    if targets is not None:
+        drawn, hidden = targets, torch.randn(*targets.shape, case.width, dtype=dtype, requires_grad=True)
+    leaves = case.tensors(layer) | {"hidden": hidden}
+    copies = {name: tensor.detach().double().requires_grad_() for name, tensor in leaves.items()}
+    logs = case.log_prob(copies, copies["hidden"])
+    total = torch.full(drawn.shape, 1 + case.vocabulary * case.epsilon, dtype=DOUBLE)
+    assert torch.allclose(logs.exp().sum(-1), total)
+    log_prob = layer.log_prob(hidden)
+    assert torch.allclose(log_prob.exp().sum(-1).double(), total, rtol=1e-10 if dtype == DOUBLE else 1e-4)
+    equations.compare(log_prob, logs, leaves, copies, torch.randn(logs.shape, dtype=DOUBLE))
+    logits = layer(hidden)  # the log-probabilities themselves, of one softmax up to a constant
+    assert torch.equal(logits if case.cutoffs or case.mixtures else torch.log_softmax(logits, -1), log_prob)
+    each = -logs.gather(-1, drawn[..., None]).squeeze(-1)
+    equations.compare(layer.nll(hidden, drawn), each, leaves, copies, torch.randn(drawn.shape, dtype=DOUBLE))
+    weights = torch.rand(drawn.shape, dtype=DOUBLE).to(dtype) + 0.1
+    weights[:, 1::3] = 0
+    for smoothing, share, cotangent in ((0.0, None, 1.0), (0.0, weights, -1.7), (0.1, weights, 1.0), (0.6, None, 2.0)):
+        loss, nll = layer.loss(hidden, drawn, share, smoothing)
+        expected = equations.mean_loss(logs, drawn, share, smoothing)
+        equations.compare(loss, expected, leaves, copies, torch.tensor(cotangent, dtype=DOUBLE))
+        plain = equations.mean_loss(logs, drawn, share, 0.0).detach()
+        equations.close("nll", nll, plain, 1e-9 if dtype == DOUBLE else 1e-5)
+        assert not nll.requires_grad
+        assert loss.shape == nll.shape == ()
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("kernel", ["auto", "reference"])
+def test_every_probability_and_every_gradient(case: Case, kernel: str) -> None:
+    with fr.kernel(kernel):
+        check(case)
+
+
+@pytest.mark.parametrize("case", CASES[::4], ids=str)
+def test_in_single_precision(case: Case) -> None:
+    check(case, torch.float32)
+
+
+@pytest.mark.parametrize("cluster", range(4))
+@pytest.mark.parametrize("mixtures", [None, 2])
+def test_targets_of_one_cluster_only(mixtures: int | None, cluster: int) -> None:
+    """The other tails have a gradient of zero, and not none."""
+    case = Case(mixtures, (4, 9, 15), tied=True, tied_projections=True, bias=False)
+    bounds = [0, *case.cutoffs, case.vocabulary]
+    check(case, targets=torch.randint(bounds[cluster], bounds[cluster + 1], (2, 5)))
+    check(case, targets=torch.tensor([[bounds[cluster + 1] - 1]]))
+
+
+@settings(max_examples=20)
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=5), div=st.integers(1, 3), tokens=st.integers(1, 12),
+    extra=st.integers(0, 4), tied=st.booleans(), bias=st.booleans(), form=st.sampled_from(["fairseq", "transformer_xl"]),
+    mixtures=st.sampled_from([None, 1, 4]),
+)  # fmt: skip
+def test_any_size(
+    sizes: list[int], div: int, tokens: int, extra: int, tied: bool, bias: bool, form: str, mixtures: int | None
+) -> None:
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    case = Case(mixtures, tuple(ends[:-1]), div, form, tied, tied and len(ends) > 1, bias, vocabulary=ends[-1],
+                width=div ** (len(sizes) - 1) + extra, tokens=(1, tokens))  # fmt: skip
+    check(case)
+
+
+def test_the_equation_itself_in_plain_numbers() -> None:
+    """p(v) of one token with nothing but `math`, so that the equation above is not taken on trust; and the layer's."""
+    case = Case(2, normalize="sigsoftmax", vocabulary=4, width=2, tokens=(1, 1))
+    layer, (hidden, _) = case.layer(), case.batch()
+    read = {name: tensor.tolist() for name, tensor in layer.state_dict().items()}
+    g = hidden.detach()[0, 0].tolist()
+    shares = [math.exp(sum(a * b for a, b in zip(row, g, strict=True))) for row in read["mixture.prior.weight"]]
+    found = [0.0] * 4
+    for k in range(2):
+        latent = [
+            math.tanh(sum(a * b for a, b in zip(read["mixture.latent.weight"][2 * k + i], g, strict=True))
+                      + read["mixture.latent.bias"][2 * k + i])
+            for i in range(2)
+        ]  # fmt: skip
+        scores = [
+            sum(a * b for a, b in zip(row, latent, strict=True)) + shift
+            for row, shift in zip(read["weight"], read["bias"], strict=True)
+        ]
+        raised = [math.exp(z) / (1 + math.exp(-z)) for z in scores]
+        found = [p + shares[k] / sum(shares) * r / sum(raised) for p, r in zip(found, raised, strict=True)]
+    expected = torch.tensor(found, dtype=DOUBLE).log()
+    assert torch.allclose(layer(hidden)[0, 0], expected, atol=1e-13)
+    assert torch.allclose(case.log_prob(case.tensors(layer), hidden)[0, 0], expected, atol=1e-13)
+
+
+def test_equals_pytorchs_adaptive_softmax() -> None:
+    """`nn.AdaptiveLogSoftmaxWithLoss` is the untied form without biases in the tails."""
+    case = Case(cutoffs=(5, 8, 20), bias=False, vocabulary=31, width=11)
+    layer: Any = case.layer()
+    other = nn.AdaptiveLogSoftmaxWithLoss(case.width, case.vocabulary, list(case.cutoffs), div_value=2.0).double()
+    with torch.no_grad():
+        other.head.weight.copy_(torch.cat((layer.weights[0], layer.class_weight)))
+        for i, (project, out) in enumerate(other.tail, start=1):
+            project.weight.copy_(layer.projections[str(i)].T)
+            out.weight.copy_(layer.weights[i])
+    hidden, targets = torch.randn(40, case.width, dtype=DOUBLE), torch.randint(case.vocabulary, (40,))
+    assert torch.allclose(layer.log_prob(hidden), other.log_prob(hidden), atol=1e-12)
+    assert torch.allclose(-layer.nll(hidden, targets), other(hidden, targets).output, atol=1e-12)
+    assert torch.allclose(layer.loss(hidden, targets)[0], other(hidden, targets).loss, atol=1e-12)
+
+
+FIXTURE = json.loads((Path(__file__).parent / "fixtures" / "transformer_xl_adaptive.json").read_text())
+
+
+@pytest.mark.parametrize(
+    "case", FIXTURE["cases"], ids=lambda c: f"div{c['div_val']}-{c['tied']}-{c['tied_projections']}"
+)
+def test_equals_transformer_xl(case: dict[str, Any]) -> None:
+    """Vectors, log-probabilities and nll of Hugging Face's Transformer-XL for the same parameters (see `origin`)."""
+    sizes = {name: FIXTURE[name] for name in ("vocab_size", "hidden_size")}
+    clusters = {"cutoffs": FIXTURE["cutoffs"], "div_val": case["div_val"]}
+    config = fr.ModelConfig(
+        **sizes, num_attention_heads=1, scale_embedding=True, input=fr.InputConfig(kind="adaptive", **clusters),
+        output=fr.OutputConfig(kind="adaptive", form="transformer_xl", tied=case["tied"],
+                               tied_projections=case["tied_projections"] and case["tied"]),
+    )  # fmt: skip
+    embedding = fr.AdaptiveInput(config).double()
+    layers = nn.ModuleDict({"embedding": embedding, "output": fr.AdaptiveSoftmax(config, embedding).double()})
+    given = {name: torch.tensor(numbers, dtype=DOUBLE) for name, numbers in case["parameters"].items()}
+    layers.load_state_dict({name: given[name].view_as(p) for name, p in layers.named_parameters()})
+    assert given.keys() == dict(layers.named_parameters()).keys()
+    hidden, count = torch.tensor(case["hidden"], dtype=DOUBLE).view(1, -1, sizes["hidden_size"]), len(case["ids"])
+    for found, expected in (
+        (embedding(torch.tensor([case["ids"]])), case["embedded"]),
+        (layers["output"](hidden), case["log_prob"]),
+        (layers["output"].nll(hidden, torch.tensor([case["targets"]])), case["nll"]),
+    ):
+        assert found.shape[:2] == (1, count)
+        assert torch.allclose(found.flatten(), torch.tensor(expected, dtype=DOUBLE), atol=1e-12)
+
+
+@kinds
+def test_second_derivatives_are_right_or_refused(case: Case) -> None:
+    """Never wrong in silence, and always there with the formulas of the reference."""
+    layer, (hidden, targets) = case.layer(), case.batch()
+    leaves = case.tensors(layer) | {"hidden": hidden}
+    copies = {name: tensor.detach().clone().requires_grad_() for name, tensor in leaves.items()}
+
+    def penalty(value: Tensor, leaf: Tensor) -> Tensor:
+        (gradient,) = torch.autograd.grad(value, leaf, create_graph=True)
+        return gradient.square().sum()
+
+    logs = case.log_prob(copies, copies["hidden"])
+    expected = penalty(equations.mean_loss(logs, targets, None, 0.0) * targets.numel(), copies["hidden"])
+    for value in (
+        lambda: layer.nll(hidden, targets).sum(),
+        lambda: layer.loss(hidden, targets)[0] * targets.numel(),
+        lambda: -layer.log_prob(hidden).gather(-1, targets[..., None]).sum(),
+    ):
+        with fr.kernel("reference"):
+            equations.compare(penalty(value(), hidden), expected, leaves, copies, torch.ones(()))
+        try:
+            found = penalty(value(), hidden)
+        except RuntimeError as error:
+            assert "no second derivative" in str(error)  # noqa: PT017 - it may also succeed
+        else:
+            equations.compare(found, expected, leaves, copies, torch.ones(()))
+
+
+# -- numbers at the edge ----------------------------------------------------------------------------------------------
+
+
+def improbable(dtype: torch.dtype, epsilon: float = 0.0) -> tuple[Output, Tensor, Case]:
+    """Two words, of which both softmaxes give the second about e^-270 and e^-200."""
+    case = Case(2, bias=False, epsilon=epsilon, vocabulary=2, width=1, tokens=(1, 1))
+    layer: Any = case.layer(dtype)
+    numbers = {"mixture.latent.weight": [[1.0], [0.5]], "mixture.latent.bias": [0.0, 0.13], "weight": [[360.0], [0.0]]}
+    with torch.no_grad():
+        for name, value in numbers.items():
+            case.tensors(layer)[name].copy_(torch.tensor(value))
+    return layer, torch.ones(1, 1, 1, dtype=dtype, requires_grad=True), case
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE], ids=["fp32", "fp64"])
+def test_an_improbable_word_keeps_its_gradient(dtype: torch.dtype) -> None:
+    """log p = -200: exp underflows in fp32, the gradient does not vanish."""
+    layer, hidden, case = improbable(dtype)
+    exact, targets = hidden.detach().double().requires_grad_(), torch.tensor([[1]])
+    tensors = {name: tensor.detach().double() for name, tensor in case.tensors(layer).items()}
+    expected = -case.log_prob(tensors, exact)[..., 1].sum()
+    assert 190 < float(expected.detach()) < 210
+    (right,) = torch.autograd.grad(expected, exact)
+    assert float(right.abs()) > 100
+    for value in (layer.nll(hidden, targets).sum(), layer.loss(hidden, targets)[0], -layer(hidden)[..., 1].sum()):
+        assert abs(float(value.detach() / expected.detach()) - 1) < 1e-5
+        assert abs(float(torch.autograd.grad(value, hidden)[0] / right) - 1) < 1e-4
+
+
+def test_the_sum_of_probabilities_would_lose_that_gradient_in_fp32() -> None:
+    """The released codes' log(p) has no value there, and log(p + 1e-8) no gradient; `epsilon` computes the same."""
+    layer, hidden, case = improbable(torch.float32)
+    assert float(case.log_prob(case.tensors(layer), hidden)[0, 0, 1].detach()) == -math.inf
+    layer, hidden, _ = improbable(torch.float32, 1e-8)
+    for value in (layer.nll(hidden, torch.tensor([[1]])).sum(), layer.loss(hidden, torch.tensor([[1]]))[0]):
+        assert abs(float(value.detach()) - 8 * math.log(10)) < 1e-4
+        assert float(torch.autograd.grad(value, hidden)[0]) == 0
+
+
+@pytest.mark.parametrize(("target", "rare"), [(2, "weights.1"), (1, "class_weight")])
+def test_an_improbable_word_in_a_tail_and_an_improbable_tail(target: int, rare: str) -> None:
+    case = Case(2, (1,), 1, bias=False, vocabulary=3, width=2, tokens=(1, 1))
+    results = []
+    for dtype in (torch.float32, DOUBLE):
+        layer = case.layer(dtype)
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter.mul_(0.1)
+            case.tensors(layer)["mixture.latent.bias"].copy_(torch.tensor([0.7, 0.5, 0.6, 0.6]))
+            case.tensors(layer)[rare][-1].copy_(torch.tensor([-170.0, -170.0]))
+        hidden, ids = torch.tensor([[[0.3, -0.2]]], dtype=dtype, requires_grad=True), torch.tensor([[target]])
+        values = (layer.nll(hidden, ids).sum(), layer.loss(hidden, ids)[0], -layer(hidden)[0, 0, target])
+        results.append([(float(v.detach()), torch.autograd.grad(v, hidden)[0]) for v in values])
+    for (value, gradient), (right, exact) in zip(*results, strict=True):
+        assert right > 150
+        assert abs(value / right - 1) < 1e-5
+        assert float(exact.abs().max()) > 1
+        equations.close("gradient", gradient, exact, 1e-4)
+
+
+@pytest.mark.parametrize("size", [1e-6, 3e3])
+@pytest.mark.parametrize(("normalize", "epsilon"), [("softmax", 1e-8), ("sigsoftmax", 0.0)])
+def test_extreme_priors_and_logits_stay_numbers(size: float, normalize: str, epsilon: float) -> None:
+    case = Case(3, normalize=normalize, epsilon=epsilon)
+    layer, (hidden, targets) = case.layer(torch.float32), case.batch(torch.float32)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.mul_(size)
+    for value in (layer.nll(hidden, targets).sum(), layer.loss(hidden, targets, None, 0.1)[0], layer(hidden).sum()):
+        assert value.isfinite()
+        assert all(g.isfinite().all() for g in torch.autograd.grad(value, [hidden, *layer.parameters()]))
+
+
+# -- the contract -----------------------------------------------------------------------------------------------------
+
+
+@kinds
+@pytest.mark.parametrize("shape", [(3, 4), (3, 6), (1, 1), (5, 3), (15,)], ids=str)
+def test_targets_of_another_shape(case: Case, shape: tuple[int, ...]) -> None:
+    """More targets than hidden states would be scored with what memory happens to hold, as many in another order wrongly."""
+    layer, hidden = case.layer(), torch.randn(3, 5, case.width, dtype=DOUBLE)
+    for word in (0, case.vocabulary - 1):
+        targets = torch.full(shape, word)
+        for call in (layer.nll, layer.loss, lambda h, t: layer.loss(h, t, label_smoothing=0.1)):
+            with pytest.raises(InputError, match=r"targets \(.*\): one for each hidden state, .*\(3, 5\)"):
+                call(hidden, targets)
+
+
+def test_weights_and_smoothing_that_are_none() -> None:
+    layer, hidden = Case().layer(), torch.randn(3, 5, 9, dtype=DOUBLE)
+    targets = torch.zeros(3, 5, dtype=torch.long)
+    for wrong in (torch.ones(1), torch.ones(3, 1), torch.ones(5, 3), torch.ones(15)):
+        with pytest.raises(InputError, match=r"weights \(.*\) must have the shape of targets \(3, 5\)"):
+            layer.loss(hidden, targets, wrong)
+    with pytest.raises(InputError, match=r"take no gradient; pass weights\.detach"):
+        layer.loss(hidden, targets, torch.ones(3, 5, requires_grad=True))
+    for smoothing in (-0.1, 1.0, float("nan")):
+        with pytest.raises(InputError, match=f"label_smoothing: at least 0 and below 1, given {smoothing}"):
+            layer.loss(hidden, targets, None, smoothing)
+
+
+@kinds
+def test_hidden_states_of_chosen_tokens_and_of_none(case: Case) -> None:
+    """(M, E), as a masked-language head has them, are M tokens; no tokens have gradients of zero."""
+    layer, (hidden, targets) = case.layer(), case.batch()
+    assert torch.allclose(layer.nll(hidden.flatten(0, 1), targets.flatten()), layer.nll(hidden, targets).flatten())
+    assert layer(hidden.flatten(0, 1)).shape == (14, case.vocabulary)
+    weights = torch.rand(targets.shape)
+    few = layer.loss(hidden.flatten(0, 1), targets.flatten(), weights.flatten(), 0.1)
+    for found, expected in zip(few, layer.loss(hidden, targets, weights, 0.1), strict=True):
+        assert torch.allclose(found, expected)
+    assert layer(hidden[:, :0]).shape == (2, 0, case.vocabulary)
+    layer.nll(hidden[:, :0], targets[:, :0]).sum().backward()
+    assert all(float(p.grad.abs().sum()) == 0 for p in layer.parameters() if p.grad is not None)
+
+
+@kinds
+def test_ids_outside_the_vocabulary(case: Case) -> None:
+    layer, hidden = case.layer(), torch.randn(1, 1, case.width, dtype=DOUBLE)
+    for wrong in (-1, case.vocabulary, 10_000):
+        for call in (layer.nll, layer.loss):
+            with pytest.raises((RuntimeError, IndexError), match="index"):
+                call(hidden, torch.tensor([[wrong]]))
+
+
+@kinds
+def test_memory_that_is_not_contiguous(case: Case) -> None:
+    """Hidden states, targets, weights and cotangents as views of other tensors."""
+    layer = case.layer()
+    hidden = torch.randn(4, 5, 18, dtype=DOUBLE).permute(1, 0, 2)[..., ::2].transpose(0, 1).requires_grad_()
+    ids, weights = torch.randint(case.vocabulary, (5, 4)), torch.rand(5, 4)
+    for run in (
+        lambda h, x, w: layer.nll(h, x).t()[::2].sum(),
+        lambda h, x, w: layer.loss(h, x, w, 0.1)[0],
+        lambda h, x, w: layer(h)[..., ::3].sum(),
+    ):
+        found = torch.autograd.grad(run(hidden, ids.t(), weights.t()), [hidden, *layer.parameters()])
+        plain = hidden.detach().contiguous().requires_grad_()
+        right = torch.autograd.grad(
+            run(plain, ids.t().contiguous(), weights.t().contiguous()), [plain, *layer.parameters()]
+        )
+        for one, other in zip(found, right, strict=True):
+            equations.close("gradient", one, other, 1e-12)
+
+
+@kinds
+@pytest.mark.parametrize(("kernel", "smoothing"), [("auto", 0.0), ("auto", 0.1), ("reference", 0.1)])
+def test_sums_are_fp32_under_autocast(case: Case, kernel: str, smoothing: float) -> None:
+    """Only the products are rounded to bfloat16: a mean of 2048 nlls is not, which bfloat16 would give in steps of 1/64."""
+    layer, hidden = case.layer(torch.float32), torch.randn(8, 256, case.width)
+    targets = torch.randint(case.vocabulary, (8, 256))
+    with torch.autocast("cpu", dtype=torch.bfloat16), fr.kernel(kernel):
+        each = layer.nll(hidden, targets)
+        loss, nll = layer.loss(hidden, targets, None, smoothing)
+    assert loss.dtype == nll.dtype == torch.float32
+    assert abs(float(nll) - float(each.detach().double().mean())) < 2e-3
+    if smoothing == 0:
+        assert float(loss.detach()) == float(nll)
+
+
+@kinds
+def test_a_loss_that_is_kept_keeps_no_gradients(case: Case) -> None:
+    """As of any other loss: a list of them is a list of numbers once their backward passes are done."""
+    layer, (hidden, targets) = case.layer(), case.batch()
+    loss, _ = layer.loss(hidden, targets)
+    assert _tensors_behind(loss)
+    loss.backward()
+    assert not _tensors_behind(loss)
+
+
+def _tensors_behind(loss: Tensor) -> list[Tensor]:
+    """The tensors that the nodes of its graph hold on to."""
+    found, seen, nodes = [], set(), [loss.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        nodes += [before for before, _ in node.next_functions]
+        kept = list(vars(node).values()) if hasattr(node, "__dict__") else []
+        with contextlib.suppress(AttributeError, RuntimeError):  # has none, or has them no longer
+            kept += list(node.saved_tensors)
+        for value in kept:
+            found += [one for one in (value if isinstance(value, tuple | list) else [value]) if isinstance(one, Tensor)]
+    return found
+
+
+# -- parameters -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("tied", "bias"), [(False, True), (True, False), (True, True)])
+@pytest.mark.parametrize("cutoffs", [(), (4, 9)], ids=["one matrix", "clusters"])
+def test_a_mixture_adds_its_latents_and_prior(tied: bool, bias: bool, cutoffs: tuple[int, ...]) -> None:
+    """K E^2 + 2 K E parameters more than the plain layer, and no other name or shape."""
+    plain = Case(cutoffs=cutoffs, tied=tied, bias=bias, width=6).layer().state_dict()
+    mixture = Case(4, cutoffs, tied=tied, bias=bias, width=6).layer().state_dict()
+    own = {name: tuple(mixture.pop(name).shape) for name in list(mixture) if name.startswith("mixture.")}
+    assert own == {"mixture.latent.weight": (24, 6), "mixture.latent.bias": (24,), "mixture.prior.weight": (4, 6)}
+    assert {name: tensor.shape for name, tensor in mixture.items()} == {name: t.shape for name, t in plain.items()}
+    if not cutoffs:
+        assert plain.keys() == ({"weight"} if not tied else set()) | ({"bias"} if bias else set())
+
+
+@pytest.mark.parametrize(("form", "tied", "tied_projections"), [
+    ("fairseq", True, True), ("transformer_xl", True, True), ("transformer_xl", True, False), ("fairseq", False, False),
+])  # fmt: skip
+def test_names_of_an_adaptive_softmax(form: str, tied: bool, tied_projections: bool) -> None:
+    layer = Case(cutoffs=(4, 9), form=form, tied=tied, tied_projections=tied_projections, bias=False).layer()
+    expected = {"class_weight"} | ({"projections.0"} if form == "transformer_xl" else set())
+    expected |= set() if tied else {"weights.0", "weights.1", "weights.2"}
+    expected |= set() if tied_projections else {"projections.1", "projections.2"}
+    assert layer.state_dict().keys() == expected
+
+
+@pytest.mark.parametrize("cutoffs", [(), (4, 9)], ids=["one matrix", "clusters"])
+def test_one_softmax_without_latent_is_the_plain_layer(cutoffs: tuple[int, ...]) -> None:
+    mixture, plain = Case(1, cutoffs, latent=False).layer(), Case(cutoffs=cutoffs).layer()
+    assert mixture.state_dict().keys() == plain.state_dict().keys()
+    hidden, targets = Case().batch()
+    for value in (
+        lambda layer: layer.log_prob(hidden), lambda layer: layer.nll(hidden, targets),
+        lambda layer: layer.loss(hidden, targets)[0], lambda layer: layer.loss(hidden, targets, None, 0.3)[0],
+    ):  # fmt: skip
+        found, expected = value(mixture), value(plain)
+        equations.close("value", found.detach(), expected.detach(), 1e-12)
+        cotangent = torch.randn_like(found)
+        one = torch.autograd.grad(found, [hidden, *mixture.parameters()], cotangent)
+        for gradient, right in zip(
+            one, torch.autograd.grad(expected, [hidden, *plain.parameters()], cotangent), strict=True
+        ):
+            equations.close("gradient", gradient, right, 1e-12)
+
+
+def test_what_the_layers_alone_refuse() -> None:
+    mixed, sizes = fr.OutputConfig(kind="mixture_of_softmaxes", mixtures=2), {"vocab_size": 9, "hidden_size": 4}
+    model = fr.ModelConfig(**sizes, num_attention_heads=1, output=mixed)
+    tied = fr.OutputConfig(kind="mixture_of_softmaxes", mixtures=2, tied=True)
+    adaptive = fr.OutputConfig(kind="adaptive", cutoffs=[3], tied=True)
+    clusters = fr.AdaptiveInput(fr.InputConfig(kind="adaptive", cutoffs=[3], div_val=4), **sizes)
+    table = TokenEmbedding(fr.ModelConfig(vocab_size=11, hidden_size=5, num_attention_heads=1))
+    for build, message in (
+        (lambda: fr.MixtureOfSoftmaxes(mixed), "give a ModelConfig, or an OutputConfig with"),
+        (lambda: fr.MixtureOfSoftmaxes(mixed, hidden_size=4), "vocab_size: must be a number"),
+        (lambda: fr.MixtureOfSoftmaxes(mixed, vocab_size=4), "OutputConfig with vocab_size and hidden_size"),
+        (lambda: fr.MixtureOfSoftmaxes(model, **sizes), "a ModelConfig has its own sizes"),
+        (lambda: fr.MixtureOfSoftmaxes(fr.OutputConfig(), **sizes), r"model\.output\.kind: .*given 'softmax'"),
+        (lambda: fr.MixtureOfSoftmaxes(tied, **sizes), r"model\.output\.tied: .*`model\.input\.kind: token`"),
+        (lambda: fr.MixtureOfSoftmaxes(tied, clusters, **sizes), r"model\.output\.tied: "),
+        (lambda: fr.MixtureOfSoftmaxes(tied, table, **sizes), r"model\.output\.tied: .*table \(11, 5\).* vocab_size 9"),
+        (lambda: fr.AdaptiveSoftmax(adaptive), "or an OutputConfig with vocab_size and hidden_size"),
+        (lambda: fr.AdaptiveSoftmax(adaptive, **sizes), "tied to an AdaptiveInput with the same clusters"),
+        (lambda: fr.AdaptiveSoftmax(adaptive, clusters, **sizes), "with the same clusters"),
+        (lambda: fr.AdaptiveSoftmax(fr.OutputConfig(kind="adaptive"), **sizes), r"model\.output\.cutoffs: an adaptive"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=message):
+            build()
+    assert fr.MixtureOfSoftmaxes(mixed, **sizes)(torch.randn(2, 3, 4)).shape == (2, 3, 9)
+
+
+# -- dropout ----------------------------------------------------------------------------------------------------------
+
+
+def revealing(p: float, locked: bool, width: int = 40, mixtures: int = 3) -> Any:
+    """The latents are tanh(0.5) everywhere, so that what is dropped can be seen; W is the unit matrix."""
+    case = Case(mixtures, bias=False, vocabulary=width, width=width)
+    layer: Any = case.layer(latent_dropout=p, latent_dropout_locked=locked)
+    with torch.no_grad():
+        layer.mixture.latent.weight.zero_()
+        layer.mixture.latent.bias.fill_(0.5)
+        layer.weight.copy_(torch.eye(width))
+    return layer
+
+
+def masks(layer: Any, hidden: Tensor) -> Tensor:
+    """(B, N, K, E): by how much the latents were multiplied."""
+    states, _ = layer.mixture(hidden)
+    return states.detach().view(*hidden.shape[:2], -1, hidden.shape[2]) / math.tanh(0.5)
+
+
+@pytest.mark.parametrize(("p", "locked"), [(0.2, False), (0.5, True)])
+def test_latents_are_dropped(p: float, locked: bool) -> None:
+    """A share p of them is zero and the rest 1 / (1 - p): each on its own, or for all positions of a sequence at once."""
+    layer, hidden = revealing(p, locked), torch.randn(50, 6, 40, dtype=DOUBLE)
+    found = masks(layer, hidden)
+    dropped = found == 0
+    assert torch.allclose(found[~dropped], torch.full((), 1 / (1 - p), dtype=DOUBLE), atol=1e-5)
+    draws = dropped[:, 0] if locked else dropped
+    assert abs(float(draws.double().mean()) - p) < 5 * math.sqrt(p * (1 - p) / draws.numel())
+    if locked:
+        assert torch.equal(dropped, dropped[:, :1].expand_as(dropped))
+        alone = layer.mixture(hidden[0])[0] == 0  # one sequence (N, E): one mask for all N positions
+        assert torch.equal(alone, alone[:1].expand_as(alone))
+        assert 0.2 < float(alone[0].double().mean()) < 0.8
+    pairs = [(dropped[0], dropped[1]), (dropped[:, :, 0], dropped[:, :, 1])]  # two sequences, two softmaxes
+    pairs += [] if locked else [(dropped[:, 0], dropped[:, 1])]
+    for one, other in pairs:
+        agree, expected = float((one == other).double().mean()), p * p + (1 - p) * (1 - p)
+        count = one.numel() / (6 if locked else 1)
+        assert abs(agree - expected) < 5 * math.sqrt(expected * (1 - expected) / count), "masks depend on each other"
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_dropout_reaches_the_probabilities_and_spares_the_prior(locked: bool) -> None:
+    layer, hidden = revealing(0.5, locked, 7, 2), torch.randn(3, 5, 7, dtype=DOUBLE)
+    prior = torch.softmax(hidden @ layer.mixture.prior.weight.T, -1)
+    torch.manual_seed(4)
+    latents = masks(layer, hidden) * math.tanh(0.5)
+    torch.manual_seed(4)
+    found = layer(hidden)
+    expected = (prior[..., None] * torch.softmax(latents, -1)).sum(2).log()
+    assert torch.allclose(found, expected, atol=1e-12)
+    assert not torch.allclose(layer(hidden), found)  # drawn anew
+
+
+@pytest.mark.parametrize("cutoffs", [(), (8, 15)], ids=["one matrix", "clusters"])
+def test_values_agree_under_one_seed_and_evaluation_draws_nothing(cutoffs: tuple[int, ...]) -> None:
+    case = Case(3, cutoffs)
+    layer, (hidden, targets) = case.layer(latent_dropout=0.4, latent_dropout_locked=True), case.batch()
+
+    def values() -> list[Tensor]:
+        found = []
+        for value in (
+            lambda: layer.loss(hidden, targets)[0],
+            lambda: layer.loss(hidden, targets)[1],
+            lambda: layer.nll(hidden, targets).mean(),
+            lambda: -layer(hidden).gather(-1, targets[..., None]).mean(),
+        ):
+            torch.manual_seed(21)
+            found.append(value())
+        return found
+
+    noisy = values()
+    for value in noisy[1:]:
+        assert abs(float((value - noisy[0]).detach())) < 1e-12
+    gradients = [torch.autograd.grad(value, hidden)[0] for value in (noisy[0], *noisy[2:])]
+    for gradient in gradients[1:]:
+        assert torch.allclose(gradient, gradients[0], atol=1e-12)
+    layer.eval()
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    layer.loss(hidden, targets)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.allclose(layer(hidden), case.log_prob(case.tensors(layer), hidden), atol=1e-12)
+
+
+def test_dropout_in_tails() -> None:
+    """Between their two matrices, scaled, in training only, and nowhere in the head."""
+    case = Case(cutoffs=(3, 4), form="transformer_xl", vocabulary=12, width=64, tokens=(1, 5))
+    layer: Any = case.layer(tail_dropout=0.5)
+    hidden = torch.randn(1, 5, 64, dtype=DOUBLE)
+    plain, again = layer.eval()(hidden), layer(hidden)
+    assert torch.equal(plain, again)
+    layer.train()
+    noisy = layer(hidden)
+    assert torch.equal(noisy[..., :4], plain[..., :4])  # the fourth word is alone in its tail
+    assert not torch.allclose(noisy[..., 4:], plain[..., 4:])
+    with torch.no_grad():
+        layer.weights[2].zero_()
+        layer.weights[2][0, 0] = 1
+    read = (hidden @ layer.projections["2"])[..., 0]
+    logits = [layer(hidden)[..., 4:] - layer.biases[2] for _ in range(30)]
+    values = torch.stack([(one[..., 0] - one[..., 1]) / read for one in logits])
+    assert bool(((values - 2).abs().minimum(values.abs()) < 1e-8).all())
+    assert 0.3 < float((values > 1).double().mean()) < 0.7
+
+
+def test_gradients_are_those_of_the_values_under_dropout() -> None:
+    """Also where a part is computed again in the backward pass, which must draw the same masks."""
+    case = Case(2, (2, 4), form="transformer_xl", vocabulary=8, width=5, tokens=(1, 4))
+    layer: Any = case.layer(latent_dropout=0.3, tail_dropout=0.3)
+    hidden, targets = case.batch()
+
+    def seeded(*_: Tensor, run: Any) -> Tensor:
+        torch.manual_seed(3)
+        value: Tensor = run()
+        return value
+
+    for run in (
+        lambda: layer.nll(hidden, targets), lambda: layer.loss(hidden, targets, None, 0.2)[0],
+        lambda: layer(hidden)[..., ::3],
+    ):  # fmt: skip
+        assert torch.autograd.gradcheck(lambda *x, run=run: seeded(*x, run=run), (hidden, layer.mixture.prior.weight))
+
+
+def test_dropout_of_a_model_is_no_dropout_of_latents() -> None:
+    """`dropout.output` acts before the layer; the prior then reads what it left."""
+    seen: dict[str, Any] = {}
+    model = fr.LanguageModel(fr.ModelConfig(
+        vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, dropout=fr.DropoutConfig(output=0.5),
+        output=fr.OutputConfig(kind="mixture_of_softmaxes", mixtures=2),
+    ))  # fmt: skip
+    model.output.mixture.register_forward_hook(lambda _, given, out: seen.update(given=given[0], out=out))
+    model(torch.zeros(2, 5, dtype=torch.int64))
+    assert 0.2 < float((seen["given"] == 0).double().mean()) < 0.8
+    assert int((seen["out"][0] == 0).sum()) == 0
+
+
+# -- a layer that a user adds -----------------------------------------------------------------------------------------
+
+
+def test_a_layer_with_its_own_components() -> None:
+    """Its nll, losses and log-probabilities come with the contract, by engines and by the definition."""
+
+    class Scaled(SoftmaxOutput):
+        """p(v | h) = softmax(W (2 h) + b)_v."""
+
+        def components(self, hidden: Tensor) -> Any:
+            return super().components(2 * hidden)
+
+    config = fr.ModelConfig(vocab_size=11, hidden_size=4, num_attention_heads=1)
+    layer = Scaled(config).double()
+    nn.init.normal_(layer.weight)
+    hidden, targets = torch.randn(2, 5, 4, dtype=DOUBLE, requires_grad=True), torch.randint(11, (2, 5))
+    logits = F.linear(2 * hidden, layer.weight, layer.bias).flatten(0, 1)
+    for kernel in ("auto", "reference"):
+        with fr.kernel(kernel):
+            loss = layer.loss(hidden, targets, label_smoothing=0.1)[0]
+            nll = F.cross_entropy(logits, targets.flatten(), reduction="none").view(2, 5)
+            assert torch.allclose(layer.nll(hidden, targets), nll)
+            assert torch.allclose(layer.log_prob(hidden).flatten(0, 1), torch.log_softmax(logits, -1))
+        right = F.cross_entropy(logits, targets.flatten(), label_smoothing=0.1)
+        assert torch.allclose(*(torch.autograd.grad(value, hidden, retain_graph=True)[0] for value in (loss, right)))

@@ -1,0 +1,214 @@
+"""Models that end in every kind of output layer: losses, decoding, files, lower precision, two processes, compiled."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import output_equations as equations
+import pytest
+import torch
+from output_equations import DOUBLE, Case
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import fullrank as fr
+from fullrank.decoding import beam_search
+
+V, E = 13, 8
+CLUSTERS = {"kind": "adaptive", "cutoffs": [4, 8], "div_val": 2}
+KINDS: dict[str, dict[str, Any]] = {
+    "mixture": {"kind": "mixture_of_softmaxes", "mixtures": 3},
+    "tied mixture": {"kind": "mixture_of_softmaxes", "mixtures": 2, "tied": True, "bias": True, "normalize": "sigsoftmax"},
+    "adaptive": {"kind": "adaptive", "tied": True},
+    "transformer_xl": {"kind": "adaptive", "tied": True, "form": "transformer_xl", "tied_projections": False},
+    "untied adaptive": {"kind": "adaptive"},
+    "mixture of adaptive": {"kind": "mixture_of_softmaxes", "mixtures": 2, "components": "adaptive", "tied": True},
+}  # fmt: skip
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+def model(kind: str, dtype: torch.dtype = DOUBLE, **changes: Any) -> fr.LanguageModel:
+    """Away from its start, where priors and latents hardly differ."""
+    torch.manual_seed(1)
+    config = fr.ModelConfig(
+        vocab_size=V, hidden_size=E, num_hidden_layers=1, num_attention_heads=2,
+        input=fr.InputConfig(**CLUSTERS if "adaptive" in kind or kind == "transformer_xl" else {}),
+        output=fr.OutputConfig(**KINDS[kind]), **changes,
+    )  # fmt: skip
+    made = fr.LanguageModel(config).to(dtype)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    return made
+
+
+def batch(rows: int = 4, length: int = 6) -> tuple[Tensor, Tensor]:
+    ids = torch.randint(V, (rows, length + 1))
+    return ids[:, :-1], ids[:, 1:]
+
+
+def gradients(made: nn.Module, value: Tensor) -> dict[str, Tensor]:
+    made.zero_grad()
+    value.backward(retain_graph=True)
+    return {name: parameter.grad.clone() for name, parameter in made.named_parameters()}
+
+
+def same(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-10) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        equations.close(name, found[name], tensor, tolerance, 1e-2)
+
+
+@kinds
+def test_nll_and_loss_are_the_cross_entropy_of_the_logits(kind: str) -> None:
+    """The logits are normalised, so that cross entropy takes them as they are; tied tensors get both of their gradients."""
+    made, (read, targets) = model(kind), batch()
+    logs = made(read).logits
+    assert torch.allclose(logs.exp().sum(-1), torch.ones(read.shape, dtype=DOUBLE))
+    each = -logs.gather(-1, targets[..., None]).squeeze(-1)
+    nll = made.nll(read, targets).per_token
+    assert torch.allclose(nll, each, atol=1e-12)
+    found = gradients(made, nll.square().sum())
+    same(found, gradients(made, each.square().sum()))
+    assert all(float(gradient.abs().max()) > 0 for gradient in found.values() if gradient.dim() > 1)
+    weights = torch.rand(read.shape)
+    weights[1, 2:] = 0
+    for smoothing, share in ((0.0, None), (0.1, weights)):
+        expected = equations.mean_loss(logs, targets, share, smoothing)
+        parts = made.loss_parts(read, targets, share, label_smoothing=smoothing)
+        assert abs(float((parts.loss - expected).detach())) < 1e-12
+        assert abs(float(parts.nll - equations.mean_loss(logs, targets, share, 0.0).detach())) < 1e-12
+        same(gradients(made, parts.loss), gradients(made, expected))
+
+
+@kinds
+def test_saved_once_loaded_and_imagined(kind: str, tmp_path: Path) -> None:
+    made, (read, targets) = model(kind), batch()
+    made.save(tmp_path)
+    with (tmp_path / "model.safetensors").open("rb") as file:
+        names = json.loads(file.read(int.from_bytes(file.read(8), "little"))).keys() - {"__metadata__"}
+    assert names == dict(made.named_parameters()).keys()
+    loaded = fr.LanguageModel.load(tmp_path)
+    assert loaded.config == made.config
+    with torch.no_grad():
+        assert torch.equal(loaded(read).logits, made.eval()(read).logits)
+    found, expected = (gradients(each, each.loss(read, targets)) for each in (loaded, made))
+    assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())  # what is tied is tied again
+    with torch.device("meta"):
+        imagined = fr.LanguageModel(made.config)
+    assert {n: t.shape for n, t in imagined.state_dict().items()} == {n: t.shape for n, t in made.state_dict().items()}
+    assert imagined.output.flops_per_token() == made.output.flops_per_token() > 0
+
+
+@pytest.mark.parametrize("kind", ["tied mixture", "adaptive", "mixture of adaptive"])
+def test_beam_search_finds_the_best_text(kind: str) -> None:
+    """As wide as there are texts, it finds what counting every text finds; its sums are those of the nll."""
+    made = model(kind).eval()
+    found = beam_search(made, torch.tensor([[3]]), beams=V, max_new_tokens=2, eos_id=None, length_penalty=0.0)
+    pairs = torch.cartesian_prod(torch.arange(V), torch.arange(V))
+    texts = torch.cat((torch.full((V * V, 1), 3), pairs), 1)
+    with torch.no_grad():
+        total = made.nll(texts[:, :-1], texts[:, 1:]).per_token.sum(1)
+    assert found.ids[0, 0].tolist() == pairs[int(total.argmin())].tolist()
+    assert abs(float(found.log_probs[0, 0] + total.min())) < 1e-6
+
+
+@kinds
+def test_in_lower_precision(kind: str) -> None:
+    """Under autocast products are in bf16, sums and softmaxes in fp32; a model in bf16 has gradients in bf16."""
+    made, (read, targets) = model(kind, torch.float32), batch(8, 32)
+    exact = made.loss(read, targets, label_smoothing=0.1)
+    right = torch.autograd.grad(exact, list(made.parameters()))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert made.embedding(read).dtype == torch.float32
+        assert made(read).logits.dtype == made.nll(read, targets).per_token.dtype == torch.float32
+        loss = made.loss(read, targets, label_smoothing=0.1)
+    assert abs(float((loss - exact).detach())) < 0.02
+    for (name, p), a, b in zip(
+        made.named_parameters(), torch.autograd.grad(loss, list(made.parameters())), right, strict=True
+    ):
+        assert a.dtype == p.dtype
+        if not name.endswith("key.bias"):
+            assert float((a - b).norm() / b.norm()) < 0.1, name
+    narrow = made.to(torch.bfloat16)
+    loss = narrow.loss(read, targets, label_smoothing=0.1)
+    loss.backward()
+    assert abs(float((loss - exact).detach())) < 0.1
+    assert all(p.grad.dtype == torch.bfloat16 and p.grad.isfinite().all() for p in narrow.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+def test_beside_compiled_parts() -> None:
+    """The adaptive input compiles without a break; compiled blocks, and a compiled whole, leave logits and losses alone."""
+    torch._dynamo.reset()
+    kind = "mixture of adaptive"
+    eager, compiled, (read, targets) = model(kind), model(kind), batch()
+    whole = torch.compile(compiled.embedding, fullgraph=True, backend="eager")
+    assert torch.equal(whole(read), eager.embedding(read))
+    for block in compiled.compile_targets():
+        block.compile(backend="eager")
+    for run in (lambda made: made.loss(read, targets), lambda made: made(read).logits[..., 0].sum()):
+        same(gradients(compiled, run(compiled)), gradients(eager, run(eager)))
+    everything = torch.compile(eager.eval(), backend="eager")
+    with torch.no_grad():
+        assert torch.allclose(everything(read).logits, compiled.eval()(read).logits, atol=1e-12)
+
+
+def test_two_processes_have_the_gradients_of_one(tmp_path: Path) -> None:
+    """DistributedDataParallel over gloo, half a batch each: the mean of both is the gradient of the whole, ties included."""
+    read, targets = batch()
+    torch.save((read, targets), tmp_path / "batch.pt")
+    together = ("tied mixture", "mixture of adaptive")
+    for kind in together:
+        model(kind).save(tmp_path / kind)
+    worker = Path(__file__).with_name("output_worker.py")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    running = [
+        subprocess.Popen(
+            [sys.executable, str(worker), str(rank), str(tmp_path)], env=environment, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        said = [process.communicate(timeout=120)[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    assert [process.returncode for process in running] == [0, 0], "\n".join(said)
+    for kind, smoothing in itertools.product(together, (0.0, 0.1)):
+        made = model(kind)
+        expected = gradients(made, made.loss(read, targets, label_smoothing=smoothing))
+        for rank in range(2):
+            same(torch.load(tmp_path / f"{kind}-{rank}.pt")[smoothing], expected)
+
+
+@pytest.mark.parametrize(("tokens", "smoothing"), [("some", 0.0), ("padded", 0.1)])
+def test_as_head_of_a_masked_language_model_or_a_decoder(tokens: str, smoothing: float) -> None:
+    """Weights say which positions count: any of them, or those before the padding; the others have no gradient."""
+    case = Case(3, vocabulary=V, width=E)
+    layer, states = case.layer(), torch.randn(3, 7, E, dtype=DOUBLE, requires_grad=True)
+    kept = torch.arange(7) < torch.tensor([[7], [1], [4]])
+    if tokens == "some":
+        kept = torch.rand(3, 7) < 0.3
+        kept[0] = False  # a text without a mask
+    assert 0 < int(kept.sum()) < 21
+    targets = torch.where(kept, torch.randint(V, (3, 7)), 0)
+    loss, nll = layer.loss(states, targets, kept.double(), smoothing)
+    logs = case.log_prob(case.tensors(layer), states[kept][None])[0]
+    expected = equations.mean_loss(logs, targets[kept], None, smoothing)
+    assert abs(float((loss - expected).detach())) < 1e-12
+    assert abs(float(nll - F.nll_loss(logs, targets[kept]).detach())) < 1e-12
+    leaves = [states, *layer.parameters()]
+    found = torch.autograd.grad(loss, leaves)
+    for one, other in zip(found, torch.autograd.grad(expected, leaves), strict=True):
+        equations.close("gradient", one, other, 1e-11)
+    assert torch.equal(found[0][~kept], torch.zeros_like(found[0][~kept]))
+    alone = layer.nll(states[kept][None], targets[kept][None])[0]  # gathered first, as a masked head may do
+    assert torch.allclose(alone, layer.nll(states, targets)[kept], atol=1e-12)
