@@ -1,4 +1,4 @@
-"""Reading run folders, gathering seeds, and the plain data that page and terminal share."""
+"""Seeds gathered into rows, rows compared, and their table on the terminal."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ import pytest
 from reporting_runs import CORPUS, SLICE, comparison, make_run, two_kinds
 from rich.console import Console
 
-from fullrank.core.errors import InputError
-from fullrank.reporting import Report, find_runs, report
-from fullrank.reporting.runs import read_run, read_runs
+from fullrank.reporting import Report, report
 
 
 def test_seeds_are_gathered_into_mean_and_sample_deviation(tmp_path: Path) -> None:
@@ -38,11 +36,6 @@ def test_runs_of_one_row_with_the_same_seed_are_no_spread(tmp_path: Path) -> Non
     rows = comparison(runs).rows
     assert [row.perplexity["test"].deviation for row in rows] == [None, None]
     assert len({row.name for row in rows}) == 2
-
-
-def test_a_folder_given_twice_counts_once(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "x")
-    assert len(read_runs([run, run, tmp_path / "." / "x"])) == 1
 
 
 def test_circumstances_make_no_other_row_but_settings_do(tmp_path: Path) -> None:
@@ -93,53 +86,6 @@ def test_other_hashes_of_a_measured_split_are_another_text(tmp_path: Path) -> No
     first = run("first", train="1", valid="2", test="3")
     assert comparison([first, run("train", train="9", valid="2", test="3")]).comparable
     assert not comparison([first, run("test", train="1", valid="2", test="9")]).comparable
-
-
-def test_an_unfinished_run_is_called_as_it_was_when_it_began(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "x", finished=False)
-    (run / "run.json").write_text(
-        '{"name": "row-b", "row": "b", "recipe": "demo/demo", "scale": null}', encoding="utf-8"
-    )
-    assert [record.name for record in comparison([run]).unfinished] == ["row-b"]
-
-
-def test_a_folder_that_is_no_run_is_an_input_error(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="not a run folder"):
-        comparison([tmp_path / "empty"])
-    with pytest.raises(InputError, match="no such folder"):
-        comparison([tmp_path / "nowhere"])
-    with pytest.raises(InputError, match="no run folders"):
-        comparison([])
-
-
-def test_a_folder_of_runs_says_which_and_finds_them(tmp_path: Path) -> None:
-    runs = [make_run(tmp_path / "runs" / name) for name in ("x", "y")]
-    with pytest.raises(InputError, match=r"it holds runs: .*x, .*y"):
-        read_run(tmp_path / "runs")
-    assert find_runs(tmp_path) == find_runs(tmp_path / "runs") == runs
-    assert find_runs(runs[0]) == [runs[0]]
-    assert find_runs(tmp_path / "nowhere") == []
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "said"),
-    [
-        ("result.json", b'{"name": "x", "final"', "result.json is damaged: not valid JSON"),
-        ("result.json", b"[1]", "not a JSON object"),
-        ("result.json", b'{"final": {"test": {"perplexity": NaN}}}', "no finite perplexity"),
-        ("metrics.jsonl", b'{"step": 1}\n{"st', "line 2 cannot be read"),
-        ("metrics.jsonl", b'\xff\xfe\n{"step": 1}\nnull\n', "2 lines, the first is line 1,"),
-        ("config.yaml", b"model: [", "config.yaml: not valid YAML"),
-        ("config.yaml", b"\xff", "not UTF-8"),
-    ],
-)
-def test_damage_becomes_a_sentence(tmp_path: Path, name: str, content: bytes, said: str) -> None:
-    run = make_run(tmp_path / "x")
-    (run / name).write_bytes(content)
-    record = read_run(run)
-    assert any(said in problem for problem in record.problems), record.problems
-    assert (record.result is None) == (name == "result.json")
 
 
 def test_json_holds_everything_in_full_precision(tmp_path: Path) -> None:

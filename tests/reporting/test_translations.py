@@ -18,7 +18,6 @@ from test_page import Page
 
 from fullrank.reporting import Report, report
 from fullrank.reporting.measure import BLEU, CHRF, PERPLEXITY, TOKENISED_BLEU
-from fullrank.reporting.runs import RunRecord
 from fullrank.reporting.summary import summarize
 from fullrank.reporting.translations import Differences, baseline_of
 
@@ -494,16 +493,6 @@ def test_lower_cased_bleu_is_resampled_as_such(tmp_path: Path) -> None:
     assert found is not None
     assert found.left_out == (), "scored with case they would not have the BLEU of their results"
     assert found.rows[0].baseline_score == pytest.approx(comparison(runs).rows[0].figures["test"].mean)
-
-
-def test_tasks_are_known_from_configurations_where_nothing_is_recorded(tmp_path: Path) -> None:
-    def task(name: str) -> str:
-        return RunRecord(tmp_path, "x", {"data": {"name": name}}).task
-
-    for name in ("parallel", "iwslt14-de-en", "wmt16-en-de", "multi30k-de-en", "synthetic-translation"):
-        assert task(name) == "translation"
-    for name in ("ptb", "wikitext-103", "text", "builtin", "lm1b"):
-        assert task(name) == "language_modeling"
 
 
 def test_json(runs: list[Path]) -> None:

@@ -1,0 +1,74 @@
+"""Run folders read: found, named, and every damage told in a sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from reporting_runs import comparison, make_run
+
+from fullrank.core.errors import InputError
+from fullrank.reporting import find_runs
+from fullrank.reporting.runs import RunRecord, read_run, read_runs
+
+
+def test_a_folder_given_twice_counts_once(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "x")
+    assert len(read_runs([run, run, tmp_path / "." / "x"])) == 1
+
+
+def test_an_unfinished_run_is_called_as_it_was_when_it_began(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "x", finished=False)
+    (run / "run.json").write_text(
+        '{"name": "row-b", "row": "b", "recipe": "demo/demo", "scale": null}', encoding="utf-8"
+    )
+    assert [record.name for record in comparison([run]).unfinished] == ["row-b"]
+
+
+def test_a_folder_that_is_no_run_is_an_input_error(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="not a run folder"):
+        comparison([tmp_path / "empty"])
+    with pytest.raises(InputError, match="no such folder"):
+        comparison([tmp_path / "nowhere"])
+    with pytest.raises(InputError, match="no run folders"):
+        comparison([])
+
+
+def test_a_folder_of_runs_says_which_and_finds_them(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / "runs" / name) for name in ("x", "y")]
+    with pytest.raises(InputError, match=r"it holds runs: .*x, .*y"):
+        read_run(tmp_path / "runs")
+    assert find_runs(tmp_path) == find_runs(tmp_path / "runs") == runs
+    assert find_runs(runs[0]) == [runs[0]]
+    assert find_runs(tmp_path / "nowhere") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("result.json", b'{"name": "x", "final"', "result.json is damaged: not valid JSON"),
+        ("result.json", b"[1]", "not a JSON object"),
+        ("result.json", b'{"final": {"test": {"perplexity": NaN}}}', "no finite perplexity"),
+        ("metrics.jsonl", b'{"step": 1}\n{"st', "line 2 cannot be read"),
+        ("metrics.jsonl", b'\xff\xfe\n{"step": 1}\nnull\n', "2 lines, the first is line 1,"),
+        ("config.yaml", b"model: [", "config.yaml: not valid YAML"),
+        ("config.yaml", b"\xff", "not UTF-8"),
+    ],
+)
+def test_damage_becomes_a_sentence(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+    run = make_run(tmp_path / "x")
+    (run / name).write_bytes(content)
+    record = read_run(run)
+    assert any(said in problem for problem in record.problems), record.problems
+    assert (record.result is None) == (name == "result.json")
+
+
+def test_tasks_are_known_from_configurations_where_nothing_is_recorded(tmp_path: Path) -> None:
+    def task(name: str) -> str:
+        return RunRecord(tmp_path, "x", {"data": {"name": name}}).task
+
+    for name in ("parallel", "iwslt14-de-en", "wmt16-en-de", "multi30k-de-en", "synthetic-translation"):
+        assert task(name) == "translation"
+    for name in ("ptb", "wikitext-103", "text", "builtin", "lm1b"):
+        assert task(name) == "language_modeling"
