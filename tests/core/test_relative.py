@@ -50,7 +50,7 @@ def equation(made: fr.Attention, x: np.ndarray, distance: object, visible: objec
         return x @ numbers(module.weight).T + numbers(module.bias)
 
     q, k, v = (linear(module, x) for module in (made.project.query, made.project.key, made.project.value))
-    u, w = (numbers(b) for b in made.attend.score.u_and_v())
+    u, w = (numbers(b) for b in (made.attend.score.biases.content_bias, made.attend.score.biases.position_bias))
     to_keys, count = numbers(made.project.relative.weight), len(x)
     weights = np.zeros((H, count, count))
     for h in range(H):
@@ -330,4 +330,4 @@ def test_options(options: dict[str, object], message: str) -> None:
 
 def test_starts_without_biases_of_its_own() -> None:
     score = XLRelative(XLRelative.Config(), HeadSize(H, D, E, 9))
-    assert all(torch.equal(bias, torch.zeros(H, D)) for bias in score.u_and_v())
+    assert all(torch.equal(bias, torch.zeros(H, D)) for bias in (score.biases.content_bias, score.biases.position_bias))

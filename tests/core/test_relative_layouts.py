@@ -100,7 +100,7 @@ def test_the_equation(name: str, kernel: str) -> None:
         for distance in range(low, high + 1):
             row[distance] = len(row)
     assert list(row) == sorted(row)
-    u, v = (bias.detach() for bias in made.score.u_and_v())
+    u, v = (bias.detach() for bias in (made.score.biases.content_bias, made.score.biases.position_bias))
     query_of, key_of, far_of = (given[name].detach() for name in ("query", "keys", "relative"))
     expected = torch.zeros(1, H, queries, D, dtype=torch.float64)
     for h in range(H):

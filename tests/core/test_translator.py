@@ -280,8 +280,8 @@ def test_one_table_stays_one_when_copied_moved_or_trained() -> None:
     model: Any = translator("one table")
     source, _ = sentences(model)
     copied = copy.deepcopy(model).float()
-    assert copied.encoder._lent[0] is copied.decoder.embedding
-    assert copied.encoder._lent[0] is not model.decoder.embedding
+    assert copied.encoder._shared[0] is copied.decoder.embedding
+    assert copied.encoder._shared[0] is not model.decoder.embedding
     with torch.no_grad():
         before = copied.encode(source).hidden
         assert before.dtype == torch.float32

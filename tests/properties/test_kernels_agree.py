@@ -70,7 +70,7 @@ def run(attend: WeightedValues, where: fr.Layout, kernel: str, dtype: torch.dtyp
     torch.manual_seed(8)
     shapes = {"query": (2, H, queries, D), "scored": (2, H, queries, D), "keys": (2, H, keys, D), "values": (2, H, keys, D),
               "relative": (H, where.distances, D)}  # fmt: skip
-    read = {"values", *attend.projected()["score_needs"], *attend.projected()["mix_needs"]}
+    read = {"values", *attend.needs.score, *attend.needs.mix}
     given = {
         name: torch.randn(shape, dtype=torch.float64).to(dtype).requires_grad_()
         for name, shape in shapes.items()

@@ -106,11 +106,10 @@ class WeightedValues(Attend):
 
     def forward(self, heads: Heads, layout: Layout, trace: Trace | None = None) -> Tensor:
         mixing = self.mix.matrix(heads.query)
-        problem = "a trace asks for attention weights" if trace is not None else self._problem(heads, layout, mixing)
+        problem = "a trace asks for attention weights" if trace is not None else self.problem(heads, layout, mixing)
         if (out := engine.attend(problem)) is not None:
             return out
-        scores: Tensor = self.score(*self._needed(heads), layout)
-        scores = scores.expand(heads.values.shape[0], -1, -1, -1)  # (B, H, N, M)
+        scores = self.scores(heads, layout)
         if not layout.unrestricted:
             scores = scores.masked_fill(~layout.visible(), float("-inf"))
         weights = self.normalize(scores)
@@ -120,7 +119,12 @@ class WeightedValues(Attend):
         dropped = dropout(mixed, self.dropout) if self.training else mixed
         return dropped.to(heads.values.dtype) @ heads.values
 
-    def _problem(self, heads: Heads, layout: Layout, mixing: Tensor | None) -> Problem | str:
+    def scores(self, heads: Heads, layout: Layout) -> Tensor:
+        """The scores before the mask, (B, H, N, M)."""
+        scores: Tensor = self.score(*self._needed(heads), layout)
+        return scores.expand(heads.values.shape[0], -1, -1, -1)
+
+    def problem(self, heads: Heads, layout: Layout, mixing: Tensor | None) -> Problem | str:
         """The call as engines see it; a string is the reason for which no engine computes it."""
         terms = self.score.terms(*self._needed(heads), layout)
         if isinstance(terms, str):
