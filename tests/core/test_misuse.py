@@ -46,7 +46,7 @@ def test_a_cache_of_another_model_or_of_other_texts() -> None:
     with pytest.raises(InputError, match="3 layers, the model 2"):
         model(ids, cache=cache)
     own = model(ids, cache=model.new_cache()).cache
-    with pytest.raises(InputError, match="2 texts, input_ids 1"):
+    with pytest.raises(InputError, match="2 rows, input_ids 1"):
         model(ids[:1], cache=own)
 
 
@@ -104,7 +104,10 @@ def test_a_memory_on_the_meta_device(grad: bool) -> None:
 
 def test_a_forced_kernel_does_what_it_says_or_refuses() -> None:
     model, ids = build(), torch.randint(11, (2, 5))
-    with fr.kernel("sdpa"), pytest.raises(InputError, match="'sdpa' cannot compute .* a trace asks for attention weights"):
+    with (
+        fr.kernel("sdpa"),
+        pytest.raises(InputError, match="'sdpa' cannot compute .* a trace asks for attention weights"),
+    ):
         model(ids, trace=fr.Trace())
 
 
