@@ -106,7 +106,7 @@ def test_a_forced_kernel_does_what_it_says_or_refuses() -> None:
     model, ids = build(), torch.randint(11, (2, 5))
     with (
         fr.kernel("sdpa"),
-        pytest.raises(InputError, match="'sdpa' cannot compute .* a trace asks for attention weights"),
+        pytest.raises(InputError, match=r"'sdpa' cannot compute .* a trace asks for attention weights"),
     ):
         model(ids, trace=fr.Trace())
 
