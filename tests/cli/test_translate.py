@@ -17,8 +17,7 @@ import fullrank as fr
 from fullrank.cli import main
 from fullrank.config.load import to_yaml
 from fullrank.config.run import RunConfig
-from fullrank.experiments.translating import Translating
-from fullrank.experiments.translation_search import Search
+from fullrank.experiments.translate import LineTranslator, Search
 from translation_runs import LINES, languages, write_run
 
 
@@ -68,7 +67,7 @@ def text(lines: list[str]) -> bytes:
 
 def test_lines_in_lines_out_in_order(run: Path, translate: Translate) -> None:
     lines = LINES * 3
-    expected = [best[0].text for best in Translating(run, Search(beams=3)).translate(lines)]
+    expected = [best[0].text for best in LineTranslator(run, Search(beams=3)).translate(lines)]
     assert len(set(expected)) > 3
     found = translate(run, "--beam", 3, "--batch-size", 4, "--buffer-lines", 7, given=text(lines))
     assert found.returncode == 0, found.stderr
@@ -87,7 +86,7 @@ def test_lines_in_lines_out_in_order(run: Path, translate: Translate) -> None:
 
 
 def test_lists_of_the_best_as_text_and_as_json_lines(run: Path, translate: Translate) -> None:
-    expected = Translating(run, Search(beams=4, n_best=3, length_penalty=0.5)).translate(LINES)
+    expected = LineTranslator(run, Search(beams=4, n_best=3, length_penalty=0.5)).translate(LINES)
     options = [run, "--beam", 4, "--n-best", 3, "--length-penalty", 0.5, "--quiet"]
     listed = translate(*options, given=text(LINES)).stdout.decode().splitlines()
     assert listed == [f"{i} ||| {one.text} ||| {one.score:.6f}" for i, best in enumerate(expected) for one in best]
@@ -111,7 +110,7 @@ def test_samples_are_repeatable_whatever_the_batches(run: Path, translate: Trans
 
 def test_a_line_is_answered_before_the_next_one_comes(run: Path) -> None:
     """A program that waits for the translation of each line gets it, though the buffer is not full."""
-    expected = [best[0].text for best in Translating(run).translate(["rot", "ein hund schläft"])]
+    expected = [best[0].text for best in LineTranslator(run).translate(["rot", "ein hund schläft"])]
     with subprocess.Popen(
         command("translate", run, "--quiet"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()
     ) as process:

@@ -15,8 +15,7 @@ from fullrank.analysis.plots import AttentionMaps, Panel, write_attention
 from fullrank.core.attention import Trace
 from fullrank.core.errors import InputError
 from fullrank.experiments.attending import cross_attention, cross_weights
-from fullrank.experiments.translating import Translating
-from fullrank.experiments.translation_search import Search
+from fullrank.experiments.translate import LineTranslator, Search
 from translation_runs import write_run
 
 LINE = "ein hund und ein kind"
@@ -43,7 +42,7 @@ def test_the_weights_are_those_of_the_pass(mix: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("mix", ["none", "position_wise"])
 def test_rows_are_what_was_written_and_columns_what_was_read(mix: str, tmp_path: Path) -> None:
     model = write_run(tmp_path, attention=fr.AttentionConfig(mix=mix))
-    translating = Translating(tmp_path, Search(beams=2))
+    translating = LineTranslator(tmp_path, Search(beams=2))
     (best,) = translating.translate([LINE])[0]
     found = cross_weights(model, [2, 3, 10, 2, 11, 0], [0, *best.ids])
     maps = cross_attention(translating, LINE, best)
@@ -61,7 +60,7 @@ def test_rows_are_what_was_written_and_columns_what_was_read(mix: str, tmp_path:
 
 def test_subwords_are_shown_so_that_one_can_read_them(tmp_path: Path) -> None:
     write_run(tmp_path, subwords=True)
-    translating = Translating(tmp_path, Search(beams=1))
+    translating = LineTranslator(tmp_path, Search(beams=1))
     line = "hund ä猫"
     maps = cross_attention(translating, line, translating.translate([line])[0][0])
     assert "".join(maps.source).startswith("▁h")
@@ -72,7 +71,7 @@ def test_subwords_are_shown_so_that_one_can_read_them(tmp_path: Path) -> None:
 
 def test_a_text_as_long_as_the_model_takes_is_drawn(tmp_path: Path) -> None:
     write_run(tmp_path, position="learned", max_position_embeddings=6)
-    translating = Translating(tmp_path, Search(beams=1, max_length_b=40))
+    translating = LineTranslator(tmp_path, Search(beams=1, max_length_b=40))
     (best,) = translating.translate(["ein hund und ein mann und"])[0]
     maps = cross_attention(translating, "ein hund und ein mann und", best)
     assert len(maps.source) == maps.panels[0].weights.shape[1] == 6
@@ -82,7 +81,7 @@ def test_a_text_as_long_as_the_model_takes_is_drawn(tmp_path: Path) -> None:
 def test_attention_without_weights_is_no_drawing(tmp_path: Path) -> None:
     kinds: dict[str, Any] = {"kind": "multilinear", "rank": 4, "cores": 2}
     write_run(tmp_path, decoder={"cross": fr.AttentionConfig(**kinds)})
-    translating = Translating(tmp_path, Search(beams=1))
+    translating = LineTranslator(tmp_path, Search(beams=1))
     (best,) = translating.translate([LINE])[0]
     with pytest.raises(
         InputError, match=r"multi-linear, which has no attention weights.*model.decoder.cross.kind: weighted"
@@ -91,7 +90,7 @@ def test_attention_without_weights_is_no_drawing(tmp_path: Path) -> None:
     # multi-linear self-attention is no obstacle
     other = tmp_path / "other"
     write_run(other, decoder={"attention": fr.AttentionConfig(**kinds, output_map="decayed")})
-    translating = Translating(other, Search(beams=1))
+    translating = LineTranslator(other, Search(beams=1))
     (best,) = translating.translate([LINE])[0]
     assert len(cross_attention(translating, LINE, best).panels) == 2
     with pytest.raises(InputError, match=r"--attention-layer: from 0 to 1 \(the decoder has 2 layers\), given 2"):

@@ -16,8 +16,8 @@ import fullrank as fr
 from fullrank.cli import main
 from fullrank.config.recipe import resolve
 from fullrank.data import load_corpus
+from fullrank.experiments.evaluate import evaluate
 from fullrank.experiments.generation import Decoding, generate
-from fullrank.experiments.language_modeling import evaluate
 from fullrank.experiments.run import train
 
 SETTINGS = [

@@ -14,7 +14,7 @@ from fullrank.config.recipe import resolve
 from fullrank.core.errors import InputError
 from fullrank.data import prepare
 from fullrank.experiments import demo
-from fullrank.experiments.language_modeling import training_batches
+from fullrank.experiments.language_model import training_batches
 
 
 def run(out: Path, cache: Path) -> subprocess.CompletedProcess[str]:

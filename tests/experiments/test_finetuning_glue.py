@@ -17,8 +17,9 @@ from fullrank.config.load import build_finetune
 from fullrank.config.recipe import Resolved
 from fullrank.core.errors import InputError
 from fullrank.data.batches import ExampleBatches
-from fullrank.experiments.finetuning import finetune, groups_of, mixing_names, resume
-from fullrank.experiments.finetuning_glue import GlueTuning, encode, logits_of
+from fullrank.experiments.finetuning import GlueTuning, encode, groups_of, logits_of, mixing_names
+from fullrank.experiments.models import load_pretrained
+from fullrank.experiments.run import resume, train
 from fullrank.experiments.run_folder import open_run
 
 transformers = pytest.importorskip("transformers")
@@ -44,7 +45,7 @@ def settings(place: Path, name: str = "glue/cola", encoder: str = "encoder", **t
 
 
 def run(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
-    return finetune(Resolved(build_finetune(raw), "test"), folder, quiet=True, say=lambda _: None)
+    return train(Resolved(build_finetune(raw), "test"), folder, quiet=True, say=lambda _: None)
 
 
 def test_a_run_makes_the_updates_of_a_loop_written_here(place: Path, tmp_path: Path) -> None:
@@ -55,9 +56,8 @@ def test_a_run_makes_the_updates_of_a_loop_written_here(place: Path, tmp_path: P
     saved = load_file(tmp_path / "run" / "model" / "model.safetensors")
 
     torch.manual_seed(config.train.seed)
-    task = GlueTuning()
-    data = task.read(config, lambda _: None)
-    model = task.model(config, data)
+    data = GlueTuning().prepare(config, {}, False, lambda _: None).corpus
+    model = load_pretrained(config.model, "classification", num_labels=2)
     batches = ExampleBatches(encode(model, data.train, 32), batch_size=8, seed=config.train.seed)
     assert data.train.labels is not None
     labels = torch.from_numpy(data.train.labels)
@@ -127,9 +127,8 @@ def test_the_saved_model_gives_the_same_logits(place: Path, tmp_path: Path) -> N
     raw = settings(place)
     run(raw, tmp_path / "run")
     config = build_finetune(raw)
-    task = GlueTuning()
-    data = task.read(config, lambda _: None)
-    fresh = task.model(config, data)
+    data = GlueTuning().prepare(config, {}, False, lambda _: None).corpus
+    fresh = load_pretrained(config.model, "classification", num_labels=2)
     model = fr.load_injected(tmp_path / "run" / "model")
     guesses = logits_of(model, encode(fresh, data.dev, 32), 7).argmax(-1).tolist()
     rows = [line.split("\t") for line in (tmp_path / "run" / "predictions-dev.tsv").read_text().splitlines()[1:]]
@@ -138,8 +137,7 @@ def test_the_saved_model_gives_the_same_logits(place: Path, tmp_path: Path) -> N
 
 def test_mixing_parameters_have_a_rate_of_their_own_and_no_decay(place: Path) -> None:
     config = build_finetune(settings(place))
-    task = GlueTuning()
-    model = task.model(config, task.read(config, lambda _: None)).model
+    model = load_pretrained(config.model, "classification", num_labels=2).model
     groups = groups_of(model, 0.1, 50.0)
     names = {id(p): name for name, p in model.named_parameters()}
     mixing = [group for group in groups if group.get("scale", 1.0) == 50.0]

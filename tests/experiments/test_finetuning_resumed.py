@@ -13,8 +13,9 @@ from tests.tiny_encoder import tiny_encoder, write_cola
 
 from fullrank.config.load import build_finetune
 from fullrank.config.recipe import Resolved
-from fullrank.experiments.finetuning import FineParts, finetune, resume
-from fullrank.experiments.finetuning_glue import GlueTuning
+from fullrank.experiments.finetuning import GlueTuning
+from fullrank.experiments.run import resume, train
+from fullrank.experiments.task import Parts
 
 pytest.importorskip("transformers")
 
@@ -36,7 +37,7 @@ def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path, monkeypatch: pyte
     )
     parts = GlueTuning.parts
 
-    def parts_until_the_ninth_step(self: GlueTuning, *given: Any) -> FineParts:
+    def parts_until_the_ninth_step(self: GlueTuning, *given: Any) -> Parts:
         whole, calls = parts(self, *given), []
 
         def objective(*batch: Any) -> Any:
@@ -48,11 +49,11 @@ def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path, monkeypatch: pyte
         return dataclasses.replace(whole, objective=objective)
 
     monkeypatch.chdir(tmp_path)
-    finetune(Resolved(config, "test"), Path("whole"), quiet=True, say=lambda _: None)
+    train(Resolved(config, "test"), Path("whole"), quiet=True, say=lambda _: None)
     with monkeypatch.context() as patch:
         patch.setattr(GlueTuning, "parts", parts_until_the_ninth_step)
         with pytest.raises(Killed):
-            finetune(Resolved(config, "test"), Path("killed"), quiet=True, say=lambda _: None)
+            train(Resolved(config, "test"), Path("killed"), quiet=True, say=lambda _: None)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     resume(tmp_path / "killed", quiet=True, say=lambda _: None)

@@ -16,8 +16,9 @@ from fullrank.config.load import build_finetune
 from fullrank.config.recipe import Resolved, resolve_finetune
 from fullrank.core.errors import InputError
 from fullrank.data.squad import load_squad
-from fullrank.experiments.finetuning import finetune
-from fullrank.experiments.finetuning_squad import SpanObjective, SquadTuning, logits_of, windowed
+from fullrank.experiments.models import load_pretrained
+from fullrank.experiments.run import train
+from fullrank.experiments.squad import SpanObjective, SquadTuning, logits_of, windowed
 from fullrank.training.values import TrainingPosition
 from tiny_encoder import WORDS, tiny_encoder
 
@@ -70,16 +71,18 @@ def settings(place: Path, name: str = "squad", **train: Any) -> dict[str, Any]:
 
 
 def run(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
-    return finetune(Resolved(build_finetune(raw), "test"), folder, quiet=True, say=lambda _: None)
+    return train(Resolved(build_finetune(raw), "test"), folder, quiet=True, say=lambda _: None)
 
 
 def prepared(raw: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
+    """Configuration, data, the encoder, and the parts of a run with the same encoder."""
     config = build_finetune(raw)
     task = SquadTuning()
-    data = task.read(config, lambda _: None)
+    data = task.prepare(config, {}, False, lambda _: None).corpus
     torch.manual_seed(config.train.seed)
-    pretrained = task.model(config, data)
-    return config, data, pretrained, task.parts(config, data, pretrained)
+    parts = task.parts(config, data, Path("unused"), torch.device("cpu"))
+    torch.manual_seed(config.train.seed)
+    return config, data, load_pretrained(config.model, "answers")._replace(model=parts.model), parts
 
 
 def test_the_loss_is_the_mean_of_two_cross_entropies_whatever_the_padding(place: Path) -> None:
@@ -188,10 +191,8 @@ def test_a_subset_is_fixed_and_a_slice(place: Path) -> None:
     raw = settings(place)
     chosen = []
     for seed in (1, 2):
-        data = SquadTuning().read(
-            build_finetune({**raw, "data": {**raw["data"], "max_train": 9, "max_eval": 5}, "train": {"seed": seed}}),
-            lambda _: None,
-        )
+        small = {**raw, "data": {**raw["data"], "max_train": 9, "max_eval": 5}, "train": {"seed": seed}}
+        data = SquadTuning().prepare(build_finetune(small), {}, False, lambda _: None).corpus
         chosen.append([question.id for question in data.train.questions])
         assert (len(data.train.questions), len(data.dev.questions), data.train.is_slice) == (9, 5, True)
     assert chosen[0] == chosen[1]

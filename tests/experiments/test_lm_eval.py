@@ -19,8 +19,8 @@ from fullrank.core.errors import InputError
 from fullrank.data import load_tokenizer
 from fullrank.evaluation.protocol import Flags
 from fullrank.experiments import lm_eval
+from fullrank.experiments.evaluate import corpus_of, evaluate
 from fullrank.experiments.generation import Decoding, generate
-from fullrank.experiments.language_modeling import corpus_of, evaluate
 from fullrank.experiments.lm_eval_task import write_task
 
 ROOT = Path(__file__).resolve().parents[2]

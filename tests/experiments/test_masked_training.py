@@ -24,9 +24,9 @@ from fullrank.config.run import MASKED_TOKEN, TrainConfig
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.data import ByteVocabulary, MaskedBatch, Masking, load_corpus, masked_blocks
 from fullrank.evaluation.protocol import Flags
+from fullrank.experiments.evaluate import evaluate
 from fullrank.experiments.generation import Decoding, generate
-from fullrank.experiments.masked_modeling import evaluate
-from fullrank.experiments.masked_objective import MaskedObjective
+from fullrank.experiments.masked_model import MaskedObjective
 from fullrank.experiments.run import train
 from fullrank.training import TrainingPosition
 

@@ -20,7 +20,7 @@ from fullrank.config.run import PhaseConfig, TrainConfig
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.skip_retain import SkipRetain
 from fullrank.data import Streams
-from fullrank.experiments.objective import CausalObjective
+from fullrank.experiments.language_model import CausalObjective
 from fullrank.experiments.run import train
 from fullrank.training import TrainingPosition
 

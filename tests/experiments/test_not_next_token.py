@@ -16,8 +16,8 @@ from fullrank.core.errors import InputError
 from fullrank.data import Blocks
 from fullrank.evaluation.perplexity import Evaluation
 from fullrank.evaluation.protocol import EvaluationProtocol
-from fullrank.experiments.measuring import check_training_length, measure
-from fullrank.experiments.objective import CausalObjective
+from fullrank.experiments.language_model import CausalObjective
+from fullrank.experiments.measure import check_training_length, measure
 from fullrank.training.values import TrainingPosition
 
 START, VOCABULARY, LONGEST = 3, 11, 8

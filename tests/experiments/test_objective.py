@@ -10,8 +10,8 @@ import fullrank as fr
 from fullrank.config.run import TrainConfig
 from fullrank.data import Batch, Blocks
 from fullrank.evaluation.protocol import EvaluationProtocol
-from fullrank.experiments.measuring import measure
-from fullrank.experiments.objective import CausalObjective
+from fullrank.experiments.language_model import CausalObjective
+from fullrank.experiments.measure import measure
 from fullrank.training import TrainingPosition
 
 

@@ -14,9 +14,9 @@ from tests.tiny_encoder import SPECIAL, WORDS, tiny_encoder, tiny_tokenizer
 from fullrank.config.finetune import FinetuneConfig, GraftConfig, PretrainedConfig, TaskDataConfig
 from fullrank.core.errors import InputError
 from fullrank.data.glue import GLUE, Examples
-from fullrank.experiments.finetuning import absolute
-from fullrank.experiments.finetuning_glue import encode, logits_of
-from fullrank.experiments.pretrained import load_pretrained
+from fullrank.experiments.finetuning import encode, logits_of
+from fullrank.experiments.models import load_pretrained
+from fullrank.experiments.run_folder import absolute
 
 transformers = pytest.importorskip("transformers")
 

@@ -12,7 +12,7 @@ import fullrank as fr
 from fullrank.core.errors import InputError
 from fullrank.evaluation.perplexity import Evaluation
 from fullrank.evaluation.protocol import EvaluationProtocol
-from fullrank.experiments.measuring import measure
+from fullrank.experiments.measure import measure
 
 START, VOCABULARY = 3, 13
 IDS = np.random.default_rng(0).integers(0, VOCABULARY, 41).astype(np.uint16)

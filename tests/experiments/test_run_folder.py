@@ -95,13 +95,15 @@ def test_foreign_folders_and_files_are_left_alone(tmp_path: Path) -> None:
 def test_relative_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     here = tmp_path.resolve()
-    data = absolute(DataConfig(name="text", train="a.txt", valid=["b.txt", "/c.txt"], cache="cache"))
+    data = absolute(
+        RunConfig(data=DataConfig(name="text", train="a.txt", valid=["b.txt", "/c.txt"], cache="cache"))
+    ).data
     assert data.train == str(here / "a.txt")
     assert data.valid == [str(here / "b.txt"), "/c.txt"]
     assert (data.test, data.dir, data.cache) == (None, None, str(here / "cache"))
-    data = absolute(DataConfig(name="text", dir="books", train="a.txt"))
+    data = absolute(RunConfig(data=DataConfig(name="text", dir="books", train="a.txt"))).data
     assert data.train == str(here / "books" / "a.txt")
-    assert absolute(data) == data
+    assert absolute(RunConfig(data=data)).data == data
 
 
 def test_table_order_begins_with_the_baseline(tmp_path: Path) -> None:

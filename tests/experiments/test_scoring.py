@@ -11,7 +11,7 @@ import torch
 
 import fullrank as fr
 from fullrank.evaluation.protocol import EvaluationProtocol
-from fullrank.experiments.measuring import measure
+from fullrank.experiments.measure import measure
 from fullrank.experiments.scoring import Passage, ending, passages, score
 
 START, VOCABULARY = 3, 13

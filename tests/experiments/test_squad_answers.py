@@ -10,7 +10,7 @@ import pytest
 from fullrank.core.errors import InputError, RunError
 from fullrank.data.squad import Question
 from fullrank.data.squad_windows import Window, most_context, spans
-from fullrank.experiments.squad_answers import find_answers, write_answers
+from fullrank.experiments.squad import find_answers, write_answers
 
 
 def made(generator, number, num_tokens, room, first=4, step=2, alphabet="ab"):

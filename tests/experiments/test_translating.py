@@ -15,8 +15,7 @@ from fullrank.config.run import RunConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.decoding import beam_search, sample
 from fullrank.experiments.generation import Decoding, generate
-from fullrank.experiments.translating import Translating
-from fullrank.experiments.translation_search import Sampling, Search, translate_ids
+from fullrank.experiments.translate import LineTranslator, Sampling, Search, translate_ids
 from translation_runs import LINES, languages, write_run
 
 SENTENCES = [[2, 3, 4], [5, 6], [7, 7, 7, 7, 7, 2], [3], [2, 9]]
@@ -113,7 +112,7 @@ def test_lines_become_text_and_empty_ones_stay_empty(run: tuple[Path, fr.Transla
     folder, model = run
     source, target = languages()
     heard: list[int] = []
-    found = Translating(folder, Search(beams=2, n_best=2)).translate(LINES, progress=heard.append)
+    found = LineTranslator(folder, Search(beams=2, n_best=2)).translate(LINES, progress=heard.append)
     assert len(found) == len(LINES)
     for line, best in zip(LINES, found, strict=True):
         if not line.strip():
@@ -129,7 +128,7 @@ def test_lines_become_text_and_empty_ones_stay_empty(run: tuple[Path, fr.Transla
 
 def test_without_a_search_the_run_is_translated_as_it_is_judged(tmp_path: Path) -> None:
     model = write_run(tmp_path, evaluation={"beams": 1, "max_length_a": 0.0, "max_length_b": 2, "length_penalty": 0.0})
-    translating = Translating(tmp_path)
+    translating = LineTranslator(tmp_path)
     assert translating.search == Search(beams=1, max_length_a=0.0, max_length_b=2, length_penalty=0.0)
     (one,) = translating.translate(["ein hund"])[0]
     assert one.tokens <= 2
@@ -143,7 +142,7 @@ def test_without_a_search_the_run_is_translated_as_it_is_judged(tmp_path: Path) 
 def test_a_line_too_long_is_translated_as_far_as_it_goes(tmp_path: Path) -> None:
     write_run(tmp_path, position="learned")
     warned: list[str] = []
-    translating = Translating(tmp_path, Search(beams=2), warn=warned.append)
+    translating = LineTranslator(tmp_path, Search(beams=2), warn=warned.append)
     words = ["hund", "mann", "kind", "rot"] * 20
     found = translating.translate(["rot", " ".join(words), " ".join(words[:23])], first=7)
     assert warned == ["line 8: 80 tokens are more than the 23 that the model takes; the rest is not translated"]
@@ -151,7 +150,7 @@ def test_a_line_too_long_is_translated_as_far_as_it_goes(tmp_path: Path) -> None
     assert all(one.tokens <= 23 for best in found for one in best)
     sinusoidal = tmp_path / "sinusoidal"
     write_run(sinusoidal)
-    assert Translating(sinusoidal).longest_source == 24  # model.max_position_embeddings
+    assert LineTranslator(sinusoidal).longest_source == 24  # model.max_position_embeddings
 
 
 def test_what_is_no_translation_run_is_named(tmp_path: Path) -> None:
@@ -160,19 +159,19 @@ def test_what_is_no_translation_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="a translation run; it translates with `fullrank translate`"):
         generate(folder, "ein hund", Decoding())
     with pytest.raises(InputError, match="not a run folder"):
-        Translating(tmp_path)
+        LineTranslator(tmp_path)
     shutil.rmtree(folder / "tokenizer" / "target")
     with pytest.raises(InputError, match=r"vocabulary is missing \(tokenizer/target\)"):
-        Translating(folder)
+        LineTranslator(folder)
     languages(subwords=True)[0].save(folder / "tokenizer" / "target")
     with pytest.raises(InputError, match="target vocabulary has 277 entries, the model 14"):
-        Translating(folder)
+        LineTranslator(folder)
     (folder / "tokenizer" / "target" / "language.json").write_text("{}", encoding="utf-8")
     with pytest.raises(RunError, match="damaged"):
-        Translating(folder)
+        LineTranslator(folder)
     (folder / "config.yaml").write_text(to_yaml(RunConfig()), encoding="utf-8")
     with pytest.raises(InputError, match="`fullrank generate`"):
-        Translating(folder)
+        LineTranslator(folder)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from fullrank.experiments.translating import Translating
-from fullrank.experiments.translation_search import named
+from fullrank.experiments.translate import LineTranslator, named
 from translation_runs import languages, write_run
 
 
@@ -17,5 +16,5 @@ def test_a_model_with_spare_entries_translates(tmp_path: Path) -> None:
     target = languages()[1]
     smaller = type(target)("en", target.segmenter, target.entries[:4])
     smaller.save(tmp_path / "tokenizer" / "target")
-    lines = Translating(tmp_path).translate(["ein hund schläft .", "rot"])
+    lines = LineTranslator(tmp_path).translate(["ein hund schläft .", "rot"])
     assert all(set(best[0].text.split()) <= set(smaller.entries) for best in lines)

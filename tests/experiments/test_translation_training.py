@@ -14,11 +14,10 @@ from safetensors.numpy import load_file
 
 from fullrank.config.recipe import resolve
 from fullrank.data import PairBatches
-from fullrank.experiments import translation
-from fullrank.experiments.average import average
-from fullrank.experiments.objective import TranslationObjective
+from fullrank.experiments.evaluate import average, corpus_of, evaluate
 from fullrank.experiments.run import train
 from fullrank.experiments.run_folder import open_run
+from fullrank.experiments.translation import TranslationObjective
 from fullrank.training import make_plan
 
 WORDS = {"ein": "a", "der": "the", "hund": "dog", "mann": "man", "vogel": "bird", "sieht": "sees", "ruft": "calls"}
@@ -88,7 +87,7 @@ def test_the_best_checkpoint_is_the_one_of_the_highest_bleu(whole: Path) -> None
 def test_a_budget_of_tokens_makes_the_steps_that_were_planned(whole: Path) -> None:
     """The step before the last was short of the budget; the rate of the last one is that of its number."""
     options = open_run(whole)[0]
-    pairs = translation.corpus_of(whole, "train", lambda text: None).pairs("train")
+    pairs = corpus_of(whole, "train", lambda text: None).pairs("train")
     batches = PairBatches(pairs, batch_tokens=200, seed=options.train.seed)
     planned = make_plan(options.train, options.eval, batches).total_steps
     last = lines(whole, "train")[-1]
@@ -126,9 +125,9 @@ def test_the_last_checkpoints_are_averaged_and_measured(whole: Path) -> None:
     for name, tensor in load_file(folder / "average" / "model.safetensors").items():
         mean = np.mean([weights[name] for weights in given], axis=0, dtype=np.float64).astype(tensor.dtype)
         assert np.array_equal(tensor, mean), name
-    measured = translation.evaluate(whole, "test", checkpoint="average", device_name="cpu")
+    measured = evaluate(whole, "test", checkpoint="average", device_name="cpu")
     assert measured["checkpoint"] == "average"
     average(whole, last=1, name="newest")
-    newest, last = (translation.evaluate(whole, "test", checkpoint=c, device_name="cpu") for c in ("newest", "last"))
+    newest, last = (evaluate(whole, "test", checkpoint=c, device_name="cpu") for c in ("newest", "last"))
     assert newest["nll"] == last["nll"] != measured["nll"]
     assert newest["bleu"] == last["bleu"]

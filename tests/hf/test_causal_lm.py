@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
 import fullrank as fr
 from fullrank.core.errors import ConfigError, InputError
-from fullrank.experiments.hugging_face import load_causal
+from fullrank.experiments.models import load_causal
 
 EVERY = [*combinations.every_attention(), *combinations.pairwise()]
 every = pytest.mark.parametrize("combination", EVERY, ids=str)

@@ -30,7 +30,7 @@ def average(
     json: Json = False,
 ) -> None:
     """Average the weights of a run's last kept checkpoints (train.keep_checkpoints), for `--checkpoint average`."""
-    from fullrank.experiments.average import average as of_run
+    from fullrank.experiments.evaluate import average as of_run
 
     found = of_run(run, last=last, name=out)
     if json:

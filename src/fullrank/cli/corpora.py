@@ -123,7 +123,7 @@ def _read_task(
 def _prepared_text(given: DataConfig) -> tuple[dict[str, Any], list[str]]:
     """A corpus for language models: what JSON says of it, and lines for people."""
     from fullrank.data import prepare
-    from fullrank.experiments.language_modeling import describe
+    from fullrank.experiments.language_model import describe
 
     corpus = prepare(given, report=say)
     lines = [f"{corpus.label}: vocabulary {len(corpus.tokenizer):,} ({corpus.tokenizer.kind}), {corpus.folder}"]

@@ -33,7 +33,7 @@ def evaluate_translation(
             raise InputError("--against compares the final translations that both runs kept: leave out other options")
         _compare(run, against, split, json=json)
         return
-    from fullrank.experiments.translation import evaluate
+    from fullrank.experiments.evaluate import evaluate
 
     search: dict[str, object] = {}
     if beam is not None:

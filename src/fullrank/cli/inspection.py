@@ -55,10 +55,10 @@ def info(
 
     given = with_source(overrides, source)
     if is_finetuning(name, row, scale, given):
-        from fullrank.experiments.grafted_size import grafted_size
+        from fullrank.experiments.models import pretrained_size
 
         tuned = resolve_finetune(name, row, scale, given)
-        about = {"recipe": tuned.recipe, "row": tuned.row, "scale": tuned.scale, **grafted_size(tuned.config)}
+        about = {"recipe": tuned.recipe, "row": tuned.row, "scale": tuned.scale, **pretrained_size(tuned.config)}
         about["paper"] = tuned.paper
         if json:
             print_json(about)
@@ -83,11 +83,11 @@ def _with_vocabulary(run: RunConfig) -> RunConfig:
         return run
     if run.translates:
         from fullrank.data.pairs import prepare_pairs
-        from fullrank.experiments.pair_vocabulary import with_vocabularies
+        from fullrank.experiments.translation import with_vocabularies
 
         return with_vocabularies(run, prepare_pairs(run.data, report=say))
     from fullrank.data import prepare
-    from fullrank.experiments.language_modeling import with_vocabulary
+    from fullrank.experiments.language_model import with_vocabulary
 
     return with_vocabulary(run, prepare(run.data, report=say))
 

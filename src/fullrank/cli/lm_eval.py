@@ -42,7 +42,7 @@ def lm_eval_task(
     json: Json = False,
 ) -> None:
     """Write the text a run was measured on as a task of lm-eval, whose word perplexity is that of `fullrank eval`."""
-    from fullrank.experiments.language_modeling import corpus_of
+    from fullrank.experiments.evaluate import corpus_of
     from fullrank.experiments.lm_eval_task import write_task
     from fullrank.experiments.scoring import open_causal
 

@@ -51,7 +51,7 @@ def lines_of(found: dict[str, Any], model: ModelConfig) -> list[str]:
 
 
 def encoder_lines(found: dict[str, Any]) -> list[str]:
-    """`found` as `grafted_size` and the recipe gave it."""
+    """`found` as `pretrained_size` and the recipe gave it."""
     parameters, shape = found["parameters"], found["attention"]
     lines = [f"{found['recipe']}" + (f", row {found['row']}, scale {found['scale']}" if found["row"] else "")]
     lines.append(f"  {found['task']}: the pretrained encoder {found['encoder']} ({found['model']}), fine-tuned")

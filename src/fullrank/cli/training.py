@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fullrank.cli.finetune import finetune, reproduce_table
+from fullrank.cli.finetune import finetune
 from fullrank.cli.options import Config, Json, Kernel, Overrides, Row, Scale, Source, with_source
 from fullrank.cli.output import print_json, say, show_report, silent
 from fullrank.core.errors import InputError
@@ -103,23 +103,21 @@ def reproduce(
     json: Json = False,
 ) -> None:
     """Train the rows of a paper's table, then print it with the paper's figures beside ours. Goes on where it was stopped."""
-    from fullrank.config.recipe import is_finetuning
-    from fullrank.experiments.reproduce import cells
+    from fullrank.config.recipe import is_finetuning, load
+    from fullrank.experiments.reproduce import cells, inside
     from fullrank.experiments.reproduce import reproduce as train_table
 
-    wanted = None if rows is None else [row.strip() for row in rows.split(",") if row.strip()]
-    if is_finetuning(table, None, scale, overrides or []):
-        reproduce_table(
-            table, with_source(overrides, source), rows=wanted, scale=scale, seeds=seeds, out=out, kernel=kernel,
-            quiet=quiet, list_only=list_only, json=json,
-        )  # fmt: skip
-        return
-    planned = cells(table, wanted, scale, seeds, out)
+    finetuning = is_finetuning(table, None, scale, overrides or [])
+    if not load(table).rows:
+        verb = "finetune" if finetuning else "train"
+        raise InputError(f"{table} is a single configuration, not a table; use `fullrank {verb} {table}`")
+    wanted = ["all"] if rows is None else [row.strip() for row in rows.split(",") if row.strip()]
+    planned = cells(table, wanted, scale, seeds, with_source(overrides, source))
+    planned = planned if out is None else inside(planned, out)
     if list_only:
         print_status([(cell.row, cell.seed, cell.folder, cell.finished) for cell in planned], json)
         return
-    tell = silent if quiet else say
-    train_table(table, planned, scale, with_source(overrides, source), kernel_name=kernel, quiet=quiet, say=tell)
+    train_table(table, planned, kernel_name=kernel, quiet=quiet or finetuning, say=silent if quiet else say)
     folders = [cell.folder for cell in planned]
     show_report(folders, folders[0].parent / "report.html", json=json, title=table)
 

@@ -23,7 +23,7 @@ from fullrank.cli.output import exclude, say
 from fullrank.core.errors import InputError
 
 if TYPE_CHECKING:
-    from fullrank.experiments.translating import Translating, Translation
+    from fullrank.experiments.translate import LineTranslator, Translation
 
 
 def add_to(app: typer.Typer) -> None:
@@ -104,8 +104,7 @@ def translate(
         raise InputError(f"{', '.join(given)}: of sampling; give --sample too, or leave it out")
     _check_files(source, target)
 
-    from fullrank.experiments.translating import Translating, open_translation_run
-    from fullrank.experiments.translation_search import Sampling, Search
+    from fullrank.experiments.translate import LineTranslator, Sampling, Search, open_translation_run
 
     changes: dict[str, Any] = {
         "beams": beam, "length_penalty": length_penalty, "no_repeat_ngram_size": no_repeat_ngram,
@@ -117,20 +116,20 @@ def translate(
         n_best=n_best,
         sampling=Sampling(1.0 if temperature is None else temperature, top_k, top_p, seed) if sampled else None,
     )
-    translating = Translating(
+    translator = LineTranslator(
         run, search, checkpoint=checkpoint, batch_size=batch_size, device_name=device, kernel_name=kernel, warn=say
     )
     write = _json_lines if as_lines else _n_best if n_best > 1 else _texts
     with _reading(source) as (stream, pause), _writing(target) as out:
         if attention is not None:
-            _with_attention(translating, stream, out, write, attention, attention_layer)
+            _with_attention(translator, stream, out, write, attention, attention_layer)
             return
         if pause is not None and stream.isatty() and not quiet:
             say("a sentence a line; Ctrl-D ends")
         progress = Progress(quiet)
         first = 1
         for lines in buffers(stream, buffer_lines, pause):
-            found = translating.translate(lines, first=first, progress=partial(progress, first - 1))
+            found = translator.translate(lines, first=first, progress=partial(progress, first - 1))
             progress.clear()
             write(out, first, lines, found)
             first += len(lines)
@@ -234,7 +233,7 @@ class Progress:
 
 
 def _with_attention(
-    translating: Translating, stream: FileIO, out: BinaryIO, write: Write, file: Path, layer: int | None
+    translator: LineTranslator, stream: FileIO, out: BinaryIO, write: Write, file: Path, layer: int | None
 ) -> None:
     """The only line's translation, and a drawing of what it attends to."""
     from fullrank.analysis.plots import write_attention
@@ -243,8 +242,8 @@ def _with_attention(
     lines = [line for part in buffers(stream, 2, None) for line in part]
     if len(lines) != 1 or not lines[0].strip():
         raise InputError(f"--attention draws one sentence: give one line that is not empty, given {len(lines)} lines")
-    found = translating.translate(lines)
-    drawing = cross_attention(translating, lines[0], found[0][0], layer)
+    found = translator.translate(lines)
+    drawing = cross_attention(translator, lines[0], found[0][0], layer)
     write(out, 1, lines, found)
     write_attention(drawing, file)
     say(str(file))

@@ -81,9 +81,8 @@ def evaluate(
     """
     from fullrank.cli.evaluating import evaluate_translation
     from fullrank.evaluation.protocol import Flags
-    from fullrank.experiments import language_modeling, masked_modeling
+    from fullrank.experiments.evaluate import evaluate as measure
     from fullrank.experiments.run_folder import open_run
-    from fullrank.experiments.translation import is_translation
 
     flags = Flags(
         segment_length=segment_length,
@@ -94,13 +93,13 @@ def evaluate(
         same_length=same_length,
         clamp_length=clamp_length,
     )
-    if is_translation(run):
+    config = open_run(run)[0]
+    if config.translates:
         wrong = {f"--{key.replace('_', '-')}": value for key, value in vars(flags).items()}
         evaluate_translation(run, split, wrong, beam, length_penalty, against, checkpoint, device, kernel, json=json)
         return
     _exclude_of_translation(run, {"--beam": beam, "--length-penalty": length_penalty, "--against": against})
-    masked = open_run(run)[0].masks
-    measure = masked_modeling.evaluate if masked else language_modeling.evaluate
+    masked = config.masks
     found = measure(run, split, checkpoint=checkpoint, flags=flags, device_name=device, kernel_name=kernel, say=say)
     if json:
         print_json(found)

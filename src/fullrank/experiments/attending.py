@@ -1,4 +1,4 @@
-"""What the words of a translation attend to in its source."""
+"""Cross-attention of a translation, to be drawn."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fullrank.core.errors import InputError
 from fullrank.core.source import Source
 from fullrank.core.translator import Translator
 from fullrank.data import Language
-from fullrank.experiments.translating import Translating, Translation
+from fullrank.experiments.translate import LineTranslator, Translation
 from fullrank.training.device import device_of
 
 _SPACE, _WORD = (
@@ -22,7 +22,7 @@ _SPACE, _WORD = (
 
 
 def cross_attention(
-    translating: Translating, line: str, translation: Translation, layer: int | None = None
+    translator: LineTranslator, line: str, translation: Translation, layer: int | None = None
 ) -> AttentionMaps:
     """The cross-attention of a translation of `line`: of each layer the mean over its heads, or all heads of `layer`.
 
@@ -30,13 +30,13 @@ def cross_attention(
     token that the model wrote there, <eos> last; its query is made of the tokens before it.
     Raises InputError for a layer that the model does not have, an empty line, and multi-linear cross-attention.
     """
-    model = translating.model
+    model = translator.model
     check_weights(model, layer)
-    ids = translating.encoded(line)
+    ids = translator.encoded(line)
     if not ids:
         raise InputError("an empty line has no attention; give a sentence")
-    source, target = [*ids, translating.source.eos_id], [*translation.ids, translating.target.eos_id]
-    begun = [translating.target.eos_id, *translation.ids]
+    source, target = [*ids, translator.source.eos_id], [*translation.ids, translator.target.eos_id]
+    begun = [translator.target.eos_id, *translation.ids]
     longest = model.max_length
     found = cross_weights(model, source, begun if longest is None else begun[:longest])
     mixed = any(one.mixing is not None for one in found)
@@ -47,8 +47,8 @@ def cross_attention(
         panels = [Panel("mean", heads.mean(0).cpu().numpy())]
         panels += [Panel(f"head {i}", head.cpu().numpy()) for i, head in enumerate(heads)]
     return AttentionMaps(
-        source=tuple(shown(translating.source, i) for i in source),
-        target=tuple(shown(translating.target, i) for i in target[: panels[0].weights.shape[0]]),
+        source=tuple(shown(translator.source, i) for i in source),
+        target=tuple(shown(translator.target, i) for i in target[: panels[0].weights.shape[0]]),
         panels=tuple(panels),
         title="Cross-attention, mean over the heads of each layer"
         if layer is None
@@ -72,7 +72,7 @@ def check_weights(model: Translator, layer: int | None) -> None:
 
 
 def cross_weights(model: Translator, source: list[int], target: list[int]) -> list[LayerTrace]:
-    """Of each decoder layer what its cross-attention did: weights (1, H, N, M) of target inputs and source, <eos> included.
+    """The trace of each decoder layer's cross-attention: weights (1, H, N, M) of target inputs and source, <eos> included.
 
     The pass itself keeps no trace, so that self-attention may be of any kind.
     """
@@ -96,7 +96,7 @@ def cross_weights(model: Translator, source: list[int], target: list[int]) -> li
 
 
 def shown(language: Language, token: int) -> str:
-    """A piece as one can read it: words that were split begin with a low line where the pieces say so."""
+    """A piece in readable form: the beginning of a word is a low line."""
     piece = language.entries[token]
     if token == language.eos_id or language.segmenter.kind != "byte_bpe":
         return piece

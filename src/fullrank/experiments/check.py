@@ -18,13 +18,14 @@ from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
 from fullrank.core.translator import Translator
 from fullrank.data import load_tokenizer, prepare, prepare_pairs
-from fullrank.experiments.hugging_face import load_causal
-from fullrank.experiments.language_modeling import corpus_of, with_vocabulary
-from fullrank.experiments.pair_vocabulary import with_vocabularies
+from fullrank.experiments.evaluate import corpus_of
+from fullrank.experiments.language_model import with_vocabulary
+from fullrank.experiments.models import load_causal
 from fullrank.experiments.rank import encoded, own_pieces
-from fullrank.experiments.run import Say
 from fullrank.experiments.run_folder import is_run, open_run
 from fullrank.experiments.shrink import shrunk
+from fullrank.experiments.task import Say
+from fullrank.experiments.translation import with_vocabularies
 from fullrank.storage import holds_translator
 
 _SEGMENTS, _LENGTH, _SEED = 256, 64, 1  # of a text, and of a fresh model

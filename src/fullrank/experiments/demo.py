@@ -26,8 +26,7 @@ from fullrank.config.run import RunConfig
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError, RunError
 from fullrank.data import Corpus, prepare
-from fullrank.experiments.language_modeling import training_batches, with_vocabulary
-from fullrank.experiments.objective import CausalObjective
+from fullrank.experiments.language_model import CausalObjective, training_batches, with_vocabulary
 from fullrank.files import write_json
 from fullrank.training.device import lock_folder
 from fullrank.training.optimizer import make_optimizer, parameter_groups

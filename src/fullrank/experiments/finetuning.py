@@ -1,160 +1,113 @@
-"""The road of fine-tuning: task files -> claim the folder -> encoder, batches -> fit -> figures -> result.json
-
-It is that of every run (`tasks.run`) but for the model, which is somebody else's: pretrained, with our attention grafted in.
-"""
+"""Fine-tuning a pretrained encoder with our attention injected: what GLUE and SQuAD share, and the tasks of GLUE."""
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.metadata
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fullrank.config.finetune import FinetuneConfig
-from fullrank.config.recipe import Resolved
-from fullrank.experiments.environment import environment
-from fullrank.experiments.pretrained import MINILM, Pretrained
-from fullrank.experiments.run_folder import check_place, claim, finished_result, open_finetuning
-from fullrank.files import write_json
-from fullrank.kernels import kernel
+from fullrank.core.errors import InputError
+from fullrank.data.batches import Encoded, ExampleBatch, ExampleBatches, by_length, subset
+from fullrank.data.glue import GLUE, Examples, GlueTask, load_glue, locate, submission_rows, write_submission
+from fullrank.evaluation.tasks import glue_scores
+from fullrank.experiments.models import Pretrained, check_length, load_pretrained, padding_of
+from fullrank.experiments.task import Parts, Prepared, Say
 from fullrank.training.checkpoint import load_weights
-from fullrank.training.device import lock_folder, prepare_machine, seed_everything
-from fullrank.training.loop import fit
-from fullrank.training.observers import make_observers
-from fullrank.training.optimizer import Groups, make_optimizer, parameter_groups
-from fullrank.training.phases import make_plan
-from fullrank.training.schedule import make_schedule
-from fullrank.training.values import Batches, Evaluate, Objective
+from fullrank.training.device import device_of
+from fullrank.training.optimizer import Groups, parameter_groups
+from fullrank.training.values import EvaluationResult, FitResult, Loss, Objective, TrainingPosition
 
-Say = Callable[[str], None]
-
-
-class TaskData(Protocol):
-    """The read files of a task; `sha256` of each split identifies them."""
-
-    @property
-    def sha256(self) -> Mapping[str, str]: ...
+# -- shared by GLUE and SQuAD ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class FineParts:
-    """What a task puts together for a run.
-
-    measure: final figures of every labelled split, and the files of predictions it writes into a folder.
-    metrics: the task's scores; the first one is the headline, by which a checkpoint is the best.
-    told: entries of `result.json` that are the task's own.
-    """
-
-    batches: Batches
-    objective: Objective
-    judge: Evaluate
-    measure: Callable[[nn.Module, Path], dict[str, Any]]
-    metrics: tuple[str, ...]
-    told: Mapping[str, Any] = field(default_factory=dict)
-
-
-class FineTask(Protocol):
-    """What differs between GLUE and SQuAD."""
-
-    def read(self, config: FinetuneConfig, say: Say) -> Any:
-        """The files of the task, checked: a `TaskData`."""
-        ...
-
-    def model(self, config: FinetuneConfig, data: Any) -> Pretrained:
-        """The encoder with a fresh output layer."""
-        ...
-
-    def parts(self, config: FinetuneConfig, data: Any, pretrained: Pretrained) -> FineParts:
-        """Batches, objective and measures."""
-        ...
-
-
-@dataclass(frozen=True)
-class _Judging:
-    """What the loop reads of the eval section."""
-
+class _EvaluationOptions:
     every_steps: int | None
     every_epochs: float | None
     metric: str
 
 
-def task_of(config: FinetuneConfig) -> FineTask:
-    """The task that a configuration names."""
-    if config.data.answers:
-        from fullrank.experiments.finetuning_squad import SquadTuning
-
-        return SquadTuning()
-    from fullrank.experiments.finetuning_glue import GlueTuning
-
-    return GlueTuning()
-
-
-def finetune(
-    resolved: Resolved[FinetuneConfig],
+def tuning_parts(
+    config: FinetuneConfig,
+    pretrained: Pretrained,
     folder: Path,
     *,
-    kernel_name: str = "auto",
-    quiet: bool = False,
-    say: Say = print,
-) -> dict[str, Any]:
-    """Fine-tune what `resolved` says in `folder` (continuing a run that was stopped there) and return its `result.json`."""
-    config = absolute(resolved.config)
-    task = task_of(config)
-    check_place(folder)
-    data = task.read(config, say)
-    identity = {
-        "name": resolved.row or folder.name,
-        "recipe": resolved.recipe,
-        "row": resolved.row,
-        "scale": resolved.scale,
-        "paper": resolved.paper,
-        "kernel": kernel_name,
-        "text": dict(data.sha256),
-    }
-    with lock_folder(folder, lend=True), kernel(kernel_name):
-        if claim(folder, config, identity):
-            finished = finished_result(folder)
-            if finished is not None:
-                say(f"{folder}: already finished")
-                return finished
-        return _train(config, identity, task, data, folder, quiet)
+    train: Encoded,
+    objective: Objective[ExampleBatch],
+    evaluate: Callable[[nn.Module], EvaluationResult],
+    measure: Callable[[nn.Module], dict[str, Any]],
+    metrics: tuple[str, ...],
+    entries: Mapping[str, Any],
+) -> Parts:
+    """The parts of a run of fine-tuning.
 
+    measure: final figures of every labelled split; it writes the files of predictions. metrics: the task's scores; by the
+    first one a checkpoint is the best. entries: the task's own entries of result.json.
+    """
+    model = pretrained.model
+    batches = ExampleBatches(
+        train,
+        batch_size=config.train.batch_size,
+        seed=config.train.seed,
+        group_by_length=config.train.group_by_length,
+    )
+    options = config.train.options(batches.batches_per_epoch)
+    # null: once, at the end, which comes by itself
+    every_epochs = config.eval.every_epochs or (None if config.eval.every_steps else float(2**31))
 
-def resume(folder: Path, *, quiet: bool = False, say: Say = print) -> dict[str, Any]:
-    """Go on with the fine-tuning in `folder` exactly where it stopped."""
-    config, identity = open_finetuning(folder)
-    resolved = Resolved(config, identity["recipe"], identity["row"], identity["scale"], identity["paper"])
-    return finetune(resolved, folder, kernel_name=identity.get("kernel", "auto"), quiet=quiet, say=say)
+    def result(done: FitResult) -> dict[str, Any]:
+        if config.eval.checkpoint == "best" and done.best_step != done.steps:
+            load_weights(model, folder / "checkpoints" / "best")
+        model.eval()
+        final, parameters = measure(model), dict(model.named_parameters())
+        if config.train.keep_model:
+            model.save_pretrained(folder / "model")
+            pretrained.tokenizer.save_pretrained(folder / "model")
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # with optimizer state: three times the model
+        return {
+            "kind": "finetuning",
+            "parameters": {
+                "total": sum(p.numel() for p in parameters.values()),
+                "mixing": sum(parameters[name].numel() for name in mixing_names(model)),
+                "fresh": sum(parameters[name].numel() for name in pretrained.fresh if name in parameters),
+            },
+            "final": final,
+            "metrics": list(metrics),
+            "checkpoint": config.eval.checkpoint,
+            "best": {"step": done.best_step, metrics[0]: done.best_metric},
+            **entries,
+            "ms_per_step": done.ms_per_step,
+        }
 
-
-def absolute(config: FinetuneConfig) -> FinetuneConfig:
-    """The same files and the same encoder from any working directory."""
-
-    def there(path: str) -> str:
-        return str(Path(path).expanduser().resolve())
-
-    data, name = config.data, config.model.pretrained
-    folder = there(name) if name != MINILM and Path(name).expanduser().is_dir() else name
-    places = {key: there(path) for key in ("dir", "cache") if (path := getattr(data, key)) is not None}
-    return dataclasses.replace(
-        config,
-        model=dataclasses.replace(config.model, pretrained=folder),
-        data=dataclasses.replace(data, dir=places.get("dir"), cache=places.get("cache")),
+    return Parts(
+        model,
+        objective,
+        batches,
+        evaluate,
+        options,
+        _EvaluationOptions(config.eval.every_steps, every_epochs, metrics[0]),
+        groups_of(model, options.weight_decay, config.train.mixing_scale),
+        result,
+        {"transformers": importlib.metadata.version("transformers")},
     )
 
 
 def mixing_names(model: nn.Module) -> set[str]:
-    """The parameters that were grafted in, by name."""
+    """The names of the injected parameters."""
     return {name for name, _ in model.named_parameters() if ".fullrank." in f".{name}"}
 
 
 def groups_of(model: nn.Module, weight_decay: float, mixing_scale: float) -> Groups:
-    """The usual parameter groups, with mixing parameters in one of their own: another learning rate, and no decay."""
+    """The usual parameter groups, and one of mixing parameters: another learning rate, and no decay."""
     names = mixing_names(model)
     grafted = {id(p) for name, p in model.named_parameters() if name in names}
     groups: Groups = []
@@ -166,73 +119,189 @@ def groups_of(model: nn.Module, weight_decay: float, mixing_scale: float) -> Gro
     return [group for group in groups if group["params"]]
 
 
-def _train(
-    config: FinetuneConfig, identity: dict[str, Any], task: FineTask, data: Any, folder: Path, quiet: bool
-) -> dict[str, Any]:
-    device = prepare_machine(config.train)
-    seed_everything(config.train.seed)  # the output layer is drawn
-    pretrained = task.model(config, data)
-    model: nn.Module = pretrained.model.to(device)
-    parts = task.parts(config, data, pretrained)
-    options = config.train.options(parts.batches.batches_per_epoch)
-    judging = _Judging(
-        config.eval.every_steps,
-        # null: once, at the end, which comes by itself
-        config.eval.every_epochs or (None if config.eval.every_steps else float(2**31)),
-        parts.metrics[0],
+# -- GLUE ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GlueData:
+    """The splits of a task; of MNLI the development split is that of matched genres, `others` has the mismatched ones.
+
+    tests: the splits that the test server judges, where a submission is asked for.
+    """
+
+    task: GlueTask
+    train: Examples
+    dev: Examples
+    others: Mapping[str, Examples]
+    tests: Mapping[str, Examples]
+
+    @property
+    def sha256(self) -> dict[str, str]:
+        return {name: examples.sha256 for name, examples in (self.labelled() | {"train": self.train}).items()}
+
+    def labelled(self) -> dict[str, Examples]:
+        """The splits that are measured."""
+        return {"dev": self.dev, **self.others}
+
+
+class GlueTuning:
+    """Fine-tuning on a task of GLUE: sentences, or pairs of them, with a label or a number (`task.Task`)."""
+
+    def check(self, config: FinetuneConfig) -> None:
+        """Nothing is left to check: a configuration that is built is whole."""
+
+    def prepare(
+        self, config: FinetuneConfig, identity: Mapping[str, Any], allow_slice: bool, say: Say
+    ) -> Prepared[FinetuneConfig, GlueData]:
+        data = config.data
+        task = GLUE[data.task]
+
+        def load(split: str, most: int | None) -> Examples:
+            examples = load_glue(task, split, data.dir, data.cache, say)
+            chosen = subset(len(examples), most, data.subset_seed)
+            return examples if len(chosen) == len(examples) else examples.take(chosen)
+
+        train, dev = load("train", data.max_train), load(task.dev_splits[0], data.max_eval)
+        others: dict[str, Examples] = {}
+        for split in task.dev_splits[1:]:
+            if data.dir is not None and locate(task, split, Path(data.dir)) is None:
+                say(f"{config.data.name}: measured without {split}, for {data.dir} has no file of it")
+            else:
+                others[split] = load(split, data.max_eval)
+        # read before training, so that a file that is missing or not whole is not found after it
+        tests = {split: load(split, None) for split in task.test_splits} if config.eval.test else {}
+        for split, examples in tests.items():
+            submission_rows(task, split, examples)
+        read = GlueData(task, train, dev, others, tests)
+        return Prepared(config, read, config.data.name, {"text": read.sha256})
+
+    def parts(self, config: FinetuneConfig, corpus: GlueData, folder: Path, device: torch.device) -> Parts:
+        task, size, longest = corpus.task, config.eval.batch_size, config.data.max_length
+        labels = 1 if task.labels is None else len(task.labels)
+        pretrained = load_pretrained(config.model, "classification", num_labels=labels).to(device)
+        train = encode(pretrained, corpus.train, longest)
+        splits = {name: (encode(pretrained, split, longest), split) for name, split in corpus.labelled().items()}
+
+        def evaluate(model: nn.Module) -> EvaluationResult:
+            encoded, examples = splits["dev"]
+            return score(task, logits_of(model, encoded, size), examples)
+
+        def measure(model: nn.Module) -> dict[str, Any]:
+            figures: dict[str, Any] = {}
+            for name, (encoded, examples) in splits.items():
+                logits = logits_of(model, encoded, size)
+                result = score(task, logits, examples)
+                figures[name] = {**result.scores, "loss": result.nll / result.tokens, "examples": result.tokens}
+                _write_predictions(folder / f"predictions-{name}.tsv", predicted(logits), examples)
+            for name, examples in corpus.tests.items():
+                logits = logits_of(model, encode(pretrained, examples, longest), size)
+                write_submission(task, name, predicted(logits), folder / "submission", examples)
+            return figures
+
+        return tuning_parts(
+            config,
+            pretrained,
+            folder,
+            train=train,
+            objective=LabelObjective(pretrained.model, _targets(corpus.train, task.labels is None), device),
+            evaluate=evaluate,
+            measure=measure,
+            metrics=task.metrics,
+            entries={
+                "task": config.data.name,
+                "title": task.title,
+                "slice": {"train": corpus.train.is_slice} | {name: part.is_slice for name, (_, part) in splits.items()},
+                "examples": {"train": len(corpus.train)} | {name: len(part) for name, (_, part) in splits.items()},
+                "protocol": f"development split, fp32, at most {longest} tokens",
+                "sha256": corpus.sha256,
+            },
+        )
+
+
+class LabelObjective:
+    """Mean cross-entropy of the labels; of a task of numbers (STS-B), the mean squared error."""
+
+    def __init__(self, model: nn.Module, targets: Tensor, device: torch.device) -> None:
+        self.model, self.targets, self.device = model, targets, device
+
+    def __call__(self, batch: ExampleBatch, carry: Mapping[str, Tensor], position: TrainingPosition) -> Loss:
+        count, read = len(batch.indices), batch.tokens
+        inputs = {name: tensor.to(self.device) for name, tensor in batch.inputs.items()}
+        logits = self.model(**inputs).logits.float()
+        targets = self.targets[torch.from_numpy(batch.indices)].to(self.device)
+        value = _loss(logits, targets)
+        return Loss(value, value.detach() * count, count, read=read)
+
+
+def encode(pretrained: Pretrained, examples: Examples, max_length: int | None) -> Encoded:
+    """Token ids with the special tokens of the encoder; of a pair that is too long, the longer side loses tokens first.
+
+    InputError where the encoder reads fewer tokens than `data.max_length` says, and where that leaves no room for a text.
+    """
+    check_length(pretrained, max_length)
+    tokenizer, least = pretrained.tokenizer, 1 if examples.second is None else 2
+    special = tokenizer.num_special_tokens_to_add(pair=examples.second is not None)
+    if max_length is not None and max_length < special + least:
+        raise InputError(
+            f"data.max_length: at least {special + least}, of which {special} are special tokens of this encoder, given "
+            f"{max_length}"
+        )
+    encoded = tokenizer(
+        examples.first, examples.second, truncation="longest_first", max_length=max_length, return_attention_mask=True
     )
-    done = fit(
-        model,
-        objective=parts.objective,
-        batches=parts.batches,
-        evaluate=parts.judge,
-        optimizer=make_optimizer(
-            options.optimizer, groups_of(model, options.weight_decay, config.train.mixing_scale), options
-        ),
-        schedule=make_schedule(options, make_plan(options, judging, parts.batches).total_steps),
-        options=options,
-        eval_options=judging,
-        folder=folder,
-        observers=make_observers(
-            folder, track=options.track, config=dataclasses.asdict(config), label=str(identity["name"]), quiet=quiet
-        ),
+    return Encoded(
+        {name: encoded[name] for name in encoded if name in ("input_ids", "token_type_ids", "attention_mask")},
+        padding_of(tokenizer),
     )
-    if config.eval.checkpoint == "best" and done.best_step != done.steps:
-        load_weights(model, folder / "checkpoints" / "best")
+
+
+def logits_of(model: nn.Module, examples: Encoded, batch_size: int) -> Tensor:
+    """(T, labels) in the order of the examples, on the CPU; in evaluation mode."""
+    device = device_of(model)
+    training, parts = model.training, list[Tensor]()
+    indices = list[np.ndarray]()
     model.eval()
-    final = parts.measure(model, folder)
-    names = mixing_names(model)
-    parameters = dict(model.named_parameters())
-    if config.train.keep_model:
-        model.save_pretrained(folder / "model")  # type: ignore[operator]
-        pretrained.tokenizer.save_pretrained(folder / "model")
-    result = {
-        **{key: identity[key] for key in ("name", "recipe", "row", "scale", "paper", "kernel")},
-        "kind": "finetuning",
-        "seed": options.seed,
-        "parameters": {
-            "total": sum(p.numel() for p in parameters.values()),
-            "mixing": sum(parameters[name].numel() for name in names),
-            "fresh": sum(parameters[name].numel() for name in pretrained.fresh if name in parameters),
-        },
-        "final": final,
-        "metrics": list(parts.metrics),
-        "checkpoint": config.eval.checkpoint,
-        "best": {"step": done.best_step, parts.metrics[0]: done.best_metric},
-        **parts.told,
-        "sha256": dict(data.sha256),
-        "steps": done.steps,
-        "epochs": done.epochs,
-        "tokens_seen": done.tokens,
-        "tokens_per_second": done.tokens_per_second,
-        "ms_per_step": done.ms_per_step,
-        "wall_seconds": done.seconds,
-        "peak_memory_mib": done.peak_memory_mib,
-        "environment": {
-            **environment(device, options.precision),
-            "transformers": importlib.metadata.version("transformers"),
-        },
-    }
-    write_json(folder / "result.json", result)
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # with optimizer state: three times the model
-    return result
+    with torch.no_grad():
+        for batch in by_length(examples, batch_size):
+            inputs = {name: tensor.to(device) for name, tensor in batch.inputs.items()}
+            parts.append(model(**inputs).logits.float().cpu())
+            indices.append(batch.indices)
+    model.train(training)
+    logits = torch.cat(parts)
+    ordered = torch.empty_like(logits)
+    ordered[torch.from_numpy(np.concatenate(indices))] = logits
+    return ordered
+
+
+def predicted(logits: Tensor) -> np.ndarray:
+    """The likeliest label of each row; where there is one output, the number itself."""
+    return (logits[:, 0] if logits.shape[1] == 1 else logits.argmax(-1)).numpy()
+
+
+def score(task: GlueTask, logits: Tensor, examples: Examples) -> EvaluationResult:
+    """Summed loss, and the official scores of the task."""
+    targets = _targets(examples, task.labels is None)
+    loss = float(_loss(logits.double(), targets if targets.dtype == torch.int64 else targets.double()))
+    return EvaluationResult(
+        loss * len(targets), len(targets), glue_scores(task, predicted(logits), examples.known_labels())
+    )
+
+
+def _loss(logits: Tensor, targets: Tensor) -> Tensor:
+    if targets.is_floating_point():
+        return F.mse_loss(logits[:, 0], targets)
+    return F.cross_entropy(logits, targets)
+
+
+def _targets(examples: Examples, regression: bool) -> Tensor:
+    return torch.from_numpy(examples.known_labels().astype(np.float32 if regression else np.int64))
+
+
+def _write_predictions(path: Path, predictions: np.ndarray, examples: Examples) -> None:
+    """Write a line of index, label and prediction for every example, for later tests of differences."""
+    lines = ["index\tlabel\tprediction"]
+    lines += [
+        f"{name}\t{label:g}\t{prediction:.6g}"
+        for name, label, prediction in zip(examples.ids, examples.known_labels(), predictions, strict=True)
+    ]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -22,7 +22,7 @@ from fullrank.core.errors import InputError
 from fullrank.data import load_tokenizer
 from fullrank.evaluation.protocol import Flags, final_protocol
 from fullrank.experiments.completing import Completion, complete
-from fullrank.experiments.measuring import check_length
+from fullrank.experiments.measure import check_length
 from fullrank.experiments.scoring import Passage, Score, ending, open_causal, passages, score
 from fullrank.kernels import kernel
 from fullrank.training.device import choose_device

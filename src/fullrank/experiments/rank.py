@@ -17,10 +17,10 @@ from fullrank.core.errors import InputError
 from fullrank.data import Tokenizer, load_tokenizer
 from fullrank.data.files import Section, pieces
 from fullrank.evaluation.protocol import final_protocol
-from fullrank.experiments.hugging_face import load_causal
-from fullrank.experiments.language_modeling import corpus_of
-from fullrank.experiments.run import Say
+from fullrank.experiments.evaluate import corpus_of
+from fullrank.experiments.models import load_causal
 from fullrank.experiments.run_folder import is_run, open_run
+from fullrank.experiments.task import Say
 from fullrank.training.device import choose_device
 
 SPLIT, LENGTH = "valid", 128  # the text of a run; tokens of a segment where nothing else says

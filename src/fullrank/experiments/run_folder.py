@@ -1,4 +1,4 @@
-"""A run folder: what it is called, what identifies it, and when it may be used again."""
+"""A run folder: its name, its identity, and when it may be used again."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fullrank.config.data import DataConfig
-from fullrank.config.finetune import FinetuneConfig, finetunes
+from fullrank.config.finetune import FinetuneConfig, PretrainedConfig, finetunes
 from fullrank.config.load import build, build_finetune, flatten, read_yaml, to_dict, to_yaml
 from fullrank.config.recipe import Resolved, load
-from fullrank.config.run import RunConfig
+from fullrank.config.run import DataConfig, RunConfig
 from fullrank.core.errors import FullRankError, InputError
 from fullrank.files import write_json, write_text
+
+MINILM = "minilm"  # an encoder that is no folder and needs no hub: all-MiniLM-L6-v2 inside a Python package
 
 
 def default_folder(resolved: Resolved[RunConfig | FinetuneConfig]) -> Path:
@@ -28,58 +29,58 @@ def default_folder(resolved: Resolved[RunConfig | FinetuneConfig]) -> Path:
     return Path("runs") / table / "-".join([resolved.row, *scale, seed])
 
 
-def absolute(data: DataConfig) -> DataConfig:
-    """The same corpus from any working directory; given files are meant relative to `data.dir`."""
+# -- paths that mean the same from any working directory -------------------------------------------------------------
+
+
+def absolute(config: RunConfig | FinetuneConfig) -> RunConfig | FinetuneConfig:
+    """The same data, and the same encoder, from any working directory."""
+    if isinstance(config, RunConfig):
+        return dataclasses.replace(config, data=_absolute_data(config.data))
+    data = dataclasses.replace(config.data, dir=_resolved(config.data.dir), cache=_resolved(config.data.cache))
+    return dataclasses.replace(config, model=_absolute_encoder(config.model), data=data)
+
+
+def _resolved(path: str | None) -> str | None:
+    return None if path is None else str(Path(path).expanduser().resolve())
+
+
+def _absolute_data(data: DataConfig) -> DataConfig:
+    """Files are relative to `data.dir`."""
     base = Path(data.dir or ".").expanduser().resolve()
 
-    def there(path: str | list[str] | None) -> Any:
+    def below(path: str | list[str] | None) -> Any:
         if path is None:
             return None
-        return [str(base / Path(p).expanduser()) for p in path] if isinstance(path, list) else there([path])[0]
-
-    def folder(path: str | None) -> str | None:
-        return None if path is None else str(Path(path).expanduser().resolve())
+        return [str(base / Path(p).expanduser()) for p in path] if isinstance(path, list) else below([path])[0]
 
     return dataclasses.replace(
         data,
-        train=there(data.train),
-        valid=there(data.valid),
-        test=there(data.test),
-        codes=there(data.codes),
-        dir=folder(data.dir),
-        cache=folder(data.cache),
+        train=below(data.train),
+        valid=below(data.valid),
+        test=below(data.test),
+        codes=below(data.codes),
+        dir=_resolved(data.dir),
+        cache=_resolved(data.cache),
     )
 
 
+def _absolute_encoder(model: PretrainedConfig) -> PretrainedConfig:
+    """A folder; any other name is that of a model on the hub."""
+    name = model.pretrained
+    is_folder = name != MINILM and Path(name).expanduser().is_dir()
+    return dataclasses.replace(model, pretrained=_resolved(name)) if is_folder else model
+
+
+# -- opening ---------------------------------------------------------------------------------------------------------
+
+
 def is_run(folder: Path) -> bool:
-    """Whether `folder` holds a run, finished or not."""
+    """True if `folder` holds a run, finished or not."""
     return (folder / "config.yaml").is_file() and (folder / "run.json").is_file()
 
 
-def open_run(folder: Path) -> tuple[RunConfig, dict[str, Any]]:
-    """The configuration and the identity (`run.json`) of the run in `folder`; InputError if there is none.
-
-    InputError as well for a run of fine-tuning, whose model is not one of ours.
-    """
-    config, identity = open_any(folder)
-    if isinstance(config, FinetuneConfig):
-        raise InputError(
-            f"{folder}: a run of fine-tuning on {config.data.name}; its figures are in result.json, its model in model/, and "
-            f"`fullrank finetune {folder}` goes on with it"
-        )
-    return config, identity
-
-
-def open_finetuning(folder: Path) -> tuple[FinetuneConfig, dict[str, Any]]:
-    """The same of a run of fine-tuning; InputError if it is another."""
-    config, identity = open_any(folder)
-    if not isinstance(config, FinetuneConfig):
-        raise InputError(f"{folder}: not a run of fine-tuning, but one on {config.data.name}; see `fullrank train`")
-    return config, identity
-
-
 def open_any(folder: Path) -> tuple[RunConfig | FinetuneConfig, dict[str, Any]]:
-    """The same of any run."""
+    """The configuration and the identity (run.json) of the run in `folder`; InputError if there is none."""
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder")
     if not is_run(folder):
@@ -92,24 +93,19 @@ def open_any(folder: Path) -> tuple[RunConfig | FinetuneConfig, dict[str, Any]]:
     return build_finetune(raw) if finetunes(raw) else build(raw), identity
 
 
-def in_table_order(folders: Sequence[Path]) -> list[Path]:
-    """Runs of one recipe in the order of its rows, so that the table begins with the baseline; others as given."""
-
-    def place(folder: Path) -> tuple[str, int]:
-        try:
-            identity = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-            return identity["recipe"], list(load(identity["recipe"]).rows).index(identity["row"])
-        except (OSError, ValueError, KeyError, FullRankError):
-            return "", 0
-
-    places = {folder: place(folder) for folder in folders}
-    if len({recipe for recipe, _ in places.values()}) > 1:
-        return list(folders)
-    return sorted(folders, key=lambda folder: places[folder][1])
+def open_run(folder: Path) -> tuple[RunConfig, dict[str, Any]]:
+    """The same of a run with a model of ours; InputError for a run of fine-tuning."""
+    config, identity = open_any(folder)
+    if isinstance(config, FinetuneConfig):
+        raise InputError(
+            f"{folder}: a run of fine-tuning on {config.data.name}; its figures are in result.json, its model in model/, and "
+            f"`fullrank finetune {folder}` goes on with it"
+        )
+    return config, identity
 
 
 def finished_result(folder: Path) -> dict[str, Any] | None:
-    """The `result.json` of a run that is finished; None of one that is not, or where the file is damaged."""
+    """The result.json of a finished run; None if the run is not finished, or the file is damaged."""
     try:
         result: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -117,27 +113,42 @@ def finished_result(folder: Path) -> dict[str, Any] | None:
     return result
 
 
-def trained(folder: Path) -> bool:
-    """Whether training in `folder` has left anything; a run that failed before its first step has not."""
-    return (folder / "metrics.jsonl").exists() or (folder / "checkpoints").exists()
+def in_table_order(folders: Sequence[Path]) -> list[Path]:
+    """Runs of one recipe in the order of its rows, so that the table begins with the baseline; others as given."""
+
+    def position(folder: Path) -> tuple[str, int]:
+        try:
+            identity = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+            return identity["recipe"], list(load(identity["recipe"]).rows).index(identity["row"])
+        except (OSError, ValueError, KeyError, FullRankError):
+            return "", 0
+
+    positions = {folder: position(folder) for folder in folders}
+    if len({recipe for recipe, _ in positions.values()}) > 1:
+        return list(folders)
+    return sorted(folders, key=lambda folder: positions[folder][1])
 
 
-def check_place(folder: Path) -> None:
-    """Raises InputError unless `folder` is a run, absent, empty, or what a start that was cut short leaves behind."""
+# -- claiming --------------------------------------------------------------------------------------------------------
+
+
+def check_usable(folder: Path) -> None:
+    """Raises InputError unless `folder` is a run, absent, empty, or holds only the first files of an interrupted start."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--out {folder}: a file of that name exists; give another folder")
-    left = (".lock", "run.json", ".run.json.", ".config.yaml.")
-    if folder.is_dir() and not is_run(folder) and not all(path.name.startswith(left) for path in folder.iterdir()):
+    first = (".lock", "run.json", ".run.json.", ".config.yaml.")
+    if folder.is_dir() and not is_run(folder) and not all(path.name.startswith(first) for path in folder.iterdir()):
         raise InputError(f"{folder} is not empty and holds no run; give another --out")
 
 
 def claim(folder: Path, config: RunConfig | FinetuneConfig, identity: Mapping[str, Any]) -> bool:
     """Make `folder` the home of this run; True if the same run already lives there and is to be continued.
 
-    Raises InputError if it holds anything else: nothing is ever overwritten.
+    Raises InputError if it holds anything else: a trained run is never overwritten.
     """
-    check_place(folder)
-    if is_run(folder) and trained(folder):
+    check_usable(folder)
+    trained = (folder / "metrics.jsonl").exists() or (folder / "checkpoints").exists()
+    if is_run(folder) and trained:
         before, known = open_any(folder)
         old, new = flatten(to_dict(before)), flatten(to_dict(config))
         other = [key for key in {**new, **old} if old.get(key) != new.get(key)]

@@ -1,9 +1,8 @@
-"""A model measured on a text: blocks, sliding windows, or streams with memory. Every token is scored exactly once."""
+"""Measuring a language model on a text: blocks, sliding windows, or streams with memory. Every token is scored once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -60,12 +59,14 @@ def measure(
             )
             score = _score_streams
     batches = (source.batch(0, index) for index in range(source.batches_per_epoch))
-    with _in_evaluation(model), torch.no_grad():
-        model = model.with_memory(
-            protocol.memory_length, same_length=protocol.same_length, clamp_length=protocol.clamp_length
-        )
-        found = score(model, batches, device)
-    return replace(found, last_position=None) if protocol.next_token else found
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            result = score(_with_memory(model, protocol), batches, device)
+    finally:
+        model.train(training)
+    return replace(result, last_position=None) if protocol.next_token else result
 
 
 def check_length(model: LanguageModel, protocol: EvaluationProtocol, tokens: int) -> None:
@@ -157,11 +158,7 @@ def _without_padded_columns(batch: Batch) -> Batch:
     return Batch(batch.inputs[:, :last], batch.targets[:, :last], batch.weights[:, :last])
 
 
-@contextmanager
-def _in_evaluation(model: LanguageModel) -> Iterator[None]:
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
+def _with_memory(model: LanguageModel, protocol: EvaluationProtocol) -> LanguageModel:
+    return model.with_memory(
+        protocol.memory_length, same_length=protocol.same_length, clamp_length=protocol.clamp_length
+    )

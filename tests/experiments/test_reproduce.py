@@ -1,4 +1,4 @@
-"""Which runs one command of fine-tuning makes, and what it refuses."""
+"""The runs of one command, and what it refuses."""
 
 from __future__ import annotations
 
@@ -8,28 +8,26 @@ import pytest
 
 from fullrank.cli import main
 from fullrank.core.errors import InputError
-from fullrank.experiments.finetuning_cells import FineCell, cells_of
+from fullrank.experiments.reproduce import cells, inside
 
 TABLE = "mixhead/table6"
 
 
-def told(cells: list[FineCell]) -> list[tuple[str | None, int, str]]:
-    return [(cell.resolved.row, cell.resolved.config.train.seed, str(cell.folder)) for cell in cells]
-
-
 def test_all_rows_of_a_seed_come_before_the_next_seed() -> None:
-    assert told(cells_of(TABLE, ["all"], "small", 2, ["train.batch_size=8"], Path("here"))) == [
+    planned = inside(cells(TABLE, ["all"], "small", 2, ["train.batch_size=8"]), Path("here"))
+    assert [(cell.row, cell.seed, str(cell.folder)) for cell in planned] == [
         ("plain", 1, "here/plain-small-seed1"),
         ("b", 1, "here/b-small-seed1"),
         ("plain", 2, "here/plain-small-seed2"),
         ("b", 2, "here/b-small-seed2"),
     ]
-    (one,) = cells_of(TABLE, ["b"], None, None, ["train.seed=7"], Path("here"))
-    assert (one.label, str(one.folder)) == ("b, seed 7", "here")
+    assert all(cell.resolved.config.train.batch_size == 8 for cell in planned)
+    (one,) = cells(TABLE, ["b"], overrides=["train.seed=7"])
+    assert (one.row, one.seed, one.finished) == ("b", 7, False)
 
 
 def test_a_row_that_is_named_twice_is_one_run() -> None:
-    assert len(cells_of(TABLE, ["b", "plain", "b"], None, 1, [], None)) == 2
+    assert len(cells(TABLE, ["b", "plain", "b"], None, 1)) == 2
 
 
 @pytest.mark.parametrize(
@@ -38,11 +36,12 @@ def test_a_row_that_is_named_twice_is_one_run() -> None:
         ([], 1, [], "--rows: names no row; mixhead/table6 has plain, b"),
         (["c"], 1, [], "--rows: mixhead/table6 has no row 'c'"),
         (["b"], 2, ["train.seed=3"], "train.seed: --seeds N trains seeds 1 to N"),
+        (["b"], 0, [], "--seeds: one or more, given 0"),
     ],
 )
 def test_what_is_refused(rows: list[str], seeds: int, overrides: list[str], message: str) -> None:
     with pytest.raises(InputError) as error:
-        cells_of(TABLE, rows, None, seeds, overrides, None)
+        cells(TABLE, rows, None, seeds, overrides)
     assert message in str(error.value)
 
 

@@ -1,0 +1,169 @@
+"""The contract of a task. `run.train` is the one way from a configuration to a result; what differs is here.
+
+    prepare the data -> claim the run folder -> model, objective, batches -> fit -> figures of the best and last -> result.json
+
+Language models, masked models, translation and fine-tuning are the four tasks (`run.TASKS`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from fullrank.analysis.size import parameters_by_part
+from fullrank.config.finetune import FinetuneConfig
+from fullrank.config.run import RunConfig, TrainConfig
+from fullrank.core.attention import Trace
+from fullrank.core.errors import FullRankError
+from fullrank.core.penalty import orthogonality, overlap
+from fullrank.evaluation.protocol import Flags
+from fullrank.training.optimizer import Groups
+from fullrank.training.values import Batches, Evaluate, EvaluationOptions, FitResult, Objective
+
+Say = Callable[[str], None]
+Config = TypeVar("Config", bound=RunConfig | FinetuneConfig)
+Corpus = TypeVar("Corpus")
+
+
+@dataclass(frozen=True)
+class Prepared(Generic[Config, Corpus]):
+    """The data of a run, and `config` with the sizes that it takes from them.
+
+    label: its name for people. identity: entries of run.json that say which data these are: `text` holds a checksum of each
+    split, `vocabulary` a fingerprint. save: writes the tokenizers into the run folder.
+    """
+
+    config: Config
+    corpus: Corpus
+    label: str
+    identity: Mapping[str, Any]
+    save: Callable[[Path], None] = lambda folder: None
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts that a task gives to the training loop.
+
+    evaluate: the evaluation while training. groups: parameter groups of the optimizer.
+    result: the task's own entries of result.json, measured after training; it may leave files in the run folder.
+    versions: versions of other packages that the result depends on.
+    """
+
+    model: nn.Module
+    objective: Objective[Any]
+    batches: Batches[Any]
+    evaluate: Evaluate
+    options: TrainConfig
+    eval_options: EvaluationOptions
+    groups: Groups
+    result: Callable[[FitResult], dict[str, Any]]
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+class Task(Protocol[Config, Corpus]):
+    """One kind of run. It has no state: everything is in the configuration and the data."""
+
+    def check(self, config: Config) -> None:
+        """Raises ConfigError for faults that are known before any work."""
+
+    def prepare(
+        self, config: Config, identity: Mapping[str, Any], allow_slice: bool, say: Say
+    ) -> Prepared[Config, Corpus]:
+        """Read or build the data. `identity`: the run.json of a run that is resumed, whose data are used if they are there."""
+        ...
+
+    def parts(self, config: Config, corpus: Corpus, folder: Path, device: torch.device) -> Parts:
+        """Build model, objective, batches and measures of a run."""
+        ...
+
+
+@dataclass(frozen=True)
+class EvaluationRequest:
+    """A measurement of a run after training. None: as the run itself is measured.
+
+    flags: protocol of language models. search: changes of `Search`, of translations.
+    """
+
+    split: str
+    checkpoint: str = "best"
+    flags: Flags | None = None
+    search: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Figures of a split, and the protocol they were measured by, in words and as plain values."""
+
+    figures: Mapping[str, Any]
+    protocol: str
+    protocol_settings: Mapping[str, Any]
+
+
+class TextTask(Task[RunConfig, Corpus], Protocol[Corpus]):
+    """A task whose runs hold a model of ours, which can be measured again."""
+
+    def measure(
+        self, config: RunConfig, corpus: Corpus, folder: Path, request: EvaluationRequest, device: torch.device
+    ) -> Measured:
+        """The figures of a checkpoint of the run in `folder`, in fp32."""
+        ...
+
+
+# -- shared by the tasks ---------------------------------------------------------------------------------------------
+
+
+def reopen(
+    identity: Mapping[str, Any], load: Callable[[Path], Corpus], checksums: Callable[[Corpus], Mapping[str, str]]
+) -> Corpus | None:
+    """The prepared data that a run was started on, if they are still there and whole: the text may be gone by now."""
+    try:
+        corpus = load(Path(identity["prepared"]))
+    except (KeyError, FullRankError):
+        return None
+    return corpus if checksums(corpus) == identity.get("text") else None
+
+
+def trained_entries(
+    config: RunConfig,
+    model: nn.Module,
+    done: FitResult,
+    measure: Callable[[str], dict[str, Any]],
+    *,
+    evaluation: Mapping[str, Any],
+    entries: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The entries of result.json about a model of ours: parameters, figures of the best and the last checkpoint.
+
+    measure: figures of every split of a checkpoint. evaluation: the protocol while training; entries: the task's own.
+    """
+    final = measure("best")
+    last = final if done.best_step == done.steps else measure("last")
+    counts = parameters_by_part(model)
+    return {
+        "parameters": counts,
+        "mixing_parameters": counts["mixing"],
+        "final": final,
+        "last": last,
+        "best": {"step": done.best_step, "nll": done.best_nll, config.eval.metric: done.best_metric, **evaluation},
+        **entries,
+    }
+
+
+def penalized(value: Tensor, trace: Trace | None, options: TrainConfig) -> Tensor:
+    """`value` plus the penalties of Mixhead Eq. 16 and 20, over the layers in `trace` (none where all are skipped)."""
+    if trace is not None and trace.layers:
+        if options.orthogonality:
+            value = value + options.orthogonality * orthogonality(trace)
+        if options.overlap:
+            value = value + options.overlap * overlap(trace)
+    return value
+
+
+def trace_for(options: TrainConfig) -> Trace | None:
+    """A trace where a penalty needs one."""
+    return Trace() if options.orthogonality or options.overlap else None
