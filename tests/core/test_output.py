@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fullrank as fr
+from fullrank.core import engine
 from fullrank.core.embedding import TokenEmbedding
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.output import Output, SoftmaxOutput
@@ -65,6 +66,13 @@ def check(case: Case, dtype: torch.dtype = DOUBLE, targets: Tensor | None = None
 @pytest.mark.parametrize("kernel", ["auto", "reference"])
 def test_every_probability_and_every_gradient(case: Case, kernel: str) -> None:
     with fr.kernel(kernel):
+        check(case)
+
+
+def test_without_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in an exported folder, which has core alone."""
+    monkeypatch.setattr(engine, "load", None)
+    for case in KINDS.values():
         check(case)
 
 

@@ -353,43 +353,35 @@ class AdaptiveSoftmax(Output):
         for bias in (*self.biases, *([] if self.class_bias is None else [self.class_bias])):
             nn.init.zeros_(bias)
 
-    def matrix(self, i: int) -> Tensor:
-        """W_i (V_i, E // div_val^i), the own one or the input's."""
-        return self._tied[0].weights[i] if self._tied else self.weights[i]
-
-    def projection(self, i: int) -> Tensor | None:
-        """P_i (E, E // div_val^i), the own one or the input's; None where hidden states are read as they are."""
-        if str(i) in self.projections:
-            return self.projections[str(i)]
-        shared = i > 0 and self._tied_projections and self.clusters.projected
-        return self._tied[0].projections[i] if shared else None
+    def _clusters(self) -> tuple[Cluster, ...]:
+        """The matrices of head and tails, each the own one or the input's."""
+        weights: list[Tensor] = [*(self._tied[0].weights if self._tied else self.weights)]
+        biases: list[Tensor | None] = [*self.biases] if len(self.biases) else [None] * len(weights)
+        shared = self._tied[0].projections if self._tied_projections and self.clusters.projected else []
+        projections = {i: projection for i, projection in enumerate(shared) if i > 0}
+        projections |= {int(i): projection for i, projection in self.projections.items()}
+        weights[0] = torch.cat((weights[0], self.class_weight))
+        if self.class_bias is not None:
+            biases[0] = torch.cat((self.biases[0], self.class_bias))
+        dropout = self.tail_dropout.p if self.training else 0.0
+        return tuple(
+            Cluster(weight, bias, projections.get(i), dropout if i > 0 else 0.0)
+            for i, (weight, bias) in enumerate(zip(weights, biases, strict=True))
+        )
 
     def components(self, hidden: Tensor) -> Components:
         if self.mixture is None:
             states, log_prior = hidden.flatten(0, -2)[:, None], None
         else:
             states, log_prior = self.mixture(hidden)
-        weights = [self.matrix(i) for i in range(len(self.clusters.sizes))]
-        biases: list[Tensor | None] = list(self.biases) if len(self.biases) else [None] * len(weights)
-        weights[0] = torch.cat((weights[0], self.class_weight))
-        if self.class_bias is not None:
-            biases[0] = torch.cat((self.biases[0], self.class_bias))
-        dropout = self.tail_dropout.p if self.training else 0.0
-        clusters = tuple(
-            Cluster(weight, bias, self.projection(i), dropout if i > 0 else 0.0)
-            for i, (weight, bias) in enumerate(zip(weights, biases, strict=True))
-        )
-        return Components(states, log_prior, clusters, self.normalize, self.epsilon)
+        return Components(states, log_prior, self._clusters(), self.normalize, self.epsilon)
 
     def flops_per_token(self) -> float:
         """As in the contract, for a text that follows Zipf's law."""
-        cost = [
-            self.matrix(i).numel() + (0 if (p := self.projection(i)) is None else p.numel())
-            for i in range(len(self.clusters.sizes))
-        ]
-        tails = sum(share * own for share, own in zip(self.clusters.shares()[1:], cost[1:], strict=True))
-        mixtures = 1 if self.mixture is None else self.mixture.mixtures
-        return 2.0 * mixtures * (cost[0] + self.class_weight.numel() + tails)
+        shares = [1.0, *self.clusters.shares()[1:]]  # every token reads the head
+        costs = [c.weight.numel() + (0 if c.projection is None else c.projection.numel()) for c in self._clusters()]
+        flops = 2.0 * sum(share * cost for share, cost in zip(shares, costs, strict=True))
+        return flops if self.mixture is None else self.mixture.mixtures * flops
 
     def extra_repr(self) -> str:
         tied = f", tied={bool(self._tied)}, tied_projections={self._tied_projections}"
