@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from fullrank.config.load import flatten, to_dict
+from fullrank.config.load import flatten
 from fullrank.config.recipe import is_finetuning, load, shipped
 from recipe_counts import config_of, total
 
@@ -245,7 +245,7 @@ def test_rows_of_a_small_table_read_the_same_number_of_tokens(name: str, scale: 
         assert (config.train.steps, config.train.epochs) == (None, None)
         assert all(phase.steps is not None or phase.plateau is not None for phase in config.train.phases[:-1])
         assert all(phase.steps is None and phase.epochs is None for phase in config.train.phases[-1:])
-        settings.append(flatten({key: value for key, value in to_dict(config).items() if key != "model"}))
+        settings.append(flatten({key: value for key, value in config.to_dict().items() if key != "model"}))
     differ = {key for key in settings[0] if any(other[key] != settings[0][key] for other in settings)}
     assert differ <= MAY_DIFFER.get(name, set())
     assert len({flat["train.tokens"] for flat in settings}) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fullrank.config.finetune import FinetuneConfig, GraftConfig
-from fullrank.config.load import flatten, to_dict
+from fullrank.config.load import flatten
 from fullrank.config.recipe import is_finetuning, load, resolve, resolve_any, resolve_finetune, shipped
 from fullrank.core.errors import InputError
 
@@ -101,7 +101,7 @@ def test_small_rows_of_a_task_have_equal_terms(name: str) -> None:
     """Nothing but the mechanism differs: the graft, and the learning rate of its own parameters."""
     rows = list(load(name).rows)
     for task in dict.fromkeys(row.partition("-")[0] for row in rows):
-        one, other = (flatten(to_dict(config_of(name, row, "small"))) for row in rows if row.startswith(f"{task}-"))
+        one, other = (flatten(config_of(name, row, "small").to_dict()) for row in rows if row.startswith(f"{task}-"))
         differ = {key for key in one if one[key] != other[key]}
         assert differ <= {"model.attention.mix", "model.attention.cross_head", "train.mixing_learning_rate"}
         assert differ & {"model.attention.mix", "model.attention.cross_head"}

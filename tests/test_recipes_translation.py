@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fullrank.config.load import build, flatten, to_dict
+from fullrank.config.load import build, flatten
 from fullrank.config.recipe import load
 from fullrank.core.errors import ConfigError
 from recipe_counts import config_of, total
@@ -48,7 +48,7 @@ def test_what_mixing_adds(heads: int, mix: str) -> None:
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_rows_of_table_4_differ_in_heads_and_mixing_only(scale: str) -> None:
-    base = flatten(to_dict(config_of("mixhead/table4", "h4-plain", scale)))
+    base = flatten(config_of("mixhead/table4", "h4-plain", scale).to_dict())
     for row in load("mixhead/table4").rows:
         config = config_of("mixhead/table4", row, scale)
         heads, mix, *how = row.split("-")
@@ -60,7 +60,7 @@ def test_rows_of_table_4_differ_in_heads_and_mixing_only(scale: str) -> None:
         assert model.of_cross().attention.mix == (model.attention.mix if how == ["cross"] else "none")
         assert decoder.released_decoding == (how == ["released"])
         assert model.of_encoder().attention.mix == model.of_decoder().attention.mix == model.attention.mix
-        flat = flatten(to_dict(config))
+        flat = flatten(config.to_dict())
         assert {key for key in flat if flat[key] != base[key]} <= {
             "model.num_attention_heads", "model.head_dim", "model.attention.mix", "model.decoder.released_cross",
             "model.decoder.released_decoding",
@@ -116,7 +116,7 @@ def test_joined_sentences_are_longer_than_heads_are_wide() -> None:
                 config_of("mixhead/table4", f"h4-{row}", scale),
             )
             assert (joined.model, joined.train, joined.eval) == (single.model, single.train, single.eval)
-            differ = {key for key, value in to_dict(joined.data).items() if value != to_dict(single.data)[key]}
+            differ = {key for key, value in joined.data.to_dict().items() if value != single.data.to_dict()[key]}
             assert differ == {"concatenate"}
             assert joined.data.concatenate is not None
             assert joined.model.head_dim is not None

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from fullrank.config.finetune import finetunes
-from fullrank.config.load import build_model, read_yaml, to_dict
+from fullrank.config.load import read_yaml
 from fullrank.core.config import ModelConfig
 from fullrank.core.errors import InputError, RunError
 
@@ -48,7 +48,7 @@ def save(model: nn.Module, config: ModelConfig, folder: Path) -> None:
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        text = yaml.safe_dump({"model": to_dict(config)}, sort_keys=False)
+        text = yaml.safe_dump({"model": config.to_dict()}, sort_keys=False)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as temporary:
             # bytes first in a folder of their own, then one rename each: a kill in between leaves the old files whole
             save_file(
@@ -86,7 +86,7 @@ def find(path: Path, checkpoint: str) -> tuple[Path, ModelConfig]:
             f"{path}: a run of fine-tuning on {raw['data']['name']}, whose model is one of Hugging Face's and not of ours; "
             f"see `fullrank finetune {path}` and `fullrank report {path}`"
         )
-    config = build_model(raw.get("model") or {})
+    config = ModelConfig.from_dict(raw.get("model") or {})
     candidates = [path / WEIGHTS, path / "checkpoints" / checkpoint / WEIGHTS]
     for candidate in candidates:
         if candidate.is_file():
@@ -111,7 +111,7 @@ def _of_hugging_face(path: Path) -> tuple[Path, ModelConfig]:
     if not (path / WEIGHTS).is_file():
         sharded = "; it is in pieces, save it in one (max_shard_size)" if list(path.glob("*.index.json")) else ""
         raise InputError(f"{path}: holds no weights ({WEIGHTS}){sharded}")
-    return path / WEIGHTS, build_model(section)
+    return path / WEIGHTS, ModelConfig.from_dict(section)
 
 
 def holds_translator(path: Path, checkpoint: str = "best") -> bool:

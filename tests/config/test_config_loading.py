@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from fullrank.config.load import apply_overrides, build, build_model, flatten, merge, parse_yaml, read_yaml, set_dotted
+from fullrank.config.load import apply_overrides, build, flatten, merge, parse_yaml, read_yaml, set_dotted
 from fullrank.config.recipe import parse
+from fullrank.core.config import ModelConfig
 from fullrank.core.errors import ConfigError, InputError
 
 
@@ -43,10 +44,10 @@ def test_unknown_keys(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        ("model: {hidden_size: big}", ["model.hidden_size", "integer", "'big'"]),
-        ("model: {hidden_size: 8.5}", ["model.hidden_size", "integer", "8.5"]),
-        ("model: {hidden_size: [8]}", ["model.hidden_size", "integer", "[8]"]),
-        ("model: {mlp_bias: perhaps}", ["model.mlp_bias", "boolean", "'perhaps'"]),
+        ("model: {hidden_size: big}", ["model.hidden_size", "whole number", "'big'"]),
+        ("model: {hidden_size: 8.5}", ["model.hidden_size", "whole number", "8.5"]),
+        ("model: {hidden_size: [8]}", ["model.hidden_size", "whole number", "[8]"]),
+        ("model: {mlp_bias: perhaps}", ["model.mlp_bias", "true or false", "'perhaps'"]),
         ("model: {norm: middle}", ["model.norm", "'pre' or 'post'", "'middle'"]),
         ("train: {learning_rate: fast}", ["train.learning_rate", "number", "'fast'"]),
         ("train: {betas: [0.9]}", ["train.betas", "[0.9]"]),
@@ -66,16 +67,16 @@ def test_wrong_types_are_named_with_their_key(text: str, parts: list[str]) -> No
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("model: {hidden_size: 0}", "model.hidden_size: a positive whole number, given 0"),
-        ("model: {vocab_size: -1}", "model.vocab_size: a positive whole number, given -1"),
-        ("model: {hidden_size: 10, num_attention_heads: 4}", "model.head_dim: hidden_size 10 is not divisible by "
-         "num_attention_heads 4; change one of them or set model.head_dim"),
+        ("model: {hidden_size: 0}", "model.hidden_size: a positive whole number below 2,147,483,648, given 0"),
+        ("model: {vocab_size: -1}", "model.vocab_size: a positive whole number below 2,147,483,648 or null, given -1"),
+        ("model: {hidden_size: 10, num_attention_heads: 4}", "model.head_dim: model.hidden_size 10 is not divisible by "
+         "model.num_attention_heads 4; change one of them or set model.head_dim"),
         ("model: {position: rotary, head_dim: 7}", "model.head_dim: rotary positions need an even head size, given 7"),
-        ("model: {layer_norm_eps: 0}", "model.layer_norm_eps: a positive number, given 0.0"),
-        ("model: {rope_theta: -1}", "model.rope_theta: a positive number, given -1.0"),
+        ("model: {layer_norm_eps: 0}", "model.layer_norm_eps: a positive number, given 0"),
+        ("model: {rope_theta: -1}", "model.rope_theta: a positive number, given -1"),
         (
             "model: {memory_length: -5}",
-            "model.memory_length: 0, or a whole number of tokens below 2,147,483,648, given -5",
+            "model.memory_length: 0 or a positive whole number below 2,147,483,648, given -5",
         ),
         ("model: {same_length: true}", "model.same_length: goes with a memory; set model.memory_length"),
         (
@@ -91,8 +92,8 @@ def test_wrong_types_are_named_with_their_key(text: str, parts: list[str]) -> No
             "train: {phases: [{name: a, skip: linear}, {name: b}], steps: 9}",
             "train.phases.a: give its end (steps, epochs or plateau); only the last phase may do without",
         ),
-        ("model: {attention: {cross_head: 2}}", "model.attention.cross_head: a probability from 0 to 1, given 2.0"),
-        ("model: {dropout: {residual: 1}}", "model.dropout.residual: a probability below 1, given 1.0"),
+        ("model: {attention: {cross_head: 2}}", "model.attention.cross_head: a probability from 0 to 1, given 2"),
+        ("model: {dropout: {residual: 1}}", "model.dropout.residual: at least 0 and below 1, given 1"),
         ("model: {position: leaned}", "model.position: 'leaned' is not available; did you mean 'learned'? (known: learned, "
          "none, relative, rotary, sinusoidal)"),
         ("model: {position: relative}", "model.attention.score: 'relative' goes with model.position: relative and only with "
@@ -103,9 +104,9 @@ def test_wrong_types_are_named_with_their_key(text: str, parts: list[str]) -> No
         ("model: {position: relativ, attention: {score: relative}}", "model.position: 'relativ' is not available; did you mean "
          "'relative'? (known: learned, none, relative, rotary, sinusoidal)"),
         ("train: {steps: 3, epochs: 2}", "train: give exactly one of steps, epochs, tokens; given steps, epochs"),
-        ("train: {steps: 0}", "train.steps: a positive number, given 0"),
+        ("train: {steps: 0}", "train.steps: a positive whole number below 9,223,372,036,854,775,808 or null, given 0"),
         ("train: {learning_rate: .nan}", "train.learning_rate: a positive number, given nan"),
-        ("train: {label_smoothing: 1}", "train.label_smoothing: at least 0 and below 1, given 1.0"),
+        ("train: {label_smoothing: 1}", "train.label_smoothing: at least 0 and below 1, given 1"),
         ("eval: {every_steps: 3, every_epochs: 1}", "eval: give at most one of every_steps and every_epochs"),
         ("data: {name: text}", "data.train: `data.name: text` needs at least one training file"),
     ],
@@ -124,7 +125,7 @@ def test_all_faults_at_once() -> None:
         """
     )
     assert sorted(found) == sorted(set(found)), "each fault once"
-    for part in ("model.dropuot", "train.optimiser", "eval.batch_size: a positive number", "unknown key 'dta'"):
+    for part in ("model.dropuot", "train.optimiser", "eval.batch_size: a positive whole number", "unknown key 'dta'"):
         assert sum(part in line for line in found) == 1, part
     assert len(problems("model: {hidden_size: -4, num_hidden_layers: 0}\ntrain: {steps: -1, warmup_steps: -2}")) == 4
     assert len(problems("model: {attention: {mix: a, score: b}, dropout: {residual: 2, output: -1}}")) == 4
@@ -132,7 +133,7 @@ def test_all_faults_at_once() -> None:
 
 def test_faults_of_a_section_do_not_hide_those_around_it() -> None:
     found = problems("model: {hidden_size: -4, attention: {mix: position_wize}}")
-    assert [line.split(":")[0] for line in found] == ["model.attention.mix", "model.hidden_size"]
+    assert [line.split(":")[0] for line in found] == ["model.hidden_size", "model.attention.mix"]
 
 
 def test_stage_options() -> None:
@@ -140,7 +141,7 @@ def test_stage_options() -> None:
     assert attention.mix == {"name": "random", "std": 0.5}
     for text, message in (
         ("{name: random, sdt: 1}", "'random' has no option 'sdt'; did you mean 'std'?"),
-        ("{name: random, std: -1}", "std: a positive number, given -1"),
+        ("{name: random, std: -1}", "std: a positive number or null, given -1"),
         ("{name: none, std: 1}", "'none' takes no options, given ['std']"),
         ("{name: position_wize}", "'position_wize' is not available; did you mean 'position_wise'?"),
     ):
@@ -276,9 +277,9 @@ def test_merging_and_flattening() -> None:
 
 
 def test_a_model_section_alone() -> None:
-    assert build_model({"hidden_size": 64, "num_attention_heads": 4}).head_dim == 16
+    assert ModelConfig.from_dict({"hidden_size": 64, "num_attention_heads": 4}).head_dim == 16
     with pytest.raises(ConfigError, match=r"unknown key 'model\.hiden_size'; did you mean 'model\.hidden_size'"):
-        build_model({"hiden_size": 64})
+        ModelConfig.from_dict({"hiden_size": 64})
 
 
 def test_a_faulty_section_is_not_blamed_for_its_defaults() -> None:
@@ -294,5 +295,5 @@ def test_a_faulty_section_is_not_blamed_for_its_defaults() -> None:
     with pytest.raises(ConfigError) as caught:
         build(raw)
     assert [line.partition(":")[0] for line in caught.value.problems] == [
-        "model.attention.cross_head", "eval.batch_size", "model.hidden_size",
+        "model.hidden_size", "model.attention.cross_head", "eval.batch_size",
     ]  # fmt: skip

@@ -61,9 +61,9 @@ BAD = {
     ),
     "one language": ({**PARALLEL, "target": "de"}, "data.target: another language than data.source"),
     "half a ratio": ({**PARALLEL, "max_ratio": 0.5}, "data.max_ratio: longer side over shorter side"),
-    "no ratio": ({**PARALLEL, "max_ratio": float("nan")}, "data.max_ratio: a positive number"),
-    "no length": ({**PARALLEL, "max_length": 0}, "data.max_length: a positive number"),
-    "no tokens": ({**PARALLEL, "concatenate": -1}, "data.concatenate: a positive number"),
+    "no ratio": ({**PARALLEL, "max_ratio": float("nan")}, "data.max_ratio: longer side"),
+    "no length": ({**PARALLEL, "max_length": 0}, "data.max_length: a positive whole number"),
+    "no tokens": ({**PARALLEL, "concatenate": -1}, "data.concatenate: a positive whole number"),
     "splits of nothing": ({**PARALLEL, "concatenate_splits": "all"}, "data.concatenate_splits: goes with"),
 }
 

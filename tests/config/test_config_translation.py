@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,15 +13,13 @@ import fullrank as fr
 from fullrank.config.load import (
     apply_overrides,
     build,
-    build_model,
-    json_schema,
-    known_keys,
     parse_yaml,
-    to_dict,
     to_yaml,
 )
+from fullrank.config.schema import json_schema
 from fullrank.core import registry
 from fullrank.core.errors import ConfigError
+from fullrank.core.section import known_keys
 
 SIZES: dict[str, Any] = {"vocab_size": 20, "hidden_size": 12, "num_attention_heads": 3}
 PAIRS: dict[str, Any] = {"kind": "multilinear", "rank": 5}
@@ -30,7 +28,7 @@ SEEING = PAIRS | {"causal": "as_published"}
 
 
 def model(**sections: Any) -> fr.ModelConfig:
-    return build_model(SIZES | sections)
+    return fr.ModelConfig.from_dict(SIZES | sections)
 
 
 def of_python(**sections: Any) -> fr.ModelConfig:
@@ -139,7 +137,7 @@ def test_as_published_is_asked_of_the_decoder() -> None:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"decoder": {"cross": {"score": "dense_synthesizer"}}},
-        "model.decoder.cross.score: 'dense_synthesizer' scores places",
+        "model.decoder.cross.score: 'dense_synthesizer' scores positions",
     ),
     ({"decoder": {"cross": {"score": "random_synthesizer"}}}, "model.decoder.cross.score: 'random_synthesizer'"),
     ({"decoder": {"cross": {"score": "relative"}}}, "model.decoder.cross.score: 'relative'"),
@@ -193,10 +191,10 @@ INSIDE: list[tuple[str, str]] = [
     ("encoder.attention.kind=linear", "model.encoder.attention.kind: 'linear' is not available"),
     ("encoder.attention.cross_head=3", "model.encoder.attention.cross_head: a probability from 0 to 1, given 3"),
     ("encoder.attention.rank=5", "model.encoder.attention.rank: goes with `model.encoder.attention.kind: multilinear`"),
-    ("encoder.attention.cross_head=true", "model.encoder.attention.cross_head: input should be a valid number"),
-    ("encoder.num_hidden_layers=true", "model.encoder.num_hidden_layers: input should be a valid integer"),
-    ("encoder.num_hidden_layers=many", "model.encoder.num_hidden_layers: input should be a valid integer"),
-    ("encoder.share_embedding=perhaps", "model.encoder.share_embedding: input should be a valid boolean"),
+    ("encoder.attention.cross_head=true", "model.encoder.attention.cross_head: a probability"),
+    ("encoder.num_hidden_layers=true", "model.encoder.num_hidden_layers: a positive whole number"),
+    ("encoder.num_hidden_layers=many", "model.encoder.num_hidden_layers: a positive whole number"),
+    ("encoder.share_embedding=perhaps", "model.encoder.share_embedding: true or false"),
     ("decoder.attention.normalize=sofmax", "model.decoder.attention.normalize: 'sofmax' is not available; did you mean"),
     ("decoder.cross.mix=position_wize", "model.decoder.cross.mix: 'position_wize' is not available; did you mean"),
     ("decoder.cross.score=dot", "model.decoder.cross.score: 'dot' is not available"),
@@ -251,11 +249,11 @@ def test_there_and_back() -> None:
     config = build(raw)
     assert config.translates
     assert build(parse_yaml(to_yaml(config), "saved")) == config
-    assert build(json.loads(json.dumps(to_dict(config)))) == config
-    saved = to_dict(config)["model"]
+    assert build(json.loads(json.dumps(config.to_dict()))) == config
+    saved = config.to_dict()["model"]
     assert set(saved["encoder"]) == {"num_hidden_layers", "vocab_size", "share_embedding", "attention"}
     assert set(saved["decoder"]) == {"num_hidden_layers", "attention", "cross", "released_cross", "released_decoding"}
-    assert saved["encoder"]["attention"].keys() == asdict(fr.AttentionConfig()).keys()
+    assert saved["encoder"]["attention"].keys() == fr.AttentionConfig().to_dict().keys()
     assert config.model.decoder is not None
     assert config.model.decoder.released_decoding is True
     assert of_python(**{k: v for k, v in raw["model"].items() if k not in SIZES}) == config.model  # type: ignore[attr-defined]
@@ -278,9 +276,9 @@ def test_keys_from_the_command_line() -> None:
 
 
 def test_every_key_is_known() -> None:
-    keys = set(known_keys())
+    keys = set(known_keys(fr.RunConfig))
     attention = {key.removeprefix("model.attention.") for key in keys if key.startswith("model.attention.")}
-    assert attention == set(asdict(fr.AttentionConfig()))
+    assert attention == set(fr.AttentionConfig().to_dict())
     for place in ("encoder.attention", "decoder.attention", "decoder.cross"):
         assert {f"model.{place}.{key}" for key in attention} <= keys
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fullrank.config.finetune import FinetuneConfig, FinetuneTrainConfig, TaskDataConfig, finetunes
-from fullrank.config.load import build, build_finetune, to_dict
+from fullrank.config.load import build, build_finetune
 from fullrank.config.recipe import resolve, resolve_any, resolve_finetune
 from fullrank.core.errors import ConfigError, InputError
 
@@ -31,7 +31,7 @@ def test_what_is_null_becomes_what_is_usual_of_the_task() -> None:
     glue, squad = TaskDataConfig(name="glue/rte"), TaskDataConfig(name="squad")
     assert (glue.max_length, glue.doc_stride, glue.answers, glue.task) == (128, None, False, "rte")
     assert (squad.max_length, squad.doc_stride, squad.max_query_length, squad.answers) == (384, 128, 64, True)
-    assert build_finetune(to_dict(FinetuneConfig())) == FinetuneConfig()
+    assert build_finetune(FinetuneConfig().to_dict()) == FinetuneConfig()
 
 
 def test_the_loop_is_told_the_warm_up_in_steps_and_the_rate_of_mixing_as_a_scale() -> None:

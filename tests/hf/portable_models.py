@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullrank.config.load import to_dict
 from fullrank.hf.portable.configuration_fullrank import FullRankConfig
 from fullrank.hf.portable.modeling_fullrank import FullRankForCausalLM
 
@@ -16,7 +15,7 @@ EXACT = 1e-10  # of outputs in double precision, relative to the greatest
 
 def portable(model: Any, kind: type[Any] = FullRankForCausalLM, **config: Any) -> Any:
     """The same model in portable code, in its precision and mode."""
-    made = kind(FullRankConfig(fullrank=to_dict(model.config), **config)).to(next(model.parameters()).dtype)
+    made = kind(FullRankConfig(fullrank=model.config.to_dict(), **config)).to(next(model.parameters()).dtype)
     made.model.load_state_dict(model.state_dict())
     return made.train(model.training)
 

@@ -347,12 +347,11 @@ def test_what_outputs_hold() -> None:
 
 def test_a_start_without_weights_is_plain_attention() -> None:
     combination = next(c for c in ALL if c.mix == "position_wise" and c.score == "dot_product")
-    from fullrank.config.load import to_dict
     from fullrank.hf.portable.configuration_fullrank import FullRankConfig
     from fullrank.hf.portable.modeling_fullrank import FullRankForCausalLM
 
     mixed, plain = (
-        FullRankForCausalLM(FullRankConfig(fullrank=to_dict(c.config()))).eval()
+        FullRankForCausalLM(FullRankConfig(fullrank=c.config().to_dict())).eval()
         for c in (combination, combination.but("mix", "none"))
     )
     for name, tensor in mixed.state_dict().items():

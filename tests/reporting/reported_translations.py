@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from reporting_runs import write_lines
 
-from fullrank.config import load, run
+from fullrank.config import run
 from fullrank.evaluation.tasks import TOKENISED_BLEU, tokenised_bleu, translation_scores
 
 SENTENCE = "a man in red and two brown dogs run over the wet street near an old bridge while children watch"
@@ -75,7 +75,7 @@ def make_translation_run(
 ) -> Path:
     """Writes a run folder. `wrong`: the share of words that it translates wrongly; `keep`: splits of which it keeps files."""
     folder.mkdir(parents=True)
-    config = load.to_dict(run.RunConfig(train=run.TrainConfig(seed=seed, steps=steps)))
+    config = run.RunConfig(train=run.TrainConfig(seed=seed, steps=steps)).to_dict()
     config["model"]["attention"]["mix"] = mix
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
     (folder / "run.json").write_text(json.dumps({"name": row, "row": row, "task": "translation"}), encoding="utf-8")

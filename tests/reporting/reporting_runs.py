@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from fullrank.config import load, run
+from fullrank.config import run
 from fullrank.reporting import Report, report
 from fullrank.reporting.compare import Comparison
 from fullrank.reporting.finetuning import Tuning
@@ -53,7 +53,7 @@ def make_run(
     """Writes a run folder. `result` overrides entries of result.json."""
     folder.mkdir(parents=True)
     drawn = random.Random(f"{row}-{seed}")
-    config = load.to_dict(run.RunConfig(train=run.TrainConfig(seed=seed, steps=steps)))
+    config = run.RunConfig(train=run.TrainConfig(seed=seed, steps=steps)).to_dict()
     config["model"]["attention"]["mix"] = mix
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
     end = math.log(valid or 125.0)

@@ -145,12 +145,12 @@ def show_config(
     json: Json = False,
 ) -> None:
     """The resolved configuration, every value stated."""
-    from fullrank.config.load import to_dict, to_yaml
+    from fullrank.config.load import to_yaml
     from fullrank.config.recipe import resolve_any
 
     resolved = resolve_any(name, row, scale, with_source(overrides, source)).config
     if json:
-        print_json(to_dict(resolved))
+        print_json(resolved.to_dict())
     else:
         print(to_yaml(resolved), end="")
 
@@ -160,7 +160,7 @@ def show_schema(
     finetune: Annotated[bool, typer.Option("--finetune", help="That of fine-tuning instead.")] = False,
 ) -> None:
     """The JSON schema of a configuration, for editors."""
-    from fullrank.config.load import finetune_schema, json_schema
+    from fullrank.config.schema import finetune_schema, json_schema
 
     print_json(finetune_schema() if finetune else json_schema())
 

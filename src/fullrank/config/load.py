@@ -1,28 +1,21 @@
-"""YAML and `key=value` in, a checked `RunConfig` out, and back.
+"""YAML and `key=value` in, a checked configuration of a run out, and back.
 
 Every fault is found in one pass and named with its full key; an unknown key suggests the nearest known one.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
-import functools
-import json
 import re
-import types
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_args, get_type_hints
+from typing import Any
 
 import yaml
 
-from fullrank.config.finetune import TASKS, FinetuneConfig, finetunes
+from fullrank.config.finetune import FinetuneConfig, finetunes
 from fullrank.config.run import RunConfig
-from fullrank.core.config import ModelConfig
-from fullrank.core.errors import ConfigError, InputError
-
-Config = TypeVar("Config")
+from fullrank.core.errors import InputError
+from fullrank.core.section import Section, hints_of
 
 
 class _UniqueKeys(yaml.SafeLoader):
@@ -71,7 +64,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(raw, dict):
         raise InputError(
-            f"{path}: a configuration is a mapping with sections {', '.join(_sections(RunConfig))}, not a {type(raw).__name__}"
+            f"{path}: a configuration is a mapping with sections {', '.join(hints_of(RunConfig))}, not a {type(raw).__name__}"
         )
     return raw
 
@@ -137,170 +130,35 @@ def apply_overrides(raw: dict[str, Any], overrides: Iterable[str]) -> dict[str, 
     return lay(raw, over)
 
 
-def known_keys(cls: type = RunConfig, prefix: str = "") -> Iterator[str]:
-    """Every dotted key of a configuration class, leaves and sections."""
-    hints = get_type_hints(cls)
-    for field in dataclasses.fields(cls):
-        yield prefix + field.name
-        if inner := _section(hints[field.name]):
-            yield from known_keys(inner, f"{prefix}{field.name}.")
-
-
-def _unknown(key: str, root: type) -> str:
-    """An unknown key, with the key that was probably meant: the same word elsewhere, or a similar one."""
-    known = list(known_keys(root, "model." if root is ModelConfig else ""))
-    by_leaf: dict[str, str] = {}
-    for other in known:
-        by_leaf.setdefault(other.rpartition(".")[2], other)
-    leaf = key.rpartition(".")[2]
-    around = [other for other in known if not key.startswith(f"{other}.")]
-    near = difflib.get_close_matches(key, around, n=1, cutoff=0.8) or [
-        by_leaf[word] for word in difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=0.7)
-    ]
-    if near:
-        return f"unknown key '{key}'; did you mean '{near[0]}'?"
-    section = key.rpartition(".")[0]
-    here = sorted(other.rpartition(".")[2] for other in known if other.rpartition(".")[0] == section)
-    return f"unknown key '{key}'; known here: {', '.join(here)}"
-
-
-def _describe(error: Mapping[str, Any], root: type, prefix: str) -> list[str]:
-    """One pydantic error as lines of ours."""
-    where = [str(part) for part in error["loc"]]
-    inner = error.get("ctx", {}).get("error")
-    if isinstance(inner, ConfigError):
-        own = next((word for word in ("encoder", "decoder") if word in where), None)
-        if own is None:
-            return list(inner.problems)
-        section = (
-            f"model.{own}.{'cross' if 'cross' in where else 'attention'}"  # such a section does not know where it is
-        )
-        return [problem.replace("model.attention", section) for problem in inner.problems]
-    # a union adds the name of the alternative that failed to the location; keys are what the user wrote
-    words = [w for w in where if not w.startswith(("dict[", "list[", "function-")) and w not in ("str", "int", "float")]
-    key = prefix + ".".join(words)
-    if error["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        return [_unknown(key, root)]
-    if error["type"] == "dataclass_type":
-        return [f"{key}: a section of keys, given {error['input']!r}"]
-    message = error["msg"]
-    message = message[0].lower() + message[1:]
-    return [f"{key}: {message.removeprefix('value error, ')}, given {error['input']!r}"]
-
-
-def _sections(cls: type) -> dict[str, type]:
-    """The keys of a configuration class that hold another configuration class."""
-    hints = get_type_hints(cls)
-    return {f.name: inner for f in dataclasses.fields(cls) if (inner := _section(hints[f.name]))}
-
-
-def _section(hint: Any) -> type | None:
-    """The configuration class that a field holds, also where it may be null; None if it holds a value."""
-    alternatives = get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    return next((cls for cls in alternatives if isinstance(cls, type) and dataclasses.is_dataclass(cls)), None)
-
-
-def _no_booleans(cls: type, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """`true` in the place of a number becomes a word, which is refused: pydantic would read it as 1."""
-    hints, inner = get_type_hints(cls), _sections(cls)
-    plain = dict(raw)
-    for key, value in raw.items():
-        if key in inner and isinstance(value, Mapping):
-            plain[key] = _no_booleans(inner[key], value)
-        elif isinstance(value, bool) and {int, float} & {hints.get(key), *get_args(hints.get(key))}:
-            plain[key] = str(value).lower()
-    return plain
-
-
-def _innermost(cls: type, raw: Mapping[str, Any], place: tuple[Any, ...]) -> tuple[str, ...]:
-    """The keys that lead to the innermost section of `raw` that holds `place`; () if none does."""
-    inner = _sections(cls)
-    if not place or place[0] not in inner or place[0] not in raw:
-        return ()
-    section = raw[place[0]]
-    deeper = _innermost(inner[place[0]], section, place[1:]) if isinstance(section, dict) else ()
-    return (place[0], *deeper)
-
-
-def _without(raw: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
-    """`raw` without the section at `path`; () leaves it as it is."""
-    if len(path) < 2:
-        return {key: value for key, value in raw.items() if (key,) != path}
-    return {**raw, path[0]: _without(raw[path[0]], path[1:])}
-
-
-@functools.cache
-def _adapter(cls: type) -> Any:
-    """Making one takes longer than all its checks."""
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(cls)
-
-
-def _validated(cls: type[Config], raw: Mapping[str, Any], prefix: str = "") -> Config:
-    """A faulty section keeps pydantic from checking the one around it, so that is checked again without it.
-
-    What is said then of the section that was left out is said of its defaults, and means nothing.
-    """
-    from pydantic import ValidationError
-
-    lines: list[str] = []
-    left_out: list[str] = []
-    rest, before = _no_booleans(cls, raw), None
-    while rest != before:
-        try:
-            config: Config = _adapter(cast(Any, cls)).validate_python(rest)
-            break
-        except ValidationError as error:
-            found = [line for fault in error.errors() for line in _describe(fault, cls, prefix)]
-            lines += [line for line in found if not any(section in line for section in left_out)]
-            before = rest
-            for fault in error.errors():
-                path = _innermost(cls, rest, fault["loc"])
-                rest = _without(rest, path)
-                left_out += [f"{prefix}{'.'.join(path)}."] if path else []
-    if lines:
-        raise ConfigError(*dict.fromkeys(lines)) from None
-    return config
+def build_any(raw: Mapping[str, Any]) -> RunConfig | FinetuneConfig:
+    """The checked configuration of a run of any task; ConfigError lists every fault."""
+    return FinetuneConfig.from_dict(raw) if finetunes(raw) else RunConfig.from_dict(raw)
 
 
 def build(raw: Mapping[str, Any]) -> RunConfig:
-    """A checked configuration of a run that trains a model of ours; ConfigError lists every fault.
-
-    InputError for one of fine-tuning.
-    """
+    """The checked configuration of a run that trains a model of ours; InputError for one of fine-tuning."""
     if finetunes(raw):
         raise InputError(
             f"data.name: {raw['data']['name']} is a task on which a pretrained encoder is fine-tuned; use `fullrank finetune`"
         )
-    return _validated(RunConfig, raw)
+    return RunConfig.from_dict(raw)
 
 
 def build_finetune(raw: Mapping[str, Any]) -> FinetuneConfig:
-    """A checked configuration of fine-tuning; InputError for one of another kind."""
-    name = undotted(raw).get("data", {}).get("name") if isinstance(raw.get("data"), Mapping) else None
+    """The checked configuration of a run of fine-tuning; InputError for one of another task."""
     if not finetunes(raw):
+        data = raw.get("data")
+        name = data.get("name") if isinstance(data, Mapping) else None
         raise InputError(
             f"data.name: fine-tuning is on a task of GLUE or on SQuAD, as in data.name=glue/cola; given {name!r}; "
             "`fullrank train` trains on texts"
         )
-    return _validated(FinetuneConfig, raw)
+    return FinetuneConfig.from_dict(raw)
 
 
-def build_model(raw: Mapping[str, Any]) -> ModelConfig:
-    """A checked `model` section."""
-    return _validated(ModelConfig, raw, "model.")
-
-
-def to_dict(config: Any) -> dict[str, Any]:
-    """A configuration as plain objects that YAML and JSON can hold."""
-    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
-    return plain
-
-
-def to_yaml(config: Any) -> str:
+def to_yaml(config: Section) -> str:
     """A configuration as YAML, every value stated, in the order of the schema."""
-    return yaml.safe_dump(to_dict(config), sort_keys=False, default_flow_style=None, allow_unicode=True, width=100)
+    return yaml.safe_dump(config.to_dict(), sort_keys=False, default_flow_style=None, allow_unicode=True, width=100)
 
 
 def flatten(raw: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -312,43 +170,3 @@ def flatten(raw: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + key] = value
     return flat
-
-
-def json_schema() -> dict[str, Any]:
-    """The JSON schema of a run's YAML, for editors; names of registered stages appear as enumerations."""
-    slots = {
-        "AttentionConfig": {"kind": "attend", "score": "score", "normalize": "normalize", "mix": "mix"},
-        "InputConfig": {"kind": "input"},
-        "OutputConfig": {"kind": "output"},
-        "ModelConfig": {"position": "position", "hidden_act": "activation", "initializer": "initializer"},
-        "TrainConfig": {"optimizer": "optimizer", "schedule": "schedule"},
-    }
-    return _schema(RunConfig, slots, "fullrank run configuration")
-
-
-def finetune_schema() -> dict[str, Any]:
-    """The same of a run of fine-tuning; its tasks are an enumeration, too."""
-    slots = {
-        "GraftConfig": {"normalize": "normalize", "mix": "mix"},
-        "FinetuneTrainConfig": {"optimizer": "optimizer", "schedule": "schedule"},
-    }
-    schema = _schema(FinetuneConfig, slots, "fullrank fine-tuning configuration")
-    schema["$defs"]["TaskDataConfig"]["properties"]["name"]["enum"] = list(TASKS)
-    return schema
-
-
-def _schema(root: type, slots: Mapping[str, Mapping[str, str]], title: str) -> dict[str, Any]:
-    """`slots`: for each class the keys that hold a stage, and its slot."""
-    from pydantic import TypeAdapter
-
-    from fullrank.core import registry
-
-    schema = TypeAdapter(root).json_schema()
-    for cls, keys in slots.items():
-        properties = schema["$defs"][cls]["properties"]
-        for key, slot in keys.items():
-            for choice in properties[key].get("anyOf", [properties[key]]):
-                if choice.get("type") == "string":
-                    choice["enum"] = registry.names(slot)
-    schema["title"] = title
-    return schema

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from fullrank.config.finetune import FinetuneConfig, finetunes
-from fullrank.config.load import apply_overrides, build, build_finetune, lay, parse_yaml, read_yaml, undotted
+from fullrank.config.load import apply_overrides, build, build_any, build_finetune, lay, parse_yaml, read_yaml, undotted
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import ConfigError, InputError, suggest
 
@@ -197,13 +197,21 @@ class _Settings:
     paper: Mapping[str, Any] | None = None
 
 
+def resolve_run(
+    name: str, overrides: Iterable[str] = (), row: str | None = None, scale: str | None = None
+) -> Resolved[RunConfig | FinetuneConfig]:
+    """The checked configuration of a run of any task: a recipe's row at one scale, a YAML file, or a run folder's.
+
+    By default the only or first row, at `paper` scale. `config.task` tells what the run does.
+    """
+    found = _settings(name, row, scale, overrides)
+    return Resolved(build_any(found.raw), name, found.row, found.scale, found.paper)
+
+
 def resolve(
     name: str, row: str | None = None, scale: str | None = None, overrides: Iterable[str] = ()
 ) -> Resolved[RunConfig]:
-    """The checked configuration of one row at one scale (default: the only or first row, at `paper` scale).
-
-    InputError for a recipe of fine-tuning, whose configurations are of another kind.
-    """
+    """The same of a run that trains a model of ours; InputError for a recipe of fine-tuning."""
     found = _settings(name, row, scale, overrides)
     return Resolved(build(found.raw), name, found.row, found.scale, found.paper)
 
@@ -211,7 +219,7 @@ def resolve(
 def resolve_finetune(
     name: str, row: str | None = None, scale: str | None = None, overrides: Iterable[str] = ()
 ) -> Resolved[FinetuneConfig]:
-    """The same of a recipe of fine-tuning; InputError for any other."""
+    """The same of a run of fine-tuning; InputError for any other."""
     found = _settings(name, row, scale, overrides)
     return Resolved(build_finetune(found.raw), name, found.row, found.scale, found.paper)
 
@@ -219,10 +227,8 @@ def resolve_finetune(
 def resolve_any(
     name: str, row: str | None = None, scale: str | None = None, overrides: Iterable[str] = ()
 ) -> Resolved[RunConfig | FinetuneConfig]:
-    """The same of any recipe."""
-    found = _settings(name, row, scale, overrides)
-    config = build_finetune(found.raw) if finetunes(found.raw) else build(found.raw)
-    return Resolved(config, name, found.row, found.scale, found.paper)
+    """`resolve_run` with its arguments in another order."""
+    return resolve_run(name, overrides, row, scale)
 
 
 def is_finetuning(name: str, row: str | None = None, scale: str | None = None, overrides: Iterable[str] = ()) -> bool:

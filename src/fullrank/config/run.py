@@ -1,118 +1,97 @@
-"""The train and eval sections of a configuration, and the whole of a run."""
+"""The train and eval sections of a configuration, and the whole of a run that trains a model of ours."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from fullrank.config.data import PAIR_CORPORA, DataConfig
 from fullrank.core import registry
-from fullrank.core.config import (
-    COUNTS,
-    NOT_NEXT_TOKEN,
-    SIZES,
-    THREADS,
-    ModelConfig,
-    Strict,
-    check_numbers,
-    check_stage,
-    raise_problems,
-    with_memory,
-)
+from fullrank.core.config import NOT_NEXT_TOKEN, ModelConfig, MultiLinearConfig, with_memory
 from fullrank.core.errors import ConfigError
+from fullrank.core.section import (
+    Allowed,
+    AtLeastOne,
+    Count,
+    CountOrZero,
+    Fraction,
+    Positive,
+    PositiveOrZero,
+    Probability,
+    Section,
+    Share,
+    Size,
+    SizeOrZero,
+    Slot,
+    key,
+)
 
 # what is said of every figure of a model that predicts masked tokens
 MASKED_TOKEN = "a masked-token perplexity, not comparable with next-token perplexity"
 
-
-def objective_problems(train: TrainConfig) -> list[str]:
-    """Faults in what `train` says about the objective and about masking."""
-    problems: list[str] = []
-    if train.objective not in ("causal", "masked", "labels"):
-        problems.append(f"train.objective: 'causal' or 'masked', given '{train.objective}'")
-    if not 0 < train.mlm_probability < 1:
-        problems.append(f"train.mlm_probability: between 0 and 1, given {train.mlm_probability}")
-    replaced, drawn = train.mask_replace_prob, train.random_replace_prob
-    for key, value in (("mask_replace_prob", replaced), ("random_replace_prob", drawn)):
-        if not 0 <= value <= 1:
-            problems.append(f"train.{key}: a probability from 0 to 1, given {value}")
-    if not problems and replaced + drawn > 1 + 1e-9:
-        problems.append(
-            f"train.random_replace_prob: together with train.mask_replace_prob at most 1; given {drawn} and {replaced}"
-        )
-    if train.objective == "masked":
-        problems += [
-            f"train.phases.{phase.name}.skip: layers rest for the sake of their memory, and with train.objective: masked "
-            f"there is none; given '{phase.skip}', allowed is 'none'"
-            for phase in train.phases
-            if phase.skip != "none"
-        ]
-    return problems
+Optimizer = Annotated[str, Slot("optimizer", dict.fromkeys(("sgd", "nag", "adam", "adamw")))]
+Schedule = Annotated[
+    str,
+    Slot("schedule", dict.fromkeys(("constant", "cosine", "cosine_restarts", "linear", "inverse_sqrt", "plateau"))),
+]
+Threads = Annotated[int, Allowed("from 1 to 1024", lambda n: 1 <= n <= 1024)]
+AboveOne = Annotated[float, Allowed("a number above 1", lambda x: x > 1)]
+Exponent = Annotated[float, Allowed("an exponent from -10 to 10", lambda x: -10 <= x <= 10)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlateauConfig(Strict):
+class PlateauConfig(Section):
     """A phase ends at the evaluation where the best validation perplexity fell by less than `ppl` over `steps` updates."""
 
-    ppl: float = 0.2
-    steps: int = 64_000
-
-    def __post_init__(self) -> None:
-        problems: list[str] = []
-        check_numbers(problems, self, "train.phases.plateau", ("ppl",))
-        check_numbers(problems, self, "train.phases.plateau", ("steps",), below=COUNTS)
-        raise_problems(problems)
+    KEY = "train.phases.plateau"
+    ppl: Positive = key(0.2, "least fall of the best validation perplexity")
+    steps: Count = key(64_000, "updates over which it has to fall")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PhaseConfig(Strict):
+class PhaseConfig(Section):
     """A part of training with its own Skip-Retain schedule (Skip Cross-head §2.1); it ends at whatever comes first.
 
-    `skip`: which layers rest at a step, `none` or a schedule: `linear` (Eq. 1), `uniform`, `not_first`, `not_last`,
+    `skip`: which layers are skipped at a step, `none` or a schedule: `linear` (Eq. 1), `uniform`, `not_first`, `not_last`,
     `not_first_or_last` with probability `p` (Eq. 2 to 5), `listed` with one `p` for each layer.
-    `gaps`: the memory of a layer that rested keeps its `true` age; `drifting` labels it as the released code does, for
-    comparison only.
     """
 
-    name: str
-    skip: str = "none"
-    p: float | list[float] | None = None
-    gaps: Literal["true", "drifting"] = "true"
-    steps: int | None = None
-    epochs: float | None = None
-    plateau: PlateauConfig | None = None
+    KEY = "train.phases"
+    name: str = field(metadata={"description": "what the phase is called"})
+    skip: str = key("none", "schedule of skipped layers")
+    p: float | list[float] | None = key(None, "probability of the schedule; one for each layer with `skip: listed`")
+    gaps: Literal["true", "drifting"] = key(
+        "true",
+        "age of the memory of a layer that was skipped: its true age, or drifting as in the released code, for comparison",
+    )
+    steps: Count | None = key(None, "updates after which the phase ends")
+    epochs: Positive | None = key(None, "epochs after which the phase ends")
+    plateau: PlateauConfig | None = key(None, "the phase ends when validation perplexity falls no more")
 
-    def __post_init__(self) -> None:
-        problems: list[str] = []
-        key = f"train.phases.{self.name}"
+    def _prefix(self) -> str:
+        return f"train.phases.{self.name}." if self.name else "train.phases."
+
+    def _faults(self) -> Iterator[str]:
         if not self.name:
-            problems.append("train.phases: a phase needs a name")
-        check_numbers(problems, self, key, ("steps",), below=COUNTS)
-        check_numbers(problems, self, key, ("epochs",))
+            yield "train.phases: a phase needs a name"
         if self.steps is not None and self.epochs is not None:
-            problems.append(f"{key}: give at most one of steps and epochs")
-        if self.gaps not in ("true", "drifting"):
-            problems.append(f"{key}.gaps: 'true' or 'drifting', given '{self.gaps}'")
+            yield f"{self._prefix()}steps: give at most one of steps and epochs"
         try:
-            schedule = registry.lookup("skip", self.skip, f"{key}.skip")
+            registry.lookup("skip", self.skip, f"{self._prefix()}skip")(self.p)
         except ConfigError as error:
-            problems.extend(error.problems)
-        else:
-            try:
-                schedule(self.p)
-            except ValueError as error:
-                problems.append(f"{key}.p: {error}")
-        raise_problems(problems)
+            yield from error.problems
+        except ValueError as error:
+            yield f"{self._prefix()}p: {error}"
 
     @property
     def ends(self) -> bool:
-        """Whether the phase says when it ends."""
+        """The phase says when it ends."""
         return self.steps is not None or self.epochs is not None or self.plateau is not None
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(Strict):
+class TrainConfig(Section):
     """How a model is trained. Exactly one of `steps`, `epochs` and `tokens` says when training ends, or the last phase does.
 
     Text is read in `batch_size` streams of `segment_length` tokens, sentence pairs in batches of `batch_tokens`; `tokens` are
@@ -120,181 +99,115 @@ class TrainConfig(Strict):
     (`objective: masked`), `tokens` are those that are read.
     """
 
-    steps: int | None = None
-    epochs: float | None = None
-    tokens: int | None = None
-    phases: list[PhaseConfig] = field(default_factory=list)
-    seed: int = 1
-    # name the next token, or masked ones, as BERT does; `labels` is that of fine-tuning
-    objective: Literal["causal", "masked", "labels"] = "causal"
-    mlm_probability: float = 0.15  # `masked`: share of the tokens that are asked for ...
-    mask_replace_prob: float = 0.8  # ... of which this share becomes <mask>
-    random_replace_prob: float = 0.1  # ... and this one any token at random; the rest stay as they are
-    batch_size: int = 20  # parallel streams
-    segment_length: int = 64  # tokens of each stream per step
-    batch_tokens: int | None = None  # of a batch of sentence pairs: their longer side, padding included (4096 is usual)
-    # streams in reading order, or blocks shuffled every epoch; null: contiguous, with `objective: masked` shuffled
-    order: Literal["contiguous", "shuffled"] | None = None
-    gradient_accumulation_steps: int = 1
-    optimizer: str = "adamw"
-    learning_rate: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.98)
-    eps: float = 1e-8
-    momentum: float = 0.0
-    weight_decay: float = 0.0  # never acts on mixing weights, biases and norms
-    schedule: str = "constant"
-    warmup_steps: int = 0
-    warmup_from: float = 0.0
-    min_learning_rate: float = 0.0
-    period: int | None = None  # `cosine_restarts`: steps of the first period; null: all that follow the warm-up
-    t_mult: float = 1.0  # ... how much longer each period is than the one before
-    lr_shrink: float = 1.0  # ... and what its rates are multiplied by
-    plateau_factor: float = 2.0  # `plateau`: divide the learning rate by this ...
-    plateau_patience: int = 0  # ... after more than so many evaluations without improvement
-    max_grad_norm: float | None = None
-    label_smoothing: float = 0.0  # e: the target is (1 - e) [v = y] + e / V
-    orthogonality: float = 0.0  # coefficient of Mixhead Eq. 16
-    overlap: float = 0.0  # coefficient of Mixhead Eq. 20
-    precision: Literal["fp32", "bf16"] = "fp32"
-    device: str = "auto"  # auto: a GPU when there is one
-    threads: int | None = None
-    compile: bool = False
-    cuda_graphs: bool = False  # with `compile`, on a GPU: blocks are recorded once and replayed (not measured yet)
-    averaging: Literal["none", "ema", "swa"] = "none"
-    ema_decay: float = 0.999
-    swa_start: float = 0.75  # share of training after which weights are averaged
-    patience: int | None = None  # stop after so many evaluations without improvement of `eval.metric`
-    save_every_steps: int | None = None  # null: at every evaluation
-    keep_checkpoints: int | None = None  # keep the weights of the last so many evaluations, for `fullrank average`
-    log_every_steps: int = 20
-    track: list[Literal["tensorboard", "wandb"]] = field(default_factory=list)
+    KEY = "train"
+    steps: Count | None = key(None, "updates after which training ends")
+    epochs: Positive | None = key(None, "epochs after which training ends")
+    tokens: Count | None = key(None, "tokens after which training ends")
+    phases: list[PhaseConfig] = key([], "parts of training with their own schedules of skipped layers")
+    seed: CountOrZero = key(1, "seed of every random draw")
+    objective: Literal["causal", "masked", "labels"] = key(
+        "causal", "predict the next token, or masked ones as BERT does; labels is the objective of fine-tuning"
+    )
+    mlm_probability: Fraction = key(0.15, "masked: share of the tokens that are predicted")
+    mask_replace_prob: Probability = key(0.8, "masked: share of those that become <mask>")
+    random_replace_prob: Probability = key(
+        0.1, "masked: share of those that become any token; the rest stay as they are"
+    )
+    batch_size: Size = key(20, "parallel streams")
+    segment_length: Size = key(64, "tokens of each stream per step")
+    batch_tokens: Size | None = key(
+        None, "tokens of a batch of sentence pairs: their longer side, padding included (4096 is usual)"
+    )
+    order: Literal["contiguous", "shuffled"] | None = key(
+        None,
+        "streams in reading order, or blocks shuffled every epoch; null: contiguous, with objective masked shuffled",
+    )
+    gradient_accumulation_steps: Size = key(1, "batches of one update")
+    optimizer: Optimizer = key("adamw", "optimizer")
+    learning_rate: Positive = key(1e-3, "learning rate after the warm-up")
+    betas: tuple[Share, Share] = key((0.9, 0.98), "decay of the means of adam and adamw")
+    eps: Positive = key(1e-8, "epsilon of adam and adamw")
+    momentum: Share = key(0.0, "momentum of sgd and nag")
+    weight_decay: PositiveOrZero = key(0.0, "weight decay; never acts on mixing weights, biases and norms")
+    schedule: Schedule = key("constant", "schedule of the learning rate")
+    warmup_steps: CountOrZero = key(0, "updates over which the learning rate rises")
+    warmup_from: PositiveOrZero = key(0.0, "learning rate at which the warm-up begins")
+    min_learning_rate: PositiveOrZero = key(0.0, "learning rate at the end of the schedule")
+    period: Count | None = key(None, "cosine_restarts: steps of the first period; null: all that follow the warm-up")
+    t_mult: AtLeastOne = key(1.0, "cosine_restarts: how much longer each period is than the one before")
+    lr_shrink: Positive = key(1.0, "cosine_restarts: what the learning rates of each further period are multiplied by")
+    plateau_factor: AboveOne = key(2.0, "plateau: divide the learning rate by this")
+    plateau_patience: CountOrZero = key(0, "plateau: after more than so many evaluations without improvement")
+    max_grad_norm: Positive | None = key(None, "gradients are clipped to this norm")
+    label_smoothing: Share = key(0.0, "e: the target is (1 - e) [v = y] + e / V")
+    orthogonality: PositiveOrZero = key(0.0, "coefficient of the orthogonality penalty (Mixhead Eq. 16)")
+    overlap: PositiveOrZero = key(0.0, "coefficient of the overlap penalty (Mixhead Eq. 20)")
+    precision: Literal["fp32", "bf16"] = key("fp32", "precision of the forward pass")
+    device: str = key("auto", "device of torch; auto: a GPU when there is one")
+    threads: Threads | None = key(None, "threads of torch")
+    compile: bool = key(False, "compile the model")
+    cuda_graphs: bool = key(False, "with compile, on a GPU: blocks are recorded once and replayed (not measured yet)")
+    averaging: Literal["none", "ema", "swa"] = key("none", "average of the weights over training")
+    ema_decay: Fraction = key(0.999, "ema: decay of the average")
+    swa_start: Share = key(0.75, "swa: share of training after which weights are averaged")
+    patience: Count | None = key(None, "stop after so many evaluations without improvement of eval.metric")
+    save_every_steps: Count | None = key(None, "updates between checkpoints; null: at every evaluation")
+    keep_checkpoints: Count | None = key(
+        None, "keep the weights of the last so many evaluations, for `fullrank average`"
+    )
+    log_every_steps: Count = key(20, "updates between lines of metrics")
+    track: list[Literal["tensorboard", "wandb"]] = key([], "other places that metrics are sent to")
 
-    def __post_init__(self) -> None:
-        problems: list[str] = []
-        given = [key for key in ("steps", "epochs", "tokens") if getattr(self, key) is not None]
-        bounded = bool(self.phases) and all(phase.steps or phase.epochs for phase in self.phases)
-        if bounded and given:
-            problems.append(
-                f"train.{given[0]}: every phase says when it ends; leave it out, or the end of the last phase"
-            )
-        if not given and not bounded:
-            object.__setattr__(self, "epochs", 1.0)
-            given = ["epochs"]
-        if len(given) > 1:
-            problems.append(f"train: give exactly one of steps, epochs, tokens; given {', '.join(given)}")
-        problems += [
-            f"train.phases.{phase.name}: give its end (steps, epochs or plateau); only the last phase may do without"
-            for phase in self.phases[:-1]
-            if not phase.ends
-        ]
-        names = [phase.name for phase in self.phases]
-        problems += [f"train.phases: two phases are named '{n}'" for n in sorted(set(names)) if names.count(n) > 1]
-        counts = (
-            "steps", "tokens", "patience", "period", "save_every_steps", "log_every_steps", "keep_checkpoints"
-        )  # fmt: skip
-        check_numbers(problems, self, "train", counts, below=COUNTS)
-        sizes = ("batch_size", "segment_length", "batch_tokens", "gradient_accumulation_steps")
-        check_numbers(problems, self, "train", sizes, below=SIZES)
-        check_numbers(problems, self, "train", ("epochs", "learning_rate", "eps", "max_grad_norm", "lr_shrink"))
-        from_zero = ("warmup_from", "min_learning_rate", "weight_decay", "orthogonality", "overlap")
-        check_numbers(problems, self, "train", from_zero, zero=True)
-        check_numbers(problems, self, "train", ("seed", "warmup_steps", "plateau_patience"), zero=True, below=COUNTS)
-        if self.threads is not None and not 1 <= self.threads <= THREADS:
-            problems.append(f"train.threads: from 1 to {THREADS}, given {self.threads}")
-        if self.cuda_graphs:
-            problems += self._against_cuda_graphs()
-        for key in ("label_smoothing", "swa_start", "momentum"):
-            if not 0 <= getattr(self, key) < 1:
-                problems.append(f"train.{key}: at least 0 and below 1, given {getattr(self, key)}")
-        if not all(0 <= beta < 1 for beta in self.betas):
-            problems.append(f"train.betas: two numbers, each at least 0 and below 1, given {list(self.betas)}")
-        if not 1 < self.plateau_factor < math.inf:
-            problems.append(f"train.plateau_factor: above 1 and finite, given {self.plateau_factor}")
-        if not 1 <= self.t_mult < math.inf:
-            problems.append(f"train.t_mult: 1 or more and finite, given {self.t_mult}")
-        if not 0 < self.ema_decay < 1:
-            problems.append(f"train.ema_decay: between 0 and 1, given {self.ema_decay}")
-        problems += objective_problems(self)
+    def _ends(self) -> list[str]:
+        return [end for end in ("steps", "epochs", "tokens") if getattr(self, end) is not None]
+
+    def _bounded(self) -> bool:
+        """Every phase says after how many steps or epochs it ends."""
+        return bool(self.phases) and all(phase.steps or phase.epochs for phase in self.phases)
+
+    def _resolve(self) -> None:
+        if not self._ends() and not self._bounded():
+            self._set("epochs", 1.0)
         if self.order is None:
-            object.__setattr__(self, "order", "shuffled" if self.objective == "masked" else "contiguous")
-        check_stage(problems, "optimizer", self.optimizer, "train.optimizer")
-        check_stage(problems, "schedule", self.schedule, "train.schedule")
-        raise_problems(problems)
+            self._set("order", "shuffled" if self.objective == "masked" else "contiguous")
 
-    def _against_cuda_graphs(self) -> list[str]:
-        """What a recorded graph cannot do: it is one sequence of operations on the same memory, step after step."""
-        found: list[str] = []
-        if not self.compile:
-            found.append("train.cuda_graphs: blocks are recorded as they are compiled; set train.compile: true")
-        if self.gradient_accumulation_steps > 1:
-            found.append(
+    def _faults(self) -> Iterator[str]:
+        ends = self._ends()
+        if self._bounded() and ends:
+            yield f"train.{ends[0]}: every phase says when it ends; leave it out, or the end of the last phase"
+        if len(ends) > 1:
+            yield f"train: give exactly one of steps, epochs, tokens; given {', '.join(ends)}"
+        for phase in self.phases[:-1]:
+            if not phase.ends:
+                yield (
+                    f"train.phases.{phase.name}: give its end (steps, epochs or plateau); only the last phase may do without"
+                )
+        names = [phase.name for phase in self.phases]
+        for name in sorted({name for name in names if names.count(name) > 1}):
+            yield f"train.phases: two phases are named '{name}'"
+        if self.mask_replace_prob + self.random_replace_prob > 1 + 1e-9:
+            yield (
+                f"train.random_replace_prob: together with train.mask_replace_prob at most 1; given "
+                f"{self.random_replace_prob} and {self.mask_replace_prob}"
+            )
+        if self.cuda_graphs and not self.compile:
+            yield "train.cuda_graphs: blocks are recorded as they are compiled; set train.compile: true"
+        if self.cuda_graphs and self.gradient_accumulation_steps > 1:
+            yield (
                 "train.cuda_graphs: gradients of one batch lie where those of the next one are written; set "
                 f"train.gradient_accumulation_steps: 1 (given {self.gradient_accumulation_steps})"
             )
-        found += [
-            f"train.cuda_graphs: layers that rest make every step another one; train.phases.{phase.name}.skip is "
-            f"'{phase.skip}', allowed is 'none'"
-            for phase in self.phases
-            if phase.skip != "none"
-        ]
-        return found
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvalConfig(Strict):
-    """How and how often a model is evaluated. Both cadences `null`: once an epoch and at the end.
-
-    `context`, `stride`, `memory_length`, `same_length` and `clamp_length` belong to the final figures and to `fullrank eval`;
-    while training, a model is judged as it is trained.
-    """
-
-    batch_size: int = 10  # parallel streams
-    segment_length: int | None = None  # null: train.segment_length
-    context: int | None = None  # tokens before those that are scored, that a model without memory reads again (fairseq)
-    stride: int | None = None  # ... and tokens scored at a time; null: what is left of segment_length
-    memory_length: int | None = None  # null: model.memory_length
-    same_length: bool | None = None  # null: model.same_length
-    clamp_length: int | None = None  # of relative positions; null: as trained
-    every_steps: int | None = None
-    every_epochs: float | None = None
-    max_tokens: int | None = None  # of the validation split, while training; the final figures use all
-    mask_seed: int = 0  # with train.objective: masked: which tokens are asked for, the same ones in every run
-    # of translation models
-    beams: int = 5
-    length_penalty: float = 1.0  # a translation scores log p / tokens ** length_penalty, <eos> counted, as in fairseq
-    no_repeat_ngram_size: int = 0  # no translation has the same so many tokens in a row twice; 0: it may
-    max_length_a: float = 1.2  # of M source tokens with <eos> come at most a M + b, with <eos>
-    max_length_b: int = 10
-    max_sentences: int | None = None  # of the validation split, translated greedily while training; 0: none, null: all
-    metric: Literal["loss", "bleu"] = "loss"  # what makes a checkpoint the best, and what patience and `plateau` follow
-
-    def __post_init__(self) -> None:
-        problems: list[str] = []
-        check_numbers(problems, self, "eval", ("beams",), below=SIZES)
-        check_numbers(
-            problems, self, "eval", ("no_repeat_ngram_size", "max_length_b", "max_sentences"), zero=True, below=SIZES
-        )
-        check_numbers(problems, self, "eval", ("max_length_a",), zero=True)
-        if not -10 <= self.length_penalty <= 10:
-            problems.append(f"eval.length_penalty: an exponent from -10 to 10, given {self.length_penalty}")
-        if self.max_length_a == 0 and self.max_length_b == 0:
-            problems.append(
-                "eval.max_length_b: with eval.max_length_a 0 a translation could have no token; give 1 or more"
-            )
-        if self.metric == "bleu" and self.max_sentences == 0:
-            problems.append(
-                "eval.max_sentences: 0 translates nothing while training, but eval.metric: bleu judges translations"
-            )
-        if self.metric not in ("loss", "bleu"):
-            problems.append(f"eval.metric: 'loss' or 'bleu', given '{self.metric}'")
-        check_numbers(problems, self, "eval", ("batch_size", "segment_length", "stride", "clamp_length"), below=SIZES)
-        check_numbers(problems, self, "eval", ("context", "memory_length"), zero=True, below=SIZES)
-        check_numbers(problems, self, "eval", ("mask_seed",), zero=True, below=COUNTS)
-        check_numbers(problems, self, "eval", ("every_steps", "max_tokens"), below=COUNTS)
-        check_numbers(problems, self, "eval", ("every_epochs",))
-        if self.every_steps is not None and self.every_epochs is not None:
-            problems.append("eval: give at most one of every_steps and every_epochs")
-        raise_problems(problems)
+        for phase in self.phases:
+            if phase.skip != "none" and self.cuda_graphs:
+                yield (
+                    f"train.cuda_graphs: skipped layers make every step another one; train.phases.{phase.name}.skip is "
+                    f"'{phase.skip}', allowed is 'none'"
+                )
+            if phase.skip != "none" and self.objective == "masked":
+                yield (
+                    f"train.phases.{phase.name}.skip: layers are skipped for the sake of their memory, and with "
+                    f"train.objective: masked there is none; given '{phase.skip}', allowed is 'none'"
+                )
 
 
 # keys of `eval` that say how a running text is cut, and what is remembered of it
@@ -302,43 +215,78 @@ _OF_SEGMENTS = ("segment_length", "context", "stride", "memory_length", "same_le
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(Strict):
+class EvalConfig(Section):
+    """How and how often a model is evaluated. Both cadences `null`: once an epoch and at the end.
+
+    `context`, `stride`, `memory_length`, `same_length` and `clamp_length` belong to the final figures and to `fullrank eval`;
+    while training, a model is judged as it is trained.
+    """
+
+    KEY = "eval"
+    batch_size: Size = key(10, "parallel streams")
+    segment_length: Size | None = key(None, "tokens of a segment; null: train.segment_length")
+    context: SizeOrZero | None = key(
+        None, "tokens before those that are scored, that a model without memory reads again (fairseq)"
+    )
+    stride: Size | None = key(None, "tokens scored at a time; null: what context leaves of segment_length")
+    memory_length: SizeOrZero | None = key(None, "tokens of memory; null: model.memory_length")
+    same_length: bool | None = key(None, "a window of the memory's length; null: model.same_length")
+    clamp_length: Size | None = key(None, "clamp of relative positions; null: as trained")
+    every_steps: Count | None = key(None, "updates between evaluations")
+    every_epochs: Positive | None = key(None, "epochs between evaluations")
+    max_tokens: Count | None = key(None, "tokens of the validation split while training; the final figures use all")
+    mask_seed: CountOrZero = key(0, "masked: seed of the tokens that are predicted, the same ones in every run")
+    beams: Size = key(5, "translation: width of the beam")
+    length_penalty: Exponent = key(
+        1.0, "translation: a translation scores log p / tokens ** length_penalty, <eos> counted, as in fairseq"
+    )
+    no_repeat_ngram_size: SizeOrZero = key(
+        0, "translation: no translation has the same so many tokens in a row twice; 0: it may"
+    )
+    max_length_a: PositiveOrZero = key(
+        1.2, "translation: of M source tokens with <eos> come at most a M + b, with <eos>; this is a"
+    )
+    max_length_b: SizeOrZero = key(10, "translation: b of the same")
+    max_sentences: SizeOrZero | None = key(
+        None, "translation: sentences of the validation split, translated greedily while training; 0: none, null: all"
+    )
+    metric: Literal["loss", "bleu"] = key(
+        "loss", "what makes a checkpoint the best, and what patience and plateau follow"
+    )
+
+    def _faults(self) -> Iterator[str]:
+        if self.max_length_a == 0 and self.max_length_b == 0:
+            yield "eval.max_length_b: with eval.max_length_a 0 a translation could have no token; give 1 or more"
+        if self.metric == "bleu" and self.max_sentences == 0:
+            yield "eval.max_sentences: 0 translates nothing while training, but eval.metric: bleu judges translations"
+        if self.every_steps is not None and self.every_epochs is not None:
+            yield "eval: give at most one of every_steps and every_epochs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(Section):
     """One run: what is trained, on what, how, and how it is judged."""
 
-    model: ModelConfig = field(default_factory=ModelConfig)
-    data: DataConfig = field(default_factory=DataConfig)
-    train: TrainConfig = field(default_factory=TrainConfig)
-    eval: EvalConfig = field(default_factory=EvalConfig)
+    model: ModelConfig = key(ModelConfig(), "what the model is made of")
+    data: DataConfig = key(DataConfig(), "a corpus, and how its text becomes token ids")
+    train: TrainConfig = key(TrainConfig(), "how the model is trained")
+    eval: EvalConfig = key(EvalConfig(), "how the model is evaluated")
 
-    def __post_init__(self) -> None:
-        problems = masked_problems(self) if self.masks else []
-        if self.train.objective == "labels":
-            problems.append(
-                "train.objective: labels is the objective of fine-tuning (data.name: glue/cola and others); for "
-                f"data.name: {self.data.name} choose causal or masked"
-            )
-        if not problems:
-            problems += self._unlike_sentences() if self.translates else self._unlike_text()
-        if not problems:
-            problems += self._unlike_the_model()
-        kinds = {part.attention.kind for part in self._parts()}
-        if "weighted" not in kinds and "multilinear" in kinds:
-            problems += [
-                f"train.{key}: a penalty on attention weights, and multi-linear attention has none; given "
-                f"{getattr(self.train, key)} with model.attention.kind: multilinear, set it to 0 or use kind: weighted"
-                for key in ("orthogonality", "overlap")
-                if getattr(self.train, key)
-            ]
-        raise_problems(problems)
+    @property
+    def task(self) -> Literal["language_model", "masked_model", "translation"]:
+        """What the run does, by its corpus and its objective."""
+        if self.translates:
+            return "translation"
+        return "masked_model" if self.masks else "language_model"
 
     @property
     def translates(self) -> bool:
-        """Whether the corpus is one of sentence pairs, so that a translation model is trained."""
+        """The corpus is one of sentence pairs, so that a translation model is trained."""
         return self.data.has_pairs
 
     @property
     def masks(self) -> bool:
-        """Whether tokens are masked and named again: a masked language model is trained."""
+        """Tokens are masked and predicted: a masked language model is trained."""
         return self.train.objective == "masked"
 
     @property
@@ -348,109 +296,113 @@ class RunConfig(Strict):
             return MASKED_TOKEN
         return NOT_NEXT_TOKEN if self.model.sees_future and not self.translates else None
 
+    def _faults(self) -> Iterator[str]:
+        if self.train.objective == "labels":
+            yield (
+                "train.objective: labels is the objective of fine-tuning (data.name: glue/cola and others); for "
+                f"data.name: {self.data.name} choose causal or masked"
+            )
+        lines = list(self._faults_of_masked()) if self.masks else []
+        lines = lines or list(self._faults_of_translation() if self.translates else self._faults_of_text())
+        yield from lines or self._faults_of_protocol()
+        if all(isinstance(part.attention, MultiLinearConfig) for part in self._parts()):
+            for penalty in ("orthogonality", "overlap"):
+                if coefficient := getattr(self.train, penalty):
+                    yield (
+                        f"train.{penalty}: a penalty on attention weights, and multi-linear attention has none; given "
+                        f"{coefficient} with model.attention.kind: multilinear, set it to 0 or use kind: weighted"
+                    )
+
     def _parts(self) -> list[ModelConfig]:
         """What has attention of its own; of a translation model that cannot be built, its common section."""
         if not self.translates or self.model.problems_of_translation():
             return [self.model]
         return [self.model.of_encoder(), self.model.of_decoder(), self.model.of_cross()]
 
-    def _unlike_text(self) -> list[str]:
-        """What does not go together in a run of a language model."""
-        problems = [
-            f"model.{section}: a section of translation models, and data.name: {self.data.name} is text of one language; "
-            f"leave it out, or choose sentence pairs (data.name: {', '.join(PAIR_CORPORA)})"
-            for section in ("encoder", "decoder")
-            if getattr(self.model, section) is not None
-        ]
+    def _faults_of_masked(self) -> Iterator[str]:
+        if self.translates:
+            yield (
+                f"train.objective: masked reads text of one language, and data.name: {self.data.name} has sentence pairs; "
+                "choose another corpus, or objective: causal"
+            )
+            return
+        yield from self.model.problems_of_masked()
+        for name in _OF_SEGMENTS[1:]:
+            if getattr(self.eval, name):
+                yield (
+                    f"eval.{name}: says how next tokens are read, and with train.objective: masked there are none; given "
+                    f"{getattr(self.eval, name)}, leave it out"
+                )
+
+    def _faults_of_text(self) -> Iterator[str]:
+        name = f"data.name: {self.data.name} is text of one language"
+        for section in ("encoder", "decoder"):
+            if getattr(self.model, section) is not None:
+                yield (
+                    f"model.{section}: a section of translation models, and {name}; leave it out, or choose sentence pairs "
+                    f"(data.name: {', '.join(PAIR_CORPORA)})"
+                )
         if self.train.batch_tokens is not None:
-            problems.append(
-                f"train.batch_tokens: of sentence pairs, and data.name: {self.data.name} is text of one language; given "
-                f"{self.train.batch_tokens}, leave it out and use train.batch_size and train.segment_length"
+            yield (
+                f"train.batch_tokens: of sentence pairs, and {name}; given {self.train.batch_tokens}, leave it out and use "
+                "train.batch_size and train.segment_length"
             )
         if self.eval.metric == "bleu":
-            problems.append(
-                f"eval.metric: bleu judges translations, and data.name: {self.data.name} is text of one language; use loss"
-            )
+            yield f"eval.metric: bleu judges translations, and {name}; use loss"
         if self.model.memory_length and self.train.order != "contiguous":
-            problems.append(
+            yield (
                 f"train.order: a model with memory (model.memory_length {self.model.memory_length}) reads its text in order; "
                 f"given '{self.train.order}', allowed: contiguous"
             )
         remembers = self.model.memory_length if self.eval.memory_length is None else self.eval.memory_length
-        slides = self.eval.context is not None or self.eval.stride is not None
-        if slides and remembers:
-            problems.append(
+        if remembers and (self.eval.context is not None or self.eval.stride is not None):
+            yield (
                 "eval.context: a sliding window is for models without memory; leave eval.context and eval.stride out, or "
                 "set eval.memory_length to 0"
             )
         segment = self.eval.segment_length or self.train.segment_length
-        for key, other, most in (("context", "stride", segment - 1), ("stride", "context", segment)):
-            value = getattr(self.eval, key)
+        for part, other, most in (("context", "stride", segment - 1), ("stride", "context", segment)):
+            value = getattr(self.eval, part)
             if value is not None and getattr(self.eval, other) is None and value > most:
-                problems.append(
-                    f"eval.{key}: at most {most}, for a window has eval.segment_length (else train.segment_length) tokens, "
+                yield (
+                    f"eval.{part}: at most {most}, for a window has eval.segment_length (else train.segment_length) tokens, "
                     f"here {segment}; given {value}; lower it, or give eval.{other} too"
                 )
         if self.eval.same_length and not remembers:
-            problems.append("eval.same_length: goes with a memory; set eval.memory_length")
+            yield "eval.same_length: goes with a memory; set eval.memory_length"
         if self.eval.clamp_length is not None and self.model.position != "relative":
-            problems.append(
-                f"eval.clamp_length: goes with model.position: relative, given model.position: {self.model.position}"
-            )
-        return problems
+            yield f"eval.clamp_length: goes with model.position: relative, given model.position: {self.model.position}"
 
-    def _unlike_sentences(self) -> list[str]:
-        """What does not go together in a run of a translation model."""
+    def _faults_of_translation(self) -> Iterator[str]:
         name = f"data.name: {self.data.name} is sentence pairs"
-        problems = list(self.model.problems_of_translation())
+        yield from self.model.problems_of_translation()
         if self.train.batch_tokens is None:
-            problems.append(
+            yield (
                 f"train.batch_tokens: {name}, which are read in batches of so many tokens; set it (4096 is usual). "
                 "train.batch_size and train.segment_length are for text of one language"
             )
-        problems += [
-            f"train.phases.{phase.name}.skip: layers rest in models with memory, and {name}, translated without any; given "
-            f"'{phase.skip}', allowed is none"
-            for phase in self.train.phases
-            if phase.skip != "none"
-        ]
-        problems += [
-            f"eval.{key}: of the segments of a running text, and {name}; given {getattr(self.eval, key)}, leave it out"
-            for key in _OF_SEGMENTS
-            if getattr(self.eval, key) is not None
-        ]
+        for phase in self.train.phases:
+            if phase.skip != "none":
+                yield (
+                    f"train.phases.{phase.name}.skip: layers are skipped in models with memory, and {name}, translated "
+                    f"without any; given '{phase.skip}', allowed is none"
+                )
+        for part in _OF_SEGMENTS:
+            if (value := getattr(self.eval, part)) is not None:
+                yield f"eval.{part}: of the segments of a running text, and {name}; given {value}, leave it out"
         shared = self.model.encoder is not None and self.model.encoder.share_embedding
         if shared and self.data.vocabulary == "separate":
-            problems.append(
+            yield (
                 "model.encoder.share_embedding: one table for both languages needs one vocabulary; set data.vocabulary: joint "
                 "(given separate), or model.encoder.share_embedding: false"
             )
-        return problems
 
-    def _unlike_the_model(self) -> list[str]:
-        """What `eval` asks of the model that it cannot have: found here, not after training."""
-        asked = self.eval
+    def _faults_of_protocol(self) -> Iterator[str]:
+        """What `eval` asks of the model that it cannot have: said before training, not after."""
+        asked = {name: getattr(self.eval, name) for name in ("memory_length", "same_length", "clamp_length")}
         try:
-            with_memory(self.model, asked.memory_length, same_length=asked.same_length, clamp_length=asked.clamp_length)
+            with_memory(self.model, **asked)
         except ConfigError as error:
-            given = {key: getattr(asked, key) for key in ("memory_length", "same_length", "clamp_length")}
-            words = ", ".join(f"eval.{key}: {value}" for key, value in given.items() if value is not None)
-            return [f"{words} does not fit the model: {problem}" for problem in error.problems]
-        return []
-
-
-def masked_problems(run: RunConfig) -> list[str]:
-    """What of a run does not go with `train.objective: masked`."""
-    if run.translates:
-        return [
-            f"train.objective: masked reads text of one language, and data.name: {run.data.name} has sentence pairs; choose "
-            "another corpus, or objective: causal"
-        ]
-    problems = run.model.problems_of_masked()
-    problems += [
-        f"eval.{key}: says how next tokens are read, and with train.objective: masked there are none; given "
-        f"{getattr(run.eval, key)}, leave it out"
-        for key in ("context", "stride", "memory_length", "same_length", "clamp_length")
-        if getattr(run.eval, key)
-    ]
-    return problems
+            protocol = ", ".join(f"eval.{name}: {value}" for name, value in asked.items() if value is not None)
+            for problem in error.problems:
+                yield f"{protocol} does not fit the model: {problem}"

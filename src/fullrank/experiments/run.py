@@ -112,7 +112,7 @@ def _train(
         eval_options=parts.eval_options,
         folder=folder,
         observers=make_observers(
-            folder, track=options.track, config=dataclasses.asdict(config), label=str(identity["name"]), quiet=quiet
+            folder, track=options.track, config=config.to_dict(), label=str(identity["name"]), quiet=quiet
         ),
     )
     result = {

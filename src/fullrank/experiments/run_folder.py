@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fullrank.config.finetune import FinetuneConfig, PretrainedConfig, finetunes
-from fullrank.config.load import build, build_finetune, flatten, read_yaml, to_dict, to_yaml
+from fullrank.config.finetune import FinetuneConfig, PretrainedConfig
+from fullrank.config.load import build_any, flatten, read_yaml, to_yaml
 from fullrank.config.recipe import Resolved, load
 from fullrank.config.run import DataConfig, RunConfig
 from fullrank.core.errors import FullRankError, InputError
@@ -90,7 +90,7 @@ def open_any(folder: Path) -> tuple[RunConfig | FinetuneConfig, dict[str, Any]]:
     except (OSError, ValueError) as error:
         raise InputError(f"{folder / 'run.json'}: damaged ({error})") from error
     raw = read_yaml(folder / "config.yaml")
-    return build_finetune(raw) if finetunes(raw) else build(raw), identity
+    return build_any(raw), identity
 
 
 def open_run(folder: Path) -> tuple[RunConfig, dict[str, Any]]:
@@ -150,7 +150,7 @@ def claim(folder: Path, config: RunConfig | FinetuneConfig, identity: Mapping[st
     trained = (folder / "metrics.jsonl").exists() or (folder / "checkpoints").exists()
     if is_run(folder) and trained:
         before, known = open_any(folder)
-        old, new = flatten(to_dict(before)), flatten(to_dict(config))
+        old, new = flatten(before.to_dict()), flatten(config.to_dict())
         other = [key for key in {**new, **old} if old.get(key) != new.get(key)]
         if other:
             shown = ", ".join(f"{key} is {old.get(key)!r} there, {new.get(key)!r} here" for key in other[:4])

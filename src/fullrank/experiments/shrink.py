@@ -68,7 +68,7 @@ def shrunk(config: ModelConfig, *, translates: bool = False) -> tuple[ModelConfi
         config,
         **changes,
         attention=_attention(config.attention),
-        input=replace(config.input, cutoffs=_cutoffs(clusters[0], vocab_size)) if clusters[0] else config.input,
+        input=config.input.with_known(cutoffs=_cutoffs(clusters[0], vocab_size)),
         output=replace(config.output, **output),
         encoder=_encoder(config, vocab_size) if translates else config.encoder,
         decoder=_decoder(config.decoder),
@@ -79,7 +79,7 @@ def shrunk(config: ModelConfig, *, translates: bool = False) -> tuple[ModelConfi
 def _attention(stages: AttentionConfig) -> AttentionConfig:
     sizes = {key: getattr(stages, key) for key in _ATTENTION}
     changes: dict[str, Any] = {key: min(n, _ATTENTION[key]) for key, n in sizes.items() if isinstance(n, int)}
-    return replace(stages, **changes)
+    return stages.with_known(**changes)
 
 
 def _encoder(config: ModelConfig, vocab_size: int) -> EncoderConfig:

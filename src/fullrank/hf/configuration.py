@@ -8,7 +8,6 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from fullrank.config.load import build_model, to_dict
 from fullrank.core.config import ModelConfig
 from fullrank.core.errors import ConfigError
 
@@ -54,8 +53,8 @@ class FullRankConfig(PreTrainedConfig):
     tie_word_embeddings: bool = False  # our modules share their tensors themselves
 
     def __post_init__(self, **kwargs: Any) -> None:
-        model = build_model(self.fullrank or {})
-        self.fullrank = to_dict(model)
+        model = ModelConfig.from_dict(self.fullrank or {})
+        self.fullrank = model.to_dict()
         translates = model.encoder is not None or model.decoder is not None
         self.objective = self.objective or ("translation" if translates else "causal")
         problems = []
@@ -110,7 +109,7 @@ class FullRankConfig(PreTrainedConfig):
         elif labels is not None:
             named = {"num_labels": labels}
         return cls(
-            fullrank=to_dict(model),
+            fullrank=model.to_dict(),
             objective=objective,
             bos_token_id=bos_token_id,
             eos_token_id=eos_token_id,
@@ -123,4 +122,4 @@ class FullRankConfig(PreTrainedConfig):
 
     def model_config(self) -> ModelConfig:
         """The `ModelConfig` of the model; ConfigError if it was changed into one that describes none."""
-        return build_model(self.fullrank or {})
+        return ModelConfig.from_dict(self.fullrank or {})

@@ -1,0 +1,95 @@
+"""The JSON schema of a configuration, for editors, from the types and descriptions of its sections."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import types
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from fullrank.config.finetune import TASKS, FinetuneConfig
+from fullrank.config.run import RunConfig
+from fullrank.core import registry
+from fullrank.core.section import ByKind, Section, Slot, keys_of, section_in
+
+_SCALARS = {int: "integer", float: "number", bool: "boolean", str: "string", types.NoneType: "null"}
+
+
+def json_schema() -> dict[str, Any]:
+    """The schema of a run that trains a model of ours; names of registered stages appear as enumerations."""
+    return _schema(RunConfig, "fullrank run configuration")
+
+
+def finetune_schema() -> dict[str, Any]:
+    """The schema of a run of fine-tuning; its tasks are an enumeration, too."""
+    schema = _schema(FinetuneConfig, "fullrank fine-tuning configuration")
+    schema["$defs"]["TaskDataConfig"]["properties"]["name"]["enum"] = list(TASKS)
+    return schema
+
+
+def _schema(root: type[Section], title: str) -> dict[str, Any]:
+    definitions: dict[str, Any] = {}
+    schema = _section(root, definitions)
+    return {"$defs": dict(sorted(definitions.items())), **schema, "title": title}
+
+
+def _section(cls: type[Section], definitions: dict[str, Any]) -> dict[str, Any]:
+    """A section; the sections inside it are added to `definitions`. One that `kind` decides about has the keys of all kinds."""
+    kinds: list[type[Section]] = [cls, *reversed(cls.MEMBERS)] if issubclass(cls, ByKind) else [cls]
+    fields = {field.name: field for kind in kinds for field in dataclasses.fields(kind)}
+    own = {field.name: field for field in dataclasses.fields(cls)}
+    properties = {}
+    for name, hint in keys_of(cls).items():
+        field = own.get(name, fields[name])
+        default = field.default
+        if issubclass(cls, ByKind) and cls.WRITTEN[name] is None and name not in own:
+            hint, default = hint | None, None
+        elif issubclass(cls, ByKind) and name not in own:
+            default = cls.WRITTEN[name]
+        content = _value(hint, definitions)
+        if issubclass(cls, ByKind) and name == "kind":
+            content["enum"] = registry.names(cls.SLOT)
+        if section_in(hint) is None:
+            content["title"] = name.replace("_", " ").title()
+        if default is not dataclasses.MISSING and not isinstance(default, Section | list):
+            content["default"] = list(default) if isinstance(default, tuple) else default
+        properties[name] = content | {"description": field.metadata["description"]}
+    schema: dict[str, Any] = {
+        "type": "object", "title": cls.__name__, "description": inspect.getdoc(cls), "properties": properties,
+        "additionalProperties": False,
+    }  # fmt: skip
+    required = [
+        name
+        for name, field in own.items()
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    ]
+    return schema | ({"required": required} if required else {})
+
+
+def _value(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    """What a type allows."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        slots = [mark for mark in args[1:] if isinstance(mark, Slot)]
+        content = _value(args[0], definitions)
+        for choice in content.get("anyOf", [content]):
+            if slots and choice.get("type") == "string":
+                choice["enum"] = slots[0].names()
+        return content
+    if origin in (types.UnionType, Union):
+        return {"anyOf": [_value(other, definitions) for other in args]}
+    if origin is Literal:
+        return {"enum": list(args), "type": "string"}
+    if origin is list:
+        return {"items": _value(args[0], definitions), "type": "array"}
+    if origin is tuple:
+        items = [_value(item, definitions) for item in args]
+        return {"maxItems": len(args), "minItems": len(args), "prefixItems": items, "type": "array"}
+    if origin is dict:
+        return {"additionalProperties": True, "type": "object"}
+    if issubclass(hint, Section):
+        if hint.__name__ not in definitions:
+            definitions[hint.__name__] = {}
+            definitions[hint.__name__] = _section(hint, definitions)
+        return {"$ref": f"#/$defs/{hint.__name__}"}
+    return {"type": _SCALARS[hint]}

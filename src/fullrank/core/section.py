@@ -1,0 +1,470 @@
+"""Typed sections of a configuration: frozen dataclasses that read, check and write themselves.
+
+The annotation of a field says what may stand there; `key` gives its default and its description. Dictionaries in Python,
+YAML and exported models are all read this way::
+
+    @dataclass(frozen=True, kw_only=True)
+    class DropoutConfig(Section):
+        KEY = "model.dropout"
+        residual: Share = key(0.0, "dropout on what a layer adds to the residual stream")
+
+    DropoutConfig.from_dict({"residual": 2})  # ConfigError: model.dropout.residual: at least 0 and below 1, given 2
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import math
+import os
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast, get_args, get_origin, get_type_hints
+
+from . import registry
+from .errors import ConfigError, suggest
+
+Value = TypeVar("Value")
+_BOOLEANS = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """A condition on a value beside its type, in words and as a test."""
+
+    words: str
+    test: Callable[[Any], bool]
+
+
+# Sizes are below 2^31, the most that a dimension of a tensor may reasonably be; counts and seeds below 2^63.
+SIZES, COUNTS = 2**31, 2**63
+Size = Annotated[int, Allowed(f"a positive whole number below {SIZES:,}", lambda n: 0 < n < SIZES)]
+SizeOrZero = Annotated[int, Allowed(f"0 or a positive whole number below {SIZES:,}", lambda n: 0 <= n < SIZES)]
+Count = Annotated[int, Allowed(f"a positive whole number below {COUNTS:,}", lambda n: 0 < n < COUNTS)]
+CountOrZero = Annotated[int, Allowed(f"0 or a positive whole number below {COUNTS:,}", lambda n: 0 <= n < COUNTS)]
+Positive = Annotated[float, Allowed("a positive number", lambda x: x > 0)]
+PositiveOrZero = Annotated[float, Allowed("0 or a positive number", lambda x: x >= 0)]
+Probability = Annotated[float, Allowed("a probability from 0 to 1", lambda x: 0 <= x <= 1)]
+Share = Annotated[float, Allowed("at least 0 and below 1", lambda x: 0 <= x < 1)]
+Fraction = Annotated[float, Allowed("between 0 and 1", lambda x: 0 < x < 1)]
+AtLeastOne = Annotated[float, Allowed("1 or more", lambda x: x >= 1)]
+
+# A stage by name, or `{name: ..., option: value}` where it has options.
+Stage = str | dict[str, Any]
+
+
+def stage_name(stage: Stage) -> str:
+    """The name of a stage given as a bare word or as `{name: ..., ...}`."""
+    return stage if isinstance(stage, str) else str(stage.get("name", ""))
+
+
+def stage_options(stage: Stage) -> dict[str, Any]:
+    """The options of a stage given as `{name: ..., ...}`; a bare word has none."""
+    return {} if isinstance(stage, str) else {name: value for name, value in stage.items() if name != "name"}
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The stages that a key can name.
+
+    built_in: their names and the dataclasses of their options, known without importing torch. Other names are looked up in
+    the slot `name` of the registry, and have the options of the nested `Config` of what is registered; without a `name`
+    there are no others.
+    """
+
+    name: str
+    built_in: Mapping[str, type | None]
+
+    def names(self) -> list[str]:
+        """All names, those that users registered included."""
+        return registry.names(self.name) if self.name else sorted(self.built_in)
+
+    def check(self, stage: Stage, key: str) -> None:
+        """ConfigError for a stage or an option that does not exist."""
+        name, options = stage_name(stage), stage_options(stage)
+        if name in self.built_in:
+            config = self.built_in[name]
+        elif self.name:
+            config = getattr(registry.lookup(self.name, name, key), "Config", None)
+        else:
+            raise ConfigError(f"{key}: {' or '.join(self.built_in)}, given '{name}'")
+        if options and config is None:
+            raise ConfigError(f"{key}: '{name}' takes no options, given {sorted(options)}")
+        if options and config is not None:
+            known = [option.name for option in fields(config)]
+            if unknown := sorted(options.keys() - set(known)):
+                raise ConfigError(*(f"{key}: '{name}' has no option '{o}'; {suggest(o, known)}" for o in unknown))
+            try:
+                config(**options)
+            except (TypeError, ValueError) as error:
+                raise ConfigError(*(f"{key}: {line}" for line in str(error).splitlines())) from error
+
+
+def key(default: Value, description: str) -> Value:
+    """A field of a section, with its default and its description."""
+    metadata = {"description": description}
+    made: Any = (
+        field(default_factory=default.copy, metadata=metadata)
+        if isinstance(default, list)
+        else field(default=default, metadata=metadata)
+    )
+    return cast(Value, made)
+
+
+# -- reading one value -------------------------------------------------------------------------------------------------
+
+
+class _Unfit(Exception):
+    """A value does not fit a type."""
+
+
+def words(hint: Any) -> str:
+    """What a type allows, in words."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        conditions = [mark.words for mark in args[1:] if isinstance(mark, Allowed)]
+        return " and ".join(conditions) or words(args[0])
+    if origin in (types.UnionType, typing.Union):
+        return " or ".join("null" if other is types.NoneType else words(other) for other in args)
+    if origin is Literal:
+        return " or ".join(repr(word) for word in args)
+    if origin is tuple:
+        return f"a list of {len(args)}, each {words(args[0])}"
+    if origin is list:
+        return f"a list, each {words(args[0])}"
+    return "a mapping with a name" if origin is dict else _WORDS.get(hint, "a section of keys")
+
+
+def _scalar(hint: type, value: Any) -> Any:
+    """A whole number, a number, true or false, or a text; numbers may be written as text and the reverse."""
+    if hint is bool:
+        if isinstance(value, bool | int | str) and (known := _BOOLEANS.get(str(value).lower())) is not None:
+            return known
+    elif hint is str:
+        if isinstance(value, str | os.PathLike) or (isinstance(value, int | float) and not isinstance(value, bool)):
+            return str(value)
+    elif isinstance(value, int | float | str) and not isinstance(value, bool):
+        try:
+            if hint is int and isinstance(value, int | str):
+                return int(value)
+            number = float(value)
+        except (ValueError, OverflowError):
+            raise _Unfit from None
+        if hint is int and number.is_integer():
+            return int(number)
+        if hint is float and math.isfinite(number):
+            return number
+    raise _Unfit
+
+
+def _converted(hint: Any, value: Any, key: str) -> Any:
+    """`value` as `hint` has it; raises _Unfit, or ConfigError where more can be said."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        value = _converted(args[0], value, key)
+        for mark in args[1:]:
+            if isinstance(mark, Slot):
+                mark.check(value, key)
+            elif not mark.test(value):
+                raise _Unfit
+        return value
+    if origin in (types.UnionType, typing.Union):
+        if value is None and types.NoneType in args:
+            return None
+        for other in args:
+            if other is not types.NoneType:
+                try:
+                    return _converted(other, value, key)
+                except _Unfit:
+                    continue
+    elif origin is Literal:
+        if value in args:
+            return value
+    elif origin in (list, tuple):
+        if isinstance(value, list | tuple) and (origin is list or len(value) == len(args)):
+            return origin(_converted(args[0], item, key) for item in value)
+    elif origin is dict:
+        if isinstance(value, Mapping):
+            return dict(value)
+    elif not issubclass(hint, Section):
+        return _scalar(hint, value)
+    elif isinstance(value, hint):
+        return value
+    else:
+        return hint.from_dict(value, key)
+    raise _Unfit
+
+
+def read_value(hint: Any, value: Any, key: str) -> Any:
+    """`value` as `hint` has it; ConfigError names the key, what is allowed and what was given."""
+    try:
+        return _converted(hint, value, key)
+    except _Unfit:
+        raise ConfigError(f"{key}: {words(hint)}, given {value!r}") from None
+
+
+def section_in(hint: Any) -> type[Section] | None:
+    """The section that a field holds, also where it may be null; None if it holds a value."""
+    if get_origin(hint) in (types.UnionType, typing.Union):
+        return next(filter(None, map(section_in, get_args(hint))), None)
+    return hint if isinstance(hint, type) and issubclass(hint, Section) else None
+
+
+# -- sections ----------------------------------------------------------------------------------------------------------
+
+
+_HINTS: dict[type, dict[str, Any]] = {}  # found once for each class
+
+
+def hints_of(cls: type[Section]) -> dict[str, Any]:
+    """The type of every field of a section, in their order."""
+    if cls not in _HINTS:
+        hints = get_type_hints(cls, include_extras=True)
+        _HINTS[cls] = {option.name: hints[option.name] for option in fields(cls)}
+    return _HINTS[cls]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A section of a configuration. `KEY` is where it stands, as in `model.dropout`.
+
+    A field left at None may be resolved from the others (`_resolve`), so that a saved configuration states every value.
+    Raises ConfigError with all faults: of every field by its type, and of fields that do not go together (`_faults`).
+    """
+
+    KEY: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        lines: list[str] = []
+        faulty: list[str] = []
+        prefix = self._prefix()
+        for option in fields(self):
+            name = option.name
+            try:
+                value = read_value(hints_of(type(self))[name], getattr(self, name), prefix + name)
+            except ConfigError as error:
+                lines += error.problems
+                faulty.append(prefix + name)
+                value = option.default if option.default_factory is dataclasses.MISSING else option.default_factory()
+                if value is dataclasses.MISSING:
+                    raise
+            object.__setattr__(self, name, value)
+        self._resolve()
+        # a faulty value was replaced by its default: what is said of that means nothing
+        lines += [line for line in self._faults() if not any(path in line for path in faulty)]
+        if lines:
+            raise ConfigError(*dict.fromkeys(lines))
+
+    def _prefix(self) -> str:
+        """The beginning of the keys of this section, as errors name them."""
+        return f"{self.KEY}." if self.KEY else ""
+
+    def _set(self, name: str, value: Any) -> None:
+        """Resolve a field; only while the section is made."""
+        object.__setattr__(self, name, value)
+
+    def _resolve(self) -> None:
+        """Set what is left at None from other fields."""
+
+    def _faults(self) -> Iterator[str]:
+        """Lines about fields that do not go together."""
+        return iter(())
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any], key: str | None = None) -> Self:
+        """Build a section from a mapping that may hold further ones. ConfigError lists every fault, with full keys."""
+        key = cls.KEY if key is None else key
+        if not isinstance(raw, Mapping):
+            raise ConfigError(f"{key or 'a configuration'}: a section of keys, given {raw!r}")
+        lines: list[str] = []
+        cleaned = _known_only(cls, raw, key, functools.partial(unknown_key, cls, key), lines)
+        missing = [
+            f"{_join(key, option.name)}: has no default, give a value"
+            for option in fields(cls)
+            if option.name not in cleaned
+            and option.default is dataclasses.MISSING
+            and option.default_factory is dataclasses.MISSING
+        ]
+        if missing:
+            raise ConfigError(*lines, *missing)
+        try:
+            made = cls(**cleaned)
+        except ConfigError as error:
+            elsewhere = cls.KEY not in ("", key)
+            lines += [line.replace(cls.KEY, key) if elsewhere else line for line in error.problems]
+        if lines:
+            raise ConfigError(*dict.fromkeys(lines))
+        return made
+
+    def with_known(self, **changes: Any) -> Self:
+        """A copy with those of `changes` that this section has keys for."""
+        return dataclasses.replace(
+            self, **{name: changes[name] for name in changes.keys() & hints_of(type(self)).keys()}
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The section as plain objects that YAML and JSON can hold."""
+        return {option.name: _plain(getattr(self, option.name)) for option in fields(self)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Section):
+        return value.to_dict()
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return {name: _plain(item) for name, item in value.items()} if isinstance(value, dict) else value
+
+
+def _join(section: str, name: str) -> str:
+    return f"{section}.{name}" if section else name
+
+
+def _known_only(
+    cls: type[Section], raw: Mapping[Any, Any], key: str, unknown: Callable[[str], str], lines: list[str]
+) -> dict[str, Any]:
+    """`raw` without the keys that its section does not have, all the way down; adds a line for each of them."""
+    if issubclass(cls, ByKind):
+        try:
+            cls, raw = cls.member(raw, key), cls.stated(raw)
+        except ConfigError:  # of an unknown kind: building the section says so
+            return dict(raw)
+    hints, cleaned = hints_of(cls), {}
+    for name, value in raw.items():
+        path = _join(key, str(name))
+        if not isinstance(name, str):
+            lines.append(f"{path}: keys should be strings, given {name!r}")
+        elif name not in hints:
+            other = cls.key_of_another_kind(name, value, key) if issubclass(cls, ByKind) else None
+            lines.append(other or unknown(path))
+        else:
+            inner = section_in(hints[name])
+            if inner is not None and isinstance(value, Mapping):
+                value = _known_only(inner, value, path, unknown, lines)
+            cleaned[name] = value
+    return cleaned
+
+
+def keys_of(cls: type[Section]) -> dict[str, Any]:
+    """Every key of a section, of all its kinds, with its type."""
+    return cls.keys() if issubclass(cls, ByKind) else hints_of(cls)
+
+
+def known_keys(cls: type[Section], section: str = "") -> Iterator[str]:
+    """Every dotted key of a configuration class, leaves and sections."""
+    for name, hint in keys_of(cls).items():
+        yield _join(section, name)
+        if inner := section_in(hint):
+            yield from known_keys(inner, _join(section, name))
+
+
+def unknown_key(root: type[Section], section: str, key: str) -> str:
+    """A line about an unknown key, with the key that was probably meant: the same word elsewhere, or a similar one."""
+    known = list(known_keys(root, section))
+    by_leaf: dict[str, str] = {}
+    for other in known:
+        by_leaf.setdefault(other.rpartition(".")[2], other)
+    around = [other for other in known if not key.startswith(f"{other}.")]
+    near = difflib.get_close_matches(key, around, n=1, cutoff=0.8) or [
+        by_leaf[word] for word in difflib.get_close_matches(key.rpartition(".")[2], by_leaf, n=1, cutoff=0.7)
+    ]
+    if near:
+        return f"unknown key '{key}'; did you mean '{near[0]}'?"
+    here = sorted(other.rpartition(".")[2] for other in known if other.rpartition(".")[0] == key.rpartition(".")[0])
+    return f"unknown key '{key}'; known here: {', '.join(here)}"
+
+
+# -- sections that `kind` decides about --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByKind(Section):
+    """A section whose type `kind` decides: each kind is a subclass with its own keys, and knows no others.
+
+        AttentionConfig(kind="multilinear", rank=40)     # a MultiLinearConfig
+
+    A written section states the keys of all kinds. `WRITTEN` has them in their order, with the value that says there that
+    the kind has no such key; reading leaves it, and null, out. A kind that a user registers in the slot `SLOT` has the keys of
+    its nested `Config`, a subclass of the section, or else those that all kinds have.
+    """
+
+    SLOT: ClassVar[str]
+    WRITTEN: ClassVar[Mapping[str, Any]]
+    MEMBERS: ClassVar[list[type[Any]]]  # of the built-in kinds
+    ALSO: ClassVar[str] = ""  # what a member asks for beside its kind
+    kind: str = ""
+
+    def __init_subclass__(cls, built_in: bool = False) -> None:
+        if built_in:
+            cls.MEMBERS.append(cls)
+
+    def __new__(cls, **keys: Any) -> Self:
+        if "MEMBERS" not in cls.__dict__:
+            return object.__new__(cls)
+        member = cls.member(keys, cls.KEY)
+        wrong = [
+            member.key_of_another_kind(name, value, cls.KEY) or unknown_key(cls, cls.KEY, _join(cls.KEY, name))
+            for name, value in keys.items()
+            if name not in hints_of(member)
+        ]
+        if wrong:
+            raise ConfigError(*wrong)
+        return object.__new__(member)
+
+    def __getattr__(self, name: str) -> Any:  # a key of another kind reads as it is written
+        if name in self.WRITTEN:
+            return self.WRITTEN[name]
+        raise AttributeError(f"'{type(self).__name__}' has no key '{name}'")
+
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]:
+        return (), {"kind": self.kind}  # copies are made by `__new__`
+
+    def _faults(self) -> Iterator[str]:
+        if type(self) is not self.member(vars(self), self.KEY):
+            yield f"{self.KEY}.kind: '{type(self).kind}' is what a {type(self).__name__} is, given '{self.kind}'"
+
+    @classmethod
+    def member(cls, raw: Mapping[str, Any], key: str) -> type[Self]:
+        """The subclass that `raw` describes; ConfigError for an unknown kind."""
+        kind = raw.get("kind", cls.kind)
+        for built_in in cls.MEMBERS:
+            if built_in.kind == kind:
+                return cast(type[Self], built_in)
+        config = getattr(registry.lookup(cls.SLOT, str(kind), f"{key}.kind"), "Config", None)
+        return config if config is not None and issubclass(config, cls) else cls
+
+    @classmethod
+    def stated(cls, raw: Mapping[Any, Any]) -> dict[Any, Any]:
+        """`raw` without the keys by which a written section says that its kind has no such key."""
+        own = hints_of(cls.member(raw, cls.KEY))
+        return {
+            name: value
+            for name, value in raw.items()
+            if not (value is None or (name in cls.WRITTEN and name not in own and value in (cls.WRITTEN[name], [])))
+        }
+
+    @classmethod
+    def keys(cls) -> dict[str, Any]:
+        """The keys of all built-in kinds with their types, in the order in which they are written."""
+        types_of = {name: hint for member in reversed(cls.MEMBERS) for name, hint in hints_of(member).items()}
+        return {name: types_of[name] for name in cls.WRITTEN}
+
+    @classmethod
+    def key_of_another_kind(cls, name: str, value: Any, key: str) -> str | None:
+        """A line about a key that other kinds have; None if none has it."""
+        owners = {
+            f"`{key}.kind: {member.kind}`" + (member.ALSO if member.kind == cls.kind else "")
+            for member in cls.MEMBERS
+            if name in hints_of(member)
+        }
+        if not owners:
+            return None
+        given = f"given {value!r} with '{cls.kind}'"
+        return f"{key}.{name}: goes with {' or '.join(sorted(owners))}, {given}; leave it out or change {key}.kind"
+
+    def to_dict(self) -> dict[str, Any]:
+        own = super().to_dict()
+        return {name: own.get(name, value) for name, value in self.WRITTEN.items()} | own
