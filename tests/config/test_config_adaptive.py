@@ -85,7 +85,7 @@ def test_cutoffs_may_be_a_tuple_and_come_from_the_command_line() -> None:
         ({}, {"div_val": 4, "tied": True}, r"model\.output\.tied: .*div_val 4; model\.input has"),
         ({}, {"tied_projections": True}, r"model\.output\.tied_projections: goes with `model\.output\.tied: true`"),
         ({}, {"form": "facebook"}, r"model\.output\.form: .*'fairseq' or 'transformer_xl'.*given 'facebook'"),
-        ({}, {"tail_dropout": 1.0}, r"model\.output\.tail_dropout: at least 0 and below 1, given 1\.0"),
+        ({}, {"tail_dropout": 1.0}, r"model\.output\.tail_dropout: a probability below 1, given 1\.0"),
         ({}, {"div_val": 1, "tail_dropout": 0.1}, r"model\.output\.tail_dropout: .*with div_val 1 a tail has only one"),
         ({}, {"cutof": [3]}, r"unknown key 'model\.output\.cutof'; did you mean 'model\.output\.cutoffs'"),
     ],
@@ -107,7 +107,7 @@ def test_a_vocabulary_that_is_not_known_yet_is_checked_when_it_is() -> None:
 
 def test_a_softmax_is_not_tied_to_an_adaptive_input() -> None:
     with pytest.raises(
-        ConfigError, match=r"model\.output\.tied: a softmax can be tied to `model\.input\.kind: token` only"
+        ConfigError, match=r"model\.output\.tied: a softmax is tied to `model\.input\.kind: token` only"
     ):
         fr.LanguageModel(build(raw({"output": {"kind": "softmax", "tied": True}})).model)
 

@@ -68,7 +68,7 @@ def test_wrong_types_are_named_with_their_key(text: str, parts: list[str]) -> No
     ("text", "message"),
     [
         ("model: {hidden_size: 0}", "model.hidden_size: a positive whole number below 2,147,483,648, given 0"),
-        ("model: {vocab_size: -1}", "model.vocab_size: a positive whole number below 2,147,483,648 or null, given -1"),
+        ("model: {vocab_size: -1}", "model.vocab_size: a positive whole number below 2,147,483,648, given -1"),
         ("model: {hidden_size: 10, num_attention_heads: 4}", "model.head_dim: model.hidden_size 10 is not divisible by "
          "model.num_attention_heads 4; change one of them or set model.head_dim"),
         ("model: {position: rotary, head_dim: 7}", "model.head_dim: rotary positions need an even head size, given 7"),
@@ -93,7 +93,7 @@ def test_wrong_types_are_named_with_their_key(text: str, parts: list[str]) -> No
             "train.phases.a: give its end (steps, epochs or plateau); only the last phase may do without",
         ),
         ("model: {attention: {cross_head: 2}}", "model.attention.cross_head: a probability from 0 to 1, given 2"),
-        ("model: {dropout: {residual: 1}}", "model.dropout.residual: at least 0 and below 1, given 1"),
+        ("model: {dropout: {residual: 1}}", "model.dropout.residual: a probability below 1, given 1"),
         ("model: {position: leaned}", "model.position: 'leaned' is not available; did you mean 'learned'? (known: learned, "
          "none, relative, rotary, sinusoidal)"),
         ("model: {position: relative}", "model.attention.score: 'relative' goes with model.position: relative and only with "
@@ -104,7 +104,7 @@ def test_wrong_types_are_named_with_their_key(text: str, parts: list[str]) -> No
         ("model: {position: relativ, attention: {score: relative}}", "model.position: 'relativ' is not available; did you mean "
          "'relative'? (known: learned, none, relative, rotary, sinusoidal)"),
         ("train: {steps: 3, epochs: 2}", "train: give exactly one of steps, epochs, tokens; given steps, epochs"),
-        ("train: {steps: 0}", "train.steps: a positive whole number below 9,223,372,036,854,775,808 or null, given 0"),
+        ("train: {steps: 0}", "train.steps: a positive whole number below 9,223,372,036,854,775,808, given 0"),
         ("train: {learning_rate: .nan}", "train.learning_rate: a positive number, given nan"),
         ("train: {label_smoothing: 1}", "train.label_smoothing: at least 0 and below 1, given 1"),
         ("eval: {every_steps: 3, every_epochs: 1}", "eval: give at most one of every_steps and every_epochs"),
@@ -141,7 +141,7 @@ def test_stage_options() -> None:
     assert attention.mix == {"name": "random", "std": 0.5}
     for text, message in (
         ("{name: random, sdt: 1}", "'random' has no option 'sdt'; did you mean 'std'?"),
-        ("{name: random, std: -1}", "std: a positive number or null, given -1"),
+        ("{name: random, std: -1}", "std: a positive number, given -1"),
         ("{name: none, std: 1}", "'none' takes no options, given ['std']"),
         ("{name: position_wize}", "'position_wize' is not available; did you mean 'position_wise'?"),
     ):

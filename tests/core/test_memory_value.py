@@ -146,7 +146,7 @@ def test_misuse() -> None:
     with pytest.raises(InputError, match=r"clamp_length: .* model\.position: sinusoidal"):
         made.with_memory(clamp_length=3)
     for length in (-1, 1.5, True):
-        with pytest.raises(InputError, match=r"memory_length: 0, or a whole number of tokens"):
+        with pytest.raises(InputError, match=r"memory_length: 0 or a positive whole number"):
             made.with_memory(length)
     with pytest.raises(InputError, match=r"clamp_length: .* given 2\.5"):
         model("relative").with_memory(clamp_length=2.5)  # type: ignore[arg-type]

@@ -16,6 +16,7 @@ from .section import (
     ByKind,
     Positive,
     Probability,
+    Rate,
     Section,
     Share,
     Size,
@@ -337,7 +338,7 @@ class ClusteredConfig(OutputConfig):
         None, "whose adaptive softmax it is; null: transformer_xl where there are biases, fairseq where there are none"
     )
     tied_projections: bool | None = key(None, "the projections of the tails are the input's; null: like tied")
-    tail_dropout: Share = key(0.0, "dropout between the two matrices of a tail")
+    tail_dropout: Rate = key(0.0, "dropout between the two matrices of a tail")
 
     def _resolve(self) -> None:
         if self.bias is None and self.form is not None:
@@ -370,7 +371,7 @@ class MixtureConfig(OutputConfig, built_in=True):
     mixtures: Size | None = key(None, "number of softmaxes K; null: 10, or 1 without latent states")
     components: Literal["softmax", "adaptive"] = key("softmax", "what is mixed; null: adaptive where cutoffs are given")
     latent: bool = key(True, "hidden states of the mixture are tanh(W g + b); without them mixtures is 1")
-    latent_dropout: Share = key(0.0, "dropout on the latent states")
+    latent_dropout: Rate = key(0.0, "dropout on the latent states")
     latent_dropout_locked: bool = key(False, "one dropout mask for all positions of a sequence")
     epsilon: Share = key(0.0, "added to probabilities before the logarithm, as the released codes do")
 
@@ -408,11 +409,11 @@ class DropoutConfig(Section):
     """Dropout by place."""
 
     KEY = "model.dropout"
-    embedding: Share = key(0.0, "dropout on embeddings plus positions")
-    attention: Share = key(0.0, "dropout on attention weights, after mixing")
-    activation: Share = key(0.0, "dropout inside the feed-forward layer")
-    residual: Share = key(0.0, "dropout on what attention and feed-forward add to the residual stream")
-    output: Share = key(0.0, "dropout on the last hidden states, before the vocabulary layer")
+    embedding: Rate = key(0.0, "dropout on embeddings plus positions")
+    attention: Rate = key(0.0, "dropout on attention weights, after mixing")
+    activation: Rate = key(0.0, "dropout inside the feed-forward layer")
+    residual: Rate = key(0.0, "dropout on what attention and feed-forward add to the residual stream")
+    output: Rate = key(0.0, "dropout on the last hidden states, before the vocabulary layer")
     locked: bool = key(False, "variational: one mask for all positions of a sequence, except on attention weights")
 
 

@@ -24,7 +24,7 @@ def layer_sizes(
             raise ConfigError(f"{layer}: a ModelConfig has its own sizes; change them there")
         vocab_size, hidden_size = config.vocab_size, config.hidden_size
     if hidden_size is None:
-        section = type(config).__name__
+        section = "OutputConfig" if isinstance(config, OutputConfig) else "InputConfig"
         raise ConfigError(f"{layer}: give a ModelConfig, or an {section} with vocab_size and hidden_size")
     if vocab_size is None:
         raise ConfigError("model.vocab_size: must be a number to build a model (a run takes it from its data)")

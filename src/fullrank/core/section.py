@@ -49,6 +49,7 @@ CountOrZero = Annotated[int, Allowed(f"0 or a positive whole number below {COUNT
 Positive = Annotated[float, Allowed("a positive number", lambda x: x > 0)]
 PositiveOrZero = Annotated[float, Allowed("0 or a positive number", lambda x: x >= 0)]
 Probability = Annotated[float, Allowed("a probability from 0 to 1", lambda x: 0 <= x <= 1)]
+Rate = Annotated[float, Allowed("a probability below 1", lambda x: 0 <= x < 1)]
 Share = Annotated[float, Allowed("at least 0 and below 1", lambda x: 0 <= x < 1)]
 Fraction = Annotated[float, Allowed("between 0 and 1", lambda x: 0 < x < 1)]
 AtLeastOne = Annotated[float, Allowed("1 or more", lambda x: x >= 1)]
@@ -129,7 +130,7 @@ def words(hint: Any) -> str:
         conditions = [mark.words for mark in args[1:] if isinstance(mark, Allowed)]
         return " and ".join(conditions) or words(args[0])
     if origin in (types.UnionType, typing.Union):
-        return " or ".join("null" if other is types.NoneType else words(other) for other in args)
+        return " or ".join(words(other) for other in args if other is not types.NoneType)
     if origin is Literal:
         return " or ".join(repr(word) for word in args)
     if origin is tuple:
@@ -380,8 +381,27 @@ def unknown_key(root: type[Section], section: str, key: str) -> str:
 # -- sections that `kind` decides about --------------------------------------------------------------------------------
 
 
+class _Kinds(type):
+    """A section that `kind` decides about makes one of the member that its keys describe."""
+
+    def __call__(cls, **keys: Any) -> Any:
+        if not (issubclass(cls, ByKind) and "MEMBERS" in vars(cls)):
+            return super().__call__(**keys)
+        member, keys = cls.member(keys, cls.KEY), cls.stated(keys)
+        wrong = [
+            member.key_of_another_kind(name, value, cls.KEY) or unknown_key(cls, cls.KEY, _join(cls.KEY, name))
+            for name, value in keys.items()
+            if name not in hints_of(member)
+        ]
+        if wrong:
+            raise ConfigError(*wrong)
+        made = object.__new__(member)
+        made.__init__(**keys)  # type: ignore[misc]
+        return made
+
+
 @dataclass(frozen=True, kw_only=True)
-class ByKind(Section):
+class ByKind(Section, metaclass=_Kinds):
     """A section whose type `kind` decides: each kind is a subclass with its own keys, and knows no others.
 
         AttentionConfig(kind="multilinear", rank=40)     # a MultiLinearConfig
@@ -401,26 +421,10 @@ class ByKind(Section):
         if built_in:
             cls.MEMBERS.append(cls)
 
-    def __new__(cls, **keys: Any) -> Self:
-        if "MEMBERS" not in cls.__dict__:
-            return object.__new__(cls)
-        member = cls.member(keys, cls.KEY)
-        wrong = [
-            member.key_of_another_kind(name, value, cls.KEY) or unknown_key(cls, cls.KEY, _join(cls.KEY, name))
-            for name, value in keys.items()
-            if name not in hints_of(member)
-        ]
-        if wrong:
-            raise ConfigError(*wrong)
-        return object.__new__(member)
-
     def __getattr__(self, name: str) -> Any:  # a key of another kind reads as it is written
         if name in self.WRITTEN:
             return self.WRITTEN[name]
         raise AttributeError(f"'{type(self).__name__}' has no key '{name}'")
-
-    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]:
-        return (), {"kind": self.kind}  # copies are made by `__new__`
 
     def _faults(self) -> Iterator[str]:
         if type(self) is not self.member(vars(self), self.KEY):
