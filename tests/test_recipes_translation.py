@@ -200,7 +200,7 @@ def test_sentence_pairs_are_translated(name: str) -> None:
         ({"train": {"batch_tokens": 4096}}, ["train.batch_tokens: of sentence pairs", "given 4096", "train.batch_size"]),
         ({"eval": {"metric": "bleu"}}, ["eval.metric: bleu judges translations"]),
         ({"data": {"name": "multi30k-de-en"}}, ["train.batch_tokens: data.name: multi30k-de-en is sentence pairs", "4096"]),
-        ({**SENTENCES, "model": {"memory_length": 8}}, ["model.memory_length: a translation model reads sentences", "8"]),
+        ({**SENTENCES, "model": {"memory_length": 8}}, ["model.memory_length: a translation model has no memory", "8"]),
         ({**SENTENCES, "eval": {"context": 8}}, ["eval.context: of the segments of a running text", "given 8"]),
         ({**SENTENCES, "eval": {"stride": 8}}, ["eval.stride"]),
         ({**SENTENCES, "eval": {"memory_length": 0}}, ["eval.memory_length", "given 0"]),

@@ -142,10 +142,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"decoder": {"cross": {"score": "random_synthesizer"}}}, "model.decoder.cross.score: 'random_synthesizer'"),
     ({"decoder": {"cross": {"score": "relative"}}}, "model.decoder.cross.score: 'relative'"),
     ({"decoder": {"cross": PAIRS | {"score": "relative"}}}, "model.decoder.cross.score: 'relative'"),
-    ({"decoder": {"cross": DECAYED}}, "model.decoder.cross: multi-linear attention with output_map decayed"),
-    ({"attention": DECAYED, "encoder": {}}, "model.decoder.cross: multi-linear attention with output_map decayed"),
-    ({"memory_length": 3, "encoder": {}}, "model.memory_length: a translation model reads sentences"),
-    ({"memory_length": 3, "decoder": {}}, "model.memory_length: a translation model reads sentences"),
+    ({"decoder": {"cross": DECAYED}}, "model.decoder.cross: output_map decayed"),
+    ({"attention": DECAYED, "encoder": {}}, "model.decoder.cross: output_map decayed"),
+    ({"memory_length": 3, "encoder": {}}, "model.memory_length: a translation model has no memory"),
+    ({"memory_length": 3, "decoder": {}}, "model.memory_length: a translation model has no memory"),
     (
         {"encoder": {"share_embedding": True, "vocab_size": 21}},
         "model.encoder.share_embedding: one table for both vocabularies, but model.encoder.vocab_size is 21 and "
@@ -157,7 +157,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"position": "relative", "attention": {"score": "relative"}, "decoder": {"attention": {}}},
-        "given model.decoder.attention.score: dot_product with model.position: relative",
+        "given score dot_product with model.position: relative",
     ),
     ({"position": "rotary", "encoder": {"attention": PAIRS}}, "model.position: rotary .* (model.encoder.attention)"),
     ({"encoder": {"num_hidden_layers": 0}}, "model.encoder.num_hidden_layers: a positive whole number"),

@@ -97,13 +97,13 @@ rows:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("extends: [a]\nrows: {x: }", "names a recipe or a YAML file, given"),
+        ("extends: [a]\nrows: {x: }", "extends: a text, given"),
         ("extends: mixhead/table1-vanila\nrows: {x: }", "did you mean 'mixhead/table1-vanilla'"),
         ("extends: nowhere.yaml\nrows: {x: }", "no such file"),
         ("extends: mine.yaml\nrows: {x: }", "goes round in a circle"),
         ("extends: plain.yaml\nrows: {x: }", "only a recipe with `rows` can be extended"),
         ("extends: parent.yaml", "`extends` belongs to a recipe; name its `rows`"),
-        ("extends: broken.yaml\nrows: {x: }", "broken.yaml`: .*unknown scale"),
+        ("extends: broken.yaml\nrows: {x: }", "broken.yaml`: .*scales: a mapping with the keys"),
     ],
 )
 def test_what_cannot_be_extended(tmp_path: Path, text: str, message: str) -> None:

@@ -16,17 +16,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 from fullrank.config.finetune import FinetuneConfig, finetunes
 from fullrank.config.load import apply_overrides, build, build_any, build_finetune, lay, parse_yaml, read_yaml, undotted
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import ConfigError, InputError, suggest
+from fullrank.core.section import Section, key
 
-SCALES = ("paper", "small", "tiny")
+Settings = dict[str, Any]
+Scale = Literal["paper", "small", "tiny"]
+SCALES = get_args(Scale)
 
 
 @dataclass(frozen=True)
@@ -59,44 +62,30 @@ class Resolved(Generic[Config]):
     paper: Mapping[str, Any] | None = None
 
 
-_KEYS = {"table", "paper", "extends", "base", "scales", "rows", "notes"}
-_ROW = {"set": "settings", "scales": "settings by scale", "paper": "figures"}
+@dataclass(frozen=True, kw_only=True)
+class RowFile(Section):
+    """One row in the YAML of a recipe."""
+
+    set: Settings | None = key(None, "settings that differ from the base")
+    scales: dict[Scale, Settings | None] | None = key(None, "settings by scale, laid on last")
+    paper: Settings | None = key(None, "the paper's figures")
 
 
-def _mapping(name: str, key: str, value: Any, holds: str) -> dict[Any, Any]:
-    """`value` if it is a mapping (or nothing: then an empty one); InputError says what belongs there."""
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise InputError(f"{name}: {key} is a mapping of {holds}, given {value!r}")
-    return dict(value)
+@dataclass(frozen=True, kw_only=True)
+class RecipeFile(Section):
+    """The YAML of a recipe."""
+
+    table: str | None = key(None, "the table, in the paper's words")
+    paper: str | None = key(None, "the paper")
+    extends: str | None = key(None, "a recipe, or a file beside this one, whose base and scales are this one's, too")
+    base: Settings | None = key(None, "settings of all rows")
+    scales: dict[Scale, Settings | None] | None = key(None, "settings by scale, laid on the base")
+    rows: dict[str, RowFile | None] | None = key(None, "rows by name")
+    notes: str | None = key(None, "what the paper leaves open")
 
 
-def _scales(name: str, key: str, value: Any) -> dict[str, dict[Any, Any]]:
-    """The mapping `scales` of a recipe or a row, checked."""
-    scales = _mapping(name, key, value, "settings by scale")
-    if unknown := set(scales) - set(SCALES):
-        raise ConfigError(f"{name}: unknown scale {sorted(map(str, unknown))}; scales are {', '.join(SCALES)}")
-    return {scale: _mapping(name, f"scale '{scale}'", settings, "settings") for scale, settings in scales.items()}
-
-
-def _row(name: str, row: str, value: Any) -> dict[Any, Any]:
-    """One row, checked."""
-    found = _mapping(name, f"row '{row}'", value, "`set`, `scales` and `paper`")
-    if unknown := set(found) - set(_ROW):
-        raise ConfigError(
-            f"{name}: row '{row}' holds {sorted(map(str, unknown))}; a row has `set`, `scales` and `paper`"
-        )
-    for key, holds in _ROW.items():
-        _mapping(name, f"`{key}` of row '{row}'", found.get(key), holds)
-    _scales(name, f"`scales` of row '{row}'", found.get("scales"))
-    return found
-
-
-def _extended(name: str, parent: Any, folder: Path | None, below: tuple[str, ...]) -> Recipe:
+def _extended(name: str, parent: str, folder: Path | None, below: tuple[str, ...]) -> Recipe:
     """The recipe that `name` extends; one that is a file is beside it, in `folder`."""
-    if not isinstance(parent, str):
-        raise InputError(f"{name}: `extends` names a recipe or a YAML file, given {parent!r}")
     is_file = parent.endswith((".yaml", ".yml"))
     where = str(folder / parent) if is_file and folder is not None else parent
     if where in below:
@@ -121,19 +110,16 @@ def parse(name: str, raw: Mapping[str, Any], folder: Path | None = None, below: 
         if "extends" in raw:
             raise InputError(f"{name}: `extends` belongs to a recipe; name its `rows`")
         return Recipe(name, name, "", undotted(raw), {}, {})
-    if unknown := set(raw) - _KEYS:
-        raise ConfigError(
-            *(f"{name}: unknown key '{key}' of a recipe; {suggest(key, _KEYS)}" for key in sorted(map(str, unknown)))
-        )
-    base = _mapping(name, "`base`", raw.get("base"), "settings")
-    given = _mapping(name, "`rows`", raw["rows"], "row names")
-    rows = {str(row): _row(name, str(row), value) for row, value in given.items()}
-    if not rows:
+    try:
+        file = RecipeFile.from_dict(raw)
+    except ConfigError as error:
+        raise ConfigError(*(f"{name}: {line}" for line in error.problems)) from error
+    if not file.rows:
         raise InputError(f"{name}: `rows` names no row; name one, or leave `rows` out for a single configuration")
-    scales = _scales(name, "`scales`", raw.get("scales"))
-    paper = str(raw.get("paper") or "")
-    if raw.get("extends") is not None:
-        parent = _extended(name, raw["extends"], folder, (*below, name))
+    base, paper = file.base or {}, file.paper or ""
+    scales: dict[str, Settings] = {scale: settings or {} for scale, settings in (file.scales or {}).items()}
+    if file.extends is not None:
+        parent = _extended(name, file.extends, folder, (*below, name))
         base = lay(undotted(parent.base), base)
         scales = {
             scale: lay(undotted(parent.scales.get(scale, {})), scales.get(scale, {}))
@@ -141,8 +127,8 @@ def parse(name: str, raw: Mapping[str, Any], folder: Path | None = None, below: 
             if scale in parent.scales or scale in scales
         }
         paper = paper or parent.paper
-    table, notes = (str(raw.get(key) or other) for key, other in (("table", name), ("notes", "")))
-    return Recipe(name, table, paper, base, scales, rows, notes)
+    rows = {str(row): dict(content or {}) for row, content in raw["rows"].items()}
+    return Recipe(name, file.table or name, paper, base, scales, rows, file.notes or "")
 
 
 def shipped() -> list[str]:
@@ -187,16 +173,6 @@ def _shipped_yaml(name: str) -> Any:
     return parse_yaml(text, name)
 
 
-@dataclass(frozen=True)
-class _Settings:
-    """The settings of one row at one scale, not checked yet."""
-
-    raw: dict[str, Any]
-    row: str | None = None
-    scale: str | None = None
-    paper: Mapping[str, Any] | None = None
-
-
 def resolve_run(
     name: str, overrides: Iterable[str] = (), row: str | None = None, scale: str | None = None
 ) -> Resolved[RunConfig | FinetuneConfig]:
@@ -204,24 +180,24 @@ def resolve_run(
 
     By default the only or first row, at `paper` scale. `config.task` tells what the run does.
     """
-    found = _settings(name, row, scale, overrides)
-    return Resolved(build_any(found.raw), name, found.row, found.scale, found.paper)
+    settings = _settings(name, row, scale, overrides)
+    return replace(settings, config=build_any(settings.config))
 
 
 def resolve(
     name: str, row: str | None = None, scale: str | None = None, overrides: Iterable[str] = ()
 ) -> Resolved[RunConfig]:
     """The same of a run that trains a model of ours; InputError for a recipe of fine-tuning."""
-    found = _settings(name, row, scale, overrides)
-    return Resolved(build(found.raw), name, found.row, found.scale, found.paper)
+    settings = _settings(name, row, scale, overrides)
+    return replace(settings, config=build(settings.config))
 
 
 def resolve_finetune(
     name: str, row: str | None = None, scale: str | None = None, overrides: Iterable[str] = ()
 ) -> Resolved[FinetuneConfig]:
     """The same of a run of fine-tuning; InputError for any other."""
-    found = _settings(name, row, scale, overrides)
-    return Resolved(build_finetune(found.raw), name, found.row, found.scale, found.paper)
+    settings = _settings(name, row, scale, overrides)
+    return replace(settings, config=build_finetune(settings.config))
 
 
 def resolve_any(
@@ -233,26 +209,25 @@ def resolve_any(
 
 def is_finetuning(name: str, row: str | None = None, scale: str | None = None, overrides: Iterable[str] = ()) -> bool:
     """Whether a configuration is one of fine-tuning, by `data.name`; nothing else of it is checked."""
-    return finetunes(_settings(name, row, scale, overrides).raw)
+    return finetunes(_settings(name, row, scale, overrides).config)
 
 
-def _settings(name: str, row: str | None, scale: str | None, overrides: Iterable[str]) -> _Settings:
+def _settings(name: str, row: str | None, scale: str | None, overrides: Iterable[str]) -> Resolved[Any]:
+    """The settings of one row at one scale as a plain mapping, not checked yet."""
     recipe = load(name)
     raw = undotted(recipe.base)
     if not recipe.rows:
-        if row is not None:
-            raise InputError(f"{name} is a single configuration; it has no row '{row}'")
-        if scale is not None:
-            raise InputError(f"{name} is a single configuration; it has no scale '{scale}'")
-        return _Settings(apply_overrides(raw, overrides))
+        for kind, chosen in (("row", row), ("scale", scale)):
+            if chosen is not None:
+                raise InputError(f"{name} is a single configuration; it has no {kind} '{chosen}'")
+        return Resolved(apply_overrides(raw, overrides), name)
     row = row or next(iter(recipe.rows))
     if row not in recipe.rows:
         raise InputError(f"{name} has no row '{row}'; {suggest(row, recipe.rows)} (rows: {', '.join(recipe.rows)})")
     scale = scale or next((s for s in SCALES if s in recipe.scales), "paper")
     if recipe.scales and scale not in recipe.scales:
         raise InputError(f"{name} has no scale '{scale}'; scales: {', '.join(recipe.scales)}")
-    raw = lay(raw, recipe.scales.get(scale) or {})
-    chosen = recipe.rows[row]
-    raw = lay(raw, chosen.get("set") or {})
-    raw = lay(raw, (chosen.get("scales") or {}).get(scale) or {})
-    return _Settings(apply_overrides(raw, overrides), row, scale, chosen.get("paper"))
+    content = recipe.rows[row]
+    for settings in (recipe.scales.get(scale), content.get("set"), (content.get("scales") or {}).get(scale)):
+        raw = lay(raw, settings or {})
+    return Resolved(apply_overrides(raw, overrides), name, row, scale, content.get("paper"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from fullrank.config.data import PAIR_CORPORA, DataConfig
@@ -30,10 +30,9 @@ from fullrank.core.section import (
 # what is said of every figure of a model that predicts masked tokens
 MASKED_TOKEN = "a masked-token perplexity, not comparable with next-token perplexity"
 
-Optimizer = Annotated[str, Slot("optimizer", dict.fromkeys(("sgd", "nag", "adam", "adamw")))]
+Optimizer = Annotated[str, Slot("optimizer", "sgd", "nag", "adam", "adamw")]
 Schedule = Annotated[
-    str,
-    Slot("schedule", dict.fromkeys(("constant", "cosine", "cosine_restarts", "linear", "inverse_sqrt", "plateau"))),
+    str, Slot("schedule", "constant", "cosine", "cosine_restarts", "linear", "inverse_sqrt", "plateau")
 ]
 Threads = Annotated[int, Allowed("from 1 to 1024", lambda n: 1 <= n <= 1024)]
 AboveOne = Annotated[float, Allowed("a number above 1", lambda x: x > 1)]
@@ -58,7 +57,7 @@ class PhaseConfig(Section):
     """
 
     KEY = "train.phases"
-    name: str = field(metadata={"description": "what the phase is called"})
+    name: str = key("", "what the phase is called")
     skip: str = key("none", "schedule of skipped layers")
     p: float | list[float] | None = key(None, "probability of the schedule; one for each layer with `skip: listed`")
     gaps: Literal["true", "drifting"] = key(

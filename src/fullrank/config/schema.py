@@ -17,7 +17,9 @@ _SCALARS = {int: "integer", float: "number", bool: "boolean", str: "string", typ
 
 def json_schema() -> dict[str, Any]:
     """The schema of a run that trains a model of ours; names of registered stages appear as enumerations."""
-    return _schema(RunConfig, "fullrank run configuration")
+    schema = _schema(RunConfig, "fullrank run configuration")
+    schema["$defs"]["PhaseConfig"]["required"] = ["name"]
+    return schema
 
 
 def finetune_schema() -> dict[str, Any]:
@@ -58,12 +60,7 @@ def _section(cls: type[Section], definitions: dict[str, Any]) -> dict[str, Any]:
         "type": "object", "title": cls.__name__, "description": inspect.getdoc(cls), "properties": properties,
         "additionalProperties": False,
     }  # fmt: skip
-    required = [
-        name
-        for name, field in own.items()
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    ]
-    return schema | ({"required": required} if required else {})
+    return schema
 
 
 def _value(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:

@@ -68,17 +68,17 @@ def stage_options(stage: Stage) -> dict[str, Any]:
     return {} if isinstance(stage, str) else {name: value for name, value in stage.items() if name != "name"}
 
 
-@dataclass(frozen=True)
 class Slot:
-    """The stages that a key can name.
+    """The stages that a key can name: `Slot("mix", "none", "average", random=RandomMixingOptions)`.
 
-    built_in: their names and the dataclasses of their options, known without importing torch. Other names are looked up in
-    the slot `name` of the registry, and have the options of the nested `Config` of what is registered; without a `name`
-    there are no others.
+    Built-in names, and the dataclasses of the options of those that have some, are known without importing torch. Other
+    names are looked up in the slot of the registry, and have the options of the nested `Config` of what is registered
+    there; without a slot there are no others.
     """
 
-    name: str
-    built_in: Mapping[str, type | None]
+    def __init__(self, name: str, *plain: str, **with_options: type) -> None:
+        self.name = name
+        self.built_in: dict[str, type | None] = {**dict.fromkeys(plain), **with_options}
 
     def names(self) -> list[str]:
         """All names, those that users registered included."""
@@ -137,7 +137,9 @@ def words(hint: Any) -> str:
         return f"a list of {len(args)}, each {words(args[0])}"
     if origin is list:
         return f"a list, each {words(args[0])}"
-    return "a mapping with a name" if origin is dict else _WORDS.get(hint, "a section of keys")
+    if origin is dict:
+        return "a mapping" + (f" with the keys {words(args[0])}" if get_origin(args[0]) is Literal else "")
+    return _WORDS.get(hint, "a section of keys")
 
 
 def _scalar(hint: type, value: Any) -> Any:
@@ -190,7 +192,12 @@ def _converted(hint: Any, value: Any, key: str) -> Any:
             return origin(_converted(args[0], item, key) for item in value)
     elif origin is dict:
         if isinstance(value, Mapping):
-            return dict(value)
+            return {
+                _converted(args[0], name, key): _converted(args[1], item, _join(key, str(name)))
+                for name, item in value.items()
+            }
+    elif hint is Any:
+        return value
     elif not issubclass(hint, Section):
         return _scalar(hint, value)
     elif isinstance(value, hint):
@@ -251,8 +258,6 @@ class Section:
                 lines += error.problems
                 faulty.append(prefix + name)
                 value = option.default if option.default_factory is dataclasses.MISSING else option.default_factory()
-                if value is dataclasses.MISSING:
-                    raise
             object.__setattr__(self, name, value)
         self._resolve()
         # a faulty value was replaced by its default: what is said of that means nothing
@@ -283,20 +288,10 @@ class Section:
             raise ConfigError(f"{key or 'a configuration'}: a section of keys, given {raw!r}")
         lines: list[str] = []
         cleaned = _known_only(cls, raw, key, functools.partial(unknown_key, cls, key), lines)
-        missing = [
-            f"{_join(key, option.name)}: has no default, give a value"
-            for option in fields(cls)
-            if option.name not in cleaned
-            and option.default is dataclasses.MISSING
-            and option.default_factory is dataclasses.MISSING
-        ]
-        if missing:
-            raise ConfigError(*lines, *missing)
         try:
             made = cls(**cleaned)
         except ConfigError as error:
-            elsewhere = cls.KEY not in ("", key)
-            lines += [line.replace(cls.KEY, key) if elsewhere else line for line in error.problems]
+            lines += [line.replace(cls.KEY, key) if cls.KEY else _join(key, line) for line in error.problems]
         if lines:
             raise ConfigError(*dict.fromkeys(lines))
         return made
@@ -418,7 +413,9 @@ class ByKind(Section, metaclass=_Kinds):
     kind: str = ""
 
     def __init_subclass__(cls, built_in: bool = False) -> None:
-        if built_in:
+        if ByKind in cls.__bases__:
+            cls.MEMBERS = []
+        elif built_in:
             cls.MEMBERS.append(cls)
 
     def __getattr__(self, name: str) -> Any:  # a key of another kind reads as it is written

@@ -1,0 +1,357 @@
+"""Attention, input and output sections of a model's configuration, each of a type that its `kind` decides.
+
+The options of the built-in stages stand here too, so that a configuration is checked without importing torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from .section import Allowed, ByKind, Positive, Probability, Rate, Section, Share, Size, Slot, Stage, key, stage_name
+
+# -- options of stages, read by the stages' own `Config` -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelativeOptions(Section):
+    """Options of relative scores (Transformer-XL)."""
+
+    shared_biases: bool = key(True, "u and v are one pair for all layers")
+    clamp_length: Size | None = key(None, "distances above this count as this one; null: none is clamped")
+    as_published: bool = key(False, "measure distances as the released code of Skip Cross-head does, for comparison")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositionTermOptions(Section):
+    """Options of the position term that the released code of multi-linear attention adds."""
+
+    shared_biases: bool = key(True, "u and v are one pair for all layers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseSynthesizerOptions(Section):
+    """Options of the dense synthesizer."""
+
+    keep_key_projection: bool = key(False, "allocate the projection of keys that is never used, as the paper counts it")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomMixingOptions(Section):
+    """Options of mixing by random numbers that are never trained."""
+
+    std: Positive | None = key(None, "standard deviation of the numbers; null: 1 / sqrt(number of heads)")
+
+
+Score = Annotated[
+    Stage,
+    Slot(
+        "score",
+        "dot_product",
+        "random_synthesizer",
+        relative=RelativeOptions,
+        dense_synthesizer=DenseSynthesizerOptions,
+    ),
+]
+PositionTerm = Annotated[Stage, Slot("", "dot_product", relative=PositionTermOptions)]
+Normalize = Annotated[Stage, Slot("normalize", "softmax", "sigsoftmax")]
+Mix = Annotated[
+    Stage, Slot("mix", "none", "position_independent", "position_wise", "average", random=RandomMixingOptions)
+]
+
+
+# -- attention -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionConfig(ByKind):
+    """Attention, of the type that `kind` says: a WeightedConfig or a MultiLinearConfig."""
+
+    KEY = "model.attention"
+    SLOT = "attend"
+    WRITTEN: ClassVar[dict[str, Any]] = {
+        "kind": None, "score": None, "normalize": "softmax", "mix": "none", "cross_head": 0.0, "bias": None,
+        "cores": None, "rank": None, "causal": None, "core_weights": None, "output_map": None, "decays": None,
+        "not_next_token_perplexity": False,
+    }  # fmt: skip
+    kind: str = key("weighted", "weighted values, or multi-linear attention without weights")
+    score: Score = key("dot_product", "how much each query wants each key")
+    bias: bool = key(True, "biases of the query, key, value and output projections")
+
+    if TYPE_CHECKING:  # any key of the kind
+
+        def __init__(self, *, kind: str = "weighted", **keys: Any) -> None: ...
+
+    @property
+    def sees_future(self) -> bool:
+        """The output at a token depends on later ones, in a causal model too."""
+        return False
+
+    @property
+    def tied_to_length(self) -> bool:
+        """The output map has a row for each pair of positions."""
+        return False
+
+    def seeing_all(self) -> AttentionConfig:
+        """The same where nothing is hidden."""
+        return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightedConfig(AttentionConfig, built_in=True):
+    """The attention pipeline: project -> permute heads -> score, mask, normalize, mix, dropout, weighted values -> merge."""
+
+    kind: str = "weighted"
+    normalize: Normalize = key("softmax", "scores to weights that sum to one")
+    mix: Mix = key("none", "exchange of attention between heads (Mixhead)")
+    cross_head: Probability = key(
+        0.0, "beta: probability that a training pass permutes the heads of keys and values (Skip Cross-head §2.2)"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiLinearConfig(AttentionConfig, built_in=True):
+    """Multi-linear attention (Ma et al. 2019): a tensor of `cores` diagonal cores of rank `rank` in place of weights.
+
+    `output_map: pairs` ties `max_position_embeddings` into the parameters. `score: relative` adds the position term of the
+    released code. `causal: as_published` does not mask the future: a language model then needs
+    `not_next_token_perplexity: true`.
+    """
+
+    kind: str = "multilinear"
+    score: PositionTerm = key("dot_product", "relative: add the position term of the released code")
+    cores: Size = key(1, "number of cores C of multi-linear attention")
+    rank: Size = key(40, "rank R of each core")
+    causal: Literal["masked", "as_published"] = key(
+        "masked", "as_published: the future is not masked, as in the paper's code"
+    )
+    core_weights: Literal["softmax", "free"] = key(
+        "softmax", "a core is softmax(g) as in the paper, or g itself (free) as in the released code"
+    )
+    output_map: Literal["pairs", "decayed"] = key(
+        "pairs", "a row for each pair of positions (the paper's), or decayed sums that serve any length"
+    )
+    decays: Size | None = key(None, "number of products of decayed sums; null: 8 with output_map decayed")
+    not_next_token_perplexity: bool = key(
+        False, "says that one knows that the perplexity of as_published is not a next-token perplexity"
+    )
+
+    @property
+    def sees_future(self) -> bool:
+        return self.causal == "as_published"
+
+    @property
+    def tied_to_length(self) -> bool:
+        return self.output_map == "pairs"
+
+    def seeing_all(self) -> AttentionConfig:
+        return replace(self, causal="masked", not_next_token_perplexity=False) if self.sees_future else self
+
+    def _resolve(self) -> None:
+        if self.output_map == "decayed" and self.decays is None:
+            self._set("decays", 8)
+
+    def _faults(self) -> Iterator[str]:
+        yield from super()._faults()
+        if self.tied_to_length and self.decays is not None:
+            yield f"model.attention.decays: goes with `model.attention.output_map: decayed`, given {self.decays} with 'pairs'"
+        if not self.tied_to_length and stage_name(self.score) == "relative":
+            yield (
+                "model.attention.output_map: decayed knows distances already and takes no position term; set "
+                "model.attention.score: dot_product and another model.position"
+            )
+        if not self.tied_to_length and self.sees_future:
+            yield "model.attention.causal: as_published goes with `model.attention.output_map: pairs`, given 'decayed'"
+        if self.not_next_token_perplexity and not self.sees_future:
+            yield "model.attention.not_next_token_perplexity: goes with `model.attention.causal: as_published`"
+
+
+# -- embedding and vocabulary layer ----------------------------------------------------------------------------------------
+
+Cutoffs = Annotated[
+    list[int],
+    Allowed(
+        "ids above 0 that increase strictly, as in [20000, 60000]",
+        lambda ids: all(a < b for a, b in pairwise([0, *ids])),
+    ),
+]
+
+
+def cluster_problems(
+    key: str, cutoffs: list[int] | None, div_val: int | None, vocab_size: int | None, hidden_size: int
+) -> list[str]:
+    """Lines about clusters that cannot be, `key` being `model.input` or `model.output`; None is not known yet."""
+    if not cutoffs:
+        return [f"{key}.cutoffs: an adaptive layer needs the ids at which its clusters end, as in [20000, 60000]"]
+    lines = []
+    if vocab_size is not None and cutoffs[-1] >= vocab_size:
+        lines.append(
+            f"{key}.cutoffs: below model.vocab_size {vocab_size}, which ends the last cluster; given {cutoffs}"
+        )
+    if div_val is not None and hidden_size < div_val ** len(cutoffs):
+        lines.append(
+            f"{key}.div_val: the last of {len(cutoffs) + 1} clusters would have {hidden_size} / {div_val}^{len(cutoffs)} < 1 "
+            f"dimensions; lower {key}.div_val or give fewer {key}.cutoffs"
+        )
+    return lines
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputConfig(ByKind):
+    """The embedding of token ids, of the type that `kind` says: a TokenConfig or an AdaptiveInputConfig."""
+
+    KEY = "model.input"
+    SLOT = "input"
+    WRITTEN: ClassVar[dict[str, Any]] = {"kind": None, "cutoffs": [], "div_val": 1}
+    kind: str = key("token", "one table of vectors, or clusters of them")
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *, kind: str = "token", **keys: Any) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenConfig(InputConfig, built_in=True):
+    """One table of vectors."""
+
+    kind: str = "token"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveInputConfig(InputConfig, built_in=True):
+    """Adaptive input: ids are sorted by frequency, and vectors of cluster i have hidden_size / div_val^i dimensions."""
+
+    kind: str = "adaptive"
+    cutoffs: Cutoffs = key([], "ids at which clusters end; the last one ends at vocab_size")
+    div_val: Size = key(1, "how many times narrower each cluster is than the one before")
+
+    def _faults(self) -> Iterator[str]:
+        yield from super()._faults()
+        if not self.cutoffs:
+            yield from cluster_problems(self.KEY, self.cutoffs, None, None, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputConfig(ByKind):
+    """The vocabulary layer, of the type that `kind` says: a SoftmaxConfig, AdaptiveConfig, MixtureConfig or, where a mixture
+    has clusters, AdaptiveMixtureConfig."""
+
+    KEY = "model.output"
+    SLOT = "output"
+    WRITTEN: ClassVar[dict[str, Any]] = {
+        "kind": None, "tied": None, "bias": None, "normalize": None,
+        "mixtures": None, "components": None, "latent": None, "latent_dropout": 0.0, "latent_dropout_locked": False,
+        "epsilon": 0.0,
+        "cutoffs": None, "div_val": None, "form": None, "tied_projections": None, "tail_dropout": 0.0,
+    }  # fmt: skip
+    kind: str = key("softmax", "a softmax, clusters of them, or a mixture")
+    tied: bool = key(False, "the matrix of the vocabulary layer is the embedding's")
+    bias: bool | None = key(None, "biases of the vocabulary layer; null: exactly when it is not tied")
+    normalize: Literal["softmax", "sigsoftmax"] = key("softmax", "logits to probabilities")
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *, kind: str = "softmax", **keys: Any) -> None: ...
+
+    @property
+    def adaptive(self) -> bool:
+        """The vocabulary is in clusters."""
+        return isinstance(self, ClusteredConfig)
+
+    @classmethod
+    def member(cls, raw: Mapping[str, Any], key: str) -> type[Any]:
+        found: type[Any] = super().member(raw, key)
+        components = raw.get("components") or ("adaptive" if raw.get("cutoffs") else "softmax")
+        return AdaptiveMixtureConfig if found is MixtureConfig and components == "adaptive" else found
+
+    def _resolve(self) -> None:
+        if self.bias is None:
+            self._set("bias", not self.tied)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoftmaxConfig(OutputConfig, built_in=True):
+    """One softmax."""
+
+    kind: str = "softmax"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusteredConfig(OutputConfig):
+    """The keys of an adaptive softmax.
+
+    `form` says whose it is: `fairseq`'s has no biases, and its head reads the hidden states themselves; `transformer_xl`'s
+    has biases, and its head a projection of its own. Given without `bias` it decides that, too.
+    """
+
+    cutoffs: Cutoffs | None = key(None, "ids at which clusters end; null: those of an adaptive input")
+    div_val: Size | None = key(
+        None, "how many times narrower each cluster is; null: as in an adaptive input, or else 1"
+    )
+    form: Literal["fairseq", "transformer_xl"] | None = key(
+        None, "whose adaptive softmax it is; null: transformer_xl where there are biases, fairseq where there are none"
+    )
+    tied_projections: bool | None = key(None, "the projections of the tails are the input's; null: like tied")
+    tail_dropout: Rate = key(0.0, "dropout between the two matrices of a tail")
+
+    def _resolve(self) -> None:
+        if self.bias is None and self.form is not None:
+            self._set("bias", self.form == "transformer_xl")
+        super()._resolve()
+        if self.form is None:
+            self._set("form", "transformer_xl" if self.bias else "fairseq")
+        if self.tied_projections is None:
+            self._set("tied_projections", self.tied)
+
+    def _faults(self) -> Iterator[str]:
+        yield from super()._faults()
+        if self.tied_projections and not self.tied:
+            yield "model.output.tied_projections: goes with `model.output.tied: true`"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveConfig(ClusteredConfig, built_in=True):
+    """An adaptive softmax."""
+
+    kind: str = "adaptive"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixtureConfig(OutputConfig, built_in=True):
+    """A mixture of `mixtures` softmaxes over one matrix (Mixture of Softmaxes §3)."""
+
+    ALSO = " with `model.output.components: softmax`"
+    kind: str = "mixture_of_softmaxes"
+    mixtures: Size | None = key(None, "number of softmaxes K; null: 10, or 1 without latent states")
+    components: Literal["softmax", "adaptive"] = key("softmax", "what is mixed; null: adaptive where cutoffs are given")
+    latent: bool = key(True, "hidden states of the mixture are tanh(W g + b); without them mixtures is 1")
+    latent_dropout: Rate = key(0.0, "dropout on the latent states")
+    latent_dropout_locked: bool = key(False, "one dropout mask for all positions of a sequence")
+    epsilon: Share = key(0.0, "added to probabilities before the logarithm, as the released codes do")
+
+    def _resolve(self) -> None:
+        if self.mixtures is None:
+            self._set("mixtures", 10 if self.latent else 1)
+        super()._resolve()
+
+    def _faults(self) -> Iterator[str]:
+        yield from super()._faults()
+        if not self.latent and self.mixtures != 1:
+            yield (
+                f"model.output.latent: without it all softmaxes of a mixture are the same one; given {self.mixtures} of them, "
+                "set model.output.mixtures to 1"
+            )
+        if not self.latent and self.latent_dropout:
+            yield "model.output.latent_dropout: goes with `model.output.latent: true`"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveMixtureConfig(MixtureConfig, ClusteredConfig, built_in=True):
+    """A mixture of adaptive softmaxes over one matrix."""
+
+    ALSO = " with `model.output.components: adaptive`"
+    components: Literal["softmax", "adaptive"] = key(
+        "adaptive", "what is mixed; null: adaptive where cutoffs are given"
+    )
