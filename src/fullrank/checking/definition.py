@@ -71,7 +71,7 @@ def kernels(subject: Subject, precision: str) -> Finding:
     dtype, outputs, steepest = _TOLERANCES[precision]
     # without dropout and permutations: different kernels draw different random numbers
     config = everywhere(subject.model.config, cross_head=0.0)
-    output = replace(config.output, latent_dropout=0.0, latent_dropout_locked=False, tail_dropout=0.0)
+    output = config.output.with_known(latent_dropout=0.0, latent_dropout_locked=False, tail_dropout=0.0)
     config = replace(config, dropout=DropoutConfig(locked=config.dropout.locked), output=output)
     model = subject.rebuilt(config).to(dtype)
     with kernel("reference"):

@@ -169,11 +169,11 @@ def everywhere(config: ModelConfig, **changes: Any) -> ModelConfig:
     """`config` with the attention of every place changed."""
     encoder, decoder = config.encoder, config.decoder
     if encoder is not None and encoder.attention is not None:
-        encoder = replace(encoder, attention=replace(encoder.attention, **changes))
+        encoder = replace(encoder, attention=encoder.attention.with_known(**changes))
     for key in ("attention", "cross"):
         if decoder is not None and (part := getattr(decoder, key)) is not None:
-            decoder = replace(decoder, **{key: replace(part, **changes)})
-    return replace(config, attention=replace(config.attention, **changes), encoder=encoder, decoder=decoder)
+            decoder = replace(decoder, **{key: part.with_known(**changes)})
+    return replace(config, attention=config.attention.with_known(**changes), encoder=encoder, decoder=decoder)
 
 
 def subject_of(model: nn.Module, vocab_size: int | None = None, length: int | None = None) -> Subject:
