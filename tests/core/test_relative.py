@@ -316,10 +316,10 @@ def test_score_and_position_go_together(score: str, position: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"clamp_length": 0}, "clamp_length: a positive whole number of tokens, or null, given 0"),
-        ({"clamp_length": 2.5}, "clamp_length: a positive whole number of tokens, or null, given 2.5"),
-        ({"shared_biases": "yes"}, "shared_biases: true or false, given 'yes'"),
-        ({"as_published": 1}, "as_published: true or false, given 1"),
+        ({"clamp_length": 0}, "clamp_length: a positive whole number.*given 0"),
+        ({"clamp_length": 2.5}, "clamp_length: a positive whole number.*given 2.5"),
+        ({"shared_biases": "perhaps"}, "shared_biases: true or false, given 'perhaps'"),
+        ({"as_published": 2}, "as_published: true or false, given 2"),
         ({"clamp": 3}, "'relative' has no option 'clamp'; known: as_published, clamp_length, shared_biases"),
     ],
 )

@@ -174,8 +174,8 @@ def test_heads_trade_values_only() -> None:
 
 
 def test_options() -> None:
-    with pytest.raises(InputError, match="keep_key_projection: true or false, given 1"):
-        fr.AttentionConfig(score={"name": "dense_synthesizer", "keep_key_projection": 1})
+    with pytest.raises(InputError, match="keep_key_projection: true or false, given 3"):
+        fr.AttentionConfig(score={"name": "dense_synthesizer", "keep_key_projection": 3})
     with pytest.raises(InputError, match="'random_synthesizer' takes no options"):
         fr.AttentionConfig(score={"name": "random_synthesizer", "keep_key_projection": True})
 

@@ -5,12 +5,12 @@ A mixing *is* its matrix: (H, H), or (B, N, H, H) where it depends on the query.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from .kinds import RandomMixingOptions
 from .registry import contract, register
 from .stage import HeadSize
 
@@ -129,15 +129,9 @@ class RandomMixing(Mixing):
     needs = ()
     starts_plain = False
 
-    @dataclass(frozen=True)
-    class Config:
-        std: float | None = None
+    Config = RandomMixingOptions
 
-        def __post_init__(self) -> None:
-            if self.std is not None and not self.std > 0:
-                raise ValueError(f"std: a positive number, given {self.std}")
-
-    def __init__(self, config: Config, size: HeadSize) -> None:
+    def __init__(self, config: RandomMixingOptions, size: HeadSize) -> None:
         super().__init__()
         self.std = config.std or size.num_heads**-0.5
         self.mixing: Tensor

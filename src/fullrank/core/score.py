@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -11,6 +10,7 @@ from torch.nn import functional as F
 
 from .engine import Distances, Terms
 from .errors import InputError
+from .kinds import DenseSynthesizerOptions, RelativeOptions
 from .layout import Layout
 from .positions import RelativeBiases
 from .registry import contract, register
@@ -84,21 +84,9 @@ class XLRelative(Score):
 
     needs = ("scored", "keys", "relative")
 
-    @dataclass(frozen=True)
-    class Config:
-        shared_biases: bool = True
-        clamp_length: int | None = None
-        as_published: bool = False
+    Config = RelativeOptions
 
-        def __post_init__(self) -> None:
-            clamp = self.clamp_length
-            if clamp is not None and not (type(clamp) is int and clamp > 0):
-                raise ValueError(f"clamp_length: a positive whole number of tokens, or null, given {clamp!r}")
-            for name in ("shared_biases", "as_published"):
-                if type(value := getattr(self, name)) is not bool:
-                    raise ValueError(f"{name}: true or false, given {value!r}")
-
-    def __init__(self, config: Config, size: HeadSize) -> None:
+    def __init__(self, config: RelativeOptions, size: HeadSize) -> None:
         super().__init__()
         self.scale = size.head_dim**-0.5
         self.clamp_length, self.as_published = config.clamp_length, config.as_published
@@ -151,15 +139,9 @@ class DenseSynthesizer(Score):
 
     needs = ("scored",)
 
-    @dataclass(frozen=True)
-    class Config:
-        keep_key_projection: bool = False
+    Config = DenseSynthesizerOptions
 
-        def __post_init__(self) -> None:
-            if type(self.keep_key_projection) is not bool:
-                raise ValueError(f"keep_key_projection: true or false, given {self.keep_key_projection!r}")
-
-    def __init__(self, config: Config, size: HeadSize) -> None:
+    def __init__(self, config: DenseSynthesizerOptions, size: HeadSize) -> None:
         super().__init__()
         self.idle = ("keys",) if config.keep_key_projection else ()
         self.max_length: int = size.max_length

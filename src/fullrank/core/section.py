@@ -84,8 +84,8 @@ class Slot:
         """All names, those that users registered included."""
         return registry.names(self.name) if self.name else sorted(self.built_in)
 
-    def check(self, stage: Stage, key: str) -> None:
-        """ConfigError for a stage or an option that does not exist."""
+    def read(self, stage: Stage, key: str) -> Stage:
+        """The stage with its options as their types have them; ConfigError for a stage or an option that does not exist."""
         name, options = stage_name(stage), stage_options(stage)
         if name in self.built_in:
             config = self.built_in[name]
@@ -93,16 +93,18 @@ class Slot:
             config = getattr(registry.lookup(self.name, name, key), "Config", None)
         else:
             raise ConfigError(f"{key}: {' or '.join(self.built_in)}, given '{name}'")
-        if options and config is None:
+        if not options:
+            return stage
+        if config is None:
             raise ConfigError(f"{key}: '{name}' takes no options, given {sorted(options)}")
-        if options and config is not None:
-            known = [option.name for option in fields(config)]
-            if unknown := sorted(options.keys() - set(known)):
-                raise ConfigError(*(f"{key}: '{name}' has no option '{o}'; {suggest(o, known)}" for o in unknown))
-            try:
-                config(**options)
-            except (TypeError, ValueError) as error:
-                raise ConfigError(*(f"{key}: {line}" for line in str(error).splitlines())) from error
+        known = [option.name for option in fields(config)]
+        if unknown := sorted(options.keys() - set(known)):
+            raise ConfigError(*(f"{key}: '{name}' has no option '{o}'; {suggest(o, known)}" for o in unknown))
+        try:
+            made = config(**options)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(*(f"{key}: {line}" for line in str(error).splitlines())) from error
+        return {"name": name, **{option: getattr(made, option) for option in options}}
 
 
 def key(default: Value, description: str) -> Value:
@@ -171,7 +173,7 @@ def _converted(hint: Any, value: Any, key: str) -> Any:
         value = _converted(args[0], value, key)
         for mark in args[1:]:
             if isinstance(mark, Slot):
-                mark.check(value, key)
+                value = mark.read(value, key)
             elif not mark.test(value):
                 raise _Unfit
         return value
