@@ -173,8 +173,8 @@ def _shipped_yaml(name: str) -> Any:
     return parse_yaml(text, name)
 
 
-def resolve_run(
-    name: str, overrides: Iterable[str] = (), row: str | None = None, scale: str | None = None
+def resolve_any(
+    name: str, row: str | None = None, scale: str | None = None, overrides: Iterable[str] = ()
 ) -> Resolved[RunConfig | FinetuneConfig]:
     """The checked configuration of a run of any task: a recipe's row at one scale, a YAML file, or a run folder's.
 
@@ -198,13 +198,6 @@ def resolve_finetune(
     """The same of a run of fine-tuning; InputError for any other."""
     settings = _settings(name, row, scale, overrides)
     return replace(settings, config=build_finetune(settings.config))
-
-
-def resolve_any(
-    name: str, row: str | None = None, scale: str | None = None, overrides: Iterable[str] = ()
-) -> Resolved[RunConfig | FinetuneConfig]:
-    """`resolve_run` with its arguments in another order."""
-    return resolve_run(name, overrides, row, scale)
 
 
 def is_finetuning(name: str, row: str | None = None, scale: str | None = None, overrides: Iterable[str] = ()) -> bool:

@@ -5,7 +5,6 @@ prepare the data -> claim the folder -> model, objective, batches -> fit -> meas
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import platform
