@@ -12,6 +12,7 @@ A plain softmax has K = 1 and one cluster. B batch, N tokens, T = B N, E width o
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -357,7 +358,9 @@ class AdaptiveSoftmax(Output):
         """The matrices of head and tails, each the own one or the input's."""
         weights: list[Tensor] = [*(self._tied[0].weights if self._tied else self.weights)]
         biases: list[Tensor | None] = [*self.biases] if len(self.biases) else [None] * len(weights)
-        shared = self._tied[0].projections if self._tied_projections and self.clusters.projected else []
+        shared: Iterable[Tensor] = (
+            self._tied[0].projections if self._tied_projections and self.clusters.projected else []
+        )
         projections = {i: projection for i, projection in enumerate(shared) if i > 0}
         projections |= {int(i): projection for i, projection in self.projections.items()}
         weights[0] = torch.cat((weights[0], self.class_weight))
