@@ -625,5 +625,6 @@ def test_a_layer_with_its_own_components() -> None:
             nll = F.cross_entropy(logits, targets.flatten(), reduction="none").view(2, 5)
             assert torch.allclose(layer.nll(hidden, targets), nll)
             assert torch.allclose(layer.log_prob(hidden).flatten(0, 1), torch.log_softmax(logits, -1))
+            assert torch.allclose(layer(hidden).flatten(0, 1), logits)
         right = F.cross_entropy(logits, targets.flatten(), label_smoothing=0.1)
         assert torch.allclose(*(torch.autograd.grad(value, hidden, retain_graph=True)[0] for value in (loss, right)))

@@ -203,9 +203,13 @@ class SoftmaxOutput(Output):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Logits (B, N, V), for a plain softmax in the dtype of the hidden states."""
-        if self.normalize == "softmax":
-            return F.linear(hidden, self.matrix, self.bias)
-        return logits(hidden, self.matrix, self.bias, self.normalize)
+        components = self.components(hidden)
+        (cluster,), states = components.clusters, components.states.squeeze(1)  # (T, E)
+        if components.normalize == "softmax":
+            scores = F.linear(projected(cluster, states), cluster.weight, cluster.bias)
+        else:
+            scores = logits(projected(cluster, states), cluster.weight, cluster.bias, components.normalize)
+        return scores.view(*hidden.shape[:-1], scores.shape[-1])
 
     def flops_per_token(self) -> float:
         return 2.0 * self.matrix.numel()
