@@ -6,24 +6,29 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint format clean
+.PHONY: help demo test test-all lint format clean
 
 PYTHON ?=
 ARGS ?=
 WORKERS ?= auto
 BIN := .venv/bin
 VENV := PYTHON="$(PYTHON)" sh scripts/venv.sh
+PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 16
 
 demo: ## train six small models on the built-in text and write runs/demo/report.html
 	@$(VENV) run
 	@$(BIN)/fullrank demo $(ARGS)
 
-test: ## run the whole test suite
+test: ## run every test that protects a change
 	@$(VENV) dev
-	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal $(ARGS)
+	@$(PYTEST) $(ARGS)
+
+test-all: ## run those, and the full products of all stages
+	@$(VENV) dev
+	@$(PYTEST) -m "" $(ARGS)
 
 lint: ## check style, formatting, types and who imports whom
 	@$(VENV) dev

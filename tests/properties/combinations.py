@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -47,6 +48,9 @@ POSITION_TERM = {"weighted", "multilinear"}
 # class says `starts_plain = False`.
 NEVER_PLAIN = {"random", "average"}
 
+
+# the slots whose pairs the everyday tier covers
+ATTENTION_SLOTS = ("attend", "score", "normalize", "mix", "position", "norm")
 
 # what goes with everything; without attention weights there is nothing else to normalise, to mix or to score
 PLAIN = {"attend": "weighted", "score": "dot_product", "normalize": "softmax", "mix": "none", "position": "sinusoidal"}
@@ -182,6 +186,17 @@ def score_needs(score: str) -> tuple[str, ...]:
     """What a score reads."""
     needs: tuple[str, ...] = getattr(registry.lookup("score", score), "needs", ("scored", "keys"))
     return needs
+
+
+def tiered(rows: list[Combination]) -> list[Any]:
+    """Test cases: the first rows that hold every pair of choices of attention; all others are of the full tier."""
+    seen: set[tuple[str, str, str, str]] = set()
+    cases = []
+    for row in rows:
+        pairs = {(a, getattr(row, a), b, getattr(row, b)) for a, b in itertools.combinations(ATTENTION_SLOTS, 2)}
+        cases.append(pytest.param(row, id=str(row), marks=() if pairs - seen else pytest.mark.full))
+        seen |= pairs
+    return cases
 
 
 def every_pair_of_choices() -> Iterator[tuple[str, str, str, str]]:

@@ -18,7 +18,7 @@ ATTENTION = combinations.every_attention()
 PAIRS = combinations.pairwise()
 PLAIN_STARTS = [c for c in ATTENTION if c.mix != "none" and combinations.starts_plain(c.mix)]
 
-every_attention = pytest.mark.parametrize("combination", ATTENTION, ids=str)
+every_attention = pytest.mark.parametrize("combination", combinations.tiered(ATTENTION))
 every_pair = pytest.mark.parametrize("combination", PAIRS, ids=str)
 precisions = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
 
@@ -81,7 +81,7 @@ def test_no_gradient_from_the_future(combination: Combination) -> None:
     checks.no_gradient_from_the_future(combination)
 
 
-@pytest.mark.parametrize("combination", PLAIN_STARTS, ids=str)
+@pytest.mark.parametrize("combination", combinations.tiered(PLAIN_STARTS))
 def test_starts_as_plain_attention(combination: Combination) -> None:
     checks.starts_as_plain_attention(combination)
 
