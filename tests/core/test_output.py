@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fullrank as fr
-from fullrank.core import engine
+from fullrank.core import engine, registry
 from fullrank.core.embedding import TokenEmbedding
+from fullrank.core.engine import Components
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.output import Output, SoftmaxOutput
 
@@ -605,26 +608,53 @@ def test_dropout_of_a_model_is_no_dropout_of_latents() -> None:
 # -- a layer that a user adds -----------------------------------------------------------------------------------------
 
 
-def test_a_layer_with_its_own_components() -> None:
-    """Its nll, losses and log-probabilities come with the contract, by engines and by the definition."""
+@pytest.fixture
+def tempered() -> Iterator[None]:
+    """A registered layer with an option of its own, as a user's file has it."""
 
-    class Scaled(SoftmaxOutput):
-        """p(v | h) = softmax(W (2 h) + b)_v."""
+    @fr.register("output", "tempered")
+    class Tempered(SoftmaxOutput):
+        """p(v | h) = softmax(W h / t + b)_v."""
 
-        def components(self, hidden: Tensor) -> Any:
-            return super().components(2 * hidden)
+        @dataclass(frozen=True, kw_only=True)
+        class Config(fr.OutputConfig):
+            kind: str = "tempered"
+            temperature: float = 1.0
 
-    config = fr.ModelConfig(vocab_size=11, hidden_size=4, num_attention_heads=1)
-    layer = Scaled(config).double()
-    nn.init.normal_(layer.weight)
-    hidden, targets = torch.randn(2, 5, 4, dtype=DOUBLE, requires_grad=True), torch.randint(11, (2, 5))
-    logits = F.linear(2 * hidden, layer.weight, layer.bias).flatten(0, 1)
+        def __init__(self, config: fr.ModelConfig, embedding: nn.Module) -> None:
+            super().__init__(config, embedding)
+            self.temperature = config.output.temperature
+
+        def components(self, hidden: Tensor) -> Components:
+            return super().components(hidden / self.temperature)
+
+    yield
+    registry.unregister("output", "tempered")
+
+
+@pytest.mark.usefixtures("tempered")
+def test_a_layer_with_an_option_of_its_own(tmp_path: Path) -> None:
+    """Its logits, nll and losses come with the contract, by engine and definition; its option with the configuration."""
+    config = fr.ModelConfig(
+        vocab_size=11, hidden_size=4, num_hidden_layers=1, num_attention_heads=1,
+        output={"kind": "tempered", "temperature": 2.0, "tied": True},
+    )  # fmt: skip
+    model = fr.LanguageModel(config).double().eval()
+    read, targets = torch.randint(11, (2, 5)), torch.randint(11, (2, 5))
+    hidden = model.hidden(read).hidden.detach().requires_grad_()
+    logits = F.linear(hidden / 2, model.embedding.weight).flatten(0, 1)
+    right = F.cross_entropy(logits, targets.flatten(), label_smoothing=0.1)
+    each = F.cross_entropy(logits, targets.flatten(), reduction="none").view(2, 5)
     for kernel in ("auto", "reference"):
         with fr.kernel(kernel):
-            loss = layer.loss(hidden, targets, label_smoothing=0.1)[0]
-            nll = F.cross_entropy(logits, targets.flatten(), reduction="none").view(2, 5)
-            assert torch.allclose(layer.nll(hidden, targets), nll)
-            assert torch.allclose(layer.log_prob(hidden).flatten(0, 1), torch.log_softmax(logits, -1))
-            assert torch.allclose(layer(hidden).flatten(0, 1), logits)
-        right = F.cross_entropy(logits, targets.flatten(), label_smoothing=0.1)
+            loss = model.output.loss(hidden, targets, label_smoothing=0.1)[0]
+            assert torch.allclose(model.output.nll(hidden, targets), each)
+            assert torch.allclose(model.output.log_prob(hidden).flatten(0, 1), torch.log_softmax(logits, -1))
+            assert torch.allclose(model.output(hidden).flatten(0, 1), logits)
         assert torch.allclose(*(torch.autograd.grad(value, hidden, retain_graph=True)[0] for value in (loss, right)))
+    model.save(tmp_path)
+    loaded = fr.LanguageModel.load(tmp_path)
+    assert loaded.config == config
+    assert torch.equal(loaded(read).logits, model(read).logits)
+    with pytest.raises(ConfigError, match=r"model\.output\.temprature"):
+        fr.OutputConfig(kind="tempered", temprature=2.0)
