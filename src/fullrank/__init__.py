@@ -53,7 +53,7 @@ _HOMES = {
     "FullRankForSequenceClassification": "fullrank.hf",
     "inject": "fullrank.hf.inject",
     "remove": "fullrank.hf.inject",
-    "parameter_groups": "fullrank.hf.groups",
+    "parameter_groups": "fullrank.hf.inject",
     "save_adapter": "fullrank.hf.saving",
     "load_adapter": "fullrank.hf.saving",
     "load_injected": "fullrank.hf.saving",
@@ -98,8 +98,8 @@ if TYPE_CHECKING:
     from fullrank.hf import FullRankForMaskedLM as FullRankForMaskedLM
     from fullrank.hf import FullRankForSeq2SeqLM as FullRankForSeq2SeqLM
     from fullrank.hf import FullRankForSequenceClassification as FullRankForSequenceClassification
-    from fullrank.hf.groups import parameter_groups as parameter_groups
     from fullrank.hf.inject import inject as inject
+    from fullrank.hf.inject import parameter_groups as parameter_groups
     from fullrank.hf.inject import remove as remove
     from fullrank.hf.saving import load_adapter as load_adapter
     from fullrank.hf.saving import load_injected as load_injected

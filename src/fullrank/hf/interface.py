@@ -1,14 +1,19 @@
-"""The attention functions of injected models, as transformers calls them.
+"""Attention functions of injected models, as transformers calls them.
 
-reference:  P = weights of the model's own eager function,  P' = mix(P),  O = dropout(P') V
-fast:       the same by our kernels, where the model's own function is plain scaled dot product under a mask that is known
+definition:  P = weights of the model's own eager function,  P' = mix(P),  O = dropout(P') V
+engines:     the same, where the model's own function is plain scaled dot product under a mask that a layout can describe
 """
 
 from __future__ import annotations
 
+import dis
 import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -16,41 +21,67 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from fullrank import kernels
 from fullrank.core import engine
+from fullrank.core.config import Stage
+from fullrank.core.cross_head import StochasticCrossHead
 from fullrank.core.engine import Problem
 from fullrank.core.errors import InputError
-from fullrank.core.mix import mix_heads
-from fullrank.core.normalize import Softmax
-from fullrank.hf.asked import weights_asked_for
-from fullrank.hf.finding import eager_of
-from fullrank.hf.heads import Injected
+from fullrank.core.mix import Mixing, mix_heads
+from fullrank.core.normalize import Normalizer, Softmax
+from fullrank.core.stage import HeadSize, build_stage
+from fullrank.hf.families import eager_of
 from fullrank.hf.masks import eager_mask, layout_of
-from fullrank.hf.own import Own, scores_of, weights_of
 
-MIXED = "fullrank"  # weights are mixed, or normalised otherwise
-_ROUTED = f"{MIXED}_"  # followed by the attention function that the model had: only heads are permuted
+try:
+    from transformers.utils.output_capturing import _active_collector
+except ImportError:  # an older transformers passes the argument down
+    _active_collector = None
+
+Eager = Callable[..., Any]
+MIXED = "fullrank"  # weights are mixed, or normalized in another way
+_PERMUTED = f"{MIXED}_"  # followed by the name of the model's own attention function: only heads are permuted
+FORMER = "fullrank_former"  # on every attention module of an injected model, on unchanged ones too: its former function
+
+
+class Injected(nn.Module):
+    """The stages that an attention module has as its submodule `fullrank`.
+
+    route permutes key and value heads, normalize and mix act on the weights: they are the stages of our own models, with their
+    names and their start. eager is the model's own eager attention function. `attend` reads them; there is no forward pass.
+    """
+
+    def __init__(self, size: HeadSize, eager: Eager, mix: Stage, normalize: Stage, cross_head: float) -> None:
+        super().__init__()
+        self.normalize: Normalizer = build_stage("normalize", normalize, size)
+        self.mix: Mixing = build_stage("mix", mix, size)
+        self.route = StochasticCrossHead(cross_head)
+        self.size, self.eager = size, eager
+        self._own: OwnAttention | None = None
+
+    def own(self, module: nn.Module) -> OwnAttention:
+        """The model's own attention in `module`, examined once: its parameters must have values."""
+        if self._own is None:
+            self._own = examine(module, self.eager, self.size)
+        return self._own
 
 
 def name_for(former: str, weights_change: bool) -> str:
-    """The name of the attention function of a model whose own was `former`; transformers knows it from now on."""
-    name = MIXED if weights_change else _ROUTED + former
+    """The name of the attention function of a model whose own was `former`; it is registered in transformers."""
     # a name without a mask would get none at all, not even a causal one
     if weights_change:
-        ALL_ATTENTION_FUNCTIONS.register(name, attend)
-        ALL_MASK_ATTENTION_FUNCTIONS.register(name, eager_mask)
-    else:
-        ALL_ATTENTION_FUNCTIONS.register(name, functools.partial(route, former))
-        ALL_MASK_ATTENTION_FUNCTIONS.register(name, ALL_MASK_ATTENTION_FUNCTIONS[former])
-    return name
+        ALL_ATTENTION_FUNCTIONS.register(MIXED, attend)
+        ALL_MASK_ATTENTION_FUNCTIONS.register(MIXED, eager_mask)
+        return MIXED
+    ALL_ATTENTION_FUNCTIONS.register(_PERMUTED + former, functools.partial(route, former))
+    ALL_MASK_ATTENTION_FUNCTIONS.register(_PERMUTED + former, ALL_MASK_ATTENTION_FUNCTIONS[former])
+    return _PERMUTED + former
 
 
 def route(former: str, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
           **arguments: Any) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Cross-head attention alone: keys and values permuted, then the attention function that the model had."""
-    injected: Injected | None = getattr(module, "fullrank", None)
+    """Cross-head attention alone: keys and values permuted, then the model's former attention function."""
+    injected = _injected(module)
     if injected is not None:
         key, value = injected.route(key, value)
-    elif not _known(module):
-        raise _made_without(module)
     attention: Any = eager_of(module) if former == "eager" else ALL_ATTENTION_FUNCTIONS[former]
     result: tuple[Tensor, Tensor | None] = attention(module, query, key, value, attention_mask, **arguments)
     return result
@@ -60,35 +91,40 @@ def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attenti
            scaling: float | None = None, dropout: float = 0.0, **arguments: Any) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """query (B, H, N, D), key and value (B, H_kv, M, D), an additive mask -> output (B, N, H, D), weights (B, H, N, M) or None.
 
-    Weights are mixed over query heads, heads are permuted over key and value heads. Weights are given where somebody asked
-    for them, and on the reference path.
+    Weights are mixed over query heads, key and value heads are permuted. Engines give no weights, the definition does.
     """
-    injected: Injected | None = getattr(module, "fullrank", None)
+    injected = _injected(module)
     if injected is None:
-        if not _known(module):
-            raise _made_without(module)
         return _unmixed(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **arguments)
     key, value = injected.route(key, value)
     own = injected.own(module)
-    if scaling is not None and _fast(own, query, key, value, arguments):
+    if scaling is not None and _engines_compute(own, query, key, value, arguments):
         layout = layout_of(attention_mask, query, key)
         if layout is not None:
             groups, p = query.shape[1] // key.shape[1], dropout if module.training else 0.0
-            problem = (
-                f"no engine knows the normaliser {type(injected.normalize).__name__}"
-                if injected.normalize.engine is None
-                else Problem(
-                    query, _repeated(key, groups), _repeated(value, groups), injected.mix.matrix(query), None, layout,
-                    scaling, injected.normalize.engine, p,
-                )
-            )  # fmt: skip
+            problem: Problem | str = f"no engine knows the normaliser {type(injected.normalize).__name__}"
+            if injected.normalize.engine is not None:
+                problem = Problem(query, _repeated(key, groups), _repeated(value, groups), injected.mix.matrix(query), None,
+                                  layout, scaling, injected.normalize.engine, p)  # fmt: skip
             if (out := engine.attend(problem)) is not None:
                 return out.transpose(1, 2).contiguous(), None
-    return _by_weights(injected, own, module, query, key, value, attention_mask, dropout, scaling=scaling, **arguments)
+    return _definition(injected, own, module, query, key, value, attention_mask, dropout, scaling=scaling, **arguments)
 
 
-def _fast(own: Own, query: Tensor, key: Tensor, value: Tensor, arguments: dict[str, Any]) -> bool:
-    """Whether our kernels compute what is asked for, and gain by it: a single query is not worth a kernel."""
+def _injected(module: nn.Module) -> Injected | None:
+    """The stages of a module, None for a layer without any. InputError where a whole model has none."""
+    stages: Any = module._modules.get("fullrank")  # an Injected, or PEFT's wrapper around it
+    if stages is None and FORMER not in vars(module):
+        raise InputError(
+            f"{type(module).__name__}: the configuration says that attention was injected (`fullrank`), but this model was "
+            "made without; load it with fullrank.load_injected, or call fullrank.inject on it"
+        )
+    found: Injected | None = stages
+    return found
+
+
+def _engines_compute(own: OwnAttention, query: Tensor, key: Tensor, value: Tensor, arguments: dict[str, Any]) -> bool:
+    """True if engines can compute the call and gain by it: a single query is not worth a kernel."""
     return (
         own.plain
         and query.shape[2] > 1
@@ -96,26 +132,36 @@ def _fast(own: Own, query: Tensor, key: Tensor, value: Tensor, arguments: dict[s
         and query.dtype == key.dtype == value.dtype
         and value.shape == key.shape
         and all(arguments.get(name) is None for name in own.extras)
-        and not weights_asked_for(arguments)
+        and not _weights_wanted(arguments)
     )
 
 
-def _by_weights(injected: Injected, own: Own, module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
+def _weights_wanted(arguments: dict[str, Any]) -> bool:
+    """True with the argument `output_attentions`, and where a model above collects the weights of its layers."""
+    if arguments.get("output_attentions"):
+        return True
+    if _active_collector is None or torch.compiler.is_compiling():
+        return False
+    collected = _active_collector.get()
+    return bool(collected) and any("attentions" in key for key in collected)
+
+
+def _definition(injected: Injected, own: OwnAttention, module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
                 mask: Tensor | None, dropout: float, **arguments: Any) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The definition: the model's own weights, then our stages."""
+    """The model's own weights, then our stages."""
     own_dropout = 0.0
     if type(injected.normalize) is Softmax:
-        weights, own_dropout = weights_of(module, own, query, key, value, mask, arguments)
+        weights, own_dropout = _own_weights(module, own, query, key, value, mask, arguments)
     else:
-        if given := sorted(name for name in own.extras if arguments.get(name) is not None):
+        if extras := sorted(name for name in own.extras if arguments.get(name) is not None):
             raise InputError(
-                f"{type(module).__name__}: its attention is given a {', '.join(given)} (a soft-cap or position biases), which "
+                f"{type(module).__name__}: its attention takes a {', '.join(extras)} (a soft-cap or position biases), which "
                 "other normalisers than softmax would have to take apart; inject without normalize"
             )
-        weights = injected.normalize(scores_of(query, key, mask, arguments["scaling"])).to(query.dtype)
+        weights = injected.normalize(_scores(query, key, mask, arguments["scaling"])).to(query.dtype)
     mixed = mix_heads(weights, injected.mix.matrix(query))
     p = max(dropout, own_dropout) if module.training else 0.0
-    # torch's own dropout of weights without gaps: it draws the same numbers as in the model's own function
+    # torch's own dropout of contiguous weights draws the same numbers as the model's own function
     dropped = F.dropout(mixed.contiguous(), p) if p else mixed
     out = dropped.to(value.dtype) @ _repeated(value, query.shape[1] // value.shape[1])
     return out.transpose(1, 2).contiguous(), mixed
@@ -129,8 +175,8 @@ def _repeated(heads: Tensor, groups: int) -> Tensor:
 def _unmixed(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **arguments: Any
 ) -> Any:
-    """A layer of an injected model into which nothing was injected: as before, under the mask of eager attention."""
-    fused = vars(module)[FORMER] == "sdpa" and kernels.forced() != "reference" and not weights_asked_for(arguments)
+    """A layer of an injected model that was left as it is: its former function, under the mask of eager attention."""
+    fused = vars(module)[FORMER] == "sdpa" and kernels.forced() != "reference" and not _weights_wanted(arguments)
     if not fused:
         return eager_of(module)(module, query, key, value, mask, **arguments)
     if mask is None:
@@ -138,15 +184,116 @@ def _unmixed(
     return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, **arguments)
 
 
-FORMER = "fullrank_former"  # on every attention module of an injected model, also on those that were left as they are
+# -- the model's own attention -------------------------------------------------------------------------------------------
+
+# arguments that every eager attention function takes
+_STANDARD = {"module", "query", "key", "value", "attention_mask", "scaling", "dropout"}
+# attributes of the module that a plain function may read
+_HARMLESS = {"num_key_value_groups", "config", "is_causal", "scaling", "layer_idx", "head_dim"}
 
 
-def _known(module: nn.Module) -> bool:
-    return FORMER in vars(module)
+@dataclass(frozen=True)
+class OwnAttention:
+    """The model's own eager attention function, and what it computes.
+
+    plain: its weights are softmax(s Q K^T + mask), so that engines compute the same where no `extras` are given.
+    after: it changes the weighted values further (Granite's sinks scale them), which belongs to the weights.
+    extras: the arguments beside the standard ones that it reads (a soft-cap, a position bias).
+    """
+
+    eager: Eager
+    plain: bool
+    after: bool
+    extras: frozenset[str]
 
 
-def _made_without(module: nn.Module) -> InputError:
-    return InputError(
-        f"{type(module).__name__}: the configuration says that attention was injected (`fullrank`), but this model was "
-        "made without; load it with fullrank.load_injected, or call fullrank.inject on it"
-    )
+class _WithoutDropout:
+    """An attention module as its eager function reads it, without dropout. `p` is the rate of the dropout left out."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module, self._read, self.p, self.training = module, set[str](), 0.0, False
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._module, name)
+        self._read.add(name)
+        if isinstance(value, nn.Dropout):
+            self.p = value.p
+            return nn.Identity()
+        return value
+
+    def harmless(self) -> bool:
+        """True if no attribute was read that may change the weights: a parameter, a buffer, a number of unknown use."""
+        return self._read <= _HARMLESS
+
+
+def _own_weights(module: nn.Module, own: OwnAttention, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
+                 arguments: dict[str, Any]) -> tuple[Tensor, float]:  # fmt: skip
+    """The weights (B, H, N, M) of a module's own attention function before dropout, and its rate of dropout.
+
+    The function is called with values of no width, so that only weights are computed: all that it does to scores is kept.
+    Where it changes weighted values further, values are the identity, and the output is the weights.
+    """
+    without, keys = _WithoutDropout(module), key.shape[2]
+    if own.after:
+        identity = torch.eye(keys, device=value.device, dtype=value.dtype).expand(*value.shape[:2], -1, -1)
+        out, _ = own.eager(without, query, key, identity, mask, dropout=0.0, **arguments)
+        return out.transpose(1, 2), without.p
+    _, weights = own.eager(without, query, key, value[..., :0], mask, dropout=0.0, **arguments)
+    return weights, without.p
+
+
+def _scores(query: Tensor, key: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
+    """The masked scores (B, H, N, M) of a plain attention function, -inf for hidden keys, as normalisers read them.
+
+    A query that sees no key is padding: it sees all keys here, so that no weight becomes NaN.
+    """
+    keys = _repeated(key, query.shape[1] // key.shape[1])
+    scores = query @ keys.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    if mask is None:
+        return scores
+    hidden = mask <= torch.finfo(mask.dtype).min / 2
+    padding = hidden.all(-1, keepdim=True)
+    return (scores + mask.masked_fill(hidden, 0)).masked_fill(hidden & ~padding, float("-inf"))
+
+
+def examine(module: nn.Module, eager: Eager, size: HeadSize) -> OwnAttention:
+    """Try `eager` on small random heads, the same ones every time.
+
+    Raises InputError if it cannot be called like the others, gives no weights, or output in another shape.
+    """
+    without, like = _WithoutDropout(module), next(module.parameters(), torch.empty(0))
+    groups, heads, device = getattr(module, "num_key_value_groups", 1), size.num_heads, like.device
+    shapes = ((2, heads, 3, size.head_dim), *((2, heads // groups, 5, size.head_dim),) * 2)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(0)
+        query, key, value = (3 * torch.randn(shape, device="cpu").to(device) for shape in shapes)
+        mask = torch.zeros(2, 1, 3, 5, device=device)
+        mask[..., 4] = torch.finfo(mask.dtype).min
+        try:
+            out, weights = eager(without, query, key, value, mask, dropout=0.0, scaling=0.5)
+        except (AttributeError, RuntimeError, TypeError) as error:
+            raise InputError(
+                f"{type(module).__name__}: its own (eager) attention function fails: {error}; choose others with `layers`"
+            ) from error
+        if weights is None or weights.shape != (2, heads, 3, 5) or out.shape != (2, 3, heads, size.head_dim):
+            raise InputError(
+                f"{type(module).__name__}: its own attention function gives no weights (B, H, N, M) to mix; "
+                "this model cannot be injected into"
+            )
+        scores = 0.5 * query @ _repeated(key, groups).transpose(2, 3) + mask
+        plain = torch.allclose(weights, torch.softmax(scores, -1), atol=1e-6) and without.harmless()
+        after = not torch.allclose(out.transpose(1, 2), weights @ _repeated(value, groups), atol=1e-5)
+    read, all_keywords = _arguments_read(eager)
+    return OwnAttention(eager, plain and not after and not all_keywords, after, frozenset(read - _STANDARD))
+
+
+def _arguments_read(eager: Eager) -> tuple[set[str], bool]:
+    """The arguments that a function reads by name, and True if it reads its `**kwargs`."""
+    code = inspect.unwrap(eager).__code__
+    loaded = {name for step in dis.get_instructions(code) if step.opname.startswith("LOAD")
+              for name in (step.argval if isinstance(step.argval, tuple) else (step.argval,))}  # fmt: skip
+    named = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    others = code.co_varnames[len(named) :][bool(code.co_flags & inspect.CO_VARARGS) :]
+    return {name for name in named if name in loaded}, bool(code.co_flags & inspect.CO_VARKEYWORDS) and others[
+        0
+    ] in loaded
