@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,14 +10,10 @@ import torch
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.core.attention import WeightedValues
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.positions import encode_distances
-from fullrank.core.project import Heads
 from fullrank.core.score import XLRelative
 from fullrank.core.stage import HeadSize
-from fullrank.kernels import block_plan
-from fullrank.kernels.compiled import shifted_scores
 
 E, H, D = 10, 3, 4
 
@@ -155,146 +150,14 @@ def test_sinusoids_stand_in_two_halves() -> None:
     assert np.abs(low[1999].float().numpy() - sinusoid(1999)).max() < 0.005  # angles are formed in fp32
 
 
-# -- the kernel in blocks ---------------------------------------------------------------------------------------------
-
-
-def heads(batch: int, queries: int, keys: int, dtype: torch.dtype = torch.float64) -> tuple[Heads, list[Tensor]]:
-    """As a projection leaves them, and the tensors that have gradients."""
-    generator = torch.Generator().manual_seed(3)
-
-    def drawn(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
-
-    query, key, value = (drawn(batch, length, H, D) for length in (queries, keys, keys))
-    distances = drawn(keys + 3, H, D)  # a cache may know more distances than are needed
-    scored = query.transpose(1, 2)
-    made = Heads(scored, scored, key.transpose(1, 2), value.transpose(1, 2), distances.transpose(0, 1))
-    return made, [query, key, value, distances]
-
-
-def attend(mix: str = "none", normalize: str = "softmax", p: float = 0.0) -> WeightedValues:
-    torch.manual_seed(4)
-    made = WeightedValues(fr.AttentionConfig(score="relative", mix=mix, normalize=normalize), HeadSize(H, D, E, 9), p)
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.normal_(std=0.5)
-    return made.double()
-
-
-def with_gradients(
-    made: WeightedValues, kernel: str, given: Heads, wrt: list[Tensor], where: fr.Layout
-) -> list[Tensor]:
-    with fr.kernel(kernel):
-        out = made(given, where)
-    cotangent = torch.randn(out.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64).to(out.dtype)
-    return [out.detach(), *torch.autograd.grad(out, [*wrt, *made.parameters()], cotangent)]
-
-
-@pytest.mark.parametrize(("queries", "keys"), [(150, 150), (64, 64), (65, 130), (129, 200), (1, 70), (9, 9)])
-@pytest.mark.parametrize("mix", ["none", "position_independent", "position_wise"])
-@pytest.mark.parametrize("normalize", ["softmax", "sigsoftmax"])
-def test_blocks_equal_the_reference(queries: int, keys: int, mix: str, normalize: str) -> None:
-    made, (given, wrt) = attend(mix, normalize), heads(5, queries, keys)
-    where = fr.Layout.of(queries, keys)
-    found, expected = (with_gradients(made, kernel, given, wrt, where) for kernel in ("blocks", "reference"))
-    names = ["output", "query", "keys", "values", "distances", *(name for name, _ in made.named_parameters())]
-    for name, got, want in zip(names, found, expected, strict=True):
-        assert (got - want).abs().max() <= 1e-12 * max(1.0, float(want.abs().max())), name
-
-
-@pytest.mark.parametrize(("rows", "numbers"), [(4, 1), (7, 10**6), (1, 600), (64, 1)])
-def test_however_the_blocks_are_cut(rows: int, numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for limits in (block_plan._FORWARD, block_plan._BACKWARD):
-        monkeypatch.setitem(limits, "cpu", block_plan.Limits(numbers, rows, rows))
-    made, (given, wrt) = attend("position_wise"), heads(3, 10, 15)
-    where = fr.Layout.of(10, 15)
-    found, expected = (with_gradients(made, kernel, given, wrt, where) for kernel in ("blocks", "reference"))
-    assert all(torch.allclose(got, want, rtol=0, atol=1e-12) for got, want in zip(found, expected, strict=True))
-
-
-@pytest.mark.parametrize(("queries", "keys"), [(7, 7), (3, 8), (1, 5)])
-def test_the_shift_is_a_view(queries: int, keys: int) -> None:
-    score, (given, _) = attend().score, heads(2, queries, keys)
-    where = fr.Layout.of(queries, keys)
-    problem = attend().problem(given, where, None)
-    shifted = shifted_scores(problem, problem.distances)
-    expected = score(given.scored, given.keys, given.relative, where)
-    assert torch.allclose(
-        shifted.masked_fill(~where.visible(), 0), expected.masked_fill(~where.visible(), 0), atol=1e-13
-    )
-
-
-def test_gradients_under_dropout_are_those_of_the_same_mask() -> None:
-    """A difference quotient along a random direction, the seed the same."""
-    made, (_, wrt) = attend("position_wise", p=0.3).train(), heads(2, 70, 80)
-    where, generator = fr.Layout.of(70, 80), torch.Generator().manual_seed(6)
-    everything = [*wrt, *made.parameters()]
-    direction = [torch.randn(x.shape, generator=generator, dtype=torch.float64) for x in everything]
-
-    def value() -> Tensor:
-        torch.manual_seed(9)
-        current = Heads(wrt[0].transpose(1, 2), wrt[0].transpose(1, 2), wrt[1].transpose(1, 2), wrt[2].transpose(1, 2),
-                        wrt[3].transpose(0, 1))  # fmt: skip
-        with fr.kernel("blocks"):
-            return made(current, where).square().sum()
-
-    gradients = torch.autograd.grad(value(), everything)
-    slope = sum(float((g * d).sum()) for g, d in zip(gradients, direction, strict=True))
-
-    def moved(step: float) -> float:
-        with torch.no_grad():
-            for x, d in zip(everything, direction, strict=True):
-                x.add_(d, alpha=step)
-            result = float(value())
-            for x, d in zip(everything, direction, strict=True):
-                x.sub_(d, alpha=step)
-        return result
-
-    quotient = (moved(1e-6) - moved(-1e-6)) / 2e-6
-    assert abs(quotient - slope) < 1e-6 * abs(slope)
-
-
-def test_second_derivatives_are_refused_and_changed_parameters_noticed() -> None:
-    made, (given, wrt) = attend("position_independent"), heads(1, 4, 4)
-    out = made(given, fr.Layout.of(4))
-    with pytest.raises(RuntimeError, match="second derivative"):
-        torch.autograd.grad(out.sum(), wrt, create_graph=True)
-    out = made(given, fr.Layout.of(4))
-    with torch.no_grad():
-        made.mix.mixing.mul_(2)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        out.sum().backward()
-
-
-@pytest.mark.parametrize("autocast", [False, True])
-def test_low_precision_is_about_as_precise_as_the_reference(autocast: bool) -> None:
-    exact, (given, wrt) = attend("position_independent"), heads(2, 100, 100)
-    where = fr.Layout.of(100)
-    expected = with_gradients(exact, "reference", given, wrt, where)
-    made, (low, low_wrt) = attend("position_independent"), heads(2, 100, 100, torch.bfloat16)
-    made = made.float() if autocast else made.bfloat16()
-    off = {}
-    for kernel in ("blocks", "reference"):
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-            found = with_gradients(made, kernel, low, low_wrt, where)
-        off[kernel] = [
-            float((got.double() - want).norm() / want.norm()) for got, want in zip(found, expected, strict=True)
-        ]
-        assert found[0].dtype == torch.bfloat16
-    for ours, theirs in zip(off["blocks"], off["reference"], strict=True):
-        assert ours < 1.5 * theirs
-
-
-def test_other_layouts_and_as_published_are_left_to_the_reference() -> None:
-    made, (given, _) = attend(), heads(1, 6, 6)
-    places = torch.arange(6)
-    for where in (fr.Layout(places, places), fr.Layout.of(6, causal=False)):
-        needed = replace(given, relative=torch.randn(H, where.distances, D, dtype=torch.float64))
-        with fr.kernel("reference"):
-            expected = made(needed, where)
-        assert torch.equal(made(needed, where), expected)
-    published = layer(as_published=True)
+def test_layouts_of_no_engine_and_as_published_are_computed_by_the_definition() -> None:
+    made, positions = layer(), torch.arange(6)
     x = torch.randn(1, 6, E, dtype=torch.float64)
+    for where in (fr.Layout(positions, positions), fr.Layout.of(6, causal=False)):
+        with fr.kernel("reference"):
+            expected = made(x, layout=where)
+        assert torch.equal(made(x, layout=where), expected)
+    published = layer(as_published=True)
     with fr.kernel("reference"):
         expected = published(x)
     assert torch.equal(published(x), expected)

@@ -6,7 +6,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from fullrank.kernels.triton_blocks import KERNELS, choices
+from fullrank.kernels.triton.launch import KERNELS, choices
 
 HEADS, WIDTH, SHARED = 2, 16, 232_448
 POINTERS = {

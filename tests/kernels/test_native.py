@@ -1,34 +1,25 @@
-"""The C++ kernel equals the reference, outputs and every gradient, at sizes that reach whole blocks and what is left over."""
+"""The C++ kernel equals the equation, outputs and every gradient, at sizes that reach whole blocks and the rests of them."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
-from computing import native_computes
-from native_cases import (
-    Case,
-    built,
-    by_native,
-    by_reference,
-    compare,
-    found,
-    given,
-    heads_of,
-    needs_compiler,
-    random_case,
-)
+from calls import call, check, equation, exact, needs_compiler
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.core.attention import WeightedValues
-from fullrank.core.config import AttentionConfig
 from fullrank.core.engine import Problem
-from fullrank.core.project import Heads
-from fullrank.core.stage import HeadSize
-from fullrank.kernels.native import attend as native
+from fullrank.kernels import KERNELS
+from fullrank.kernels.native.call import attend
+from fullrank.kernels.problem import differentiable
+
+DOUBLE, SINGLE = torch.float64, torch.float32
+PLACES = ["causal", "window", "gaps", "gaps and window"]
+PADDINGS = ["left", "right", "holes", "empty", "cross", "cross, holes", "cross, empty"]
 
 
 @pytest.fixture(autouse=True)
@@ -36,147 +27,163 @@ def _compiled() -> None:
     needs_compiler()
 
 
-A, B = "position_independent", "position_wise"
-CASES = [
-    Case(1, 1, 1, 1, mix=B, normalize="sigsoftmax"),
-    Case(1, 70, 9, 17, mix=B, where="left"),
-    Case(16, 16, 2, 16, "relative", "sigsoftmax", A),
-    Case(16, 33, 12, 5, mix=B, where="window"),
-    Case(17, 17, 3, 41, "relative", mix=B),
-    Case(17, 64, 8, 64, "relative", "sigsoftmax", B, "gaps"),
-    Case(33, 33, 5, 100, "relative", mix=A, where="window"),
-    Case(33, 47, 33, 5, normalize="sigsoftmax", mix=B, where="holes"),
-    Case(47, 47, 2, 64, normalize="sigsoftmax", mix="random", where="right"),
-    Case(47, 129, 3, 16, "relative", mix=B, where="gaps and window"),
-    Case(49, 49, 1, 41, "relative", "sigsoftmax", where="window"),
-    Case(49, 200, 8, 1, mix=A, where="window"),
-    Case(64, 64, 8, 64, "relative", mix=B),
-    Case(64, 64, 9, 17, mix="average", where="only padding"),
-    Case(64, 70, 12, 16, "relative", "sigsoftmax", A, "gaps and window"),
-    Case(70, 70, 8, 5, normalize="sigsoftmax", where="holes", texts=3),
-    Case(70, 200, 3, 41, "relative", where="gaps"),
-    Case(129, 129, 5, 16, mix=B, where="left"),
-    Case(129, 129, 2, 5, "relative", "sigsoftmax", "random"),
-    Case(129, 200, 4, 64, "relative", mix=B, where="gaps"),
-    Case(200, 200, 3, 17, mix=A, where="window"),
-    Case(200, 200, 1, 100, "relative", "sigsoftmax"),
-    Case(70, 33, 5, 16, mix=B, where="cross"),
-    Case(129, 7, 3, 41, normalize="sigsoftmax", mix=A, where="cross"),
-    Case(17, 129, 9, 5, mix=B, where="cross, holes"),
-    Case(64, 49, 2, 17, normalize="sigsoftmax", where="cross, only padding"),
-]
+def layout(where: str, queries: int, keys: int, batch: int = 2) -> fr.Layout:
+    before = keys - queries
+    first, second = before // 3, before // 2
+    runs = ((0, first), (first + 4, second), (first + second + 11, keys - first - second))  # queries end the last one
+    at, number = torch.arange(keys)[None], torch.arange(batch)[:, None]
+    holes = torch.rand(batch, keys, generator=torch.Generator().manual_seed(3)) > 0.3
+    empty = holes.clone()
+    empty[0] = False
+    masks = {
+        "left": at >= number * (keys // 2),
+        "right": at < keys - number * (keys // 2),
+        "holes": holes,
+        "empty": empty,
+    }
+    match where:
+        case "window":
+            return fr.Layout.of(queries, keys, window=max(1, keys // 3))
+        case "gaps":
+            return fr.Layout.of_runs(queries, runs)
+        case "gaps and window":
+            return fr.Layout.of_runs(queries, runs, window=keys // 2 + 3)
+    mask = masks.get(where.removeprefix("cross, "))
+    return fr.Layout.of(queries, keys, causal=not where.startswith("cross"), key_mask=mask)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
-def test_equals_reference(case: Case, dtype: torch.dtype) -> None:
-    compare(case, dtype, 2e-6 if dtype == torch.float32 else 1e-12)
-
-
-def test_equals_reference_wherever() -> None:
-    draw = random.Random(11)
-    for _ in range(40):
-        case = random_case(draw)
-        compare(case, torch.float64, 1e-12 * case.size)
-
-
-@pytest.mark.parametrize("score", ["dot_product", "relative"])
-@pytest.mark.parametrize("normalize", ["softmax", "sigsoftmax"])
-def test_large_scores(score: str, normalize: str) -> None:
-    """Of some hundreds; as a score of 200 is known to 1e-5 in fp32, so are weights, and no better."""
-    case = Case(35, 50, 3, 16, score, normalize, B, size=7.0)
-    attend = built(case).double()
-    assert attend.scores(heads_of(case, attend, torch.float64), case.layout()).abs().max() > 200
-    compare(case, torch.float64, 1e-11)
-    compare(case, torch.float32, 5e-4)
-
-
-@pytest.mark.parametrize("normalize", ["softmax", "sigsoftmax"])
-@pytest.mark.parametrize("where", ["causal", "only padding"])
-def test_no_less_exact_than_the_reference(where: str, normalize: str) -> None:
-    """The logarithm of the sum is rounded as the scores are; gradients of a row's scores must add up to zero all the same."""
-    case = Case(84, 84, 10, 16, normalize=normalize, mix=B, where=where, size=4.0)
-    exact, plain, ours = (
-        found(case, dtype, kernel)
-        for dtype, kernel in [(torch.float64, "reference"), (torch.float32, "reference"), (torch.float32, "native")]
+@pytest.mark.parametrize(
+    ("queries", "keys", "heads", "size", "relative", "normalize", "mixing", "where", "dtype"),
+    [
+        (1, 1, 1, 1, False, "sigsoftmax", "B", "causal", DOUBLE),
+        (1, 70, 9, 17, False, "softmax", "B", "left", SINGLE),
+        (16, 16, 2, 16, True, "sigsoftmax", "A", "causal", SINGLE),
+        (16, 33, 12, 5, False, "softmax", "B", "window", DOUBLE),
+        (17, 17, 3, 41, True, "softmax", "B", "causal", SINGLE),
+        (17, 64, 8, 64, True, "sigsoftmax", "B", "gaps", SINGLE),
+        (33, 33, 5, 100, True, "softmax", "A", "window", DOUBLE),
+        (33, 47, 33, 5, False, "sigsoftmax", "B", "holes", SINGLE),
+        (47, 47, 2, 64, False, "sigsoftmax", "A", "right", DOUBLE),
+        (47, 129, 3, 16, True, "softmax", "B", "gaps and window", SINGLE),
+        (49, 49, 1, 41, True, "sigsoftmax", "none", "window", DOUBLE),
+        (49, 200, 8, 1, False, "softmax", "A", "window", SINGLE),
+        (64, 64, 8, 64, True, "softmax", "B", "causal", SINGLE),
+        (64, 64, 9, 17, False, "softmax", "A", "empty", DOUBLE),
+        (70, 70, 8, 5, False, "sigsoftmax", "none", "holes", SINGLE),
+        (70, 200, 3, 41, True, "softmax", "none", "gaps", DOUBLE),
+        (129, 129, 5, 16, False, "softmax", "B", "left", DOUBLE),
+        (129, 200, 4, 64, True, "softmax", "B", "gaps", SINGLE),
+        (200, 200, 1, 100, True, "sigsoftmax", "none", "causal", SINGLE),
+        (70, 33, 5, 16, False, "softmax", "B", "cross", DOUBLE),
+        (129, 7, 3, 41, False, "sigsoftmax", "A", "cross", SINGLE),
+        (17, 129, 9, 5, False, "softmax", "B", "cross, holes", DOUBLE),
+        (64, 49, 2, 17, False, "sigsoftmax", "none", "cross, empty", SINGLE),
+    ],
+)
+def test_equals_the_equation(
+    queries: int, keys: int, heads: int, size: int, relative: bool, normalize: str, mixing: str, where: str,
+    dtype: torch.dtype,
+) -> None:  # fmt: skip
+    problem = call(
+        layout(where, queries, keys),
+        mixing,
+        relative=relative,
+        normalize=normalize,
+        heads=heads,
+        size=size,
+        dtype=dtype,
     )
-    for name in ("output", "gradient of query", "gradient of keys"):
-        allowed = 2 * (plain[name] - exact[name]).abs().max() + 5e-7 * exact["gradient of query"].abs().max()
-        assert (ours[name] - exact[name]).abs().max() <= allowed, name
+    assert KERNELS["native"].reason(problem) is None
+    out = attend(problem)
+    assert out.dtype == dtype
+    check(problem, out, 3e-6 if dtype == SINGLE else 1e-12)
+
+
+def test_equals_the_equation_wherever() -> None:
+    draw = random.Random(11)
+    for _ in range(30):
+        queries, relative = draw.randint(1, 90), draw.random() < 0.5
+        where = draw.choice(PLACES if relative else PLACES + PADDINGS)
+        keys = draw.randint(1, 90) if where.startswith("cross") else queries + draw.choice([0, draw.randint(1, 90)])
+        batch = draw.randint(1, 3)
+        problem = call(
+            layout(where, queries, keys, batch), draw.choice(["none", "A", "B"]), relative=relative, batch=batch,
+            normalize=draw.choice(["softmax", "sigsoftmax"]), heads=draw.randint(1, 13), size=draw.randint(1, 40),
+        )  # fmt: skip
+        check(problem, attend(problem), 1e-12)
+
+
+@pytest.mark.parametrize(("relative", "normalize"), [(False, "sigsoftmax"), (True, "softmax")])
+def test_large_scores(relative: bool, normalize: str) -> None:
+    """Of some hundreds; as a score of 200 is known to 1e-5 in fp32, so are weights, and no better."""
+    for dtype, tolerance in ((DOUBLE, 1e-11), (SINGLE, 1e-3)):
+        problem = call(
+            fr.Layout.of(35, 50), "B", relative=relative, normalize=normalize, size=16, dtype=dtype, times=8.0
+        )
+        assert (problem.scale * problem.query @ problem.keys.transpose(2, 3)).abs().max() > 200
+        check(problem, attend(problem), tolerance)
+
+
+@pytest.mark.parametrize(("normalize", "where"), [("softmax", "empty"), ("sigsoftmax", "causal")])
+def test_no_less_exact_than_the_equation_in_fp32(where: str, normalize: str) -> None:
+    """The logarithm of the sum is rounded as the scores are; gradients of a row's scores must add up to zero all the same."""
+    single = call(layout(where, 84, 84), "B", normalize=normalize, heads=10, size=16, dtype=SINGLE, times=4.0)
+    double, cotangent = exact(single), torch.randn(2, 10, 84, 16)
+    ours, plain, right = (
+        [out.detach(), *torch.autograd.grad(out, differentiable(problem)[:2], cotangent.to(out))]
+        for problem, out in ((single, attend(single)), (single, equation(single)), (double, equation(double)))
+    )
+    for name, one, other, true in zip(("output", "query", "keys"), ours, plain, right, strict=True):
+        allowed = 2 * (other - true).abs().max() + 5e-7 * right[1].abs().max()
+        assert (one - true).abs().max() <= allowed, name
 
 
 @pytest.mark.parametrize("offset", [-1e4, -300.0, 300.0, 1e4])
 @pytest.mark.parametrize("normalize", ["softmax", "sigsoftmax"])
 def test_scores_far_from_zero(normalize: str, offset: float) -> None:
     """One dimension of keys is constant, so that all scores of a query are near the offset, where exp is 0 or infinite."""
-    case = Case(35, 35, 2, 16, normalize=normalize, mix=A)
-    attend, layout = built(case).double(), case.layout()
-
-    def computed(kernel: object) -> list[Tensor]:
-        heads = heads_of(case, attend, torch.float64)
-        with torch.no_grad():
-            heads.scored[..., 0] = offset * 4
-            heads.keys[..., 0] = 1.0
-        out = kernel(attend, heads, layout)  # type: ignore[operator]
-        cotangent = torch.randn(out.shape, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
-        return [out.detach(), *torch.autograd.grad(out, [heads.query, heads.keys, heads.values], cotangent)]
-
-    for ours, expected in zip(computed(by_native), computed(by_reference), strict=True):
-        off = float((ours - expected).abs().max())
-        assert off <= 1e-14 * abs(offset) * max(1.0, float(expected.abs().max()))
+    problem = call(fr.Layout.of(35), "A", normalize=normalize, heads=2, size=16)
+    with torch.no_grad():
+        problem.query[..., 0] = offset / problem.scale
+        problem.keys[..., 0] = 1.0
+    cotangent, inputs = torch.randn(problem.query.shape, dtype=DOUBLE), differentiable(problem)[:3]
+    both = (
+        [out.detach(), *torch.autograd.grad(out, inputs, cotangent)] for out in (attend(problem), equation(problem))
+    )
+    for ours, expected in zip(*both, strict=True):
+        assert float((ours - expected).abs().max()) <= 1e-14 * abs(offset) * max(1.0, float(expected.abs().max()))
 
 
-def small(dropout: float = 0.0, **choices: object) -> tuple[WeightedValues, Heads, fr.Layout]:
-    case = Case(**{"queries": 35, "keys": 40, "heads": 3, "dim": 5, "mix": B, **choices})  # type: ignore[arg-type]
-    attend = built(case, dropout).double().train()
-    return attend, heads_of(case, attend, torch.float64), case.layout()
+def small(**choices: object) -> Problem:
+    return call(fr.Layout.of(35, 40), **{"mixing": "B", **choices})  # type: ignore[arg-type]
 
 
 def test_expanded_inputs() -> None:
-    """The same keys for all texts, and values that are one number: gradients are summed where they are read."""
-    attend, heads, layout = small()
-    one, number = heads.keys.detach()[:1].requires_grad_(), torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
-    spread = Heads(heads.query, heads.scored, one.expand(2, -1, -1, -1), number.expand_as(heads.values))
-    both = [
-        torch.autograd.grad(kernel(attend, spread, layout).square().sum(), [one, number])
-        for kernel in (by_native, by_reference)
-    ]
+    """The same keys for all sequences, and values that are one number: gradients are summed where they are read."""
+    problem, number = small(), torch.tensor(0.7, dtype=DOUBLE, requires_grad=True)
+    one = problem.keys.detach()[:1].requires_grad_()
+    spread = replace(problem, keys=one.expand(2, -1, -1, -1), values=number.expand_as(problem.values))
+    both = [torch.autograd.grad(f(spread).square().sum(), [one, number]) for f in (attend, equation)]
     for ours, expected in zip(*both, strict=True):
         assert torch.allclose(ours, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "wanted",
-    [
-        "query",
-        "keys",
-        "values",
-        "relative",
-        "score.biases.content_bias",
-        "score.biases.position_bias",
-        "mix.mixing",
-        "mix.from_query",
-    ],
-)
-def test_gradient_of_one_input_only(wanted: str) -> None:
-    attend, heads, layout = small(score="relative", where="gaps")
-    inputs = given(heads) | dict(attend.named_parameters())
-    for name, tensor in inputs.items():
-        tensor.requires_grad_(name == wanted)
-    both = [
-        torch.autograd.grad(kernel(attend, heads, layout).sin().sum(), inputs[wanted])[0]
-        for kernel in (by_native, by_reference)
-    ]
+@pytest.mark.parametrize("wanted", range(7))
+def test_gradient_of_one_input_only(wanted: int) -> None:
+    problem = call(layout("gaps", 35, 40), "B", relative=True)
+    leaves = [x.detach().requires_grad_(i == wanted) for i, x in enumerate(differentiable(problem))]
+    assert problem.distances is not None
+    far = replace(problem.distances, keys=leaves[4], u=leaves[5], v=leaves[6])
+    problem = replace(problem, query=leaves[0], keys=leaves[1], values=leaves[2], mixing=leaves[3], distances=far)
+    both = [torch.autograd.grad(f(problem).sin().sum(), leaves[wanted])[0] for f in (attend, equation)]
     assert torch.allclose(*both, rtol=1e-12, atol=1e-12)
 
 
 def test_without_gradients() -> None:
-    attend, heads, layout = small()
-    expected = by_reference(attend, heads, layout)
-    with torch.no_grad():
-        assert torch.allclose(by_native(attend, heads, layout), expected, atol=1e-13)
-    with torch.inference_mode():
-        assert torch.allclose(by_native(attend, heads, layout), expected, atol=1e-13)
+    problem = small()
+    for context in (torch.no_grad(), torch.inference_mode()):
+        with context:
+            assert torch.allclose(attend(problem), equation(problem), atol=1e-13)
 
 
 @pytest.fixture
@@ -187,66 +194,57 @@ def _threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_threads")
-@pytest.mark.parametrize("texts", [1, 2, 3, 5])
-@pytest.mark.parametrize("score", ["dot_product", "relative"])
-def test_threads(score: str, texts: int) -> None:
-    """Texts that do not divide by the threads, and more threads than there is work for."""
-    case = Case(70, 80, 3, 17, score, mix=A if texts % 2 else B, texts=texts)
-    torch.set_num_threads(1)
-    expected = found(case, torch.float64, "native")
-    for threads in (2, 4, 64):
+@pytest.mark.parametrize(("batch", "relative"), [(1, True), (2, False), (3, True), (5, False)])
+def test_threads(relative: bool, batch: int) -> None:
+    """Sequences that do not divide by the threads, and more threads than there is work for."""
+
+    def computed(threads: int) -> list[Tensor]:
         torch.set_num_threads(threads)
-        first, second = found(case, torch.float64, "native"), found(case, torch.float64, "native")
-        for name, tensor in first.items():
-            assert torch.equal(tensor, second[name]), f"{name} differs from call to call"
-            assert torch.allclose(tensor, expected[name], rtol=1e-12, atol=1e-12), f"{name} with {threads} threads"
+        problem = call(fr.Layout.of(70, 80), "A" if batch % 2 else "B", relative=relative, batch=batch, size=17)
+        out = attend(problem)
+        return [out.detach(), *torch.autograd.grad(out.sin().sum(), differentiable(problem))]
+
+    expected = computed(1)
+    for threads in (2, 64):
+        first, second = computed(threads), computed(threads)
+        assert all(map(torch.equal, first, second)), "it differs from call to call"
+        for one, other in zip(first, expected, strict=True):
+            assert torch.allclose(one, other, rtol=1e-12, atol=1e-12), f"{threads} threads"
 
 
 def test_shapes_that_do_not_fit_are_not_computed() -> None:
     """A kernel that takes addresses would read beside its inputs."""
-    attend, heads, layout = small(mix=A)
-    problem = attend.problem(heads, layout, attend.mix.matrix(heads.query))
-    assert native_computes(problem)
-    fields = {name: getattr(problem, name) for name in Problem.__dataclass_fields__}
-    wrong = {
-        "query": problem.query[:1],
-        "keys": problem.keys[:, :1],
-        "values": problem.values[:, :, :-1],
-        "mixing": torch.eye(4, dtype=torch.float64),
-        "layout": fr.Layout.of(35, 41),
-    }
-    for name, value in wrong.items():
-        assert not native_computes(Problem(**{**fields, name: value})), name
-    mask = torch.ones(3, 40, dtype=torch.bool)
-    assert not native_computes(Problem(**{**fields, "layout": fr.Layout.of(35, 40, key_mask=mask)}))
+    problem, reason = small(mixing="A"), KERNELS["native"].reason
+    assert reason(problem) is None
+    for wrong in (
+        replace(problem, query=problem.query[:1]),
+        replace(problem, keys=problem.keys[:, :1]),
+        replace(problem, values=problem.values[:, :, :-1]),
+        replace(problem, mixing=torch.eye(4, dtype=DOUBLE)),
+        replace(problem, layout=fr.Layout.of(35, 41)),
+        replace(problem, layout=fr.Layout.of(35, 40, key_mask=torch.ones(3, 40, dtype=torch.bool))),
+    ):
+        assert "shapes" in str(reason(wrong))
 
 
-def test_mixing_of_other_heads_is_refused_as_by_the_reference() -> None:
-    _, heads, layout = small(mix=A)
-    other = WeightedValues(AttentionConfig(mix=A), HeadSize(4, 5, 20, 40), 0.0).double()
-    with pytest.raises(ValueError, match="does not fit weights"), fr.kernel("auto"):
-        other(heads, layout)
-
-
-def test_default_device_elsewhere() -> None:
-    """`torch.device` as a context moves what is made inside it, but not who sees whom."""
-    attend, heads, layout = small(dropout=0.5, score="relative", where="gaps")
-    attend.eval()
-    expected = by_native(attend, heads, layout)
+def test_a_default_device_elsewhere() -> None:
+    """`torch.device` as a context moves what is made inside it, but not which keys are seen."""
+    problem = call(layout("gaps", 35, 40), "B", relative=True)
+    expected = attend(problem)
     with torch.device("meta"):
-        assert torch.equal(by_native(attend, heads, layout), expected)
-        assert by_native(attend.train(), heads, layout).isfinite().all()
+        assert torch.equal(attend(problem), expected)
+        assert attend(replace(problem, dropout=0.5)).isfinite().all()
 
 
 class TestNumbersThatAreNone:
-    @pytest.mark.parametrize("score", ["dot_product", "relative"])
+    @pytest.mark.parametrize("relative", [False, True])
     @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
-    def test_in_a_key(self, score: str, number: float) -> None:
-        attend, heads, layout = small(score=score, queries=40)
+    def test_in_a_key(self, relative: bool, number: float) -> None:
+        problem = call(fr.Layout.of(40), "B", relative=relative)
         with torch.no_grad():
-            clean = by_native(attend, heads, layout)
-            heads.keys[0, 1, 20, 2] = number
-            ours, expected = by_native(attend, heads, layout), by_reference(attend, heads, layout)
+            clean = attend(problem)
+            problem.keys[0, 1, 20, 2] = number
+            ours, expected = attend(problem), equation(problem)
         assert torch.equal(ours[0, :, :20], clean[0, :, :20])
         assert torch.equal(ours[1], clean[1])
         assert ours[0, :, 20:].isnan().any()
@@ -254,85 +252,78 @@ class TestNumbersThatAreNone:
 
     @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
     def test_in_a_query(self, number: float) -> None:
-        attend, heads, layout = small(mix=A)
+        problem = small(mixing="A")
         with torch.no_grad():
-            clean = by_native(attend, heads, layout)
-            heads.query[0, 1, 20, 2] = number
-            ours, expected = by_native(attend, heads, layout), by_reference(attend, heads, layout)
-        assert torch.allclose(ours, expected, atol=1e-12, equal_nan=True)
+            clean = attend(problem)
+            problem.query[0, 1, 20, 2] = number
+            ours, expected = attend(problem), equation(problem)
+        assert torch.allclose(ours[0, :, 20], expected[0, :, 20], atol=1e-12, equal_nan=True)
         assert ours[0, :, 20].isnan().all()
         others = torch.arange(35) != 20
         assert torch.equal(ours[:, :, others], clean[:, :, others])
 
     def test_reaches_gradients(self) -> None:
-        attend, heads, layout = small()
+        problem = small(mixing="A")
         with torch.no_grad():
-            heads.query[0, 1, 20, 2] = float("nan")
-        by_native(attend, heads, layout).sum().backward()
-        assert heads.query.grad[0, 1, 20].isnan().all()
-        assert heads.query.grad[0, :, 21:].isfinite().all()
-        assert heads.query.grad[1].isfinite().all()
+            problem.query[0, 1, 20, 2] = float("nan")
+        (gradient,) = torch.autograd.grad(attend(problem).sum(), problem.query)
+        assert gradient[0, 1, 20].isnan().all()
+        assert gradient[0, :, 21:].isfinite().all()
+        assert gradient[1].isfinite().all()
 
 
-@pytest.mark.parametrize("score", ["dot_product", "relative"])
-@pytest.mark.parametrize("changed", [1, 15, 16, 31, 50])
-def test_sees_nothing_ahead(score: str, changed: int) -> None:
+@pytest.mark.parametrize(("changed", "relative"), [(1, False), (15, True), (16, False), (31, True), (50, False)])
+def test_sees_nothing_ahead(relative: bool, changed: int) -> None:
     """Other keys and values later on change nothing before them, to the last bit."""
-    attend, heads, layout = small(score=score, queries=64, keys=64)
+    problem = call(fr.Layout.of(64), "B", relative=relative)
     with torch.no_grad():
-        before = by_native(attend, heads, layout)
-        heads.keys[:, :, changed:] += 3
-        heads.values[:, :, changed:] -= 5
-        after = by_native(attend, heads, layout)
+        before = attend(problem)
+        problem.keys[:, :, changed:] += 3
+        problem.values[:, :, changed:] -= 5
+        after = attend(problem)
     assert torch.equal(before[:, :, :changed], after[:, :, :changed])
     assert not torch.equal(before[:, :, changed], after[:, :, changed])
 
 
 class TestAutograd:
-    @pytest.mark.parametrize("mix", ["none", A, B])
-    def test_no_weights_are_kept(self, mix: str) -> None:
+    @pytest.mark.parametrize("mixing", ["none", "A", "B"])
+    def test_no_weights_are_kept(self, mixing: str) -> None:
         """Nothing of N M numbers, for inputs of which none has as many."""
-        case = Case(90, 100, 2, 3, "relative", mix=mix, texts=1)
-        attend = built(case).double()
-        heads, sizes = heads_of(case, attend, torch.float64), []
+        problem, sizes = call(fr.Layout.of(90, 100), mixing, relative=True, batch=1, heads=2, size=3), list[int]()
 
         def packed(tensor: Tensor) -> Tensor:
             sizes.append(tensor.numel())
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(packed, lambda tensor: tensor):
-            by_native(attend, heads, case.layout())
-        assert sizes
-        assert max(sizes) < 90 * 100
+            attend(problem)
+        assert 0 < max(sizes) < 90 * 100
 
     def test_no_second_derivative(self) -> None:
-        attend, heads, layout = small()
-        out = by_native(attend, heads, layout).sum()
+        problem = small()
         with pytest.raises(RuntimeError, match=r'no second derivative.*kernel."reference"'):
-            torch.autograd.grad(out, heads.query, create_graph=True)
+            torch.autograd.grad(attend(problem).sum(), problem.query, create_graph=True)
 
-    def test_changed_input_is_noticed(self) -> None:
+    def test_a_changed_input_is_noticed(self) -> None:
         """Inputs that are as the kernel wants them are not copied."""
-        attend, heads, layout = small(dim=8)
-        values = heads.values.contiguous() * 1
-        out = by_native(attend, Heads(heads.query, heads.scored, heads.keys, values), layout)
+        problem = small(size=8)
+        values = problem.values.contiguous() * 1
+        out = attend(replace(problem, values=values))
         values.mul_(2)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             out.sum().backward()
 
     def test_backward_twice(self) -> None:
-        attend, heads, layout = small(dropout=0.4)
-        out = by_native(attend, heads, layout).sum()
-        first = torch.autograd.grad(out, heads.query, retain_graph=True)[0]
-        assert torch.equal(first, torch.autograd.grad(out, heads.query)[0])
+        problem = small(p=0.4)
+        out = attend(problem).sum()
+        first = torch.autograd.grad(out, problem.query, retain_graph=True)[0]
+        assert torch.equal(first, torch.autograd.grad(out, problem.query)[0])
 
     def test_functional_transforms_fail_clearly(self) -> None:
-        attend, heads, layout = small(mix="none")
-        problem = attend.problem(heads, layout, attend.mix.matrix(heads.query))
+        problem = small(mixing="none")
 
         def of_values(values: Tensor) -> Tensor:
-            fields = {name: getattr(problem, name) for name in Problem.__dataclass_fields__}
-            return native(Problem(**{**fields, "values": values})).sum()
+            return attend(replace(problem, values=values)).sum()
 
         with pytest.raises(RuntimeError, match=r"setup_context|functorch|vmap"):
             torch.func.grad(of_values)(problem.values.detach())

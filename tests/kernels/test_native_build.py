@@ -16,15 +16,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from native_cases import Case, built, by_reference, heads_of, needs_compiler
+from calls import call, equation, needs_compiler
 
 import fullrank as fr
 from fullrank import kernels
 from fullrank.core.errors import InputError
-from fullrank.kernels import native_build
-from fullrank.kernels.native_build import library
+from fullrank.kernels.native import build
+from fullrank.kernels.native.build import library
 
-CASE = Case(20, 25, 3, 5, mix="position_wise")
+PROBLEM = call(fr.Layout.of(20, 25), "B")
 
 
 @dataclass
@@ -75,11 +75,9 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worksh
 
 def computed() -> tuple[set[str], bool]:
     """The kernels that compute attention, and whether they compute what it is."""
-    attend = built(CASE)
-    heads = heads_of(CASE, attend, torch.float32)
     with kernels.chosen() as names:
-        out = attend(heads, CASE.layout())
-    return names, torch.allclose(out, by_reference(attend, heads, CASE.layout()), atol=1e-6)
+        out = kernels.attend(PROBLEM)
+    return names, out is None or torch.allclose(out, equation(PROBLEM), atol=1e-6)
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -155,9 +153,8 @@ def test_not_wanted(value: str, workshop: Workshop, caplog: pytest.LogCaptureFix
     assert right
     assert not warnings_of(caplog)
     assert workshop.calls == 0
-    attend = built(CASE)
     with pytest.raises(InputError, match="FULLRANK_NATIVE"), fr.kernel("native"):
-        attend(heads_of(CASE, attend, torch.float32), CASE.layout())
+        kernels.attend(PROBLEM)
 
 
 def test_no_folder_for_it(workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
@@ -174,7 +171,7 @@ def test_file_in_the_cache_is_no_library(
     """It is not made anew: where a folder forbids running what lies in it, every start would compile. The warning names it."""
     workshop.compiler(COPIES)
     workshop.cache.mkdir()
-    path = native_build._built()
+    path = build._built()
     if content is None:
         shutil.copy(Path(sys.modules["_ctypes"].__file__ or ""), path)
     else:
@@ -195,7 +192,7 @@ def test_two_processes_at_once(workshop: Workshop) -> None:
         "spec.loader.exec_module(build)\n"
         "assert build.library() is not None\n"
     )
-    command = [sys.executable, "-c", script, str(native_build.__file__)]
+    command = [sys.executable, "-c", script, str(build.__file__)]
     started = [subprocess.Popen(command) for _ in range(2)]
     assert [process.wait(timeout=60) for process in started] == [0, 0]
     assert workshop.calls == 1
@@ -204,15 +201,15 @@ def test_two_processes_at_once(workshop: Workshop) -> None:
 
 def test_named_after_all_it_depends_on(workshop: Workshop) -> None:
     command = [str(workshop.compiler(COPIES))]
-    names = {native_build._key(command)}
-    workshop.patch.setattr(native_build, "_FLAGS", ("-O0",))
-    names.add(native_build._key(command))
-    workshop.patch.setattr(native_build, "_processor", lambda: b"another one")
-    names.add(native_build._key(command))
-    names.add(native_build._key([*command, "-pipe"]))
+    names = {build._key(command)}
+    workshop.patch.setattr(build, "_FLAGS", ("-O0",))
+    names.add(build._key(command))
+    workshop.patch.setattr(build, "_processor", lambda: b"another one")
+    names.add(build._key(command))
+    names.add(build._key([*command, "-pipe"]))
     sources = workshop.tools / "cpp"
-    shutil.copytree(native_build._SOURCES, sources)
+    shutil.copytree(build._SOURCES, sources)
     (sources / "block.h").write_text("// changed")
-    workshop.patch.setattr(native_build, "_SOURCES", sources)
-    names.add(native_build._key(command))
+    workshop.patch.setattr(build, "_SOURCES", sources)
+    names.add(build._key(command))
     assert len(names) == 5

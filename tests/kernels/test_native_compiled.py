@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from native_cases import Case, built, by_native, given, heads_of, needs_compiler
+from calls import call, needs_compiler
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fullrank.core.project import Heads
-from fullrank.kernels.native_call import operator
+import fullrank as fr
+from fullrank import kernels
+from fullrank.core.engine import Problem
+from fullrank.kernels.native.call import attend, operator
+from fullrank.kernels.problem import differentiable
 
 # Dynamo asks every tensor for its gradient and hides the warnings of those that have none, but not from a filter that raises.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
@@ -25,54 +28,56 @@ def _compiled() -> None:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("case", [Case(20, 25, 3, 5, "relative", "sigsoftmax", "position_wise", "gaps"),
-                                  Case(20, 25, 3, 16, mix="position_independent", where="holes")], ids=str)  # fmt: skip
-def test_one_graph_with_the_operator_and_its_gradients(case: Case) -> None:
-    attend, layout = built(case).double(), case.layout()
-    heads, graphs = heads_of(case, attend, torch.float64), []
+HOLES = torch.rand(2, 25, generator=torch.Generator().manual_seed(3)) > 0.3
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        call(fr.Layout.of_runs(20, ((0, 2), (6, 23))), "B", relative=True, normalize="sigsoftmax"),
+        call(fr.Layout.of(20, 25, key_mask=HOLES), "A", size=16),
+    ],
+    ids=["relative", "padded"],
+)
+def test_one_graph_with_the_operator_and_its_gradients(problem: Problem) -> None:
+    graphs = []
 
     def backend(graph: fx.GraphModule, inputs: list[Tensor]) -> object:
         graphs.append({node.target for node in graph.graph.nodes})
         return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
 
-    compiled = torch.compile(lambda heads: attend(heads, layout), fullgraph=True, backend=backend)
-    inputs = [*given(heads).values(), *attend.parameters()]
-    ours, expected = compiled(heads), by_native(attend, heads, layout)
+    compiled = torch.compile(lambda problem: kernels.attend(problem), fullgraph=True, backend=backend)
+    ours, expected = compiled(problem), attend(problem)
     assert any(OPERATOR in nodes for nodes in graphs)
     assert torch.equal(ours, expected)
     cotangent = torch.randn_like(ours)
-    both = (torch.autograd.grad(out, inputs, cotangent) for out in (ours, expected))
+    both = (torch.autograd.grad(out, differentiable(problem), cotangent) for out in (ours, expected))
     for one, other in zip(*both, strict=True):
         assert torch.allclose(one, other, rtol=1e-13, atol=1e-13)
 
 
 def test_compiled_dropout_is_drawn_anew() -> None:
-    case = Case(20, 25, 3, 5, mix="position_wise")
-    attend = built(case, dropout=0.5).double().train()
-    heads, layout = heads_of(case, attend, torch.float64), case.layout()
-    compiled = torch.compile(lambda heads: attend(heads, layout), fullgraph=True, backend="aot_eager")
-    first, second = compiled(heads), compiled(heads)
-    assert not torch.allclose(first, second)
+    problem = call(fr.Layout.of(20, 25), "B", p=0.5)
+    compiled = torch.compile(lambda problem: kernels.attend(problem), fullgraph=True, backend="aot_eager")
+    assert not torch.allclose(compiled(problem), compiled(problem))
     torch.manual_seed(8)
-    ours = compiled(heads)
+    ours = compiled(problem)
     torch.manual_seed(8)
-    expected = by_native(attend, heads, layout)
+    expected = attend(problem)
     assert torch.allclose(ours, expected, rtol=1e-13, atol=1e-13)
-    both = (torch.autograd.grad(out.square().sum(), heads.values) for out in (ours, expected))
+    both = (torch.autograd.grad(out.square().sum(), problem.values) for out in (ours, expected))
     for one, other in zip(*both, strict=True):
         assert torch.allclose(one, other, rtol=1e-12, atol=1e-12)
 
 
 def test_tensors_without_numbers() -> None:
     """They have no address that could be read."""
-    case = Case(20, 25, 3, 5, "relative", mix="position_independent")
     with FakeTensorMode():
-        attend = built(case)
-        heads = heads_of(case, attend, torch.float32)
-        out = by_native(attend, heads, case.layout())
+        problem = call(fr.Layout.of(20, 25), "A", relative=True)
+        out = attend(problem)
         assert out.shape == (2, 3, 20, 5)
-        (gradient,) = torch.autograd.grad(out.sum(), heads.keys)
-        assert gradient.shape == heads.keys.shape
+        (gradient,) = torch.autograd.grad(out.sum(), problem.keys)
+        assert gradient.shape == problem.keys.shape
 
 
 def _arguments(mixed: bool) -> tuple[object, ...]:
@@ -106,17 +111,14 @@ def test_inputs_with_gaps_are_refused() -> None:
 
 def test_watched_by_a_mode() -> None:
     """What counts operators finds this one."""
-    case = Case(20, 20, 2, 5)
-    attend = built(case)
-    seen: list[object] = []
+    problem, seen = call(fr.Layout.of(20), dtype=torch.float32), list[object]()
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
             seen.append(function)
             return function(*args, **(kwargs or {}))
 
-    heads = heads_of(case, attend, torch.float32)
     with Watch():
-        out = by_native(attend, Heads(heads.query, heads.scored, heads.keys, heads.values), case.layout())
+        out = attend(problem)
     assert OPERATOR in seen
-    assert torch.equal(out, by_native(attend, heads, case.layout()))
+    assert torch.equal(out, attend(problem))

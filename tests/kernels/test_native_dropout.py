@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
-from native_cases import Case, built, by_native, heads_of, needs_compiler
+from calls import call, check, needs_compiler, weights
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.core.project import Heads
-
-A, B = "position_independent", "position_wise"
+from fullrank.core.engine import Problem
+from fullrank.kernels.native.call import attend
 
 
 @pytest.fixture(autouse=True)
@@ -18,44 +19,42 @@ def _compiled() -> None:
     needs_compiler()
 
 
-def masks(p: float, seed: int, *, texts: int = 2, heads: int = 3, queries: int = 24, keys: int = 150) -> Tensor:
+def masks(p: float, seed: int, *, batch: int = 2, heads: int = 3, queries: int = 24, keys: int = 150) -> Tensor:
     """(B, H, N, M), 1 / (1 - p) where a weight is kept: scores are all 0, and the values of each key are one-hot."""
-    attend = built(Case(queries, keys, heads, keys), dropout=p).train()
-    zero = torch.zeros(texts, heads, queries, keys)
-    values = torch.eye(keys).expand(texts, heads, keys, keys)
+    zeros = torch.zeros(batch, heads, queries, keys)
+    values = torch.eye(keys).expand(batch, heads, keys, keys)
+    layout = fr.Layout.of(queries, keys, causal=False)
     torch.manual_seed(seed)
-    out = by_native(
-        attend, Heads(zero, zero, torch.zeros_like(values), values), fr.Layout.of(queries, keys, causal=False)
-    )
-    return out * keys
+    return attend(Problem(zeros, torch.zeros_like(values), values, None, None, layout, 1.0, "softmax", p)) * keys
 
 
-@pytest.mark.parametrize("mix", ["none", A, B])
-@pytest.mark.parametrize(("score", "normalize"), [("dot_product", "softmax"), ("relative", "sigsoftmax")])
-@pytest.mark.parametrize(("queries", "keys"), [(20, 70), (70, 81)])
-def test_forward_and_backward_have_one_mask(score: str, normalize: str, mix: str, queries: int, keys: int) -> None:
-    """The mask comes from the output with one-hot values; gradients are autograd's of the equation with that mask."""
-    case = Case(queries, keys, 3, keys, score, normalize, mix)
-    attend = built(case, dropout=0.4).double().train()
-    layout, drawn = case.layout(), heads_of(case, attend, torch.float64)
+@pytest.mark.parametrize(
+    ("queries", "keys", "relative", "normalize", "mixing"),
+    [
+        (20, 70, False, "softmax", "none"),
+        (20, 70, True, "sigsoftmax", "A"),
+        (20, 70, False, "softmax", "B"),
+        (70, 81, True, "sigsoftmax", "none"),
+        (70, 81, False, "softmax", "A"),
+        (70, 81, True, "sigsoftmax", "B"),
+    ],
+)
+def test_forward_and_backward_have_one_mask(
+    queries: int, keys: int, relative: bool, normalize: str, mixing: str
+) -> None:
+    """The mask comes from the output with one-hot values; gradients are those of the equation with that mask."""
+    layout = fr.Layout.of(queries, keys)
+    drawn = call(layout, mixing, relative=relative, normalize=normalize, size=keys, p=0.4)
     onehot = torch.eye(keys, dtype=torch.float64).expand(2, 3, keys, keys).clone().requires_grad_()
-    heads = Heads(drawn.query, drawn.scored, drawn.keys, onehot, drawn.relative)
-    out = by_native(attend, heads, layout)
-
-    scores = attend.scores(heads, layout).masked_fill(~layout.visible(), -torch.inf)
-    mixed = attend.mix(attend.normalize(scores), heads.query)
-    mask = (out.detach() / mixed.detach()).nan_to_num(0.0)
-    kept = layout.visible().expand_as(mask) & (mask != 0)
+    problem = replace(drawn, values=onehot)
+    torch.manual_seed(3)
+    mask = (attend(problem) / weights(problem)).detach().nan_to_num(0.0)
+    seen = layout.visible().expand_as(mask)
+    kept = seen & (mask != 0)
     assert torch.allclose(mask[kept], torch.tensor(1 / 0.6, dtype=torch.float64), rtol=1e-6)
-    assert 0.55 < kept.sum() / layout.visible().expand_as(mask).sum() < 0.65
-
-    inputs = [t for t in (drawn.query, drawn.keys, onehot, drawn.relative) if t is not None] + [*attend.parameters()]
-    cotangent = torch.randn(out.shape, dtype=torch.float64)
-    ours = torch.autograd.grad(out, inputs, cotangent)
-    expected = torch.autograd.grad((mixed * kept / 0.6) @ onehot, inputs, cotangent)
-    for number, (given, wanted) in enumerate(zip(ours, expected, strict=True)):
-        off = float((given - wanted).abs().max())
-        assert off <= 1e-11 * max(1.0, float(wanted.abs().max())), f"input {number} is off by {off:.1e}"
+    assert 0.55 < kept.sum() / seen.sum() < 0.65
+    torch.manual_seed(3)
+    check(problem, attend(problem), 1e-11, kept.double())
 
 
 @pytest.mark.parametrize("p", [0.001, 0.1, 0.5, 0.9, 0.999])
@@ -71,15 +70,9 @@ def test_everything_dropped() -> None:
 
 
 def test_draws_nothing_without_dropout() -> None:
-    case = Case(20, 20, 2, 5)
-    attend = built(case).train()
-    heads = heads_of(case, attend, torch.float32)
+    problem = call(fr.Layout.of(20), "A")
     state = torch.get_rng_state()
-    by_native(attend, heads, case.layout())
-    assert torch.equal(torch.get_rng_state(), state)
-    dropping = built(case, dropout=0.5).eval()
-    torch.set_rng_state(state)
-    by_native(dropping, heads, case.layout())
+    attend(problem)
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -112,7 +105,7 @@ def test_nothing_repeats() -> None:
 def test_counts_are_binomial() -> None:
     """How many weights are dropped along each axis: the sum of squared deviations is a chi-square."""
     for seed in (1, 2, 3):
-        dropped = (masks(0.25, seed, texts=3, heads=5, queries=40, keys=96) == 0).double()
+        dropped = (masks(0.25, seed, batch=3, heads=5, queries=40, keys=96) == 0).double()
         for axes in [(3,), (2,), (1,), (0,), (2, 3), (0, 1), (1, 2)]:
             counts = dropped.sum(axes)
             trials, cells = dropped.numel() / counts.numel(), counts.numel()

@@ -1,4 +1,12 @@
-"""The choice of a kernel for weighted attention. Every kernel computes what the definition computes (`core/weighted.py`)."""
+"""The choice of a kernel for weighted attention. Every kernel computes what the definition computes (`core/attention.py`).
+
+    sdpa      scaled dot product, softmax, no mixing: PyTorch's fused kernel
+    native    C++ on a CPU, compiled when first needed
+    triton    mixed heads on a GPU
+    blocks    PyTorch's operations, rows by rows: machines without a C++ compiler, relative scores on a GPU or compiled
+
+All but the first are for every normaliser and mixing that engines know, and keep nothing of the size of the weights.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +16,37 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fullrank.core.engine import Components, Problem
 from fullrank.core.errors import InputError, suggest
-from fullrank.kernels import compiled, native, query_blocks, sdpa, triton_mixed, vocabulary
-from fullrank.kernels.problem import fits, is_plain
+from fullrank.kernels import blocks, vocabulary
+from fullrank.kernels.native import call as native_call
+from fullrank.kernels.problem import fits, is_plain, needs_grad
+from fullrank.kernels.triton import call as triton_call
 
 Reason = Callable[[Problem], str | None]  # None: the kernel computes the call
 
 
-def _never(problem: Problem) -> None:
+def _fused(problem: Problem) -> Tensor:
+    layout = problem.layout
+    causal = layout.plain_causal and not layout.unrestricted
+    return F.scaled_dot_product_attention(
+        problem.query,
+        problem.keys,
+        problem.values,
+        attn_mask=None if causal or layout.unrestricted else layout.visible(),
+        dropout_p=problem.dropout,
+        is_causal=causal,
+        scale=problem.scale,
+    )
+
+
+def _not_plain(problem: Problem) -> str | None:
+    return None if is_plain(problem) else "it computes the dot product, softmax and no mixing only"
+
+
+def _never(problem: Problem) -> str | None:
     return None
 
 
@@ -34,22 +63,63 @@ class Kernel:
     refuses: Reason = _never
 
     def reason(self, problem: Problem) -> str | None:
-        """Either of them; a machine is looked at last, since that may compile C++."""
+        """Either of them; the machine is looked at last, since that may compile C++."""
         return self.declines(problem) or self.refuses(problem)
 
 
 KERNELS: dict[str, Kernel] = {
-    "sdpa": Kernel(sdpa.attend, refuses=sdpa.refuses),
-    "blocks": Kernel(query_blocks.attend, query_blocks.declines),
-    "native": Kernel(native.attend, native.declines, native.refuses),
-    "triton": Kernel(triton_mixed.attend, triton_mixed.declines, triton_mixed.refuses),
+    "sdpa": Kernel(_fused, refuses=_not_plain),
+    "blocks": Kernel(blocks.attend, blocks.declines),
+    "native": Kernel(native_call.attend, native_call.declines, native_call.refuses),
+    "triton": Kernel(triton_call.attend, triton_call.declines, triton_call.refuses),
 }
 NAMES = ("auto", "reference", *KERNELS, "multilinear")  # the last is that of attention without weights
-_COMPILED = Kernel(compiled.attend, compiled.declines)
 _forced: str | None = None  # a plain global, so that torch.compile guards on it
 _chosen: set[str] | None = None
-# queries, below which plain attention is faster by PyTorch's operations than in C++, on a CPU (measured from 16 to 1024)
-_SHORT, _SHORT_HALF = 48, 320
+
+# Bounds of the choice, measured on a CPU (docs/log.md): the number of queries from which ...
+_NATIVE_FP32 = 48  # ... C++ is faster than PyTorch's fused kernel without dropout, in fp32
+_NATIVE_HALF = 320  # ... the same in 16 bits
+_NATIVE_HALF_TRAINING = 192  # ... C++ is faster than the definition, in 16 bits with gradients or dropout
+_BLOCKS = 192  # ... blocks are faster than the definition
+
+
+def _order(problem: Problem) -> tuple[tuple[str, bool], ...]:
+    """Kernels from the fastest to the slowest for this call: (name, whether it is worth trying)."""
+    queries, gpu = problem.layout.shape[0], problem.values.device.type == "cuda"
+    plain, relative = is_plain(problem), problem.distances is not None
+    compiling = torch.compiler.is_compiling()
+    several = queries > 1
+    if not compiling and torch._C._are_functorch_transforms_active():  # kernels written by hand know no torch.func
+        return (("sdpa", plain),)
+    if plain and not gpu:
+        # on a CPU the fused kernel has no dropout, and a slow backward pass in 16 bits
+        half = problem.values.dtype in (torch.bfloat16, torch.float16)
+        slow = problem.dropout > 0 or (half and needs_grad(problem))
+        least = (_NATIVE_HALF_TRAINING if slow else _NATIVE_HALF) if half else 0 if slow else _NATIVE_FP32
+        return (
+            ("sdpa", not slow and queries < least),
+            ("reference", slow and queries < least),
+            ("native", several),
+            ("sdpa", not slow or compiling),
+            ("blocks", queries >= _BLOCKS),
+        )
+    return (
+        ("sdpa", plain),
+        ("native", several),
+        ("triton", several and gpu),
+        ("blocks", several and relative and (gpu or compiling)),
+        ("blocks", queries >= _BLOCKS and not compiling),
+    )
+
+
+def _fastest(problem: Problem) -> str:
+    if not fits(problem):
+        return "reference"
+    for name, worth_trying in _order(problem):
+        if worth_trying and (name == "reference" or KERNELS[name].reason(problem) is None):
+            return name
+    return "reference"
 
 
 def attend(problem: Problem | str) -> Tensor | None:
@@ -64,31 +134,7 @@ def attend(problem: Problem | str) -> Tensor | None:
     name = "reference" if isinstance(problem, str) else _fastest(problem)
     if _chosen is not None:
         _chosen.add(name)
-    if isinstance(problem, str) or name == "reference":
-        return None
-    return _COMPILED.run(problem) if name == "compiled" else KERNELS[name].run(problem)
-
-
-def _fastest(problem: Problem) -> str:
-    gpu, queries = problem.values.device.type == "cuda", problem.layout.shape[0]
-    plain, compiling = is_plain(problem), torch.compiler.is_compiling()
-    if not fits(problem):
-        return "reference"
-    if not compiling and torch._C._are_functorch_transforms_active():
-        return "sdpa" if plain else "reference"  # kernels written by hand know no torch.func
-    half = problem.values.dtype in (torch.bfloat16, torch.float16)
-    short = queries < _SHORT_HALF if half else queries < _SHORT and not problem.dropout
-    if plain and (gpu or queries == 1 or short):
-        return "sdpa"
-    if queries > 1 and KERNELS["native"].reason(problem) is None:
-        return "native"
-    if plain:
-        return "sdpa"
-    if queries > 1 and gpu and KERNELS["triton"].reason(problem) is None:
-        return "triton"
-    if compiling:
-        return "compiled" if _COMPILED.reason(problem) is None else "reference"
-    return "blocks" if KERNELS["blocks"].reason(problem) is None else "reference"
+    return None if isinstance(problem, str) or name == "reference" else KERNELS[name].run(problem)
 
 
 def _fixed(name: str, problem: Problem | str) -> Tensor | None:
@@ -100,8 +146,7 @@ def _fixed(name: str, problem: Problem | str) -> Tensor | None:
     if refused is not None:
         raise InputError(f"kernel '{name}' cannot compute this attention: {refused}; use 'auto' or 'reference'")
     assert not isinstance(problem, str)
-    kernel = _COMPILED if name == "blocks" and torch.compiler.is_compiling() else KERNELS[name]
-    return kernel.run(problem) if kernel.declines(problem) is None else None
+    return KERNELS[name].run(problem) if KERNELS[name].declines(problem) is None else None
 
 
 @contextlib.contextmanager

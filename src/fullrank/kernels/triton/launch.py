@@ -13,15 +13,15 @@ import triton
 from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
-from fullrank.kernels import triton_backward, triton_forward
+from fullrank.kernels.triton import backward, forward
 
 KERNELS: dict[str, Any] = {
-    "totals": triton_forward.totals,
-    "outputs": triton_forward.outputs,
-    "of_mixing": triton_backward.of_mixing,
-    "of_values": triton_backward.of_values,
-    "of_queries": triton_backward.of_queries,
-    "of_keys": triton_backward.of_keys,
+    "totals": forward.totals,
+    "outputs": forward.outputs,
+    "of_mixing": backward.of_mixing,
+    "of_values": backward.of_values,
+    "of_queries": backward.of_queries,
+    "of_keys": backward.of_keys,
 }
 INTERPRETED = {"G": 4, "GJ": 3, "BM": 16, "BN": 32}  # small, so that tests with few numbers have several blocks
 

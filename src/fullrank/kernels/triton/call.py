@@ -4,7 +4,7 @@
 
 No single pass can do that: an output adds heads with different normalisers, which are known only when all keys were seen. So
 the forward pass first makes the sums of the weights of each head (`totals`), then computes the weights again, mixes and applies
-them (`outputs`). The backward pass computes them again too (`triton_backward.py`), where
+them (`outputs`). The backward pass computes them again too (`backward.py`), where
 
     delta_j = rowsum(P_j o dP_j) = sum_i M_ji D_ji,      D_ji = rowsum(P_j o G_i) = dM_ji,      G_i = dropout(dO_i V_i^T)
 
@@ -15,7 +15,7 @@ products of D numbers (plain fused attention: 2 forward, and 7 backward in two k
 
     totals 1,  outputs H/g + 1,  of_mixing H/g + H/g',  of_values H/g + 1,  of_queries H/g + 2,  of_keys H/g + 2
 
-Groups are as large as registers allow (`triton_blocks.py`): with one group of all heads 3 forward and 10 backward, with two 4
+Groups are as large as registers allow (`launch.py`): with one group of all heads 3 forward and 10 backward, with two 4
 and 14. Beside that each kernel but the first spends H multiply-adds on each score, and all as many exponentials as products
 Q K^T.
 Memory: the heads, the output, one number for each head and query, an M(n) in another order; in the backward pass dM(n) too.
@@ -42,8 +42,7 @@ from torch import Tensor
 
 from fullrank.core.layout import Layout
 from fullrank.kernels.precision import KEEPS_TENSORS, refuse_second_order
-from fullrank.kernels.problem import fits
-from fullrank.kernels.sight import sight_of, tokens_of
+from fullrank.kernels.problem import NO_FIT, NO_INTERVAL, NO_NUMBERS, TWO_DTYPES, fits, tokens_of, visible_keys
 
 if TYPE_CHECKING:
     from fullrank.core.engine import Problem
@@ -95,9 +94,9 @@ def declines(problem: Problem) -> str | None:
     query, keys, values, layout = problem.query, problem.keys, problem.values, problem.layout
     (batch, heads, queries, size), length = query.shape, keys.shape[2]
     if not query.dtype == keys.dtype == values.dtype:
-        return "query, keys and values must have one dtype"
+        return TWO_DTYPES
     if 0 in (batch, heads, queries, length):
-        return "there are no numbers"
+        return NO_NUMBERS
     if size > _MOST_SIZE or (problem.mixing is not None and heads > _MOST_HEADS):
         return f"heads must not be larger than {_MOST_SIZE}, nor mixed heads more than {_MOST_HEADS}"
     if problem.dropout >= 1:
@@ -107,8 +106,8 @@ def declines(problem: Problem) -> str | None:
     if batch * heads > _MOST_PROGRAMS or places >= 2**31:
         return "there are too many heads, queries or keys"
     if layout.narrow and not (layout.causal and layout.runs is not None):
-        return "a window needs causal keys in runs"
-    return None if fits(problem) else "the shapes do not fit each other"
+        return NO_INTERVAL
+    return None if fits(problem) else NO_FIT
 
 
 def attend(problem: Problem) -> Tensor:
@@ -263,7 +262,7 @@ def _common(
 
 
 def _precision(query: Tensor) -> str:
-    """How the kernels multiply (`triton_tiles.dot`); of numbers with 16 bits "ieee" is the only way."""
+    """How the kernels multiply (`forward.dot`); of numbers with 16 bits "ieee" is the only way."""
     if query.dtype != torch.float32:
         return "widened" if query.dtype == torch.bfloat16 and not query.is_cuda else "ieee"
     if not query.is_cuda:
@@ -275,20 +274,20 @@ def _precision(query: Tensor) -> str:
 def _intervals(
     causal: bool, queries: int, keys: int, runs: tuple[int, ...], window: int, device: torch.device
 ) -> tuple[Tensor, ...]:
-    """`Sight` on the device, and for each key the interval of queries that may see it: both ends of sight ascend.
+    """`VisibleKeys` on the device, and for each key the interval of queries that may see it: both ends ascend.
 
     Kept, so that layers and steps share it and nothing is copied from the host at each call.
     """
     if window:
         pairs = zip(runs[::2], runs[1::2], strict=True)
-        sight = sight_of(Layout.of_runs(queries, pairs, window=window))
+        visible = visible_keys(Layout.of_runs(queries, pairs, window=window))
     else:
-        sight = sight_of(Layout.of(queries, keys, causal=causal))
-    assert sight is not None
+        visible = visible_keys(Layout.of(queries, keys, causal=causal))
+    assert visible is not None
     at = torch.arange(keys, dtype=torch.int32, device="cpu")
-    looks = torch.searchsorted(sight.end, at, right=True).to(torch.int32)  # queries before it end too early
-    looked = torch.searchsorted(sight.first, at, right=True).to(torch.int32)  # queries from it on begin too late
-    return tuple(x.contiguous().to(device) for x in (sight.first, sight.end, sight.own, looks, looked))
+    looks = torch.searchsorted(visible.end, at, right=True).to(torch.int32)  # queries before it end too early
+    looked = torch.searchsorted(visible.first, at, right=True).to(torch.int32)  # queries from it on begin too late
+    return tuple(x.contiguous().to(device) for x in (visible.first, visible.end, visible.own, looks, looked))
 
 
 def _matrix(mixing: Tensor | None, query: Tensor) -> Tensor:
@@ -300,7 +299,7 @@ def _matrix(mixing: Tensor | None, query: Tensor) -> Tensor:
 
 
 def _launch(name: str, common: dict[str, Any], **tensors: Tensor) -> None:
-    from fullrank.kernels.triton_blocks import launch
+    from fullrank.kernels.triton.launch import launch
 
     launch(name, common, tensors)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fullrank.kernels.triton_tiles import (
+from fullrank.kernels.triton.forward import (
     dot,
     drop,
     group,

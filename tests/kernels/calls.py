@@ -1,0 +1,162 @@
+"""Calls of weighted attention at odd sizes, their equation in double precision, and the comparison of a kernel with it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import fullrank as fr
+from fullrank.core.engine import Distances, Problem
+from fullrank.kernels.problem import differentiable
+
+PADDED = torch.ones(2, 13, dtype=torch.bool)
+PADDED[0, :4] = False
+PADDED[0, 8] = False
+PADDED[1, 9:] = False
+EMPTY = PADDED.clone()
+EMPTY[1] = False  # a sequence without any token
+runs = fr.Layout.of_runs
+LAYOUTS = {
+    "causal": fr.Layout.of(13),
+    "past": fr.Layout.of(9, 13),
+    "one query": fr.Layout.of(1, 13),
+    "padding": fr.Layout.of(13, key_mask=PADDED),
+    "past and padding": fr.Layout.of(7, 13, key_mask=EMPTY),
+    "one mask for all": fr.Layout.of(7, 13, key_mask=PADDED[:1]),
+    "window": fr.Layout.of(11, 13, window=4),
+    "window of one": fr.Layout.of(6, 9, window=1),
+    "window that hides nothing": fr.Layout.of(5, 9, window=9),
+    "window and padding": fr.Layout.of(11, 13, key_mask=PADDED, window=6),
+    "gap": runs(13, ((0, 9), (15, 20))),
+    "gap beyond the segment": runs(13, ((0, 9), (50, 20))),
+    "no earlier key beside the segment": runs(11, ((-40, 17), (0, 11))),
+    "three runs": runs(7, ((-90, 5), (-20, 3), (-4, 11))),
+    "gap of one": runs(10, ((0, 6), (7, 3), (11, 12))),
+    "gaps and window": runs(9, ((0, 2), (4, 1), (6, 10)), window=7),
+    "window that ends in a gap": runs(6, ((0, 9), (30, 10)), window=12),
+    "window that ends in an old run": runs(6, ((0, 9), (14, 10)), window=16),
+    "window that hides an old run from some": runs(9, ((0, 4), (6, 5), (14, 12)), window=11),
+    "window that hides an old run from later rows": runs(9, ((0, 4), (14, 12)), window=18),
+    "one query after a gap": runs(1, ((0, 9), (15, 4), (40, 1))),
+    "one query, gap and window": runs(1, ((0, 6), (9, 5)), window=8),
+    "cross": fr.Layout.of(7, 13, causal=False),
+    "cross, more queries": fr.Layout.of(15, 4, causal=False),
+    "cross and padding": fr.Layout.of(7, 13, causal=False, key_mask=EMPTY),
+}
+ROWS = torch.arange(13).expand(2, 13)
+UNORDERED = {  # no kernel knows an interval of keys for each query of these
+    "window over rows that differ": fr.Layout(ROWS, ROWS, window=3),
+    "window without order": fr.Layout.of(13, causal=False, window=3),
+}
+
+
+def relative_can(layout: fr.Layout) -> bool:
+    return layout.causal and layout.runs is not None and layout.key_mask is None
+
+
+def call(
+    layout: fr.Layout, mixing: str = "none", *, relative: bool = False, normalize: str = "softmax", p: float = 0.0,
+    batch: int = 2, heads: int = 3, size: int = 5, dtype: torch.dtype = torch.float64, device: str = "cpu", times: float = 1.0,
+) -> Problem:  # fmt: skip
+    """mixing: none, A = (H, H), B = (B, N, H, H). times: what queries and keys are multiplied by, which makes scores large."""
+    (queries, keys), generator = layout.shape, torch.Generator().manual_seed(5)
+
+    def drawn(*shape: int, times: float = 1.0) -> Tensor:
+        x = torch.randn(*shape, generator=generator, dtype=torch.float64) * times
+        return x.to(device, dtype).requires_grad_()
+
+    matrix = {"none": None, "A": (heads, heads), "B": (batch, queries, heads, heads)}[mixing]
+    # as a projection leaves them: heads behind positions
+    query, key = (drawn(batch, length, heads, size, times=times).transpose(1, 2) for length in (queries, keys))
+    value = drawn(batch, keys, heads, size).transpose(1, 2)
+    far = Distances(drawn(heads, layout.distances, size), drawn(heads, size), drawn(heads, size)) if relative else None
+    return Problem(
+        query, key, value, None if matrix is None else drawn(*matrix), far, layout, 0.3, normalize, p
+    )  # fmt: skip
+
+
+def scores(problem: Problem) -> Tensor:
+    """Before the mask, one query and key after the other where distances count."""
+    layout, query, far = problem.layout, problem.query, problem.distances
+    if far is None:
+        return problem.scale * query @ problem.keys.transpose(2, 3)
+    row, rows = {}, []  # distance -> its place in the table
+    for low, high in layout.spans:
+        for distance in range(low, high + 1):
+            row[distance] = len(row)
+    for n in layout.query_positions.tolist():
+        rows.append([row.get(n - m, 0) for m in layout.key_positions.tolist()])
+    keys_of_distances = far.keys[:, torch.tensor(rows, device=query.device)]  # (H, N, M, D)
+    content = (query + far.u[:, None]) @ problem.keys.transpose(2, 3)
+    return problem.scale * (content + torch.einsum("bhnd,hnmd->bhnm", query + far.v[:, None], keys_of_distances))
+
+
+def weights(problem: Problem) -> Tensor:
+    """Before dropout, as the equations read."""
+    a = scores(problem)
+    if problem.normalize == "sigsoftmax":
+        a = a + a.clamp(max=0) - (-a.abs()).exp().log1p()  # log sigmoid(a), without overflow
+    normalized = torch.where(problem.layout.visible().to(a.device), a, -math.inf).softmax(-1)
+    if problem.mixing is None:
+        return normalized
+    matrix = problem.mixing.expand(*normalized.shape[0::2], *problem.mixing.shape[-2:])  # (B, N, H, H)
+    return (matrix.permute(0, 2, 3, 1)[..., None] * normalized[:, :, None]).sum(1)  # sum over j of M_ji P_j
+
+
+def equation(problem: Problem, kept: Tensor | None = None) -> Tensor:
+    """kept: 1 where dropout keeps a weight, (B, H, N, M)."""
+    mixed = weights(problem)
+    if kept is not None:
+        mixed = mixed * kept / (1 - problem.dropout)
+    return mixed @ problem.values
+
+
+def exact(problem: Problem) -> Problem:
+    """The same numbers in fp64."""
+
+    def wide(x: Tensor | None) -> Tensor | None:
+        return None if x is None else x.detach().double().requires_grad_()
+
+    far = problem.distances
+    query, keys, values = (x.detach().double().requires_grad_() for x in (problem.query, problem.keys, problem.values))
+    distances = None if far is None else Distances(*(wide(x) for x in (far.keys, far.u, far.v)))  # type: ignore[arg-type]
+    return replace(problem, query=query, keys=keys, values=values, mixing=wide(problem.mixing), distances=distances)
+
+
+NAMES = ("query", "keys", "values", "mixing", "distances", "u", "v")
+
+
+def named(problem: Problem) -> list[str]:
+    """The names of what is differentiated."""
+    far = () if problem.distances is None else ("distances", "u", "v")
+    return ["query", "keys", "values", *([] if problem.mixing is None else ["mixing"]), *far]
+
+
+def check(
+    problem: Problem, out: Tensor, tolerance: float, kept: Tensor | None = None, relative_norm: bool = False
+) -> None:
+    """`out` and all gradients under a random cotangent beside the equation: relative to the largest number, or by norms."""
+    wide = exact(problem)
+    expected = equation(wide, kept)
+    cotangent = torch.randn(out.shape, generator=torch.Generator().manual_seed(6), dtype=torch.float64).to(out)
+    found = [out.detach(), *torch.autograd.grad(out, differentiable(problem), cotangent)]
+    right = [expected.detach(), *torch.autograd.grad(expected, differentiable(wide), cotangent.double())]
+    for name, one, other in zip(["output", *named(problem)], found, right, strict=True):
+        assert one.shape == other.shape, name
+        assert one.isfinite().all(), f"{name} is not finite"
+        if relative_norm:
+            off = float((one.double() - other).norm() / other.norm())
+        else:
+            off = float((one.double() - other).abs().max() / other.abs().max().clamp(min=1.0))
+        assert off <= tolerance, f"{name} is off by {off:.1e}"
+
+
+def needs_compiler() -> None:
+    from fullrank.kernels.native.build import library
+
+    if library() is None:
+        pytest.skip("no C++ compiler, or FULLRANK_NATIVE is 0")

@@ -1,0 +1,298 @@
+"""The kernel of query blocks against the equation, however it is cut: outputs, gradients, dropout, precision, memory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise as neighbours
+from typing import Any
+
+import pytest
+import torch
+from calls import LAYOUTS, UNORDERED, call, check, equation, relative_can
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import fullrank as fr
+from fullrank.core.engine import Problem
+from fullrank.kernels import blocks
+from fullrank.kernels.blocks import Block, attend, declines, descending, pieces, plan, scores_of, shift
+from fullrank.kernels.problem import differentiable
+from pairs import covering, product
+
+CUTS = {  # scores of a block, its rows at least
+    "as on this machine": None,
+    "many blocks": (1, 3),
+    "two sequences at once": (2 * 3 * 4 * 13, 4),
+    "one row": (1, 1),
+}
+
+
+def cut(monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int] | None) -> None:
+    if limits is not None:
+        monkeypatch.setitem(blocks._SCORES, "cpu", limits[0])
+        monkeypatch.setattr(blocks, "_LEAST_ROWS", limits[1])
+
+
+CASES = covering(
+    row
+    for row in product(
+        layout=LAYOUTS,
+        relative=[False, True],
+        mixing=["none", "A", "B"],
+        normalize=["softmax", "sigsoftmax"],
+        cuts=CUTS,
+    )
+    if relative_can(LAYOUTS[row["layout"]]) or not row["relative"]
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
+def test_equals_the_equation(case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    cut(monkeypatch, CUTS[case["cuts"]])
+    problem = call(
+        LAYOUTS[case["layout"]], case["mixing"], relative=case["relative"], normalize=case["normalize"], batch=2
+    )
+    assert declines(problem) is None
+    check(problem, attend(problem), 1e-12)
+    with torch.no_grad():
+        assert torch.allclose(attend(problem), equation(problem), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("layout", "mixing"),
+    [
+        (fr.Layout.of(150, 211), "B"),
+        (fr.Layout.of_runs(150, ((0, 41), (60, 30), (100, 161))), "A"),
+        (fr.Layout.of_runs(201, ((0, 333),), window=77), "none"),
+    ],
+    ids=["past", "gaps", "window"],
+)
+def test_sizes_at_which_there_are_blocks(layout: fr.Layout, mixing: str) -> None:
+    problem = call(layout, mixing, relative=True)
+    assert len({block.rows.start for block in plan(problem)}) > 1
+    check(problem, attend(problem), 1e-12)
+
+
+def test_short_sequences_share_a_block() -> None:
+    assert len(plan(call(fr.Layout.of(8), batch=40))) == 1
+    assert len({block.batch.start for block in plan(call(fr.Layout.of(600), batch=4))}) == 4
+
+
+def test_blocks_leave_out_what_no_row_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut(monkeypatch, (1, 60))
+    causal = plan(call(fr.Layout.of(300, 400), batch=1))
+    assert [block.keys.stop for block in causal] == [100 + block.rows.stop for block in causal]
+    windowed = plan(call(fr.Layout.of(300, 400, window=50), batch=1))
+    assert [block.keys.start for block in windowed] == [51 + block.rows.start for block in windowed]
+    assert windowed[-1].rows.stop == 300
+    assert all(a.rows.stop == b.rows.start for a, b in neighbours(windowed))
+
+
+# -- the shift --------------------------------------------------------------------------------------------------------
+
+RELATIVE = [name for name, layout in LAYOUTS.items() if relative_can(layout)]
+
+
+@pytest.mark.parametrize("name", RELATIVE)
+def test_no_two_pairs_share_a_number(name: str) -> None:
+    """Otherwise gradients that are written through the view would overwrite each other."""
+    layout = LAYOUTS[name]
+    queries = layout.shape[0]
+    for rows in {1, min(3, queries), queries}:
+        for first in range(0, queries - rows + 1, rows):
+            for piece in pieces(layout, first, first + rows):
+                width = piece.table.stop - piece.table.start
+                numbers = shift(torch.arange(rows * width).view(rows, width), piece)
+                assert numbers.shape == (rows, piece.keys.stop - piece.keys.start)
+                assert numbers.unique().numel() == numbers.numel()
+
+
+def test_the_descending_table_has_idle_columns() -> None:
+    """A window of 8 over 4 rows: 11 keys and as many distances as there are in it, the nearest of them repeated."""
+    layout = fr.Layout.of(64, 600, window=8)
+    parts = pieces(layout, 0, 4)
+    assert [piece.keys for piece in parts] == [slice(529, 540)]
+    block = Block(slice(None), slice(0, 4), slice(529, 540), parts)
+    table = descending(torch.arange(8.0).expand(5, 3, 8).permute(1, 2, 0), [block])
+    assert table.shape == (3, 5, 12)
+    assert table[1, 2].tolist() == [7, 6, 5, 4, 3, 2, 1, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("name", ["past", "gaps and window"])
+def test_scores_of_bf16_are_sums_in_fp32(name: str) -> None:
+    problem = call(LAYOUTS[name], relative=True, dtype=torch.bfloat16)
+    assert problem.distances is not None
+    every = slice(None)
+    queries, keys = problem.layout.shape
+    parts = pieces(problem.layout, 0, queries)
+    block = Block(every, slice(0, queries), slice(parts[0].keys.start, keys), parts)
+    far = replace(problem.distances, keys=descending(problem.distances.keys, [block]))
+    part = replace(problem, keys=problem.keys[:, :, block.keys], distances=far)
+    assert scores_of(part, block).dtype == torch.float32
+
+
+# -- dropout ----------------------------------------------------------------------------------------------------------
+
+
+def mask(problem: Problem, seed: int) -> Tensor:
+    """What dropout leaves under this seed, read off the weighted values of keys that each have a value of their own."""
+    batch, heads, keys, _ = problem.keys.shape
+    one_hot = torch.eye(keys, problem.keys.shape[-1], dtype=torch.float64).expand(batch, heads, keys, -1)
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        return (attend(replace(problem, values=one_hot))[..., :keys] != 0).double()
+
+
+@pytest.mark.parametrize(
+    ("name", "mixing", "relative", "cuts"),
+    [
+        ("causal", "A", True, "many blocks"),
+        ("padding", "B", False, "two sequences at once"),
+        ("gaps and window", "B", True, "many blocks"),
+        ("cross, more queries", "none", False, "two sequences at once"),
+        ("one query", "A", False, "as on this machine"),
+    ],
+)
+def test_the_backward_pass_drops_what_the_forward_pass_dropped(
+    name: str, mixing: str, relative: bool, cuts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut(monkeypatch, CUTS[cuts])
+    layout = LAYOUTS[name]
+    problem = call(layout, mixing, relative=relative, p=0.4, size=17)
+    kept = mask(problem, 3)
+    seen = layout.visible().expand(kept.shape)
+    assert 0.4 < float(kept[seen].mean()) < 0.8
+    torch.manual_seed(3)
+    check(problem, attend(problem), 1e-12, kept)
+
+
+def test_masks_are_a_function_of_one_number_of_the_default_generator() -> None:
+    small, large = (call(fr.Layout.of(n), "A", p=0.5, size=16) for n in (5, 13))
+    after = []
+    for problem in (small, large):
+        torch.manual_seed(8)
+        attend(problem)
+        after.append(torch.rand(()))
+    assert after[0] == after[1]
+    first = mask(large, 1)
+    assert torch.equal(first, mask(large, 1))
+    assert not torch.equal(first, mask(large, 2))
+    assert not torch.equal(first[0], first[1])
+
+
+def test_every_weight_is_dropped_equally_often_and_alone() -> None:
+    p, problem = 0.3, call(fr.Layout.of(16, causal=False), p=0.3, size=16)
+    kept = torch.stack([mask(problem, seed) for seed in range(300)])  # (S, B, H, N, M)
+    assert abs(float(kept.mean()) - (1 - p)) < 5 * math.sqrt(p * (1 - p) / kept.numel())
+    assert float((kept.mean(0) - (1 - p)).abs().max()) < 6 * math.sqrt(p * (1 - p) / 300)
+    together = (kept[..., 1:] * kept[..., :-1]).mean() - kept.mean() ** 2
+    assert abs(float(together)) < 5 * p * (1 - p) / math.sqrt(kept.numel())
+
+
+def test_dropout_with_probability_one_leaves_nothing() -> None:
+    problem = call(fr.Layout.of(5), "A", p=1.0)
+    out = attend(problem)
+    assert torch.equal(out, torch.zeros_like(out))
+    for gradient in torch.autograd.grad(out.sum(), differentiable(problem)):
+        assert torch.equal(gradient, torch.zeros_like(gradient))
+
+
+def test_dropout_under_checkpointing() -> None:
+    """The forward pass that runs again restores the default generator, and with it the seed."""
+    problem, found = call(fr.Layout.of(13), "B", p=0.4), []
+    for again in (False, True):
+        torch.manual_seed(4)
+        out = checkpoint(attend, problem, use_reentrant=False) if again else attend(problem)
+        found.append([out, *torch.autograd.grad(out.square().sum(), differentiable(problem))])
+    assert all(map(torch.equal, *found))
+
+
+# -- precision, memory, limits ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "mixing", "relative"),
+    [
+        (torch.bfloat16, "none", True),
+        (torch.bfloat16, "A", False),
+        (torch.float16, "B", False),
+        (torch.float16, "A", True),
+    ],
+)
+def test_low_precision(dtype: torch.dtype, mixing: str, relative: bool) -> None:
+    """Products in the dtype of the heads, all else in fp32: errors stay those of one rounding or a few."""
+    problem = call(fr.Layout.of(130), mixing, relative=relative, dtype=dtype)
+    out = attend(problem)
+    assert out.dtype == dtype
+    check(problem, out, 0.02 if dtype == torch.bfloat16 else 0.003, relative_norm=True)
+
+
+@pytest.mark.parametrize("mixing", ["none", "B"])
+def test_nothing_as_large_as_the_weights_is_kept(mixing: str) -> None:
+    problem, kept = call(fr.Layout.of(200), mixing, relative=True, p=0.1), list[int]()
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = attend(problem)
+    assert 0 < sum(kept) <= sum(x.numel() for x in differentiable(problem))
+    assert max(kept) < 200 * 200
+    torch.autograd.grad(out.sum(), differentiable(problem))
+
+
+@pytest.mark.parametrize("wanted", range(7))
+def test_a_gradient_of_one_input_only(wanted: int) -> None:
+    problem = call(fr.Layout.of(9), "A", relative=True)
+    leaves = [x.detach().requires_grad_(i == wanted) for i, x in enumerate(differentiable(problem))]
+    assert problem.distances is not None
+    far = replace(problem.distances, keys=leaves[4], u=leaves[5], v=leaves[6])
+    problem = replace(problem, query=leaves[0], keys=leaves[1], values=leaves[2], mixing=leaves[3], distances=far)
+    found, expected = (torch.autograd.grad(f(problem).sin().sum(), leaves[wanted])[0] for f in (attend, equation))
+    assert torch.allclose(found, expected, rtol=0, atol=1e-12)
+
+
+def test_second_derivatives_are_refused_and_changed_inputs_noticed() -> None:
+    problem = call(fr.Layout.of(5), "A")
+    with pytest.raises(RuntimeError, match="second derivative"):
+        torch.autograd.grad(attend(problem).sum(), differentiable(problem), create_graph=True)
+    out = attend(problem)
+    assert problem.mixing is not None
+    with torch.no_grad():
+        problem.mixing.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_functorch_is_refused() -> None:
+    problem = call(fr.Layout.of(5), "A")
+    with pytest.raises(RuntimeError, match="functorch"):
+        torch.func.grad(lambda query: attend(replace(problem, query=query)).sum())(problem.query)
+
+
+def test_autocast_and_the_default_device_change_nothing() -> None:
+    problem, found = call(LAYOUTS["window and padding"], "B", p=0.4, dtype=torch.float32), []
+    for context in (torch.device("cpu"), torch.device("meta"), torch.autocast("cpu", dtype=torch.bfloat16)):
+        torch.manual_seed(4)
+        with context:
+            out = attend(problem)
+            found.append((out, *torch.autograd.grad(out.sum(), differentiable(problem))))
+    assert all(map(torch.equal, found[0], found[1]))
+    assert all(map(torch.equal, found[0], found[2]))
+
+
+def test_what_it_does_not_compute() -> None:
+    apart = fr.Layout(torch.arange(9).expand(2, 9), torch.arange(9).expand(2, 9))
+    assert declines(call(apart)) is None  # distances play no part
+    for layout in UNORDERED.values():
+        assert "a window needs" in str(declines(call(layout)))
+    for layout in (apart, fr.Layout.of(9, causal=False)):
+        assert "relative scores need" in str(declines(call(layout, relative=True)))
+    problem = call(fr.Layout.of(9))
+    assert declines(problem) is None
+    assert declines(replace(problem, query=problem.query.to("meta"))) == "there are no numbers"
+    assert declines(call(fr.Layout.of(9), batch=0)) == "there are no numbers"
+    assert "one dtype" in str(declines(replace(problem, keys=problem.keys.float())))
+    assert "shapes" in str(declines(replace(problem, keys=problem.keys[:1])))

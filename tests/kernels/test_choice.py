@@ -1,0 +1,174 @@
+"""The choice of a kernel: names and errors, the order for a call, and dropout in each of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from calls import LAYOUTS, call, equation, needs_compiler
+from torch import Tensor
+
+import fullrank as fr
+from fullrank import kernels
+from fullrank.core import engine
+from fullrank.core.engine import Problem
+from fullrank.core.errors import InputError
+from fullrank.kernels.native import build
+from fullrank.kernels.native import call as native_call
+from moving import moved
+
+FAST = ["sdpa", "blocks", "native"]
+of = fr.Layout.of
+
+
+def chosen(problem: Problem | str) -> str:
+    with kernels.chosen() as names:
+        out = kernels.attend(problem)
+    (name,) = names
+    assert (out is None) == (name == "reference")
+    return name
+
+
+def plain(queries: int, **choices: object) -> Problem:
+    return call(of(queries), batch=1, heads=1, **choices)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("problem", "with_compiler", "without"),
+    [
+        (plain(47, dtype=torch.float32), "sdpa", "sdpa"),
+        (plain(48, dtype=torch.float32), "native", "sdpa"),
+        (plain(20, dtype=torch.float32, p=0.1), "native", "reference"),
+        (plain(192, dtype=torch.float32, p=0.1), "native", "blocks"),
+        (plain(191, dtype=torch.bfloat16), "reference", "reference"),
+        (plain(192, dtype=torch.bfloat16), "native", "blocks"),
+        (call(of(1, 9)), "sdpa", "sdpa"),
+        (call(of(1, 9), "A"), "reference", "reference"),
+        (call(of(1, 9), relative=True), "reference", "reference"),
+        (call(of(9), "B"), "native", "reference"),
+        (call(of(191), "B"), "native", "reference"),
+        (call(of(192), "B"), "native", "blocks"),
+        (call(of(9), normalize="sigsoftmax", relative=True), "native", "reference"),
+        (replace(call(of(9), "A"), mixing=torch.eye(4)), "reference", "reference"),
+    ],
+)
+def test_the_fastest_kernel(
+    problem: Problem, with_compiler: str, without: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs_compiler()
+    assert chosen(problem) == with_compiler
+    monkeypatch.setattr(native_call, "library", lambda: None)
+    assert chosen(problem) == without
+
+
+def test_16_bits_without_gradients_take_the_fused_kernel() -> None:
+    with torch.no_grad():
+        assert chosen(plain(191, dtype=torch.bfloat16)) == "sdpa"
+
+
+def test_what_no_engine_computes() -> None:
+    assert chosen("a trace asks for attention weights") == "reference"
+    for name in (*kernels.KERNELS, "multilinear"):
+        with fr.kernel(name), pytest.raises(InputError, match=rf"'{name}' cannot compute .*: .*; use 'auto' or 'ref"):
+            kernels.attend("a trace asks for attention weights" if name != "multilinear" else call(of(9)))
+    with fr.kernel("reference"):
+        assert kernels.attend("a trace asks for attention weights") is None
+        assert kernels.attend(call(of(9))) is None
+
+
+def test_no_compiler_is_asked_for_a_call_that_the_kernel_declines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_call, "library", lambda: pytest.fail("compiled for nothing"))
+    assert chosen(call(of(9, causal=False, window=3), "A")) == "reference"
+
+
+def test_without_engines_everything_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in an exported model."""
+    layer = fr.Attention(fr.AttentionConfig(mix="position_wise"), hidden_size=6, num_attention_heads=2)
+    x = torch.randn(1, 60, 6)
+    expected = layer(x)
+    monkeypatch.setattr(engine, "load", None)
+    with kernels.chosen() as names:
+        assert (layer(x) - expected).abs().max() < 1e-6
+    assert not names
+
+
+def test_names() -> None:
+    with pytest.raises(InputError, match="did you mean 'reference'"), fr.kernel("refrence"):
+        pass
+    mixed = fr.Attention(fr.AttentionConfig(mix="position_wise"), hidden_size=6, num_attention_heads=2)
+    with fr.kernel("sdpa"), pytest.raises(InputError, match=r"cannot compute .*no mixing.*auto.*reference"):
+        mixed(torch.zeros(1, 2, 6))
+    mixed(torch.zeros(1, 2, 6))  # the choice ended with the block, in spite of the error
+    with fr.kernel("sdpa"), fr.kernel("auto"):
+        mixed(torch.zeros(1, 2, 6))
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_fused_kernel_equals_the_equation(name: str) -> None:
+    problem = call(LAYOUTS[name])
+    with fr.kernel("sdpa"):
+        out = kernels.attend(problem)
+    assert out is not None
+    assert torch.allclose(out, equation(problem), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["reference", *FAST])
+def test_dropout_of_weights_has_the_same_distribution_in_every_kernel(name: str) -> None:
+    """With every value 1 an output is the sum of the kept weights: mean 1 and, over 8 equal weights, variance p/(1-p)/8."""
+    p, layer = 0.25, fr.Attention(fr.AttentionConfig(), hidden_size=15, num_attention_heads=3, dropout=0.25).train()
+    same = torch.zeros(400, 8, 15)
+    with torch.no_grad():
+        layer.project.value.bias.fill_(1.0)
+        layer.merge.weight.copy_(torch.eye(15))
+        layer.merge.bias.zero_()
+        with fr.kernel(name):
+            last = layer(same)[:, -1].reshape(400, 3, 5)[..., 0]  # sees all eight
+            assert torch.allclose(layer.eval()(same), torch.ones(()), rtol=0, atol=1e-6)
+    assert abs(float(last.mean()) - 1) < 5 * math.sqrt(p / (1 - p) / 8 / last.numel())
+    assert abs(float(last.var()) - p / (1 - p) / 8) < 0.008
+
+
+def test_stages_never_subclass_each_other() -> None:
+    """A subclass would inherit what engines know of its parent, and may compute something else."""
+    import itertools
+
+    from fullrank.core import registry
+
+    for slot in ("score", "normalize", "mix"):
+        kinds = [registry.lookup(slot, name) for name in registry.names(slot)]
+        assert kinds
+        for a, b in itertools.permutations(kinds, 2):
+            assert not issubclass(a, b), f"{a.__name__} is a {b.__name__}"
+
+
+@pytest.mark.parametrize("mix", ["none", "position_wise"])
+def test_transforms_of_functions_get_kernels_that_know_them(mix: str) -> None:
+    """Kernels written by hand do not; 64 tokens are enough for them."""
+    layer = fr.Attention(fr.AttentionConfig(mix=mix), hidden_size=16, num_attention_heads=2).double()
+    moved(layer)
+    x = torch.randn(2, 64, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    values = {name: parameter.detach() for name, parameter in layer.named_parameters()}
+
+    def loss(values: dict[str, Tensor], x: Tensor) -> Tensor:
+        return torch.func.functional_call(layer, values, (x[None],)).square().sum()
+
+    each = [torch.func.grad(loss)(values, row) for row in x]
+    for row, found in zip(x, each, strict=True):
+        layer.zero_grad()
+        layer(row[None]).square().sum().backward()
+        for name, parameter in layer.named_parameters():
+            assert parameter.grad is not None
+            torch.testing.assert_close(found[name], parameter.grad, rtol=1e-9, atol=1e-9)
+
+
+def test_a_wrong_build_is_a_reason_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FULLRANK_NATIVE", "0")
+    build.library.cache_clear()
+    try:
+        assert "FULLRANK_NATIVE" in str(kernels.KERNELS["native"].reason(call(of(9), "A")))
+        assert chosen(call(of(9), "A")) == "reference"
+    finally:
+        monkeypatch.undo()
+        build.library.cache_clear()

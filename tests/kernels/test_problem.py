@@ -1,0 +1,65 @@
+"""Visible keys as intervals equal the mask of the layout; shapes that fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from calls import LAYOUTS, UNORDERED, call
+from torch import Tensor
+
+from fullrank.kernels.problem import VisibleKeys, fits, is_plain, visible_keys
+
+
+def mask(visible: VisibleKeys, keys: int) -> Tensor:
+    """(B, N, M), pair by pair."""
+    sequences = [None] if visible.tokens is None else list(visible.tokens)
+    seen = torch.zeros(len(sequences), len(visible.own), keys, dtype=torch.bool)
+    for b, tokens in enumerate(sequences):
+        for n in range(len(visible.own)):
+            for k in range(keys):
+                inside = int(visible.first[n]) <= k < int(visible.end[n])
+                seen[b, n, k] = (inside and (tokens is None or bool(tokens[k]))) or k == int(visible.own[n])
+            if not seen[b, n].any():
+                seen[b, n] = True
+    return seen
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_visible_keys_equal_the_mask(name: str) -> None:
+    layout = LAYOUTS[name]
+    visible = visible_keys(layout)
+    assert visible is not None
+    assert torch.equal(mask(visible, layout.shape[1]), layout.visible()[:, 0])
+
+
+@pytest.mark.parametrize("name", UNORDERED)
+def test_windows_that_are_no_interval(name: str) -> None:
+    assert visible_keys(UNORDERED[name]) is None
+
+
+def test_fits() -> None:
+    problem = call(LAYOUTS["past"], "B", relative=True)
+    assert fits(problem)
+    assert problem.distances is not None
+    assert problem.mixing is not None
+    for wrong in (
+        replace(problem, keys=problem.keys[:, :, 1:]),
+        replace(problem, values=problem.values[..., 1:]),
+        replace(problem, mixing=problem.mixing[:1]),
+        replace(problem, distances=replace(problem.distances, keys=problem.distances.keys[:, 1:])),
+        replace(problem, layout=LAYOUTS["past and padding"]),
+    ):
+        assert not fits(wrong)
+
+
+def test_plain() -> None:
+    plain = call(LAYOUTS["causal"])
+    assert is_plain(plain)
+    for other in (
+        call(LAYOUTS["causal"], "A"),
+        call(LAYOUTS["causal"], relative=True),
+        call(LAYOUTS["causal"], normalize="sigsoftmax"),
+    ):
+        assert not is_plain(other)

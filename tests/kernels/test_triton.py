@@ -1,0 +1,290 @@
+"""The Triton kernels against the equation: on a GPU where there is one, otherwise under the interpreter."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from calls import LAYOUTS, call, check
+from torch import Tensor
+
+import fullrank as fr
+from fullrank.core.engine import Distances, Problem
+from fullrank.kernels import KERNELS
+from fullrank.kernels.problem import differentiable
+from fullrank.kernels.triton.call import _intervals, attend
+
+if sys.platform != "linux":
+    pytest.importorskip("triton", reason="Triton is for Linux")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+EXACT = 2e-6 if DEVICE == "cpu" else 5e-6  # of fp32
+on_a_gpu = [pytest.mark.cuda, pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")]
+of = fr.Layout.of
+
+
+def moved(layout: fr.Layout) -> fr.Layout:
+    mask = layout.key_mask
+    return replace(
+        layout,
+        query_positions=layout.query_positions.to(DEVICE),
+        key_positions=layout.key_positions.to(DEVICE),
+        key_mask=None if mask is None else mask.to(DEVICE),
+    )
+
+
+def fp32(layout: fr.Layout, mixing: str = "A", **choices: object) -> Problem:
+    keys = {"dtype": torch.float32, "heads": 2, "size": 16, "device": DEVICE, "batch": 1, **choices}
+    if layout.key_mask is not None:
+        keys["batch"] = max(2, len(layout.key_mask))
+    return call(moved(layout), mixing, **keys)  # type: ignore[arg-type]
+
+
+CASES = {  # layout, mixing, normaliser, other choices
+    "one token": (of(1), "B", "softmax", {"batch": 2}),
+    "one new token": (of(1, 9), "A", "softmax", {"heads": 8, "size": 64}),
+    "nothing mixed": (of(7, 33), "none", "softmax", {"batch": 2, "size": 24}),
+    "nothing mixed, padding": (LAYOUTS["past and padding"], "none", "sigsoftmax", {"heads": 3}),
+    "causal": (of(33), "A", "softmax", {"heads": 3}),
+    "past": (of(7, 40), "B", "sigsoftmax", {"heads": 3, "size": 40}),
+    "sigsoftmax": (of(17), "A", "sigsoftmax", {"size": 24}),
+    "twelve heads": (of(7), "B", "softmax", {"heads": 12}),
+    "padding": (LAYOUTS["padding"], "B", "softmax", {}),
+    "window": (of(35, 70, window=9), "A", "softmax", {}),
+    "gaps and window": (fr.Layout.of_runs(7, ((0, 12), (15, 3), (20, 30)), window=20), "B", "softmax", {}),
+    "cross": (of(19, 5, causal=False), "A", "sigsoftmax", {}),
+    "cross and padding": (LAYOUTS["cross and padding"], "B", "softmax", {}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_the_equation(name: str) -> None:
+    layout, mixing, normalize, choices = CASES[name]
+    problem = fp32(layout, mixing, normalize=normalize, **choices)
+    assert KERNELS["triton"].reason(problem) is None
+    check(problem, attend(problem), EXACT)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float16, 2e-3)], ids=["bf16", "fp16"])
+def test_products_of_sixteen_bits(dtype: torch.dtype, tolerance: float) -> None:
+    problem = fp32(of(18, 20), "B", normalize="sigsoftmax", heads=3, size=20, dtype=dtype)
+    assert problem.mixing is not None
+    problem = replace(problem, mixing=problem.mixing.detach().float().requires_grad_())
+    out = attend(problem)
+    assert out.dtype == dtype
+    check(problem, out, tolerance)
+
+
+def test_large_scores_do_not_overflow() -> None:
+    for normalize in ("softmax", "sigsoftmax"):
+        problem = fp32(of(9), normalize=normalize)
+        problem = replace(problem, query=problem.query.detach().mul(60).requires_grad_())
+        check(problem, attend(problem), 1e-4 if DEVICE == "cpu" else 2e-3)
+
+
+def test_intervals_wherever_tensors_are_made_by_default() -> None:
+    with torch.device("meta"):
+        intervals = _intervals.__wrapped__(True, 5, 7, (0, 7), 3, torch.device("cpu"))
+    first, end, _, looks, looked = (x.tolist() for x in intervals)
+    assert list(zip(first, end, strict=True)) == [(0, 3), (1, 4), (2, 5), (3, 6), (4, 7)]
+    for key, (begin, stop) in enumerate(zip(looks, looked, strict=True)):
+        assert [n for n in range(5) if first[n] <= key < end[n]] == list(range(begin, stop))
+
+
+def test_strides_and_gradients_that_nobody_wants() -> None:
+    """Heads as views of a projection (B, N, H, D), and only some gradients asked for."""
+    problem = fp32(of(9), batch=2)
+    expected = attend(problem)
+    assert not problem.query.is_contiguous()
+    for name in ("query", "keys", "values"):
+        x = getattr(problem, name)
+        alone = {n: getattr(problem, n).detach() for n in ("query", "keys", "values", "mixing") if n != name}
+        out = attend(replace(problem, **alone))
+        assert torch.equal(out, expected)
+        (own,) = torch.autograd.grad(out.square().sum(), x)
+        (right,) = torch.autograd.grad(expected.square().sum(), x, retain_graph=True)
+        assert torch.equal(own, right)
+
+
+def test_no_look_ahead() -> None:
+    problem = fp32(of(20), "B")
+    with torch.no_grad():
+        before = attend(problem)
+        problem.keys[:, :, 17:] = problem.values[:, :, 17:] = 100.0
+        after = attend(problem)
+    assert torch.equal(before[:, :, :17], after[:, :, :17])
+    assert not torch.equal(before[:, :, 17:], after[:, :, 17:])
+
+
+def with_gradients(problem: Problem, seed: int = 5) -> list[Tensor]:
+    torch.manual_seed(seed)
+    out = attend(problem)
+    return [out, *torch.autograd.grad(out.square().sum(), differentiable(problem))]
+
+
+def test_the_same_call_gives_the_same_bits() -> None:
+    problem = fp32(of(20), p=0.3, heads=3)
+    assert all(map(torch.equal, with_gradients(problem), with_gradients(problem)))
+
+
+def test_no_second_derivative() -> None:
+    problem = fp32(of(3))
+    with pytest.raises(RuntimeError, match=r"no second derivative .*reference"):
+        torch.autograd.grad(attend(problem).sum(), problem.query, create_graph=True)
+
+
+def test_what_it_does_not_compute() -> None:
+    problem, reason = fp32(of(7)), KERNELS["triton"].reason
+    assert reason(problem) is None
+
+    def other(heads: Tensor, mixing: Tensor | None) -> Problem:
+        return replace(problem, query=heads, keys=heads, values=heads, mixing=mixing)
+
+    many = torch.zeros(1, 33, 7, 16, device=DEVICE)
+    assert reason(other(many, None)) is None
+    far = Distances(torch.zeros(2, 7, 16), torch.zeros(2, 16), torch.zeros(2, 16))
+    for wrong, why in (
+        (other(problem.query.double(), None), "float64"),
+        (replace(problem, keys=problem.keys.half()), "one dtype"),
+        (other(torch.zeros(1, 2, 7, 129, device=DEVICE), None), "larger than 128"),
+        (other(many, torch.eye(33, device=DEVICE)), "more than 32"),
+        (replace(problem, values=problem.values[..., :8]), "shapes"),
+        (other(problem.query[:0], None), "no numbers"),
+        (replace(problem, distances=far), "no relative scores"),
+        (replace(problem, layout=of(7, causal=False, window=3)), "a window needs"),
+        (replace(problem, dropout=1.0), "dropout"),
+        (other(problem.query.to("meta"), None), "meta"),
+    ):
+        assert why in str(reason(wrong)), why
+
+
+# -- dropout ----------------------------------------------------------------------------------------------------------
+
+
+def shown_mask(problem: Problem) -> Tensor:
+    """The factors of dropout, read off values that are one-hot; keys at most as many as a head is large."""
+    keys, size = problem.keys.shape[2:]
+    one_hot = torch.eye(size, device=DEVICE)[:keys].expand_as(problem.values)
+    mixing = None if problem.mixing is None else problem.mixing.detach().abs() + 0.1
+    same = replace(problem, query=torch.zeros_like(problem.query), values=one_hot, mixing=mixing)
+    whole, dropped = (attend(replace(same, dropout=p)) for p in (0.0, problem.dropout))
+    seen = problem.layout.visible().expand(*problem.query.shape[:2], -1, -1)
+    ratio = (dropped / whole.where(whole != 0, 1))[..., :keys]
+    return torch.where(seen, ratio, torch.ones_like(ratio))
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="a GPU chooses its groups itself")
+def test_groups_of_heads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of four, for which dropout draws once, and groups with a rest."""
+    from fullrank.kernels.triton import launch
+
+    problem = fp32(of(5), "B", heads=8, p=0.4)
+    expected = with_gradients(problem)
+    monkeypatch.setattr(launch, "INTERPRETED", {**launch.INTERPRETED, "G": 5, "GJ": 8})
+    for own, right in zip(with_gradients(problem), expected, strict=True):
+        assert (own - right).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("mixing", ["none", "B"])
+def test_backward_drops_what_forward_dropped(mixing: str) -> None:
+    """Five heads: two draws of four, and several groups of heads."""
+    problem = fp32(of(9, 17), mixing, heads=5, size=20, p=0.4)
+    torch.manual_seed(11)
+    kept = shown_mask(problem).double()
+    assert (kept.isclose(torch.tensor(1 / 0.6, dtype=kept.dtype)) | (kept == 0) | (kept == 1)).all()
+    assert (kept == 0).any()
+    torch.manual_seed(11)
+    check(problem, attend(problem), EXACT, (kept > 0).double())
+
+
+def test_dropout_has_its_distribution() -> None:
+    """Share of dropped weights, and no connection between heads, sequences, queries or keys."""
+    p = 0.3
+    kept = (shown_mask(fp32(of(32, 64, causal=False), p=p, batch=2, heads=5, size=64)) > 0).double()
+    deviation = math.sqrt(p * (1 - p))
+    assert abs(float(kept.mean()) - (1 - p)) < 5 * deviation / math.sqrt(kept.numel())
+    centred = (kept - (1 - p)) / deviation
+    for head in range(1, 5):
+        together = float((centred[:, 0] * centred[:, head]).mean())
+        assert abs(together) < 5 / math.sqrt(2 * 32 * 64), head
+    for dim in (0, 2, 3):
+        together = float((centred * centred.roll(1, dim)).mean())
+        assert abs(together) < 5 / math.sqrt(centred.numel() / 2), dim
+
+
+# -- compiled ---------------------------------------------------------------------------------------------------------
+
+
+# Dynamo asks every tensor for its gradient and hides the warnings of those that have none, but not from a filter that raises.
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+@pytest.mark.parametrize("mixing", ["A", "B"])
+def test_one_graph_when_compiled(mixing: str) -> None:
+    problem = fp32(of(9), mixing)
+
+    def around(query: Tensor) -> Tensor:
+        return attend(replace(problem, query=query + 1)) * 2
+
+    expected = around(problem.query)
+    out = torch.compile(around, fullgraph=True, backend="aot_eager")(problem.query)
+    assert torch.equal(out, expected)
+    both = (torch.autograd.grad(o.square().sum(), differentiable(problem)) for o in (out, expected))
+    assert all(map(torch.equal, *both))
+
+
+def test_block_sizes_for_every_number_and_size_of_heads() -> None:
+    """Something is tried everywhere, within the shared memory of an H200, and no group is empty."""
+    from fullrank.kernels.triton.launch import KERNELS, choices
+
+    for name in KERNELS:
+        for heads in (1, 2, 3, 7, 8, 10, 12, 16, 31, 32):
+            for width in (16, 32, 64, 128):
+                for size, precision in ((2, "ieee"), (4, "tf32"), (4, "tf32x3")):
+                    tried = choices(name, heads, width, size, precision, 232_448)
+                    assert 1 <= len(tried) <= 4, (name, heads, width, size, precision)
+                    for sizes, warps, _ in tried:
+                        assert warps in (4, 8)
+                        for group in (sizes.get("G", 1), sizes.get("GJ", 1)):
+                            assert 1 <= group <= heads
+                            assert (-(-heads // group) - 1) * group < heads
+
+
+def test_compiles_for_a_gpu(tmp_path: Path) -> None:
+    """Every kernel becomes machine code of an H200, with its first choice of block sizes; no GPU is needed for that."""
+    script = Path(__file__).with_name("compile_triton.py")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=environment)
+    assert ran.returncode == 0, ran.stderr
+    assert len(ran.stdout.splitlines()) == 6, ran.stdout
+
+
+class TestOnAGpu:
+    pytestmark = on_a_gpu
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+    @pytest.mark.parametrize("mixing", ["none", "A", "B"])
+    @pytest.mark.parametrize(("heads", "size"), [(8, 64), (3, 24), (10, 41), (16, 128), (32, 16)])
+    def test_real_sizes(self, heads: int, size: int, mixing: str, dtype: torch.dtype) -> None:
+        tolerance = {torch.float32: EXACT, torch.bfloat16: 3e-2, torch.float16: 4e-3}[dtype]
+        problem = fp32(of(203, 331), mixing, batch=2, heads=heads, size=size, dtype=dtype)
+        check(problem, attend(problem), tolerance)
+
+    def test_memory_grows_with_the_length(self) -> None:
+        """Four times the tokens take four times the memory, within a tenth; weights would take sixteen times."""
+        peaks = []
+        for length in (2048, 8192):
+            problem = fp32(of(length), heads=8, size=64, dtype=torch.bfloat16)
+            for _ in range(2):  # the first call tries block sizes
+                torch.cuda.synchronize()
+                torch.cuda.reset_peak_memory_stats()
+                before = torch.cuda.memory_allocated()
+                attend(problem).square().sum().backward()
+                torch.cuda.synchronize()
+            peaks.append(torch.cuda.max_memory_allocated() - before)
+        assert peaks[1] < 4.4 * peaks[0]
