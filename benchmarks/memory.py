@@ -27,11 +27,11 @@ import torch
 from torch import Tensor, nn
 
 import fullrank as fr
-from fullrank.bench.harness import interleave
-from fullrank.bench.relative import published
 from fullrank.core.memory import Memory
 from fullrank.core.skip_retain import SkipRetain
-from script import options, save
+from machine import options, save
+from relative import published
+from timing import interleave
 
 OURS, PUBLISHED = "fullrank", "published scheme"
 STEPS = 16  # of training, in one timing

@@ -36,11 +36,10 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fullrank as fr
-from fullrank.bench.harness import Ratio, cuda_seconds, times_of
-from fullrank.bench.machine import cuda_growth_mib
 from fullrank.core.engine import Problem
 from fullrank.kernels import KERNELS
-from script import options, save
+from machine import cuda_growth_mib, options, save
+from timing import Ratio, cuda_seconds, times_of
 
 TOKENS = 32_768  # so many that the GPU is busy, not the launch of kernels
 AT_LEAST = 0.01  # seconds; what is shorter runs several times in a row

@@ -1,12 +1,13 @@
-"""Causal multi-linear attention, forward and backward, against the masked tensor of all pairs of every query.
+"""Causal multi-linear attention against the masked tensor of all pairs of every query.
+
+multilinear     ours
+naive           T = (Q g o K) V^T (B, N, N, N), masked, times W (N^2, E), with autograd
+einsum          the same by torch.einsum, as the equation reads
+length-free     ours, with W(i, j, m) = sum_s a_s^(i-j) b_s^(i-m) U_sr: no N^2 parameters, another function
+
+`fullrank bench multilinear` compares them. As a script this file looks closer, at more sizes, in fp32 and under bf16 autocast:
 
     python benchmarks/multilinear.py [--rounds 9] [--threads 1] [--tokens N ..] [--json FILE]
-
-    naive fp32          T = (Q g o K) V^T (B, N, N, N), masked, times W (N^2, E), with autograd
-    einsum fp32         the same by torch.einsum, as the equation reads
-    multilinear fp32    ours
-    naive bf16, multilinear bf16    the same under autocast
-    length-free fp32    ours, with W(i, j, m) = sum_s a_s^(i-j) b_s^(i-m) U_sr, S = 8: no N^2 parameters, another function
 
 Sizes: B texts of N tokens, rank R, width E, two cores. Memory is the growth of the resident high-water mark in a fresh process,
 over inputs and parameters, gradients included (4 N^2 E bytes for W alone). The largest naive form needs about 2 GiB.
@@ -16,16 +17,121 @@ over inputs and parameters, gradients included (4 N^2 E bytes for W alone). The 
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from fullrank.bench.candidates import Pass, Settings
-from fullrank.bench.harness import interleave
-from fullrank.bench.machine import peak_growth_mib
-from fullrank.bench.multilinear import CORES, RANK, SCALES, SEED, WIDTH, Size, case
+from candidates import BOTH, Candidate, Comparison, Pass, Settings
+from fullrank.kernels.multilinear import multilinear
+from fullrank.kernels.multilinear_decayed import decayed_multilinear
 from fullrank.kernels.multilinear_plan import Shape, multiply_adds
-from script import memory_mib, options, save
+from machine import options, peak_growth_mib, save, script_memory_mib
+from timing import interleave
+
+OURS, NAIVE, EINSUM, LENGTH_FREE = "multilinear", "naive", "einsum", "length-free"
+RANK, WIDTH, CORES, SCALES = 40, 256, 2, 8
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Size:
+    batch: int
+    tokens: int
+    rank: int
+    width: int
+
+    def __str__(self) -> str:
+        return f"B {self.batch}, N {self.tokens}, R {self.rank}, E {self.width}"
+
+
+@dataclass(frozen=True)
+class Operands:
+    """query, keys, values (B, N, R), cores (2, R), weight (N, N, E)."""
+
+    query: Tensor
+    keys: Tensor
+    values: Tensor
+    cores: Tensor
+    weight: Tensor
+
+
+@functools.lru_cache(maxsize=1)  # ours keeps its masks, too
+def _visible(tokens: int, device: torch.device) -> Tensor:
+    index = torch.arange(tokens, device=device)
+    return torch.maximum(index[:, None], index) <= index[:, None, None]  # (N, N, N)
+
+
+def naive(operands: Operands) -> Tensor:
+    batch, tokens, _ = operands.query.shape
+    pairs = (operands.query * operands.cores.mean(0))[:, :, None] * operands.keys[:, None]  # (B, N, N, R)
+    products = (pairs.flatten(1, 2) @ operands.values.transpose(1, 2)).view(batch, tokens, tokens, tokens)
+    return (products * _visible(tokens, products.device)).flatten(2) @ operands.weight.flatten(0, 1)
+
+
+def einsum(operands: Operands) -> Tensor:
+    products = torch.einsum(
+        "bir,bjr,bmr->bijm", operands.query * operands.cores.mean(0), operands.keys, operands.values
+    )
+    visible = _visible(operands.query.shape[1], products.device)
+    return torch.einsum("bijm,jme->bie", products * visible, operands.weight)
+
+
+def ours(operands: Operands) -> Tensor:
+    return multilinear(operands.query, operands.keys, operands.values, operands.cores, operands.weight)
+
+
+FUNCTIONS: dict[str, Callable[[Operands], Tensor]] = {OURS: ours, NAIVE: naive, EINSUM: einsum}
+
+
+def case(size: Size, name: str, settings: Settings) -> Pass:
+    """One forward and backward pass of `name`, under autocast where the dtype is narrow."""
+    generator = torch.Generator().manual_seed(SEED)
+    query, keys, values, cotangent = (
+        torch.randn(size.batch, size.tokens, last, generator=generator) * last**-0.5
+        for last in (size.rank, size.rank, size.rank, size.width)
+    )
+    cores = torch.rand(CORES, size.rank, generator=generator)
+    leaves = {"query": query, "keys": keys, "values": values, "cores": cores}
+    if name == LENGTH_FREE:
+        decays = torch.linspace(-2, -0.01, SCALES)
+        weight = torch.randn(SCALES, size.rank, size.width, generator=generator)
+        leaves |= {"to_keys": decays.clone(), "to_values": decays.clone(), "weight": weight}
+    else:
+        leaves["weight"] = torch.randn(size.tokens, size.tokens, size.width, generator=generator) / size.tokens
+    leaves = {key: leaf.to(settings.torch_device).requires_grad_() for key, leaf in leaves.items()}
+
+    def forward() -> Tensor:
+        with settings.autocast():
+            if name != LENGTH_FREE:
+                return FUNCTIONS[name](Operands(**leaves))
+            query, keys, values, cores = (leaves[key] for key in ("query", "keys", "values", "cores"))
+            decays = (leaves["to_keys"], leaves["to_values"])
+            return decayed_multilinear(query, keys, values, cores, decays, leaves["weight"])[0]
+
+    return Pass(forward, leaves, cotangent.to(settings.torch_device), True)
+
+
+def comparisons(settings: Settings, length: int) -> list[Comparison]:
+    size = Size(settings.batch or 4, length, RANK, WIDTH)
+    cube = 4 * size.batch * size.tokens**3  # bytes of the tensor of all pairs of every query
+
+    def candidate(name: str, computes: str, against: tuple[str, ...] = (), takes: int = 0) -> Candidate:
+        return Candidate(name, functools.partial(case, size, name, settings), computes, against, takes=takes)
+
+    candidates = (
+        candidate(OURS, "pairs", (NAIVE, EINSUM)),
+        candidate(NAIVE, "pairs", takes=3 * cube),
+        candidate(EINSUM, "pairs", takes=3 * cube),
+        candidate(LENGTH_FREE, "decays", (NAIVE, EINSUM)),
+    )
+    return [Comparison(str(size), length, BOTH, candidates)]
+
+
+# the closer look
 
 REFERENCE = "naive fp32"
 BATCHES = {32: (1, 2, 4, 8, 60), 64: (1, 8), 80: (1, 8), 128: (1, 4), 256: (1, 4)}  # by tokens
@@ -96,7 +202,7 @@ def measured(size: Size, rounds: int) -> dict[str, Any]:
     print(f"  {'':<20} {'ms':>8}  time / {REFERENCE} [quartiles]  peak memory MiB, / {REFERENCE}")
     rows: list[dict[str, Any]] = []
     for timing in timings:
-        memory = memory_mib(__file__, timing.name, *dataclasses.astuple(size))
+        memory = script_memory_mib(__file__, timing.name, *dataclasses.astuple(size))
         share = memory / rows[0]["memory_mib"] if rows else 1.0  # the reference comes first
         done = flops(size, timing.name)
         rate = None if done is None else done / timing.seconds / 1e9

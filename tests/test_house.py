@@ -190,8 +190,8 @@ def test_pinned_torch_is_the_one_that_runs() -> None:
 FORBIDDEN = [
     ("core", "config"), ("config", "data"), ("config", "torch"), ("data", "evaluation"),
     ("evaluation", "training"), ("decoding", "training"), ("reporting", "training"), ("core", "data"), ("core", "training"),
-    ("core", "tasks"), ("training", "core"), ("training", "data"), ("training", "reporting"), ("analysis", "training"),
-    ("analysis", "tasks"), ("checking", "training"), ("checking", "tasks"), ("tasks", "bench"), ("bench", "cli"),
+    ("core", "experiments"), ("training", "core"), ("training", "data"), ("training", "reporting"), ("analysis", "training"),
+    ("analysis", "experiments"), ("checking", "training"), ("checking", "experiments"), ("experiments", "cli"),
 ]  # fmt: skip
 
 

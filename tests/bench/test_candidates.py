@@ -1,4 +1,4 @@
-"""A benchmark compares ways to compute the same: outputs and all gradients of a suite's candidates agree at tiny sizes."""
+"""Candidates of all benchmarks agree where they compute the same, at tiny sizes; how a benchmark treats those that do not."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
+import measure
+import mixing
+import output_loss
+import train_step
+from candidates import BOTH, Candidate, Comparison, Pass, Settings, Suite, missing, uncompiled
 from fullrank import kernels
-from fullrank.bench import mixing, output_losses, running, training_step
-from fullrank.bench.candidates import BOTH, Candidate, Comparison, Pass, Settings, Suite, missing, uncompiled
-from fullrank.bench.suites import SUITES
 from fullrank.core.errors import RunError
+from suites import SUITES
 
 TINY = Settings(heads=2, head_dim=8, batch=2, compile=False)
 LENGTH = {"mixing": 13, "growth": 13, "relative": 7, "mos": 6, "multilinear": 5, "injection": 9, "step": 5}
@@ -31,10 +34,10 @@ def comparison(name: str, number: int, settings: Settings = TINY) -> Comparison:
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models and vocabularies of a test's size."""
-    losses, step = output_losses.Size, training_step.Size
-    monkeypatch.setattr(output_losses, "Size", lambda tokens, mixtures, *_: losses(tokens, mixtures, 50, 8))
+    losses, step = output_loss.Size, train_step.Size
+    monkeypatch.setattr(output_loss, "Size", lambda tokens, mixtures, *_: losses(tokens, mixtures, 50, 8))
     monkeypatch.setattr(
-        training_step, "Size", lambda vocabulary, width, inner, heads, layers, batch, length:
+        train_step, "Size", lambda vocabulary, width, inner, heads, layers, batch, length:
         step(50, width, 32, heads, 2, batch, length),
     )  # fmt: skip
 
@@ -91,29 +94,31 @@ def test_narrow_dtypes_agree_within_their_tolerance(name: str, dtype: str) -> No
     settings = dataclasses.replace(TINY, dtype=dtype)
     for found in SUITES[name].comparisons(settings, LENGTH[name]):
         skipped: dict[str, str] = {}
-        made, _ = running._made(found, settings, skipped)
+        made, _ = measure.make_and_compare(found, settings, skipped)
         assert all(candidate.name in made or candidate.absent for candidate in found.candidates), skipped
 
 
 def test_peers_agree_with_a_loop_over_queries() -> None:
     """Mixhead B of the definition: M(n) = Q(n) W + B, one query and head at a time, in double precision."""
-    given = {name: leaf.detach().double() for name, leaf in mixing.leaves(TINY, mixing.Shape(1, 2, 5, 8), "B").items()}
-    query, keys, values = given["query"], given["keys"], given["values"]
+    problem = mixing.Problem(TINY, mixing.Shape(1, 2, 5, 8), False)
+    operands = {name: tensor.detach().double() for name, tensor in problem.operands("B").items()}
+    query, keys, values = operands["query"], operands["keys"], operands["values"]
     expected = torch.zeros_like(values)
     for n in range(5):
         weights = [torch.softmax(keys[0, j, : n + 1] @ query[0, j, n] / 8**0.5, 0) for j in range(2)]
         for i in range(2):
             row = sum(
-                (query[0, j, n] @ given["from_query"][:, i] + given["mixing"][j, i]) * weights[j] for j in range(2)
+                (query[0, j, n] @ operands["from_query"][:, i] + operands["mixing"][j, i]) * weights[j]
+                for j in range(2)
             )
             expected[0, i, n] = row @ values[0, i, : n + 1]
     future = torch.ones(5, 5, dtype=torch.bool).triu(1)
-    torch.testing.assert_close(mixing.formula(query, keys, values, mixing.mixing_matrix(given), future), expected)
+    torch.testing.assert_close(mixing.formula(query, keys, values, mixing.mixing_matrix(operands), future), expected)
 
 
-def test_the_training_step_updates_and_its_values_do_not() -> None:
+def test_the_train_step_updates_and_its_values_do_not() -> None:
     ours = comparison("step", 0).candidates[0].make()
-    assert isinstance(ours, training_step.Step)
+    assert isinstance(ours, train_step.Step)
     before = [parameter.detach().clone() for parameter in ours.model.parameters()]
     first = ours.values()
     assert all(torch.equal(a, b) for a, b in zip(before, ours.model.parameters(), strict=True))
@@ -139,7 +144,7 @@ def failing() -> Pass:
 
 def made(*candidates: Candidate) -> tuple[list[str], dict[str, str]]:
     skipped: dict[str, str] = {}
-    return list(running._made(Comparison("shape", 3, BOTH, candidates), TINY, skipped)[0]), skipped
+    return list(measure.make_and_compare(Comparison("shape", 3, BOTH, candidates), TINY, skipped)[0]), skipped
 
 
 OURS = Candidate("ours", passing(), "square", ("peer",))
@@ -184,7 +189,7 @@ def test_kernels_that_were_chosen_are_named() -> None:
     found = comparison("relative", 1)
     with kernels.chosen() as taken:
         found.candidates[0].make().values()
-    _, named = running._made(found, TINY, {})
+    _, named = measure.make_and_compare(found, TINY, {})
     assert taken
     assert named["relative"] == tuple(sorted(taken))
     assert named["published formula"] == ()
@@ -192,15 +197,17 @@ def test_kernels_that_were_chosen_are_named() -> None:
 
 def test_ratios_are_ours_over_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two lengths through `run`, with times and memory that the test gives."""
-    monkeypatch.setattr(running, "times_of", lambda made, **_: {"ours": [2.0, 4.0, 6.0], "peer": [4.0, 4.0, 4.0]})
+    monkeypatch.setattr(measure, "times_of", lambda made, **_: {"ours": [2.0, 4.0, 6.0], "peer": [4.0, 4.0, 4.0]})
     mib = {"ours": 3.0, "peer": 12.0}
-    monkeypatch.setattr(running, "memory_mib", lambda place, *_: mib[place.name] * (1 if place.length == 1 else 0.25))
+    monkeypatch.setattr(
+        measure, "memory_mib", lambda address, name, *_: mib[name] * (1 if address.length == 1 else 0.25)
+    )
     candidates = (OURS, Candidate("peer", passing(), "square"))
     suite = Suite(
         "some", "", (1, 2), (1,), lambda settings, length: [Comparison("shape", length, BOTH, candidates)]
     )  # fmt: skip
     said: list[str] = []
-    outcome = running.run(suite, TINY, [2, 1, 2], 3, said.append)
+    outcome = measure.measure(suite, TINY, [2, 1, 2], 3, said.append)
     assert [row.length for row in outcome.rows] == [1, 2]
     assert len(said) == 2
     (one,) = outcome.rows[0].against

@@ -7,12 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from fullrank.bench.growth import exponent
-from fullrank.bench.harness import Ratio, clock_for, cpu_seconds, rounded, times_of, wall_seconds
+from timing import Ratio, clock_for, cpu_seconds, exponent, rounded, times_of, wall_seconds
 
 
 class Clock:
-    """Time that passes only when a candidate says so; what ran, in order."""
+    """Time that passes only while a candidate runs, and the names of the calls in order."""
 
     def __init__(self) -> None:
         self.now, self.calls = 0.0, list[str]()

@@ -1,4 +1,4 @@
-"""What injecting costs a model of Hugging Face: one layer of a BERT and of a Llama, against its own eager and SDPA attention.
+"""Cost of injection: one layer of a Hugging Face BERT and Llama, against its own eager and SDPA attention.
 
 The layer is the whole module, projections included, with the smallest feed-forward part there is; the input is embeddings.
 """
@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from fullrank.bench.candidates import BOTH, FORWARD, Candidate, Comparison, Measured, Pass, Settings, missing
+from candidates import BOTH, FORWARD, Candidate, Comparison, Measured, Pass, Settings, missing
 
 EAGER, SDPA = "own eager", "own SDPA"
-# what is injected, by the name of the candidate
+# arguments of `fr.inject`, by the name of the candidate
 INJECTED: dict[str, dict[str, Any]] = {
     "Mixhead A": {"mix": "position_independent"},
     "Mixhead B": {"mix": "position_wise"},
@@ -53,11 +53,11 @@ def _pass(
         from fullrank.hf.inject import inject
 
         inject(model, **injected)
-    model = model.to(settings.where).train(what == BOTH)
-    drawn = torch.Generator().manual_seed(1)
+    model = model.to(settings.torch_device).train(what == BOTH)
+    generator = torch.Generator().manual_seed(1)
     shape = (settings.batch or 1, length, settings.heads * settings.head_dim)
-    inputs = torch.randn(shape, generator=drawn).to(settings.where).requires_grad_(what == BOTH)
-    cotangent = torch.randn(shape, generator=drawn).to(settings.where)
+    inputs = torch.randn(shape, generator=generator).to(settings.torch_device).requires_grad_(what == BOTH)
+    cotangent = torch.randn(shape, generator=generator).to(settings.torch_device)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not name.endswith("key.bias"))  # its gradient is zero but for rounding
     leaves = {"inputs": inputs} | {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -73,9 +73,9 @@ def _pass(
 def comparisons(settings: Settings, length: int) -> list[Comparison]:
     """One layer of each kind, forward, and forward and backward."""
     absent = missing("transformers")
-    found = []
-    for kind, sight in _KINDS.items():
-        shape = f"{kind} ({sight}), {settings.heads} x {settings.head_dim}, {settings.batch or 1} x {length}"
+    made = []
+    for kind, visible in _KINDS.items():
+        shape = f"{kind} ({visible}), {settings.heads} x {settings.head_dim}, {settings.batch or 1} x {length}"
         for what in (FORWARD, BOTH):
 
             def candidate(
@@ -102,5 +102,5 @@ def comparisons(settings: Settings, length: int) -> list[Comparison]:
                 for name in INJECTED
             ]
             own = [candidate(EAGER, "eager"), candidate(SDPA, "sdpa")]
-            found.append(Comparison(shape, length, what, (*ours, *own)))
-    return found
+            made.append(Comparison(shape, length, what, (*ours, *own)))
+    return made

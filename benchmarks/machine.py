@@ -1,8 +1,12 @@
-"""The machine that a benchmark runs on: what it is, how much memory is free, how much a run takes."""
+"""The machine a benchmark runs on: its description, its free memory, the memory a run takes; and options of scripts."""
 
 from __future__ import annotations
 
+import argparse
+import json
 import platform
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +14,7 @@ from typing import Any
 import torch
 
 import fullrank
+from timing import PROTOCOL, rounded
 
 _STATUS = Path("/proc/self/status")
 _MARK = Path("/proc/self/clear_refs")
@@ -17,7 +22,7 @@ _MARK = Path("/proc/self/clear_refs")
 
 def environment(device: torch.device | None = None) -> dict[str, Any]:
     """Processor, versions and threads of this process; the GPU's name, if that is the device."""
-    found = {
+    description = {
         "cpu": _cpu(),
         "machine": platform.machine(),
         "system": platform.system(),
@@ -28,8 +33,8 @@ def environment(device: torch.device | None = None) -> dict[str, Any]:
         "python": platform.python_version(),
     }
     if device is not None and device.type == "cuda":
-        found |= {"gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
-    return found
+        description |= {"gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
+    return description
 
 
 def _cpu() -> str:
@@ -47,7 +52,7 @@ def _cpu() -> str:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Memory that a run may still take; None where nobody says."""
+    """Free memory of the device; None where the system does not say."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:
@@ -58,20 +63,25 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def counts_resident_memory() -> bool:
-    """Whether this system can measure `peak_growth_mib`."""
+    """Whether `peak_growth_mib` works on this system."""
     return _STATUS.exists() and _MARK.exists()
 
 
 def peak_growth_mib(run: Callable[[], Any]) -> float:
-    """Growth of the resident high-water mark while `run` runs, in MiB. Linux only; use a fresh process for each figure."""
-    _MARK.write_text("5")  # the mark starts again at what is resident now
+    """Growth of the resident high-water mark during `run`, in MiB. Linux only; use a fresh process for each figure."""
+    _MARK.write_text("5")  # resets the mark to what is resident now
     before = _status_mib("VmHWM")
     run()
     return _status_mib("VmHWM") - before
 
 
+def _status_mib(key: str) -> float:
+    lines = _STATUS.read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(key + ":")) / 1024
+
+
 def cuda_growth_mib(run: Callable[[], Any], device: torch.device) -> float:
-    """Most memory that tensors take on the GPU while `run` runs, over what they took before, in MiB."""
+    """Growth of the most memory that tensors take on the GPU during `run`, in MiB."""
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -80,6 +90,28 @@ def cuda_growth_mib(run: Callable[[], Any], device: torch.device) -> float:
     return (torch.cuda.max_memory_allocated(device) - before) / 2**20
 
 
-def _status_mib(key: str) -> float:
-    lines = _STATUS.read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(key + ":")) / 1024
+# the scripts of this folder
+
+
+def options(description: str | None) -> argparse.ArgumentParser:
+    """The options of every script: --rounds, --threads, --json."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    return parser
+
+
+def script_memory_mib(script: str, *arguments: object) -> float:
+    """The number that `script --memory ARGUMENTS` prints, in a process of its own with as many threads as this one."""
+    words = [sys.executable, script, "--memory", *map(str, arguments), "--threads", str(torch.get_num_threads())]
+    return float(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
+
+
+def save(path: Path | None, content: dict[str, Any]) -> None:
+    """Write `content`, the protocol and the environment as JSON to `path`, if given."""
+    if path is None:
+        return
+    whole = {**content, "protocol": PROTOCOL, "environment": environment()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(rounded(whole), indent=2) + "\n", encoding="utf-8")

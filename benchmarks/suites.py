@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from fullrank.bench import injection, mixing, multilinear, output_losses, relative, training_step
-from fullrank.bench.candidates import Suite
+import injection
+import mixing
+import multilinear
+import output_loss
+import relative
+import train_step
+from candidates import Suite
 from fullrank.core.errors import InputError, suggest
 
 SUITES = {
@@ -37,7 +42,7 @@ SUITES = {
             "losses of a softmax and of a mixture of ten against PyTorch's cross entropies and the papers' formulas",
             lengths=(256, 700, 2048),
             quick=(32, 64, 128),
-            comparisons=output_losses.comparisons,
+            comparisons=output_loss.comparisons,
             takes=frozenset(),
         ),
         Suite(
@@ -61,7 +66,7 @@ SUITES = {
             "a training step of a language model, plain, A and B, against nn.TransformerEncoder",
             lengths=(128, 256, 512),
             quick=(16, 32, 64),
-            comparisons=training_step.comparisons,
+            comparisons=train_step.comparisons,
         ),
     )
 }

@@ -1,4 +1,4 @@
-"""Benchmarks as a drawing: time and peak memory against length, both axes in logarithms; ours in thick lines."""
+"""Drawing of benchmarks: time and peak memory against length, both axes in logarithms; ours in thick lines."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from fullrank.analysis.plots import COLOURS, INK, MUTED, furnish, write_png
-from fullrank.bench.running import Figure as Measured
-from fullrank.bench.running import Outcome
+from measure import Line, Outcome
 
 _WIDTH, _PANEL, _TITLE, _BELOW = 11.6, 2.6, 0.75, 0.62  # inches
 _RANGE = 4.0  # an axis spans at least this factor, so that noise does not look like growth
@@ -24,12 +23,12 @@ _MARKERS = "osD^vPX"
 
 
 @dataclass(frozen=True)
-class _Line:
-    name: str
-    ours: bool
+class Curve:
+    """A line of a benchmark with its colour and the number of its dashes and marker."""
+
+    line: Line
     colour: str
     style: int
-    points: list[tuple[int, Measured]]
 
 
 def write_figure(outcomes: Sequence[Outcome], path: Path) -> None:
@@ -38,39 +37,40 @@ def write_figure(outcomes: Sequence[Outcome], path: Path) -> None:
 
 
 def _figure(outcomes: Sequence[Outcome]) -> Figure:
-    rows = [(outcome, what, lines) for outcome in outcomes for what, lines in _by_pass(outcome).items()]
+    rows = [(outcome, what, curves) for outcome in outcomes for what, curves in _by_pass(outcome).items()]
     each = _TITLE + _PANEL + _BELOW
     height = each * len(rows) + 0.15
     figure = Figure(figsize=(_WIDTH, height))
-    for i, (outcome, what, lines) in enumerate(rows):
+    for i, (outcome, what, curves) in enumerate(rows):
         top = height - i * each
         base = (top - _TITLE - _PANEL) / height
         panels = [
             figure.add_axes((_LEFT + j * (_EACH + _GAP), base, _EACH, _PANEL / height)) for j in range(2)
         ]  # time, memory
-        _draw(panels[0], lines, [[1000 * one.seconds for _, one in line.points] for line in lines], "ms")
-        _draw(panels[1], lines, [[one.memory_mib for _, one in line.points] for line in lines], "peak memory, MiB")
+        _draw(panels[0], curves, [[1000 * one.seconds for _, one in curve.line.points] for curve in curves], "ms")
+        memory = [[one.memory_mib for _, one in curve.line.points] for curve in curves]
+        _draw(panels[1], curves, memory, "peak memory, MiB")
         title = f"{outcome.suite.name}: {what}"
         figure.text(_LEFT, (top - 0.33) / height, title, color=INK, fontsize=13, fontweight="bold", va="center")
         figure.text(_LEFT, (top - 0.57) / height, _subtitle(outcome), color=MUTED, fontsize=9.5, va="center")
         figure.legend(
-            handles=[_handle(line) for line in _slowest_first(lines)], loc="upper left", frameon=False, fontsize=9.5,
+            handles=[_handle(curve) for curve in _slowest_first(curves)], loc="upper left", frameon=False, fontsize=9.5,
             bbox_to_anchor=(_LEFT + 2 * _EACH + _GAP + 0.012, (top - _TITLE + 0.08) / height), labelcolor=INK,
             handlelength=2.6, labelspacing=0.32,
         )  # fmt: skip
     return figure
 
 
-def _by_pass(outcome: Outcome) -> dict[str, list[_Line]]:
-    """Lines by pass; a candidate has the same colour in every pass."""
+def _by_pass(outcome: Outcome) -> dict[str, list[Curve]]:
+    """Curves by pass; a candidate has the same colour in every pass."""
     lines = outcome.lines()
-    names = [*dict.fromkeys(name for name, ours, _, _ in lines if ours)]
-    names += dict.fromkeys(name for name, ours, _, _ in lines if not ours)
-    found: dict[str, list[_Line]] = {}
-    for name, ours, what, points in lines:
-        place = names.index(name)
-        found.setdefault(what, []).append(_Line(name, ours, COLOURS[place % len(COLOURS)], place, points))
-    return found
+    names = [*dict.fromkeys(line.name for line in lines if line.ours)]
+    names += dict.fromkeys(line.name for line in lines if not line.ours)
+    curves: dict[str, list[Curve]] = {}
+    for line in lines:
+        number = names.index(line.name)
+        curves.setdefault(line.what, []).append(Curve(line, COLOURS[number % len(COLOURS)], number))
+    return curves
 
 
 def _subtitle(outcome: Outcome) -> str:
@@ -79,36 +79,37 @@ def _subtitle(outcome: Outcome) -> str:
     return f"{measured}; the greatest length is {outcome.rows[-1].shape}"
 
 
-def _slowest_first(lines: list[_Line]) -> list[_Line]:
+def _slowest_first(curves: list[Curve]) -> list[Curve]:
     """In the order in which the lines end at the right edge."""
-    return sorted(lines, key=lambda line: (line.points[-1][0], line.points[-1][1].seconds), reverse=True)
+    ends = [(curve.line.points[-1][0], curve.line.points[-1][1].seconds) for curve in curves]
+    return [curve for _, curve in sorted(zip(ends, curves, strict=True), key=lambda pair: pair[0], reverse=True)]
 
 
-def _look(line: _Line) -> dict[str, object]:
+def _look(curve: Curve) -> dict[str, object]:
     look: dict[str, object] = {
-        "color": line.colour, "marker": _MARKERS[line.style % len(_MARKERS)], "markeredgecolor": "white",
+        "color": curve.colour, "marker": _MARKERS[curve.style % len(_MARKERS)], "markeredgecolor": "white",
         "markeredgewidth": 0.8,
     }  # fmt: skip
-    if line.ours:
+    if curve.line.ours:
         return look | {"linewidth": 2.6, "markersize": 7, "zorder": 4}
-    return look | {"linewidth": 1.3, "markersize": 5.5, "zorder": 3, "linestyle": _DASHES[line.style % len(_DASHES)]}
+    return look | {"linewidth": 1.3, "markersize": 5.5, "zorder": 3, "linestyle": _DASHES[curve.style % len(_DASHES)]}
 
 
-def _handle(line: _Line) -> Line2D:
-    return Line2D([], [], label=line.name, **_look(line))  # type: ignore[arg-type]
+def _handle(curve: Curve) -> Line2D:
+    return Line2D([], [], label=curve.line.name, **_look(curve))  # type: ignore[arg-type]
 
 
-def _draw(axes: Axes, lines: list[_Line], columns: Sequence[Sequence[float | None]], beside: str) -> None:
-    furnish(axes, "y", "length (tokens)", beside)
+def _draw(axes: Axes, curves: list[Curve], columns: Sequence[Sequence[float | None]], unit: str) -> None:
+    furnish(axes, "y", "length (tokens)", unit)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     drawn = []
-    for line, column in zip(lines, columns, strict=True):
-        known = [(n, y) for (n, _), y in zip(line.points, column, strict=True) if y is not None and y > 0]
+    for curve, column in zip(curves, columns, strict=True):
+        known = [(n, y) for (n, _), y in zip(curve.line.points, column, strict=True) if y is not None and y > 0]
         if known:
-            axes.plot([n for n, _ in known], [y for _, y in known], **_look(line))  # type: ignore[arg-type]
+            axes.plot([n for n, _ in known], [y for _, y in known], **_look(curve))  # type: ignore[arg-type]
             drawn += [y for _, y in known]
-    lengths = sorted({n for line in lines for n, _ in line.points})
+    lengths = sorted({n for curve in curves for n, _ in curve.line.points})
     axes.set_xlim(lengths[0] / 1.15, lengths[-1] * 1.15)
     axes.xaxis.set_major_locator(FixedLocator(lengths))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -118,8 +119,8 @@ def _draw(axes: Axes, lines: list[_Line], columns: Sequence[Sequence[float | Non
         axes.yaxis.set_major_locator(NullLocator())
         axes.yaxis.set_minor_locator(NullLocator())
         return
-    room = max(1.25, (_RANGE * min(drawn) / max(drawn)) ** 0.5)
-    low, high = min(drawn) / room, max(drawn) * room
+    margin = max(1.25, (_RANGE * min(drawn) / max(drawn)) ** 0.5)
+    low, high = min(drawn) / margin, max(drawn) * margin
     axes.set_ylim(low, high)
     decades = math.log10(high / low)
     axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0,) if decades > 3 else (1.0, 2.0, 5.0), numticks=20))

@@ -1,13 +1,14 @@
-"""What a benchmark is made of: passes over tensors, candidates that make them, comparisons of candidates, suites."""
+"""The parts of a benchmark: passes over tensors, candidates that make them, comparisons of candidates, suites."""
 
 from __future__ import annotations
 
 import importlib.util
 import shutil
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ FORWARD, BOTH = "forward", "forward + backward"
 
 @dataclass(frozen=True)
 class Settings:
-    """Sizes and machine of one run; None: the suite's own. `compile`: peers that `torch.compile` makes are measured too."""
+    """Sizes and device of one run. `batch` None: the suite's own. `compile`: also measure peers made by `torch.compile`."""
 
     heads: int = 8
     head_dim: int = 64
@@ -32,17 +33,22 @@ class Settings:
         return DTYPES[self.dtype]
 
     @property
-    def where(self) -> torch.device:
+    def torch_device(self) -> torch.device:
         return torch.device(self.device)
 
     def autocast(self) -> torch.autocast:
         """Products in `dtype` over fp32 parameters."""
         narrow = self.dtype != "fp32"
-        return torch.autocast(self.where.type, self.torch_dtype if narrow else torch.bfloat16, enabled=narrow)
+        return torch.autocast(self.torch_device.type, self.torch_dtype if narrow else torch.bfloat16, enabled=narrow)
+
+    def randn(self, *dims: int, seed: int = 0, scale: float = 1.0) -> Tensor:
+        """Normal random numbers, the same on every device, in the dtype of the run."""
+        generator = torch.Generator().manual_seed(seed)
+        return (torch.randn(*dims, generator=generator) * scale).to(self.torch_device, self.torch_dtype)
 
 
 class Measured(Protocol):
-    """What is timed: one call, once the gradients of an earlier one are cleared, and what the call computes."""
+    """A computation that can be timed (a call), cleared of its gradients, and compared with others (values)."""
 
     def __call__(self) -> object: ...
 
@@ -50,13 +56,13 @@ class Measured(Protocol):
         """Free the gradients."""
 
     def values(self) -> dict[str, Tensor]:
-        """Output and gradients by name, of one call."""
+        """Output and gradients of one call, by name."""
 
 
 class Pass:
-    """`forward()`, and with `backward` the gradients of `leaves` too.
+    """`forward()`, and with `backward` also the gradients of `leaves`.
 
-    `cotangent` is that of the output; None for a loss. Without `backward` nothing is kept for gradients.
+    `cotangent` is the gradient of the output; None for a loss. Without `backward` nothing is kept for gradients.
     """
 
     def __init__(
@@ -78,8 +84,8 @@ class Pass:
             leaf.grad = None
 
     def values(self) -> dict[str, Tensor]:
-        found = {"output": self().detach()}
-        return found | {name: leaf.grad for name, leaf in self.leaves.items() if leaf.grad is not None}
+        output = {"output": self().detach()}
+        return output | {name: leaf.grad for name, leaf in self.leaves.items() if leaf.grad is not None}
 
 
 @dataclass(frozen=True)
@@ -87,8 +93,9 @@ class Candidate:
     """One way to compute something.
 
     computes: candidates with the same word give the same values, and are compared before they are timed.
-    against: the names of the peers that it is measured against; empty for a peer.
-    absent: why it cannot run here; empty if it can.   takes: bytes that it needs at least, where that may be too many.
+    against: the names of the peers it is measured against; empty for a peer.
+    absent: why it cannot run here; empty if it can.
+    takes: bytes that it needs at least, where that may be too many.
     compiled: its first call compiles it for its size.
     """
 
@@ -107,7 +114,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Candidates of one shape that are timed in the same rounds. `length`: the tokens of a text; `what`: which pass."""
+    """Candidates of one shape, timed in the same rounds. `length`: tokens of a text; `what`: which pass."""
 
     shape: str
     length: int
@@ -119,9 +126,10 @@ class Comparison:
 class Suite:
     """A benchmark by name.
 
-    lengths, quick: as measured by its name, and in the quick set.   tiny: a length for what a first call does only once.
-    rounds: by default.   takes: the options among heads, head_dim and batch that it heeds.
-    each_length: cost per n^2 and memory per n are shown for every length.
+    lengths: measured when the benchmark is named.   quick: measured in the quick set of all benchmarks.
+    tiny: a length for the first call, which allocates things once.   rounds: the default.
+    takes: which of the options heads, head_dim and batch have an effect.
+    each_length: show cost per n^2 and memory per n for every length.
     """
 
     name: str
@@ -136,7 +144,7 @@ class Suite:
 
 
 def missing(module: str) -> str:
-    """Why a peer from another package cannot run: empty if the package is there."""
+    """Why a peer from another package cannot run: empty if the package is installed."""
     return "" if importlib.util.find_spec(module) else "not installed; pip install 'fullrank[bench]'"
 
 
@@ -144,13 +152,22 @@ def uncompiled(settings: Settings) -> str:
     """Why `torch.compile` cannot run: empty if it can."""
     if not settings.compile:
         return "left out; --compile measures it too"
-    if settings.where.type == "cuda":
+    if settings.torch_device.type == "cuda":
         return "" if importlib.util.find_spec("triton") else "torch.compile needs triton on a GPU"
     compilers = ("cl",) if sys.platform == "win32" else ("g++", "clang++", "c++")
     return "" if any(map(shutil.which, compilers)) else f"torch.compile needs a C++ compiler ({' or '.join(compilers)})"
 
 
-def drawn(settings: Settings, *dims: int, seed: int = 0, scale: float = 1.0) -> Tensor:
-    """Normally distributed numbers, the same on every device, in the dtype of the run."""
-    generator = torch.Generator().manual_seed(seed)
-    return (torch.randn(*dims, generator=generator) * scale).to(settings.where, settings.torch_dtype)
+def talking_heads() -> Any:
+    """The attention class of x-transformers."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it scripts functions when imported
+        from x_transformers.attend import Attend
+    return Attend
+
+
+def eager_attention() -> Any:
+    """The attention function of transformers made of products and a softmax, as in its Llama."""
+    from transformers.models.llama.modeling_llama import eager_attention_forward
+
+    return eager_attention_forward

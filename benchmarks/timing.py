@@ -1,7 +1,7 @@
-"""Interleaved timing: ratios, not seconds.
+"""Interleaved timing: ratios, not seconds; and the growth of a cost with length.
 
-All candidates run once a round, in one process, in an order that rotates; a ratio is the median over rounds of the two
-times of the same round. On a CPU with one thread the clock is CPU time, which a busy machine disturbs little.
+All candidates run once a round, in one process, in an order that rotates. A ratio is the median over rounds of the ratio of
+two times of the same round. On a CPU with one thread the clock is CPU time, which a busy machine disturbs little.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from typing import Any
 import torch
 
 Run = Callable[[], Any]
-Clock = Callable[[Run], float]  # seconds that a run takes
+Clock = Callable[[Run], float]  # seconds of a run
 
-_PEAK_SIZE = 1024  # rows and columns of the square matrices whose product is called the machine's peak
+_PEAK_SIZE = 1024  # rows and columns of square matrices; the speed of their product is called the machine's peak
 _PEAK_FLOPS = 2 * _PEAK_SIZE**3
-_MOST_REPEATS = 1000
+_MAX_REPEATS = 1000
+MIN_LENGTHS = 3  # fewer lengths say nothing about growth
 
 INTERLEAVED = (
     "all candidates once a round in one process, in rotating order; CPU time with one thread, wall-clock time with more; "
@@ -58,7 +59,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Peak:
-    """Speed of large matrix products in GFLOP/s, measured in the same rounds: what nothing built on them can exceed."""
+    """Speed of large matrix products in GFLOP/s, measured in the same rounds: an upper bound for everything built on them."""
 
     fp32: float
     bf16: float
@@ -88,7 +89,7 @@ def cuda_seconds(run: Run) -> float:
 
 
 def clock_for(device: torch.device) -> Clock:
-    """CUDA events on a GPU; on a CPU its time with one thread, wall-clock time with more."""
+    """CUDA events on a GPU; on a CPU, CPU time with one thread and wall-clock time with more."""
     if device.type == "cuda":
         return cuda_seconds
     return cpu_seconds if torch.get_num_threads() == 1 else wall_seconds
@@ -97,14 +98,14 @@ def clock_for(device: torch.device) -> Clock:
 def times_of(
     candidates: Mapping[str, Run], *, rounds: int, clock: Clock, warm_up: int = 2, at_least: float = 0.0
 ) -> dict[str, list[float]]:
-    """Seconds of every candidate in every round. One shorter than `at_least` seconds runs several times in a row."""
+    """Seconds of every candidate in every round. A candidate shorter than `at_least` seconds runs several times in a row."""
     names = list(candidates)
     repeats = dict.fromkeys(names, 1)
     for name, run in candidates.items():
         for _ in range(warm_up):
             run()
         if at_least > 0:
-            repeats[name] = min(_MOST_REPEATS, max(1, math.ceil(at_least / max(clock(run), 1e-9))))
+            repeats[name] = min(_MAX_REPEATS, max(1, math.ceil(at_least / max(clock(run), 1e-9))))
     times: dict[str, list[float]] = {name: [] for name in names}
     for round_ in range(rounds):
         shift = round_ % len(names)
@@ -133,12 +134,12 @@ def interleave(
     """
     runs = {**candidates, "peak fp32": _product(torch.float32), "peak bf16": _product(torch.bfloat16)}
     times = times_of(runs, rounds=rounds, clock=clock_for(torch.device("cpu")), warm_up=warm_up)
-    found = []
+    timings = []
     for name in candidates:
         ratio = Ratio.of(times[name], times[reference])
-        found.append(Timing(name, statistics.median(times[name]), ratio.middle, ratio.low, ratio.high))
+        timings.append(Timing(name, statistics.median(times[name]), ratio.middle, ratio.low, ratio.high))
     fp32, bf16 = (4 * _PEAK_FLOPS / statistics.median(times[name]) / 1e9 for name in ("peak fp32", "peak bf16"))
-    return found, Peak(fp32, bf16)
+    return timings, Peak(fp32, bf16)
 
 
 def _product(dtype: torch.dtype) -> Run:
@@ -152,7 +153,7 @@ def _product(dtype: torch.dtype) -> Run:
 
 
 def rounded(value: Any) -> Any:
-    """Floats with four figures: more would be noise."""
+    """Nested JSON with floats of four figures: more would be noise."""
     if isinstance(value, float):
         return float(f"{value:.4g}")
     if isinstance(value, dict):
@@ -160,3 +161,20 @@ def rounded(value: Any) -> Any:
     if isinstance(value, list):
         return [rounded(item) for item in value]
     return value
+
+
+def exponent(lengths: Sequence[int], costs: Sequence[float | None]) -> float | None:
+    """Exponent p of cost = c n^p: the least-squares slope of log cost over log length, over the upper half of the lengths.
+
+    Overheads are small there. The middle one of an odd number of lengths counts among the upper half.
+    None for fewer than three lengths, and where a cost of the upper half is missing or not positive.
+    """
+    if len(lengths) < MIN_LENGTHS:
+        return None
+    points = sorted(zip(lengths, costs, strict=True), key=lambda point: point[0])[len(lengths) // 2 :]
+    logs = [(math.log(length), math.log(cost)) for length, cost in points if cost is not None and cost > 0]
+    if len(logs) < len(points) or len(logs) < 2:
+        return None
+    mean_x, mean_y = (sum(column) / len(logs) for column in zip(*logs, strict=True))
+    spread = sum((x - mean_x) ** 2 for x, _ in logs)
+    return sum((x - mean_x) * (y - mean_y) for x, y in logs) / spread
