@@ -199,6 +199,12 @@ def tiered(rows: list[Combination]) -> list[Any]:
     return cases
 
 
+def sparse(rows: list[Combination], step: int) -> list[Any]:
+    """Test cases: every `step`-th row; all others are of the full tier."""
+    marks = [() if i % step == 0 else pytest.mark.full for i in range(len(rows))]
+    return [pytest.param(row, id=str(row), marks=mark) for row, mark in zip(rows, marks, strict=True)]
+
+
 def every_pair_of_choices() -> Iterator[tuple[str, str, str, str]]:
     """(slot, choice, other slot, its choice), for all that may stand together."""
     found = slots()

@@ -130,7 +130,7 @@ def test_meta_build_is_the_real_one(combination: Combination) -> None:
     checks.meta_build_is_the_real_one(combination)
 
 
-@every_pair
+@pytest.mark.parametrize("combination", combinations.sparse(PAIRS, 3))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=["fp32", "fp64", "bf16"])
 def test_saved_and_loaded(combination: Combination, dtype: torch.dtype, tmp_path: Path) -> None:
     checks.saved_and_loaded(combination, dtype, tmp_path)
@@ -141,7 +141,7 @@ def test_double_precision_agrees(combination: Combination) -> None:
     checks.double_precision_agrees(combination)
 
 
-@every_pair
+@pytest.mark.parametrize("combination", combinations.sparse(PAIRS, 5))
 def test_learns(combination: Combination) -> None:
     checks.learns(combination)
 
