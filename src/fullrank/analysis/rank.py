@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fullrank.core.config import ModelConfig, OutputConfig
+from fullrank.core.config import ClusteredConfig, MixtureConfig, ModelConfig, OutputConfig
 from fullrank.core.errors import InputError, RunError
 
 MOST_BYTES = 1 << 30  # of the matrix, beyond which a part of the vocabulary is looked at ...
@@ -166,12 +166,12 @@ def rank(
 def of_config(config: ModelConfig) -> OutputLayer:
     """The output layer of a `LanguageModel`."""
     out = config.output
-    latent = out.kind == "mixture_of_softmaxes" and out.latent is not False
+    latent = isinstance(out, MixtureConfig) and out.latent
     return OutputLayer(
         kind=_kind(out),
         hidden_size=config.hidden_size,
         bias=bool(out.bias),
-        clusters=len(out.cutoffs or ()) + 1 if out.adaptive else 1,
+        clusters=len(out.cutoffs or ()) + 1 if isinstance(out, ClusteredConfig) else 1,
         exempt=_exempt(out),
         normed=(bool(config.final_norm) or config.norm == "post") and not latent,
     )
@@ -179,10 +179,10 @@ def of_config(config: ModelConfig) -> OutputLayer:
 
 def _kind(out: OutputConfig) -> str:
     words = {"softmax": "softmax", "adaptive": "adaptive softmax"}.get(out.kind, out.kind)
-    if out.kind == "mixture_of_softmaxes":
+    if isinstance(out, MixtureConfig):
         plain = "softmax" if out.components == "softmax" else "adaptive softmax"
         words = f"mixture of {out.mixtures} {plain}es" if out.mixtures != 1 else f"{plain} of a latent state"
-        if out.latent is False:
+        if not out.latent:
             words = plain
     return words.replace("softmax", "sigsoftmax") if out.normalize == "sigsoftmax" else words
 
@@ -190,11 +190,11 @@ def _kind(out: OutputConfig) -> str:
 def _exempt(out: OutputConfig) -> str | None:
     if out.kind not in ("softmax", "adaptive", "mixture_of_softmaxes"):
         return f"no bound is known for output layers of kind '{out.kind}'"
-    if out.kind == "mixture_of_softmaxes" and out.mixtures != 1:
+    if isinstance(out, MixtureConfig) and out.mixtures != 1:
         return "the logarithm of a sum of softmaxes is not linear in their logits"
     if out.normalize == "sigsoftmax":
         return "sigsoftmax adds log sigmoid(z) to every logit z, which is not linear"
-    if out.epsilon:
+    if isinstance(out, MixtureConfig) and out.epsilon:
         return f"log(p + {out.epsilon:g}) is not linear in the logits"
     return None
 

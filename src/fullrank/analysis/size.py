@@ -19,7 +19,7 @@ from torch import nn
 from fullrank.config.run import RunConfig
 from fullrank.core.attention import Attention, WeightedValues
 from fullrank.core.cache import DecayedSums
-from fullrank.core.config import ModelConfig, stage_name
+from fullrank.core.config import ModelConfig, MultiLinearConfig, stage_name
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.embedding import Input
 from fullrank.core.errors import InputError
@@ -257,7 +257,7 @@ def _multilinear_work(config: ModelConfig, length: int, batch: int, *, causal: b
     Raises InputError where a text of `length` tokens is longer than the output map.
     """
     attention, layers, width = config.attention, config.num_hidden_layers, config.hidden_size
-    assert attention.rank is not None
+    assert isinstance(attention, MultiLinearConfig)
     if attention.decays is not None:
         sums = 1 if causal else length
         forward = layers * attention.decays * attention.rank * (2 * sums + width)
@@ -299,8 +299,8 @@ def _memory_flops(model: LanguageModel, length: int) -> float:
     projections = [m for m in model.modules() if isinstance(m, Projection)]
     numbers = sum(map(_keys_and_values, projections))
     config = model.config.attention
-    if config.decays is not None:  # and made into sums: S R multiply-adds for keys and for values
-        assert config.rank is not None
+    if isinstance(config, MultiLinearConfig) and config.decays is not None:
+        # and made into sums: S R multiply-adds for keys and for values
         numbers += len(projections) * 2 * config.decays * config.rank
     return 2 * numbers * model.memory_length / length
 
@@ -345,7 +345,7 @@ def attention_block(layer: nn.Module, config: ModelConfig, in_all: int, in_model
     `paper_formula` is (3 h d) / (3 d + h) (Ma et al. 2019, §3.3), h heads and factors of width d: h heads each as wide as a
     factor against three shared projections and h cores. It has W_O on neither side.
     """
-    if config.attention.kind != "multilinear":
+    if not isinstance(config.attention, MultiLinearConfig):
         return None
     counts: Counter[str] = Counter(dict.fromkeys([*_PIECES, "bias"], 0))
     for name, parameter in layer.named_parameters():
@@ -354,7 +354,6 @@ def attention_block(layer: nn.Module, config: ModelConfig, in_all: int, in_model
     block = {"total": sum(counts.values()), **counts}
     width, bias = config.hidden_size, 4 * config.hidden_size * config.attention.bias
     heads, layers, rank = config.num_attention_heads, config.num_hidden_layers, config.attention.rank
-    assert rank is not None
     plain = {
         "total": 4 * width**2 + bias,
         "projections": 3 * width**2,

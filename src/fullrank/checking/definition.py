@@ -12,7 +12,7 @@ from torch import Tensor
 from fullrank.checking.report import Check, Finding, bounded, inapplicable, largest
 from fullrank.checking.subject import Subject, call, everywhere, log_prob, logits_in, mode
 from fullrank.core import registry
-from fullrank.core.config import DropoutConfig, stage_name
+from fullrank.core.config import DropoutConfig, WeightedConfig, stage_name
 from fullrank.core.errors import InputError
 from fullrank.kernels import NAMES, chosen, kernel
 
@@ -30,7 +30,7 @@ def plain_start(subject: Subject) -> Finding:
     """Where the paper says so, mixing starts as plain attention: bit for bit through one kernel."""
     if not subject.ours:
         return inapplicable("not a model with a mixing of heads")
-    mixes = {place: stage_name(part.mix) for place, part in subject.attention.items() if part.kind == "weighted"}
+    mixes = {place: stage_name(p.mix) for place, p in subject.attention.items() if isinstance(p, WeightedConfig)}
     if not mixes:
         return inapplicable("model.attention.kind is multilinear, which has no heads to mix")
     mixed = {place: mix for place, mix in mixes.items() if mix != "none"}

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from . import engine, registry
 from .cache import Buffer, DecayedSums, KeyValues, Past, append
-from .config import AttentionConfig, ModelConfig
+from .config import AttentionConfig, ModelConfig, MultiLinearConfig, WeightedConfig
 from .cross_head import StochasticCrossHead
 from .dropout import dropout
 from .engine import Problem
@@ -95,7 +95,7 @@ class WeightedValues(Attend):
     Dropout comes after mixing, as in the released Mixhead code. `forward` is the definition; it asks faster engines first.
     """
 
-    def __init__(self, config: AttentionConfig, size: HeadSize, dropout: float) -> None:
+    def __init__(self, config: WeightedConfig, size: HeadSize, dropout: float) -> None:
         super().__init__()
         self.size = size
         self.score: Score = build_stage("score", config.score, size)
@@ -184,7 +184,7 @@ class Attention(nn.Module):
         size = self._size(config, hidden_size, num_attention_heads, head_dim, max_position_embeddings)
         attend: Attend = registry.lookup("attend", config.kind)(config, size, dropout or 0.0)
         self.project = Projection(attend.size, config.bias, rotary, attend.needs)
-        self.permute = StochasticCrossHead(config.cross_head)
+        self.permute = StochasticCrossHead(config.cross_head if isinstance(config, WeightedConfig) else 0.0)
         self.attend = attend
         self.merge = attend.merge(config.bias)
 
@@ -196,10 +196,10 @@ class Attention(nn.Module):
         head_dim: int | None,
         longest: int | None,
     ) -> HeadSize:
-        if config.kind == "multilinear":  # heads play no part
+        if isinstance(config, MultiLinearConfig):  # heads play no part
             heads, head_dim = 1, config.rank
         if hidden_size is None or heads is None:
-            needed = "hidden_size" if config.kind == "multilinear" else "hidden_size and num_attention_heads"
+            needed = "hidden_size" if isinstance(config, MultiLinearConfig) else "hidden_size and num_attention_heads"
             raise ConfigError(f"{type(self).__name__}: give a ModelConfig, or an AttentionConfig with {needed}")
         if head_dim is None:
             if heads < 1 or hidden_size % heads:

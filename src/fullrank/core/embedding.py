@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .config import InputConfig, ModelConfig, OutputConfig, cluster_problems
+from .config import AdaptiveInputConfig, InputConfig, ModelConfig, OutputConfig, cluster_problems
 from .errors import ConfigError
 from .registry import register
 
@@ -108,6 +108,8 @@ class AdaptiveInput(Input):
         super().__init__()
         vocab_size, hidden_size = layer_sizes("AdaptiveInput", config, vocab_size, hidden_size)
         options = config.input if isinstance(config, ModelConfig) else config
+        if not isinstance(options, AdaptiveInputConfig):
+            raise ConfigError(f"model.input.kind: AdaptiveInput is for an adaptive input, given '{options.kind}'")
         self.clusters = Clusters.of("model.input", options.cutoffs, options.div_val, vocab_size, hidden_size)
         sizes, widths = self.clusters.sizes, self.clusters.widths
         self.weights = nn.ParameterList(torch.empty(n, width) for n, width in zip(sizes, widths, strict=True))

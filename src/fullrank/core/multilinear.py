@@ -14,7 +14,7 @@ from fullrank.kernels.multilinear import multilinear
 
 from .attention import Attend, Attention, Trace
 from .cache import DecayedSums
-from .config import AttentionConfig, ModelConfig, stage_name
+from .config import AttentionConfig, ModelConfig, MultiLinearConfig, stage_name
 from .errors import ConfigError, InputError
 from .layout import Layout
 from .multilinear_decayed import DecayedMap
@@ -93,14 +93,12 @@ class MultiLinear(Attend):
     Raises InputError for texts longer than P, and where attention weights are asked for.
     """
 
-    def __init__(self, config: AttentionConfig, size: HeadSize, dropout: float) -> None:
+    def __init__(self, config: MultiLinearConfig, size: HeadSize, dropout: float) -> None:
         super().__init__()
         if dropout:
             raise ConfigError(
                 f"dropout: multi-linear attention has no attention weights to drop, given {dropout}; leave it out"
             )
-        assert config.rank is not None
-        assert config.cores is not None
         self.size = HeadSize(1, config.rank, size.hidden_size, size.max_length)
         self.sees_future, self.needs = config.sees_future, Needs(("scored", "keys"))
         self.cores = Cores(config.cores, config.rank, config.core_weights == "free")

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import engine
-from .config import ModelConfig, OutputConfig
+from .config import ClusteredConfig, MixtureConfig, ModelConfig, OutputConfig
 from .dropout import Dropout, dropout
 from .embedding import AdaptiveInput, Clusters, TokenEmbedding, layer_sizes
 from .engine import Cluster, Components
@@ -229,7 +229,7 @@ class Latents(nn.Module):
     Parameters: K E^2 + 2 K E.
     """
 
-    def __init__(self, config: OutputConfig, hidden_size: int) -> None:
+    def __init__(self, config: MixtureConfig, hidden_size: int) -> None:
         super().__init__()
         assert config.mixtures is not None
         self.mixtures = config.mixtures
@@ -265,8 +265,8 @@ class MixtureOfSoftmaxes(SoftmaxOutput):
     ) -> None:
         super().__init__(config, embedding, **sizes)
         options = config.output if isinstance(config, ModelConfig) else config
-        if options.kind != "mixture_of_softmaxes" or options.adaptive:
-            given = f"components '{options.components}'" if options.adaptive else f"'{options.kind}'"
+        if not isinstance(options, MixtureConfig) or options.adaptive:
+            given = "components 'adaptive'" if options.adaptive else f"'{options.kind}'"
             raise ConfigError(f"model.output.kind: MixtureOfSoftmaxes is for a mixture of softmaxes, given {given}")
         width = self.matrix.shape[1]
         self.epsilon, self.mixture = options.epsilon, Latents(options, width)
@@ -317,6 +317,8 @@ class AdaptiveSoftmax(Output):
         super().__init__()
         vocab_size, hidden_size = layer_sizes("AdaptiveSoftmax", config, vocab_size, hidden_size)
         options = config.output if isinstance(config, ModelConfig) else config
+        if not isinstance(options, ClusteredConfig):
+            raise ConfigError(f"model.output.kind: AdaptiveSoftmax is for an adaptive softmax, given '{options.kind}'")
         self.clusters = Clusters.of("model.output", options.cutoffs, options.div_val or 1, vocab_size, hidden_size)
         # in a tuple, so that the embedding is not registered as a child and its tensors are saved once
         self._tied: tuple[AdaptiveInput, ...] = ()
@@ -341,9 +343,10 @@ class AdaptiveSoftmax(Output):
         self.class_weight = nn.Parameter(torch.empty(len(tails), hidden_size))
         self.class_bias = nn.Parameter(torch.empty(len(tails))) if options.bias else None
         self.tail_dropout = Dropout(options.tail_dropout)
-        mixed = options.kind == "mixture_of_softmaxes"
-        self.normalize, self.epsilon = options.normalize, options.epsilon if mixed else 0.0
-        self.mixture = Latents(options, hidden_size) if mixed else None
+        self.normalize, self.epsilon = options.normalize, 0.0
+        self.mixture: Latents | None = None
+        if isinstance(options, MixtureConfig):
+            self.epsilon, self.mixture = options.epsilon, Latents(options, hidden_size)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

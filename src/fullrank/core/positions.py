@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .cache import KeyValues, Past
-from .config import ModelConfig, stage_options
+from .config import ModelConfig, MultiLinearConfig, stage_options
 from .errors import InputError
 from .layout import Layout
 from .registry import register
@@ -219,8 +219,7 @@ class Relative(Position):
         self.places: int | None = None  # of the position term of multi-linear attention
         assert config.head_dim is not None
         heads, width = config.num_attention_heads, config.head_dim
-        if config.attention.kind == "multilinear":
-            assert config.attention.rank is not None
+        if isinstance(config.attention, MultiLinearConfig):
             self.places, heads, width = config.max_position_embeddings, 1, config.attention.rank
         self.biases = RelativeBiases(heads, width) if options.get("shared_biases", True) else None
 

@@ -22,7 +22,19 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    Self,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from . import registry
 from .errors import ConfigError, suggest
@@ -420,10 +432,12 @@ class ByKind(Section, metaclass=_Kinds):
         elif built_in:
             cls.MEMBERS.append(cls)
 
-    def __getattr__(self, name: str) -> Any:  # a key of another kind reads as it is written
-        if name in self.WRITTEN:
-            return self.WRITTEN[name]
-        raise AttributeError(f"'{type(self).__name__}' has no key '{name}'")
+    if not TYPE_CHECKING:  # typed code asks for the kind
+
+        def __getattr__(self, name: str) -> Any:  # a key of another kind reads as it is written
+            if name in self.WRITTEN:
+                return self.WRITTEN[name]
+            raise AttributeError(f"'{type(self).__name__}' has no key '{name}'")
 
     def _faults(self) -> Iterator[str]:
         if type(self) is not self.member(vars(self), self.KEY):

@@ -7,7 +7,15 @@ from typing import Any
 
 import torch
 
-from fullrank.core.config import AttentionConfig, DecoderConfig, EncoderConfig, ModelConfig
+from fullrank.core.config import (
+    AdaptiveInputConfig,
+    AttentionConfig,
+    ClusteredConfig,
+    DecoderConfig,
+    EncoderConfig,
+    MixtureConfig,
+    ModelConfig,
+)
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.translator import Translator
 
@@ -32,7 +40,11 @@ def shrunk(config: ModelConfig, *, translates: bool = False) -> tuple[ModelConfi
     if translates:
         stages = [part.attention for part in (config.of_encoder(), config.of_decoder(), config.of_cross())]
     as_it_is = config
-    if config.vocab_size is None and not config.input.cutoffs and not config.output.cutoffs:
+    clusters, divisors = [0, 0], [1, 1]
+    for i, part in enumerate((config.input, config.output)):
+        if isinstance(part, AdaptiveInputConfig | ClusteredConfig):
+            clusters[i], divisors[i] = len(part.cutoffs or ()), part.div_val or 1
+    if config.vocab_size is None and not any(clusters):
         as_it_is = replace(config, vocab_size=VOCABULARY)
     at_least = 2 * config.num_hidden_layers * config.hidden_size * (config.intermediate_size or 0)
     if as_it_is.vocab_size is not None and at_least <= _SMALL and _parameters(as_it_is, translates) <= _SMALL:
@@ -40,8 +52,6 @@ def shrunk(config: ModelConfig, *, translates: bool = False) -> tuple[ModelConfi
     heads, assumed = min(config.num_attention_heads, _HEADS), config.head_dim or 1
     head_dim = min(assumed, _HEAD_DIM)
     vocab_size = min(config.vocab_size or VOCABULARY, VOCABULARY)
-    clusters = [len(part.cutoffs or ()) for part in (config.input, config.output)]
-    divisors = [part.div_val or 1 for part in (config.input, config.output)]
     least = max(d**n for d, n in zip(divisors, clusters, strict=True))  # the narrowest cluster keeps a dimension
     width = heads * head_dim
     if config.hidden_size != config.num_attention_heads * assumed:
@@ -61,15 +71,15 @@ def shrunk(config: ModelConfig, *, translates: bool = False) -> tuple[ModelConfi
         ),
         "memory_length": min(config.memory_length, _MEMORY),
     }
-    output: dict[str, Any] = {"cutoffs": _cutoffs(clusters[1], vocab_size)} if clusters[1] else {}
-    if config.output.mixtures is not None:
-        output["mixtures"] = min(config.output.mixtures, _MIXTURES)
+    output: dict[str, Any] = {"cutoffs": _cutoffs(clusters[1], vocab_size)}
+    if isinstance(config.output, MixtureConfig):
+        output["mixtures"] = min(config.output.mixtures or 1, _MIXTURES)
     small = replace(
         config,
         **changes,
         attention=_attention(config.attention),
         input=config.input.with_known(cutoffs=_cutoffs(clusters[0], vocab_size)),
-        output=replace(config.output, **output),
+        output=config.output.with_known(**output),
         encoder=_encoder(config, vocab_size) if translates else config.encoder,
         decoder=_decoder(config.decoder),
     )

@@ -9,7 +9,15 @@ from typing import Any
 from torch import Tensor
 
 from fullrank.config.run import MASKED_TOKEN
-from fullrank.core.config import NOT_NEXT_TOKEN, AttentionConfig, ModelConfig, stage_name
+from fullrank.core.config import (
+    NOT_NEXT_TOKEN,
+    AttentionConfig,
+    MixtureConfig,
+    ModelConfig,
+    MultiLinearConfig,
+    WeightedConfig,
+    stage_name,
+)
 from fullrank.reporting.runs import RunRecord, integer, mapping, number
 
 _PIPELINES = {"causal": "text-generation", "masked": "fill-mask", "translation": "translation"}
@@ -190,24 +198,21 @@ def _of_model(config: ModelConfig, record: RunRecord | None, tensors: Mapping[st
     yield "memory", f"{config.memory_length} tokens" if config.memory_length else None
     yield "input", config.input.kind
     tied = ", tied to the input" if config.output.tied else ""
-    mixtures = f", {config.output.mixtures} softmaxes" if config.output.kind == "mixture_of_softmaxes" else ""
+    mixtures = f", {config.output.mixtures} softmaxes" if isinstance(config.output, MixtureConfig) else ""
     yield "output", f"{config.output.kind.replace('_', ' ')}{mixtures}{tied}"
     yield "vocabulary", f"{config.vocab_size:,}" if config.vocab_size else None
 
 
 def _mechanism(attention: AttentionConfig, config: ModelConfig) -> str:
-    if attention.kind == "multilinear":
+    if isinstance(attention, MultiLinearConfig):
         seen = ", **tokens see later ones**" if attention.sees_future else ""
         return (
             f"multi-linear, {attention.cores} cores of rank {attention.rank}, output map {attention.output_map}{seen}"
         )
-    words = [
-        f"{config.num_attention_heads} heads of {config.head_dim}",
-        f"score {stage_name(attention.score)}",
-        stage_name(attention.normalize),
-        f"mixed heads: {stage_name(attention.mix)}",
-    ]
-    if attention.cross_head:
+    words = [f"{config.num_attention_heads} heads of {config.head_dim}", f"score {stage_name(attention.score)}"]
+    if isinstance(attention, WeightedConfig):
+        words += [stage_name(attention.normalize), f"mixed heads: {stage_name(attention.mix)}"]
+    if isinstance(attention, WeightedConfig) and attention.cross_head:
         words.append(f"cross-head probability {attention.cross_head} in training")
     return ", ".join(words).replace("_", " ")
 
