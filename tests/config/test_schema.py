@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -12,12 +13,13 @@ from hypothesis import strategies as st
 from schema_accepts import accepts
 
 import fullrank as fr
+from fullrank.config.finetune import FinetuneTrainConfig
 from fullrank.config.load import build, parse_yaml, to_yaml
 from fullrank.config.run import RunConfig
-from fullrank.config.schema import json_schema
-from fullrank.core import registry
+from fullrank.config.schema import finetune_schema, json_schema
+from fullrank.core import kinds, registry
 from fullrank.core.errors import ConfigError
-from fullrank.core.section import known_keys
+from fullrank.core.section import Slot, hints_of, known_keys
 
 probability = st.floats(0, 0.99)
 positive = st.floats(1e-9, 1e9, allow_nan=False)
@@ -198,3 +200,41 @@ def test_the_schema_is_json_and_names_registered_stages() -> None:
         assert "for_the_schema" in json.dumps(json_schema())
     finally:
         registry.unregister("mix", "for_the_schema")
+
+
+@pytest.mark.parametrize("schema", [json_schema, finetune_schema], ids=["run", "finetuning"])
+def test_every_key_has_a_description(schema: Callable[[], dict[str, Any]]) -> None:
+    content = schema()
+    for section in (content, *content["$defs"].values()):
+        assert section["description"]
+        for name, key in section["properties"].items():
+            assert len(key["description"]) > 3, name
+
+
+def _slots(hint: Any) -> Iterator[Slot]:
+    yield from (mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, Slot))
+    for inner in get_args(hint):
+        yield from _slots(inner)
+
+
+def test_built_in_stages_are_those_that_are_registered() -> None:
+    """Their names and options are declared beside the keys, so that checking them needs no torch."""
+    sections = [fr.ModelConfig, *kinds.AttentionConfig.MEMBERS, fr.TrainConfig, FinetuneTrainConfig]
+    slots = [slot for section in sections for hint in hints_of(section).values() for slot in _slots(hint)]
+    assert {slot.name for slot in slots} >= {
+        "score",
+        "normalize",
+        "mix",
+        "position",
+        "activation",
+        "initializer",
+        "schedule",
+    }
+    for slot in slots:
+        if not slot.name:
+            continue
+        assert slot.built_in.keys() <= set(registry.names(slot.name))
+        for name, options in slot.built_in.items():
+            assert getattr(registry.lookup(slot.name, name), "Config", None) is options
+    for union in (fr.AttentionConfig, fr.InputConfig, fr.OutputConfig):
+        assert {member.kind for member in union.MEMBERS} <= set(registry.names(union.SLOT))

@@ -1,4 +1,4 @@
-"""`extends`: a recipe that takes another's base and scales; `scales` of a row."""
+"""Recipes: `extends` takes another's base and scales, `scales` of a row; files of another shape are refused."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fullrank.config.recipe import load, resolve
+from fullrank.config.load import parse_yaml
+from fullrank.config.recipe import load, parse, resolve
 from fullrank.core.errors import InputError
 
 
@@ -118,3 +119,37 @@ def test_a_circle_of_two(tmp_path: Path) -> None:
     write(tmp_path, "a.yaml", "extends: b.yaml\nrows: {x: }\n")
     with pytest.raises(InputError, match=r"goes round in a circle: .*a\.yaml -> .*b\.yaml -> .*a\.yaml"):
         load(write(tmp_path, "b.yaml", "extends: a.yaml\nrows: {x: }\n").replace("b.yaml", "a.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rows: [a, b]", r"mine: rows: a mapping, given \['a', 'b'\]"),
+        ("rows:", "`rows` names no row"),
+        ("rows: {}", "`rows` names no row"),
+        ("rows: {a: hello}", "rows.a: a section of keys, given 'hello'"),
+        ("rows: {a: {set: 3}}", "rows.a.set: a mapping, given 3"),
+        ("rows: {a: {paper: [1]}}", "rows.a.paper: a mapping, given"),
+        ("rows: {a: }\nbase: 4", "mine: base: a mapping, given 4"),
+        ("rows: {a: }\nscales: [tiny]", r"mine: scales: a mapping .*given \['tiny'\]"),
+        ("rows: {a: }\nscales: {tiny: 5}", "mine: scales: a mapping .*given .*5"),
+        (
+            "rows: {a: }\nscales: {1: {}, huge: {}}",
+            "scales: a mapping with the keys 'paper' or 'small' or 'tiny', given",
+        ),
+        ("rows: {a: {scales: [tiny]}}", r"rows.a.scales: a mapping .*given \['tiny'\]"),
+        ("rows: {a: {scales: {tiny: 5}}}", "rows.a.scales: a mapping .*given .*5"),
+        ("rows: {a: {scales: {huge: {}}}}", "scales: a mapping with the keys 'paper' or 'small' or 'tiny', given"),
+        ("rows: {a: }\n1: 2\nzzz: 3", "1: keys should be strings"),
+        ("rows: {a: {1: 2, z: 3}}", "unknown key 'rows.a.z'|keys should be strings"),
+    ],
+)
+def test_recipes_of_another_shape(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parse("mine", parse_yaml(text, "mine"))
+
+
+def test_a_row_may_be_called_by_a_number(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("rows: {1: {set: {train.seed: 5}}}\n", encoding="utf-8")
+    assert resolve(str(file), "1").config.train.seed == 5

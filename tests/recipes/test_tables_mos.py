@@ -6,9 +6,9 @@ import math
 import re
 
 import pytest
+from recipe_counts import config_of, total
 
 from fullrank.config.recipe import load
-from recipe_counts import config_of, total
 
 NAMES = ("mos/table1-ptb", "mos/table1-wikitext2", "mos/table2")
 ROWS = [(name, row) for name in NAMES for row in load(name).rows]

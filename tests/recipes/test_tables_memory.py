@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from recipe_counts import config_of, total
 
 from fullrank.config.recipe import load
-from recipe_counts import config_of, total
 
 WIKITEXT = (20_000, 40_000, 200_000)
 

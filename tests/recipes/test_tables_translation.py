@@ -1,15 +1,12 @@
-"""Recipes of translation: sizes from the architecture, what is mixed where, the papers' figures, keys that go together."""
+"""Recipes of translation: sizes from the architecture, what is mixed where, the papers' figures."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-
-from fullrank.config.load import build, flatten
-from fullrank.config.recipe import load
-from fullrank.core.errors import ConfigError
 from recipe_counts import config_of, total
+
+from fullrank.config.load import flatten
+from fullrank.config.recipe import load
 
 SCALES = ("paper", "small", "tiny")
 HEADS = (4, 32, 64)
@@ -169,81 +166,3 @@ def test_the_papers_table_3() -> None:
         "core2": {"parameters": "21.2M", "test_bleu": 34.91},
         "decayed": None,
     }
-
-
-# -- keys that go together ----------------------------------------------------------------------------------------------
-
-SENTENCES: dict[str, Any] = {"data": {"name": "multi30k-de-en"}, "train": {"batch_tokens": 4096}}
-
-
-def problems_of(raw: dict[str, Any]) -> tuple[str, ...]:
-    with pytest.raises(ConfigError) as caught:
-        build(raw)
-    return tuple(caught.value.problems)
-
-
-@pytest.mark.parametrize(
-    "name", ["parallel", "multi30k-de-en", "iwslt14-de-en", "wmt16-en-de", "synthetic-translation"]
-)
-def test_sentence_pairs_are_translated(name: str) -> None:
-    files = {"train": "a", "valid": "b", "test": "c", "source": "de", "target": "en"} if name == "parallel" else {}
-    assert build({"data": {"name": name, **files}, "train": {"batch_tokens": 4096}}).translates
-    assert not build({"data": {"name": "ptb"}}).translates
-    assert not build({}).translates
-
-
-@pytest.mark.parametrize(
-    ("raw", "keys"),
-    [
-        ({"model": {"encoder": {"num_hidden_layers": 2}}}, ["model.encoder: a section of translation models"]),
-        ({"model": {"decoder": {"released_cross": True}}, "data": {"name": "ptb"}}, ["model.decoder: a section", "ptb"]),
-        ({"train": {"batch_tokens": 4096}}, ["train.batch_tokens: of sentence pairs", "given 4096", "train.batch_size"]),
-        ({"eval": {"metric": "bleu"}}, ["eval.metric: bleu judges translations"]),
-        ({"data": {"name": "multi30k-de-en"}}, ["train.batch_tokens: data.name: multi30k-de-en is sentence pairs", "4096"]),
-        ({**SENTENCES, "model": {"memory_length": 8}}, ["model.memory_length: a translation model has no memory", "8"]),
-        ({**SENTENCES, "eval": {"context": 8}}, ["eval.context: of the segments of a running text", "given 8"]),
-        ({**SENTENCES, "eval": {"stride": 8}}, ["eval.stride"]),
-        ({**SENTENCES, "eval": {"memory_length": 0}}, ["eval.memory_length", "given 0"]),
-        ({**SENTENCES, "eval": {"segment_length": 8}}, ["eval.segment_length"]),
-        (
-            {**SENTENCES, "train": {"batch_tokens": 8, "phases": [{"name": "rest", "skip": "uniform", "p": 0.1}]}},
-            ["train.phases.rest.skip", "given 'uniform', allowed is none"],
-        ),
-        (
-            {"data": {"name": "parallel", "train": "a", "valid": "b", "test": "c", "source": "de", "target": "en",
-                      "vocabulary": "separate"},
-             "train": {"batch_tokens": 8}, "model": {"encoder": {"share_embedding": True}}},
-            ["model.encoder.share_embedding: one table", "data.vocabulary: joint"],
-        ),
-        (
-            {**SENTENCES, "train": {"batch_tokens": 8, "overlap": 0.1}, "model": {"attention": {"kind": "multilinear"}}},
-            ["train.overlap: a penalty on attention weights"],
-        ),
-    ],
-)  # fmt: skip
-def test_what_does_not_go_together(raw: dict[str, Any], keys: list[str]) -> None:
-    (problem,) = problems_of(raw)
-    for key in keys:
-        assert key in problem
-
-
-def test_a_penalty_acts_wherever_there_are_weights() -> None:
-    """Multi-linear attention in the encoder alone leaves two kinds of attention with weights."""
-    encoder = {"encoder": {"attention": {"kind": "multilinear"}}}
-    config = build({**SENTENCES, "train": {"batch_tokens": 8, "overlap": 0.1}, "model": encoder})
-    assert config.model.of_encoder().attention.kind == "multilinear"
-    assert config.model.of_decoder().attention.kind == "weighted"
-
-
-def test_phases_without_rest_are_free() -> None:
-    phases = [{"name": "first", "steps": 5}, {"name": "second", "steps": 5}]
-    assert build({**SENTENCES, "train": {"batch_tokens": 8, "phases": phases}}).translates
-
-
-def test_all_problems_are_told_at_once() -> None:
-    found = problems_of(
-        {"data": {"name": "multi30k-de-en"}, "model": {"memory_length": 4}, "eval": {"stride": 3, "context": 2}}
-    )
-    assert [problem.split(":")[0] for problem in found] == [
-        "model.memory_length", "train.batch_tokens", "eval.context", "eval.stride",
-    ]  # fmt: skip

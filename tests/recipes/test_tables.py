@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 
 import pytest
+from recipe_counts import config_of, total
 
 from fullrank.config.load import flatten
 from fullrank.config.recipe import is_finetuning, load, shipped
-from recipe_counts import config_of, total
 
-# recipes of fine-tuning: tests/test_recipes_finetune.py
+# recipes of fine-tuning: tests/recipes/test_tables_finetune.py
 NAMES = [name for name in shipped() if not name.startswith("demo/") and not is_finetuning(name)]
 ROWS = [(name, row) for name in NAMES for row in load(name).rows]
 CELLS = [(name, row, scale) for name, row in [*ROWS, ("demo/builtin", "b")] for scale in load(name).scales]
@@ -88,7 +88,7 @@ def test_the_papers_columns(name: str, row: str) -> None:
         assert paper == {}
         return
     if name.startswith("tensorized/") or name in TRANSLATION:
-        return  # tests/test_recipes_tensorized.py, tests/test_recipes_translation.py
+        return  # test_tables_tensorized.py, test_tables_translation.py
     if "parameters" in paper:
         millions = re.fullmatch(r"(\d+)M", paper["parameters"])
         assert millions is not None

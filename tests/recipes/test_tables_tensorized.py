@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from recipe_counts import config_of, total
 
 from fullrank.config.recipe import load
-from recipe_counts import config_of, total
 
 NAMES = ("tensorized/table1", "tensorized/table2-ptb", "tensorized/table2-wikitext103")
 MULTILINEAR = ("core1", "core2", "core1-as-published", "core2-as-published")

@@ -1,0 +1,144 @@
+"""What a run cannot ask for: said when it is configured, not at a step or after all."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from fullrank.config.load import build
+from fullrank.core.config import with_memory
+from fullrank.core.errors import ConfigError
+
+MASKED = {"attention": {"kind": "multilinear"}}
+PUBLISHED = {"attention": {"kind": "multilinear", "causal": "as_published", "not_next_token_perplexity": True}}
+DECAYED = {"attention": {"kind": "multilinear", "output_map": "decayed"}}
+RELATIVE = {"position": "relative", "attention": {"kind": "multilinear", "score": "relative"}}
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (
+            {"model": MASKED, "train": {"orthogonality": 0.1}},
+            ["train.orthogonality:", "given 0.1", "model.attention.kind"],
+        ),
+        ({"model": MASKED, "train": {"overlap": 2.0}}, ["train.overlap:", "given 2.0", "model.attention.kind"]),
+        ({"model": RELATIVE, "eval": {"clamp_length": 9}}, ["eval.clamp_length: 9", "multi-linear", "none to clamp"]),
+        (
+            {"model": PUBLISHED, "eval": {"memory_length": 8}},
+            ["eval.memory_length: 8", "as_published", "drops the memory"],
+        ),
+        (
+            {"model": {**DECAYED, "memory_length": 8}, "eval": {"same_length": True}},
+            ["eval.same_length: True", "output_map: decayed"],
+        ),
+    ],
+)
+def test_refused(raw: dict[str, Any], said: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(raw)
+    (problem,) = caught.value.problems
+    for words in said:
+        assert words in problem
+
+
+def test_both_penalties_are_named() -> None:
+    with pytest.raises(ConfigError) as caught:
+        build({"model": MASKED, "train": {"orthogonality": 0.1, "overlap": 0.2}})
+    assert [problem.partition(":")[0] for problem in caught.value.problems] == ["train.orthogonality", "train.overlap"]
+
+
+def test_allowed() -> None:
+    weighted = {"position": "relative", "attention": {"score": "relative"}}
+    build({"model": weighted, "train": {"orthogonality": 0.1, "overlap": 0.1}, "eval": {"clamp_length": 9}})
+    build({"model": PUBLISHED, "eval": {"memory_length": 0}})
+    build({"model": RELATIVE, "eval": {"memory_length": 8, "same_length": True}})
+    build({"model": {**DECAYED, "memory_length": 8}, "eval": {"memory_length": 4}})
+    zeros = {**weighted, "memory_length": 8, "same_length": True, "memory_start": "zeros"}
+    build({"model": zeros, "eval": {"memory_length": 0}})  # without memory there is no window and no start of it
+
+
+def test_no_distances_to_clamp() -> None:
+    model = build({"model": RELATIVE}).model
+    with pytest.raises(ConfigError, match=re.escape("given 5 with model.attention.kind: multilinear")):
+        with_memory(model, clamp_length=5)
+
+
+# -- translation -------------------------------------------------------------------------------------------------------
+
+SENTENCES: dict[str, Any] = {"data": {"name": "multi30k-de-en"}, "train": {"batch_tokens": 4096}}
+
+
+def problems_of(raw: dict[str, Any]) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as caught:
+        build(raw)
+    return tuple(caught.value.problems)
+
+
+@pytest.mark.parametrize(
+    "name", ["parallel", "multi30k-de-en", "iwslt14-de-en", "wmt16-en-de", "synthetic-translation"]
+)
+def test_sentence_pairs_are_translated(name: str) -> None:
+    files = {"train": "a", "valid": "b", "test": "c", "source": "de", "target": "en"} if name == "parallel" else {}
+    assert build({"data": {"name": name, **files}, "train": {"batch_tokens": 4096}}).translates
+    assert not build({"data": {"name": "ptb"}}).translates
+    assert not build({}).translates
+
+
+@pytest.mark.parametrize(
+    ("raw", "keys"),
+    [
+        ({"model": {"encoder": {"num_hidden_layers": 2}}}, ["model.encoder: a section of translation models"]),
+        ({"model": {"decoder": {"released_cross": True}}, "data": {"name": "ptb"}}, ["model.decoder: a section", "ptb"]),
+        ({"train": {"batch_tokens": 4096}}, ["train.batch_tokens: of sentence pairs", "given 4096", "train.batch_size"]),
+        ({"eval": {"metric": "bleu"}}, ["eval.metric: bleu judges translations"]),
+        ({"data": {"name": "multi30k-de-en"}}, ["train.batch_tokens: data.name: multi30k-de-en is sentence pairs", "4096"]),
+        ({**SENTENCES, "model": {"memory_length": 8}}, ["model.memory_length: a translation model has no memory", "8"]),
+        ({**SENTENCES, "eval": {"context": 8}}, ["eval.context: of the segments of a running text", "given 8"]),
+        ({**SENTENCES, "eval": {"stride": 8}}, ["eval.stride"]),
+        ({**SENTENCES, "eval": {"memory_length": 0}}, ["eval.memory_length", "given 0"]),
+        ({**SENTENCES, "eval": {"segment_length": 8}}, ["eval.segment_length"]),
+        (
+            {**SENTENCES, "train": {"batch_tokens": 8, "phases": [{"name": "rest", "skip": "uniform", "p": 0.1}]}},
+            ["train.phases.rest.skip", "given 'uniform', allowed is none"],
+        ),
+        (
+            {"data": {"name": "parallel", "train": "a", "valid": "b", "test": "c", "source": "de", "target": "en",
+                      "vocabulary": "separate"},
+             "train": {"batch_tokens": 8}, "model": {"encoder": {"share_embedding": True}}},
+            ["model.encoder.share_embedding: one table", "data.vocabulary: joint"],
+        ),
+        (
+            {**SENTENCES, "train": {"batch_tokens": 8, "overlap": 0.1}, "model": {"attention": {"kind": "multilinear"}}},
+            ["train.overlap: a penalty on attention weights"],
+        ),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together(raw: dict[str, Any], keys: list[str]) -> None:
+    (problem,) = problems_of(raw)
+    for key in keys:
+        assert key in problem
+
+
+def test_a_penalty_acts_wherever_there_are_weights() -> None:
+    """Multi-linear attention in the encoder alone leaves two kinds of attention with weights."""
+    encoder = {"encoder": {"attention": {"kind": "multilinear"}}}
+    config = build({**SENTENCES, "train": {"batch_tokens": 8, "overlap": 0.1}, "model": encoder})
+    assert config.model.of_encoder().attention.kind == "multilinear"
+    assert config.model.of_decoder().attention.kind == "weighted"
+
+
+def test_phases_without_rest_are_free() -> None:
+    phases = [{"name": "first", "steps": 5}, {"name": "second", "steps": 5}]
+    assert build({**SENTENCES, "train": {"batch_tokens": 8, "phases": phases}}).translates
+
+
+def test_all_problems_are_told_at_once() -> None:
+    found = problems_of(
+        {"data": {"name": "multi30k-de-en"}, "model": {"memory_length": 4}, "eval": {"stride": 3, "context": 2}}
+    )
+    assert [problem.split(":")[0] for problem in found] == [
+        "model.memory_length", "train.batch_tokens", "eval.context", "eval.stride",
+    ]  # fmt: skip
