@@ -192,7 +192,7 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     *((raw({}, attention=PAIRS | {name: value}), (f"model.attention.{name}: goes with", "kind: weighted", f"{value!r} with"))
       for name, value in {"normalize": "sigsoftmax", "mix": "average", "cross_head": 0.5}.items()),
     *((raw({name: value}), (f"model.output.{name}: goes with", "kind: mixture_of_softmaxes", f"{value!r} with 'softmax'"))
-      for name, value in {"mixtures": 3, "components": "softmax", "latent": False, "latent_dropout": 0.1,
+      for name, value in {"mixtures": 3, "components": "softmax", "latent": True, "latent_dropout": 0.1,
                           "latent_dropout_locked": True, "epsilon": 1e-8}.items()),
     *((raw({name: value}), (f"model.output.{name}: goes with", "kind: adaptive", f"{value!r} with 'softmax'"))
       for name, value in {"cutoffs": [5], "div_val": 2, "form": "fairseq", "tail_dropout": 0.1}.items()),

@@ -124,6 +124,12 @@ class ModelConfig(Section):
             self._set("output", replace(self.output, cutoffs=cutoffs, div_val=1 if div_val is None else div_val))
 
     def _faults(self) -> Iterator[str]:
+        lines = list(self._faults_of_one())
+        if not lines and (self.encoder is not None or self.decoder is not None):
+            lines = self.problems_of_translation()
+        return iter(lines)
+
+    def _faults_of_one(self) -> Iterator[str]:
         score = stage_name(self.attention.score)
         if (score == "relative") != (self.position == "relative"):
             yield (
@@ -147,8 +153,6 @@ class ModelConfig(Section):
         if isinstance(self.attention, MultiLinearConfig):
             yield from self._faults_of_multilinear(self.attention)
         yield from self._faults_of_clusters()
-        if self.encoder is not None or self.decoder is not None:
-            yield from self.problems_of_translation()
 
     def _faults_of_multilinear(self, attention: MultiLinearConfig) -> Iterator[str]:
         if self.position == "rotary":

@@ -265,12 +265,12 @@ class Section:
         faulty: list[str] = []
         prefix = self._prefix()
         for option in fields(self):
-            name = option.name
+            name, hint = option.name, hints_of(type(self))[option.name]
             try:
-                value = read_value(hints_of(type(self))[name], getattr(self, name), prefix + name)
+                value = read_value(hint, getattr(self, name), prefix + name)
             except ConfigError as error:
                 lines += error.problems
-                faulty.append(prefix + name)
+                faulty.append(prefix + name + ("." if section_in(hint) else ""))
                 value = option.default if option.default_factory is dataclasses.MISSING else option.default_factory()
             object.__setattr__(self, name, value)
         self._resolve()
@@ -457,11 +457,12 @@ class ByKind(Section, metaclass=_Kinds):
     def stated(cls, raw: Mapping[Any, Any]) -> dict[Any, Any]:
         """`raw` without the keys by which a written section says that its kind has no such key."""
         own = hints_of(cls.member(raw, cls.KEY))
-        return {
-            name: value
-            for name, value in raw.items()
-            if not (value is None or (name in cls.WRITTEN and name not in own and value in (cls.WRITTEN[name], [])))
-        }
+
+        def says_nothing(name: str, value: Any) -> bool:
+            other = name in cls.WRITTEN and name not in own
+            return value is None or (other and (value is False or value in (cls.WRITTEN[name], [])))
+
+        return {name: value for name, value in raw.items() if not says_nothing(name, value)}
 
     @classmethod
     def keys(cls) -> dict[str, Any]:
