@@ -26,7 +26,7 @@ from candidates import BOTH, FORWARD, Candidate, Comparison, Pass, Settings, mis
 from candidates import eager_attention as transformers_attention
 from candidates import talking_heads as x_transformers_attention
 from fullrank.core.attention import WeightedValues
-from fullrank.core.config import AttentionConfig
+from fullrank.core.config import WeightedConfig
 from fullrank.core.layout import Layout
 from fullrank.core.project import Heads
 from fullrank.core.stage import HeadSize
@@ -116,7 +116,7 @@ def formula(query: Tensor, keys: Tensor, values: Tensor, mixing: Tensor, future:
 def _ours(problem: Problem, form: str) -> Pass:
     shape, device = problem.shape, problem.settings.torch_device
     size = HeadSize(shape.heads, shape.size, shape.heads * shape.size, shape.tokens)
-    attend = WeightedValues(AttentionConfig(mix=STAGES[form]), size, 0.0).to(device)
+    attend = WeightedValues(WeightedConfig(mix=STAGES[form]), size, 0.0).to(device)
     layout, operands = Layout.of(shape.tokens, device=device), problem.operands(form)
     set_mixing(attend.mix, operands)
     return problem.attention(lambda x: attend(Heads(x["query"], x["query"], x["keys"], x["values"]), layout), operands)

@@ -10,7 +10,7 @@ from recipe_counts import config_of, total
 from fullrank.config.load import flatten
 from fullrank.config.recipe import is_finetuning, load, shipped
 
-# recipes of fine-tuning: tests/recipes/test_tables_finetune.py
+# recipes of fine-tuning: tests/recipes/test_recipe_tables_finetune.py
 NAMES = [name for name in shipped() if not name.startswith("demo/") and not is_finetuning(name)]
 ROWS = [(name, row) for name in NAMES for row in load(name).rows]
 CELLS = [(name, row, scale) for name, row in [*ROWS, ("demo/builtin", "b")] for scale in load(name).scales]
@@ -88,7 +88,7 @@ def test_the_papers_columns(name: str, row: str) -> None:
         assert paper == {}
         return
     if name.startswith("tensorized/") or name in TRANSLATION:
-        return  # test_tables_tensorized.py, test_tables_translation.py
+        return  # test_recipe_tables_tensorized.py, test_recipe_tables_translation.py
     if "parameters" in paper:
         millions = re.fullmatch(r"(\d+)M", paper["parameters"])
         assert millions is not None
@@ -184,7 +184,7 @@ def baevski(
     return vectors + projections + 2 * width + layers * (layer + mixing)
 
 
-def test_tables_of_transformer_baevski() -> None:
+def test_recipe_tables_of_transformer_baevski() -> None:
     assert baevski() == 246_933_504
     for mix in MIXES:
         for heads in (2, 4, 6, 8, 10):
