@@ -226,7 +226,7 @@ def test_a_drawing_that_cannot_be_written_is_refused_before_anything_is_measured
 
 
 def test_an_installed_package_says_where_the_benchmarks_are(called: Called, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fullrank.cli.bench.BENCHMARKS", Path("/nowhere"))
+    monkeypatch.setattr("fullrank.cli.share.BENCHMARKS", Path("/nowhere"))
     status, out, said = called("mixing")
     assert (status, out, len(said.splitlines())) == (2, "", 1)
     assert "folder benchmarks/ of the source" in said

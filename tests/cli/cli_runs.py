@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import random
 import subprocess
 import sys
 from pathlib import Path
+
+from fullrank.cli import main
 
 SMALL = [
     "model.hidden_size=16",
@@ -54,6 +58,17 @@ def command(*words: object) -> list[str]:
     return [sys.executable, "-m", "fullrank", *map(str, words)]
 
 
-def call(*words: object, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+def call_process(*words: object, timeout: float = 120) -> subprocess.CompletedProcess[str]:
     """Run the command in a process of its own, as a user does."""
     return subprocess.run(command(*words), capture_output=True, text=True, timeout=timeout, env=environment())
+
+
+def call(*words: object) -> subprocess.CompletedProcess[str]:
+    """Run the command in this process: its exit status, stdout and stderr."""
+    out, err, status = io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main([str(word) for word in words])
+        except SystemExit as stopped:
+            status = stopped.code if isinstance(stopped.code, int) else int(stopped.code is not None)
+    return subprocess.CompletedProcess(list(words), status, out.getvalue(), err.getvalue())

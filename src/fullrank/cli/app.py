@@ -6,19 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fullrank.cli import (
-    analysis,
-    average,
-    bench,
-    check,
-    export,
-    finetune,
-    inspection,
-    lm_eval,
-    training,
-    translate,
-    use,
-)
+from fullrank.cli import analyze, inspect, share, train, translate, use
 
 app = typer.Typer(
     name="fullrank",
@@ -49,14 +37,5 @@ def _options(
     pass
 
 
-training.add_to(app)
-finetune.add_to(app)
-use.add_to(app)
-average.add_to(app)
-translate.add_to(app)
-analysis.add_to(app)
-check.add_to(app)
-export.add_to(app)
-bench.add_to(app)
-lm_eval.add_to(app)
-inspection.add_to(app)
+for verbs in (train, use, translate, analyze, share, inspect):
+    verbs.add_to(app)

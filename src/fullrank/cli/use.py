@@ -1,4 +1,4 @@
-"""Verbs that use a trained model: eval, generate, report."""
+"""Verbs that use a trained model: eval, generate, report, average."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import typer
 from fullrank.cli.options import Checkpoint, Device, Json, Kernel
 from fullrank.cli.output import exclude, print_json, say, show_report
 from fullrank.core.errors import InputError
-
-Run = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -28,6 +26,13 @@ def add_to(app: typer.Typer) -> None:
         "[cyan]fullrank generate runs/demo/b --prompt 'if the' --beam 4[/cyan]",
     )(generate)
     app.command(epilog="Example:  [cyan]fullrank report runs/demo/* --out comparison.html[/cyan]")(report)
+    app.command(
+        epilog="Examples:  [cyan]fullrank average runs/mine --last 5[/cyan]   then "
+        "[cyan]fullrank eval runs/mine --checkpoint average[/cyan]",
+    )(average)
+
+
+Run = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")]
 
 
 def evaluate(
@@ -79,7 +84,6 @@ def evaluate(
 
     Of a masked language model, perplexity and accuracy at masked tokens.
     """
-    from fullrank.cli.evaluating import evaluate_translation
     from fullrank.evaluation.protocol import Flags
     from fullrank.experiments.evaluate import evaluate as measure
     from fullrank.experiments.run_folder import open_run
@@ -217,3 +221,89 @@ def report(
     runs = in_table_order([run for folder in folders for run in (find_runs(folder) or [folder])])
     out = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
     show_report(runs, out, json=json, title=title)
+
+
+def evaluate_translation(
+    run: Path,
+    split: str,
+    of_segments: Mapping[str, object],
+    beam: int | None,
+    length_penalty: float | None,
+    against: Path | None,
+    checkpoint: str,
+    device: str,
+    kernel: str,
+    *,
+    json: bool,
+) -> None:
+    """`of_segments`: options that say how a running text is read, by name; none may be given."""
+    if given := [name for name, value in of_segments.items() if value is not None]:
+        raise InputError(
+            f"{', '.join(given)}: how a running text is read, and {run} translates sentences; its options are --beam and "
+            "--length-penalty"
+        )
+    if against is not None:
+        if beam is not None or length_penalty is not None or checkpoint != "best":
+            raise InputError("--against compares the final translations that both runs kept: leave out other options")
+        _compare(run, against, split, json=json)
+        return
+    from fullrank.experiments.evaluate import evaluate
+
+    search: dict[str, object] = {}
+    if beam is not None:
+        search["beams"] = beam
+    if length_penalty is not None:
+        search["length_penalty"] = length_penalty
+    found = evaluate(run, split, checkpoint=checkpoint, search=search, device_name=device, kernel_name=kernel, say=say)
+    if json:
+        print_json(found)
+        return
+    print(
+        f"{found['run']}: {found['corpus']}, {split}, {found['sentences']:,} sentences, {found['tokens']:,} target tokens"
+    )
+    print(f"  BLEU                 {found['bleu']:.2f}   {found['bleu_signature']}")
+    print(f"  chrF                 {found['chrf']:.2f}   {found['chrf_signature']}")
+    if "tokenised_bleu" in found:
+        print(f"  tokenised BLEU       {found['tokenised_bleu']:.2f}   {found['tokenised_bleu_label']}")
+    print(f"  length ratio         {found['length_ratio']:.3f}")
+    print(f"  perplexity per token {found['perplexity']:.4f}")
+    print(f"  {found['protocol']}")
+
+
+def _compare(run: Path, other: Path, split: str, *, json: bool) -> None:
+    """Paired bootstrap of two runs' kept translations."""
+    from fullrank.reporting import compare_runs
+
+    found = compare_runs([other, run], split)
+    if json:
+        print_json(found)
+        return
+    difference = found["against_first"][0]
+    print(f"{split}: BLEU {difference['b']:.2f} of {run}, {difference['a']:.2f} of {other}")
+    print(
+        f"  difference {difference['difference']:+.2f}, 95 % interval {difference['low']:+.2f} to {difference['high']:+.2f}, "
+        f"p = {difference['p_value']:.3f} (paired bootstrap, {found['samples']:,} samples of {found['sentences']:,} sentences)"
+    )
+
+
+def average(
+    run: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder, trained with train.keep_checkpoints.")],
+    last: Annotated[
+        int | None,
+        typer.Option("--last", min=1, help="How many of the kept checkpoints, the newest; all if not given."),
+    ] = None,
+    out: Annotated[
+        str, typer.Option("--out", metavar="NAME", help="What --checkpoint calls it: DIR/checkpoints/NAME.")
+    ] = "average",
+    json: Json = False,
+) -> None:
+    """Average the weights of a run's last kept checkpoints (train.keep_checkpoints), for `--checkpoint average`."""
+    from fullrank.experiments.evaluate import average as of_run
+
+    found = of_run(run, last=last, name=out)
+    if json:
+        print_json(found)
+        return
+    steps = ", ".join(f"{step:,}" for step in found["steps"])
+    print(f"{run}: the mean of {len(found['steps'])} checkpoints, of step{'s' * (len(found['steps']) > 1)} {steps}")
+    print(f"  {found['folder']}   fullrank eval {run} --checkpoint {out}")

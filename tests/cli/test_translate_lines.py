@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from fullrank.cli.lines import buffers
+from fullrank.cli.translate import buffers
 from fullrank.core.errors import InputError, RunError
 
 TEXT = ["erste Zeile", "", "äöü €  \U0001f600", "a\x0bb\x85c\u2028d", "\x00", "x" * 200_000, " ", "letzte"]

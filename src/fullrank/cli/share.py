@@ -1,0 +1,151 @@
+"""Verbs that connect with other software: export, bench, lm-eval, lm-eval-task."""
+
+from __future__ import annotations
+
+import importlib
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fullrank.cli.options import Checkpoint, Json
+from fullrank.cli.output import print_json, say
+from fullrank.core.errors import InputError
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(
+        epilog="Examples:  [cyan]fullrank export runs/demo/b --to hf exported/b[/cyan]   "
+        "[cyan]fullrank export runs/demo/b --checkpoint last --to hf exported/b-last[/cyan]   "
+        "[cyan]fullrank export exported/b --to fullrank models/b[/cyan] (back)",
+    )(export)
+    app.command(
+        epilog="Examples:  [cyan]fullrank bench[/cyan]   [cyan]fullrank bench mixing --plot mixing.png[/cyan]   "
+        "[cyan]fullrank bench relative --lengths 128,512 --json[/cyan]",
+    )(bench)
+    app.command(
+        "lm-eval",
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+        epilog="Example:  [cyan]fullrank lm-eval --model_args path=runs/demo/b --tasks lambada_openai --batch_size 8[/cyan]",
+    )(lm_eval)
+    app.command(
+        "lm-eval-task",
+        epilog="Example:  [cyan]fullrank lm-eval-task runs/demo/b --split test --out tasks[/cyan]",
+    )(lm_eval_task)
+
+
+_FORMATS = ("hf", "fullrank")
+
+
+def export(
+    run: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A run folder; with --to fullrank a folder that was exported.")
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; it must not hold anything.")],
+    to: Annotated[
+        str,
+        typer.Option("--to", metavar="FORMAT", help="hf: a folder of Hugging Face; fullrank: what model.save writes."),
+    ] = "hf",
+    checkpoint: Checkpoint = "best",
+    json: Json = False,
+) -> None:
+    """Write a trained model as a folder that Hugging Face's `from_pretrained` reads, also without this package."""
+    if to not in _FORMATS:
+        raise InputError(f"--to: {' or '.join(_FORMATS)}, given '{to}'")
+    if to == "fullrank" and checkpoint != "best":
+        raise InputError("--checkpoint: goes with --to hf; an exported folder holds one model, leave it out")
+    from fullrank.hf.export import export_run, import_folder
+
+    found = export_run(run, out, checkpoint) if to == "hf" else import_folder(run, out)
+    files = sorted(file.name for file in found.iterdir())
+    if json:
+        told = {"from": str(run), "to": to, "folder": str(found), "files": files}
+        print_json(told | ({"checkpoint": checkpoint} if to == "hf" else {}))
+        return
+    print(f"{found}: {', '.join(files)}")
+    if to == "hf":
+        print("  Check README.md, the model card, and state a licence there before you publish it.")
+
+
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"  # beside src/; not part of an installed package
+
+
+def bench(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="A benchmark (--list); all of them in small, if not given.")
+    ] = None,
+    listing: Annotated[bool, typer.Option("--list", help="Say which benchmarks there are.")] = False,
+    lengths: Annotated[
+        str | None, typer.Option("--lengths", metavar="N,N,..", help="Tokens of a text; the benchmark's own.")
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", min=2, max=10_000, help="How often everything is timed.")
+    ] = None,
+    heads: Annotated[int | None, typer.Option("--heads", min=1, max=1024, help="Attention heads; 8.")] = None,
+    head_dim: Annotated[int | None, typer.Option("--head-dim", min=1, max=4096, help="Size of a head; 64.")] = None,
+    batch: Annotated[int | None, typer.Option("--batch", min=1, max=2**20, help="Texts at a time.")] = None,
+    dtype: Annotated[str, typer.Option("--dtype", help="fp32, bf16 or, on a GPU, fp16.")] = "fp32",
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:0.")] = "cpu",
+    threads: Annotated[
+        int, typer.Option("--threads", min=1, max=1024, help="With one, the clock is CPU time; with more, wall-clock time.")
+    ] = 1,
+    compiled: Annotated[
+        bool | None,
+        typer.Option("--compile/--no-compile", help="Measure torch.compile's peers; by default of a named benchmark."),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw time and memory against length.")
+    ] = None,
+    json: Json = False,
+) -> None:  # fmt: skip
+    """Measure mechanisms against their peers, interleaved in one run: ratios of time and of peak memory.
+
+    A ratio is ours / peer, the median over rounds of two times of the same round; below 1 ours is faster, or needs less.
+    Growth: the exponent p of cost = c n^p over the upper half of the lengths.
+    Peers that are not installed are skipped by name; pip install 'fullrank\\[bench]' brings them.
+    Without a name, everything in small: short lengths and few rounds, a few minutes on a CPU.
+    """
+    if not (BENCHMARKS / "bench.py").is_file():
+        raise InputError(
+            "bench: the benchmarks are in the folder benchmarks/ of the source of fullrank, not in the installed package; "
+            "get the source and run `pip install -e .` in it"
+        )
+    if str(BENCHMARKS) not in sys.path:
+        sys.path.insert(0, str(BENCHMARKS))
+    importlib.import_module("bench").bench(
+        name, listing=listing, lengths=lengths, rounds=rounds, heads=heads, head_dim=head_dim, batch=batch, dtype=dtype,
+        device=device, threads=threads, compiled=compiled, plot=plot, json=json,
+    )  # fmt: skip
+
+
+def lm_eval(context: typer.Context) -> None:
+    """The command lm_eval, with `--model fullrank` known to it: a run on tasks of lm-eval. Its arguments, and its --help.
+
+    --model_args takes path=DIR and, with commas between them, checkpoint, memory_length, segment_length, streams, context,
+    stride, same_length, clamp_length, kernel, device, batch_size and max_gen_toks.
+    """
+    from fullrank.experiments.lm_eval import run
+
+    run(context.args)
+
+
+def lm_eval_task(
+    run: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")],
+    split: Annotated[str, typer.Option("--split", help="train, valid, test or another one of the corpus.")] = "test",
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the task is written.")] = Path("tasks"),
+    json: Json = False,
+) -> None:
+    """Write the text a run was measured on as a task of lm-eval, whose word perplexity is that of `fullrank eval`."""
+    from fullrank.experiments.evaluate import corpus_of
+    from fullrank.experiments.lm_eval_task import write_task
+    from fullrank.experiments.scoring import open_causal
+
+    open_causal(run)
+    file = write_task(corpus_of(run, split, say), split, out)
+    command = ["fullrank", "lm-eval", "--model_args", f"path={run}", "--include_path", str(out), "--tasks", file.stem]
+    if json:
+        print_json({"task": file.stem, "file": str(file), "command": command})
+        return
+    print(f"{file}\n  {shlex.join(command)}")
