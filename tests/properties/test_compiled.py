@@ -143,7 +143,7 @@ def test_how_many_graphs_a_training_has(attend: str, score: str, most: int) -> N
     combination = next(c for c in found if c.mix == "position_wise" or not c.weighted)
     model = combination.moved(memory_length=5, max_position_embeddings=128)
     for block in model.compile_targets():
-        block.compile(fullgraph=True, backend="aot_eager")
+        block.compile(fullgraph=True, backend="eager")  # graphs are counted, not differentiated
     draw, graphs = random.Random(0), []
     for resting in (0.0, 0.3):
         memory = None
