@@ -198,8 +198,8 @@ def test_the_figure(called: Called, tmp_path: Path) -> None:
 WRONG: dict[str, tuple[list[str], str]] = {
     "no such folder": (["/no/such/folder"], "/no/such/folder: no such folder"),
     "a path beside the runs": (["@gpt2/none"], "no such folder"),
-    "a file": (["@c.yaml"], "a file; give a run folder"),
-    "an empty folder": (["@cache"], "no model there; give a run folder"),
+    "a file": (["@c.yaml"], "a configuration, which has no weights; give a run folder"),
+    "an empty folder": (["@cache"], "no model there; give a recipe, a YAML file, a run folder"),
     "no text": (["@gpt2"], "not a run of fullrank, so no text of its own; give one with --text FILE"),
     "no such text": (["@gpt2", "--text", "@none.txt"], "--text: no such file"),
     "too long": (["@gpt2", "--text", "@words.txt", "--segment-length", "33"], "--segment-length: 33, but"),

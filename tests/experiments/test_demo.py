@@ -1,11 +1,8 @@
-"""The main job, very short: every model trained on equal terms, table and report, and going on after a stop."""
+"""The demo, very short: two rows trained on equal terms, table and report, and resuming after a stop."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,36 +14,29 @@ from fullrank.experiments import demo
 from fullrank.experiments.language_model import training_batches
 
 
-def run(out: Path, cache: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "FULLRANK_CACHE": str(cache), "COLUMNS": "110", "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, "-m", "fullrank", "demo", "--minutes", "0.05", "--out", str(out)]
-    return subprocess.run(words, capture_output=True, text=True, timeout=500, env=environment, check=False)
-
-
-def test_demo_trains_all_rows_on_equal_terms(tmp_path: Path) -> None:
-    out = tmp_path / "demo"
-    done = run(out, tmp_path / "cache")
-    assert done.returncode == 0, done.stderr
-    results = [
-        json.loads((out / row / "result.json").read_text(encoding="utf-8"))
-        for row in ("plain", "a", "b", "b-sigsoftmax")
-    ]
+def test_demo_trains_rows_on_equal_terms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, rows = tmp_path / "demo", ("plain", "b")
+    monkeypatch.setenv("FULLRANK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "110")
+    demo.run_demo(0.05, out, 1, rows)
+    results = [json.loads((out / row / "result.json").read_text(encoding="utf-8")) for row in rows]
     assert len({(r["tokens_seen"], r["seed"], r["steps"], r["corpus"]["fingerprint"]) for r in results}) == 1
     heads, layers, head_dim = 8, 4, 16
-    added = [r["parameters"]["total"] - results[0]["parameters"]["total"] for r in results]
-    position_wise = layers * (heads**2 + head_dim * heads)
-    assert added == [0, layers * heads**2, position_wise, position_wise]
-    for word in ("plain", "b-sigsoftmax", "Unigram", "report.html"):
-        assert word in done.stdout
+    added = results[1]["parameters"]["total"] - results[0]["parameters"]["total"]
+    assert added == layers * (heads**2 + head_dim * heads)
+    printed = capsys.readouterr().out
+    for word in ("plain", "b", "Unigram", "report.html"):
+        assert word in printed
     assert (out / "report.html").is_file()
 
-    before = (out / "a" / "metrics.jsonl").read_bytes()
+    before = (out / "plain" / "metrics.jsonl").read_bytes()
     (out / "b" / "result.json").unlink()  # as if it had been stopped before its last evaluation
-    again = run(out, tmp_path / "cache")
-    assert again.returncode == 0, again.stderr
-    assert "Measuring" not in again.stderr
-    assert json.loads((out / "b" / "result.json").read_text(encoding="utf-8"))["final"] == results[2]["final"]
-    assert (out / "a" / "metrics.jsonl").read_bytes() == before
+    demo.run_demo(0.05, out, 1, rows)
+    assert "Measuring" not in capsys.readouterr().err
+    assert json.loads((out / "b" / "result.json").read_text(encoding="utf-8"))["final"] == results[1]["final"]
+    assert (out / "plain" / "metrics.jsonl").read_bytes() == before
 
 
 def test_the_demo_counts_the_steps_that_are_made(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from fullrank.evaluation.protocol import Flags
 from fullrank.experiments import lm_eval
 from fullrank.experiments.evaluate import corpus_of, evaluate
 from fullrank.experiments.generation import Decoding, generate
-from fullrank.experiments.lm_eval_task import write_task
+from fullrank.experiments.lm_eval import write_task
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "cli"))

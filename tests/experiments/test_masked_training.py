@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import subprocess
-import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -166,60 +163,6 @@ def test_saved_and_loaded(run: tuple[Path, dict[str, Any]]) -> None:
 def test_it_writes_no_text(run: tuple[Path, dict[str, Any]]) -> None:
     with pytest.raises(InputError, match=r"train.objective: masked"):
         generate(run[0], "a", Decoding(), device_name="cpu")
-
-
-def outcome(folder: Path) -> dict[str, bytes | Any]:
-    """What a run leaves behind that is a function of its configuration."""
-    names = ("metrics.jsonl", "checkpoints/last/model.safetensors", "checkpoints/best/model.safetensors")
-    found: dict[str, Any] = {name: (folder / name).read_bytes() for name in names}
-    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    return found | {key: result[key] for key in ("final", "last", "best", "tokens_seen")}
-
-
-class Death(BaseException):
-    """The process is gone: nobody catches it."""
-
-
-@pytest.mark.parametrize(("order", "call"), [("shuffled", 13), ("contiguous", 29)])
-def test_resumed_byte_for_byte(order: str, call: int, text: Path, tmp_path: Path) -> None:
-    """Between two checkpoints, and between the batches of a step; masks and dropout go on where they were."""
-    raw = configuration(text, steps=24, order=order, gradient_accumulation_steps=2, save_every_steps=4, averaging="ema")
-    raw["eval"]["every_steps"] = 8
-    trained(tmp_path / "whole", raw)
-    calls = 0
-    original = MaskedObjective.__call__
-
-    def dying(self: MaskedObjective, *given: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == call:
-            raise Death
-        return original(self, *given)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MaskedObjective, "__call__", dying)
-        with pytest.raises(Death):
-            trained(tmp_path / "killed", raw)
-    trained(tmp_path / "killed", raw)
-    assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
-
-
-def test_killed_and_resumed_byte_for_byte(text: Path, tmp_path: Path) -> None:
-    raw = configuration(text, steps=40, save_every_steps=4)
-    trained(tmp_path / "whole", raw)
-    file, folder = tmp_path / "run.json", tmp_path / "killed"
-    file.write_text(json.dumps(raw), encoding="utf-8")
-    code = "import sys; from fullrank.cli import main; main(['train', *sys.argv[1:], '--quiet'])"
-    child = subprocess.Popen([sys.executable, "-c", code, str(file), "--out", str(folder)])
-    deadline = time.monotonic() + 120
-    while not any((folder / "checkpoints").glob("step-*")) and time.monotonic() < deadline and child.poll() is None:
-        time.sleep(0.005)
-    child.kill()
-    child.wait()
-    steps = [int(path.name.removeprefix("step-")) for path in (folder / "checkpoints").glob("step-*")]
-    assert 0 < max(steps) < 40
-    trained(folder, raw)
-    assert outcome(folder) == outcome(tmp_path / "whole")
 
 
 def test_masks_are_new_in_every_epoch_and_depend_on_the_seed(text: Path, tmp_path: Path) -> None:

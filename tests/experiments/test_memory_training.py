@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -144,36 +141,3 @@ def test_positions_that_end_are_refused_before_training(text: Path, tmp_path: Pa
     model = {**MODEL, "position": change["position"], "attention": {"score": change.get("score", "dot_product")}}
     with pytest.raises(InputError, match=r"max_position_embeddings 1,024.*model\.memory_length to 0"):
         trained(tmp_path / "run", configuration(text, model, steps=5))
-
-
-def test_killed_in_each_phase_ends_the_same(text: Path, tmp_path: Path) -> None:
-    """Memory, its ages, the phase and its evaluations, layers at rest and cross-head draws: all of it is in a checkpoint."""
-    phases = [
-        {"name": "skip_retain", "skip": "linear", "steps": 60, "plateau": {"ppl": 0.05, "steps": 40}},
-        {"name": "vanilla", "steps": 60},
-    ]
-    raw = configuration(text, phases=phases, save_every_steps=7, max_grad_norm=0.25)
-    raw["model"]["memory_length"] = 12
-    path = tmp_path / "config.yaml"
-    path.write_text(json.dumps(raw), encoding="utf-8")
-    whole = [sys.executable, "-m", "fullrank", "train", str(path), "--quiet", "--out"]
-    done = subprocess.run([*whole, str(tmp_path / "whole")], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    broken, codes, phases_seen = tmp_path / "broken", [], []
-    for marks in (2, 6, 12):
-        with subprocess.Popen([*whole, str(broken)], stderr=subprocess.DEVNULL) as process:
-            lines, end = [], time.monotonic() + 100
-            while len(lines) < marks and process.poll() is None and time.monotonic() < end:
-                time.sleep(0.01)
-                file = broken / "metrics.jsonl"
-                lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-            process.kill()
-            codes.append(process.wait())
-            phases_seen.append(json.loads(lines[marks - 1])["phase"])
-    assert codes == [-9, -9, -9]
-    assert set(phases_seen) == {"skip_retain", "vanilla"}
-    done = subprocess.run([*whole[:4], str(broken)], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    for name in ("metrics.jsonl", "checkpoints/best/model.safetensors", "checkpoints/last/model.safetensors",
-                 "checkpoints/last/training.safetensors"):  # fmt: skip
-        assert (broken / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name

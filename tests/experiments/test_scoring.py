@@ -11,8 +11,7 @@ import torch
 
 import fullrank as fr
 from fullrank.evaluation.protocol import EvaluationProtocol
-from fullrank.experiments.measure import measure
-from fullrank.experiments.scoring import Passage, ending, passages, score
+from fullrank.experiments.measure import Passage, ending, measure, passages, score
 
 START, VOCABULARY = 3, 13
 TEXTS = [np.random.default_rng(length).integers(0, VOCABULARY, length) for length in (23, 1, 40, 7, 12)]

@@ -10,7 +10,7 @@ import torch
 
 import fullrank as fr
 from fullrank.config.recipe import is_finetuning, load, resolve, shipped
-from fullrank.experiments.shrink import shrunk
+from fullrank.experiments.check import shrunk
 
 KEPT = ("position", "norm", "hidden_act", "initializer", "dropout", "scale_embedding", "same_length", "final_norm")
 

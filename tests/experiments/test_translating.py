@@ -156,7 +156,9 @@ def test_a_line_too_long_is_translated_as_far_as_it_goes(tmp_path: Path) -> None
 def test_what_is_no_translation_run_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     write_run(folder)
-    with pytest.raises(InputError, match="a translation run; it translates with `fullrank translate`"):
+    with pytest.raises(
+        InputError, match="a translation run, no language model; it translates with `fullrank translate`"
+    ):
         generate(folder, "ein hund", Decoding())
     with pytest.raises(InputError, match="not a run folder"):
         LineTranslator(tmp_path)

@@ -1,4 +1,4 @@
-"""A translation run with everything training has for it: judged by BLEU, killed and resumed, its last checkpoints averaged."""
+"""A translation run with everything training has for it: the best checkpoint by BLEU, the last checkpoints averaged."""
 
 from __future__ import annotations
 
@@ -17,14 +17,9 @@ from fullrank.data import PairBatches
 from fullrank.experiments.evaluate import average, corpus_of, evaluate
 from fullrank.experiments.run import train
 from fullrank.experiments.run_folder import open_run
-from fullrank.experiments.translation import TranslationObjective
 from fullrank.training import make_plan
 
 WORDS = {"ein": "a", "der": "the", "hund": "dog", "mann": "man", "vogel": "bird", "sieht": "sees", "ruft": "calls"}
-
-
-class Death(BaseException):
-    """Stands for a SIGKILL: nothing catches it."""
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +59,6 @@ def whole(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def left_by(folder: Path) -> dict[str, bytes]:
-    files = [folder / "metrics.jsonl", *(folder / "checkpoints").glob("kept/*/*")]
-    files += [folder / "checkpoints" / link / "model.safetensors" for link in ("best", "last")]
-    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
-
-
 def lines(folder: Path, split: str) -> list[dict[str, Any]]:
     found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     return [line for line in found if line["split"] == split]
@@ -96,24 +85,6 @@ def test_a_budget_of_tokens_makes_the_steps_that_were_planned(whole: Path) -> No
     assert last["tokens"] >= 9000 > last["tokens"] - final
     assert last["lr"] == pytest.approx(0.02 * (10 / last["step"]) ** 0.5, rel=1e-8)
     assert lines(whole, "train")[0]["lr"] == pytest.approx(1e-7 + (0.02 - 1e-7) * 5 / 10, rel=1e-8)
-
-
-@pytest.mark.parametrize("number", [3, 17, 48])
-def test_a_killed_run_ends_as_one_never_killed(
-    number: int, config: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inner, calls = TranslationObjective.__call__, iter(range(1, 10**6))
-
-    def dying(self: TranslationObjective, *given: Any) -> Any:
-        if next(calls) == number:
-            raise Death
-        return inner(self, *given)
-
-    monkeypatch.setattr(TranslationObjective, "__call__", dying)
-    with pytest.raises(Death):
-        run(config, tmp_path / "killed")
-    run(config, tmp_path / "killed")
-    assert left_by(tmp_path / "killed") == left_by(whole)
 
 
 def test_the_last_checkpoints_are_averaged_and_measured(whole: Path) -> None:

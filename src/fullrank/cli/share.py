@@ -139,8 +139,8 @@ def lm_eval_task(
 ) -> None:
     """Write the text a run was measured on as a task of lm-eval, whose word perplexity is that of `fullrank eval`."""
     from fullrank.experiments.evaluate import corpus_of
-    from fullrank.experiments.lm_eval_task import write_task
-    from fullrank.experiments.scoring import open_causal
+    from fullrank.experiments.lm_eval import write_task
+    from fullrank.experiments.run_folder import open_causal
 
     open_causal(run)
     file = write_task(corpus_of(run, split, say), split, out)

@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fullrank.checking import Report, check
-from fullrank.config.recipe import resolve, shipped
+from fullrank.config.recipe import resolve
 from fullrank.config.run import RunConfig
+from fullrank.core.config import (
+    AdaptiveInputConfig,
+    AttentionConfig,
+    ClusteredConfig,
+    DecoderConfig,
+    EncoderConfig,
+    MixtureConfig,
+    ModelConfig,
+)
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
 from fullrank.core.translator import Translator
 from fullrank.data import load_tokenizer, prepare, prepare_pairs
 from fullrank.experiments.evaluate import corpus_of
 from fullrank.experiments.language_model import with_vocabulary
-from fullrank.experiments.models import load_causal
+from fullrank.experiments.models import load_causal, model_kind
 from fullrank.experiments.rank import encoded, own_pieces
-from fullrank.experiments.run_folder import is_run, open_run
-from fullrank.experiments.shrink import shrunk
+from fullrank.experiments.run_folder import open_run
 from fullrank.experiments.task import Say
 from fullrank.experiments.translation import with_vocabularies
 from fullrank.storage import holds_translator
@@ -50,7 +58,7 @@ def check_named(name: str, choice: Choice | None = None, say: Say = print) -> Re
     Raises InputError for what is none of them, and for options that it does not have.
     """
     choice = choice or Choice()
-    kind = _kind(name)
+    kind = model_kind(name)
     if kind == "configuration":
         return _of_configuration(name, choice, say)
     given = {"--row": choice.row, "--scale": choice.scale, "KEY=VALUE": choice.overrides, "--full": choice.full}
@@ -59,28 +67,6 @@ def check_named(name: str, choice: Choice | None = None, say: Say = print) -> Re
     if kind == "Hugging Face model":
         return _of_hugging_face(name, choice, say)
     return _of_folder(Path(name).expanduser(), kind, choice, say)
-
-
-def _kind(name: str) -> Literal["configuration", "run", "saved model", "Hugging Face model"]:
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        if is_run(folder):
-            return "run"
-        if (folder / "config.yaml").is_file():
-            return "saved model" if (folder / "model.safetensors").is_file() else "configuration"
-        if (folder / "config.json").is_file():
-            return "Hugging Face model"
-        raise InputError(
-            f"{name}: no model there; give a recipe, a YAML file, a run folder, or a folder written by model.save or "
-            "save_pretrained"
-        )
-    papers = {recipe.partition("/")[0] for recipe in shipped()}
-    parts = Path(name).parts
-    if folder.suffix in (".yaml", ".yml") or folder.is_file() or (parts and parts[0] in papers):
-        return "configuration"
-    if name.startswith((".", "/", "~")) or not 1 <= len(parts) <= 2 or Path(parts[0]).is_dir():
-        raise InputError(f"{name}: no such folder, file or recipe")  # nor could it be a name on the hub
-    return "Hugging Face model"
 
 
 def _of_configuration(name: str, choice: Choice, say: Say) -> Report:
@@ -171,3 +157,132 @@ def _segments(read: Iterable[int], length: int) -> Tensor:
     if count < 2:
         raise InputError(f"the text has {len(ids)} tokens; the last-position test needs two segments of {length + 1}")
     return torch.tensor(ids[: count * (length + 1)]).view(count, length + 1)
+
+
+# -- a configuration made small --------------------------------------------------------------------------------------
+
+VOCABULARY = 32
+_SMALL = 100_000  # parameters of a model that is taken as it is
+_LAYERS, _HEADS, _HEAD_DIM, _INTERMEDIATE, _POSITIONS, _MEMORY = 2, 4, 4, 32, 40, 8
+_ATTENTION = {"rank": 6, "cores": 3, "decays": 3}  # sizes of attention that are no heads, where it has them
+_MIXTURES = 3
+_PAIRED = 23  # positions where there are parameters for each pair of them
+_PARTS = ("attention", "input", "output")
+_SECTIONS = ("encoder", "decoder", "encoder.attention", "decoder.attention", "decoder.cross")
+_OTHER = 3  # how many words more the source knows: languages that are mixed up show
+
+
+def shrunk(config: ModelConfig, *, translates: bool = False) -> tuple[ModelConfig, tuple[str, ...]]:
+    """`config` small, and what was changed: "hidden_size 512 -> 16". A small configuration stays as it is.
+
+    Mechanisms, kinds of positions, norms, clusters by number, tying and dropout stay. translates: it is that of a
+    translation model.
+    """
+    stages = [config.attention]
+    if translates:
+        stages = [part.attention for part in (config.of_encoder(), config.of_decoder(), config.of_cross())]
+    as_it_is = config
+    clusters, divisors = [0, 0], [1, 1]
+    for i, part in enumerate((config.input, config.output)):
+        if isinstance(part, AdaptiveInputConfig | ClusteredConfig):
+            clusters[i], divisors[i] = len(part.cutoffs or ()), part.div_val or 1
+    if config.vocab_size is None and not any(clusters):
+        as_it_is = replace(config, vocab_size=VOCABULARY)
+    at_least = 2 * config.num_hidden_layers * config.hidden_size * (config.intermediate_size or 0)
+    if as_it_is.vocab_size is not None and at_least <= _SMALL and _parameters(as_it_is, translates) <= _SMALL:
+        return as_it_is, _changes(config, as_it_is)
+    heads, assumed = min(config.num_attention_heads, _HEADS), config.head_dim or 1
+    head_dim = min(assumed, _HEAD_DIM)
+    vocab_size = min(config.vocab_size or VOCABULARY, VOCABULARY)
+    least = max(d**n for d, n in zip(divisors, clusters, strict=True))  # the narrowest cluster keeps a dimension
+    width = heads * head_dim
+    if config.hidden_size != config.num_attention_heads * assumed:
+        width += heads  # heads that do not add up to the width stay so
+    while width < min(least, config.hidden_size):
+        width += heads * head_dim
+    vocab_size = max(vocab_size, 2 * (max(clusters) + 1))
+    changes: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "hidden_size": width,
+        "num_hidden_layers": min(config.num_hidden_layers, _LAYERS),
+        "num_attention_heads": heads,
+        "head_dim": width // heads if config.hidden_size == config.num_attention_heads * assumed else head_dim,
+        "intermediate_size": min(config.intermediate_size or _INTERMEDIATE, _INTERMEDIATE),
+        "max_position_embeddings": min(
+            config.max_position_embeddings, _PAIRED if any(s.tied_to_length for s in stages) else _POSITIONS
+        ),
+        "memory_length": min(config.memory_length, _MEMORY),
+    }
+    output: dict[str, Any] = {"cutoffs": _cutoffs(clusters[1], vocab_size)}
+    if isinstance(config.output, MixtureConfig):
+        output["mixtures"] = min(config.output.mixtures or 1, _MIXTURES)
+    small = replace(
+        config,
+        **changes,
+        attention=_attention(config.attention),
+        input=config.input.with_known(cutoffs=_cutoffs(clusters[0], vocab_size)),
+        output=config.output.with_known(**output),
+        encoder=_encoder(config, vocab_size) if translates else config.encoder,
+        decoder=_decoder(config.decoder),
+    )
+    return small, _changes(config, small)
+
+
+def _attention(stages: AttentionConfig) -> AttentionConfig:
+    sizes = {key: getattr(stages, key) for key in _ATTENTION}
+    changes: dict[str, Any] = {key: min(n, _ATTENTION[key]) for key, n in sizes.items() if isinstance(n, int)}
+    return stages.with_known(**changes)
+
+
+def _encoder(config: ModelConfig, vocab_size: int) -> EncoderConfig:
+    own = config.encoder or EncoderConfig()
+    layers = None if own.num_hidden_layers is None else min(own.num_hidden_layers, _LAYERS)
+    words = None if own.share_embedding else vocab_size + _OTHER
+    attention = None if own.attention is None else _attention(own.attention)
+    return replace(own, num_hidden_layers=layers, vocab_size=words, attention=attention)
+
+
+def _decoder(own: DecoderConfig | None) -> DecoderConfig | None:
+    if own is None:
+        return None
+    layers = None if own.num_hidden_layers is None else min(own.num_hidden_layers, _LAYERS)
+    attention, cross = (None if stages is None else _attention(stages) for stages in (own.attention, own.cross))
+    return replace(own, num_hidden_layers=layers, attention=attention, cross=cross)
+
+
+def _changes(config: ModelConfig, small: ModelConfig) -> tuple[str, ...]:
+    parts: list[tuple[str, Any, Any]] = [("", config, small)]
+    parts += [(f"{part}.", getattr(config, part), getattr(small, part)) for part in _PARTS]
+    for path in _SECTIONS:
+        before, after = _section(config, path), _section(small, path)
+        if after is not None:
+            parts.append((f"{path}.", before or type(after)(), after))
+    inner = {*_PARTS, "encoder", "decoder", "cross"}
+    return tuple(
+        f"{section}{field.name} {_shown(getattr(before, field.name))} -> {_shown(getattr(after, field.name))}"
+        for section, before, after in parts
+        for field in fields(before)
+        if field.name not in inner and getattr(before, field.name) != getattr(after, field.name)
+    )
+
+
+def _section(config: ModelConfig, path: str) -> Any:
+    """The section at a dotted path, None if there is none."""
+    section: Any = config
+    for key in path.split("."):
+        section = getattr(section, key, None)
+    return section
+
+
+def _shown(value: Any) -> str:
+    return "that of the data" if value is None else str(value)
+
+
+def _cutoffs(count: int, vocab_size: int) -> list[int]:
+    """Boundaries of `count` clusters, evenly spread."""
+    return [vocab_size * (i + 1) // (count + 1) for i in range(count)]
+
+
+def _parameters(config: ModelConfig, translates: bool) -> int:
+    with torch.device("meta"):
+        return (Translator(config) if translates else LanguageModel(config)).num_parameters()

@@ -34,16 +34,13 @@ from fullrank.training.phases import make_plan
 from fullrank.training.values import TrainingPosition
 
 RECIPE = "demo/builtin"
-_STARTUP, _REPORT = (
-    8.0,
-    10.0,
-)  # seconds: a model's start and last evaluation aside from training; preparing and reporting
+_STARTUP, _REPORT = 8.0, 10.0  # seconds: start and last evaluation of a model; preparing and reporting
 _ALONE = 0.85  # speed of a model with another one beside it, against alone
 
 
 @dataclass
 class _Model:
-    """One row on its way: the folder it trains in and the process that trains it."""
+    """One row: the folder it trains in and the process that trains it."""
 
     row: str
     folder: Path
@@ -71,10 +68,10 @@ class _Model:
         return max((record["step"] for record in records), default=0), f"perplexity: {words}" if words else ""
 
 
-def run_demo(minutes: float, out: Path, seed: int) -> None:
-    """Train every row of the demo in `out`, print the table and write `out/report.html`.
+def run_demo(minutes: float, out: Path, seed: int, rows: Sequence[str] | None = None) -> None:
+    """Train the rows of the demo (None: all) in `out`, print the table and write `out/report.html`.
 
-    A demo that was stopped goes on; a finished one shows its table again. Raises InputError if `out` holds another demo.
+    A demo that was stopped is resumed; a finished one shows its table again. Raises InputError if `out` holds another demo.
     """
     from rich.console import Console
 
@@ -84,7 +81,7 @@ def run_demo(minutes: float, out: Path, seed: int) -> None:
         raise InputError(f"--minutes: a positive number, given {minutes}")
     started = time.monotonic()
     console, remarks = Console(), Console(stderr=True, highlight=False)
-    rows = list(load(RECIPE).rows)
+    rows = list(rows or load(RECIPE).rows)
     plan = _plan(minutes, out, seed, rows, remarks)
     models = [_Model(row, out / row) for row in rows]
     settings = [f"train.tokens={plan['tokens']}", f"train.seed={seed}", "train.threads=1", "train.device=cpu"]
@@ -92,9 +89,9 @@ def run_demo(minutes: float, out: Path, seed: int) -> None:
     if waiting:
         _train_all(waiting, settings, _steps(resolve(RECIPE, overrides=settings).config), remarks)
     folders = [model.folder for model in models]
-    found = report(folders)
-    page = found.write(out / "report.html", "A Transformer without its attention bottleneck")
-    found.print(console)
+    table = report(folders)
+    page = table.write(out / "report.html", "A Transformer without its attention bottleneck")
+    table.print(console)
     result = json.loads((folders[0] / "result.json").read_text(encoding="utf-8"))
     unigram = result["corpus"]["unigram_perplexity"]
     console.print(
@@ -108,7 +105,7 @@ def run_demo(minutes: float, out: Path, seed: int) -> None:
 
 
 def _plan(minutes: float, out: Path, seed: int, rows: Sequence[str], remarks: Any) -> dict[str, Any]:
-    """How many tokens each model reads: as written in `out/demo.json`, else from a probe of this machine."""
+    """The tokens that each model reads: as written in `out/demo.json`, else from a probe of this machine."""
     wanted = {"minutes": minutes, "seed": seed, "rows": list(rows)}
     file = out / "demo.json"
     if file.is_file():
@@ -124,34 +121,34 @@ def _plan(minutes: float, out: Path, seed: int, rows: Sequence[str], remarks: An
     remarks.print("Preparing the built-in text: the documentation of this Python's standard library ...")
     corpus = prepare(resolve(RECIPE).config.data, report=lambda text: remarks.print(text))
     remarks.print("Measuring the speed of this machine ...")
-    seconds = _makespan([_seconds_per_token(resolve(RECIPE, row), corpus) for row in rows], _places())
-    pairs = math.ceil(len(rows) / _places())
+    seconds = _makespan([_seconds_per_token(resolve(RECIPE, row), corpus) for row in rows], _workers())
+    pairs = math.ceil(len(rows) / _workers())
     budget = max(minutes * 60 - _REPORT - pairs * _STARTUP, 0.3 * minutes * 60)
     tokens = int(_ALONE * budget / seconds)
     options = resolve(RECIPE).config.train
     per_step = options.batch_size * options.segment_length
     tokens = max(tokens // per_step, 20) * per_step
     write_json(file, {**wanted, "tokens": tokens})
-    remarks.print(f"Each of the {len(rows)} models will read {tokens:,} tokens, {_places()} at a time.")
+    remarks.print(f"Each of the {len(rows)} models will read {tokens:,} tokens, {_workers()} at a time.")
     return {**wanted, "tokens": tokens}
 
 
 def _steps(config: RunConfig) -> int:
-    """How many steps a model will make; each makes as many."""
+    """The number of steps of each model."""
     corpus = prepare(config.data, report=lambda text: None)
     return make_plan(config.train, config.eval, training_batches(config, corpus)).total_steps
 
 
-def _makespan(times: Sequence[float], places: int) -> float:
-    """When the last of them is done, each beginning, in their order, at the place that is free first."""
-    ends = [0.0] * places
+def _makespan(times: Sequence[float], workers: int) -> float:
+    """The end of the last of them; each begins, in their order, at the worker that is free first."""
+    ends = [0.0] * workers
     for time_ in times:
         ends[ends.index(min(ends))] += time_
     return max(ends)
 
 
-def _places() -> int:
-    """How many models train at a time."""
+def _workers() -> int:
+    """The number of models that train at a time."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return 2 if usable >= 2 else 1
 
@@ -170,8 +167,8 @@ def _seconds_per_token(resolved: Resolved[RunConfig], corpus: Corpus, spend: flo
         end = time.perf_counter() + spend
         while len(times) < 4 or time.perf_counter() < end:
             begin = time.perf_counter()
-            place = TrainingPosition(step=len(times) + 1)
-            loss = objective(batches.batch(0, len(times) % batches.batches_per_epoch), {}, place)
+            position = TrainingPosition(step=len(times) + 1)
+            loss = objective(batches.batch(0, len(times) % batches.batches_per_epoch), {}, position)
             optimizer.zero_grad(set_to_none=True)
             loss.value.backward()
             optimizer.step()
@@ -184,19 +181,9 @@ def _seconds_per_token(resolved: Resolved[RunConfig], corpus: Corpus, spend: flo
 def _start(model: _Model, settings: Sequence[str]) -> None:
     model.folder.parent.mkdir(parents=True, exist_ok=True)
     model.log = (model.folder.parent / f"{model.row}.log").open("a", encoding="utf-8")
-    # the same command begins a run and goes on with it
-    command = [
-        sys.executable,
-        "-m",
-        "fullrank",
-        "train",
-        RECIPE,
-        *settings,
-        "--row",
-        model.row,
-        "--out",
-        str(model.folder),
-    ]
+    # the same command starts a run and resumes it
+    command = [sys.executable, "-m", "fullrank", "train", RECIPE, *settings]
+    command += ["--row", model.row, "--out", str(model.folder)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     model.process = subprocess.Popen(
         command,
@@ -209,7 +196,7 @@ def _start(model: _Model, settings: Sequence[str]) -> None:
 
 
 def _train_all(models: list[_Model], settings: Sequence[str], steps: int, remarks: Any) -> None:
-    """Run every model's training in a process of its own, `_places()` at a time, and show how far they are."""
+    """Run every model's training in a process of its own, `_workers()` at a time, and show how far they are."""
     from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     columns: list[str | ProgressColumn] = ["[bold]{task.description}", BarColumn(), TaskProgressColumn()]
@@ -220,7 +207,7 @@ def _train_all(models: list[_Model], settings: Sequence[str], steps: int, remark
         bars = {model.row: progress.add_task(model.row, total=steps, words="", start=False) for model in models}
         try:
             while waiting or running:
-                while waiting and len(running) < _places() and not _busy(waiting[0].folder):
+                while waiting and len(running) < _workers() and not _busy(waiting[0].folder):
                     model = waiting.pop(0)
                     _start(model, settings)
                     progress.start_task(bars[model.row])
@@ -264,7 +251,7 @@ def _terminable() -> Iterator[None]:
 
 
 def _busy(folder: Path) -> bool:
-    """Whether a process of an earlier demo, killed itself, still trains in `folder`."""
+    """True if a process of an earlier demo, which was killed, still trains in `folder`."""
     if not folder.is_dir():
         return False
     try:

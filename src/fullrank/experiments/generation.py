@@ -1,7 +1,8 @@
-"""A run writes text: prompt in, samples or beams out."""
+"""Writing text: one prompt continued by a run, or many prompts completed side by side."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,16 @@ from torch import Tensor
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
 from fullrank.core.memory import Memory
-from fullrank.data import load_tokenizer
+from fullrank.data import Tokenizer, load_tokenizer
 from fullrank.decoding import beam_search, sample
-from fullrank.experiments.run_folder import open_run
+from fullrank.experiments.run_folder import open_causal
 from fullrank.kernels import kernel
 from fullrank.training.device import choose_device
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """How to choose tokens. `beam` switches to beam search; without it tokens are sampled (or `greedy`)."""
+    """Choice of tokens: beam search with `beam`, else sampling (or `greedy`)."""
 
     max_new_tokens: int = 100
     temperature: float = 1.0
@@ -42,7 +43,7 @@ class _Read:
 
 
 class Remembering:
-    """A model with memory as one that is decoded token by token: what it remembers takes the place of a growing cache.
+    """A model with memory, decoded token by token: its memory takes the place of a growing cache.
 
     The prompt is one segment, or several of `segment_length`; after it every token sees the `memory_length` tokens before it.
     """
@@ -51,7 +52,7 @@ class Remembering:
         self.model, self.max_length, self.segment_length = model, model.max_length, segment_length
 
     def new_cache(self) -> Memory:
-        """Nothing was read yet."""
+        """An empty memory."""
         return self.model.new_memory()
 
     def __call__(self, input_ids: Tensor, *, attention_mask: Tensor | None, cache: Memory | None = None) -> _Read:
@@ -79,30 +80,15 @@ def generate(
 
     A model with memory remembers the last `memory_length` tokens (null: as many as it was trained with).
     """
-    config = open_run(folder)[0]
-    if config.data.has_pairs:
-        raise InputError(f"{folder}: a translation run; it translates with `fullrank translate`")
-    if config.masks:
-        raise InputError(
-            f"{folder}: names masked tokens from the text on both sides of them (train.objective: masked), so it cannot write "
-            "a text token by token; train with train.objective: causal to generate"
-        )
-    if config.model.sees_future:
-        raise InputError(
-            f"{folder}: its tokens see later ones (model.attention.causal: as_published), so it cannot write a text token by "
-            "token; train with model.attention.causal: masked to generate"
-        )
+    open_causal(folder)
     if how.beam is not None and how.number > how.beam:
         raise InputError(f"--number: {how.number} texts from a beam of {how.beam}; make --beam at least {how.number}")
     tokenizer = load_tokenizer(folder)
     device = choose_device(device_name, "--device")
     model = LanguageModel.load(folder, checkpoint, memory_length=memory_length).to(device)
     reader = Remembering(model) if model.memory_length else model
-    given = tokenizer.encode(prompt)
-    if tokenizer.sos_id is not None and (not given or given[-1] == tokenizer.eos_id):
-        given.append(tokenizer.sos_id)  # what is written begins a line
-    # the model was trained to read a text from its start mark on
-    ids = torch.tensor([[tokenizer.start_id, *given]], device=device)
+    start, *prompt_ids = encode_prompt(tokenizer, prompt)
+    ids = torch.tensor([[start, *prompt_ids]], device=device)
     eos = tokenizer.eos_id if how.stop else None
     with kernel(kernel_name), torch.no_grad():
         if how.beam is not None:
@@ -130,7 +116,124 @@ def generate(
             )
             new, lengths, scores = drawn.ids, drawn.lengths, drawn.log_probs.sum(1)
     texts = [
-        {"text": tokenizer.decode(given + row[:length]), "tokens": length, "log_prob": score}
+        {"text": tokenizer.decode(prompt_ids + row[:length]), "tokens": length, "log_prob": score}
         for row, length, score in zip(new.tolist(), lengths.tolist(), scores.tolist(), strict=True)
     ]
     return {"run": str(folder), "prompt": prompt, "texts": texts}
+
+
+def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
+    """A prompt as the model was trained to read it: after the start mark, and the mark of a line where one begins."""
+    ids = tokenizer.encode(prompt)
+    if tokenizer.sos_id is not None and (not ids or ids[-1] == tokenizer.eos_id):
+        ids.append(tokenizer.sos_id)
+    return [tokenizer.start_id, *ids]
+
+
+# -- many prompts ----------------------------------------------------------------------------------------------------
+
+_SEEN = 8  # tokens of the prompt that tell how the first new one is joined to it
+
+
+@dataclass(frozen=True)
+class Completion:
+    """Completion of prompts. stop: a text ends before the first of these. temperature 0: the most probable tokens."""
+
+    stop: tuple[str, ...] = ()
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+
+
+def complete(
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    how: Completion,
+    *,
+    segment_length: int,
+    batch_size: int,
+    seeds: Sequence[int],
+    report: Callable[[int], None] | None = None,
+) -> list[str]:
+    """What follows each prompt, without it, in the order given; `seeds`: of each prompt's draws.
+
+    A model with memory reads a prompt in segments. One without reads its last `segment_length` tokens; where positions end,
+    as many as leave room for `max_new_tokens`. report: called with the number of prompts that each batch has finished.
+    Raises InputError where new tokens alone are more than the model has positions for.
+    """
+    room = None if model.max_length is None else model.max_length - how.max_new_tokens
+    if room is not None and room < 1:
+        raise InputError(
+            f"max_gen_toks: {how.max_new_tokens} new tokens and a prompt are more than the {model.max_length} positions of "
+            "this model; lower it"
+        )
+    reader = Remembering(model, segment_length) if model.memory_length else model
+    encoded = [encode_prompt(tokenizer, prompt) for prompt in prompts]
+    encoded = [_last(ids, segment_length if not model.memory_length else None, room) for ids in encoded]
+    texts: dict[int, str] = {}
+    for batch in _batches([len(ids) for ids in encoded], batch_size, alike=bool(model.memory_length)):
+        rows = [encoded[i] for i in batch]
+        longest = max(map(len, rows))
+        ids = torch.tensor([[tokenizer.start_id] * (longest - len(row)) + row for row in rows])
+        mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
+        device = next(model.parameters()).device
+        drawn = sample(
+            reader,
+            ids.to(device),
+            attention_mask=mask.to(device),
+            max_new_tokens=how.max_new_tokens,
+            temperature=how.temperature,
+            top_k=how.top_k,
+            top_p=how.top_p,
+            seed=[seeds[i] for i in batch],
+            stop=_Stop(tokenizer, rows, how.stop) if how.stop else None,
+        )
+        for i, row, new, length in zip(batch, rows, drawn.ids.tolist(), drawn.lengths.tolist(), strict=True):
+            texts[i] = _before(_written(tokenizer, row, new[:length]), how.stop)
+        if report is not None:
+            report(len(batch))
+    return [texts[i] for i in range(len(prompts))]
+
+
+@dataclass(frozen=True)
+class _Stop:
+    """True for rows of new tokens that hold a stop string."""
+
+    tokenizer: Tokenizer
+    prompts: Sequence[Sequence[int]]
+    stop: tuple[str, ...]
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        texts = [_written(self.tokenizer, row, new) for row, new in zip(self.prompts, ids.tolist(), strict=True)]
+        return torch.tensor([any(word in text for word in self.stop) for text in texts], device=ids.device)
+
+
+def _last(ids: list[int], *limits: int | None) -> list[int]:
+    return ids[-min([len(ids), *(limit for limit in limits if limit is not None)]) :]
+
+
+def _batches(lengths: Sequence[int], size: int, *, alike: bool) -> list[list[int]]:
+    """Texts of like length together, the longest first; `alike`: of the same length, so that there is no padding."""
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    batches: list[list[int]] = []
+    for i in order:
+        if batches and len(batches[-1]) < size and (not alike or lengths[batches[-1][0]] == lengths[i]):
+            batches[-1].append(i)
+        else:
+            batches.append([i])
+    return batches
+
+
+def _written(tokenizer: Tokenizer, prompt: Sequence[int], new: Sequence[int]) -> str:
+    """The text of new tokens after those of a prompt (words are joined with a space)."""
+    seen = list(prompt[-_SEEN:])
+    before, whole = tokenizer.decode(seen), tokenizer.decode([*seen, *new])
+    return whole[len(before) :] if whole.startswith(before) else tokenizer.decode(new)
+
+
+def _before(text: str, stop: Sequence[str]) -> str:
+    """The text up to the first of the stop strings."""
+    ends = [text.find(word) for word in stop if word in text]
+    return text[: min(ends)] if ends else text

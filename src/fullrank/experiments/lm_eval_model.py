@@ -21,9 +21,9 @@ from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
 from fullrank.data import load_tokenizer
 from fullrank.evaluation.protocol import Flags, final_protocol
-from fullrank.experiments.completing import Completion, complete
-from fullrank.experiments.measure import check_length
-from fullrank.experiments.scoring import Passage, Score, ending, open_causal, passages, score
+from fullrank.experiments.generation import Completion, complete
+from fullrank.experiments.measure import Passage, Score, check_length, ending, passages, score
+from fullrank.experiments.run_folder import open_causal
 from fullrank.kernels import kernel
 from fullrank.training.device import choose_device
 

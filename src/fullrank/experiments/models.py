@@ -1,4 +1,4 @@
-"""Models of Hugging Face, with their own tokenizers: causal ones, and encoders with our attention injected."""
+"""Models by name: their kinds, causal models of Hugging Face, and encoders with our attention injected."""
 
 from __future__ import annotations
 
@@ -13,14 +13,44 @@ import torch
 
 from fullrank.config.finetune import FinetuneConfig, PretrainedConfig
 from fullrank.config.glue import GLUE
+from fullrank.config.recipe import shipped
 from fullrank.core.errors import FullRankError, InputError
-from fullrank.experiments.run_folder import MINILM
+from fullrank.experiments.run_folder import MINILM, is_run
 
 # files of which a saved tokenizer has at least one
 _TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
     "tekken.json", "vocab.json", "vocab.txt", "vocab.bpe",
 )  # fmt: skip
+
+
+Kind = Literal["configuration", "run", "saved model", "Hugging Face model"]
+
+
+def model_kind(name: str) -> Kind:
+    """The kind of model that a name stands for: a recipe or YAML file, a run folder, a saved model, a Hugging Face model.
+
+    Raises InputError for a folder without a model, and for a path that does not exist.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if is_run(folder):
+            return "run"
+        if (folder / "config.yaml").is_file():
+            return "saved model" if (folder / "model.safetensors").is_file() else "configuration"
+        if (folder / "config.json").is_file():
+            return "Hugging Face model"
+        raise InputError(
+            f"{name}: no model there; give a recipe, a YAML file, a run folder, a folder written by model.save or "
+            "save_pretrained, or a model's name on the Hugging Face hub"
+        )
+    papers = {recipe.partition("/")[0] for recipe in shipped()}
+    parts = Path(name).parts
+    if folder.suffix in (".yaml", ".yml") or folder.is_file() or (parts and parts[0] in papers):
+        return "configuration"
+    if name.startswith((".", "/", "~")) or not 1 <= len(parts) <= 2 or Path(parts[0]).is_dir():
+        raise InputError(f"{name}: no such folder, file or recipe")  # nor could it be a name on the hub
+    return "Hugging Face model"
 
 
 class HuggingFaceModel(NamedTuple):

@@ -18,8 +18,8 @@ from fullrank.data import Tokenizer, load_tokenizer
 from fullrank.data.files import Section, pieces
 from fullrank.evaluation.protocol import final_protocol
 from fullrank.experiments.evaluate import corpus_of
-from fullrank.experiments.models import load_causal
-from fullrank.experiments.run_folder import is_run, open_run
+from fullrank.experiments.models import load_causal, model_kind
+from fullrank.experiments.run_folder import open_run
 from fullrank.experiments.task import Say
 from fullrank.training.device import choose_device
 
@@ -107,29 +107,15 @@ def as_dict(found: FoundRank) -> dict[str, Any]:
 
 
 def _kind(name: str, reading: Reading) -> str:
-    """run, saved model or Hugging Face; InputError for a folder that holds none, and where a text has to be named."""
-    folder = Path(name).expanduser()
-    if not folder.is_dir():
-        if folder.exists():
-            raise InputError(f"{name}: a file; give a run folder, a folder of a saved model or a Hugging Face model")
-        parts = Path(name).parts
-        if name.startswith((".", "/", "~")) or len(parts) > 2 or (len(parts) == 2 and Path(parts[0]).is_dir()):
-            raise InputError(f"{name}: no such folder")  # nor could it be a name on the hub
-        kind = "Hugging Face"
-    elif is_run(folder):
-        return "run"
-    elif (folder / "config.yaml").is_file():
-        kind = "saved model"
-    elif (folder / "config.json").is_file():
-        kind = "Hugging Face"
-    else:
+    """run, saved model or Hugging Face; InputError for a configuration, and where a text has to be named."""
+    kind = model_kind(name)
+    if kind == "configuration":
         raise InputError(
-            f"{name}: no model there; give a run folder, a folder written by model.save or save_pretrained, or a model's "
-            "name on the Hugging Face hub"
+            f"{name}: a configuration, which has no weights; give a run folder, a saved model or a Hugging Face model"
         )
-    if reading.text is None:
+    if kind != "run" and reading.text is None:
         raise InputError(f"{name}: not a run of fullrank, so no text of its own; give one with --text FILE")
-    return kind
+    return kind.removesuffix(" model") if kind == "Hugging Face model" else kind
 
 
 def _labels(names: list[str]) -> list[str]:

@@ -104,6 +104,27 @@ def open_run(folder: Path) -> tuple[RunConfig, dict[str, Any]]:
     return config, identity
 
 
+def open_causal(folder: Path) -> RunConfig:
+    """The configuration of the run in `folder`; InputError unless it predicts the next token of a text."""
+    config, _ = open_run(folder)
+    if config.data.has_pairs:
+        raise InputError(
+            f"{folder}: a translation run, no language model; it translates with `fullrank translate`, and `fullrank eval` "
+            "measures its BLEU"
+        )
+    if config.masks:
+        raise InputError(
+            f"{folder}: predicts masked tokens from the text on both sides of them (train.objective: masked), so it can "
+            "neither write a text token by token nor give it a probability; train with train.objective: causal"
+        )
+    if config.model.sees_future:
+        raise InputError(
+            f"{folder}: its tokens see later ones (model.attention.causal: as_published), so it can neither write a text token "
+            "by token nor give it a probability; train with model.attention.causal: masked"
+        )
+    return config
+
+
 def finished_result(folder: Path) -> dict[str, Any] | None:
     """The result.json of a finished run; None if the run is not finished, or the file is damaged."""
     try:
