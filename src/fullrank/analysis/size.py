@@ -18,12 +18,12 @@ from torch import nn
 
 from fullrank.config.run import RunConfig
 from fullrank.core.attention import Attention, WeightedValues
-from fullrank.core.cache import DecayedSums
 from fullrank.core.config import ModelConfig, MultiLinearConfig, stage_name
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.embedding import Input
 from fullrank.core.errors import InputError
 from fullrank.core.masked import MaskedLanguageModel
+from fullrank.core.multilinear import MultiLinear
 from fullrank.core.output import Output
 from fullrank.core.project import Projection
 from fullrank.core.score import DenseSynthesizer
@@ -219,9 +219,10 @@ def _cached(layers: Iterable[Attention]) -> tuple[int, int]:
     of_token = of_text = 0
     for layer in layers:
         numbers = layer.project.num_heads * layer.project.head_dim
-        if isinstance(layer.past(), DecayedSums):
-            of_text += 2 * layer.attend.decayed.weight.shape[0] * numbers
-        elif not layer.attend.sees_future:
+        attend = layer.attend
+        if isinstance(attend, MultiLinear) and attend.decayed is not None:
+            of_text += 2 * attend.decayed.weight.shape[0] * numbers
+        elif not attend.sees_future:
             of_token += (1 + layer.project.reads_keys) * numbers
     return of_token, of_text
 

@@ -407,6 +407,9 @@ class ExampleBatches:
         self.tokens_per_epoch = int(self._lengths.sum())
         self._batches = lru_cache(maxsize=1)(self._drawn)
 
+    def tokens_of_batches(self, epoch: int) -> None:
+        """Not known: a budget in tokens is planned with the mean."""
+
     def batch(self, epoch: int, index: int) -> ExampleBatch:
         """Batch `index` of an epoch; IndexError if there is none."""
         chosen = self._batches(epoch)[index]

@@ -114,6 +114,9 @@ class MaskedBatches:
         self._text, self._masking, self._seed = text, masking, seed
         self.batches_per_epoch, self.tokens_per_epoch = text.batches_per_epoch, text.tokens_per_epoch
 
+    def tokens_of_batches(self, epoch: int) -> None:
+        """Not known: a budget in tokens is planned with the mean."""
+
     def batch(self, epoch: int, index: int) -> MaskedBatch:
         """Batch `index` of an epoch; IndexError if there is none."""
         text = self._text.batch(epoch, index)

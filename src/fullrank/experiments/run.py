@@ -34,12 +34,16 @@ from fullrank.training.optimizer import make_optimizer
 from fullrank.training.phases import make_plan
 from fullrank.training.schedule import make_schedule
 
+TEXT_TASKS: dict[str, TextTask[Any]] = {
+    "language_model": LanguageModelTask(),
+    "masked_model": MaskedModelTask(),
+    "translation": TranslationTask(),
+}
+
 
 def text_task(config: RunConfig) -> TextTask[Any]:
     """The task of a run with a model of ours."""
-    if config.translates:
-        return TranslationTask()
-    return MaskedModelTask() if config.masks else LanguageModelTask()
+    return TEXT_TASKS[config.task]
 
 
 def task_of(config: RunConfig | FinetuneConfig) -> Task[Any, Any]:

@@ -65,10 +65,11 @@ def _absolute_data(data: DataConfig) -> DataConfig:
 
 
 def _absolute_encoder(model: PretrainedConfig) -> PretrainedConfig:
-    """A folder; any other name is that of a model on the hub."""
-    name = model.pretrained
-    is_folder = name != MINILM and Path(name).expanduser().is_dir()
-    return dataclasses.replace(model, pretrained=_resolved(name)) if is_folder else model
+    """A folder by its whole path; any other name is that of a model on the hub."""
+    folder = Path(model.pretrained).expanduser()
+    if model.pretrained == MINILM or not folder.is_dir():
+        return model
+    return dataclasses.replace(model, pretrained=str(folder.resolve()))
 
 
 # -- opening ---------------------------------------------------------------------------------------------------------

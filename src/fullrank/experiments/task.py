@@ -2,7 +2,7 @@
 
     prepare the data -> claim the run folder -> model, objective, batches -> fit -> figures of the best and last -> result.json
 
-Language models, masked models, translation and fine-tuning are the four tasks (`run.TASKS`).
+Language models, masked models, translation and fine-tuning are the four tasks (`run.task_of`).
 """
 
 from __future__ import annotations
