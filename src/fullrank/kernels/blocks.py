@@ -112,9 +112,8 @@ def plan(problem: Problem) -> list[Block]:
     first, end = visible.first.tolist(), visible.end.tolist()
     row_scores = heads * max(stop - start for start, stop in zip(first, end, strict=True))
     scores = _SCORES.get(problem.query.device.type, _SCORES_ELSEWHERE)
-    count = -(
-        -queries // max(_LEAST_ROWS, min(scores // row_scores, -(-queries // 8)))
-    )  # an eighth idles in the future
+    most = min(scores // row_scores, -(-queries // 8))  # of a causal block, a part that grows with its rows is not seen
+    count = -(-queries // max(_LEAST_ROWS, most))  # blocks of nearly as many rows each
     rows = -(-queries // count)
     sequences = max(1, scores // (row_scores * rows))
     blocks = []
