@@ -28,35 +28,25 @@ class DataConfig(Section):
 
     KEY = "data"
     name: str = key("builtin", "a corpus by name, or `text` or `parallel` for files of one's own")
-    train: str | list[str] | None = key(
-        None, "`name: text`: files of the training split; `name: parallel`: a prefix of two files"
-    )
+    train: str | list[str] | None = key(None, "files of the training split; parallel: a prefix of two files")
     valid: str | list[str] | None = key(None, "the same of the validation split")
     test: str | list[str] | None = key(None, "the same of the test split")
     source: str | None = key(None, "sentence pairs: the suffix of the files of the source language, such as `de`")
     target: str | None = key(None, "sentence pairs: the suffix of the files of the target language")
     tokens: Literal["word", "byte", "character", "bpe", "unigram"] | None = key(None, "the unit of text")
-    vocabulary: Literal["joint", "separate"] | None = key(
-        None, "sentence pairs: one vocabulary for both languages, or one for each"
-    )
-    codes: str | None = key(None, "sentence pairs: a file of BPE merges by subword-nmt, instead of learning them")
-    moses: bool | None = key(
-        None, "sentence pairs: tokenized with the Moses rules, and translations put together again"
-    )
+    vocabulary: Literal["joint", "separate"] | None = key(None, "pairs: one for both languages, or one for each")
+    codes: str | None = key(None, "pairs: a file of BPE merges by subword-nmt, instead of learning them")
+    moses: bool | None = key(None, "pairs: tokens by the Moses rules, undone in translations")
     dir: str | None = key(None, "a local folder that holds the corpus")
     cache: str | None = key(None, "where prepared corpora are kept; null: $FULLRANK_CACHE or ~/.cache/fullrank")
     lowercase: bool = key(False, "lower all letters")
     eos: bool | None = key(None, "append <eos> to every line")
     sos: bool = key(False, "begin every line with <sos>, as the code of Transformer-MoS does")
     min_count: Count | None = key(None, "rarer words and characters become <unk>; null: 1, for builtin words 3")
-    max_vocabulary: Count | None = key(
-        None, "keep the most frequent words or characters; for bpe and unigram, the number of entries"
-    )
+    max_vocabulary: Count | None = key(None, "keep the most frequent; bpe and unigram: the number of entries")
     max_tokens: Count | None = key(None, "use only the beginning of the training split")
     max_length: Count | None = key(None, "words; training pairs with a longer side are dropped")
-    max_ratio: Ratio | None = key(
-        None, "training pairs with a side more than so many times as long as the other are dropped"
-    )
+    max_ratio: Ratio | None = key(None, "longer over shorter side; training pairs above it are dropped")
     concatenate: Count | None = key(None, "join neighbouring sentences while neither side has more tokens than this")
     concatenate_splits: Literal["all", "train"] | None = key(None, "splits whose sentences are joined; null: all")
 
@@ -71,14 +61,10 @@ class DataConfig(Section):
     def _faults_of_text(self) -> Iterator[str]:
         for name in _PAIRS_ONLY:
             if getattr(self, name) is not None:
-                yield (
-                    f"data.{name}: a key of sentence pairs (data.name: {', '.join(PAIR_CORPORA)}); leave it out with "
-                    f"data.name: {self.name}, given {getattr(self, name)}"
-                )
+                pairs = f"a key of sentence pairs (data.name: {', '.join(PAIR_CORPORA)})"
+                yield f"data.{name}: {pairs}; leave it out with data.name: {self.name}, given {getattr(self, name)}"
         if self.tokens == "unigram":
-            yield (
-                f"data.tokens: unigram is for sentence pairs; with data.name: {self.name} use word, byte, character or bpe"
-            )
+            yield f"data.tokens: unigram is for sentence pairs; with data.name: {self.name} use word, byte, character or bpe"
         if self.name == "text" and self.train is None:
             yield "data.train: `data.name: text` needs at least one training file"
 
@@ -91,10 +77,7 @@ class DataConfig(Section):
                     f"corpus/{name} for corpus/{name}.{self.source or 'de'} and corpus/{name}.{self.target or 'en'}"
                 )
             if self.name != "parallel" and stated:
-                yield (
-                    f"data.{name}: the files of {self.name} are known by name; give their folder as data.dir, or use "
-                    "data.name: parallel"
-                )
+                yield f"data.{name}: the files of {self.name} are known; give data.dir, or use data.name: parallel"
         for name in ("source", "target"):
             if self.name == "parallel" and getattr(self, name) is None:
                 yield f"data.{name}: `data.name: parallel` needs the suffix of the files of the {name} language, as in de"
@@ -103,17 +86,11 @@ class DataConfig(Section):
         if self.tokens in ("byte", "character"):
             yield f"data.tokens: sentence pairs take word, bpe or unigram, given {self.tokens}"
         if self.min_count is not None and self.tokens != "word":
-            yield (
-                f"data.min_count: for data.tokens: word; with subwords nothing is rare, given {self.min_count} with "
-                f"data.tokens: {self.tokens or 'bpe (the usual)'}"
-            )
+            yield f"data.min_count: for data.tokens: word, given {self.min_count} with {self.tokens or 'bpe (the usual)'}"
         if self.codes is not None and self.tokens not in (None, "bpe"):
             yield f"data.codes: merges of BPE; set data.tokens: bpe, given {self.tokens}"
         if self.codes is not None and self.max_vocabulary is not None:
-            yield (
-                "data.max_vocabulary: the codes file says how many merges there are; leave one of data.codes and "
-                "data.max_vocabulary out"
-            )
+            yield "data.max_vocabulary: the codes file says how many merges there are; leave it or data.codes out"
         if self.concatenate_splits is not None and self.concatenate is None:
             yield "data.concatenate_splits: goes with data.concatenate: N tokens"
         if self.eos is not None:

@@ -23,6 +23,7 @@ from fullrank.core.section import (
     Section,
     Share,
     Size,
+    hints_of,
     key,
 )
 
@@ -143,9 +144,7 @@ class FinetuneTrainConfig(Section):
     threads: Threads | None = key(None, "threads of torch")
     log_every_steps: Count = key(20, "updates between lines of metrics")
     save_every_steps: Count | None = key(None, "updates between checkpoints; null: at every evaluation")
-    keep_model: bool = key(
-        True, "the fine-tuned model stays in the run folder as model/; checkpoints go when a run is finished"
-    )
+    keep_model: bool = key(True, "the fine-tuned model stays in the run folder as model/")
     track: list[Literal["tensorboard", "wandb"]] = key([], "other places that metrics are sent to")
 
     def _resolve(self) -> None:
@@ -165,28 +164,10 @@ class FinetuneTrainConfig(Section):
         """The same for the training loop, which counts its warm-up in steps."""
         per_epoch = -(-batches_per_epoch // self.gradient_accumulation_steps)
         total = self.steps or max(1, round((self.epochs or 1.0) * per_epoch))
-        return TrainConfig(
-            epochs=self.epochs,
-            steps=self.steps,
-            seed=self.seed,
-            objective="labels",
-            batch_size=self.batch_size,
-            gradient_accumulation_steps=self.gradient_accumulation_steps,
-            optimizer=self.optimizer,
-            learning_rate=self.learning_rate,
-            betas=self.betas,
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-            schedule=self.schedule,
-            warmup_steps=round(self.warmup_ratio * total),
-            max_grad_norm=self.max_grad_norm,
-            precision=self.precision,
-            device=self.device,
-            threads=self.threads,
-            save_every_steps=self.save_every_steps,
-            log_every_steps=self.log_every_steps,
-            track=self.track,
-        )
+        shared = {
+            name: getattr(self, name) for name in hints_of(TrainConfig).keys() & hints_of(FinetuneTrainConfig).keys()
+        }
+        return TrainConfig(**shared, objective="labels", warmup_steps=round(self.warmup_ratio * total))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,10 +60,7 @@ class PhaseConfig(Section):
     name: str = key("", "what the phase is called")
     skip: str = key("none", "schedule of skipped layers")
     p: float | list[float] | None = key(None, "probability of the schedule; one for each layer with `skip: listed`")
-    gaps: Literal["true", "drifting"] = key(
-        "true",
-        "age of the memory of a layer that was skipped: its true age, or drifting as in the released code, for comparison",
-    )
+    gaps: Literal["true", "drifting"] = key("true", "age of a skipped layer's memory; drifting: as released")
     steps: Count | None = key(None, "updates after which the phase ends")
     epochs: Positive | None = key(None, "epochs after which the phase ends")
     plateau: PlateauConfig | None = key(None, "the phase ends when validation perplexity falls no more")
@@ -104,23 +101,14 @@ class TrainConfig(Section):
     tokens: Count | None = key(None, "tokens after which training ends")
     phases: list[PhaseConfig] = key([], "parts of training with their own schedules of skipped layers")
     seed: CountOrZero = key(1, "seed of every random draw")
-    objective: Literal["causal", "masked", "labels"] = key(
-        "causal", "predict the next token, or masked ones as BERT does; labels is the objective of fine-tuning"
-    )
+    objective: Literal["causal", "masked", "labels"] = key("causal", "the next token, masked ones, or labels")
     mlm_probability: Fraction = key(0.15, "masked: share of the tokens that are predicted")
     mask_replace_prob: Probability = key(0.8, "masked: share of those that become <mask>")
-    random_replace_prob: Probability = key(
-        0.1, "masked: share of those that become any token; the rest stay as they are"
-    )
+    random_replace_prob: Probability = key(0.1, "masked: share of those that become any token")
     batch_size: Size = key(20, "parallel streams")
     segment_length: Size = key(64, "tokens of each stream per step")
-    batch_tokens: Size | None = key(
-        None, "tokens of a batch of sentence pairs: their longer side, padding included (4096 is usual)"
-    )
-    order: Literal["contiguous", "shuffled"] | None = key(
-        None,
-        "streams in reading order, or blocks shuffled every epoch; null: contiguous, with objective masked shuffled",
-    )
+    batch_tokens: Size | None = key(None, "sentence pairs: tokens of a batch, longer side, padding included")
+    order: Literal["contiguous", "shuffled"] | None = key(None, "streams, or shuffled blocks (null: if masked)")
     gradient_accumulation_steps: Size = key(1, "batches of one update")
     optimizer: Optimizer = key("adamw", "optimizer")
     learning_rate: Positive = key(1e-3, "learning rate after the warm-up")
@@ -151,9 +139,7 @@ class TrainConfig(Section):
     swa_start: Share = key(0.75, "swa: share of training after which weights are averaged")
     patience: Count | None = key(None, "stop after so many evaluations without improvement of eval.metric")
     save_every_steps: Count | None = key(None, "updates between checkpoints; null: at every evaluation")
-    keep_checkpoints: Count | None = key(
-        None, "keep the weights of the last so many evaluations, for `fullrank average`"
-    )
+    keep_checkpoints: Count | None = key(None, "weights that are kept of the last evaluations")
     log_every_steps: Count = key(20, "updates between lines of metrics")
     track: list[Literal["tensorboard", "wandb"]] = key([], "other places that metrics are sent to")
 
@@ -178,35 +164,24 @@ class TrainConfig(Section):
             yield f"train: give exactly one of steps, epochs, tokens; given {', '.join(ends)}"
         for phase in self.phases[:-1]:
             if not phase.ends:
-                yield (
-                    f"train.phases.{phase.name}: give its end (steps, epochs or plateau); only the last phase may do without"
-                )
+                yield f"train.phases.{phase.name}: give its end (steps, epochs or plateau); only the last phase may do without"
         names = [phase.name for phase in self.phases]
         for name in sorted({name for name in names if names.count(name) > 1}):
             yield f"train.phases: two phases are named '{name}'"
         if self.mask_replace_prob + self.random_replace_prob > 1 + 1e-9:
-            yield (
-                f"train.random_replace_prob: together with train.mask_replace_prob at most 1; given "
-                f"{self.random_replace_prob} and {self.mask_replace_prob}"
-            )
+            both = f"given {self.random_replace_prob} and {self.mask_replace_prob}"
+            yield f"train.random_replace_prob: together with train.mask_replace_prob at most 1; {both}"
         if self.cuda_graphs and not self.compile:
             yield "train.cuda_graphs: blocks are recorded as they are compiled; set train.compile: true"
         if self.cuda_graphs and self.gradient_accumulation_steps > 1:
-            yield (
-                "train.cuda_graphs: gradients of one batch lie where those of the next one are written; set "
-                f"train.gradient_accumulation_steps: 1 (given {self.gradient_accumulation_steps})"
-            )
+            given = self.gradient_accumulation_steps
+            yield f"train.cuda_graphs: goes with train.gradient_accumulation_steps: 1, given {given}"
         for phase in self.phases:
             if phase.skip != "none" and self.cuda_graphs:
-                yield (
-                    f"train.cuda_graphs: skipped layers make every step another one; train.phases.{phase.name}.skip is "
-                    f"'{phase.skip}', allowed is 'none'"
-                )
+                yield f"train.cuda_graphs: skips no layers; train.phases.{phase.name}.skip is '{phase.skip}', allowed is 'none'"
             if phase.skip != "none" and self.objective == "masked":
-                yield (
-                    f"train.phases.{phase.name}.skip: layers are skipped for the sake of their memory, and with "
-                    f"train.objective: masked there is none; given '{phase.skip}', allowed is 'none'"
-                )
+                memory = "for models with memory, and with train.objective: masked there is none"
+                yield f"train.phases.{phase.name}.skip: {memory}; given '{phase.skip}', allowed is 'none'"
 
 
 # keys of `eval` that say how a running text is cut, and what is remembered of it
@@ -224,9 +199,7 @@ class EvalConfig(Section):
     KEY = "eval"
     batch_size: Size = key(10, "parallel streams")
     segment_length: Size | None = key(None, "tokens of a segment; null: train.segment_length")
-    context: SizeOrZero | None = key(
-        None, "tokens before those that are scored, that a model without memory reads again (fairseq)"
-    )
+    context: SizeOrZero | None = key(None, "tokens read again before those that are scored (fairseq)")
     stride: Size | None = key(None, "tokens scored at a time; null: what context leaves of segment_length")
     memory_length: SizeOrZero | None = key(None, "tokens of memory; null: model.memory_length")
     same_length: bool | None = key(None, "a window of the memory's length; null: model.same_length")
@@ -236,22 +209,12 @@ class EvalConfig(Section):
     max_tokens: Count | None = key(None, "tokens of the validation split while training; the final figures use all")
     mask_seed: CountOrZero = key(0, "masked: seed of the tokens that are predicted, the same ones in every run")
     beams: Size = key(5, "translation: width of the beam")
-    length_penalty: Exponent = key(
-        1.0, "translation: a translation scores log p / tokens ** length_penalty, <eos> counted, as in fairseq"
-    )
-    no_repeat_ngram_size: SizeOrZero = key(
-        0, "translation: no translation has the same so many tokens in a row twice; 0: it may"
-    )
-    max_length_a: PositiveOrZero = key(
-        1.2, "translation: of M source tokens with <eos> come at most a M + b, with <eos>; this is a"
-    )
-    max_length_b: SizeOrZero = key(10, "translation: b of the same")
-    max_sentences: SizeOrZero | None = key(
-        None, "translation: sentences of the validation split, translated greedily while training; 0: none, null: all"
-    )
-    metric: Literal["loss", "bleu"] = key(
-        "loss", "what makes a checkpoint the best, and what patience and plateau follow"
-    )
+    length_penalty: Exponent = key(1.0, "translation: a translation scores log p / tokens ** this")
+    no_repeat_ngram_size: SizeOrZero = key(0, "translation: no n-gram of this length comes twice; 0: it may")
+    max_length_a: PositiveOrZero = key(1.2, "translation: of M tokens come at most a M + b; a")
+    max_length_b: SizeOrZero = key(10, "translation: of M tokens come at most a M + b; b")
+    max_sentences: SizeOrZero | None = key(None, "translation: sentences translated while training; null: all")
+    metric: Literal["loss", "bleu"] = key("loss", "what patience, plateau and the best checkpoint follow")
 
     def _faults(self) -> Iterator[str]:
         if self.max_length_a == 0 and self.max_length_b == 0:
@@ -320,18 +283,13 @@ class RunConfig(Section):
 
     def _faults_of_masked(self) -> Iterator[str]:
         if self.translates:
-            yield (
-                f"train.objective: masked reads text of one language, and data.name: {self.data.name} has sentence pairs; "
-                "choose another corpus, or objective: causal"
-            )
+            yield f"train.objective: masked reads text of one language; given data.name: {self.data.name}, sentence pairs"
             return
         yield from self.model.problems_of_masked()
         for name in _OF_SEGMENTS[1:]:
             if getattr(self.eval, name):
-                yield (
-                    f"eval.{name}: says how next tokens are read, and with train.objective: masked there are none; given "
-                    f"{getattr(self.eval, name)}, leave it out"
-                )
+                given = getattr(self.eval, name)
+                yield f"eval.{name}: of next tokens, and train.objective is masked; given {given}, leave it out"
 
     def _faults_of_text(self) -> Iterator[str]:
         name = f"data.name: {self.data.name} is text of one language"
@@ -342,10 +300,8 @@ class RunConfig(Section):
                     f"(data.name: {', '.join(PAIR_CORPORA)})"
                 )
         if self.train.batch_tokens is not None:
-            yield (
-                f"train.batch_tokens: of sentence pairs, and {name}; given {self.train.batch_tokens}, leave it out and use "
-                "train.batch_size and train.segment_length"
-            )
+            given = f"given {self.train.batch_tokens}, leave it out and use train.batch_size and train.segment_length"
+            yield f"train.batch_tokens: of sentence pairs, and {name}; {given}"
         if self.eval.metric == "bleu":
             yield f"eval.metric: bleu judges translations, and {name}; use loss"
         if self.model.memory_length and self.train.order != "contiguous":
@@ -356,8 +312,8 @@ class RunConfig(Section):
         remembers = self.model.memory_length if self.eval.memory_length is None else self.eval.memory_length
         if remembers and (self.eval.context is not None or self.eval.stride is not None):
             yield (
-                "eval.context: a sliding window is for models without memory; leave eval.context and eval.stride out, or "
-                "set eval.memory_length to 0"
+                "eval.context: a sliding window is for models without memory; leave eval.context and eval.stride out, or set "
+                "eval.memory_length to 0"
             )
         segment = self.eval.segment_length or self.train.segment_length
         for part, other, most in (("context", "stride", segment - 1), ("stride", "context", segment)):
@@ -382,10 +338,7 @@ class RunConfig(Section):
             )
         for phase in self.train.phases:
             if phase.skip != "none":
-                yield (
-                    f"train.phases.{phase.name}.skip: layers are skipped in models with memory, and {name}, translated "
-                    f"without any; given '{phase.skip}', allowed is none"
-                )
+                yield f"train.phases.{phase.name}.skip: needs a memory, and {name}; given '{phase.skip}', allowed is none"
         for part in _OF_SEGMENTS:
             if (value := getattr(self.eval, part)) is not None:
                 yield f"eval.{part}: of the segments of a running text, and {name}; given {value}, leave it out"

@@ -84,9 +84,7 @@ class ModelConfig(Section):
     hidden_size: Size = key(512, "width E of the hidden states")
     num_hidden_layers: Size = key(6, "layers L")
     num_attention_heads: Size = key(8, "attention heads H")
-    head_dim: Size | None = key(
-        None, "size D of a head, independent of the width (Mixhead §4.4.3); null: hidden_size / num_attention_heads"
-    )
+    head_dim: Size | None = key(None, "size D of a head (Mixhead §4.4.3); null: hidden_size / num_attention_heads")
     intermediate_size: Size | None = key(None, "width of the feed-forward layer; null: 4 * hidden_size")
     hidden_act: Activation = key("relu", "activation of the feed-forward layer")
     mlp_bias: bool = key(True, "biases of the feed-forward layer")

@@ -106,9 +106,7 @@ class WeightedConfig(AttentionConfig, built_in=True):
     kind: str = "weighted"
     normalize: Normalize = key("softmax", "scores to weights that sum to one")
     mix: Mix = key("none", "exchange of attention between heads (Mixhead)")
-    cross_head: Probability = key(
-        0.0, "beta: probability that a training pass permutes the heads of keys and values (Skip Cross-head §2.2)"
-    )
+    cross_head: Probability = key(0.0, "probability beta of permuted heads in training (Skip Cross-head §2.2)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,19 +122,11 @@ class MultiLinearConfig(AttentionConfig, built_in=True):
     score: PositionTerm = key("dot_product", "relative: add the position term of the released code")
     cores: Size = key(1, "number of cores C of multi-linear attention")
     rank: Size = key(40, "rank R of each core")
-    causal: Literal["masked", "as_published"] = key(
-        "masked", "as_published: the future is not masked, as in the paper's code"
-    )
-    core_weights: Literal["softmax", "free"] = key(
-        "softmax", "a core is softmax(g) as in the paper, or g itself (free) as in the released code"
-    )
-    output_map: Literal["pairs", "decayed"] = key(
-        "pairs", "a row for each pair of positions (the paper's), or decayed sums that serve any length"
-    )
+    causal: Literal["masked", "as_published"] = key("masked", "as_published: not masked, as released")
+    core_weights: Literal["softmax", "free"] = key("softmax", "a core is softmax(g), or g itself (released)")
+    output_map: Literal["pairs", "decayed"] = key("pairs", "rows for pairs of positions, or decayed sums")
     decays: Size | None = key(None, "number of products of decayed sums; null: 8 with output_map decayed")
-    not_next_token_perplexity: bool = key(
-        False, "says that one knows that the perplexity of as_published is not a next-token perplexity"
-    )
+    not_next_token_perplexity: bool = key(False, "one knows what as_published does to perplexity")
 
     @property
     def sees_future(self) -> bool:
@@ -287,12 +277,8 @@ class ClusteredConfig(OutputConfig):
     """
 
     cutoffs: Cutoffs | None = key(None, "ids at which clusters end; null: those of an adaptive input")
-    div_val: Size | None = key(
-        None, "how many times narrower each cluster is; null: as in an adaptive input, or else 1"
-    )
-    form: Literal["fairseq", "transformer_xl"] | None = key(
-        None, "whose adaptive softmax it is; null: transformer_xl where there are biases, fairseq where there are none"
-    )
+    div_val: Size | None = key(None, "narrowing of each cluster; null: as in the input, or 1")
+    form: Literal["fairseq", "transformer_xl"] | None = key(None, "null: transformer_xl if there are biases")
     tied_projections: bool | None = key(None, "the projections of the tails are the input's; null: like tied")
     tail_dropout: Rate = key(0.0, "dropout between the two matrices of a tail")
 
@@ -325,7 +311,7 @@ class MixtureConfig(OutputConfig, built_in=True):
     ALSO = " with `model.output.components: softmax`"
     kind: str = "mixture_of_softmaxes"
     mixtures: Size | None = key(None, "number of softmaxes K; null: 10, or 1 without latent states")
-    components: Literal["softmax", "adaptive"] = key("softmax", "what is mixed; null: adaptive where cutoffs are given")
+    components: Literal["softmax", "adaptive"] = key("softmax", "what is mixed; null: adaptive with cutoffs")
     latent: bool = key(True, "hidden states of the mixture are tanh(W g + b); without them mixtures is 1")
     latent_dropout: Rate = key(0.0, "dropout on the latent states")
     latent_dropout_locked: bool = key(False, "one dropout mask for all positions of a sequence")
@@ -352,6 +338,4 @@ class AdaptiveMixtureConfig(MixtureConfig, ClusteredConfig, built_in=True):
     """A mixture of adaptive softmaxes over one matrix."""
 
     ALSO = " with `model.output.components: adaptive`"
-    components: Literal["softmax", "adaptive"] = key(
-        "adaptive", "what is mixed; null: adaptive where cutoffs are given"
-    )
+    components: Literal["softmax", "adaptive"] = key("adaptive", "what is mixed; null: adaptive with cutoffs")
