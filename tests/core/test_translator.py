@@ -403,7 +403,7 @@ def test_the_longest_sentences() -> None:
 
 
 def test_what_cannot_be_built() -> None:
-    with pytest.raises(ConfigError, match=r"model\.memory_length: a translation model reads sentences"):
+    with pytest.raises(ConfigError, match=r"model\.memory_length: a translation model has no memory"):
         fr.Translator(fr.ModelConfig(**SIZES, memory_length=4))
     with pytest.raises(ConfigError, match=r"model\.vocab_size: must be a number"):
         fr.Translator(fr.ModelConfig())
