@@ -26,9 +26,10 @@ import torch
 from torch import Tensor
 
 from candidates import BOTH, Candidate, Comparison, Pass, Settings
-from fullrank.kernels.multilinear import multilinear
-from fullrank.kernels.multilinear_decayed import decayed_multilinear
-from fullrank.kernels.multilinear_plan import Shape, multiply_adds
+from fullrank.core.engine import Pairs
+from fullrank.core.layout import Layout
+from fullrank.core.multilinear import decayed_sums, multilinear
+from fullrank.kernels import multilinear as engine
 from machine import options, peak_growth_mib, save, script_memory_mib
 from timing import interleave
 
@@ -81,7 +82,17 @@ def einsum(operands: Operands) -> Tensor:
 
 
 def ours(operands: Operands) -> Tensor:
-    return multilinear(operands.query, operands.keys, operands.values, operands.cores, operands.weight)
+    query = operands.query * operands.cores.mean(0)
+    return multilinear(Pairs(query, operands.keys, operands.values, operands.weight, causal=True))
+
+
+def length_free(leaves: dict[str, Tensor]) -> Tensor:
+    """sum_sr q_r A_sr B_sr U_sr, from decayed sums A of the keys and B of the values."""
+    query, layout = leaves["query"] * leaves["cores"].mean(0), Layout.of(leaves["query"].shape[1])
+    with torch.autocast(query.device.type, enabled=False):
+        a = decayed_sums(leaves["keys"], leaves["to_keys"], layout)
+        b = decayed_sums(leaves["values"], leaves["to_values"], layout)
+    return (query[:, :, None] * a * b).flatten(2) @ leaves["weight"].flatten(0, 1)
 
 
 FUNCTIONS: dict[str, Callable[[Operands], Tensor]] = {OURS: ours, NAIVE: naive, EINSUM: einsum}
@@ -106,11 +117,7 @@ def case(size: Size, name: str, settings: Settings) -> Pass:
 
     def forward() -> Tensor:
         with settings.autocast():
-            if name != LENGTH_FREE:
-                return FUNCTIONS[name](Operands(**leaves))
-            query, keys, values, cores = (leaves[key] for key in ("query", "keys", "values", "cores"))
-            decays = (leaves["to_keys"], leaves["to_values"])
-            return decayed_multilinear(query, keys, values, cores, decays, leaves["weight"])[0]
+            return length_free(leaves) if name == LENGTH_FREE else FUNCTIONS[name](Operands(**leaves))
 
     return Pass(forward, leaves, cotangent.to(settings.torch_device), True)
 
@@ -141,7 +148,7 @@ CANDIDATES = ("naive fp32", "einsum fp32", "multilinear fp32", "naive bf16", "mu
 CANDIDATES_IN_WORDS = {
     "naive": "T = (Q g o K) V^T (B, N, N, N), masked, times W (N^2, E), with autograd",
     "einsum": "the same by two calls of torch.einsum",
-    "multilinear": "fullrank.kernels.multilinear",
+    "multilinear": "fullrank.core.multilinear with its engine",
     "length-free": f"another function: W(i, j, m) = sum_s a_s^(i-j) b_s^(i-m) U_sr, S = {SCALES}, no N^2 parameters",
     "bf16": "the same under autocast, parameters in fp32",
 }
@@ -152,9 +159,9 @@ def flops(size: Size, name: str) -> int | None:
     if name == LENGTH_FREE:
         return None
     if name.startswith("multilinear"):
-        narrow = name.endswith("bf16")
-        shape = Shape(size.batch, size.tokens, size.tokens, size.rank, size.width, True, False, narrow=narrow)
-        return 2 * multiply_adds(shape).training
+        half = name.endswith("bf16")
+        call = engine.Size(size.batch, size.tokens, size.tokens, size.rank, size.width, causal=True, half=half)
+        return 2 * engine.multiply_adds(call).training
     return 6 * size.batch * size.tokens**3 * (size.rank + size.width)
 
 

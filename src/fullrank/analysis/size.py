@@ -28,7 +28,7 @@ from fullrank.core.output import Output
 from fullrank.core.project import Projection
 from fullrank.core.score import DenseSynthesizer
 from fullrank.core.translator import Translator
-from fullrank.kernels.multilinear_plan import Shape, multiply_adds
+from fullrank.kernels.multilinear import Size, multiply_adds
 
 PLACES = ("encoder", "decoder", "cross")
 SENTENCE = 25  # tokens: about the mean of IWSLT 2014, where the length of translations is not given
@@ -251,7 +251,7 @@ def _attention_flops(
 def _multilinear_work(config: ModelConfig, length: int, batch: int, *, causal: bool) -> tuple[float, float]:
     """Multiply-adds per token of all layers' tensors and output maps: forward, and a training step.
 
-    `pairs`: those of the order that is chosen for `batch` texts in fp32 on a CPU, products that the mask hides included, after
+    `pairs`: those of the order that is chosen for `batch` texts in fp32, products that the mask hides included, after
     as much memory as there are positions for. The position term makes the rank 2 R; its keys, made once for all texts, are
     left out. `decayed`: two sums of S R numbers, and U, S R E. Products of single numbers are left out of both. Without
     `causal`, tokens see the whole text; `decayed` then has sums over all of it for every token.
@@ -274,7 +274,7 @@ def _multilinear_work(config: ModelConfig, length: int, batch: int, *, causal: b
     rank = attention.rank * (2 if stage_name(attention.score) == "relative" else 1)
     windowed = config.same_length and config.memory_length > 0
     sees_all = attention.sees_future or not causal
-    work = multiply_adds(Shape(batch, length, keys, rank, width, not sees_all and not windowed, windowed))
+    work = multiply_adds(Size(batch, length, keys, rank, width, not sees_all and not windowed, windowed))
     return layers * work.forward / (batch * length), layers * work.training / (batch * length)
 
 

@@ -66,6 +66,41 @@ class Problem:
 
 
 @dataclass(frozen=True)
+class Pairs:
+    """One call of multi-linear attention with a row of its output map for each pair of positions.
+
+        O_i = sum_jm (sum_r q_ir K_jr V_mr) W_jm        over the keys j and the values m that query i sees
+
+    query q (B, N, R), multiplied by the core; keys and values (B, M, R), 0 where a position has no token -> (B, N, E).
+    weight W (P, P, E): its leading M x M x E is used.
+    causal: query i is position M - N + i, and sees those that are not after it; otherwise it sees all.
+    visible (1 or B, N, M): the positions that a query sees, instead of `causal`.
+    """
+
+    query: Tensor
+    keys: Tensor
+    values: Tensor
+    weight: Tensor
+    causal: bool
+    visible: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Tokens whose decayed sums are asked for, A_s(i) = sum_{j <= i} a_s^(p_i - p_j) x_j for the last N of M.
+
+    tokens x (B, M, R), log_decay log a (S,) -> (B, N, S, R), all in the dtype of the sums. The last N tokens follow each other.
+    before (M - N,): how far each earlier token is from the first of the N, less one.
+    state (B, S, R): the sums before the first token; only where M is N.
+    """
+
+    tokens: Tensor
+    log_decay: Tensor
+    before: Tensor
+    state: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Cluster:
     """A part of the vocabulary that shares a softmax: its scores are W x + b with x = dropout(P' h), or x = h without P.
 
@@ -101,6 +136,10 @@ class Engines(Protocol):
 
     def attend(self, problem: Problem | str) -> Tensor | None: ...
 
+    def multilinear_pairs(self, problem: Pairs) -> Tensor | None: ...
+
+    def decayed_sums(self, problem: Tokens | str) -> Tensor | None: ...
+
     def vocabulary_nll(self, components: Components, ids: Tensor) -> Tensor | None: ...
 
     def vocabulary_loss(
@@ -130,6 +169,22 @@ def attend(problem: Problem | str) -> Tensor | None:
     A string is the reason for which no engine can. Raises InputError if a kernel was asked for by name that cannot.
     """
     return None if load is None else load().attend(problem)
+
+
+def multilinear_pairs(problem: Pairs) -> Tensor | None:
+    """Multi-linear attention over pairs of positions by an engine, (B, N, E); None: the definition has to compute it.
+
+    Raises InputError if a kernel was asked for by name that computes attention with weights only.
+    """
+    return None if load is None else load().multilinear_pairs(problem)
+
+
+def decayed_sums(problem: Tokens | str) -> Tensor | None:
+    """Decayed sums by an engine, (B, N, S, R); None: the definition has to compute them. Otherwise like `multilinear_pairs`.
+
+    A string is the reason for which no engine can.
+    """
+    return None if load is None else load().decayed_sums(problem)
 
 
 def vocabulary_nll(components: Components, ids: Tensor) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""`attend` as multi-linear attention: a three-way tensor of queries, keys and values in place of weighted values."""
+"""Multi-linear attention: a tensor of queries, keys and values in place of attention weights (Ma et al. 2019, §3)."""
 
 from __future__ import annotations
 
@@ -9,25 +9,54 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fullrank.kernels import forced
-from fullrank.kernels.multilinear import multilinear
-
+from . import engine
 from .attention import Attend, Attention, Trace
 from .cache import DecayedSums
 from .config import AttentionConfig, ModelConfig, MultiLinearConfig, stage_name
+from .engine import Pairs, Tokens
 from .errors import ConfigError, InputError
 from .layout import Layout
-from .multilinear_decayed import DecayedMap
-from .multilinear_reference import leading
 from .positions import RelativeBiases, encode_places
 from .project import Heads, Needs
 from .registry import register
 from .score import u_and_v
 from .stage import HeadSize
 
+_LONGEST = 64.0  # tokens; where the slowest decays start
+
+
+# -- pairs of positions -----------------------------------------------------------------------------------------------
+
+
+def pair_tensor(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor | None = None) -> Tensor:
+    """T (B, N, M, M), its last two indices those of keys and values (Eq. 5, 6 and 8).
+
+        T_ijm = sum_r q_ir K_jr V_mr    for keys j and values m that query i sees, else 0;      q_ir = Q_ir (1/C) sum_c g_cr
+
+    The C cores are diagonal and share Q, K and V, so that they are one core, their mean. visible (1 or B, N, M); None: all.
+    """
+    tensor = torch.einsum("bir,bjr,bmr->bijm", query, keys, values)
+    return tensor if visible is None else tensor.masked_fill(~(visible[..., :, None] & visible[..., None, :]), 0.0)
+
+
+def multilinear(problem: Pairs) -> Tensor:
+    """O_i = sum_jm T_ijm W_jm: split, concatenate and output matrix, (B, N, E).
+
+    The authors' output matrix (E, M^2), keys major and values minor, is `weight.permute(2, 0, 1).flatten(1)`.
+    """
+    if (out := engine.multilinear_pairs(problem)) is not None:
+        return out
+    queries, length = problem.query.shape[1], problem.keys.shape[1]
+    visible = problem.visible
+    if visible is None and problem.causal:
+        position = torch.arange(length, device=problem.query.device)
+        visible = (position <= position[length - queries :, None])[None]
+    tensor = pair_tensor(problem.query, problem.keys, problem.values, visible)
+    return tensor.flatten(2) @ problem.weight[:length, :length].flatten(0, 1)
+
 
 class Cores(nn.Module):
-    """C diagonal cores of R entries, `weight` (C, R): g_c = softmax(weight_c), or the entries themselves where they are free.
+    """C diagonal cores of R entries, `weight` (C, R): g_c = softmax(weight_c), or the entries themselves if they are free.
 
     Starts as the paper says (Eq. 6): rand(0, 1), then softmax; free ones start at that softmax and are not normalised again.
     As parameters of a scale they never decay.
@@ -46,11 +75,11 @@ class Cores(nn.Module):
 
 
 class PositionTerm(nn.Module):
-    """The second term of the released code: keys of places, and u and v that are added to the queries.
+    """The second term of the released code: keys of positions, and u and v that are added to the queries.
 
         T_ijm = sum_r g_r (Q_i + u)_r K_jr V_mr  +  sum_r g_r (Q_i + v)_r p_jr V_mr,      p_j = W_p PE(P - 1 - j)
 
-    weight W_p (R, E) without bias; P = max_position_embeddings. As in the code, a place is counted from the last row of the
+    weight W_p (R, E) without bias; P = max_position_embeddings. As in the code, a position is counted from the last row of the
     output map: the distance to the end, not that to the query. `biases` are u and v, (1, R) each, one pair for all layers of a
     model unless `shared_biases` is false.
     """
@@ -63,19 +92,95 @@ class PositionTerm(nn.Module):
         self.biases: RelativeBiases | None = RelativeBiases(size.num_heads, size.head_dim)
 
     def factors(
-        self, query: Tensor, keys: Tensor, values: Tensor, cores: Tensor, layout: Layout
+        self, query: Tensor, keys: Tensor, values: Tensor, core: Tensor, layout: Layout
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Both terms as one of rank 2R: [Q + u, Q + v], [K, p], [V, V], [g, g]."""
+        """Both terms as one of rank 2R: [Q + u, Q + v], [K, p], [V, V], [g, g]; key j is at position j."""
         u, v = u_and_v(self.biases, layout)
         encodings = layout.encodings
         if encodings is None:
             encodings = encode_places(self.longest, keys.shape[1], self.weight.shape[1], keys)
-        places = F.linear(encodings[: keys.shape[1]], self.weight).expand(keys.shape[0], -1, -1)
-        both = torch.cat((query + u[0], query + v[0]), -1)
-        return (
-            both.to(query.dtype), torch.cat((keys, places.to(keys.dtype)), -1), torch.cat((values, values), -1),
-            torch.cat((cores, cores), -1),
-        )  # fmt: skip
+        positions = F.linear(encodings[: keys.shape[1]], self.weight).expand(keys.shape[0], -1, -1)
+        query = torch.cat((query + u[0], query + v[0]), -1).to(query.dtype)
+        keys = torch.cat((keys, positions.to(keys.dtype)), -1)
+        return query, keys, torch.cat((values, values), -1), torch.cat((core, core))
+
+
+# -- decayed sums -----------------------------------------------------------------------------------------------------
+
+
+def decayed_sums(tokens: Tensor, log_decay: Tensor, layout: Layout, state: Tensor | None = None) -> Tensor:
+    """A (B, N, S, R) of tokens x (B, M, R), the last keys of the layout, with decays a (S,).
+
+        A_s(i) = sum_j a_s^|p_i - p_j| x_j  +  a_s^(p_i - p) state_s        over the keys j that query i sees
+
+    state (B, S, R): the sums at p, the position of the key before the tokens. Distances are those in the text: padding counts
+    nothing, and tokens that a skipped layer left out count as distance.
+    """
+    queries, keys = layout.shape
+    earlier = keys - tokens.shape[1]
+    problem: Tokens | str = (
+        "no queries, or a layout that is not causal or has padding, a window, or rows of different positions"
+    )
+    regular = layout.causal and layout.key_mask is None and not layout.narrow and layout.runs is not None
+    if regular and queries and (state is None or layout.contiguous):
+        before = layout.query_positions[0] - 1 - layout.key_positions[earlier : keys - queries]
+        problem = Tokens(tokens, log_decay, before, state)
+    if (sums := engine.decayed_sums(problem)) is not None:
+        return sums
+    distances = layout.query_positions[..., :, None] - layout.key_positions[..., None, earlier:]  # (N, M) or (B, N, M)
+    distances = distances.abs() if distances.dim() == 3 else distances.abs()[None]
+    powers = torch.exp(log_decay[:, None, None, None] * distances)  # (S, 1 or B, N, M)
+    powers = powers.masked_fill(~layout.visible()[:, 0, :, earlier:], 0.0)
+    sums = (powers @ tokens).permute(1, 2, 0, 3)
+    if state is None:
+        return sums
+    since = layout.query_positions - layout.key_positions[..., earlier - 1, None]  # (N,) or (B, N)
+    return sums + torch.exp(log_decay[:, None] * since[..., None, None]) * state[:, None]
+
+
+class DecayedMap(nn.Module):
+    """W_r(i, j, m) = sum_s a_s^(i-j) b_s^(i-m) U_sr,  with  U_sr = (1 - a_s) (1 - b_s) U'_sr: a map of any length.
+
+        O_i = sum_jm sum_r g_r Q_ir K_jr V_mr W_r(i, j, m) = sum_s sum_r g_r Q_ir A_sr(i) B_sr(i) U_sr
+        A_s(i) = sum_{j<=i} a_s^(i-j) K_j,      B_s(i) = sum_{m<=i} b_s^(i-m) V_m
+
+    query (B, N, R), keys and values (B, M, R) -> (B, N, E), and A and B. weight U' is (S, R, E); a = sigmoid(key_decay) and
+    b = sigmoid(value_decay), (S,) each. The factor makes decayed means of the sums, so that outputs stay bounded at any length.
+    Starts with time scales 1 / (1 - a) from 1 to 64 tokens; those of the values come in another order, every second one first,
+    so that most pairs differ (one decay alone: 8 tokens). For finite numbers: infinite ones also reach earlier tokens.
+    Between tokens that may see each other both ways (no causal layout) distances have no sign. docs/derivations/multilinear.md
+    """
+
+    def __init__(self, count: int, size: HeadSize) -> None:
+        super().__init__()
+        share = torch.arange(count) / (count - 1) if count > 1 else torch.tensor([0.5])
+        scale = _LONGEST ** (0.999 * share + 0.001)  # above 1: a decay of 0 could not learn
+        start = torch.log(scale - 1)  # the logit of a = 1 - 1 / scale
+        apart = torch.cat((torch.arange(0, count, 2), torch.arange(1, count, 2)))
+        self.key_decay = nn.Parameter(start)
+        self.value_decay = nn.Parameter(start[apart].clone())
+        self.weight = nn.Parameter(torch.empty(count, size.head_dim, size.hidden_size))
+        bound = size.head_dim / math.sqrt(count * size.head_dim)  # cores are means over R
+        nn.init.uniform_(self.weight, -bound, bound)
+
+    def forward(
+        self, query: Tensor, keys: Tensor, values: Tensor, core: Tensor, layout: Layout, past: DecayedSums
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        wide = torch.promote_types(query.dtype, torch.float32)  # sums are fp32 at least, whatever autocast says
+        with torch.autocast("cpu" if query.is_meta else query.device.type, enabled=False):
+            a, b = (
+                decayed_sums(tokens.to(wide), F.logsigmoid(decay).to(wide), layout, None if state is None else state.to(wide))
+                for tokens, decay, state in (
+                    (keys, self.key_decay, past.keys), (values, self.value_decay, past.values),
+                )
+            )  # fmt: skip
+        features = (query.to(wide) * core.to(wide))[:, :, None] * a * b  # (B, N, S, R)
+        means = torch.sigmoid(-self.key_decay) * torch.sigmoid(-self.value_decay)
+        weight = self.weight * means[:, None, None].to(self.weight.dtype)
+        return features.flatten(2).to(weight.dtype) @ weight.flatten(0, 1), a, b
+
+
+# -- the layer --------------------------------------------------------------------------------------------------------
 
 
 @register("attend", "multilinear")
@@ -89,7 +194,7 @@ class MultiLinear(Attend):
     Heads: query (B, 1, N, R), keys and values (B, 1, M, R) -> (B, 1, N, E). There is no softmax and no scale in it. With one
     core it is the paper's single-block attention (§3.1). weight W is (P, P, E), P = max_position_embeddings; a text of M <= P
     tokens uses its leading part, and longer ones are refused. `causal: as_published` leaves the mask out.
-    Rows are those of positions in the text: padding takes none, a rest of the layer leaves some out.
+    Rows are those of positions in the text: padding takes none, a skipped layer leaves some out.
     Raises InputError for texts longer than P, and where attention weights are asked for.
     """
 
@@ -119,10 +224,10 @@ class MultiLinear(Attend):
         return nn.Identity()
 
     def forward(self, heads: Heads, layout: Layout, trace: Trace | None = None) -> Tensor:
-        query, keys, values = self._factors(heads, trace)
-        if self.decayed is not None:
-            return self._finished(self.decayed(query, keys, values, self.cores(), layout))
-        return self._finished(self._pairs(query, keys, values, layout))
+        query, keys, values = _factors(heads, trace)
+        if self.decayed is None:
+            return self._with_bias(self._pairs(query, keys, values, layout))
+        return self._with_bias(self.decayed(query, keys, values, self.cores().mean(0), layout, DecayedSums())[0])
 
     def use_shared_biases(self) -> None:
         if self.score is not None:
@@ -132,81 +237,97 @@ class MultiLinear(Attend):
         return None if self.decayed is None else DecayedSums()
 
     def after(self, heads: Heads, past: DecayedSums, layout: Layout, trace: Trace | None) -> tuple[Tensor, DecayedSums]:
-        """New tokens after sums over `past.length` earlier ones; `layout` covers both. Also returns the new sums."""
+        """New tokens after sums over `past.length` earlier ones; `layout` covers both.
+
+        Raises InputError for a layout that is not causal or has a window: sums cannot be parted again.
+        """
         assert self.decayed is not None
-        query, keys, values = self._factors(heads, trace)
-        out, after = self.decayed.after(query, keys, values, self.cores(), layout, past)
-        return self._finished(out), after
-
-    def _factors(self, heads: Heads, trace: Trace | None) -> tuple[Tensor, Tensor, Tensor]:
-        if trace is not None and not trace.partial:
+        if not layout.causal or layout.narrow:
             raise InputError(
-                "multi-linear attention has no attention weights to collect: penalties (train.orthogonality, train.overlap) "
-                "and analyses of weights go with model.attention.kind: weighted"
+                "multi-linear attention with output_map decayed keeps sums over all earlier tokens: a text is continued with a "
+                "causal layout without window; read it in one pass, or begin with past=None"
             )
-        if (name := forced()) not in (None, "reference", "multilinear"):
-            raise InputError(
-                f"kernel '{name}' cannot compute multi-linear attention; use kernel 'auto', 'multilinear' or 'reference'"
-            )
-        assert heads.scored is not None
-        assert heads.keys is not None
-        return heads.scored[:, 0], heads.keys[:, 0], heads.values[:, 0]
+        query, keys, values = _factors(heads, trace)
+        new = keys.shape[1]
+        if layout.key_mask is not None:  # the sums after the last token hold no padding
+            padding = ~layout.key_mask[:, past.length :, None]
+            keys, values = keys.masked_fill(padding, 0.0), values.masked_fill(padding, 0.0)
+        out, a, b = self.decayed(query, keys, values, self.cores().mean(0), layout, past)
+        after = DecayedSums(a[:, -1].clone(), b[:, -1].clone(), past.length + new) if new else past
+        return self._with_bias(out), after
 
-    def _finished(self, out: Tensor) -> Tensor:
+    def _with_bias(self, out: Tensor) -> Tensor:
         out = out if self.bias is None else out + self.bias.to(out.dtype)
         return out[:, None]  # (B, 1, N, E)
 
     def _pairs(self, query: Tensor, keys: Tensor, values: Tensor, layout: Layout) -> Tensor:
         assert self.weight is not None
-        causal = layout.causal and not self.sees_future
-        if not layout.from_start or layout.narrow:
-            return self._placed(query, keys, values, layout, causal)
-        leading(self.weight, layout.shape[1])  # too long: said before anything is computed
-        cores = self.cores()
+        causal, window, mask = layout.causal and not self.sees_future, layout.narrow, layout.key_mask
+        own, length, back = torch.atleast_2d(layout.query_positions), layout.shape[1], None
+        at_end = layout.from_start or (layout.runs is not None and mask is None)  # the queries are the last positions
+        if layout.from_start:
+            self._check_length(length)
+        else:
+            index, tokens = self._index(layout, keys.shape[0])
+            length = int(index.max()) + 1
+            self._check_length(length)
+            keys, values = (_put(part, index, tokens, length) for part in (keys, values))
+            mask = _put(tokens[..., None].to(keys.dtype), index, tokens, length)[..., 0] > 0
+            if causal and not window and not at_end and query.shape[1] == layout.shape[1]:
+                query, at_end = _put(query, index, tokens, length), True
+                back = own.expand(keys.shape[0], -1).clamp_max(length - 1)
+        core = self.cores().mean(0)
         if self.score is not None:
-            query, keys, values, cores = self.score.factors(query, keys, values, cores, layout)
-        return multilinear(query, keys, values, cores, self.weight, causal=causal, key_mask=layout.key_mask)
+            query, keys, values, core = self.score.factors(query, keys, values, core, layout)
+        if mask is not None:
+            keys, values = keys.masked_fill(~mask[..., None], 0.0), values.masked_fill(~mask[..., None], 0.0)
+        visible = None
+        if window or (causal and not at_end):
+            position = torch.arange(length, device=keys.device)
+            visible = position <= own[..., None] if causal else torch.ones_like(position, dtype=torch.bool)
+            if layout.window is not None:
+                visible = visible & (position > own[..., None] - layout.window)
+        out = multilinear(Pairs(query * core, keys, values, self.weight, causal, visible))
+        return out if back is None else out.gather(1, back[..., None].expand(-1, -1, out.shape[2]))
 
-    def _placed(self, query: Tensor, keys: Tensor, values: Tensor, layout: Layout, causal: bool) -> Tensor:
-        """Keys and values are put at their positions in the text; no token stands where there was padding or a rest."""
-        assert self.weight is not None
-        rows, places = keys.shape[0], layout.key_positions.expand(keys.shape[0], -1)
-        seen = torch.ones_like(places, dtype=torch.bool) if layout.key_mask is None else layout.key_mask
-        index = places.masked_fill(~seen, 0)[..., None]
-        first, last = index.aminmax()
-        if first < 0:
+    def _index(self, layout: Layout, batch: int) -> tuple[Tensor, Tensor]:
+        """The position in the text of each key, and whether it is a token: (B, M) each; padding counts as position 0."""
+        positions = layout.key_positions.expand(batch, -1)
+        tokens = torch.ones_like(positions, dtype=torch.bool) if layout.key_mask is None else layout.key_mask
+        index = positions.masked_fill(~tokens, 0)
+        if index.min() < 0:
             raise InputError(
                 "a position before the text, for which model.attention.output_map: pairs has no row (the labels of gaps: "
                 "drifting reach there); choose gaps: true, or output_map: decayed"
             )
-        length = int(last) + 1
-        leading(self.weight, length)
+        return index, tokens
 
-        def put(tokens: Tensor) -> Tensor:
-            empty = tokens.new_zeros(rows, length, tokens.shape[2])
-            return empty.scatter_add(
-                1, index.expand(-1, -1, tokens.shape[2]), tokens.masked_fill(~seen[..., None], 0.0)
+    def _check_length(self, length: int) -> None:
+        assert self.max_length is not None
+        if length > self.max_length:
+            raise InputError(
+                f"{length} positions, but the output matrix of multi-linear attention has a column for each pair of "
+                f"{self.max_length} positions and none for later ones; use shorter segments, a larger "
+                "max_position_embeddings, or an output map that does not depend on length"
             )
 
-        there = torch.zeros(rows, length, dtype=torch.int32, device=keys.device)
-        occupied = there.scatter_add(1, index[..., 0], seen.to(torch.int32)) > 0
-        own = layout.query_positions.expand(rows, -1)
-        together = causal and not layout.narrow and query.shape[1] == keys.shape[1]
-        keys, values = put(keys), put(values)
-        query = put(query) if together else query
-        cores = self.cores()
-        if self.score is not None:
-            query, keys, values, cores = self.score.factors(query, keys, values, cores, layout)
-        visible = None
-        if layout.narrow or (causal and not together):
-            every = torch.arange(length, device=keys.device)
-            visible = every <= own[..., None] if causal else torch.ones_like(every, dtype=torch.bool)
-            if layout.window is not None:
-                visible = visible & (every > own[..., None] - layout.window)
-        out = multilinear(query, keys, values, cores, self.weight, causal=causal, key_mask=occupied, visible=visible)
-        if not together:
-            return out
-        return out.gather(1, own.clamp_max(length - 1)[..., None].expand(-1, -1, out.shape[2]))
+
+def _factors(heads: Heads, trace: Trace | None) -> tuple[Tensor, Tensor, Tensor]:
+    if trace is not None and not trace.partial:
+        raise InputError(
+            "multi-linear attention has no attention weights to collect: penalties (train.orthogonality, train.overlap) "
+            "and analyses of weights go with model.attention.kind: weighted"
+        )
+    assert heads.scored is not None
+    assert heads.keys is not None
+    return heads.scored[:, 0], heads.keys[:, 0], heads.values[:, 0]
+
+
+def _put(tokens: Tensor, index: Tensor, mask: Tensor, length: int) -> Tensor:
+    """Tokens (B, M, R) at their positions `index` in a text of `length`, (B, length, R); elsewhere 0."""
+    empty = tokens.new_zeros(tokens.shape[0], length, tokens.shape[2])
+    tokens = tokens.masked_fill(~mask[..., None], 0.0)
+    return empty.scatter_add(1, index[..., None].expand(-1, -1, tokens.shape[2]), tokens)
 
 
 class MultiLinearAttention(Attention):

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fullrank.core.engine import Components, Problem
+from fullrank.core.engine import Components, Pairs, Problem, Tokens
 from fullrank.core.errors import InputError, suggest
-from fullrank.kernels import blocks, vocabulary
+from fullrank.kernels import blocks, multilinear, vocabulary
 from fullrank.kernels.native import call as native_call
 from fullrank.kernels.problem import fits, is_plain, needs_grad
 from fullrank.kernels.triton import call as triton_call
@@ -147,6 +147,28 @@ def _fixed(name: str, problem: Problem | str) -> Tensor | None:
         raise InputError(f"kernel '{name}' cannot compute this attention: {refused}; use 'auto' or 'reference'")
     assert not isinstance(problem, str)
     return KERNELS[name].run(problem) if KERNELS[name].declines(problem) is None else None
+
+
+def multilinear_pairs(problem: Pairs) -> Tensor | None:
+    """See `fullrank.core.engine`."""
+    return multilinear.pairs(problem) if _takes_multilinear(problem) else None
+
+
+def decayed_sums(problem: Tokens | str) -> Tensor | None:
+    """See `fullrank.core.engine`."""
+    takes = _takes_multilinear(problem)
+    return multilinear.decayed_sums(problem) if takes and not isinstance(problem, str) else None
+
+
+def _takes_multilinear(problem: Pairs | Tokens | str) -> bool:
+    """Whether the engine computes a call. Raises InputError if a kernel for attention with weights is fixed."""
+    if _forced in KERNELS:
+        raise InputError(
+            f"kernel '{_forced}' cannot compute multi-linear attention; use kernel 'auto', 'multilinear' or 'reference'"
+        )
+    if _forced is not None:
+        return _forced == "multilinear"
+    return not isinstance(problem, str) and multilinear.declines(problem) is None
 
 
 @contextlib.contextmanager

@@ -1,138 +1,348 @@
-"""Multi-linear attention without anything of size N^3, exact, forward and backward.
+"""Multi-linear attention without anything of size N^3, and decayed sums without anything of size N^2.
 
-    q_i = mean_c g_c o Q_i,    P_jm = K_j o V_m,    O_i = sum_jm (q_i . P_jm) W_jm    over the pairs that query i sees
+Pairs of positions. With the core in the query, q_i = g o Q_i, and P_jm = K_j o V_m:
 
-Queries, keys and values are shared by the cores, so C cores are one core with their mean. A step takes the pairs p of some
-shell, X = [q_i . P_p ; P_p] (rows: queries that meet them directly, then the R rows of the state), Y = X W, and adds
+    O_i = sum_jm (q_i . P_jm) W_jm    over the pairs that query i sees
 
-    O_i += Y_i,  C += Y_state;          dX = [dO ; G] W^T,  dW = X^T [dO ; G],  dP = dX_state + q^T dX_i,  dq_i += dX_i P^T
+This is attention whose keys are the pairs p and whose values are rows of W. Pairs reach a query in two ways,
 
-with G = dC the sum of q_i^T dO_i over later queries. Which pairs go where is chosen by cost (`multilinear_plan`).
-Operands have the dtype that autocast asks for; sums over steps are fp32 (or fp64). The state before each stage is kept for
-the backward pass, (B, R, E) numbers each; everything else is computed again. Only a T of at most 2^17 numbers is built.
-Limits: no double backward, no functorch transforms; `fullrank.kernel("reference")` has them.
-docs/derivations/multilinear.md
+    directly       O_i += sum_p (q_i . P_p) W_p                       (R + E) multiply-adds for each query and pair
+    by the state   C += sum_p P_p W_p^T,  later  O_i += q_i C         R E for each pair, and R E for each query
+
+A step takes some pairs, X = [q_i . P_p ; P_p] (rows: queries that meet them directly, then the R rows of the state), and adds
+Y = X W to the outputs and to the state. With G = dC, the sum of q_i^T dO_i over later queries, backwards:
+
+    dX = [dO ; G] W^T,  dW = X^T [dO ; G],  dP = dX_state + q^T dX_i,  dq_i += dX_i P^T
+
+Sums over steps are fp32 (or fp64). The state before each step that reads it is kept for the backward pass, (B, R, E) numbers
+each; everything else is computed again. Limits: no double backward, no functorch transforms; `fullrank.kernel("reference")`
+has them.  docs/derivations/multilinear.md
 """
 
 from __future__ import annotations
 
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from fullrank.core import multilinear_reference as reference
-from fullrank.core.errors import InputError
-from fullrank.kernels import forced
-from fullrank.kernels.multilinear_plan import TINY, Shape, Stage, plan
-from fullrank.kernels.multilinear_small import small_causal
-from fullrank.kernels.multilinear_steps import Call, gradients, output, readers
+from fullrank.core.engine import Pairs, Tokens
 from fullrank.kernels.precision import KEEPS_TENSORS, product_dtype, refuse_second_order
 
+Rectangle = tuple[int, int, int, int]  # pairs of keys j0 .. j1 and values m0 .. m1
 
-def multilinear(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    cores: Tensor,
-    weight: Tensor,
-    *,
-    causal: bool = True,
-    key_mask: Tensor | None = None,
-    visible: Tensor | None = None,
-) -> Tensor:
-    """O (B, N, E) of query (B, N, R), keys and values (B, M, R), cores (C, R) and weight (L, L, E), M <= L.
+_SMALL = 1 << 17  # numbers of T (B, N, M, M) up to which the definition is as fast (measured)
+_SHELL, _SHELL_SMALL = 8, 16  # positions whose pairs with all earlier ones are one step; where its products are small
+_PAIRS = 4096  # at most in a step, where they can be cut
+_CHUNK = 16  # tokens, at least, of a chunk of decayed sums
 
-    causal: query i is position M - N + i and meets pairs whose key and value are not after it; otherwise all pairs.
-    key_mask (B, M): False where a position is padding. visible (1 or B, N, M): instead of `causal`, any other choice of
-    the positions that a query sees, as keys and as values. A query that sees nothing gets 0.
-    Raises InputError for more positions than the weight has, and for causal queries that are more than the keys.
+
+# -- the order of steps -----------------------------------------------------------------------------------------------
+
+
+class Step(NamedTuple):
+    """Queries first .. last read the state, then meet the pairs directly; then the pairs go into the state.
+
+    Queries first .. masked do not see all of the pairs.
     """
-    queries, length = query.shape[1], keys.shape[1]
-    if visible is None and causal and queries > length:
-        raise InputError(f"{queries} causal queries over {length} keys: they are the last ones of the keys")
-    reference.leading(weight, length)
-    if visible is not None:
-        visible = visible.expand(-1, queries, length)
-    if forced() == "reference" or weight.is_meta or query.numel() == 0:
-        return reference.multilinear(
-            query, keys, values, cores, weight, _visible(query, keys, causal, key_mask, visible)
-        )
-    if key_mask is not None:  # a pair with a zero in it is nothing
-        keys, values = (tensor.masked_fill(~key_mask[..., None], 0.0) for tensor in (keys, values))
-    kind, wide, dtype = query.device.type, torch.promote_types(query.dtype, torch.float32), product_dtype(query, weight)
-    with torch.autocast(kind, enabled=False):
-        scaled = query.to(wide) * cores.to(wide).mean(0)
-        if query.shape[0] * queries * length**2 <= TINY:
-            return _tiny(scaled, keys, values, weight, visible, causal and visible is None, dtype)
-        pairs = operator if torch.compiler.is_compiling() else _Pairs.apply
-        out: Tensor = pairs(scaled, keys, values, weight, visible, causal and visible is None, dtype)[0]
-    return out
+
+    rectangles: tuple[Rectangle, ...]
+    first: int
+    last: int
+    masked: int
+    reads: bool = False
+    into_state: bool = False
+
+    @property
+    def queries(self) -> int:
+        """Queries that the pairs are multiplied with, also if they do not see all of them."""
+        return self.last - self.first
+
+    @property
+    def pairs(self) -> int:
+        return sum((j1 - j0) * (m1 - m0) for j0, j1, m0, m1 in self.rectangles)
 
 
-def _tiny(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    weight: Tensor,
-    visible: Tensor | None,
-    causal: bool,
-    dtype: torch.dtype,
-) -> Tensor:
-    """T itself, where it is so small that cutting it up takes longer."""
-    query, keys, values = (tensor.to(dtype) for tensor in (query, keys, values))
-    queries, length = query.shape[1], keys.shape[1]
-    if causal:
-        return small_causal(query, keys, values, reference.leading(weight, length).to(dtype).contiguous())
-    split = (query[:, :, None] * keys[:, None]).flatten(1, 2) @ values.transpose(1, 2)  # (B, N M, M)
-    split = split.view(-1, queries, length**2)
-    if visible is not None:
-        split = split.masked_fill(~(visible[..., :, None] & visible[..., None, :]).flatten(2), 0.0)
-    return split @ reference.leading(weight, length).flatten(0, 1).to(dtype)
+class Size(NamedTuple):
+    """Sizes of a call; `masked`: which queries see which positions is given one by one; `half`: operands of 16 bits."""
+
+    batch: int
+    queries: int
+    keys: int
+    rank: int
+    width: int
+    causal: bool
+    masked: bool = False
+    half: bool = False
+
+    @property
+    def small(self) -> bool:
+        """True if the definition is as fast."""
+        return self.batch * self.queries * self.keys**2 <= _SMALL
 
 
-def _visible(
-    query: Tensor, keys: Tensor, causal: bool, key_mask: Tensor | None, visible: Tensor | None
-) -> Tensor | None:
-    if visible is None and causal:
-        visible = reference.causal(query.shape[1], keys.shape[1], query.device)
-    if key_mask is None:
-        return visible
-    return key_mask[:, None] if visible is None else visible & key_mask[:, None]
+class Work(NamedTuple):
+    """Multiply-adds of the products of a call; `training`: forward and backward, with what is computed again."""
+
+    forward: int
+    training: int
 
 
-def _call(arguments: tuple[Any, ...]) -> tuple[Call, tuple[Stage, ...]]:
-    query, keys, values, weight, visible, _, dtype = arguments
-    return Call(query, keys, values, weight, visible, dtype), _stages(*arguments)
+def multiply_adds(size: Size) -> Work:
+    """Multiply-adds of a call, by the definition where it is small."""
+    if size.small:
+        forward = size.batch * size.queries * size.keys**2 * (size.rank + size.width)
+        return Work(forward, 3 * forward)
+    return work(size, order(size))
 
 
-def _stages(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    weight: Tensor,
-    visible: Tensor | None,
-    causal: bool,
-    dtype: torch.dtype,
-) -> tuple[Stage, ...]:
-    sizes = (*query.shape[:2], keys.shape[1], query.shape[2], weight.shape[2])
-    batch, queries, length, rank, width = (int(size) for size in sizes)  # a compiler has a graph for each length
-    on_cpu = query.device.type == "cpu"
-    return plan(Shape(batch, queries, length, rank, width, causal, visible is not None, on_cpu, dtype.itemsize == 2))
+def work(size: Size, steps: tuple[Step, ...]) -> Work:
+    """Multiply-adds of an order. Backward, a product with W becomes two, one of queries and pairs two and once more itself."""
+    by_weight = by_pairs = 0  # products with W or the state, and those of queries and pairs, of one sequence
+    for step in steps:
+        met = step.pairs * (step.queries + step.into_state * size.rank)
+        by_weight += (met + step.reads * step.queries * size.rank) * size.width
+        by_pairs += step.pairs * step.queries * size.rank
+    return Work(size.batch * (by_weight + by_pairs), size.batch * (3 * by_weight + 4 * by_pairs))
 
 
-def _computed(*arguments: Any) -> tuple[Tensor, Tensor]:
-    """The output, and the states that its gradients need."""
-    return output(*_call(arguments))
+@lru_cache(maxsize=256)
+def order(size: Size) -> tuple[Step, ...]:
+    """All pairs directly, or all by the state but those of a query's own shell: the one with fewer multiply-adds."""
+    direct = steps(size, by_state=False)
+    if size.masked:
+        return direct
+    return min(direct, steps(size, by_state=True), key=lambda found: work(size, found).training)
 
 
-def _differentiated(cotangent: Tensor, states: Tensor, wants_weight: bool, *arguments: Any) -> list[Tensor]:
-    """The gradients of query, keys, values and weight; of a weight that wants none, something empty."""
+def steps(size: Size, by_state: bool) -> tuple[Step, ...]:
+    """The steps of a call, by the state or directly.
+
+    First the pairs of positions that all queries see, in slabs of keys with all values. Then, of causal attention, the shells
+    a <= max(j, m) < b of the positions of the queries, from the first to the last.
+    """
+    queries = size.queries
+    seen = size.keys - queries if size.causal else size.keys
+    slab = max(_PAIRS // max(seen, 1), 1)
+    slabs = [((j, min(j + slab, seen), 0, seen),) for j in range(0, seen, slab)]
+    if not size.causal and by_state:
+        return *(Step(pairs, 0, 0, 0, into_state=True) for pairs in slabs), Step((), 0, queries, 0, reads=True)
+    if by_state:
+        found = [Step(pairs, 0, 0, 0, into_state=True) for pairs in slabs]
+    else:
+        found = [Step(pairs, 0, queries, queries if size.masked else 0) for pairs in slabs]
+    if size.causal:
+        shell = _SHELL_SMALL if size.half or size.batch <= 2 else _SHELL
+        for first in range(0, queries, shell):
+            end = min(first + shell, queries)
+            a, b = seen + first, seen + end
+            pairs: tuple[Rectangle, ...] = ((a, b, 0, b), (0, a, a, b)) if a else ((a, b, 0, b),)
+            if by_state:
+                found.append(Step(pairs, first, end, end, reads=a > 0, into_state=end < queries))
+            else:
+                found.append(Step(pairs, first, queries, end))
+    return tuple(found)
+
+
+# -- one step ---------------------------------------------------------------------------------------------------------
+
+
+class _Operands:
+    """The operands of a call, in the dtype of products; keys and values are (M, B, R), as are pairs: (p, B, R)."""
+
+    def __init__(
+        self, query: Tensor, keys: Tensor, values: Tensor, weight: Tensor, visible: Tensor | None, causal: bool,
+        dtype: torch.dtype,
+    ) -> None:  # fmt: skip
+        (self.batch, self.queries, self.rank), self.width = query.shape, weight.shape[2]
+        self.query, self.weight, self.visible, self.dtype = query.to(dtype), weight, visible, dtype
+        self.keys, self.values = (tensor.to(dtype).transpose(0, 1).contiguous() for tensor in (keys, values))
+        self.past = keys.shape[1] - self.queries  # of causal attention
+        size = Size(
+            self.batch, self.queries, keys.shape[1], self.rank, self.width, causal, visible is not None,
+            dtype.itemsize == 2,
+        )  # fmt: skip
+        self.steps = order(size)
+
+    def hidden(self, step: Step) -> Tensor | None:
+        """(1 or B, queries first .. masked, p), True where a query does not see a pair."""
+        if step.masked == step.first:
+            return None
+        if self.visible is not None:
+            seen = self.visible[:, step.first : step.masked]
+            parts = [seen[:, :, j0:j1, None] & seen[:, :, None, m0:m1] for j0, j1, m0, m1 in step.rectangles]
+            return ~torch.cat([part.flatten(2) for part in parts], -1)
+        return _later(step.rectangles, self.past + step.first, self.past + step.masked, self.query.device)
+
+    def factors(self, step: Step, hidden: Tensor | None) -> tuple[Tensor, Tensor]:
+        """X^T (p, columns) and P (p, B, R); columns are (B, direct queries), then (B, R) where pairs go into the state."""
+        columns = self.batch * step.queries
+        if step.into_state:
+            x = self.query.new_empty(step.pairs, columns + self.batch * self.rank)
+            pairs = x[:, columns:].view(step.pairs, self.batch, self.rank)
+        else:
+            pairs = self.query.new_empty(step.pairs, self.batch, self.rank)
+        for (j0, j1, m0, m1), part in _parts(pairs, step):
+            torch.mul(self.keys[j0:j1, None], self.values[None, m0:m1], out=part)
+        if step.queries:
+            met = torch.bmm(self.query[:, step.first : step.last], pairs.permute(1, 2, 0))  # (B, direct, p)
+            met = _hide(met, hidden).flatten(0, 1).t()
+            if not step.into_state:
+                return met, pairs
+            x[:, :columns].copy_(met)
+        return x, pairs
+
+    def rows(self, step: Step) -> Tensor:
+        """W (p, E) of the pairs of a step."""
+        if (rows := _whole(self.weight, step)) is not None:
+            return rows.to(self.dtype)
+        rows = self.weight.new_empty(step.pairs, self.width, dtype=self.dtype)
+        for (j0, j1, m0, m1), part in _parts(rows, step):
+            part.copy_(self.weight[j0:j1, m0:m1])
+        return rows
+
+
+@lru_cache(maxsize=128)
+def _later(rectangles: tuple[Rectangle, ...], first: int, last: int, device: torch.device) -> Tensor:
+    """(1, last - first, p), True where a pair is later than a query at position first .. last; some KiB each."""
+    with torch.inference_mode(False):  # what is cached may be read with gradients later
+        position = torch.arange(max(last, *(max(j1, m1) for _, j1, _, m1 in rectangles)), device=device)
+        times = [torch.maximum(position[j0:j1, None], position[m0:m1]).flatten() for j0, j1, m0, m1 in rectangles]
+        return (torch.cat(times) > position[first:last, None])[None]
+
+
+def _whole(weight: Tensor, step: Step) -> Tensor | None:
+    """The rows (p, E) of weight (L, L, E) as a view, where the pairs of a step lie together."""
+    j0, j1, m0, m1 = step.rectangles[0]
+    together = len(step.rectangles) == 1 and (m0, m1) == (0, weight.shape[1]) and weight.is_contiguous()
+    return weight[j0:j1].flatten(0, 1) if together else None
+
+
+def _parts(x: Tensor, step: Step) -> list[tuple[Rectangle, Tensor]]:
+    """Views (keys, values, ...) of x (p, ...), one for each rectangle."""
+    sizes = [(j1 - j0, m1 - m0) for j0, j1, m0, m1 in step.rectangles]
+    parts = x.split([keys * values for keys, values in sizes])
+    views = (part.view(*size, *x.shape[1:]) for part, size in zip(parts, sizes, strict=True))
+    return list(zip(step.rectangles, views, strict=True))
+
+
+def _hide(x: Tensor, hidden: Tensor | None) -> Tensor:
+    if hidden is not None:
+        x[:, : hidden.shape[1]].masked_fill_(hidden, 0.0)  # not times 0: later values may be infinite
+    return x
+
+
+# -- forward and backward ---------------------------------------------------------------------------------------------
+
+
+def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """O (B, N, E), and the state before each step that reads it, (steps, B, R, E), in the dtype of products."""
+    with torch.autocast(arguments[0].device.type, enabled=False):
+        of = _Operands(*arguments)
+        wide = torch.promote_types(of.dtype, torch.float32)
+        out = of.query.new_zeros(of.batch, of.queries, of.width, dtype=wide)
+        state = of.query.new_zeros(of.batch * of.rank, of.width, dtype=wide)
+        states = []
+        for step in of.steps:
+            queries, columns = slice(step.first, step.last), of.batch * step.queries
+            if step.reads:
+                states.append(state.to(of.dtype, copy=True).view(of.batch, of.rank, of.width))
+                out[:, queries] += of.query[:, queries] @ states[-1]
+            if not step.pairs:
+                continue
+            y = of.factors(step, of.hidden(step))[0].t() @ of.rows(step)
+            if step.queries:
+                out[:, queries] += y[:columns].view(of.batch, step.queries, of.width)
+            if step.into_state:
+                state += y[columns:]
+        kept = torch.stack(states) if states else of.query.new_empty(0, of.batch, of.rank, of.width)
+        return out.to(of.dtype), kept
+
+
+def _backward(cotangent: Tensor, states: Tensor, wants_weight: bool, *arguments: Any) -> list[Tensor]:
+    """The gradients of query, keys, values and weight; something empty for a weight that wants none."""
     with torch.autocast(cotangent.device.type, enabled=False):
-        call, stages = _call(arguments)
-        *found, d_weight = gradients(call, stages, states, cotangent, wants_weight)
-    tensors = [tensor.to(given.dtype) for tensor, given in zip(found, arguments[:3], strict=True)]
-    return [*tensors, cotangent.new_empty(0) if d_weight is None else d_weight]
+        of = _Operands(*arguments)
+        wide = torch.promote_types(of.dtype, torch.float32)
+        d_out, unread = cotangent.to(of.dtype), len(states)
+        d_query, d_keys, d_values = (torch.zeros_like(x, dtype=wide) for x in (of.query, of.keys, of.values))
+        d_state = of.query.new_zeros(of.batch, of.rank, of.width, dtype=wide)  # G
+        every_row = of.keys.shape[0] == of.weight.shape[0]  # each pair is in one step
+        d_weight = of.weight.new_empty(0)
+        if wants_weight:
+            d_weight = torch.empty_like(of.weight) if every_row else torch.zeros_like(of.weight)
+        for step in reversed(of.steps):
+            queries, columns = slice(step.first, step.last), of.batch * step.queries
+            if step.pairs:
+                hidden = of.hidden(step)
+                x, pairs = of.factors(step, hidden)
+                d_y = d_out[:, queries].flatten(0, 1)
+                if step.into_state:
+                    d_y = torch.cat((d_y, d_state.flatten(0, 1).to(of.dtype)))
+                if wants_weight:
+                    _write(d_weight, x, d_y, step)
+                if step.into_state:
+                    d_x = of.rows(step) @ d_y.t()  # (p, columns)
+                    d_pairs = d_x[:, columns:].view(step.pairs, of.batch, of.rank)
+                    d_met = d_x[:, :columns].t().contiguous().view(of.batch, step.queries, step.pairs)
+                else:
+                    d_met = (d_y @ of.rows(step).t()).view(of.batch, step.queries, step.pairs)
+                if step.queries:
+                    d_query[:, queries] += torch.bmm(_hide(d_met, hidden), pairs.transpose(0, 1))
+                    by_query = torch.bmm(d_met.transpose(1, 2), of.query[:, queries]).transpose(0, 1)
+                    d_pairs = d_pairs.add_(by_query) if step.into_state else by_query.contiguous()
+                for (j0, j1, m0, m1), part in _parts(d_pairs, step):
+                    d_keys[j0:j1] += (part * of.values[None, m0:m1]).sum(1)
+                    d_values[m0:m1] += (part * of.keys[j0:j1, None]).sum(0)
+            if step.reads:
+                unread -= 1
+                d_query[:, queries] += d_out[:, queries] @ states[unread].transpose(1, 2)
+                d_state += of.query[:, queries].transpose(1, 2) @ d_out[:, queries]
+        found = (d_query, d_keys.transpose(0, 1), d_values.transpose(0, 1))
+        return [*(d.to(x.dtype).contiguous() for d, x in zip(found, arguments[:3], strict=True)), d_weight]
+
+
+def _write(d_weight: Tensor, x: Tensor, d_y: Tensor, step: Step) -> None:
+    """dW of the pairs of a step, X^T dY."""
+    rows = _whole(d_weight, step)
+    if rows is not None and rows.dtype == x.dtype:
+        torch.mm(x, d_y, out=rows)
+    else:
+        for (j0, j1, m0, m1), part in _parts(x @ d_y, step):
+            d_weight[j0:j1, m0:m1] = part
+
+
+# One operator each way, whose insides a compiler does not look into.
+_ARGUMENTS = "Tensor query, Tensor keys, Tensor values, Tensor weight, Tensor? visible, bool causal, ScalarType dtype"
+_operator = torch.library.custom_op(
+    "fullrank::multilinear", _forward, mutates_args=(), schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)", **KEEPS_TENSORS
+)
+_backward_operator = torch.library.custom_op(
+    "fullrank::multilinear_backward",
+    _backward,
+    mutates_args=(),
+    schema=f"(Tensor cotangent, Tensor states, bool wants_weight, {_ARGUMENTS}) -> Tensor[]",
+    **KEEPS_TENSORS,
+)
+
+
+@_operator.register_fake
+def _(
+    query: Tensor, keys: Tensor, values: Tensor, weight: Tensor, visible: Tensor | None, causal: bool, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    (batch, queries, rank), width = query.shape, weight.shape[2]
+    sizes = (int(n) for n in (batch, queries, keys.shape[1], rank, width))  # a compiler has a graph for each length
+    readers = sum(step.reads for step in order(Size(*sizes, causal, visible is not None, dtype.itemsize == 2)))
+    states = query.new_empty(readers, batch, rank, width, dtype=dtype)
+    return query.new_empty(batch, queries, width, dtype=dtype), states
+
+
+@_backward_operator.register_fake
+def _(cotangent: Tensor, states: Tensor, wants_weight: bool, *arguments: Any) -> list[Tensor]:
+    *factors, weight = (tensor.new_empty(tensor.shape) for tensor in arguments[:4])
+    return [*factors, weight if wants_weight else weight.new_empty(0)]
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -141,69 +351,79 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.set_materialize_grads(False)
 
 
-class _Pairs(torch.autograd.Function):
-    """query, keys, values, weight, visible, causal, dtype -> the output (B, N, E) and the states."""
-
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-        output = _computed(*arguments)
-        _keep(ctx, arguments, output)
-        ctx.mark_non_differentiable(output[1])
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, cotangent: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, cotangent: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    if not torch.compiler.is_compiling():
         refuse_second_order("multi-linear attention", "builds the tensor of all pairs")
-        return _gradients(ctx, cotangent, _differentiated)
-
-
-def _gradients(ctx: Any, cotangent: Tensor | None, compute: Any) -> tuple[Tensor | None, ...]:
     if cotangent is None:
         return (None,) * 7
     *inputs, states = ctx.saved_tensors
-    *found, d_weight = compute(cotangent, states, ctx.needs_input_grad[3], *inputs, *ctx.choices)
-    return *found, d_weight if ctx.needs_input_grad[3] else None, None, None, None
+    wants_weight = ctx.needs_input_grad[3]
+    *found, d_weight = _backward_operator(cotangent, states, wants_weight, *inputs, *ctx.choices)
+    return *found, d_weight if wants_weight else None, None, None, None
 
 
-# What a compiler sees: one operator each way, whose insides it does not look into.
-_ARGUMENTS = "Tensor query, Tensor keys, Tensor values, Tensor weight, Tensor? visible, bool causal, ScalarType dtype"
+_operator.register_autograd(_gradients, setup_context=_keep)
 
 
-def _without_gaps(*arguments: Any) -> list[Tensor]:
-    return [tensor.contiguous() for tensor in _differentiated(*arguments)]
+def declines(problem: Pairs | Tokens) -> str | None:
+    """The reason for which the definition is to compute a call, at least as fast."""
+    if isinstance(problem, Tokens):
+        few = problem.tokens.shape[1] - problem.before.shape[0] <= _CHUNK
+        return "few tokens" if few else None
+    (batch, queries, _), keys = problem.query.shape, problem.keys.shape[1]
+    if batch * queries * keys**2 <= _SMALL:
+        return "a small T"
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        return "a transform of torch.func, which operators written by hand do not know"
+    return None
 
 
-operator = torch.library.custom_op(
-    "fullrank::multilinear",
-    _computed,
-    mutates_args=(),
-    schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)",
-    **KEEPS_TENSORS,
-)
-_backward_operator = torch.library.custom_op(
-    "fullrank::multilinear_backward",
-    _without_gaps,
-    mutates_args=(),
-    schema=f"(Tensor cotangent, Tensor states, bool wants_weight, {_ARGUMENTS}) -> Tensor[]",
-    **KEEPS_TENSORS,
-)
+def pairs(problem: Pairs) -> Tensor:
+    """O (B, N, E), in the dtype that autocast asks of products."""
+    dtype = product_dtype(problem.query, problem.weight)
+    out: Tensor = _operator(
+        problem.query,
+        problem.keys,
+        problem.values,
+        problem.weight,
+        problem.visible,
+        problem.causal and problem.visible is None,
+        dtype,
+    )[0]
+    return out
 
 
-@operator.register_fake
-def _(*arguments: Any) -> tuple[Tensor, Tensor]:
-    query, weight, dtype = arguments[0], arguments[3], arguments[6]
-    (batch, queries, rank), width = query.shape, weight.shape[2]
-    states = query.new_empty(readers(_stages(*arguments)), batch, rank, width, dtype=dtype)
-    return query.new_empty(batch, queries, width, dtype=dtype), states
+# -- decayed sums -----------------------------------------------------------------------------------------------------
 
 
-@_backward_operator.register_fake
-def _(cotangent: Tensor, states: Tensor, wants_weight: bool, *arguments: Any) -> list[Tensor]:
-    given = arguments[: 4 if wants_weight else 3]
-    return [tensor.new_empty(tensor.shape) for tensor in given] + [cotangent.new_empty(0)] * (not wants_weight)
+def decayed_sums(problem: Tokens) -> Tensor:
+    """A (B, N, S, R): within chunks of c tokens by a product with a c x c matrix, across chunks likewise of their sums.
+
+        A(i) = sum over n <= i of chunk k  a^(i-n) x_n  +  a^(i+1) C_k,        C_k = sum over l < k  a^(c (k-1-l)) T_l
+
+    with i and n counted within the chunk, and T_l the sum at the end of chunk l alone. Exponents are never below 0, so that no
+    quotient of powers can overflow. Plain PyTorch operations: differentiable as often as one likes, and seen by a compiler.
+    """
+    tokens, log, state, past = problem.tokens, problem.log_decay, problem.state, problem.before.shape[0]
+    if past:
+        state = torch.exp(log[:, None] * problem.before) @ tokens[:, :past]  # (S, past) @ (B, past, R)
+        tokens = tokens[:, past:]
+    (batch, count, rank), scales = tokens.shape, log.shape[0]
+    chunk = _CHUNK
+    while 16 * chunk**2 < count:  # no isqrt, which a compiler does not know
+        chunk *= 4
+    chunks = -(-count // chunk)
+    pieces = F.pad(tokens, (0, 0, 0, chunks * chunk - count)).view(batch, chunks, chunk, rank)
+    local = (_powers(log, chunk).flatten(0, 1) @ pieces).view(batch, chunks, scales, chunk, rank)
+    first = tokens.new_zeros(batch, scales, rank) if state is None else state
+    ends = torch.cat((first[:, :, None], local[:, :-1, :, -1].transpose(1, 2)), 2)  # (B, S, chunks, R)
+    carried = (_powers(log * chunk, chunks) @ ends).transpose(1, 2)  # C (B, chunks, S, R)
+    after = torch.exp(log[:, None] * torch.arange(1, chunk + 1, device=log.device))  # (S, c)
+    sums = local + after[..., None] * carried[:, :, :, None]
+    return sums.transpose(2, 3).reshape(batch, chunks * chunk, scales, rank)[:, :count]
 
 
-operator.register_autograd(
-    lambda ctx, cotangent, _: _gradients(ctx, cotangent, _backward_operator),
-    setup_context=lambda ctx, inputs, output: _keep(ctx, inputs, output),
-)
+def _powers(log: Tensor, count: int) -> Tensor:
+    """a_s^(i-j) for j <= i, else 0: (S, count, count)."""
+    index = torch.arange(count, device=log.device)
+    return torch.exp(log[:, None, None] * (index[:, None] - index).clamp_min(0)).tril()

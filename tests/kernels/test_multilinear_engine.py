@@ -1,0 +1,340 @@
+"""The engine of multi-linear attention against the equations, in whatever order it works off the pairs of positions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise, product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+import fullrank as fr
+from fullrank.core import multilinear as definition
+from fullrank.core.engine import Pairs, Tokens
+from fullrank.kernels import multilinear as engine
+from fullrank.kernels.multilinear import Size, Step
+
+NAMES = ("query", "keys", "values", "weight")
+
+
+def leaves_of(
+    batch: int, queries: int, keys: int, length: int | None = None, rank: int = 5, width: int = 4,
+    dtype: torch.dtype = torch.float64,
+) -> list[Tensor]:  # fmt: skip
+    generator = torch.Generator().manual_seed(7)
+    length = length or keys
+    shapes = ((batch, queries, rank), (batch, keys, rank), (batch, keys, rank), (length, length, width))
+    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for shape in shapes]
+
+
+def seen_by(way: str, queries: int, keys: int, rows: int = 1) -> Tensor:
+    """(rows, N, M): who sees what."""
+    if way == "visible":
+        seen = torch.rand(rows, queries, keys, generator=torch.Generator().manual_seed(1)) < 0.4
+        seen[:, queries // 2] = False
+        return seen
+    last = [keys - queries + i if way == "causal" else keys for i in range(queries)]
+    return torch.tensor([[[m <= last[i] for m in range(keys)] for i in range(queries)]])
+
+
+def equation(query: Tensor, keys: Tensor, values: Tensor, weight: Tensor, seen: Tensor) -> Tensor:
+    """The output matrix as the authors lay it out, (E, M^2), keys major."""
+    used = keys.shape[1]
+    output_map = weight[:used, :used].permute(2, 0, 1).reshape(weight.shape[2], used * used)
+    tensor = torch.einsum("bir,bjr,bmr->bijm", query, keys, values) * seen[:, :, :, None] * seen[:, :, None, :]
+    return torch.nn.functional.linear(tensor.flatten(2), output_map)
+
+
+def computed(leaves: list[Tensor], way: str = "causal", seen: Tensor | None = None) -> Tensor:
+    return engine.pairs(Pairs(*leaves, causal=way == "causal", visible=seen))
+
+
+def agree(out: Tensor, expected: Tensor, leaves: list[Tensor], tolerance: float = 1e-9) -> None:
+    """Values, and gradients of a random cotangent, in the dtype of each leaf."""
+    cotangent = torch.randn(expected.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    assert (out - expected).abs().max() <= tolerance * (1 + expected.abs().max())
+    wanted = torch.autograd.grad(expected, leaves, cotangent.to(expected.dtype))
+    for name, a, b in zip(NAMES, torch.autograd.grad(out, leaves, cotangent.to(out.dtype)), wanted, strict=True):
+        assert a.dtype == b.dtype
+        assert (a - b).abs().max() <= tolerance * (1 + b.abs().max()), name
+
+
+def test_the_equation_by_loops() -> None:
+    query, keys, values, weight = leaves = [leaf.detach() for leaf in leaves_of(1, 3, 3, rank=2, width=2)]
+    for way in ("causal", "full"):
+        seen, expected = seen_by(way, 3, 3), torch.zeros(1, 3, 2, dtype=torch.float64)
+        for i, j, m in product(range(3), repeat=3):
+            if seen[0, i, j] and seen[0, i, m]:
+                entry = sum(float(query[0, i, r] * keys[0, j, r] * values[0, m, r]) for r in range(2))
+                expected[0, i] += entry * weight[j, m]
+        torch.testing.assert_close(equation(*leaves, seen), expected, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(computed(leaves, way), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("queries", "keys", "length", "way", "by_state", "most"), [
+    (11, 11, 11, "causal", False, 4096), (11, 11, 13, "causal", True, 4096), (6, 10, 10, "causal", True, 11),
+    (6, 10, 12, "causal", False, 11), (1, 12, 12, "causal", False, 4096), (1, 1, 1, "causal", True, 4096),
+    (13, 9, 9, "full", False, 4096), (13, 9, 11, "full", True, 20), (9, 9, 9, "full", True, 4096),
+    (9, 19, 19, "visible", False, 40), (9, 19, 21, "visible", False, 4096),
+])  # fmt: skip
+def test_every_order_is_exact(
+    queries: int, keys: int, length: int, way: str, by_state: bool, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shells of 3 positions, slabs of at most so many pairs, directly and by the state, with a map for longer texts too."""
+    monkeypatch.setattr(engine, "_SHELL_SMALL", 3)
+    monkeypatch.setattr(engine, "_PAIRS", most)
+    monkeypatch.setattr(engine, "order", lambda size: engine.steps(size, by_state))
+    leaves, rows = leaves_of(2, queries, keys, length), 1 if length == keys else 2
+    seen = seen_by(way, queries, keys, rows)
+    out = computed(leaves, way, seen if way == "visible" else None)
+    assert way != "visible" or not out[:, queries // 2].any()
+    agree(out, equation(*leaves, seen), leaves)
+
+
+@pytest.mark.parametrize(("batch", "tokens", "way"), [(2, 70, "causal"), (4, 150, "causal"), (2, 90, "full")])
+def test_fp32_and_autocast(batch: int, tokens: int, way: str) -> None:
+    """Operands in bf16, sums in fp32, gradients in the dtype of their leaves; short texts and longer ones."""
+    leaves = leaves_of(batch, tokens, tokens, rank=8, width=6, dtype=torch.float32)
+    with torch.no_grad():
+        leaves[3] /= tokens
+    expected = equation(*leaves, seen_by(way, tokens, tokens))
+    out = computed(leaves, way)
+    assert out.dtype == torch.float32
+    agree(out, expected, leaves, 1e-5)
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = computed(leaves, way)
+    assert rough.dtype == torch.bfloat16
+    agree(rough, equation(*leaves, seen_by(way, tokens, tokens)), leaves, 0.03)
+
+
+def test_a_backward_pass_has_the_precision_of_its_forward_pass() -> None:
+    leaves = leaves_of(2, 40, 40, dtype=torch.float32)
+    gradients = []
+    for autocast in (False, True):
+        out = computed(leaves)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            gradients.append(torch.autograd.grad(out, leaves, torch.ones_like(out)))
+    for a, b in zip(*gradients, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("tokens", [40, 130])
+def test_no_look_ahead(tokens: int) -> None:
+    """What comes later may be anything, also inf: outputs keep every bit, and nothing depends on it."""
+    leaves = leaves_of(1, tokens, tokens, rank=3, width=2)
+    before = computed(leaves)
+    for here in (0, tokens // 2, tokens - 2):
+        to_keys, to_values = torch.autograd.grad(before[:, : here + 1].sum(), leaves[1:3], retain_graph=True)
+        assert not to_keys[:, here + 1 :].any()
+        assert not to_values[:, here + 1 :].any()
+        assert to_keys[:, here].any()
+        changed = [tensor.detach().clone() for tensor in leaves]
+        changed[0][:, here + 1 :], changed[1][:, here + 1 :], changed[2][:, here + 1 :] = 5.0, -7.0, float("inf")
+        assert torch.equal(computed(changed)[:, : here + 1], before[:, : here + 1])
+
+
+def test_derivatives() -> None:
+    leaves = leaves_of(1, 5, 6, 7, rank=2, width=2)
+    assert torch.autograd.gradcheck(lambda *x: computed(list(x)), leaves)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(computed(leaves).sum(), leaves, create_graph=True)
+    frozen = [*leaves[:3], leaves[3].detach()]
+    wanted = torch.autograd.grad(equation(*frozen, seen_by("causal", 5, 6)).sum(), leaves[:3])
+    for a, b in zip(torch.autograd.grad(computed(frozen).sum(), leaves[:3]), wanted, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_masks_made_in_inference_mode_serve_training() -> None:
+    leaves = leaves_of(2, 17, 17)
+    engine._later.cache_clear()
+    with torch.inference_mode():
+        computed(leaves)
+    agree(computed(leaves), equation(*leaves, seen_by("causal", 17, 17)), leaves)
+
+
+def test_who_computes() -> None:
+    """Small tensors are left to the definition, unless the engine is fixed."""
+
+    def by_engine(tokens: int, kernel: str) -> bool:
+        with fr.kernel(kernel):
+            out = definition.multilinear(Pairs(*leaves_of(1, tokens, tokens, rank=2, width=2), causal=True))
+        return "multilinear" in type(out.grad_fn).__name__
+
+    cases = [(50, "auto"), (51, "auto"), (51, "reference"), (5, "multilinear")]
+    assert [by_engine(*case) for case in cases] == [False, True, False, True]
+
+
+class Largest(TorchDispatchMode):
+    """The most numbers that a tensor has."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(tensor, Tensor):
+                self.numbers = max(self.numbers, tensor.untyped_storage().nbytes() // tensor.element_size())
+        return out
+
+
+@pytest.mark.parametrize(("way", "tokens"), [("causal", 200), ("full", 140), ("visible", 140)])
+def test_nothing_of_size_n_cubed(way: str, tokens: int) -> None:
+    leaves = [leaf.detach() for leaf in leaves_of(1, tokens, tokens, rank=4, width=4, dtype=torch.float32)]
+    seen = seen_by(way, tokens, tokens) if way == "visible" else None
+    arguments = (*leaves, seen, way == "causal", torch.float32)
+    with Largest() as largest:
+        out, states = engine._forward(*arguments)
+        engine._backward(out, states, True, *arguments)
+    assert tokens * tokens * 4 <= largest.numbers < tokens**3 / 4
+
+
+@pytest.mark.parametrize("size", [
+    Size(1, 40, 40, 40, 256, True), Size(4, 130, 130, 4, 8, True), Size(8, 7, 90, 16, 32, True, half=True),
+    Size(4, 90, 90, 8, 64, False), Size(1, 20, 30, 40, 256, False, True),
+])  # fmt: skip
+@pytest.mark.parametrize("by_state", [False, True])
+def test_every_query_meets_every_pair_once(size: Size, by_state: bool) -> None:
+    """Each query meets each pair that it may see once, directly or by the state; pairs it may not see are masked."""
+    if size.masked and by_state:
+        size = size._replace(masked=False)
+    past, stored = size.keys - size.queries, Counter[tuple[int, int]]()
+    met: Counter[int] = Counter()
+    for step in engine.steps(size, by_state):
+        if step.reads:
+            assert not size.causal or all(max(pair) < past + step.first for pair in stored)
+            met.update(dict.fromkeys(range(step.first, step.last), sum(stored.values())))
+        pairs = [p for j0, j1, m0, m1 in step.rectangles for p in product(range(j0, j1), range(m0, m1))]
+        assert len(pairs) == step.pairs
+        if step.into_state:
+            stored.update(pairs)
+        times = torch.tensor([max(pair) for pair in pairs])
+        for i in range(step.first, step.last):
+            seen = int((times <= past + i).sum()) if size.causal else len(pairs)
+            assert seen == len(pairs) or i < step.masked
+            met[i] += seen
+    assert met == {i: (past + i + 1) ** 2 if size.causal else size.keys**2 for i in range(size.queries)}
+    assert not stored or max(stored.values()) == 1
+
+
+def test_work_by_hand() -> None:
+    """R = 3, E = 7, 2 texts: 4 pairs into the state and with queries 1, 2; 2 queries read; 5 pairs with one query."""
+    steps = (
+        Step(((0, 2, 0, 2),), 1, 3, 2, into_state=True), Step((), 3, 5, 3, reads=True),
+        Step(((2, 3, 0, 3), (0, 2, 2, 3)), 4, 5, 5),
+    )  # fmt: skip
+    direct, into_state, reads = 4 * 2 + 5, 4 * 3 * 7, 2 * 3 * 7
+    found = engine.work(Size(2, 5, 5, 3, 7, True), steps)
+    assert found.forward == 2 * (direct * (3 + 7) + into_state + reads)
+    assert found.training == 2 * (direct * (4 * 3 + 3 * 7) + 3 * into_state + 3 * reads)
+    few = engine.multiply_adds(Size(2, 4, 5, 3, 7, True))  # the definition: every query and every pair
+    assert few == (2 * 4 * 25 * (3 + 7), 3 * 2 * 4 * 25 * (3 + 7))
+
+
+@pytest.mark.parametrize(("batch", "queries", "keys", "causal"), [
+    (1, 8, 8, True), (1, 64, 64, True), (3, 80, 80, True), (1, 150, 150, True), (2, 40, 70, True), (2, 45, 45, False),
+    (1, 70, 70, False),
+])  # fmt: skip
+def test_work_is_what_runs(batch: int, queries: int, keys: int, causal: bool) -> None:
+    """PyTorch's own count of the products of a call, forward and backward."""
+    size = Size(batch, queries, keys, 6, 24, causal)
+    leaves = leaves_of(batch, queries, keys, rank=6, width=24, dtype=torch.float32)
+    arguments = (*(leaf.detach() for leaf in leaves), None, causal, torch.float32)
+    with FlopCounterMode(display=False) as forward:
+        if size.small:
+            out = definition.multilinear(Pairs(*leaves, causal))
+        else:
+            out, states = engine._forward(*arguments)
+    with FlopCounterMode(display=False) as backward:
+        out.sum().backward() if size.small else engine._backward(out, states, True, *arguments)
+    found = engine.multiply_adds(size)
+    assert forward.get_total_flops() == 2 * found.forward
+    assert forward.get_total_flops() + backward.get_total_flops() == 2 * found.training
+    assert size.small == (queries == 8)
+
+
+# -- decayed sums -----------------------------------------------------------------------------------------------------
+
+LOG = [-1e-6, -0.3, -40.0]  # decays from nearly 1 to nearly 0
+
+
+def recurrence(tokens: Tensor, log: Tensor, distances: list[int], state: Tensor, last: int) -> Tensor:
+    """A_s(i) = a_s^(distance to the token before) A_s(i - 1) + x_i, one token after the other; the last ones."""
+    sums = []
+    for i, distance in enumerate(distances):
+        state = torch.exp(log * distance)[:, None] * state + tokens[:, i, None]
+        sums.append(state)
+    return torch.stack(sums, 1)[:, -last:]
+
+
+@pytest.mark.parametrize(("count", "gaps", "with_state"), [
+    (1, [], True), (16, [], False), (37, [], True), (37, [1] * 20, False), (5, [1, 9, 1, 3], False), (4200, [], False),
+])  # fmt: skip
+def test_decayed_sums(count: int, gaps: list[int], with_state: bool) -> None:
+    """Within a chunk and over many, after earlier tokens with gaps (distance of each to the next), and after a state."""
+    generator = torch.Generator().manual_seed(5)
+    log = torch.tensor(LOG, dtype=torch.float64).requires_grad_()
+    tokens = torch.randn(2, len(gaps) + count, 2, generator=generator, dtype=torch.float64).requires_grad_()
+    state = torch.randn(2, 3, 2, generator=generator, dtype=torch.float64).requires_grad_()
+    before = torch.tensor([sum(gaps[i:]) - 1 for i in range(len(gaps))])
+    out = engine.decayed_sums(Tokens(tokens, log, before, state if with_state else None))
+    expected = recurrence(tokens, log, [1, *gaps, *[1] * (count - 1)], state * with_state, count)
+    torch.testing.assert_close(out, expected, rtol=1e-11, atol=1e-11)
+    leaves = [tokens, log, state] if with_state else [tokens, log]
+    cotangent = torch.randn(out.shape, generator=generator, dtype=torch.float64)
+    wanted = torch.autograd.grad(expected, leaves, cotangent)
+    for a, b in zip(torch.autograd.grad(out, leaves, cotangent), wanted, strict=True):
+        assert (a - b).abs().max() <= 1e-9 * (1 + b.abs().max())
+
+
+def test_decayed_sums_in_pieces() -> None:
+    """However a text is cut, the sums are those of one pass."""
+    log, tokens = torch.tensor(LOG, dtype=torch.float64), torch.randn(2, 40, 2, dtype=torch.float64)
+    nothing = torch.empty(0, dtype=torch.long)
+    whole = engine.decayed_sums(Tokens(tokens, log, nothing))
+    for cuts in (range(41), (0, 16, 40), (0, 1, 30, 40)):
+        state, parts = torch.zeros(2, 3, 2, dtype=torch.float64), []
+        for a, b in pairwise(cuts):
+            parts.append(engine.decayed_sums(Tokens(tokens[:, a:b], log, nothing, state)))
+            state = parts[-1][:, -1]
+        torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-11, atol=1e-11)
+
+
+def test_decayed_sums_of_a_long_text_in_fp32() -> None:
+    """A thousand tokens, decays within 1e-6 of 1 and below 1e-17: no quotient of powers overflows; and all derivatives."""
+    tokens, nothing = torch.randn(1, 1000, 2, requires_grad=True), torch.empty(0, dtype=torch.long)
+    log = torch.tensor(LOG, requires_grad=True)
+    out = engine.decayed_sums(Tokens(tokens, log, nothing))
+    wide, wide_log = (leaf.detach().double().requires_grad_() for leaf in (tokens, log))
+    expected = recurrence(wide, wide_log, [1] * 1000, torch.zeros(1, 3, 2, dtype=torch.float64), 1000)
+    assert (out - expected).abs().max() <= 1e-5 * expected.abs().max()
+    cotangent = torch.randn(out.shape)
+    wanted = torch.autograd.grad(expected, (wide, wide_log), cotangent.double())
+    for a, b in zip(torch.autograd.grad(out, (tokens, log), cotangent), wanted, strict=True):
+        assert a.isfinite().all()
+        assert (a - b).abs().max() <= 2e-5 * b.abs().max()
+    few = (wide.detach()[:, :19].requires_grad_(), torch.tensor([-0.05, -2.0]).double().requires_grad_())
+    assert torch.autograd.gradgradcheck(lambda *x: engine.decayed_sums(Tokens(*x, nothing)), few)
+
+
+@pytest.mark.parametrize("output_map", ["pairs", "decayed"])
+def test_compiled_without_a_graph_break(output_map: str) -> None:
+    """Two lengths at which the engine computes: the same numbers and gradients as without compiling.
+
+    Decayed sums are plain operations, of which the graph is all there is to see.
+    """
+    torch._dynamo.reset()
+    torch.manual_seed(3)
+    layer = fr.MultiLinearAttention(hidden_size=6, rank=4, max_position_embeddings=70, output_map=output_map)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager" if output_map == "pairs" else "eager")
+    for tokens in (64, 70):
+        x = torch.randn(1, tokens, 6)
+        results = []
+        for module in (layer, compiled):
+            out = module(x)
+            results.append((out, *torch.autograd.grad(out.square().sum(), list(layer.parameters()))))
+        for a, b in zip(*results, strict=True):
+            assert (a - b).abs().max() <= 1e-5 * max(1.0, float(b.detach().abs().max()))
