@@ -414,13 +414,15 @@ def decayed_sums(problem: Tokens) -> Tensor:
         chunk *= 4
     chunks = -(-count // chunk)
     pieces = F.pad(tokens, (0, 0, 0, chunks * chunk - count)).view(batch, chunks, chunk, rank)
-    local = (_powers(log, chunk).flatten(0, 1) @ pieces).view(batch, chunks, scales, chunk, rank)
+    within = _powers(log, chunk).transpose(0, 1)  # (c, S, c)
+    sums = (within.flatten(0, 1) @ pieces).view(batch, chunks, chunk, scales, rank)
     first = tokens.new_zeros(batch, scales, rank) if state is None else state
-    ends = torch.cat((first[:, :, None], local[:, :-1, :, -1].transpose(1, 2)), 2)  # (B, S, chunks, R)
+    ends = torch.cat((first[:, None], sums[:, :-1, -1]), 1).transpose(1, 2)  # (B, S, chunks, R)
     carried = (_powers(log * chunk, chunks) @ ends).transpose(1, 2)  # C (B, chunks, S, R)
-    after = torch.exp(log[:, None] * torch.arange(1, chunk + 1, device=log.device))  # (S, c)
-    sums = local + after[..., None] * carried[:, :, :, None]
-    return sums.transpose(2, 3).reshape(batch, chunks * chunk, scales, rank)[:, :count]
+    after = torch.exp(torch.arange(1, chunk + 1, device=log.device)[:, None] * log)  # (c, S)
+    sums.addcmul_(after[..., None], carried[:, :, None])
+    sums = sums.view(batch, chunks * chunk, scales, rank)
+    return sums if chunks * chunk == count else sums[:, :count]
 
 
 def _powers(log: Tensor, count: int) -> Tensor:
