@@ -332,9 +332,10 @@ _backward_operator = torch.library.custom_op(
 def _(
     query: Tensor, keys: Tensor, values: Tensor, weight: Tensor, visible: Tensor | None, causal: bool, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    (batch, queries, rank), width = query.shape, weight.shape[2]
-    sizes = (int(n) for n in (batch, queries, keys.shape[1], rank, width))  # a compiler has a graph for each length
-    readers = sum(step.reads for step in order(Size(*sizes, causal, visible is not None, dtype.itemsize == 2)))
+    # a compiler has a graph for each length
+    batch, queries, length, rank, width = (int(n) for n in (*query.shape[:2], *keys.shape[1:], weight.shape[2]))
+    size = Size(batch, queries, length, rank, width, causal, visible is not None, dtype.itemsize == 2)
+    readers = sum(step.reads for step in order(size))
     states = query.new_empty(readers, batch, rank, width, dtype=dtype)
     return query.new_empty(batch, queries, width, dtype=dtype), states
 
