@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import fullrank as fr
 from moving import moved
 
-for _folder in ("properties", "model"):  # who else builds models of everything that is registered
+for _folder in ("properties", "core"):  # who else builds models of everything that is registered
     sys.path.append(str(Path(__file__).resolve().parents[1] / _folder))
 
 VOCABULARY, EOS = 23, 2

@@ -1,6 +1,7 @@
-"""Hugging Face: our attention inside anybody's model, and our models inside Hugging Face's tools.
+"""Hugging Face: our attention inside other models, and our models inside Hugging Face's tools.
 
-Importing this package tells the auto classes of transformers about our models.
+Importing this package registers our models with the auto classes of transformers, so that
+`AutoModelForCausalLM.from_pretrained(folder)` and the like read them.
 """
 
 from __future__ import annotations
@@ -14,9 +15,26 @@ if importlib.util.find_spec("transformers") is None:
         "transformers is not installed, and Hugging Face models need it; install it: pip install 'fullrank[hf]'"
     )
 
-from fullrank.hf.auto import FullRankConfig as FullRankConfig
-from fullrank.hf.auto import FullRankForCausalLM as FullRankForCausalLM
-from fullrank.hf.auto import FullRankForMaskedLM as FullRankForMaskedLM
-from fullrank.hf.auto import FullRankForSeq2SeqLM as FullRankForSeq2SeqLM
-from fullrank.hf.auto import FullRankForSequenceClassification as FullRankForSequenceClassification
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+)
+
 from fullrank.hf.cache import FullRankCache as FullRankCache
+from fullrank.hf.classes import FullRankForCausalLM as FullRankForCausalLM
+from fullrank.hf.classes import FullRankForMaskedLM as FullRankForMaskedLM
+from fullrank.hf.classes import FullRankForSeq2SeqLM as FullRankForSeq2SeqLM
+from fullrank.hf.classes import FullRankForSequenceClassification as FullRankForSequenceClassification
+from fullrank.hf.configuration import FullRankConfig as FullRankConfig
+
+AutoConfig.register("fullrank", FullRankConfig, exist_ok=True)
+for _auto, _kind in (
+    (AutoModelForCausalLM, FullRankForCausalLM),
+    (AutoModelForSeq2SeqLM, FullRankForSeq2SeqLM),
+    (AutoModelForMaskedLM, FullRankForMaskedLM),
+    (AutoModelForSequenceClassification, FullRankForSequenceClassification),
+):
+    _auto.register(FullRankConfig, _kind, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What our models have read, as a cache of Hugging Face: keys and values, sums, or Transformer-XL's memory."""
+"""Caches of Hugging Face for our models: keys and values, decayed sums, or Transformer-XL's memory; and their padding."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ State: TypeAlias = Cache | Memory | TranslationCache
 
 
 class StateLayer(CacheLayerMixin):
-    """The one layer of our caches; it holds the value that all layers of a model have together.
+    """The one layer of our caches: it holds the state of all layers of a model, which is one value.
 
-    The value itself never changes. What Hugging Face's methods change is which value is held.
+    The value itself never changes. The methods that Hugging Face calls replace it by another one.
     """
 
     supports_early_init = False
@@ -31,19 +31,23 @@ class StateLayer(CacheLayerMixin):
         super().__init__()
         self.state = state
 
+    def keep(self, state: State | None, device: torch.device) -> None:
+        """Hold the state after a call."""
+        self.state, self.device = state, device
+
     @property
     def is_croppable(self) -> bool:
-        """Whether the last tokens can be taken out again: of keys and values, not of sums or of a memory."""
+        """True if the last tokens can be taken out again: keys and values can, sums and a memory cannot."""
         state = self.state.written if isinstance(self.state, TranslationCache) else self.state
         return state is None or (isinstance(state, Cache) and state.croppable)
 
     @property
     def batch_size(self) -> int:
-        """Texts; -1 before the first token."""
+        """Number of rows; -1 before the first token."""
         return -1 if self.state is None else self.state.batch or -1
 
     def get_seq_length(self) -> int:
-        """Tokens and padding read so far, all of them, also those that a memory has forgotten."""
+        """Tokens and padding read so far, forgotten ones of a memory included."""
         return 0 if self.state is None else self.state.length
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -67,7 +71,7 @@ class StateLayer(CacheLayerMixin):
     prefetch = offload
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """The texts `beam_idx`, in that order; they may repeat."""
+        """Rows `beam_idx`, in that order; they may repeat."""
         if self.state is not None:
             self.state = self.state.reorder(beam_idx)
 
@@ -77,11 +81,11 @@ class StateLayer(CacheLayerMixin):
         self.reorder_cache(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        if self.state is not None and (texts := self.batch_size) > 0:
-            self.reorder_cache(torch.arange(texts, device=_device(self.state)).repeat_interleave(repeats))
+        if self.batch_size > 0:
+            self.reorder_cache(torch.arange(self.batch_size, device=self.device).repeat_interleave(repeats))
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last -tokens_to_remove tokens; InputError where nobody can."""
+        """Forget the last -tokens_to_remove tokens; InputError where that is impossible."""
         if tokens_to_remove > 0:
             raise InputError(f"crop: a number below zero, the tokens to take out again, given {tokens_to_remove}")
         if tokens_to_remove == 0 or self.state is None:
@@ -94,23 +98,10 @@ class StateLayer(CacheLayerMixin):
         self.state = self.state.first(max(0, self.get_seq_length() + tokens_to_remove))
 
 
-def _device(state: State) -> torch.device | None:
-    tensors = [tensor for tensor in _tensors(state) if tensor is not None]
-    return tensors[0].device if tensors else None
-
-
-def _tensors(state: State) -> list[Tensor | None]:
-    if isinstance(state, TranslationCache):
-        return [state.source.rows]
-    if isinstance(state, Memory):
-        return [state.lengths, *(layer.hidden for layer in state.layers)]
-    return [None if past is None else past.values for past in state.layers]
-
-
 class FullRankCache(HuggingFaceCache):
-    """`past_key_values` of our models: a mutable box around what was read.
+    """`past_key_values` of our models: a mutable holder of the state after the tokens read so far.
 
-    An empty one begins a text; a model that is handed it puts into it what the next call needs. `generate` makes its own.
+    An empty one begins a text; a model puts the state of the next call into it. `generate` makes its own.
     """
 
     def __init__(self, state: State | None = None) -> None:
@@ -118,27 +109,68 @@ class FullRankCache(HuggingFaceCache):
 
     @property
     def state(self) -> State | None:
-        """What was read: `Cache`, `Memory` or `TranslationCache` of our models; None at the beginning."""
+        """`Cache`, `Memory` or `TranslationCache` of our models; None at the beginning."""
         state: State | None = self.layers[0].state
         return state
 
 
 def layer_of(past: Any) -> StateLayer:
-    """The layer of a cache that holds our value; the empty `DynamicCache` that `generate` makes becomes such a cache.
+    """The layer of a cache that holds our state; an empty `DynamicCache`, which `generate` makes, gets such a layer.
 
     Raises InputError for caches of other kinds, and for one that another model has filled.
     """
-    box = past.self_attention_cache if isinstance(past, EncoderDecoderCache) else past
-    layers = getattr(box, "layers", None)
-    if isinstance(box, HuggingFaceCache) and layers and isinstance(layers[0], StateLayer):
-        return layers[0]
-    if not isinstance(box, DynamicCache) or box.offloading:
-        kind = "an offloaded cache" if isinstance(box, DynamicCache) else f"a {type(box).__name__}"
+    cache = past.self_attention_cache if isinstance(past, EncoderDecoderCache) else past
+    if isinstance(cache, HuggingFaceCache) and cache.layers and isinstance(cache.layers[0], StateLayer):
+        return cache.layers[0]
+    if not isinstance(cache, DynamicCache) or cache.offloading:
+        kind = "an offloaded cache" if isinstance(cache, DynamicCache) else f"a {type(cache).__name__}"
         raise InputError(
             f"past_key_values: a FullRankCache or an empty DynamicCache, given {kind}; leave cache_implementation out"
         )
-    if box.get_seq_length():
+    if cache.get_seq_length():
         raise InputError("past_key_values: holds what another model has read; begin with FullRankCache()")
-    box.layers[:] = [StateLayer()]
-    layer: StateLayer = box.layers[0]
+    layer = StateLayer()
+    cache.layers[:] = [layer]
     return layer
+
+
+# -- padding -----------------------------------------------------------------------------------------------------------
+
+
+def mask_of_new(
+    attention_mask: Tensor | None, input_ids: Tensor, state: Cache | Memory | None, *, hidden_behind: bool
+) -> Tensor | None:
+    """The mask (B, N) of new tokens, None where it changes nothing: engines are faster without one.
+
+    attention_mask (B, N), or (B, M + N) with the M tokens that `state` has read. hidden_behind: no token sees a later one and
+    nothing follows this call, so that padding behind a text has no effect.
+    Raises InputError for other shapes, and for a mask that hides other earlier tokens than when they were read.
+    """
+    if attention_mask is None:
+        return None
+    rows, tokens = input_ids.shape
+    past = 0 if state is None else state.length
+    if attention_mask.dim() != 2 or attention_mask.shape not in {(rows, tokens), (rows, past + tokens)}:
+        allowed = (rows, tokens) if not past else f"{(rows, tokens)} or {(rows, past + tokens)}"
+        raise InputError(
+            f"attention_mask: {allowed} for input_ids {(rows, tokens)}, given {tuple(attention_mask.shape)}"
+        )
+    mask = attention_mask.bool()
+    new = mask[:, mask.shape[1] - tokens :]
+    if past and mask.shape[1] > tokens:
+        _check_past(mask[:, :past], state)
+    if not tokens:
+        return new
+    padded = ~new
+    if hidden_behind and not past:  # only padding before a token counts
+        padded = torch.cat((~new[:, :1], new[:, 1:] & ~new[:, :-1]), dim=1)
+    return new if bool(padded.any()) else None
+
+
+def _check_past(past: Tensor, state: Cache | Memory | None) -> None:
+    if isinstance(state, Cache):
+        state.check_mask(past)
+    elif isinstance(state, Memory):
+        read = torch.full_like(past[:, 0], state.length, dtype=torch.int64) if state.lengths is None else state.lengths
+        if not torch.equal(past.sum(1), read):
+            raise InputError("attention_mask hides other earlier tokens than when they were read; read them again")

@@ -1,35 +1,29 @@
-"""The configuration of our models as Hugging Face reads it: the `config.json` of a folder."""
+"""Configuration of our models for Hugging Face: the `config.json` of a folder."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from fullrank.core.config import ModelConfig
+from fullrank.core.config import ModelConfig, with_memory
 from fullrank.core.errors import ConfigError
 
 OBJECTIVES = ("causal", "masked", "translation")
-
-# what Hugging Face's tools ask a configuration for, and what it is of ours
-_SIZES: dict[str, Callable[[ModelConfig], Any]] = {
-    "vocab_size": lambda model: model.vocab_size,
-    "hidden_size": lambda model: model.hidden_size,
-    "num_hidden_layers": lambda model: model.num_hidden_layers,
-    "num_attention_heads": lambda model: model.num_attention_heads,
-    "max_position_embeddings": lambda model: model.max_position_embeddings,
-}
+# sizes that the tools of Hugging Face ask a configuration for
+_SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
 
 
 @strict
 class FullRankConfig(PreTrainedConfig):
     """`fullrank` is the `model` section of a run, whole; what else describes the model is derived from it.
 
-    objective: `causal` (a language model), `masked` (an encoder that names masked tokens) or `translation`; null: what the
-    section says. use_cache: whether generation keeps keys and values; memory is part of a model and always on.
-    chunked_loss: in training, a loss formed chunk by chunk, without logits (`out.logits` is None then).
+    objective: `causal` (a language model), `masked` (an encoder that predicts masked tokens) or `translation`; null: what the
+    section describes. use_cache: generation keeps keys and values; memory is part of a model and always on.
+    chunked_loss: the training loss is formed chunk by chunk, without logits (`out.logits` is None then).
+    `memory_length` may be changed at evaluation: `from_pretrained(folder, memory_length=512)`.
     Raises ConfigError, with every fault, for a section that describes no model, and for sizes that contradict it.
     """
 
@@ -53,7 +47,7 @@ class FullRankConfig(PreTrainedConfig):
     tie_word_embeddings: bool = False  # our modules share their tensors themselves
 
     def __post_init__(self, **kwargs: Any) -> None:
-        model = ModelConfig.from_dict(self.fullrank or {})
+        model = self.model_config()
         self.fullrank = model.to_dict()
         translates = model.encoder is not None or model.decoder is not None
         self.objective = self.objective or ("translation" if translates else "causal")
@@ -61,7 +55,7 @@ class FullRankConfig(PreTrainedConfig):
         if self.objective not in OBJECTIVES:
             problems.append(f"objective: {', '.join(OBJECTIVES)}, given '{self.objective}'")
         if self.tie_word_embeddings:
-            problems.append("tie_word_embeddings: tied outputs are said in `fullrank` (output.tied); leave it false")
+            problems.append("tie_word_embeddings: tied outputs are set in `fullrank` (output.tied); leave it false")
         if self.objective == "masked":
             problems += model.problems_of_masked()
         elif self.objective == "translation":
@@ -70,11 +64,13 @@ class FullRankConfig(PreTrainedConfig):
             problems.append(
                 f"objective: 'translation' for a model with an encoder and a decoder, given '{self.objective}'"
             )
-        for key, of in _SIZES.items():
-            given, own = getattr(self, key), of(model)
-            if given is not None and given != own:
-                problems.append(f"{key}: {own} by `fullrank`, given {given}; change it there, or leave it out here")
-            setattr(self, key, own)
+        for name in _SIZES:
+            given, derived = getattr(self, name), getattr(model, name)
+            if given is not None and given != derived:
+                problems.append(
+                    f"{name}: {derived} by `fullrank`, given {given}; change it there, or leave it out here"
+                )
+            setattr(self, name, derived)
         if problems:
             raise ConfigError(*problems)
         self.is_encoder_decoder = self.objective == "translation"
@@ -94,20 +90,20 @@ class FullRankConfig(PreTrainedConfig):
         chunked_loss: bool = False,
         labels: Mapping[int, str] | int | None = None,
     ) -> FullRankConfig:
-        """That of `model`. labels: of classification, their names by number, or how many there are.
+        """Build a FullRankConfig from a ModelConfig. labels: names of classes by number, or how many classes there are.
 
-        Without more, a translation begins with `eos_token_id`, as ours do, and `<mask>` is the last entry.
+        A translation begins with `eos_token_id` unless another token is given, as ours do; `<mask>` is the last entry.
         """
         if objective == "masked" and mask_token_id is None and model.vocab_size is not None:
             mask_token_id = model.vocab_size - 1
         translates = objective == "translation" or model.encoder is not None or model.decoder is not None
         if translates and decoder_start_token_id is None:
             decoder_start_token_id = eos_token_id
-        named: dict[str, Any] = {}
+        classes: dict[str, Any] = {}
         if isinstance(labels, Mapping):
-            named = {"id2label": dict(labels), "label2id": {name: i for i, name in labels.items()}}
+            classes = {"id2label": dict(labels), "label2id": {name: i for i, name in labels.items()}}
         elif labels is not None:
-            named = {"num_labels": labels}
+            classes = {"num_labels": labels}
         return cls(
             fullrank=model.to_dict(),
             objective=objective,
@@ -117,9 +113,18 @@ class FullRankConfig(PreTrainedConfig):
             mask_token_id=mask_token_id,
             decoder_start_token_id=decoder_start_token_id,
             chunked_loss=chunked_loss,
-            **named,
+            **classes,
         )
 
     def model_config(self) -> ModelConfig:
         """The `ModelConfig` of the model; ConfigError if it was changed into one that describes none."""
         return ModelConfig.from_dict(self.fullrank or {})
+
+    @property
+    def memory_length(self) -> int:
+        """Number of tokens before a segment that every layer remembers."""
+        return self.model_config().memory_length
+
+    @memory_length.setter
+    def memory_length(self, tokens: int) -> None:
+        self.fullrank = with_memory(self.model_config(), tokens).to_dict()

@@ -7,7 +7,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ from fullrank import __version__, storage
 from fullrank.config.finetune import finetunes
 from fullrank.config.load import build, read_yaml
 from fullrank.config.run import RunConfig
-from fullrank.core.config import AttentionConfig, ModelConfig, stage_name
+from fullrank.core.config import ModelConfig
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError, RunError
 from fullrank.core.masked import MaskedLanguageModel
@@ -28,6 +27,7 @@ from fullrank.core.translator import Translator
 from fullrank.data import load_language, load_tokenizer
 from fullrank.files import write_json
 from fullrank.hf.card import card
+from fullrank.hf.code import code_files
 from fullrank.hf.configuration import FullRankConfig
 from fullrank.hf.tokenizer import of_language, of_vocabulary
 from fullrank.reporting.runs import is_run, read_run
@@ -49,20 +49,7 @@ KINDS = {
 }
 
 TARGET = "target_tokenizer"  # where an exported translator has that of its target
-_PORTABLE = "fullrank.hf.portable"
 _LONGEST = 256  # tokens of a translation that nobody says more about
-
-# the stages that the portable code knows; one that somebody registered is not among them
-_STAGES: dict[str, tuple[str, ...]] = {
-    "score": ("dot_product", "relative", "dense_synthesizer", "random_synthesizer"),
-    "normalize": ("softmax", "sigsoftmax"),
-    "mix": ("none", "position_independent", "position_wise", "random", "average"),
-    "kind": ("weighted", "multilinear"),
-    "position": ("sinusoidal", "learned", "relative", "rotary", "none"),
-    "hidden_act": ("relu", "gelu", "swiglu"),
-    "input.kind": ("token", "adaptive"),
-    "output.kind": ("softmax", "adaptive", "mixture_of_softmaxes"),
-}
 
 
 def export_run(folder: str | Path, out: str | Path, checkpoint: str = "best") -> Path:
@@ -70,7 +57,8 @@ def export_run(folder: str | Path, out: str | Path, checkpoint: str = "best") ->
 
     `out` holds `config.json`, `model.safetensors`, `generation_config.json`, the tokenizer, a model card with the figures of
     `result.json`, and modelling code: `from_pretrained(out, trust_remote_code=True)` works where this package is not installed.
-    Raises InputError if `out` holds anything, if `folder` has no such model, and for models that the code cannot compute.
+    Raises InputError if `out` holds anything, if `folder` has no such model, and for a model whose stages
+    cannot be exported.
     """
     folder, out = Path(folder), Path(out)
     _check_free(out)
@@ -78,7 +66,7 @@ def export_run(folder: str | Path, out: str | Path, checkpoint: str = "best") ->
     file, config = storage.find(folder, checkpoint)
     tensors = storage.read(file)
     kind = KINDS[storage.kind_of(tensors)]
-    _check_stages(config)
+    code = code_files(config)
     with torch.device("meta"):
         model: nn.Module = kind.built(config)
     storage.assign(model, tensors, file)  # says what does not fit
@@ -90,8 +78,8 @@ def export_run(folder: str | Path, out: str | Path, checkpoint: str = "best") ->
             _write_tokenizers(place, folder, kind, run.masks) if run is not None else ({}, "saved outside a run")
         )
         _write_configuration(place, kind, config, special, run, next(iter(tensors.values())).dtype)
-        for name in portable_files():
-            (place / name).write_bytes(resources.files(_PORTABLE).joinpath(name).read_bytes())
+        for name, content in code.items():
+            (place / name).write_text(content, encoding="utf-8")
         text = card(out.name, kind.objective, kind.auto, config, record, checkpoint, model.state_dict(), missing)
         (place / "README.md").write_text(text, encoding="utf-8")
     return out
@@ -112,12 +100,6 @@ def import_folder(folder: str | Path, out: str | Path) -> Path:
     with _appearing(out) as place:
         model.save(place)
     return out
-
-
-def portable_files() -> list[str]:
-    """The files of modelling code that go beside the weights."""
-    found = resources.files(_PORTABLE).iterdir()
-    return sorted(file.name for file in found if file.name.endswith("_fullrank.py"))
 
 
 # -- what is refused ------------------------------------------------------------------------------------------------------
@@ -143,31 +125,6 @@ def _check_ours(folder: Path) -> None:
         raise InputError(
             f"{folder}: a fine-tuned run ({raw['data']['name']}); its model is a folder of Hugging Face already: "
             f"{folder / 'model'}, see fullrank.load_injected"
-        )
-
-
-def _check_stages(config: ModelConfig) -> None:
-    """InputError for a stage that the code beside the weights does not have."""
-    parts = [("model", config)]
-    for key in ("encoder", "decoder"):
-        if (section := getattr(config, key)) is not None:
-            parts.append((f"model.{key}", section))
-    for key, part in parts:
-        for name in ("attention", "cross"):
-            if isinstance(attention := getattr(part, name, None), AttentionConfig):
-                for slot in ("score", "normalize", "mix", "kind"):
-                    _check_stage(f"{key}.{name}.{slot}", slot, stage_name(getattr(attention, slot)))
-    for slot in ("position", "hidden_act"):
-        _check_stage(f"model.{slot}", slot, getattr(config, slot))
-    _check_stage("model.input.kind", "input.kind", config.input.kind)
-    _check_stage("model.output.kind", "output.kind", config.output.kind)
-
-
-def _check_stage(key: str, slot: str, name: str) -> None:
-    if name not in _STAGES[slot]:
-        raise InputError(
-            f"{key}: '{name}' was registered beside the package, and the modelling code of an export does not have it (it "
-            f"has {', '.join(_STAGES[slot])}); share the model as a run folder with your code"
         )
 
 

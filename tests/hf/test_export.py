@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +22,6 @@ from torch import Tensor
 
 pytest.importorskip("transformers", reason="needs the extra `hf`")
 
-from portable_models import check_close
 from safetensors.torch import load_file, save_file
 
 import fullrank as fr
@@ -25,9 +29,13 @@ from fullrank.cli import main
 from fullrank.config.data import DataConfig
 from fullrank.config.load import to_yaml
 from fullrank.config.run import RunConfig
+from fullrank.core import registry
 from fullrank.core.errors import InputError
+from fullrank.core.mix import AverageHeads
 from fullrank.core.registry import register, unregister
+from fullrank.core.stage import HeadSize
 from fullrank.data import WordVocabulary
+from fullrank.hf.code import code_files
 from fullrank.hf.export import export_run, import_folder
 from moving import moved
 from translation_runs import write_run
@@ -54,6 +62,9 @@ for job in jobs:
     model = getattr(transformers, auto).from_pretrained(work + "/" + name, trust_remote_code=True)
     assert type(model).__module__.startswith("transformers_modules."), type(model)
     ids = given[name]
+    if name == "again":
+        model.save_pretrained(work + "/once-more")
+        model = getattr(transformers, auto).from_pretrained(work + "/once-more", trust_remote_code=True)
     with torch.no_grad():
         if auto == "AutoModelForSeq2SeqLM":
             found[name] = model(input_ids=ids, decoder_input_ids=given[name + ".target"]).logits
@@ -121,45 +132,124 @@ def call(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, 
     return (code if isinstance(code, int) else 0), said.out, " ".join(said.err.split())
 
 
-def test_a_process_without_the_package_computes_the_same(tmp_path: Path) -> None:
-    """Language models of several kinds, a masked one and a translator; the languages also write."""
-    kinds: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-        "memory": ({"memory_length": 4, "position": "relative"}, {"score": "relative", "mix": "position_wise"}),
-        "mixture": ({"output": fr.OutputConfig(kind="mixture_of_softmaxes", mixtures=3, tied=True)}, {}),
-        "multilinear": ({}, {"kind": "multilinear", "cores": 2, "rank": 5}),
-    }
-    given, expected, jobs = {}, {}, []
-    ids = torch.randint(2, len(WORDS), (2, 6))
-    for name, (settings, attention) in kinds.items():
-        model = write_language_run(tmp_path / "runs" / name, None, attention, **settings)
-        given[name], jobs = ids, [*jobs, f"{name}:AutoModelForCausalLM"]
-        with torch.no_grad():
-            expected[name] = model(ids).logits
-            state, read, text = model.new_memory() if model.memory_length else None, ids, []
-            for _ in range(5):
-                out = model(read, state) if model.memory_length else model(torch.cat((ids, *text), 1))
-                state, read = out.memory, out.logits[:, -1:].argmax(-1)
-                text.append(read)
-            expected[f"{name}.text"] = torch.cat(text, 1)
-    masked = moved(fr.MaskedLanguageModel(fr.ModelConfig(vocab_size=9, hidden_size=16, num_hidden_layers=1)).double())
-    masked.eval().save(tmp_path / "runs" / "masked")
-    translator = write_run(tmp_path / "runs" / "translator", attention=fr.AttentionConfig(mix="position_wise"))
-    given |= {"masked": ids, "translator": ids, "translator.target": ids[:, :4].contiguous()}
-    jobs += ["masked:AutoModelForMaskedLM", "translator:AutoModelForSeq2SeqLM"]
+MULTILINEAR: dict[str, Any] = {"kind": "multilinear", "cores": 2, "rank": 5}
+CLUSTERED: dict[str, Any] = {"kind": "adaptive", "cutoffs": [3, 5], "div_val": 2}
+# language models with every score, normaliser, mixing, position, input and output: (model, attention)
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "memory": ({"memory_length": 4, "position": "relative"}, {"score": "relative", "mix": "position_wise"}),
+    "mixture": ({"output": fr.OutputConfig(kind="mixture_of_softmaxes", mixtures=3, tied=True), "position": "rotary"},
+                {"normalize": "sigsoftmax", "mix": "position_independent"}),
+    "clusters": ({"input": fr.InputConfig(**CLUSTERED), "output": fr.OutputConfig(**CLUSTERED), "position": "learned"},
+                 {"score": "dense_synthesizer", "mix": "average"}),
+    "synthesizer": ({"norm": "post", "hidden_act": "swiglu", "position": "none"},
+                    {"score": "random_synthesizer", "mix": "random"}),
+    "multilinear": ({}, MULTILINEAR),
+    "decayed": ({"memory_length": 3, "position": "none"}, MULTILINEAR | {"output_map": "decayed"}),
+    "own": ({"hidden_act": "own-shape"}, {"mix": "own-mix"}),
+}  # fmt: skip
+
+
+# -- stages of our own, at the top level of a file as everybody's: the mixing has an option, a helper and a base class ------
+
+SCALE = 2.0
+
+
+def shape(x: Tensor) -> Tensor:
+    return torch.tanh(SCALE * x)
+
+
+def identity(heads: int) -> Tensor:
+    return torch.eye(heads)
+
+
+class HalfwayBase(AverageHeads):
+    """Heads move towards their mean."""
+
+    @dataclass(frozen=True)
+    class Config:
+        share: float = 0.5
+
+
+class Halfway(HalfwayBase):
+    def __init__(self, config: HalfwayBase.Config, size: HeadSize) -> None:
+        super().__init__(None, size)
+        self.share = config.share
+
+    def matrix(self, query: Tensor | None) -> Tensor:
+        assert query is not None
+        mean = super().matrix(query)
+        return self.share * mean + (1 - self.share) * identity(self.num_heads).to(mean)
+
+
+@pytest.fixture(scope="session")
+def own_stages() -> Iterator[None]:
+    register("mix", "own-mix")(Halfway)
+    register("activation", "own-shape")(shape)
+    yield
+    unregister("mix", "own-mix")
+    unregister("activation", "own-shape")
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory: pytest.TempPathFactory, own_stages: None) -> tuple[Path, dict[str, Any]]:
+    """A folder that holds an export of every kind, and the models themselves, in double precision."""
+    work = tmp_path_factory.mktemp("exported")
+    models: dict[str, Any] = {}
+    for name, (settings, attention) in KINDS.items():
+        models[name] = write_language_run(work / "runs" / name, None, attention, **settings)
+    masked = fr.MaskedLanguageModel(fr.ModelConfig(vocab_size=9, hidden_size=16, num_hidden_layers=1)).double().eval()
+    moved(masked).save(work / "runs" / "masked")
+    mixed = fr.AttentionConfig(mix="position_wise")
+    models |= {"masked": masked, "translator": write_run(work / "runs" / "translator", attention=mixed)}
+    for name in models:
+        export_run(work / "runs" / name, work / name)
+    return work, models
+
+
+IDS = torch.tensor([[2, 5, 3, 7, 4, 2], [6, 6, 2, 3, 7, 5]])
+
+
+def test_a_process_without_the_package_computes_the_same(exported: tuple[Path, dict[str, Any]]) -> None:
+    """All kinds; language models also write, and what was saved there is read again."""
+    work, models = exported
     with torch.no_grad():
-        expected["masked"], expected["translator"] = masked(ids).logits, translator(ids, ids[:, :4]).logits
-    given["memory.read"] = torch.zeros(1)  # asks for its tokenizer
+        expected = {
+            name: model(IDS, IDS[:, :4]).logits if name == "translator" else model(IDS).logits
+            for name, model in models.items()
+        }
+    given, jobs = dict.fromkeys(models, IDS), [f"{name}:AutoModelForCausalLM" for name in KINDS]
+    for name in KINDS:
+        expected[f"{name}.text"] = written(models[name])
+    shutil.copytree(work / "own", work / "again", dirs_exist_ok=True)
+    jobs += ["again:AutoModelForCausalLM", "masked:AutoModelForMaskedLM", "translator:AutoModelForSeq2SeqLM"]
+    given |= {"again": IDS, "translator.target": IDS[:, :4].contiguous(), "memory.read": torch.zeros(1)}
+    expected |= {"again": expected["own"], "again.text": expected["own.text"]}
     expected["memory.read"] = torch.tensor([[0, 2, 3, 5, 7, 0, 2, 1]])  # behind the `<eos>` that a text begins after
-    for job in jobs:
-        name = job.partition(":")[0]
-        export_run(tmp_path / "runs" / name, tmp_path / name)
-    found = alone(tmp_path, jobs, given)
+    found = alone(work, jobs, given)
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         if name.endswith((".text", ".read")):
             assert torch.equal(found[name], tensor), name
         else:
             check_close(found[name], tensor, what=name)
+
+
+@torch.no_grad()
+def written(model: fr.LanguageModel) -> Tensor:
+    """Five tokens that `model` finds most probable, one after the other."""
+    state, read, text = model.new_memory() if model.memory_length else None, IDS, []
+    for _ in range(5):
+        out = model(read, state) if model.memory_length else model(torch.cat((IDS, *text), 1))
+        state, read = out.memory, out.logits[:, -1:].argmax(-1)
+        text.append(read)
+    return torch.cat(text, 1)
+
+
+def check_close(given: Tensor, expected: Tensor, tolerance: float = 1e-10, what: str = "") -> None:
+    """The same up to `tolerance`, relative to the greatest."""
+    assert given.shape == expected.shape, what
+    worst = float((given - expected).abs().max())
+    assert worst <= tolerance * max(1.0, float(expected.abs().max())), f"{what}: differs by {worst:.2e}"
 
 
 def alone(work: Path, jobs: list[str], given: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -187,7 +277,7 @@ def test_with_the_package_no_remote_code_is_needed(tmp_path: Path) -> None:
     ids = torch.randint(2, len(WORDS), (2, 6))
     own = transformers.AutoModelForCausalLM.from_pretrained(export_run(tmp_path / "run", tmp_path / "out"))
     pairs = transformers.AutoModelForSeq2SeqLM.from_pretrained(export_run(tmp_path / "pairs", tmp_path / "pairs-out"))
-    assert {type(own).__module__, type(pairs).__module__} == {"fullrank.hf.modeling", "fullrank.hf.modeling_seq2seq"}
+    assert {type(own).__module__, type(pairs).__module__} == {"fullrank.hf.classes"}
     with torch.no_grad():
         check_close(own(ids).logits, model(ids).logits)
         check_close(pairs(ids, decoder_input_ids=ids).logits, translator(ids, ids).logits)
@@ -367,19 +457,93 @@ def test_models_of_others_are_no_models_of_ours(tmp_path: Path) -> None:
         fr.LanguageModel.load(tmp_path)
 
 
-def test_a_stage_of_somebody_elses_is_refused(tmp_path: Path) -> None:
-    from fullrank.core.normalize import Softmax
+def test_stages_whose_code_cannot_be_copied_are_named(own_stages: None) -> None:
+    inside: dict[str, Any] = {"AverageHeads": AverageHeads}
+    exec("class Typed(AverageHeads): pass", inside)
+    captured = 3
 
-    class Mine(Softmax):
-        pass
+    class Local(AverageHeads):
+        def matrix(self, query: Tensor | None) -> Tensor:
+            return super().matrix(query) * captured
 
-    register("normalize", "mine")(Mine)
-    try:
-        write_language_run(tmp_path / "run", None, {"normalize": "mine"})
-        with pytest.raises(InputError, match=r"model\.attention\.normalize: 'mine' was registered beside the package"):
-            export_run(tmp_path / "run", tmp_path / "out")
-    finally:
-        unregister("normalize", "mine")
+    for stage, said in (
+        (inside["Typed"], "without a source file"),
+        (Local, "'captured', which is not defined at the top level"),
+        (Foreign, r"imports yaml, which a reader .* may import torch"),
+        (functools.partial(Halfway), "is no class or function with a name"),
+    ):
+        register("mix", "theirs")(stage)
+        try:
+            with pytest.raises(InputError, match=rf"model\.attention\.mix: 'theirs'.* {said}"):
+                code_files(fr.ModelConfig(vocab_size=9, attention=fr.AttentionConfig(mix="theirs")))
+        finally:
+            unregister("mix", "theirs")
+
+
+class Foreign(AverageHeads):
+    def matrix(self, query: Tensor | None) -> Tensor:
+        return torch.tensor(yaml.safe_load("1.0"))
+
+
+def test_the_code_imports_torch_transformers_and_itself(own_stages: None) -> None:
+    """The files of core are copied as they are; every other file of the folder is mentioned where loaders look."""
+    config = fr.ModelConfig(vocab_size=9, attention=fr.AttentionConfig(mix="own-mix"))
+    files = code_files(config)
+    core = Path(registry.__file__).parent
+    for path in core.glob("[!_]*.py"):
+        assert files[path.name] == path.read_text(encoding="utf-8")
+    allowed = {"torch", "transformers", "huggingface_hub", *sys.stdlib_module_names}
+    for name, text in files.items():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Import):
+                assert {alias.name.partition(".")[0] for alias in node.names} <= allowed, name
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                assert str(node.module).partition(".")[0] in allowed, f"{name} imports {node.module}"
+            elif isinstance(node, ast.ImportFrom) and node.module is not None:
+                assert f"{node.module}.py" in files, f"{name} imports {node.module}"
+    for file in ("configuration_fullrank.py", "modeling_fullrank.py"):
+        mentioned = {f"{name}.py" for name in re.findall(r"^\s*from \.(\w+) import", files[file], flags=re.MULTILINE)}
+        assert mentioned >= files.keys() - {"configuration_fullrank.py", "cache_fullrank.py", "modeling_fullrank.py"}
+
+
+# model sections as exports of version 0.1.0 have them in `config.json`, without the keys that hold defaults
+OLD = (
+    {"vocab_size": 9, "attention": {"kind": "weighted", "score": "dot_product", "normalize": "softmax", "mix": "none",
+     "cross_head": 0.0, "bias": True, "cores": None, "rank": None, "causal": None, "core_weights": None, "output_map": None,
+     "decays": None, "not_next_token_perplexity": False},
+     "input": {"kind": "token", "cutoffs": [], "div_val": 1},
+     "output": {"kind": "softmax", "tied": False, "bias": True, "normalize": "softmax", "mixtures": None, "components": None,
+                "latent": None, "latent_dropout": 0.0, "latent_dropout_locked": False, "epsilon": 0.0, "cutoffs": None,
+                "div_val": None, "form": None, "tied_projections": None, "tail_dropout": 0.0},
+     "encoder": None, "decoder": None},
+    {"vocab_size": 9, "attention": {"kind": "multilinear", "score": "dot_product", "normalize": "softmax", "mix": "none",
+     "cross_head": 0.0, "bias": True, "cores": 2, "rank": 5, "causal": "masked", "core_weights": "softmax",
+     "output_map": "pairs", "decays": None, "not_next_token_perplexity": False}},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("section", OLD, ids=["weighted", "multilinear"])
+def test_the_configuration_of_an_older_export_is_read(section: dict[str, Any]) -> None:
+    attention = {key: value for key, value in section["attention"].items() if value is not None}
+    assert fr.FullRankConfig(fullrank=section).model_config().attention.kind == attention["kind"]
+    written = fr.FullRankConfig(fullrank=section).fullrank
+    assert written is not None
+    assert written["attention"] == section["attention"]
+
+
+def test_another_memory_at_evaluation(run: Path, tmp_path: Path) -> None:
+    import transformers
+
+    model = write_language_run(tmp_path / "remembering", None, {"mix": "position_wise"}, memory_length=3)
+    out = export_run(tmp_path / "remembering", tmp_path / "out")
+    shorter = transformers.AutoModelForCausalLM.from_pretrained(out, memory_length=2)
+    assert shorter.config.fullrank["memory_length"] == 2
+    expected, past, memory = model.with_memory(2), fr.FullRankCache(), None
+    with torch.no_grad():
+        for piece in IDS.split(2, dim=1):
+            own = expected(piece, memory)
+            memory = own.memory
+            check_close(shorter(piece, past_key_values=past).logits, own.logits)
 
 
 def test_the_verb_in_json(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

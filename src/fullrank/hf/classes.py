@@ -1,0 +1,587 @@
+"""Our models as Hugging Face's: `generate`, `Trainer`, pipelines and auto classes, over the models of `core`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from transformers import GenerationMixin, PreTrainedModel
+from transformers import initialization as init
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    CausalLMOutputWithPast,
+    MaskedLMOutput,
+    Seq2SeqLMOutput,
+    SequenceClassifierOutput,
+)
+
+from fullrank.core.attention import Trace
+from fullrank.core.cache import Cache
+from fullrank.core.config import ModelConfig
+from fullrank.core.decoder import LanguageModel
+from fullrank.core.errors import InputError
+from fullrank.core.masked import MaskedLanguageModel
+from fullrank.core.memory import Memory
+from fullrank.core.model import Model
+from fullrank.core.output import Output
+from fullrank.core.source import Source
+from fullrank.core.translator import TranslationCache, Translator
+from fullrank.hf.cache import FullRankCache, StateLayer, layer_of, mask_of_new
+from fullrank.hf.configuration import FullRankConfig
+
+IGNORED = -100  # the label of a token that has no loss
+
+
+class FullRankPreTrainedModel(PreTrainedModel):
+    """A model of `core` under the attribute `model`, so that its tensors are called `model.<our name>`.
+
+    Subclasses list in `kinds` the class of `model` for every objective that they take.
+    """
+
+    config_class = FullRankConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    accepts_loss_kwargs = True  # forward takes num_items_in_batch
+    gradient_checkpointing = False
+    kinds: ClassVar[dict[str, type[Model]]] = {}
+    _no_split_modules = ["Block"]  # noqa: RUF012  Hugging Face reads a list
+
+    def __init__(self, config: FullRankConfig) -> None:
+        super().__init__(config)
+        if config.objective not in self.kinds:
+            raise InputError(
+                f"{type(self).__name__}: takes a model of objective {' or '.join(self.kinds)}, given "
+                f"'{config.objective}'; see the auto classes of its objective"
+            )
+        self.model: Any = self._build(config)
+        # our constructors draw the numbers that a model starts with; under the meta device they cannot
+        self._started = all(tensor.device.type != "meta" for tensor in self.model.parameters())
+        self._add_layers(config)
+        self.post_init()
+
+    @classmethod
+    def _build(cls, config: FullRankConfig) -> Model:
+        # from the plain section: in an export, `config` may come from a second copy of the same code
+        kind: Callable[[ModelConfig], Model] = cls.kinds[str(config.objective)]
+        return kind(ModelConfig.from_dict(config.fullrank or {}))
+
+    def _add_layers(self, config: FullRankConfig) -> None:
+        """Add layers above `model`."""
+
+    # -- start of parameters ------------------------------------------------------------------------------------------
+
+    def initialize_weights(self) -> None:
+        """Tensors of `model` that a checkpoint lacks start as in a new model of ours, whatever its initialiser."""
+        own = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        missing = [name for name, tensor in own.items() if not getattr(tensor, "_is_hf_initialized", False)]
+        if missing and not self._started:
+            fresh = self._build(self.config)
+            starts = {**dict(fresh.named_parameters()), **dict(fresh.named_buffers())}
+            for name in missing:
+                init.copy_(own[name], starts[name])
+        super().initialize_weights()
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """A layer above `model` starts at N(0, 0.02^2), its bias at 0."""
+        if isinstance(module, nn.Linear) and module in set(self.children()):
+            init.normal_(module.weight, std=0.02)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+
+    # -- embeddings ---------------------------------------------------------------------------------------------------
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The input layer that reads input_ids."""
+        if isinstance(self.model, LanguageModel):
+            return self.model.embedding
+        embedding: nn.Module | None = self.model.encoder.embedding
+        return self.model.decoder.embedding if embedding is None else embedding
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        raise InputError(
+            "the input layer of a fullrank model is built from its configuration (fullrank.input) and shared with its output "
+            "layer where they are tied; it cannot be replaced"
+        )
+
+    def get_output_embeddings(self) -> None:
+        """None: our vocabulary layers may be more than one matrix, and are tied in `model` itself."""
+
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Module:
+        """The input layer unchanged; InputError for another number of tokens."""
+        if new_num_tokens not in (None, self.config.vocab_size) or pad_to_multiple_of is not None:
+            raise InputError(
+                f"a fullrank model keeps the vocabulary that it was trained with, {self.config.vocab_size} entries, given "
+                f"{new_num_tokens}; use its own tokenizer, or train a model with another vocabulary"
+            )
+        return self.get_input_embeddings()
+
+    # -- activation checkpointing -------------------------------------------------------------------------------------
+
+    def _set_gradient_checkpointing(
+        self, enable: bool = True, gradient_checkpointing_func: Callable[..., Any] = checkpoint, every_n_layers: int = 1
+    ) -> None:
+        """Every `every_n_layers`-th block of `model` keeps its inputs only and runs again in the backward pass."""
+        self.gradient_checkpointing = enable
+        for i, block in enumerate(self.model.compile_targets()):
+            block.__dict__.pop("forward", None)
+            if enable and i % every_n_layers == 0:
+                block.forward = partial(_checkpointed, gradient_checkpointing_func, block)
+
+    # -- outputs ------------------------------------------------------------------------------------------------------
+
+    def _trace(self, output_attentions: bool | None, output_hidden_states: bool | None) -> Trace | None:
+        """A collector of attention weights and hidden states, None where neither is asked for."""
+        weights = self.config.output_attentions if output_attentions is None else output_attentions
+        states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        return Trace(weights=bool(weights), states=[] if states else None) if weights or states else None
+
+    def _returned(self, output: Any, return_dict: bool | None) -> Any:
+        wants_dict = self.config.return_dict if return_dict is None else return_dict
+        return output if wants_dict else output.to_tuple()
+
+    @property
+    def _without_logits(self) -> bool:
+        """True if a loss is formed chunk by chunk."""
+        return bool(self.config.chunked_loss and self.training)
+
+    def _predict(
+        self,
+        output: Output,
+        hidden: Tensor,
+        labels: Tensor | None,
+        num_items: Tensor | int | None,
+        logits_to_keep: int | Tensor = 0,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Logits (B, N, V) of hidden (B, N, E), and the loss of labels (B, N) in nats; None for what is not asked for.
+
+        The loss is the mean over labels other than -100, or their sum over num_items.
+        """
+        if labels is not None and self._without_logits:
+            counts = labels != IGNORED
+            loss: Tensor = output.loss(hidden, labels.masked_fill(~counts, 0), counts)[0]
+            return None, loss if num_items is None else loss * counts.sum() / num_items
+        kept = slice(-logits_to_keep or None, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits: Tensor = output(hidden[:, kept])
+        if labels is None:
+            return logits, None
+        precise = logits if logits.dtype == torch.float64 else logits.float()
+        reduction = "mean" if num_items is None else "sum"
+        flat = precise.flatten(0, -2), labels[:, kept].flatten()
+        loss = F.cross_entropy(*flat, ignore_index=IGNORED, reduction=reduction)
+        return logits, loss if num_items is None else loss / num_items
+
+
+def _checkpointed(func: Callable[..., Any], block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    run = partial(type(block).forward, block, **kwargs)
+    if not (block.training and torch.is_grad_enabled()) or any(isinstance(value, Trace) for value in args):
+        return run(*args)
+    return func(run, *args)
+
+
+def _states(trace: Trace | None, last: Tensor) -> tuple[Tensor, ...] | None:
+    """Inputs of the blocks, then the input of the output layer."""
+    return None if trace is None or trace.states is None else (*trace.states, last)
+
+
+def _weights(trace: Trace | None) -> tuple[Tensor, ...] | None:
+    """Attention weights (B, H, N, M) of each layer, after mixing."""
+    return None if trace is None or not trace.weights else tuple(layer.mixed for layer in trace.layers)
+
+
+def _refuse_generation(config: ModelConfig) -> None:
+    if config.sees_future:
+        raise InputError(
+            "generate: the tokens of this model see later ones (model.attention.causal: as_published), so it cannot write a "
+            "text token by token; train with model.attention.causal: masked to generate"
+        )
+
+
+# -- language models ---------------------------------------------------------------------------------------------------
+
+
+class FullRankForCausalLM(FullRankPreTrainedModel, GenerationMixin):
+    """p(x_{n+1} | x_1 .. x_n): a `LanguageModel` under `model`.
+
+    `logits` are log-probabilities where the output layer is adaptive or a mixture; their softmax is right either way.
+    A model with memory reads a text segment by segment: its memory is in `past_key_values`, which goes into the next call,
+    whatever `use_cache` says: without memory it is another model.
+    """
+
+    kinds: ClassVar[dict[str, type[Model]]] = {"causal": LanguageModel}
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        num_items_in_batch: Tensor | int | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> Any:
+        """input_ids (B, N) -> `CausalLMOutputWithPast` with logits (B, N, V).
+
+        attention_mask (B, N), or (B, M + N) with the tokens before, 1 for tokens and 0 for padding on either side. Outputs at
+        padding mean nothing.
+        labels (B, N): input_ids again, -100 where there is no loss; the loss is of each token given those before it.
+        past_key_values: `FullRankCache`, or the empty cache that `generate` makes; it is changed in place. Without one a new
+        one is returned if `use_cache` (in evaluation, without labels, `config.use_cache`), and by models with memory always
+        in evaluation.
+        logits_to_keep: of the last so many tokens, or of these positions; 0: of all.
+        """
+        trace = self._trace(output_attentions, output_hidden_states)
+        layer = None if past_key_values is None else layer_of(past_key_values)
+        if layer is None and self._makes_cache(use_cache, labels is not None):
+            past_key_values = FullRankCache()
+            layer = layer_of(past_key_values)
+        hidden = self._read(input_ids, attention_mask, layer, trace)
+        if labels is not None:  # each token predicts the next one
+            labels = torch.cat((labels[:, 1:], labels.new_full((len(labels), 1), IGNORED)), dim=1)
+        logits, loss = self._predict(self.model.output, hidden, labels, num_items_in_batch, logits_to_keep)
+        output = CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=past_key_values,
+            hidden_states=_states(trace, hidden),
+            attentions=_weights(trace),
+        )
+        return self._returned(output, return_dict)
+
+    @property
+    def _has_memory(self) -> bool:
+        return bool(self.model.memory_length)
+
+    @property
+    def _is_stateful(self) -> bool:
+        """True if speculation is impossible: a memory or a sum cannot forget rejected tokens."""
+        return self._has_memory or not self.model.new_cache().croppable
+
+    def _makes_cache(self, use_cache: bool | None, has_labels: bool) -> bool:
+        """True if a call without a cache begins one."""
+        if use_cache is not None:
+            return use_cache
+        if self.training or self.model.config.sees_future:
+            return False
+        return self._has_memory or (self.config.use_cache and not has_labels)
+
+    def _read(
+        self, input_ids: Tensor, attention_mask: Tensor | None, layer: StateLayer | None, trace: Trace | None
+    ) -> Tensor:
+        """Input of the output layer, (B, N, E); `layer` then holds the state after these tokens."""
+        model, state = self.model, None if layer is None else layer.state
+        if state is not None and not isinstance(state, Memory if self._has_memory else Cache):
+            raise InputError(
+                f"past_key_values: holds a {type(state).__name__}, of another model or of this one with another "
+                "memory_length; begin with FullRankCache()"
+            )
+        mask = mask_of_new(
+            attention_mask, input_ids, state, hidden_behind=layer is None and not model.config.sees_future
+        )
+        if self._has_memory or layer is None:
+            after = model.hidden(input_ids, state, attention_mask=mask, trace=trace)
+        else:
+            after = model.hidden(input_ids, cache=state or model.new_cache(), attention_mask=mask, trace=trace)
+        if layer is not None:
+            layer.keep(after.memory if self._has_memory else after.cache, input_ids.device)
+        hidden: Tensor = after.hidden
+        return hidden
+
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Tensor,
+        next_sequence_length: int | None = None,
+        past_key_values: Any = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        is_first_iteration: bool | None = False,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Inputs of `forward` in `generate`: for a model with memory the new tokens alone, also without a cache."""
+        _refuse_generation(self.model.config)
+        if past_key_values is not None and self._has_memory and not is_first_iteration:
+            next_sequence_length = 1
+        inputs: dict[str, Any] = super().prepare_inputs_for_generation(
+            input_ids,
+            next_sequence_length=next_sequence_length,
+            past_key_values=past_key_values,
+            attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            is_first_iteration=is_first_iteration,
+            **kwargs,
+        )
+        return inputs
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        if self._has_memory and not generation_config.use_cache and model_kwargs.get("past_key_values") is None:
+            model_kwargs["past_key_values"] = FullRankCache()  # the memory that the text begins with
+            return
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+
+
+# -- encoders ----------------------------------------------------------------------------------------------------------
+
+
+class FullRankForMaskedLM(FullRankPreTrainedModel):
+    """p(x_n | the text around n): a `MaskedLanguageModel` under `model`. `<mask>` is the last entry (`mask_token_id`).
+
+    `logits` are log-probabilities where the output layer is adaptive or a mixture.
+    """
+
+    kinds: ClassVar[dict[str, type[Model]]] = {"masked": MaskedLanguageModel}
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> Any:
+        """input_ids (B, N) -> `MaskedLMOutput` with logits (B, N, V) at every position.
+
+        attention_mask (B, N), 1 for tokens and 0 for padding on either side. labels (B, N): the masked tokens, -100 elsewhere;
+        with `config.chunked_loss` the output layer then computes these alone.
+        """
+        trace = self._trace(output_attentions, output_hidden_states)
+        states = self.model.encoder.encode(input_ids, attention_mask, trace=trace).hidden
+        hidden = self.model.output_dropout(states)
+        if labels is not None and self._without_logits:
+            masked = labels != IGNORED
+            hidden, labels = hidden[masked][None], labels[masked][None]
+        logits, loss = self._predict(self.model.output, hidden, labels, num_items_in_batch)
+        output = MaskedLMOutput(
+            loss=loss, logits=logits, hidden_states=_states(trace, states), attentions=_weights(trace)
+        )
+        return self._returned(output, return_dict)
+
+
+class FullRankForSequenceClassification(FullRankPreTrainedModel):
+    """Texts to classes: a linear layer, `classifier`, over one vector of a text.
+
+    The vector is that of the last token in a language model, which has read all, and the mean over the tokens in an encoder.
+    The vocabulary layer is left out, so that a checkpoint of either kind loads and only `classifier` is new.
+    """
+
+    kinds: ClassVar[dict[str, type[Model]]] = {"causal": LanguageModel, "masked": MaskedLanguageModel}
+    accepts_loss_kwargs = False  # a mean over the rows of a batch
+    _keys_to_ignore_on_load_unexpected = [r"^model\.output\."]  # noqa: RUF012  Hugging Face reads a list
+
+    @classmethod
+    def _build(cls, config: FullRankConfig) -> Model:
+        model: Any = super()._build(config)
+        model.output = nn.Identity()
+        whole: Model = model
+        return whole
+
+    def _add_layers(self, config: FullRankConfig) -> None:
+        self.classifier = nn.Linear(self.model.config.hidden_size, config.num_labels)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> Any:
+        """input_ids (B, N) -> `SequenceClassifierOutput` with logits (B, num_labels).
+
+        attention_mask (B, N), 1 for tokens and 0 for padding on either side; without one every id is a token. labels (B,):
+        numbers of classes, or values where `num_labels` is 1; (B, num_labels) where a text has several.
+        """
+        trace = self._trace(output_attentions, output_hidden_states)
+        model = self.model
+        counts = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        if isinstance(model, LanguageModel):
+            hidden_behind = not model.config.sees_future
+            mask = mask_of_new(attention_mask, input_ids, None, hidden_behind=hidden_behind)
+            hidden = model.hidden(input_ids, attention_mask=mask, trace=trace).hidden
+            last = (counts.bool() * torch.arange(hidden.shape[1], device=hidden.device)).argmax(1)
+            pooled = hidden[torch.arange(len(hidden), device=hidden.device), last]  # (B, E)
+        else:
+            hidden = model.hidden(input_ids, attention_mask, trace=trace)
+            shares = counts.to(hidden.dtype)[..., None]
+            pooled = (hidden * shares).sum(1) / shares.sum(1).clamp_min(1)  # (B, E)
+        logits, loss = self.classifier(pooled), None
+        if labels is not None:
+            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
+        output = SequenceClassifierOutput(
+            loss=loss, logits=logits, hidden_states=_states(trace, hidden), attentions=_weights(trace)
+        )
+        return self._returned(output, return_dict)
+
+
+# -- translation -------------------------------------------------------------------------------------------------------
+
+
+class FullRankForSeq2SeqLM(FullRankPreTrainedModel, GenerationMixin):
+    """p(y_{n+1} | y_1 .. y_n, x): a `Translator` under `model`. A translation begins with `decoder_start_token_id`.
+
+    `logits` are log-probabilities where the output layer is adaptive or a mixture. Where `decoder.released_decoding` is set,
+    heads are mixed in training and in `generate(use_cache=False)`, and not with a cache, as in Mixhead's released code.
+    """
+
+    kinds: ClassVar[dict[str, type[Model]]] = {"translation": Translator}
+
+    def get_encoder(self, modality: str | None = None) -> SourceEncoder:
+        """The encoder as `generate` calls it."""
+        return SourceEncoder(self)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: Any = None,
+        past_key_values: Any = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        num_items_in_batch: Tensor | int | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> Any:
+        """input_ids (B, M) of the source -> `Seq2SeqLMOutput` with logits (B, N, V) of the target.
+
+        encoder_outputs: of `get_encoder()`, instead of input_ids. attention_mask (B, M): that of the source, padding on either
+        side. decoder_input_ids (B, N): the target so far, or without them labels (B, N) shifted to the right. labels: -100
+        where there is no loss. decoder_attention_mask (B, N) is for targets that are padded on the left.
+        past_key_values: as of a language model; one is returned where one is given, or with `use_cache`.
+        """
+        if decoder_input_ids is None:
+            if labels is None:
+                raise InputError("decoder_input_ids or labels: the target so far, or the target to learn")
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        if encoder_outputs is None:
+            if input_ids is None:
+                raise InputError("input_ids or encoder_outputs: a translation needs its source")
+            encoder_outputs = self.get_encoder()(input_ids, attention_mask, output_attentions, output_hidden_states)
+        layer = None if past_key_values is None else layer_of(past_key_values)
+        if layer is None and use_cache:
+            past_key_values = FullRankCache()
+            layer = layer_of(past_key_values)
+        trace = self._trace(output_attentions, output_hidden_states)
+        source = Source.of(encoder_outputs[0], attention_mask)
+        hidden = self._read(decoder_input_ids, decoder_attention_mask, source, layer, trace)
+        logits, loss = self._predict(self.model.decoder.output, hidden, labels, num_items_in_batch, logits_to_keep)
+        weights = _weights(trace)  # of self-attention and of cross-attention in turn
+        output = Seq2SeqLMOutput(
+            loss=loss,
+            logits=logits,
+            past_key_values=past_key_values,
+            decoder_hidden_states=_states(trace, hidden),
+            decoder_attentions=None if weights is None else weights[::2],
+            cross_attentions=None if weights is None else weights[1::2],
+            encoder_last_hidden_state=encoder_outputs[0],
+            encoder_hidden_states=getattr(encoder_outputs, "hidden_states", None),
+            encoder_attentions=getattr(encoder_outputs, "attentions", None),
+        )
+        return self._returned(output, return_dict)
+
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        """Labels (B, N) shifted to the right behind `decoder_start_token_id`; collators call it."""
+        start = self.config.decoder_start_token_id
+        if start is None:
+            raise InputError(
+                "decoder_start_token_id: the configuration has none; set it to the first token of a translation"
+            )
+        first = labels.new_full((len(labels), 1), start)
+        return torch.cat((first, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, start)), dim=1)
+
+    def _read(
+        self,
+        decoder_input_ids: Tensor,
+        decoder_attention_mask: Tensor | None,
+        source: Source,
+        layer: StateLayer | None,
+        trace: Trace | None,
+    ) -> Tensor:
+        """Input of the output layer, (B, N, E); `layer` then holds the state after these tokens."""
+        model: Translator = self.model
+        if layer is None:
+            hidden_behind = not model.config.sees_future
+            mask = mask_of_new(decoder_attention_mask, decoder_input_ids, None, hidden_behind=hidden_behind)
+            return model.decoder.hidden(decoder_input_ids, attention_mask=mask, trace=trace, source=source).hidden
+        state = self._new_state(source) if layer.state is None else layer.state
+        if not isinstance(state, TranslationCache):
+            raise InputError(
+                f"past_key_values: holds a {type(state).__name__} of another model; begin with FullRankCache()"
+            )
+        mask = mask_of_new(decoder_attention_mask, decoder_input_ids, state.written, hidden_behind=False)
+        after = model.decoder_while_decoding().hidden(
+            decoder_input_ids, cache=state.written, attention_mask=mask, trace=trace, source=state.source
+        )
+        assert after.cache is not None
+        layer.keep(TranslationCache(after.cache, state.source), decoder_input_ids.device)
+        return after.hidden
+
+    def _new_state(self, source: Source) -> TranslationCache:
+        """The state before the first target token. Beams of one sentence, which `generate` copies, share one source again."""
+        hidden, mask = source.hidden, source.mask
+        same = (hidden[1:] == hidden[:-1]).flatten(1).all(1)
+        if mask is not None:
+            same &= (mask[1:] == mask[:-1]).all(1)
+        sentences = torch.cat((same.new_zeros(1), ~same)).cumsum(0)
+        counts = sentences.bincount()
+        beams = int(counts[0])
+        if bool((counts != beams).any()) or beams == 1:
+            return self.model.of_source(source).new_cache()
+        first = torch.arange(0, len(hidden), beams, device=hidden.device)
+        return self.model.of_source(source.rows(first)).new_cache().reorder(sentences)
+
+    @property
+    def _is_stateful(self) -> bool:
+        """True if speculation is impossible: a sum cannot forget rejected tokens."""
+        return not self.model.decoder.new_cache().croppable
+
+    def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:
+        """Inputs of `forward` in `generate`."""
+        _refuse_generation(self.model.config)
+        inputs: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, **kwargs)
+        return inputs
+
+
+class SourceEncoder:
+    """The encoder of a translation model as `generate` calls it. No module: the encoder's tensors have names already."""
+
+    main_input_name = "input_ids"
+
+    def __init__(self, whole: FullRankForSeq2SeqLM) -> None:
+        self._whole = whole
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> Any:
+        """input_ids (B, M) -> `BaseModelOutput` with last_hidden_state (B, M, E)."""
+        whole = self._whole
+        trace = whole._trace(output_attentions, output_hidden_states)
+        hidden = whole.model.encoder.encode(input_ids, attention_mask, trace=trace).hidden
+        output = BaseModelOutput(
+            last_hidden_state=hidden, hidden_states=_states(trace, hidden), attentions=_weights(trace)
+        )
+        return whole._returned(output, return_dict)
+
+    __call__ = forward

@@ -1,1 +1,0 @@
-"""Modelling code that is copied beside exported weights: torch, transformers and nothing of this package."""
