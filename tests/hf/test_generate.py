@@ -43,7 +43,7 @@ def test_greedy_with_and_without_a_cache_is_ours(combination: Combination) -> No
 def test_padded_prompts_give_what_each_gives_alone(config: fr.ModelConfig, use_cache: bool) -> None:
     """Greedy, over many lengths; and alone it is our own decoding."""
     citizen, own = pair(config)
-    for lengths in ((3, 7, 1), (2, 2, 5), (1, 9, 8)):
+    for lengths in ((3, 7, 1), (1, 9, 8)):
         texts = [tokens(1, length, seed=10 * length + sum(lengths)) for length in lengths]
         ids, mask = citizens.padded(texts)
         given = citizen.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False, use_cache=use_cache)
@@ -60,7 +60,7 @@ def test_beams_are_ours(config: fr.ModelConfig) -> None:
     citizen, own = pair(config)
     texts = [tokens(1, length, seed=length) for length in (5, 2)]
     ids, mask = citizens.padded(texts)
-    for penalty in (0.0, 1.0, 2.0):
+    for penalty in (0.0, 2.0):
         expected = beam_search(
             reader(own), ids, attention_mask=mask, max_new_tokens=NEW, beams=3, length_penalty=penalty, eos_id=EOS
         )

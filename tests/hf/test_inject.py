@@ -1,4 +1,4 @@
-"""Injection into BERT-like models: nothing changes at the start, and what is mixed is what the equation says."""
+"""Injecting, removing and merging; a model that is refused gets one clear message, and nothing is changed."""
 
 from __future__ import annotations
 
@@ -6,66 +6,38 @@ import copy
 
 import pytest
 import torch
-from torch import Tensor
 
 transformers = pytest.importorskip("transformers")
 
+from tiny_families import FAMILIES  # noqa: E402
+
 import fullrank as fr  # noqa: E402
-from fullrank import kernels  # noqa: E402
+from fullrank.core.errors import ConfigError, InputError  # noqa: E402
+
+INPUTS = FAMILIES["bert"]()[1]
 
 
 @pytest.fixture
 def bert():
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, vocab_size=60,
-        max_position_embeddings=32,
-    )  # fmt: skip
-    return transformers.BertForSequenceClassification(config).eval()
+    return FAMILIES["bert"]()[0]
 
 
-@pytest.fixture
-def batch():
-    torch.manual_seed(1)
-    mask = torch.ones(3, 17, dtype=torch.int64)
-    mask[1, 12:], mask[2, 5:] = 0, 0
-    return {"input_ids": torch.randint(3, 60, (3, 17)), "attention_mask": mask}
-
-
-def eager_logits(model, batch) -> Tensor:
-    own = copy.deepcopy(model)
-    own.set_attn_implementation("eager")
-    return own(**batch).logits
-
-
-@pytest.mark.parametrize("mix", ["position_independent", "position_wise"])
-def test_nothing_changes_at_the_start(bert, batch, mix):
-    expected = eager_logits(bert, batch)
-    injected = fr.inject(copy.deepcopy(bert), mix=mix, cross_head=0.5)
-    with fr.kernel("reference"):
-        assert torch.equal(injected(**batch).logits, expected)
-    with kernels.chosen() as names:
-        torch.testing.assert_close(injected(**batch).logits, expected, rtol=0, atol=1e-6)
-    assert names <= {"native", "blocks"}
-    assert names
-
-
-def test_cross_head_alone_stays_with_the_fused_attention(bert, batch):
-    expected = bert(**batch).logits
+def test_cross_head_alone_stays_with_the_fused_attention(bert):
+    expected = bert(**INPUTS).logits
     injected = fr.inject(copy.deepcopy(bert), cross_head=1.0)
-    assert torch.equal(injected(**batch).logits, expected)
+    assert torch.equal(injected(**INPUTS).logits, expected)
     assert sum(p.numel() for p in injected.parameters()) == sum(p.numel() for p in bert.parameters())
     torch.manual_seed(0)
-    assert not torch.allclose(injected.train()(**batch).logits, copy.deepcopy(bert).train()(**batch).logits)
+    assert not torch.allclose(injected.train()(**INPUTS).logits, copy.deepcopy(bert).train()(**INPUTS).logits)
 
 
-def test_removed_is_as_before(bert, batch):
+def test_removed_is_as_before(bert):
     names = set(bert.state_dict())
     removed = fr.remove(fr.inject(copy.deepcopy(bert), mix="position_wise", cross_head=0.1))
     assert set(removed.state_dict()) == names
     assert removed.config._attn_implementation == bert.config._attn_implementation
     assert not hasattr(removed.config, "fullrank")
-    assert torch.equal(removed(**batch).logits, bert(**batch).logits)
+    assert torch.equal(removed(**INPUTS).logits, bert(**INPUTS).logits)
 
 
 def test_groups_never_decay_mixing(bert):
@@ -79,3 +51,163 @@ def test_groups_never_decay_mixing(bert):
     assert set(of_mixing["params"]) == mixing
     assert (of_mixing["lr"], of_mixing["weight_decay"]) == (1e-2, 0.0)
     assert {group["weight_decay"] for group in groups if group is not of_mixing} == {0.0, 0.1}
+
+
+# -- refusals -----------------------------------------------------------------------------------------------------------
+
+SIZES = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 9}
+OFF_THE_INTERFACE = {
+    "DebertaV2Model": lambda: transformers.DebertaV2Config(**SIZES),
+    "XLNetModel": lambda: transformers.XLNetConfig(d_model=8, n_layer=1, n_head=2, d_inner=8, vocab_size=9),
+    "GPTJModel": lambda: transformers.GPTJConfig(n_embd=8, n_layer=1, n_head=2, rotary_dim=4, vocab_size=9),
+    "LongformerModel": lambda: transformers.LongformerConfig(**SIZES, attention_window=4),
+}  # fmt: skip
+
+
+def unchanged(model, before):
+    return set(model.state_dict()) == set(before.state_dict()) and (
+        model.config._attn_implementation == before.config._attn_implementation
+        and not hasattr(model.config, "fullrank")
+    )
+
+
+@pytest.mark.parametrize("name", OFF_THE_INTERFACE)
+def test_models_off_the_interface_are_refused_by_name(name):
+    model = getattr(transformers, name)(OFF_THE_INTERFACE[name]())
+    with pytest.raises(InputError, match=f"{name}: .*attention interface"):
+        fr.inject(model, mix="position_wise")
+
+
+def test_our_own_models_have_it_in_their_configuration():
+    model = fr.LanguageModel(fr.ModelConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
+    with pytest.raises(InputError, match=r"model\.attention"):
+        fr.inject(model, mix="position_wise")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "nothing to inject"),
+        ({"mix": "position_wise", "layers": [0, 2]}, "layers: 2 .* it has 0, 1"),
+        ({"mix": "position_wise", "layers": ["encoder.layers"]}, "layers: 'encoder.layers'"),
+        ({"mix": "position_wise", "layers": 1}, "a list of layer numbers"),
+        ({"mix": "position_wise", "layers": []}, "a list of layer numbers"),
+        ({"mix": "position_wise", "layers": [True]}, "a list of layer numbers"),
+    ],
+)
+def test_layers_that_are_not_there(bert, given, message):
+    before = copy.deepcopy(bert)
+    with pytest.raises(InputError, match=message):
+        fr.inject(bert, **given)
+    assert unchanged(bert, before)
+
+
+@pytest.mark.parametrize("given", [{"mix": "positionwise"}, {"normalize": "softmx"}, {"cross_head": 1.5}])
+def test_unknown_words(bert, given):
+    with pytest.raises(ConfigError, match=next(iter(given))):
+        fr.inject(bert, **given)
+
+
+def test_once_is_enough(bert):
+    fr.inject(bert, cross_head=0.1)
+    with pytest.raises(InputError, match=r"fullrank\.remove"):
+        fr.inject(bert, mix="position_wise")
+    fr.inject(fr.remove(bert), mix="position_wise")
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt_oss", "granite_swa"])
+def test_scores_that_are_more_than_products_keep_their_softmax(name):
+    model, _ = FAMILIES[name]()
+    before = copy.deepcopy(model)
+    if name == "gemma2":  # the soft-cap is an argument of each call, and may be left out
+        with pytest.raises(InputError, match="soft-cap"):
+            fr.inject(model, normalize="sigsoftmax")(**FAMILIES[name]()[1])
+        return
+    with pytest.raises(InputError, match="soft-cap"):
+        fr.inject(model, normalize="sigsoftmax")
+    assert unchanged(model, before)
+
+
+def test_gpt2_that_reorders_is_refused():
+    model, _ = FAMILIES["gpt2"]()
+    model.transformer.h[0].attn.reorder_and_upcast_attn = True
+    with pytest.raises(InputError, match="reorder_and_upcast_attn"):
+        fr.inject(model, mix="position_wise")
+
+
+def test_cross_head_alone_needs_an_attention_that_it_can_keep(bert):
+    bert.config._attn_implementation_internal = "flex_attention"
+    with pytest.raises(InputError, match=r"set_attn_implementation\('sdpa'\)"):
+        fr.inject(bert, cross_head=0.1)
+
+
+def test_only_the_whole_model_is_restored(bert):
+    with pytest.raises(InputError, match="nothing was injected"):
+        fr.remove(bert)
+    fr.inject(bert, mix="position_wise")
+    with pytest.raises(InputError, match="only a part"):
+        fr.remove(bert.bert)
+
+
+def test_chosen_layers_alone_are_mixed():
+    model, inputs = FAMILIES["t5"]()
+    count = {None: 6, (1,): 3, ("decoder",): 4, ("encoder", 0): 4, ("EncDecAttention",): 2}
+    for layers, expected in count.items():
+        again = fr.inject(
+            copy.deepcopy(model), mix="position_independent", layers=None if layers is None else list(layers)
+        )
+        assert sum(".fullrank." in name for name, _ in again.named_parameters()) == expected
+        own = copy.deepcopy(model)
+        own.set_attn_implementation("eager")
+        with fr.kernel("reference"):
+            assert torch.equal(again(**inputs).logits, own(**inputs).logits)
+        torch.testing.assert_close(again(**inputs).logits, own(**inputs).logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("mix", ["position_independent", "position_wise"])
+@pytest.mark.parametrize("name", ["bert", "llama", "distilbert", "t5"])
+def test_a_diagonal_mixing_is_merged_into_values(name, mix):
+    model, inputs = FAMILIES[name]()
+    fr.inject(model, mix=mix)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if key.endswith("fullrank.mix.mixing"):
+                factors = torch.rand(2, generator=generator).repeat_interleave(2) + 0.5  # groups of two share values
+                parameter.copy_(torch.diag(factors))
+    expected = model(**inputs).logits
+    fr.remove(model, merge=True)
+    assert not any("fullrank" in name for name in model.state_dict())
+    mask = inputs["attention_mask"].bool() if expected.shape[:2] == inputs["attention_mask"].shape else ...
+    torch.testing.assert_close(model(**inputs).logits[mask], expected[mask], rtol=1e-5, atol=2e-6)
+
+
+def test_what_cannot_be_merged_stays(bert):
+    llama = FAMILIES["llama"]()[0]
+    cases = [
+        (bert, {"mix": "average"}, None, "exchange weights"),
+        (bert, {"mix": "random"}, None, "exchange weights"),
+        (bert, {"normalize": "sigsoftmax"}, None, "normalised otherwise"),
+        (bert, {"mix": "position_independent"}, "mixing", "not diagonal"),
+        (bert, {"mix": "position_wise"}, "from_query", "depends on the query"),
+        (llama, {"mix": "position_independent"}, "diagonal", "share their values"),
+        (FAMILIES["gpt2"]()[0], {"mix": "position_independent"}, "diagonal", "no projection of values"),
+    ]
+    for model, given, changed, message in cases:
+        again = fr.inject(copy.deepcopy(model), **given)
+        with torch.no_grad():
+            for name, parameter in again.named_parameters():
+                if changed == "diagonal" and ".fullrank." in name:
+                    parameter.copy_(torch.diag(torch.tensor([0.5, 1.0, 1.5, 2.0])))
+                elif name.endswith(f"fullrank.mix.{changed}"):
+                    parameter.add_(0.1)
+        before = copy.deepcopy(again.state_dict())
+        with pytest.raises(InputError, match=message):
+            fr.remove(again, merge=True)
+        assert all(torch.equal(value, before[name]) for name, value in again.state_dict().items())
+
+
+def test_an_untouched_mixing_is_merged_without_a_trace(bert):
+    before = copy.deepcopy(bert.state_dict())
+    fr.remove(fr.inject(bert, mix="position_wise", cross_head=0.1), merge=True)
+    assert all(torch.equal(value, before[name]) for name, value in bert.state_dict().items())

@@ -44,14 +44,8 @@ def bert():
     return FAMILIES["bert"]()
 
 
-def in_a_fresh_process(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=300, check=False,
-        env={**os.environ, "PYTHONPATH": SOURCES, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-
-
-def test_a_fresh_process_computes_the_same(tmp_path):
+def test_a_fresh_process_computes_the_same_and_a_plain_load_fails(tmp_path):
+    """A plain `from_pretrained` fails with a word about `load_injected`, before and after our package is imported."""
     for name in ("bert", "llama", "t5", "gpt_oss", "vit"):
         model, inputs = FAMILIES[name]()
         layers = [1] if name == "llama" else None
@@ -61,7 +55,16 @@ def test_a_fresh_process_computes_the_same(tmp_path):
         torch.save([inputs, found.logits if "logits" in found else found.last_hidden_state], tmp_path / f"{name}.pt")
         model.save_pretrained(tmp_path / name)
     code = """
-import sys, torch, fullrank as fr
+import sys, torch, transformers
+for kind in (transformers.BertForMaskedLM, transformers.AutoModel, transformers.AutoModelForSequenceClassification):
+    try:
+        kind.from_pretrained(f"{sys.argv[1]}/bert")
+    except ValueError as error:
+        assert "fullrank.load_injected" in str(error), error
+    else:
+        raise SystemExit(f"{kind} loaded it")
+assert "fullrank" not in sys.modules
+import fullrank as fr
 for name in ("bert", "llama", "t5", "gpt_oss", "vit"):
     inputs, expected = torch.load(f"{sys.argv[1]}/{name}.pt")
     model = fr.load_injected(f"{sys.argv[1]}/{name}").eval()
@@ -73,30 +76,14 @@ for name in ("bert", "llama", "t5", "gpt_oss", "vit"):
     assert model.config.fullrank["mix"] == "position_wise"
 print("same")
 """
-    done = in_a_fresh_process(code, str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=300, check=False,
+        env={**os.environ, "PYTHONPATH": SOURCES, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
     assert done.stdout.strip() == "same", done.stderr[-2000:]
-
-
-def test_a_plain_load_fails_and_says_why(tmp_path, bert):
-    model, _ = bert
-    fr.inject(model, mix="position_independent").save_pretrained(tmp_path)
-    code = """
-import sys, transformers
-for kind in (transformers.BertForMaskedLM, transformers.AutoModel, transformers.AutoModelForSequenceClassification):
-    try:
-        kind.from_pretrained(sys.argv[1])
-    except ValueError as error:
-        assert "fullrank.load_injected" in str(error), error
-    else:
-        raise SystemExit(f"{kind} loaded it")
-assert "fullrank" not in sys.modules
-print("refused")
-"""
-    done = in_a_fresh_process(code, str(tmp_path))
-    assert done.stdout.strip() == "refused", done.stderr[-2000:]
     for kind in (transformers.BertForMaskedLM, transformers.AutoModelForMaskedLM):
         with pytest.raises(ValueError, match=r"fullrank\.load_injected"):
-            kind.from_pretrained(tmp_path)
+            kind.from_pretrained(tmp_path / "bert")
 
 
 def test_a_model_made_of_the_configuration_alone_refuses_to_run(bert):

@@ -19,12 +19,14 @@ from fullrank.core.errors import InputError
 from fullrank.decoding import beam_search, sample
 
 EOS, NEW = citizens.EOS, 7
-every = pytest.mark.parametrize("mechanism", MECHANISMS)
 FEW = [
     "B", "A in the encoder, B in the decoder", "relative positions with B, own biases", "multi-linear everywhere",
     "multi-linear decoder, decayed", "one adaptive table", "mixture",
 ]  # fmt: skip
 few = pytest.mark.parametrize("mechanism", FEW)
+every = pytest.mark.parametrize(
+    "mechanism", [pytest.param(name, marks=() if name in FEW else pytest.mark.full) for name in MECHANISMS]
+)
 
 
 def ours(own: fr.Translator, source: Tensor, mask: Tensor | None = None, **how: Any) -> Any:
@@ -74,7 +76,7 @@ def test_beams_are_ours(mechanism: str) -> None:
     citizen, own = translator_of(config(mechanism))
     source, _ = sentences(own)
     mask = padding([7, 3, 5], 7, "right")
-    for beams, penalty in ((1, 1.0), (4, 0.0), (3, 1.0), (3, 2.0)):
+    for beams, penalty in ((1, 1.0), (3, 0.0), (3, 2.0)):
         expected = ours(own, source, mask, beams=beams, length_penalty=penalty)
         for use_cache in (True, False):
             given = citizen.generate(

@@ -37,7 +37,7 @@ def texts() -> list[str]:
     """Real text, odd text, and both mixed at random."""
     drawn = random.Random(3)
     pieces = [piece for text in REAL[25:] for piece in text.split(" ")] + ODD + ["\n", " ", "<eos>", "é", "Σ"]
-    mixed = ["".join(drawn.choices(pieces, k=12)) for _ in range(80)]
+    mixed = ["".join(drawn.choices(pieces, k=12)) for _ in range(40)]
     return [*REAL[30:], *ODD, *mixed]
 
 

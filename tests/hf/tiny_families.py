@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -45,13 +47,14 @@ def _sounds() -> Inputs:
 
 
 def _of(kind: str, config: str, inputs: Callable[[], Inputs], **options: Any) -> Callable[[], tuple[Any, Inputs]]:
-    def build() -> tuple[Any, Inputs]:
+    @functools.cache
+    def built() -> Any:
         torch.manual_seed(0)
         model = getattr(transformers, kind)(getattr(transformers, config)(**options))
         _stir(model)
-        return model.eval(), inputs()
+        return model.eval()
 
-    return build
+    return lambda: (copy.deepcopy(built()), inputs())
 
 
 @torch.no_grad()

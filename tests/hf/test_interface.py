@@ -105,7 +105,7 @@ def test_peft_keeps_mixing_beside_lora(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["bert", "llama"])
+@pytest.mark.parametrize("name", ["llama", pytest.param("bert", marks=pytest.mark.full)])
 def test_compiled_is_the_same(name):
     model, inputs = FAMILIES[name]()
     stir(fr.inject(model, mix="position_wise", cross_head=0.5))
