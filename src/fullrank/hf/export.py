@@ -34,7 +34,7 @@ from fullrank.reporting.runs import is_run, read_run
 
 
 class _Kind(NamedTuple):
-    """What one of our models is to Hugging Face."""
+    """One of our models, and its names in Hugging Face."""
 
     built: type[Any]
     objective: str
@@ -48,8 +48,8 @@ KINDS = {
     "Translator": _Kind(Translator, "translation", "FullRankForSeq2SeqLM", "AutoModelForSeq2SeqLM"),
 }
 
-TARGET = "target_tokenizer"  # where an exported translator has that of its target
-_LONGEST = 256  # tokens of a translation that nobody says more about
+TARGET = "target_tokenizer"  # the folder of the target's tokenizer in an exported translator
+_LONGEST = 256  # tokens of a translation without other limit
 
 
 def export_run(folder: str | Path, out: str | Path, checkpoint: str = "best") -> Path:
@@ -57,8 +57,7 @@ def export_run(folder: str | Path, out: str | Path, checkpoint: str = "best") ->
 
     `out` holds `config.json`, `model.safetensors`, `generation_config.json`, the tokenizer, a model card with the figures of
     `result.json`, and modelling code: `from_pretrained(out, trust_remote_code=True)` works where this package is not installed.
-    Raises InputError if `out` holds anything, if `folder` has no such model, and for a model whose stages
-    cannot be exported.
+    Raises InputError if `out` holds anything, if `folder` has no such model, and for a stage that cannot be exported.
     """
     folder, out = Path(folder), Path(out)
     _check_free(out)
@@ -69,7 +68,7 @@ def export_run(folder: str | Path, out: str | Path, checkpoint: str = "best") ->
     code = code_files(config)
     with torch.device("meta"):
         model: nn.Module = kind.built(config)
-    storage.assign(model, tensors, file)  # says what does not fit
+    storage.assign(model, tensors, file)  # raises for tensors that do not fit
     record = read_run(folder) if (folder / "run.json").is_file() and is_run(folder) else None
     run = build(read_yaml(folder / "config.yaml")) if record is not None else None
     with _appearing(out) as place:
@@ -86,9 +85,9 @@ def export_run(folder: str | Path, out: str | Path, checkpoint: str = "best") ->
 
 
 def import_folder(folder: str | Path, out: str | Path) -> Path:
-    """The way back: the model of an exported folder as `model.save` writes it, into the new folder `out`; returns `out`.
+    """Write the model of an exported folder as `model.save` does, into the new folder `out`; returns `out`.
 
-    `folder` may also be what `save_pretrained` of one of our classes of Hugging Face wrote.
+    `folder` may also come from `save_pretrained` of one of our classes for Hugging Face.
     Raises InputError if `out` holds anything, and if `folder` holds no model of ours.
     """
     folder, out = Path(folder), Path(out)
@@ -113,7 +112,7 @@ def _check_free(out: Path) -> None:
 
 
 def _check_ours(folder: Path) -> None:
-    """InputError for what is no folder of a model of ours, in the words of what it is."""
+    """InputError for a folder without a model of ours; it names the other kind of folder."""
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder; give a run folder (fullrank train --out)")
     if not (folder / storage.CONFIG).is_file():
@@ -133,7 +132,7 @@ def _check_ours(folder: Path) -> None:
 
 @contextmanager
 def _appearing(out: Path) -> Iterator[Path]:
-    """A folder that is called `out` once everything is in it, and is gone if anything fails."""
+    """A new folder that is renamed to `out` when it is complete, and removed if anything fails."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         place = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}-"))
@@ -152,16 +151,16 @@ def _appearing(out: Path) -> Iterator[Path]:
 
 
 def _write_weights(place: Path, tensors: Mapping[str, Tensor]) -> None:
-    """As Hugging Face has them: our names under `model.`."""
+    """Our tensors, under `model.`."""
     named = {f"{storage.PREFIX}{name}": tensor.contiguous() for name, tensor in tensors.items()}
     save_file(named, place / storage.WEIGHTS, metadata={"format": "pt"})
     (place / storage.WEIGHTS).chmod(0o644)
 
 
 def _write_tokenizers(place: Path, folder: Path, kind: _Kind, masks: bool) -> tuple[dict[str, Any], str | None]:
-    """The vocabulary of a run for Hugging Face; of a translator the source's, and the target's in a folder of its own.
+    """Write the tokenizer of a run; of a translator the source's, and the target's in a folder of its own.
 
-    Gives the ids of special tokens (of what the model writes), and why there is no tokenizer, None if there is one.
+    Returns the ids of special tokens of the language that the model writes, and the reason if there is no tokenizer.
     """
     try:
         if kind.objective == "translation":

@@ -1,4 +1,4 @@
-"""Saving what was injected, alone or with the whole model, and loading it without losing anything."""
+"""Injected stages saved alone, as an adapter, or with the whole model, and loaded without losing anything."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-import fullrank
+from fullrank import __version__
 from fullrank.core.errors import InputError
 from fullrank.files import write_bytes, write_json
-from fullrank.hf.inject import LOADED_BY, arguments_of, inject, injected_modules, settings_of
+from fullrank.hf.inject import LOADED_BY, arguments_of, inject, injected_modules, remove, settings_of
 
 # arguments of `from_pretrained` that say where a model lies
 _WHERE = ("cache_dir", "revision", "token", "subfolder", "local_files_only", "trust_remote_code")
@@ -22,39 +22,40 @@ CONFIG, TENSORS = "fullrank_config.json", "fullrank.safetensors"
 
 
 def save_adapter(model: Any, folder: str | Path) -> None:
-    """Write what was injected, and nothing of the model: `fullrank_config.json` and `fullrank.safetensors`.
+    """Write the injected stages, and nothing else of the model: `fullrank_config.json` and `fullrank.safetensors`.
 
     Raises InputError if nothing was injected.
     """
     settings, folder = settings_of(model), Path(folder)
     if any(hasattr(module, "original_module") for module in model.modules()):
-        raise InputError(f"{type(model).__name__}: wrapped by PEFT, whose own save_pretrained keeps what was injected")
+        raise InputError(
+            f"{type(model).__name__}: wrapped by PEFT, whose own save_pretrained keeps the injected stages"
+        )
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in _tensors(model).items()}
     write_bytes(folder / TENSORS, save(tensors, metadata={"format": "pt"}))
-    about = {"fullrank": fullrank.__version__, "architecture": type(model).__name__,
+    about = {"fullrank": __version__, "architecture": type(model).__name__,
              "base_model": getattr(model, "name_or_path", "") or None}  # fmt: skip
     write_json(folder / CONFIG, {**about, **settings})
 
 
 def load_adapter(model: Any, folder: str | Path) -> Any:
-    """Inject what `save_adapter` wrote, with its parameters; returns the same model.
+    """Inject the stages that `save_adapter` wrote, with their parameters; returns the same model.
 
     A model that was injected into already, in the same way, gets the parameters. Raises InputError if the folder holds no
     adapter, if it is damaged, and if it does not fit the model.
     """
     folder = Path(folder)
-    written, tensors = _read_config(folder), _read_tensors(folder)
-    given = arguments_of(written)
+    settings, tensors = arguments_of(_read_config(folder)), _read_tensors(folder)
     fresh = not injected_modules(model)
-    if not fresh and settings_of(model) != given:
-        raise InputError(f"{folder}: was saved with {given}, but the model has been injected with {settings_of(model)}")
     if fresh:
-        inject(model, **given)
+        inject(model, **settings)
+    elif settings_of(model) != settings:
+        raise InputError(f"{folder}: was saved with {settings}, but the model was injected with {settings_of(model)}")
     try:
         _fill(model, tensors, folder)
     except InputError:
         if fresh:
-            fullrank.remove(model)
+            remove(model)
         raise
     return model
 
@@ -72,7 +73,7 @@ def _fill(model: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers of what was injected, by their names in the model; not copies."""
+    """Parameters and buffers of the injected stages by their names in the model; not copies."""
     return {
         f"{prefix}.{name}": tensor
         for prefix, stages in injected_modules(model).items()
@@ -81,11 +82,11 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_injected(folder: str | Path, cls: Any = None, **from_pretrained_arguments: Any) -> Any:
-    """A model with everything that was injected: from a folder that `model.save_pretrained` wrote, or an adapter's.
+    """Load a model with its injected stages, from a folder that `model.save_pretrained` wrote, or an adapter's.
 
     cls: the class to load, also one of the Auto classes; None: the one that was saved. Further arguments are those of
     `from_pretrained`. An adapter's folder names the model that it was made of, which is loaded first.
-    Raises InputError if nothing had been injected, if a parameter of it is missing, and if there is no such folder.
+    Raises InputError if nothing had been injected, if a parameter of the stages is missing, and for a folder without model.
     """
     import transformers
 
@@ -122,7 +123,7 @@ def _loaded(kind: Any, settings: dict[str, Any], name: str, config: Any, argumen
 
     # transformers knows classes by their names
     Injecting.__name__, Injecting.__qualname__, Injecting.__module__ = kind.__name__, kind.__qualname__, kind.__module__
-    wants_report = arguments.pop("output_loading_info", False)
+    returns_report = arguments.pop("output_loading_info", False)
     model, report = Injecting.from_pretrained(name, config=config, output_loading_info=True, **arguments)
     model.__class__ = kind
     if lost := sorted(key for key in report["missing_keys"] if ".fullrank." in f".{key}"):
@@ -133,11 +134,11 @@ def _loaded(kind: Any, settings: dict[str, Any], name: str, config: Any, argumen
         module = model.get_submodule(key.removesuffix(".fullrank"))
         if not any(parameter.is_meta for parameter in module.parameters()):
             stages.own(module)  # now that its parameters have values
-    return (model, report) if wants_report else model
+    return (model, report) if returns_report else model
 
 
 def _class_of(cls: Any, config: Any) -> Any:
-    """The class to load; of an Auto class the one for this configuration."""
+    """The class to load: `cls`, or of an Auto class the one for this configuration; None: the class that was saved."""
     import transformers
 
     if cls is not None and not hasattr(cls, "_model_mapping"):
@@ -153,7 +154,7 @@ def _class_of(cls: Any, config: Any) -> Any:
 
 
 def _forget(config: Any) -> None:
-    """Take away what says that the model was injected into: `inject` will say it again."""
+    """Take the settings of the injection out of a configuration: `inject` will write them again."""
     for part in (config, *(getattr(config, key, None) for key in config.sub_configs)):
         if part is not None:
             vars(part).pop("fullrank", None)

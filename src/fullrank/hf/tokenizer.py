@@ -1,4 +1,4 @@
-"""The vocabulary of a run as a tokenizer of Hugging Face, which gives the same ids for the same text."""
+"""Vocabularies of runs as tokenizers of Hugging Face, which give the same ids for the same text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fullrank.data import (
 )
 from fullrank.data.tokenizers import EOS, MASK, SOS, UNK
 
-# what Python takes for white space and Rust does not
+# white space of Python that is none in Rust
 _SEPARATORS = normalizers.Replace(Regex("[\x1c-\x1f]"), " ")
 _WORD = r"[\p{L}\p{N}_]"
 _PUNCTUATION = rf"<unk>|<eos>|{_WORD}+(?:['’]{_WORD}+)*|[^\p{{L}}\p{{N}}_\s]"
@@ -32,7 +32,7 @@ _FINAL_SIGMA = normalizers.Replace(Regex(r"(?<=\p{L})Σ(?!\p{L})"), "ς")
 
 
 def tokenizer_of(folder: str | Path, side: str = "target") -> PreTrainedTokenizerFast:
-    """That of the run in `folder`; of a translation run that of one `side`, `source` or `target`.
+    """The tokenizer of the run in `folder`; for a translation run of one `side`, `source` or `target`.
 
     Without special tokens it gives the ids that our own gives. With them, a text begins with the token that our models read
     first (`<eos>`, or a newline of bytes and characters); a sentence of a translation ends in `<eos>`. Where lines end in
@@ -49,7 +49,7 @@ def tokenizer_of(folder: str | Path, side: str = "target") -> PreTrainedTokenize
 
 
 def of_vocabulary(own: Any, *, masks: bool = False) -> PreTrainedTokenizerFast:
-    """That of a `fullrank.data.Tokenizer`; with `<mask>` as last entry if it `masks`."""
+    """Build the tokenizer of a `fullrank.data.Tokenizer`; `masks`: with `<mask>` as last entry."""
     match own:
         case WordVocabulary():
             backend = _of_words(own, masks)
@@ -86,7 +86,7 @@ def _mark(token: str, own: Any) -> Any:
 
 
 def of_language(own: Language) -> PreTrainedTokenizerFast:
-    """That of one side of a translation run; a text ends in `<eos>`.
+    """Build the tokenizer of one side of a translation run; a text ends in `<eos>`.
 
     Raises InputError for Moses' tokenizer and for merges of subword-nmt, which that library has not.
     """
@@ -105,14 +105,14 @@ def of_language(own: Language) -> PreTrainedTokenizerFast:
 
 
 def _unmarked(own: Language) -> list[Any]:
-    """A word of a text that looks like the end of a sentence is unknown."""
+    """Replace words of a text that look like `<eos>` by `<unk>`."""
     if own.segmenter.kind != "word":
         return []
     return [normalizers.Replace(Regex(rf"(?<!\S){EOS}(?!\S)"), UNK)]
 
 
 def _of_pieces(own: Language) -> Tokenizer:
-    """Words, or the pieces of a model of that library, by the ids that they have here."""
+    """Words, or pieces of a model of Hugging Face's library, under the ids that they have here."""
     ids = {entry: i for i, entry in enumerate(own.entries)}
     if own.segmenter.kind == "word":
         words = Tokenizer(models.WordLevel(ids, unk_token=UNK))
@@ -163,7 +163,7 @@ def _of_words(own: WordVocabulary, masks: bool) -> Tokenizer:
 
 
 def _lines(own: WordVocabulary | BpeTokenizer, space: str) -> list[Any]:
-    """Lines end in <eos> and, where they are said to, begin with <sos>."""
+    """Lines end in <eos> and, with `line_start`, begin with <sos>."""
     if not own.line_end:
         return []
     if not own.line_start:
@@ -222,7 +222,7 @@ def _lowered(lowercase: bool) -> list[Any]:
 
 def _finished(backend: Tokenizer, marks: dict[str, Any], as_text: bool, side: str) -> PreTrainedTokenizerFast:
     """`as_text`: marks that stand in a text are read by the model like any other text. `side`: where batches are padded."""
-    made = PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         split_special_tokens=as_text,
         clean_up_tokenization_spaces=False,
@@ -230,4 +230,3 @@ def _finished(backend: Tokenizer, marks: dict[str, Any], as_text: bool, side: st
         padding_side=side,
         **marks,
     )
-    return made
