@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from torch import Tensor
+from torch import Tensor, nn
 
 pytest.importorskip("transformers", reason="needs the extra `hf`")
 
@@ -30,9 +30,14 @@ from fullrank.config.data import DataConfig
 from fullrank.config.load import to_yaml
 from fullrank.config.run import RunConfig
 from fullrank.core import registry
+from fullrank.core.engine import Components
 from fullrank.core.errors import InputError
+from fullrank.core.layout import Layout
 from fullrank.core.mix import AverageHeads
+from fullrank.core.normalize import Softmax
+from fullrank.core.output import SoftmaxOutput
 from fullrank.core.registry import register, unregister
+from fullrank.core.score import Score
 from fullrank.core.stage import HeadSize
 from fullrank.data import WordVocabulary
 from fullrank.hf.code import code_files
@@ -145,11 +150,12 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
                     {"score": "random_synthesizer", "mix": "random"}),
     "multilinear": ({}, MULTILINEAR),
     "decayed": ({"memory_length": 3, "position": "none"}, MULTILINEAR | {"output_map": "decayed"}),
-    "own": ({"hidden_act": "own-shape"}, {"mix": "own-mix"}),
+    "own": ({"hidden_act": "own-shape", "output": {"kind": "own-output", "temperature": 2.0}},
+            {"mix": {"name": "own-mix", "share": 0.25}, "score": "own-score", "normalize": "own-normalize"}),
 }  # fmt: skip
 
 
-# -- stages of our own, at the top level of a file as everybody's: the mixing has an option, a helper and a base class ------
+# -- stages of our own, at the top level of a file as everybody's: with options, helpers, and a base in the same file ----
 
 SCALE = 2.0
 
@@ -158,36 +164,74 @@ def shape(x: Tensor) -> Tensor:
     return torch.tanh(SCALE * x)
 
 
-def identity(heads: int) -> Tensor:
-    return torch.eye(heads)
+def unit(x: Tensor) -> Tensor:
+    return x / x.norm(dim=-1, keepdim=True)
 
 
-class HalfwayBase(AverageHeads):
-    """Heads move towards their mean."""
+class Cosine(Score):
+    """A = Q K^T / (|Q| |K|)."""
 
+    def __init__(self, config: None, size: HeadSize) -> None:
+        super().__init__()
+
+    def forward(self, query: Tensor, keys: Tensor, layout: Layout) -> Tensor:
+        return unit(query) @ unit(keys).transpose(-1, -2)
+
+
+class Squared(Softmax):
+    """softmax(a^2 sign a)."""
+
+    engine = None
+
+    def forward(self, scores: Tensor) -> Tensor:
+        return super().forward(scores * scores.abs())
+
+
+class Options:
     @dataclass(frozen=True)
     class Config:
         share: float = 0.5
 
 
-class Halfway(HalfwayBase):
-    def __init__(self, config: HalfwayBase.Config, size: HeadSize) -> None:
+class Halfway(Options, AverageHeads):
+    """Heads move towards their mean."""
+
+    def __init__(self, config: Options.Config, size: HeadSize) -> None:
         super().__init__(None, size)
         self.share = config.share
 
     def matrix(self, query: Tensor | None) -> Tensor:
-        assert query is not None
         mean = super().matrix(query)
-        return self.share * mean + (1 - self.share) * identity(self.num_heads).to(mean)
+        return self.share * mean + (1 - self.share) * torch.eye(self.num_heads).to(mean)
+
+
+class Tempered(SoftmaxOutput):
+    """p(v | h) = softmax(W h / t + b)_v."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(fr.OutputConfig):
+        kind: str = "own-output"
+        temperature: float = 1.0
+
+    def __init__(self, config: fr.ModelConfig, embedding: nn.Module) -> None:
+        super().__init__(config, embedding)
+        self.temperature = config.output.temperature
+
+    def components(self, hidden: Tensor) -> Components:
+        return super().components(hidden / self.temperature)
+
+
+OWN = {"activation": ("own-shape", shape), "score": ("own-score", Cosine), "normalize": ("own-normalize", Squared),
+       "mix": ("own-mix", Halfway), "output": ("own-output", Tempered)}  # fmt: skip
 
 
 @pytest.fixture(scope="session")
 def own_stages() -> Iterator[None]:
-    register("mix", "own-mix")(Halfway)
-    register("activation", "own-shape")(shape)
+    for slot, (name, stage) in OWN.items():
+        register(slot, name)(stage)
     yield
-    unregister("mix", "own-mix")
-    unregister("activation", "own-shape")
+    for slot, (name, _) in OWN.items():
+        unregister(slot, name)
 
 
 @pytest.fixture(scope="session")
