@@ -30,6 +30,12 @@ QUERIES = {
 }  # fmt: skip
 
 
+# Mixhead A is a part of B: alone it is of the full tier
+mixings = pytest.mark.parametrize(
+    "mix", [pytest.param("position_independent", marks=pytest.mark.full), "position_wise"]
+)
+
+
 @pytest.fixture(params=FAMILIES)
 def family(request):
     return request.param
@@ -62,7 +68,7 @@ def trained(model: Any) -> Any:
     return model
 
 
-@pytest.mark.parametrize("mix", ["position_independent", "position_wise"])
+@mixings
 def test_output_is_the_models_own_at_the_start(family, mix):
     model, inputs = FAMILIES[family]()
     expected = own_output(model, inputs)
@@ -113,7 +119,7 @@ def slow_mixing(weights: Tensor, query: Tensor, value: Tensor, mixing: Tensor, f
     return out
 
 
-@pytest.mark.parametrize("mix", ["position_independent", "position_wise"])
+@mixings
 @pytest.mark.parametrize("kernel", ["reference", "auto"])
 def test_mixing_is_that_of_the_equation(family, mix, kernel):
     from fullrank.hf import interface
@@ -171,7 +177,7 @@ def test_every_mixing_matrix_has_a_gradient_and_both_paths_the_same(family):
         )
 
 
-@pytest.mark.parametrize("mix", ["position_independent", "position_wise"])
+@pytest.mark.parametrize("mix", ["position_independent", pytest.param("position_wise", marks=pytest.mark.full)])
 def test_weights_are_given_mixed(family, mix):
     model, inputs = FAMILIES[family]()
     own = own_output(model, inputs, output_attentions=True)
