@@ -21,6 +21,7 @@ from fullrank.config.finetune import finetunes
 from fullrank.config.load import read_yaml
 from fullrank.core.config import ModelConfig
 from fullrank.core.errors import InputError, RunError
+from fullrank.core.model import Model
 
 WEIGHTS, CONFIG = "model.safetensors", "config.yaml"
 HUGGING_FACE, PREFIX = (
@@ -29,7 +30,7 @@ HUGGING_FACE, PREFIX = (
 )  # the configuration, and what names of tensors begin with, in folders of HF
 
 
-def load(kind: type[nn.Module], path: Path, checkpoint: str, change: Callable[[ModelConfig], ModelConfig]) -> nn.Module:
+def load(kind: type[Model], path: Path, checkpoint: str, change: Callable[[ModelConfig], ModelConfig]) -> Model:
     """The model of class `kind` saved in `path`, its configuration changed by `change`, in evaluation mode."""
     file, config = find(path, checkpoint)
     config = change(config)
@@ -37,7 +38,7 @@ def load(kind: type[nn.Module], path: Path, checkpoint: str, change: Callable[[M
     # a subclass is saved as the class of ours that it stands on
     check_kind(tensors, next(base.__name__ for base in kind.__mro__ if base.__name__ in _KINDS), path)
     with torch.device("meta"):
-        model = kind(config)
+        model: Model = kind(config)
     assign(model, tensors, file)
     return model.eval()
 

@@ -37,14 +37,14 @@ class LanguageModel(Model):
     """
 
     def __init__(self, config: ModelConfig, cross: ModelConfig | None = None) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.embedding: Input = registry.lookup("input", config.input.kind)(config)
         self.position: Position = registry.lookup("position", config.position)(config)
         self.embedding_dropout = Dropout(config.dropout.embedding, config.dropout.locked)
-        self.blocks: Any = nn.ModuleList(Block(config, cross) for _ in range(config.num_hidden_layers))
+        blocks = [Block(config, cross) for _ in range(config.num_hidden_layers)]
+        self.blocks: Any = nn.ModuleList(blocks)
         if self.position.biases is not None:
-            for block in self.blocks:
+            for block in blocks:
                 block.attention.use_shared_biases()
         self.final_norm = (
             nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.final_norm else nn.Identity()

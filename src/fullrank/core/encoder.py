@@ -29,13 +29,12 @@ class Encoder(Model):
     """
 
     def __init__(self, config: ModelConfig, embedding: Input | None = None) -> None:
-        super().__init__()
         config = config.of_encoder()
+        super().__init__(config)
         if config.memory_length:
             raise InputError(
                 f"an encoder reads sentences, not a running text: set model.memory_length to 0, given {config.memory_length}"
             )
-        self.config = config
         # a shared one in a tuple, so that it is not registered here too and its weight is saved once
         self._shared: tuple[Input, ...] = () if embedding is None else (embedding,)
         self.embedding: Input | None = None
@@ -43,9 +42,10 @@ class Encoder(Model):
             self.embedding = registry.lookup("input", config.input.kind)(config)
         self.position: Position = registry.lookup("position", config.position)(config)
         self.embedding_dropout = Dropout(config.dropout.embedding, config.dropout.locked)
-        self.blocks: Any = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
+        blocks = [Block(config) for _ in range(config.num_hidden_layers)]
+        self.blocks: Any = nn.ModuleList(blocks)
         if self.position.biases is not None:
-            for block in self.blocks:
+            for block in blocks:
                 block.attention.use_shared_biases()
         self.final_norm = (
             nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.final_norm else nn.Identity()

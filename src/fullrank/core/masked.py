@@ -25,10 +25,9 @@ class MaskedLanguageModel(Model):
     """
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
+        super().__init__(config)
         if problems := config.problems_of_masked():
             raise ConfigError(*problems)
-        self.config = config
         self.encoder = Encoder(config)
         self.output_dropout = Dropout(config.dropout.output, config.dropout.locked)
         self.output: Output = registry.lookup("output", config.output.kind)(config, self.encoder.embedding)

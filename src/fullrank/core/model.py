@@ -60,6 +60,10 @@ class Model(nn.Module):
 
     config: ModelConfig
 
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+
     def num_parameters(self) -> int:
         """Number of trainable parameters; tied ones count once."""
         return sum(parameter.numel() for parameter in self.parameters())

@@ -55,10 +55,9 @@ class Translator(Model):
     """
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
+        super().__init__(config)
         if problems := config.problems_of_translation():
             raise ConfigError(*problems)
-        self.config = config
         shared = config.encoder is not None and config.encoder.share_embedding
         self.decoder = LanguageModel(config.of_decoder(), cross=config.of_cross())
         self.encoder = Encoder(config, self.decoder.embedding if shared else None)
