@@ -11,7 +11,6 @@ from combinations import HEADS, LENGTH, VOCABULARY, Combination, kernels_for, no
 from torch import Tensor, nn
 
 import fullrank as fr
-from fullrank.core import registry
 from fullrank.training.optimizer import parameter_groups
 
 
@@ -171,8 +170,6 @@ def gradients_reach_every_parameter(combination: Combination, at_start: bool) ->
     model = (combination.model if at_start else combination.moved)(dtype=torch.float64).train()
     model.loss(tokens(), tokens(seed=6)).backward()
     for name, parameter in model.named_parameters():
-        if parameter.grad is None and ".project.query." in name and _query_may_idle(combination):
-            continue
         assert parameter.grad is not None, f"no gradient for {name}"
         largest = float(parameter.grad.abs().max())
         if name.endswith("attention.project.key.bias") and combination.weighted and _ignores_key_bias(model):
@@ -184,11 +181,6 @@ def gradients_reach_every_parameter(combination: Combination, at_start: bool) ->
             assert largest > least, f"{name}: gradient {largest:.1e}"
         if ".attend.mix." in name:
             assert (parameter.grad != 0).all(), f"{name}: no gradient for some of its numbers"
-
-
-def _query_may_idle(combination: Combination) -> bool:
-    """A mixing that does not say what it needs is handed a query, even where no score has one."""
-    return not _reads_query(combination) and not hasattr(registry.lookup("mix", combination.mix), "needs")
 
 
 def _ignores_key_bias(model: fr.LanguageModel) -> bool:

@@ -30,6 +30,8 @@ import fullrank as fr
 class Neighbour(nn.Module):
     """P'_i = P_i + w_i P_{i-1}"""
 
+    needs = ()  # no query
+
     def __init__(self, config, size):
         super().__init__()
         self.share = nn.Parameter(torch.zeros(size.num_heads))
@@ -59,7 +61,6 @@ class Dead(nn.Module):
 class Shifted(nn.Module):
     def __init__(self, config, size):
         super().__init__()
-
         self.num_heads = size.num_heads
 
     def matrix(self, query):
