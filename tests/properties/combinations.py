@@ -6,6 +6,7 @@ word in this folder (`test_new_stage.py` proves it).
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -134,8 +135,9 @@ class Combination:
         return moved(self.model(dtype=dtype, **changes))
 
 
+@functools.cache
 def slots() -> dict[str, list[str]]:
-    """The choices of each field of a `Combination`."""
+    """The choices of each field of a `Combination`; stages that other tests register later are not among them."""
     return {
         "attend": sorted({*registry.names("attend"), *ATTENDS}),
         "score": registry.names("score"),
