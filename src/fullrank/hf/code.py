@@ -7,6 +7,7 @@ import builtins
 import inspect
 import re
 import sys
+import textwrap
 import types
 from collections.abc import Iterator
 from importlib import resources
@@ -23,6 +24,7 @@ from fullrank.core.section import ByKind, Section, Slot, hints_of
 CLASSES = {"configuration": "configuration_fullrank", "cache": "cache_fullrank", "classes": "modeling_fullrank"}
 _PUBLIC = "public_fullrank"  # what `import fullrank as fr` means in the code of a stage
 _ALLOWED = {"torch", "transformers", "safetensors", *sys.stdlib_module_names}  # packages that a reader of an export has
+_DEFINITIONS = (ast.ClassDef, ast.FunctionDef)
 
 
 def code_files(config: ModelConfig) -> dict[str, str]:
@@ -39,7 +41,11 @@ def code_files(config: ModelConfig) -> dict[str, str]:
     }
     files |= {f"{stage}.py": text for stage, text in stages.items()}
     if any(f"from .{_PUBLIC} " in text or f"import {_PUBLIC} " in text for text in stages.values()):
-        files[f"{_PUBLIC}.py"] = _public()
+        homes = {name: home for name, home in fullrank._HOMES.items() if home.startswith("fullrank.core.")}
+        homes["register"] = "fullrank.core.registry"
+        files[f"{_PUBLIC}.py"] = "".join(
+            f"from .{home.rpartition('.')[2]} import {name} as {name}\n" for name, home in homes.items()
+        )
     names = sorted(name.removesuffix(".py") for name in files)
     # Hugging Face copies the files that a file imports, and those that they import; registered stages have to be imported
     mentioned = "".join(f"    from .{name} import __name__ as _{name}\n" for name in names if name not in stages)
@@ -64,17 +70,9 @@ def _relative(text: str) -> str:
     text = re.sub(r"\bfrom fullrank\.core\.(\w+) import", r"from .\1 import", text)
     text = re.sub(r"\bfrom fullrank\.core import", "from . import", text)
     text = re.sub(r"\bfrom fullrank(\.config)? import", f"from .{_PUBLIC} import", text)
-    return re.sub(r"\bimport fullrank( as (\w+))?$", lambda m: f"from . import {_PUBLIC} as {m[2] or 'fullrank'}", text,
-                  flags=re.MULTILINE)  # fmt: skip
-
-
-def _public() -> str:
-    """The public names of the package that live in `core`."""
-    homes = {
-        name: home.rpartition(".")[2] for name, home in fullrank._HOMES.items() if home.startswith("fullrank.core.")
-    }
-    homes["register"] = "registry"
-    return "".join(f"from .{home} import {name} as {name}\n" for name, home in homes.items())
+    return re.sub(
+        r"(?m)\bimport fullrank( as (\w+))?$", lambda m: f"from . import {_PUBLIC} as {m[2] or 'fullrank'}", text
+    )
 
 
 # -- stages that were registered elsewhere -------------------------------------------------------------------------------
@@ -116,31 +114,29 @@ def _stage(key: str, slot: str, name: str) -> str:
 def _definition(source: str, qualname: str, where: str) -> str:
     """A class or function, after the statements at the top level of its file that it uses."""
     tree, lines = ast.parse(source), source.splitlines()
-    bound = {name: statement for statement in tree.body for name in _bound(statement)}
+    top_level: dict[str, ast.stmt] = {}
+    for statement in tree.body:
+        defined = {statement.name} if isinstance(statement, _DEFINITIONS) else _defined(statement)
+        top_level |= dict.fromkeys(defined, statement)
     node: Any = tree
     for part in qualname.replace("<locals>.", "").split("."):
         node = [inner for inner in ast.walk(node) if isinstance(inner, _DEFINITIONS) and inner.name == part][-1]
-    needed: list[ast.stmt] = []
-    pending: list[ast.stmt] = [node]
-    while pending:
-        statement = pending.pop()
-        needed.append(statement)
+    needed: list[ast.stmt] = [node]
+    for statement in needed:  # grows while it is read
         _check_imports(statement, where)
         if isinstance(statement, _DEFINITIONS):  # it is registered anew
             statement.decorator_list = [made for made in statement.decorator_list if not _registers(made)]
-        for name in _used(statement):
-            if name not in bound:
+        read = {inner.id for inner in ast.walk(statement) if isinstance(inner, ast.Name)}
+        for name in read - _defined(statement) - vars(builtins).keys() - {"__class__", "__name__"}:
+            if name not in top_level:
                 raise InputError(
                     f"{where}: its code uses '{name}', which is not defined at the top level of its file, and cannot be "
                     "exported; define it there"
                 )
-            if bound[name] not in (*needed, *pending):
-                pending.append(bound[name])
+            if top_level[name] not in needed:
+                needed.append(top_level[name])
     needed.sort(key=lambda statement: (statement is node, statement.lineno))
     return _relative("\n".join(_text(statement, lines) for statement in needed))
-
-
-_DEFINITIONS = (ast.ClassDef, ast.FunctionDef)
 
 
 def _defined(node: ast.AST) -> set[str]:
@@ -156,17 +152,6 @@ def _defined(node: ast.AST) -> set[str]:
         elif isinstance(inner, (*_DEFINITIONS, ast.ExceptHandler)) and inner.name:
             names.add(inner.name)
     return names
-
-
-def _bound(statement: ast.stmt) -> set[str]:
-    """Names that a statement at the top level of a file defines there."""
-    return {statement.name} if isinstance(statement, _DEFINITIONS) else _defined(statement)
-
-
-def _used(statement: ast.stmt) -> set[str]:
-    """Names that a statement reads and defines nowhere."""
-    names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
-    return names - _defined(statement) - vars(builtins).keys() - {"__class__", "__name__"}
 
 
 def _registers(decorator: ast.expr) -> bool:
@@ -189,9 +174,7 @@ def _check_imports(statement: ast.stmt, where: str) -> None:
 
 
 def _text(statement: ast.stmt, lines: list[str]) -> str:
+    text = textwrap.dedent("\n".join(lines[statement.lineno - 1 : statement.end_lineno]))
     if not isinstance(statement, _DEFINITIONS):
-        return "\n".join(lines[statement.lineno - 1 : statement.end_lineno])
-    if statement.col_offset:
-        return f"\n\n{ast.unparse(statement)}"
-    decorators = [f"@{ast.unparse(decorator)}" for decorator in statement.decorator_list]
-    return "\n".join(["\n", *decorators, *lines[statement.lineno - 1 : statement.end_lineno]])
+        return text
+    return "\n".join(["\n", *(f"@{ast.unparse(decorator)}" for decorator in statement.decorator_list), text])

@@ -1,4 +1,4 @@
-"""A trained run as a folder that `transformers` reads, with our package or without it, and back."""
+"""Export of a trained run as a folder that `transformers` reads, with our package or without it, and the way back."""
 
 from __future__ import annotations
 
@@ -12,41 +12,56 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
+from jinja2 import Environment, PackageLoader
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 from fullrank import __version__, storage
 from fullrank.config.finetune import finetunes
 from fullrank.config.load import build, read_yaml
-from fullrank.config.run import RunConfig
-from fullrank.core.config import ModelConfig
+from fullrank.config.run import MASKED_TOKEN, RunConfig
+from fullrank.core.config import (
+    NOT_NEXT_TOKEN,
+    AttentionConfig,
+    MixtureConfig,
+    ModelConfig,
+    MultiLinearConfig,
+    WeightedConfig,
+    stage_name,
+)
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError, RunError
 from fullrank.core.masked import MaskedLanguageModel
 from fullrank.core.translator import Translator
 from fullrank.data import load_language, load_tokenizer
 from fullrank.files import write_json
-from fullrank.hf.card import card
 from fullrank.hf.code import code_files
 from fullrank.hf.configuration import FullRankConfig
 from fullrank.hf.tokenizer import of_language, of_vocabulary
-from fullrank.reporting.runs import is_run, read_run
+from fullrank.reporting.runs import RunRecord, integer, is_run, mapping, number, read_run
 
 
 class _Kind(NamedTuple):
-    """One of our models, and its names in Hugging Face."""
+    """One of our models, its names in Hugging Face, and the words of its card."""
 
     built: type[Any]
     objective: str
     architecture: str
     auto: str
+    pipeline: str
+    words: str
 
 
 KINDS = {
-    "LanguageModel": _Kind(LanguageModel, "causal", "FullRankForCausalLM", "AutoModelForCausalLM"),
-    "MaskedLanguageModel": _Kind(MaskedLanguageModel, "masked", "FullRankForMaskedLM", "AutoModelForMaskedLM"),
-    "Translator": _Kind(Translator, "translation", "FullRankForSeq2SeqLM", "AutoModelForSeq2SeqLM"),
-}
+    kind.built.__name__: kind
+    for kind in (
+        _Kind(LanguageModel, "causal", "FullRankForCausalLM", "AutoModelForCausalLM", "text-generation", "language model"),
+        _Kind(MaskedLanguageModel, "masked", "FullRankForMaskedLM", "AutoModelForMaskedLM", "fill-mask",
+              "masked language model"),
+        _Kind(Translator, "translation", "FullRankForSeq2SeqLM", "AutoModelForSeq2SeqLM", "translation",
+              "translation model"),
+    )
+}  # fmt: skip
 
 TARGET = "target_tokenizer"  # the folder of the target's tokenizer in an exported translator
 _LONGEST = 256  # tokens of a translation without other limit
@@ -72,15 +87,18 @@ def export_run(folder: str | Path, out: str | Path, checkpoint: str = "best") ->
     record = read_run(folder) if (folder / "run.json").is_file() and is_run(folder) else None
     run = build(read_yaml(folder / "config.yaml")) if record is not None else None
     with _appearing(out) as place:
-        _write_weights(place, model.state_dict())
-        special, missing = (
-            _write_tokenizers(place, folder, kind, run.masks) if run is not None else ({}, "saved outside a run")
-        )
+        state = model.state_dict()
+        named = {f"{storage.PREFIX}{name}": tensor.contiguous() for name, tensor in state.items()}
+        save_file(named, place / storage.WEIGHTS, metadata={"format": "pt"})
+        (place / storage.WEIGHTS).chmod(0o644)
+        special, missing = {}, "saved outside a run"
+        if run is not None:
+            special, missing = _write_tokenizers(place, folder, kind, run.masks)
         _write_configuration(place, kind, config, special, run, next(iter(tensors.values())).dtype)
+        elements = sum(tensor.numel() for tensor in state.values())
+        code["README.md"] = _card(out.name, kind, config, record, checkpoint, elements, missing)
         for name, content in code.items():
             (place / name).write_text(content, encoding="utf-8")
-        text = card(out.name, kind.objective, kind.auto, config, record, checkpoint, model.state_dict(), missing)
-        (place / "README.md").write_text(text, encoding="utf-8")
     return out
 
 
@@ -99,9 +117,6 @@ def import_folder(folder: str | Path, out: str | Path) -> Path:
     with _appearing(out) as place:
         model.save(place)
     return out
-
-
-# -- what is refused ------------------------------------------------------------------------------------------------------
 
 
 def _check_free(out: Path) -> None:
@@ -127,9 +142,6 @@ def _check_ours(folder: Path) -> None:
         )
 
 
-# -- what is written ------------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def _appearing(out: Path) -> Iterator[Path]:
     """A new folder that is renamed to `out` when it is complete, and removed if anything fails."""
@@ -150,14 +162,7 @@ def _appearing(out: Path) -> Iterator[Path]:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _write_weights(place: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Our tensors, under `model.`."""
-    named = {f"{storage.PREFIX}{name}": tensor.contiguous() for name, tensor in tensors.items()}
-    save_file(named, place / storage.WEIGHTS, metadata={"format": "pt"})
-    (place / storage.WEIGHTS).chmod(0o644)
-
-
-def _write_tokenizers(place: Path, folder: Path, kind: _Kind, masks: bool) -> tuple[dict[str, Any], str | None]:
+def _write_tokenizers(place: Path, folder: Path, kind: _Kind, masks: bool) -> tuple[dict[str, Any], str]:
     """Write the tokenizer of a run; of a translator the source's, and the target's in a folder of its own.
 
     Returns the ids of special tokens of the language that the model writes, and the reason if there is no tokenizer.
@@ -172,8 +177,8 @@ def _write_tokenizers(place: Path, folder: Path, kind: _Kind, masks: bool) -> tu
             written.save_pretrained(place)
     except InputError as error:
         return {}, str(error)
-    names = ("bos_token_id", "eos_token_id", "pad_token_id", "mask_token_id")
-    return {name: found for name in names if (found := getattr(written, name)) is not None}, None
+    ids = {f"{name}_token_id": getattr(written, f"{name}_token_id") for name in ("bos", "eos", "pad", "mask")}
+    return {name: token for name, token in ids.items() if token is not None}, ""
 
 
 def _write_configuration(
@@ -196,12 +201,127 @@ def _write_configuration(
         wanted = {key: special.get(key) for key in ("eos_token_id", "pad_token_id")}
         wanted |= {"decoder_start_token_id": made.decoder_start_token_id, "max_new_tokens": _LONGEST}
         if run is not None:
-            wanted |= {
-                "num_beams": run.eval.beams,
-                "early_stopping": True,  # as our search ends
-                "length_penalty": run.eval.length_penalty,
-                "no_repeat_ngram_size": run.eval.no_repeat_ngram_size,
-            }
-    transformers.GenerationConfig(**{key: value for key, value in wanted.items() if value is not None}).save_pretrained(
-        place
+            wanted |= {key: getattr(run.eval, key) for key in ("length_penalty", "no_repeat_ngram_size")}
+            wanted |= {"num_beams": run.eval.beams, "early_stopping": True}  # as our search ends
+    wanted = {key: value for key, value in wanted.items() if value is not None}
+    transformers.GenerationConfig(**wanted).save_pretrained(place)
+
+
+# -- the model card: a description of the model, and the figures that `result.json` holds, no other ones -------------------
+
+# figures of a split that a card's header may carry, and their names there
+_HEADER = {"perplexity": "Perplexity", "bits_per_character": "Bits per character", "bits_per_byte": "Bits per byte",
+           "bleu": "BLEU"}  # fmt: skip
+
+
+def _card(title: str, kind: _Kind, config: ModelConfig, record: RunRecord | None, checkpoint: str, elements: int,
+          without_tokenizer: str) -> str:  # fmt: skip
+    """`README.md`: a YAML header for the hub, then facts and figures. The licence is left to the publisher.
+
+    record: the run, None for a model that `model.save` wrote; elements: numbers in parameters and buffers; without_tokenizer:
+    the reason for which there is none.
+    """
+    result = mapping(record.result) if record is not None else {}
+    measured = mapping(result.get({"best": "final", "last": "last"}.get(checkpoint, "")))
+    figures = {split: values for split in measured if (values := mapping(measured[split]))}
+    remark = MASKED_TOKEN if kind.objective == "masked" else NOT_NEXT_TOKEN if config.sees_future else None
+    numbers = (key for values in figures.values() for key, value in values.items() if number(value) is not None)
+    environment = Environment(
+        loader=PackageLoader("fullrank.hf"), trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
+    environment.filters["shown"] = _shown
+    return environment.get_template("card.md").render(
+        title=title, kind=kind, config=config, checkpoint=checkpoint, trained=record is not None, remark=remark,
+        without_tokenizer=without_tokenizer, target=TARGET, result=result, corpus=mapping(result.get("corpus")),
+        header=_header(title, kind, result, {} if remark else figures),  # no ranking of a figure that compares with no other
+        figures=figures, keys=list(dict.fromkeys(numbers)),
+        signatures=dict.fromkeys(v["bleu_signature"] for v in figures.values() if "bleu_signature" in v),
+        model=_model_facts(config, mapping(result.get("parameters")), elements),
+        training=() if record is None else _training_facts(record, result),
+    )  # fmt: skip
+
+
+def _header(title: str, kind: _Kind, result: Mapping[str, Any], figures: Mapping[str, Mapping[str, Any]]) -> str:
+    from huggingface_hub import EvalResult, ModelCardData
+
+    corpus = mapping(result.get("corpus"))
+    name = str(corpus.get("name") or "unknown")
+    dataset = {"dataset_type": name, "dataset_name": str(corpus.get("label") or name)}
+    results = [
+        EvalResult(
+            kind.pipeline, **dataset, dataset_split=split, metric_type=key, metric_name=words, metric_value=value
+        )
+        for split, values in figures.items()
+        for key, words in _HEADER.items()
+        if (value := number(values.get(key))) is not None
+    ]
+    data = ModelCardData(
+        model_name=title if results else None, library_name="transformers", pipeline_tag=kind.pipeline, tags=["fullrank"],
+        eval_results=results or None,
+    )  # fmt: skip
+    return str(data.to_yaml())
+
+
+def _shown(value: Any) -> str:
+    whole, finite = integer(value), number(value)
+    if whole is not None and not isinstance(value, float):
+        return f"{whole:,}"
+    if finite is None:
+        return ""
+    return f"{finite:.4g}" if abs(finite) >= 1000 else f"{finite:.4f}".rstrip("0").rstrip(".")
+
+
+def _model_facts(config: ModelConfig, counts: Mapping[str, Any], elements: int) -> Iterator[tuple[str, object]]:
+    total = integer(counts.get("total"))
+    yield "parameters", f"{elements:,} (with buffers)" if total is None else f"{total:,}"
+    by_part = [f"{key} {value:,}" for key, value in counts.items() if key != "total" and value]
+    yield "by part", ", ".join(by_part).replace("_", " ")
+    encoder, decoder = config.encoder, config.decoder
+    for name, attention in (
+        ("attention", config.attention),
+        ("encoder attention", encoder.attention if encoder is not None else None),
+        ("decoder attention", decoder.attention if decoder is not None else None),
+        ("cross-attention", decoder.cross if decoder is not None else None),
+    ):
+        if attention is not None:
+            yield name, _mechanism(attention, config)
+    yield "layers", config.num_hidden_layers
+    yield "hidden size", config.hidden_size
+    yield "positions", config.position
+    yield "memory", f"{config.memory_length} tokens" if config.memory_length else None
+    yield "input", config.input.kind
+    mixtures = f", {config.output.mixtures} softmaxes" if isinstance(config.output, MixtureConfig) else ""
+    tied = ", tied to the input" if config.output.tied else ""
+    yield "output", f"{config.output.kind.replace('_', ' ')}{mixtures}{tied}"
+    yield "vocabulary", f"{config.vocab_size:,}" if config.vocab_size else None
+
+
+def _mechanism(attention: AttentionConfig, config: ModelConfig) -> str:
+    if isinstance(attention, MultiLinearConfig):
+        future = ", **tokens see later ones**" if attention.sees_future else ""
+        return (
+            f"multi-linear, {attention.cores} cores of rank {attention.rank}, output map {attention.output_map}{future}"
+        )
+    words = [f"{config.num_attention_heads} heads of {config.head_dim}", f"score {stage_name(attention.score)}"]
+    if isinstance(attention, WeightedConfig):
+        words += [stage_name(attention.normalize), f"mixed heads: {stage_name(attention.mix)}"]
+        if attention.cross_head:
+            words.append(f"cross-head probability {attention.cross_head} in training")
+    return ", ".join(words).replace("_", " ")
+
+
+def _training_facts(record: RunRecord, result: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    environment, corpus = mapping(result.get("environment")), mapping(result.get("corpus"))
+    recipe = record.origin("recipe")
+    if recipe.endswith((".yaml", ".yml")):
+        recipe = Path(recipe).name  # no path of the machine it was trained on
+    yield "recipe", " ".join(word for word in (recipe, record.origin("row"), record.origin("scale")) if word)
+    yield "corpus", corpus.get("label") or mapping(record.config.get("data")).get("name")
+    counts = mapping(corpus.get("tokens"))
+    tokens = [f"{split} {count:,}" for split in counts if (count := integer(counts[split])) is not None]
+    yield "tokens of text", ", ".join(tokens)
+    yield "seed", record.seed
+    yield "steps", result.get("steps")
+    yield "tokens seen", result.get("tokens_seen")
+    for key in ("fullrank", "commit", "torch", "python", "device", "precision"):
+        yield key, environment.get(key)
