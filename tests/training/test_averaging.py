@@ -13,7 +13,7 @@ from training_toy import train
 
 from fullrank.config.run import TrainConfig
 from fullrank.training import EvaluationResult
-from fullrank.training.averaging import WeightAverage
+from fullrank.training.state import WeightAverage
 
 
 def walk(model: nn.Linear, average: WeightAverage, steps: int) -> list[Tensor]:

@@ -31,7 +31,7 @@ def test_status_says_loss_perplexity_speed_and_time_left(monkeypatch: pytest.Mon
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     status = Status()
-    status.start(100, 2000)
+    status.start(step=100, total_steps=2000)
     status.advance(101, 1010)
     now[0] += 10
     status.advance(121, 1210)
@@ -43,7 +43,7 @@ def test_status_says_loss_perplexity_speed_and_time_left(monkeypatch: pytest.Mon
 
 def test_status_says_scores_and_no_more_steps_than_planned() -> None:
     status = Status()
-    status.start(0, 727)
+    status.start(step=0, total_steps=727)
     status.advance(728, 10)
     status.record({"step": 5, "split": "valid", "nll": 2.0, "ppl": 7.4, "tokens": 9, "bleu": 31.249, "chrf": 55.0})
     assert status.words() == "step 728/728  valid ppl 7.4  BLEU 31.2  chrF 55.0"

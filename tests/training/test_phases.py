@@ -443,7 +443,7 @@ def test_observers_know_the_phase(tmp_path: Path) -> None:
     train(tmp_path, phases=[phase("warm", steps=4), phase("cool", steps=4)], observers=[recorder])
     assert recorder.began == (0, 8)
     status = Status()
-    status.start(0, 8)
+    status.start(step=0, total_steps=8)
     assert status.words() == "step 0/8"
     for line in recorder.lines:
         status.record(line)

@@ -19,6 +19,7 @@ from fullrank.training import (
     EvaluationResult,
     FitResult,
     Loss,
+    Observer,
     TrainingPosition,
     choose_device,
     fit,
@@ -200,7 +201,7 @@ def train_in_child(connection: Any, folder: Path, options: dict[str, Any]) -> No
     train(folder, batches=Reporting(connection=connection), **options)
 
 
-class Recorder:
+class Recorder(Observer):
     """An observer that keeps everything it is told."""
 
     def __init__(self) -> None:

@@ -30,9 +30,8 @@ from fullrank.kernels import kernel
 from fullrank.training.device import lock_folder, prepare_machine, seed_everything
 from fullrank.training.loop import fit
 from fullrank.training.observers import make_observers
-from fullrank.training.optimizer import make_optimizer
+from fullrank.training.optimizer import make_optimizer, make_schedule
 from fullrank.training.phases import make_plan
-from fullrank.training.schedule import make_schedule
 
 TEXT_TASKS: dict[str, TextTask[Any]] = {
     "language_model": LanguageModelTask(),

@@ -4,9 +4,8 @@ from fullrank.training.checkpoint import load_weights
 from fullrank.training.device import autocast, choose_device, compile_blocks, prepare_machine, seed_everything
 from fullrank.training.loop import fit
 from fullrank.training.observers import make_observers
-from fullrank.training.optimizer import make_optimizer, parameter_groups
+from fullrank.training.optimizer import Schedule, make_optimizer, make_schedule, parameter_groups
 from fullrank.training.phases import Plan, make_plan
-from fullrank.training.schedule import Schedule, make_schedule
 from fullrank.training.values import EvaluationResult, FitResult, Interrupted, Loss, Observer, TrainingPosition
 
 __all__ = [

@@ -21,7 +21,6 @@ from torch.optim import Optimizer
 
 from fullrank.config.run import TrainConfig
 from fullrank.core.errors import InputError, RunError
-from fullrank.training.averaging import WeightAverage
 from fullrank.training.checkpoint import load_checkpoint, save_checkpoint
 from fullrank.training.device import (
     StopRequest,
@@ -39,9 +38,9 @@ from fullrank.training.device import (
     seed_everything,
 )
 from fullrank.training.observers import JsonLines, ObserverGroup, metrics_line, perplexity, timing_line
+from fullrank.training.optimizer import Schedule
 from fullrank.training.phases import Plan, make_plan
-from fullrank.training.schedule import Schedule
-from fullrank.training.state import Clock, Counters, RunningLoss, TrainingState, cost
+from fullrank.training.state import Clock, Counters, RunningLoss, TrainingState, WeightAverage, cost
 from fullrank.training.values import (
     Batch,
     Batches,
@@ -120,12 +119,12 @@ def _begin(
     snapshot = load_checkpoint(folder / "checkpoints", observers.notice)
     if snapshot is None:
         seed_everything(options.seed)
-        plan.phases.begin(state.counters)
+        plan.begin_phase(state.counters)
         return None
     last = folder / "checkpoints" / "last"
     state.restore(snapshot, last)
     counters = state.counters
-    plan.phases.check(counters, last)
+    plan.check_phase(counters, last)
     counters.finished = counters.stopped_early or plan.finished(counters)
     return counters.step
 
@@ -182,7 +181,7 @@ class _Loop:
             self.update()
             self.observers.advance(counters.step, counters.tokens)
             counters.finished = plan.finished(counters)
-            over = plan.phases.over(counters)
+            over = plan.phase_over(counters)
             if plan.log_due(counters.step) or over or counters.finished:
                 self.log()
             evaluating = plan.evaluation_due(counters.step) or counters.finished
@@ -227,7 +226,7 @@ class _Loop:
         state = self.state
         total, first, seen = 0, 0, 0
         loss = torch.zeros((), device=self.device)
-        current = self.plan.phases.current(state.counters)
+        current = self.plan.phase(state.counters)
         phase = None if current is None else current.config
         for number, (epoch, index) in enumerate(self.plan.batches_of(step)):
             position = TrainingPosition(step, number, phase, self.plan.accumulation)
@@ -283,7 +282,7 @@ class _Loop:
         best = counters.note_evaluation(nll, value)
         self.write(split="valid", nll=nll, scores=result.scores)
         self.state.schedule.observe(cost(counters.metric, value))
-        flat = self.plan.phases.observe(counters, perplexity(nll))
+        flat = self.plan.on_plateau(counters, perplexity(nll))
         patience = self.options.patience
         if patience is not None and counters.since_best >= patience and not counters.finished:
             counters.stopped_early = counters.finished = True
@@ -291,12 +290,12 @@ class _Loop:
 
     def next_phase(self) -> None:
         """End the phase with this step: log its last lines, then begin the next one, or end training."""
-        counters, phases = self.state.counters, self.plan.phases
+        counters = self.state.counters
         if self.state.running.tokens:
             self.log()
-        if not phases.last(counters):
+        if not self.plan.in_last_phase(counters):
             self.clock.new_phase()
-            phases.next(counters)
+            self.plan.begin_phase(counters)
         elif not counters.finished:
             counters.stopped_early = counters.finished = True
 

@@ -103,14 +103,14 @@ class JsonLines:
         """Append one line, in one write."""
         data = (json.dumps(line, allow_nan=False) + "\n").encode()
         try:
-            written = self._file.write(data)
+            written, why = self._file.write(data), "No space left on device"
         except OSError as error:
-            raise RunError(
-                f"{self.path}: cannot be written ({error.strerror}); the last checkpoint is intact: make room and run "
-                "the same command again to go on from there"
-            ) from error
+            written, why = 0, str(error.strerror)
         if written != len(data):
-            raise RunError(f"{self.path}: no space left on the disk; make room and run the same command again to go on")
+            raise RunError(
+                f"{self.path}: cannot be written ({why}); the last checkpoint is intact: make room and run the same command "
+                "again to go on from there"
+            )
 
     def sync(self) -> int:
         """Force the file to the disk; returns its length in bytes."""
@@ -157,17 +157,22 @@ def make_observers(
     if not quiet:
         observers.append(LiveLine(label) if sys.stderr.isatty() else PlainLines(label))
     for name in track:
-        match name:
-            case "tensorboard":
-                observers.append(TensorBoard(folder))
-            case "wandb":
-                observers.append(WandB(folder, config or {}))
-            case _:
-                raise InputError(f"train.track: '{name}' is not available; known: tensorboard, wandb")
+        try:
+            match name:
+                case "tensorboard":
+                    observers.append(TensorBoard(folder))
+                case "wandb":
+                    observers.append(WandB(folder, config or {}))
+                case _:
+                    raise InputError(f"train.track: '{name}' is not available; known: tensorboard, wandb")
+        except ImportError as error:
+            raise InputError(
+                f"train.track: {name} is not installed; pip install {name}, or take it out of train.track"
+            ) from error
     return observers
 
 
-class ObserverGroup:
+class ObserverGroup(Observer):
     """Fan-out to all observers; without any, a notice goes to the log."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
@@ -188,21 +193,22 @@ class ObserverGroup:
             observer.notice(text)
 
 
-class Status:
+class Status(Observer):
     """The progress of training in words: `step 120/2000  loss 5.100  ppl 164.0  valid ppl 171.2  2,500 tok/s  ETA 1:20`."""
+
+    nll: float | None = None
+    valid: float | None = None
+    phase: str | None = None
+    ppl = "ppl"
 
     def __init__(self) -> None:
         self.step = self.total = self.first = self.tokens = self.first_tokens = 0
-        self.nll: float | None = None
-        self.valid: float | None = None
         self.scores: dict[str, float] = {}
-        self.phase: str | None = None
-        self.ppl = "ppl"
         self.began = time.monotonic()
 
-    def start(self, step: int, total: int) -> None:
+    def start(self, *, step: int, total_steps: int) -> None:
         self.step = self.first = step
-        self.total = total
+        self.total = total_steps
         self.first_tokens = -1
         self.began = time.monotonic()
 
@@ -227,7 +233,7 @@ class Status:
         if self.phase is not None:
             parts.append(f"phase {self.phase}")
         if self.nll is not None:
-            parts += [f"loss {self.nll:.3f}", f"{self.ppl} {math.exp(min(self.nll, 700)):.1f}"]
+            parts += [f"loss {self.nll:.3f}", f"{self.ppl} {perplexity(self.nll):.1f}"]
         if self.valid is not None:
             parts.append(f"valid {self.ppl} {self.valid:.1f}")
             parts += [f"{_WRITTEN.get(name, name)} {score:.1f}" for name, score in self.scores.items()]
@@ -238,34 +244,27 @@ class Status:
         return "  ".join(parts)
 
 
-class LiveLine:
+class LiveLine(Status):
     """A single line with a progress bar, for terminals."""
 
     def __init__(self, label: str) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
-        self.status = Status()
-        self.console = Console(stderr=True)
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[words]}"),
-        )
-        self.progress = Progress(*columns, console=self.console, refresh_per_second=4)
-        self.label = label
+        super().__init__()
+        self.label, self.console = label, Console(stderr=True)
+        bar, words = BarColumn(bar_width=24), TextColumn("{task.fields[words]}")
+        description = TextColumn("{task.description}", markup=False)
+        self.progress = Progress(description, bar, words, console=self.console, refresh_per_second=4)
 
     def start(self, *, step: int, total_steps: int) -> None:
-        self.status.start(step, total_steps)
-        self.task = self.progress.add_task(self.label, total=total_steps, completed=step, words=self.status.words())
+        super().start(step=step, total_steps=total_steps)
+        self.task = self.progress.add_task(self.label, total=total_steps, completed=step, words=self.words())
         self.progress.start()
 
     def advance(self, step: int, tokens: int) -> None:
-        self.status.advance(step, tokens)
-        self.progress.update(self.task, completed=step, words=self.status.words())
-
-    def record(self, line: Mapping[str, Any]) -> None:
-        self.status.record(line)
+        super().advance(step, tokens)
+        self.progress.update(self.task, completed=step, words=self.words())
 
     def notice(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False)
@@ -274,77 +273,59 @@ class LiveLine:
         self.progress.stop()
 
 
-class PlainLines:
+class PlainLines(Status):
     """Plain lines for log files, one every `every` seconds and one after every evaluation."""
 
     def __init__(self, label: str, every: float = 30.0, stream: TextIO | None = None) -> None:
-        self.status = Status()
-        self.label, self.every = label, every
-        self.stream = stream or sys.stderr
+        super().__init__()
+        self.label, self.every, self.stream = label, every, stream or sys.stderr
         self.last = time.monotonic()
 
-    def start(self, *, step: int, total_steps: int) -> None:
-        self.status.start(step, total_steps)
-
     def advance(self, step: int, tokens: int) -> None:
-        self.status.advance(step, tokens)
+        super().advance(step, tokens)
         if time.monotonic() - self.last >= self.every:
             self._print()
 
     def record(self, line: Mapping[str, Any]) -> None:
-        self.status.record(line)
+        super().record(line)
         if line.get("split") == "valid":
             self._print()
 
     def notice(self, text: str) -> None:
         print(f"{self.label}: {text}", file=self.stream, flush=True)
 
-    def finish(self) -> None:
-        """Nothing to close."""
-
     def _print(self) -> None:
         self.last = time.monotonic()
-        print(f"{self.label}: {self.status.words()}", file=self.stream, flush=True)
+        self.notice(self.words())
 
 
-class TensorBoard:
+class TensorBoard(Observer):
     """Scalars in the run's folder `tensorboard`; a resumed run replaces lines that lie beyond its checkpoint."""
 
     def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise InputError(_missing("tensorboard")) from error
-        self.make = SummaryWriter
-        self.folder = folder / "tensorboard"
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.make, self.folder = SummaryWriter, folder / "tensorboard"
         self.writer: Any = None
 
     def start(self, *, step: int, total_steps: int) -> None:
         self.writer = self.make(str(self.folder), purge_step=step + 1)
 
-    def advance(self, step: int, tokens: int) -> None:
-        """Ignored: only recorded lines are drawn."""
-
     def record(self, line: Mapping[str, Any]) -> None:
         for name, value in _scalars(line).items():
             self.writer.add_scalar(name, value, line["step"])
-
-    def notice(self, text: str) -> None:
-        """Ignored: messages are for the terminal."""
 
     def finish(self) -> None:
         if self.writer is not None:
             self.writer.close()
 
 
-class WandB:
+class WandB(Observer):
     """A Weights & Biases run, offline with WANDB_MODE=offline; its id is kept in the run folder, so that it resumes."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise InputError(_missing("wandb")) from error
+        import wandb
+
         self.wandb: Any = wandb
         self.folder, self.config = folder, dict(config)
         self.run: Any = None
@@ -356,23 +337,13 @@ class WandB:
             identity = uuid.uuid4().hex
             self.folder.mkdir(parents=True, exist_ok=True)
             note.write_text(identity + "\n", encoding="utf-8")
+        folder, name = str(self.folder), self.folder.name
         self.run = self.wandb.init(
-            project="fullrank",
-            name=self.folder.name,
-            dir=str(self.folder),
-            id=identity,
-            resume="allow",
-            config=self.config,
+            project="fullrank", name=name, dir=folder, id=identity, resume="allow", config=self.config
         )
-
-    def advance(self, step: int, tokens: int) -> None:
-        """Ignored: only recorded lines are drawn."""
 
     def record(self, line: Mapping[str, Any]) -> None:
         self.run.log(_scalars(line), step=line["step"])
-
-    def notice(self, text: str) -> None:
-        """Ignored: messages are for the terminal."""
 
     def finish(self) -> None:
         if self.run is not None:
@@ -385,10 +356,6 @@ def _scalars(line: Mapping[str, Any]) -> dict[str, float]:
     other = ("step", "split", "tokens", "phase", "objective")
     names = {"ppl": f"{line['objective']}_ppl"} if "objective" in line else {}
     return {f"{prefix}/{names.get(name, name)}": value for name, value in line.items() if name not in other}
-
-
-def _missing(package: str) -> str:
-    return f"train.track: {package} is not installed; pip install {package}, or take it out of train.track"
 
 
 def _duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Optimizers by name, and the parameter groups with and without weight decay.
+"""Optimizers and learning rates by name, and the parameter groups with and without weight decay.
 
 An optimizer is registered as a function `(groups, options) -> torch.optim.Optimizer`; the learning rate is set by the
 loop before every step. With g the gradient, p the parameter and d the weight decay of its group:
@@ -12,11 +12,19 @@ loop before every step. With g the gradient, p the parameter and d the weight de
 rescaled whenever lr changes; only the weight decay differs (fairseq's acts on p, ours on g).
 What fairseq calls `adam` is `adamw` here: p -= lr d p. Two things differ: its decay acts on biases, norms and mixing weights,
 too, and its last step has sqrt(s) + eps where ours has sqrt(s) + eps sqrt(1-b2^t), which matters only where s is about eps^2.
+
+A schedule is registered as a function `(step, total, options) -> learning rate` of the update `step`, which counts from
+1, of `total`; or, where it depends on the validation (`plateau`), as a subclass of `Schedule`.
+With lr = `learning_rate`, w = `warmup_steps`, T = `total`, every schedule begins with
+
+    rate(t) = warmup_from + (lr - warmup_from) t / w        for t <= w
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import math
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -29,11 +37,18 @@ from fullrank.core.registry import lookup
 
 Groups = list[dict[str, Any]]
 
+# -- parameter groups ------------------------------------------------------------------------------------------------
 
-class BuildOptimizer(Protocol):
-    """A function registered in the slot `optimizer`."""
 
-    def __call__(self, groups: Groups, options: TrainConfig) -> Optimizer: ...
+@runtime_checkable
+class DecayDeclaration(Protocol):
+    """A module or parameter that says whether weight decay leaves it alone, as `core.mix.Mixing` does."""
+
+    no_weight_decay: bool
+
+
+def _declared_exempt(item: object) -> bool:
+    return isinstance(item, DecayDeclaration) and item.no_weight_decay
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
@@ -43,34 +58,35 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
     true, nor a parameter marked so itself: mixing matrices start at the identity, and decay would pull them to zero.
     A tied parameter appears once, and stays out of decay if any of its owners says so. Order is the model's own.
     """
-    exempted = {id(p) for m in model.modules() if getattr(m, "no_weight_decay", False) for p in m.parameters()}
-    decayed: list[nn.Parameter] = []
-    others: list[nn.Parameter] = []
-    for parameter in model.parameters():
-        if not parameter.requires_grad:
-            continue
-        exempt = parameter.ndim < 2 or id(parameter) in exempted or getattr(parameter, "no_weight_decay", False)
-        (others if exempt else decayed).append(parameter)
+    exempt = {id(p) for m in model.modules() if _declared_exempt(m) for p in m.parameters()}
+    exempt |= {id(p) for p in model.parameters() if p.ndim < 2 or _declared_exempt(p)}
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    decayed = [p for p in trainable if id(p) not in exempt]
+    others = [p for p in trainable if id(p) in exempt]
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
 
 
+# -- optimizers ------------------------------------------------------------------------------------------------------
+
+
 def make_optimizer(name: str, groups: Groups, options: TrainConfig) -> Optimizer:
     """The optimizer registered as `name`, over parameter groups (see `parameter_groups`)."""
-    build: BuildOptimizer = lookup("optimizer", name, "train.optimizer")
+    build: Callable[[Groups, TrainConfig], Optimizer] = lookup("optimizer", name, "train.optimizer")
     return build(groups, options)
 
 
-def _fused(groups: Groups) -> bool:
-    """True if torch's one-pass kernels apply: they are the fastest on CPU and GPU, and add in a fixed order."""
+def _common(groups: Groups, options: TrainConfig) -> dict[str, Any]:
+    """The learning rate, and torch's one-pass kernels where they apply: the fastest, adding in a fixed order."""
     parameters = (parameter for group in groups for parameter in group["params"])
-    return all(p.device.type in ("cpu", "cuda") and torch.is_floating_point(p) for p in parameters)
+    fused = all(p.device.type in ("cpu", "cuda") and torch.is_floating_point(p) for p in parameters)
+    return {"lr": options.learning_rate, "fused": fused}
 
 
 @register("optimizer", "sgd")
 def sgd(groups: Groups, options: TrainConfig) -> Optimizer:
     """Stochastic gradient descent, with `momentum` if any."""
-    return torch.optim.SGD(groups, lr=options.learning_rate, momentum=options.momentum, fused=_fused(groups))
+    return torch.optim.SGD(groups, momentum=options.momentum, **_common(groups, options))
 
 
 @register("optimizer", "nag")
@@ -78,22 +94,143 @@ def nag(groups: Groups, options: TrainConfig) -> Optimizer:
     """Nesterov's accelerated gradient; ConfigError without `momentum`."""
     if not options.momentum > 0:
         raise ConfigError(f"train.momentum: nag needs a momentum above 0 (0.99 is usual), given {options.momentum}")
-    return torch.optim.SGD(
-        groups, lr=options.learning_rate, momentum=options.momentum, nesterov=True, fused=_fused(groups)
-    )
+    return torch.optim.SGD(groups, momentum=options.momentum, nesterov=True, **_common(groups, options))
 
 
 @register("optimizer", "adam")
 def adam(groups: Groups, options: TrainConfig) -> Optimizer:
     """Adam; weight decay is added to the gradient."""
-    return torch.optim.Adam(
-        groups, lr=options.learning_rate, betas=options.betas, eps=options.eps, fused=_fused(groups)
-    )
+    return torch.optim.Adam(groups, betas=options.betas, eps=options.eps, **_common(groups, options))
 
 
 @register("optimizer", "adamw")
 def adamw(groups: Groups, options: TrainConfig) -> Optimizer:
     """Adam with decoupled weight decay."""
-    return torch.optim.AdamW(
-        groups, lr=options.learning_rate, betas=options.betas, eps=options.eps, fused=_fused(groups)
-    )
+    return torch.optim.AdamW(groups, betas=options.betas, eps=options.eps, **_common(groups, options))
+
+
+# -- learning rates --------------------------------------------------------------------------------------------------
+
+FunctionOfStep = Callable[[int, int, TrainConfig], float]
+
+
+class Schedule:
+    """The learning rate of every update: the warm-up, then `function`, or what a subclass makes of the validation."""
+
+    def __init__(self, options: TrainConfig, total_steps: int, function: FunctionOfStep | None = None) -> None:
+        self.options, self.total_steps, self.function = options, total_steps, function
+
+    def rate(self, step: int) -> float:
+        """The learning rate of update `step`, which counts from 1."""
+        options = self.options
+        if step <= options.warmup_steps:
+            share = step / options.warmup_steps
+            return options.warmup_from + (options.learning_rate - options.warmup_from) * share
+        return self.after_warmup(step)
+
+    def after_warmup(self, step: int) -> float:
+        """The learning rate of an update after the warm-up."""
+        assert self.function is not None
+        return self.function(step, self.total_steps, self.options)
+
+    def observe(self, cost: float) -> None:
+        """Record an evaluation: the value of `eval.metric` as a number that is better the lower it is."""
+
+    def state(self) -> dict[str, Any]:
+        """Plain values for a checkpoint; empty for a pure function of the step."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore a state given by `state()`."""
+
+
+def make_schedule(options: TrainConfig, total_steps: int) -> Schedule:
+    """The schedule `options.schedule` for a training of `total_steps` updates."""
+    registered = lookup("schedule", options.schedule, "train.schedule")
+    if isinstance(registered, type):
+        return registered(options, total_steps)
+    return Schedule(options, total_steps, registered)
+
+
+def _decayed_share(step: int, total: int, options: TrainConfig) -> float:
+    """The share of training after the warm-up that is done, 0 to 1."""
+    return min(1.0, (step - options.warmup_steps) / max(1, total - options.warmup_steps))
+
+
+@register("schedule", "constant")
+def constant(step: int, total: int, options: TrainConfig) -> float:
+    """rate(t) = lr"""
+    return options.learning_rate
+
+
+@register("schedule", "cosine")
+def cosine(step: int, total: int, options: TrainConfig) -> float:
+    """rate(t) = min + (lr - min) (1 + cos(pi (t - w) / (T - w))) / 2, with min = `min_learning_rate`"""
+    low, high = options.min_learning_rate, options.learning_rate
+    return low + (high - low) * (1 + math.cos(math.pi * _decayed_share(step, total, options))) / 2
+
+
+@register("schedule", "cosine_restarts")
+def cosine_restarts(step: int, total: int, options: TrainConfig) -> float:
+    """Cosines one after another, each `t_mult` times as long as the last and `lr_shrink` times as high (SGDR; fairseq).
+
+        rate(t) = lr_shrink^i (min + (lr - min) (1 + cos(pi (t - w - S_i) / P_i)) / 2)      for S_i < t - w <= S_i + P_i
+
+    with P_i = period t_mult^i and S_i = P_0 + .. + P_{i-1}.  One `period` of T - w steps is `cosine`.
+    Differs from fairseq by one step: a period ends with its lowest rate instead of beginning with its highest.
+    """
+    first = options.period or max(1, total - options.warmup_steps)
+    done, index = float(step - options.warmup_steps), 0
+    if options.t_mult == 1:  # no need to walk through a million short periods
+        index = math.ceil(done / first) - 1
+        done -= index * first
+    length = float(first)
+    while done > length:
+        done, length, index = done - length, length * options.t_mult, index + 1
+    low, high = options.min_learning_rate, options.learning_rate
+    return options.lr_shrink**index * (low + (high - low) * (1 + math.cos(math.pi * done / length)) / 2)
+
+
+@register("schedule", "linear")
+def linear(step: int, total: int, options: TrainConfig) -> float:
+    """rate(t) = lr + (min - lr) (t - w) / (T - w), with min = `min_learning_rate`"""
+    low, high = options.min_learning_rate, options.learning_rate
+    return high + (low - high) * _decayed_share(step, total, options)
+
+
+@register("schedule", "inverse_sqrt")
+def inverse_sqrt(step: int, total: int, options: TrainConfig) -> float:
+    """rate(t) = lr sqrt(max(w, 1) / t), not below `min_learning_rate`
+
+    With `warmup_from` 1e-7 that is fairseq's, but for one update: its update t has the rate of our t - 1.
+    """
+    return max(options.min_learning_rate, options.learning_rate * math.sqrt(max(1, options.warmup_steps) / step))
+
+
+@register("schedule", "plateau")
+class Plateau(Schedule):
+    """rate = lr / k^n, not below `min_learning_rate`, with k = `plateau_factor`.
+
+    n grows by one after more than `plateau_patience` evaluations in a row that do not improve on the best so far.
+    """
+
+    best: float | None = None
+    waited = divisions = 0
+
+    def after_warmup(self, step: int) -> float:
+        divided = self.options.learning_rate / self.options.plateau_factor**self.divisions
+        return max(self.options.min_learning_rate, divided)
+
+    def observe(self, cost: float) -> None:
+        if self.best is None or cost < self.best:
+            self.best, self.waited = cost, 0
+            return
+        self.waited += 1
+        if self.waited > self.options.plateau_patience:
+            self.waited, self.divisions = 0, self.divisions + 1
+
+    def state(self) -> dict[str, Any]:
+        return {"best": self.best, "waited": self.waited, "divisions": self.divisions}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.best, self.waited, self.divisions = state["best"], state["waited"], state["divisions"]

@@ -10,7 +10,7 @@ of that step is written.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -43,66 +43,6 @@ class Phase:
         if config.plateau is not None and self.least != self.steps:
             return f"{key}.plateau.steps {config.plateau.steps}"
         return f"{key}.steps {config.steps}" if config.steps is not None else f"{key}.epochs {config.epochs:g}"
-
-
-@dataclass(frozen=True)
-class Phases:
-    """The phases of a training in their order; without any, nothing ever begins or ends."""
-
-    planned: tuple[Phase, ...] = ()
-
-    def __iter__(self) -> Iterator[Phase]:
-        return iter(self.planned)
-
-    @property
-    def total(self) -> int | None:
-        """Updates of all phases together; None if one has no limit, or there are none."""
-        known = [phase.steps for phase in self.planned if phase.steps is not None]
-        return sum(known) if known and len(known) == len(self.planned) else None
-
-    def begin(self, counters: Counters) -> None:
-        """Begin the first phase, before the first update."""
-        if self.planned:
-            counters.phase = self.planned[0].config.name
-
-    def current(self, counters: Counters) -> Phase | None:
-        """The phase of the next update; None without phases."""
-        return next((phase for phase in self.planned if phase.config.name == counters.phase), None)
-
-    def check(self, counters: Counters, path: Path) -> None:
-        """Raises InputError unless the checkpoint `path`, which holds `counters`, was made in one of these phases."""
-        fits = self.current(counters) is not None if self.planned else counters.phase is None
-        if not fits:
-            here = ", ".join(phase.config.name for phase in self.planned) or "none"
-            made = "without phases" if counters.phase is None else f"in phase '{counters.phase}'"
-            raise InputError(
-                f"{path} was made {made}, train.phases now has {here}; set it back or start again with --out"
-            )
-
-    def over(self, counters: Counters) -> bool:
-        """True if the phase has had all its updates."""
-        phase = self.current(counters)
-        return phase is not None and phase.steps is not None and counters.step - counters.phase_began >= phase.steps
-
-    def last(self, counters: Counters) -> bool:
-        """True if no other phase follows."""
-        return self.current(counters) is self.planned[-1]
-
-    def next(self, counters: Counters) -> None:
-        """Begin the phase after the current one with the next update; the last one stays."""
-        for one, following in pairwise(self.planned):
-            if one.config.name == counters.phase:
-                counters.phase, counters.phase_began, counters.phase_bests = following.config.name, counters.step, []
-                return
-
-    def observe(self, counters: Counters, ppl: float) -> bool:
-        """Record the validation perplexity `ppl`; True if the phase is on its plateau and ends here."""
-        phase = self.current(counters)
-        if phase is None or phase.config.plateau is None:
-            return False
-        step = counters.step - counters.phase_began
-        counters.phase_bests, flat = update_plateau(counters.phase_bests, step, ppl, phase.config.plateau)
-        return flat
 
 
 def update_plateau(
@@ -142,7 +82,7 @@ class Plan:
     evaluate_every: float
     save_every: int | None
     log_every: int
-    phases: Phases
+    phases: tuple[Phase, ...]
 
     def batches_of(self, step: int) -> list[tuple[int, int]]:
         """(epoch, index) of the batches of update `step`, counted from 1."""
@@ -157,9 +97,8 @@ class Plan:
 
     def finished(self, counters: Counters) -> bool:
         """True if training is over at `counters`, by the budget or with the last phase."""
-        if self.done(counters.step, counters.tokens):
-            return True
-        return self.phases.over(counters) and self.phases.last(counters)
+        over = self.phase_over(counters) and self.in_last_phase(counters)
+        return over or self.done(counters.step, counters.tokens)
 
     def evaluation_due(self, step: int) -> bool:
         """True if an evaluation follows `step` updates (the last one aside, which always is evaluated)."""
@@ -172,6 +111,48 @@ class Plan:
     def log_due(self, step: int) -> bool:
         """True if a line about training follows `step` updates (the last one aside, which always has one)."""
         return step % self.log_every == 0
+
+    # phases: without any, nothing ever begins or ends
+
+    def phase(self, counters: Counters) -> Phase | None:
+        """The phase of the next update; None without phases."""
+        return next((phase for phase in self.phases if phase.config.name == counters.phase), None)
+
+    def check_phase(self, counters: Counters, path: Path) -> None:
+        """Raises InputError unless the checkpoint `path`, which holds `counters`, was made in one of these phases."""
+        names = [phase.config.name for phase in self.phases]
+        fits = counters.phase in names if names else counters.phase is None
+        if not fits:
+            made = "without phases" if counters.phase is None else f"in phase '{counters.phase}'"
+            here = ", ".join(names) or "none"
+            raise InputError(
+                f"{path} was made {made}, train.phases now has {here}; set it back or start again with --out"
+            )
+
+    def phase_over(self, counters: Counters) -> bool:
+        """True if the phase has had all its updates."""
+        phase = self.phase(counters)
+        return phase is not None and phase.steps is not None and counters.step - counters.phase_began >= phase.steps
+
+    def in_last_phase(self, counters: Counters) -> bool:
+        """True if no other phase follows."""
+        return self.phase(counters) is self.phases[-1]
+
+    def begin_phase(self, counters: Counters) -> None:
+        """Begin the phase after the current one with the next update: the first one before the first update."""
+        names = [phase.config.name for phase in self.phases]
+        if names:
+            following = 0 if counters.phase is None else names.index(counters.phase) + 1
+            counters.phase, counters.phase_began, counters.phase_bests = names[following], counters.step, []
+
+    def on_plateau(self, counters: Counters, ppl: float) -> bool:
+        """Record the validation perplexity `ppl`; True if the phase is on its plateau and ends here."""
+        phase = self.phase(counters)
+        if phase is None or phase.config.plateau is None:
+            return False
+        step = counters.step - counters.phase_began
+        counters.phase_bests, flat = update_plateau(counters.phase_bests, step, ppl, phase.config.plateau)
+        return flat
 
 
 def _multiples(step: int, every: float) -> int:
@@ -197,16 +178,18 @@ def make_plan(options: TrainConfig, eval_options: EvaluationOptions, batches: Ba
         raise InputError(f"the training text is shorter than one batch: {size} or give more text")
     accumulation = options.gradient_accumulation_steps
     steps_per_epoch = math.ceil(per_epoch / accumulation)
-    phases = Phases(tuple(_plan_phase(config, steps_per_epoch) for config in options.phases))
-    if phases.total is not None:
-        total = phases.total
+    phases = tuple(_plan_phase(config, steps_per_epoch) for config in options.phases)
+    limits = [phase.steps for phase in phases if phase.steps is not None]
+    limited = len(limits) == len(phases) > 0
+    if limited:
+        total = sum(limits)
     elif options.steps is not None:
         total = options.steps
     elif options.tokens is not None:
         total = _steps_for(options.tokens, accumulation, batches)
     else:
         total = max(1, round((options.epochs or 1.0) * steps_per_epoch))
-    if phases.total is None:
+    if not limited:
         _check_all_begin(phases, total, options)
     if eval_options.every_steps is not None:
         evaluate_every: float = eval_options.every_steps
@@ -244,7 +227,7 @@ def _steps_for(tokens: int, accumulation: int, batches: Batches[object]) -> int:
     return before + math.ceil(needed / accumulation)
 
 
-def _check_all_begin(phases: Phases, total_steps: int, options: TrainConfig) -> None:
+def _check_all_begin(phases: Sequence[Phase], total_steps: int, options: TrainConfig) -> None:
     """Raises InputError if the training of `total_steps` updates is certainly over before its last phase begins."""
     before = accumulate(phase.least for phase in phases)
     for steps, (index, (_, phase)) in zip(before, enumerate(pairwise(phases), start=1), strict=False):
@@ -254,7 +237,7 @@ def _check_all_begin(phases: Phases, total_steps: int, options: TrainConfig) -> 
                 for key, value in (("steps", options.steps), ("epochs", options.epochs), ("tokens", options.tokens))
                 if value is not None
             )
-            taken = ", ".join(earlier.bound for earlier in phases.planned[:index])
+            taken = ", ".join(earlier.bound for earlier in phases[:index])
             raise InputError(
                 f"train.phases.{phase.config.name} would never begin: the phases before it take at least {steps} steps "
                 f"({taken}), the whole training has {total_steps} (train.{name} {value}); shorten them or raise train.{name}"

@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,6 @@ from torch.optim import Optimizer
 
 from fullrank.config.run import TrainConfig
 from fullrank.core.errors import InputError
-from fullrank.training.averaging import WeightAverage
 from fullrank.training.checkpoint import Snapshot, put_weights
 from fullrank.training.device import (
     autocast,
@@ -29,7 +30,7 @@ from fullrank.training.device import (
     restore_random_state,
     synchronize,
 )
-from fullrank.training.schedule import Schedule
+from fullrank.training.optimizer import Schedule
 from fullrank.training.values import Carry, Evaluate, EvaluationResult
 
 
@@ -40,11 +41,6 @@ class TimedSteps:
     seconds: float = 0.0
     steps: int = 0
     tokens: int = 0
-
-    def add(self, seconds: float, steps: int, tokens: int) -> None:
-        self.seconds += seconds
-        self.steps += steps
-        self.tokens += tokens
 
 
 @dataclass
@@ -63,9 +59,7 @@ class Counters:
     seconds: float = 0.0  # wall clock, all parts
     phase: str | None = None  # of the next step; None without phases
     phase_began: int = 0  # steps made before it
-    phase_bests: list[tuple[int, float]] = field(
-        default_factory=list
-    )  # (step of the phase, ppl), see phases.update_plateau
+    phase_bests: list[tuple[int, float]] = field(default_factory=list)  # see phases.update_plateau
     timed_seconds: float = 0.0  # training alone, without the first step of each part and phase
     timed_steps: int = 0
     timed_tokens: int = 0
@@ -73,14 +67,6 @@ class Counters:
     peak_memory_mib: float = 0.0
     metrics_bytes: int = 0
     batches_per_epoch: int = 0
-
-    def add_time(self, seconds: float, steps: int, tokens: int) -> None:
-        """Add `seconds` of training alone, which `steps` updates of the current phase took."""
-        self.timed_seconds += seconds
-        self.timed_steps += steps
-        self.timed_tokens += tokens
-        if self.phase is not None:
-            self.timed_by_phase.setdefault(self.phase, TimedSteps()).add(seconds, steps, tokens)
 
     def note_evaluation(self, nll: float, value: float) -> bool:
         """Record an evaluation after this step, `value` of `metric`; True if it is the best so far."""
@@ -105,6 +91,81 @@ class Counters:
 def cost(metric: str, value: float) -> float:
     """`value` of `metric` as a number that is better the lower it is: the loss is, a score is not."""
     return value if metric == "loss" else -value
+
+
+class WeightAverage:
+    """The running mean of a model's parameters, to be evaluated and saved in their place (`train.averaging`).
+
+    With p_s the parameters after update s, after update t
+
+        ema   a_t = sum_s (1-d) d^(t-s) p_s / (1 - d^t),  s = 1 .. t     d = `ema_decay`
+        swa   a_t = mean of p_s,  first < s <= t                         first = `swa_start` x planned steps
+
+    The division makes the weights of the exponential average sum to one, so that the random start has no part in it.
+    Both are running means, a += share (p - a). Buffers are not averaged: they stay as training left them.
+    """
+
+    def __init__(self, model: nn.Module, options: TrainConfig, total_steps: int) -> None:
+        self.kind = options.averaging
+        self.decay = options.ema_decay
+        self.first = round(options.swa_start * total_steps)
+        self.parameters = dict(model.named_parameters())
+        self.count = 0  # updates averaged so far
+        self.averages: dict[str, Tensor] = {}
+
+    @property
+    def active(self) -> bool:
+        """True once there is an average."""
+        return self.count > 0
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Add the parameters after update `step`."""
+        if self.kind == "none" or (self.kind == "swa" and step <= self.first):
+            return
+        self.count += 1
+        if self.count == 1:
+            self.averages = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+            return
+        share = (1 - self.decay) / (1 - self.decay**self.count) if self.kind == "ema" else 1 / self.count
+        torch._foreach_lerp_(list(self.averages.values()), [p.detach() for p in self.parameters.values()], share)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """The model holds the averages inside the block, and its own parameters, bit for bit, after it."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for name, average in self.averages.items():
+            own = self.parameters[name].detach().clone()
+            self.parameters[name].copy_(average)
+            average.copy_(own)
+
+    @torch.no_grad()
+    def copy_to_model(self) -> None:
+        """Leave the averages in the model at the end of training."""
+        for name, average in self.averages.items():
+            self.parameters[name].copy_(average)
+
+    def state(self) -> dict[str, Any]:
+        """Plain values of a checkpoint, beside both sets of weights."""
+        return {"kind": self.kind, "count": self.count}
+
+    @torch.no_grad()
+    def restore(self, state: dict[str, Any], own: dict[str, Tensor]) -> None:
+        """Restore a saved state: the model holds the saved averages, `own` its parameters at that step, by name."""
+        if state["kind"] != self.kind:
+            raise ValueError(f"train.averaging is '{self.kind}', the checkpoint was made with '{state['kind']}'")
+        self.count = state["count"]
+        if self.active:
+            self.averages = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+            for name, parameter in self.parameters.items():
+                parameter.copy_(own[name])
 
 
 class RunningLoss:
@@ -156,13 +217,13 @@ class Clock:
         self.device, self.counters = device, counters
         self.mark = time.perf_counter()
         self.first = True
-        self.steps, self.tokens = 0, 0  # since the last pause
-        self.last_lap = (counters.timed_seconds, counters.timed_tokens)  # at the last lap
+        self.steps = self.tokens = 0  # since the last pause
+        self.last_lap = (counters.timed_seconds, counters.timed_tokens)
 
     def step(self, tokens: int) -> None:
         """Count a step on `tokens` tokens."""
         if self.first:
-            self._add()
+            self.resume()
             self.first = False
             return
         self.steps += 1
@@ -170,14 +231,25 @@ class Clock:
 
     def pause(self) -> None:
         """Stop the time of training; the counters now hold all of it, so a checkpoint may be written."""
-        seconds = self._add()
+        seconds, counters = self.resume(), self.counters
         if not self.first:
-            self.counters.add_time(seconds, self.steps, self.tokens)
-        self.steps, self.tokens = 0, 0
+            counters.timed_seconds += seconds
+            counters.timed_steps += self.steps
+            counters.timed_tokens += self.tokens
+            if counters.phase is not None:
+                of_phase = counters.timed_by_phase.setdefault(counters.phase, TimedSteps())
+                of_phase.seconds += seconds
+                of_phase.steps += self.steps
+                of_phase.tokens += self.tokens
+        self.steps = self.tokens = 0
 
-    def resume(self) -> None:
-        """Start the time of training again; the pause counts as wall clock only."""
-        self._add()
+    def resume(self) -> float:
+        """Start the time of training again; what has passed, returned, counts as wall clock only."""
+        synchronize(self.device)
+        now = time.perf_counter()
+        passed, self.mark = now - self.mark, now
+        self.counters.seconds += passed
+        return passed
 
     def new_phase(self) -> None:
         """Begin another phase with the next step; to be called before the counters name that phase."""
@@ -187,16 +259,9 @@ class Clock:
     def lap(self) -> float:
         """Tokens per second since the last lap, 0 if unknown."""
         self.pause()
-        seconds, tokens = (self.counters.timed_seconds, self.counters.timed_tokens)
-        before, self.last_lap = self.last_lap, (seconds, tokens)
-        return (tokens - before[1]) / (seconds - before[0]) if seconds > before[0] else 0.0
-
-    def _add(self) -> float:
-        synchronize(self.device)
-        now = time.perf_counter()
-        passed, self.mark = now - self.mark, now
-        self.counters.seconds += passed
-        return passed
+        (before, earlier), self.last_lap = self.last_lap, (self.counters.timed_seconds, self.counters.timed_tokens)
+        seconds, tokens = self.last_lap
+        return (tokens - earlier) / (seconds - before) if seconds > before else 0.0
 
 
 @dataclass
@@ -233,16 +298,17 @@ class TrainingState:
 
     def capture(self) -> Snapshot:
         """A snapshot of everything as it is now; tensors are not copied."""
-        training = {
-            f"optimizer.{name}": tensor for name, tensor in _optimizer_tensors(self.model, self.optimizer).items()
-        }
-        training |= {f"carry.{name}": tensor for name, tensor in self.carry.items()}
         tensors, plain = random_state(self.running.device)
-        training |= {f"random.{name}": tensor for name, tensor in tensors.items()}
-        training["window.nll"] = self.running.nll
+        parts: dict[str, Mapping[str, Tensor]] = {
+            "optimizer": _optimizer_tensors(self.model, self.optimizer),
+            "carry": self.carry,
+            "random": tensors,
+            "window": {"nll": self.running.nll},
+            "own": self.average.parameters if self.average.active else {},
+        }
+        training = {f"{part}.{name}": tensor for part, named in parts.items() for name, tensor in named.items()}
         weights = dict(self.model.state_dict())
         if self.average.active:
-            training |= {f"own.{name}": parameter for name, parameter in self.average.parameters.items()}
             by_address = {id(p): name for name, p in self.average.parameters.items()}
             every_name = self.model.named_parameters(remove_duplicate=False)
             weights |= {name: self.average.averages[by_address[id(p)]] for name, p in every_name if name in weights}
@@ -258,14 +324,14 @@ class TrainingState:
     def restore(self, snapshot: Snapshot, path: Path) -> None:
         """Go back to `snapshot`; InputError, naming `path`, if it belongs to another model or configuration."""
         state = dict(snapshot.state)
-        window_tokens, schedule = state.pop("window_tokens"), state.pop("schedule")
+        others = ("window_tokens", "optimizer", "schedule", "average", "random")
+        window_tokens, optimizer, schedule, average, random_plain = (state.pop(key) for key in others)
         metric = state.get("metric", "loss")
         if metric != self.counters.metric:
             raise InputError(
                 f"{path} was made with eval.metric: {metric}, now it is {self.counters.metric}; set it back or start again "
                 "with --out"
             )
-        average, random_plain, optimizer = state.pop("average"), state.pop("random"), state.pop("optimizer")
         if state["batches_per_epoch"] != self.counters.batches_per_epoch:
             raise InputError(
                 f"{path} was made with {state['batches_per_epoch']} batches an epoch, the data now gives "
@@ -303,21 +369,18 @@ def _names_in_order(model: nn.Module, optimizer: Optimizer) -> list[str]:
 
 def _optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
     names = _names_in_order(model, optimizer)
-    tensors: dict[str, Tensor] = {}
-    for index, entries in optimizer.state_dict()["state"].items():
-        for entry, value in entries.items():
-            if value is not None:
-                tensors[f"{names[index]}|{entry}"] = torch.as_tensor(value)
-    return tensors
+    states = optimizer.state_dict()["state"].items()
+    named = {f"{names[index]}|{entry}": value for index, entries in states for entry, value in entries.items()}
+    return {name: torch.as_tensor(value) for name, value in named.items() if value is not None}
 
 
 def _restore_optimizer(model: nn.Module, optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
-    indices = {name: index for index, name in enumerate(_names_in_order(model, optimizer))}
+    names = _names_in_order(model, optimizer)
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     state: dict[int, dict[str, Any]] = {}
     for key, tensor in tensors.items():
         name, _, entry = key.rpartition("|")
-        if name not in indices or (tensor.ndim and tensor.shape != shapes[name]):
+        if name not in names or (tensor.ndim and tensor.shape != shapes[name]):
             raise ValueError(f"the state '{entry}' of parameter '{name}' has no place in the optimizer")
-        state.setdefault(indices[name], {})[entry] = tensor
+        state.setdefault(names.index(name), {})[entry] = tensor
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -137,8 +137,11 @@ class Interrupted(RunError):
     """Training was asked to stop (SIGINT, SIGTERM) and has saved its state: the same command resumes it."""
 
 
-class Observer(Protocol):
-    """A progress display or tracker. It must be quick, must not touch the model and must not draw random numbers."""
+class Observer:
+    """A progress display or tracker, which ignores what it does not override.
+
+    It must be quick, must not touch the model and must not draw random numbers.
+    """
 
     def start(self, *, step: int, total_steps: int) -> None:
         """Before the first step of this part; `step` are already made."""
