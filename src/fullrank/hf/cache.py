@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from fullrank.core.memory import Memory
 from fullrank.core.translator import TranslationCache
 
 State: TypeAlias = Cache | Memory | TranslationCache
+Held = TypeVar("Held", Cache, Memory, TranslationCache)
 
 
 class StateLayer(CacheLayerMixin):
@@ -30,6 +31,15 @@ class StateLayer(CacheLayerMixin):
     def __init__(self, state: State | None = None) -> None:
         super().__init__()
         self.state = state
+
+    def state_of(self, kind: type[Held]) -> Held | None:
+        """The state, None at the beginning; InputError if it is that of another kind of model."""
+        if self.state is not None and not isinstance(self.state, kind):
+            raise InputError(
+                f"past_key_values: holds a {type(self.state).__name__}, of another model or of this one with another "
+                "memory_length; begin with FullRankCache()"
+            )
+        return self.state
 
     def keep(self, state: State | None, device: torch.device) -> None:
         """Hold the state after a call."""
@@ -114,11 +124,13 @@ class FullRankCache(HuggingFaceCache):
         return state
 
 
-def layer_of(past: Any) -> StateLayer:
+def layer_of(past: Any) -> StateLayer | None:
     """The layer of a cache that holds our state; an empty `DynamicCache`, which `generate` makes, gets such a layer.
 
     Raises InputError for caches of other kinds, and for one that another model has filled.
     """
+    if past is None:
+        return None
     cache = past.self_attention_cache if isinstance(past, EncoderDecoderCache) else past
     if isinstance(cache, HuggingFaceCache) and cache.layers and isinstance(cache.layers[0], StateLayer):
         return cache.layers[0]

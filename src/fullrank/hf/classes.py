@@ -19,6 +19,7 @@ from transformers.modeling_outputs import (
     Seq2SeqLMOutput,
     SequenceClassifierOutput,
 )
+from transformers.utils import can_return_tuple
 
 from fullrank.core.attention import Trace
 from fullrank.core.cache import Cache
@@ -143,23 +144,13 @@ class FullRankPreTrainedModel(PreTrainedModel):
         states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         return Trace(weights=bool(weights), states=[] if states else None) if weights or states else None
 
-    def _returned(self, output: Any, return_dict: bool | None) -> Any:
-        wants_dict = self.config.return_dict if return_dict is None else return_dict
-        return output if wants_dict else output.to_tuple()
-
     @property
     def _without_logits(self) -> bool:
         """True if a loss is formed chunk by chunk."""
         return bool(self.config.chunked_loss and self.training)
 
-    def _predict(
-        self,
-        output: Output,
-        hidden: Tensor,
-        labels: Tensor | None,
-        num_items: Tensor | int | None,
-        logits_to_keep: int | Tensor = 0,
-    ) -> tuple[Tensor | None, Tensor | None]:
+    def _predict(self, output: Output, hidden: Tensor, labels: Tensor | None, num_items: Tensor | int | None,
+                 logits_to_keep: int | Tensor = 0) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
         """Logits (B, N, V) of hidden (B, N, E), and the loss of labels (B, N) in nats; None for what is not asked for.
 
         The loss is the mean over labels other than -100, or their sum over num_items.
@@ -186,28 +177,32 @@ def _checkpointed(func: Callable[..., Any], block: nn.Module, *args: Any, **kwar
     return func(run, *args)
 
 
-def _states(trace: Trace | None, last: Tensor) -> tuple[Tensor, ...] | None:
-    """Inputs of the blocks, then the input of the output layer."""
-    return None if trace is None or trace.states is None else (*trace.states, last)
+def _traced(trace: Trace | None, last: Tensor) -> dict[str, tuple[Tensor, ...] | None]:
+    """Inputs of the blocks, then the input `last` of the output layer; mixed attention weights (B, H, N, M) of each layer."""
+    states = None if trace is None or trace.states is None else (*trace.states, last)
+    weights = None if trace is None or not trace.weights else tuple(layer.mixed for layer in trace.layers)
+    return {"hidden_states": states, "attentions": weights}
 
 
-def _weights(trace: Trace | None) -> tuple[Tensor, ...] | None:
-    """Attention weights (B, H, N, M) of each layer, after mixing."""
-    return None if trace is None or not trace.weights else tuple(layer.mixed for layer in trace.layers)
+class _Writing(FullRankPreTrainedModel, GenerationMixin):
+    """A model that writes a text token by token."""
+
+    _has_memory = False
+
+    def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:
+        """Inputs of `forward` in `generate`: for a model with memory the new tokens alone, also without a cache."""
+        if self.model.config.sees_future:
+            raise InputError(
+                "generate: the tokens of this model see later ones (model.attention.causal: as_published), so it cannot "
+                "write a text token by token; train with model.attention.causal: masked to generate"
+            )
+        if self._has_memory and kwargs.get("past_key_values") is not None and not kwargs.get("is_first_iteration"):
+            kwargs["next_sequence_length"] = 1
+        inputs: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, **kwargs)
+        return inputs
 
 
-def _refuse_generation(config: ModelConfig) -> None:
-    if config.sees_future:
-        raise InputError(
-            "generate: the tokens of this model see later ones (model.attention.causal: as_published), so it cannot write a "
-            "text token by token; train with model.attention.causal: masked to generate"
-        )
-
-
-# -- language models ---------------------------------------------------------------------------------------------------
-
-
-class FullRankForCausalLM(FullRankPreTrainedModel, GenerationMixin):
+class FullRankForCausalLM(_Writing):
     """p(x_{n+1} | x_1 .. x_n): a `LanguageModel` under `model`.
 
     `logits` are log-probabilities where the output layer is adaptive or a mixture; their softmax is right either way.
@@ -217,19 +212,11 @@ class FullRankForCausalLM(FullRankPreTrainedModel, GenerationMixin):
 
     kinds: ClassVar[dict[str, type[Model]]] = {"causal": LanguageModel}
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
-        labels: Tensor | None = None,
-        use_cache: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
-        num_items_in_batch: Tensor | int | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> Any:
+    @can_return_tuple
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, past_key_values: Any = None,
+                labels: Tensor | None = None, use_cache: bool | None = None, logits_to_keep: int | Tensor = 0,
+                num_items_in_batch: Tensor | int | None = None, output_attentions: bool | None = None,
+                output_hidden_states: bool | None = None) -> Any:  # fmt: skip
         """input_ids (B, N) -> `CausalLMOutputWithPast` with logits (B, N, V).
 
         attention_mask (B, N), or (B, M + N) with the tokens before, 1 for tokens and 0 for padding on either side. Outputs at
@@ -241,25 +228,17 @@ class FullRankForCausalLM(FullRankPreTrainedModel, GenerationMixin):
         logits_to_keep: of the last so many tokens, or of these positions; 0: of all.
         """
         trace = self._trace(output_attentions, output_hidden_states)
-        layer = None if past_key_values is None else layer_of(past_key_values)
-        if layer is None and self._makes_cache(use_cache, labels is not None):
+        if past_key_values is None and self._begins_cache(use_cache, labels is not None):
             past_key_values = FullRankCache()
-            layer = layer_of(past_key_values)
-        hidden = self._read(input_ids, attention_mask, layer, trace)
+        hidden = self._read(input_ids, attention_mask, layer_of(past_key_values), trace)
         if labels is not None:  # each token predicts the next one
             labels = torch.cat((labels[:, 1:], labels.new_full((len(labels), 1), IGNORED)), dim=1)
         logits, loss = self._predict(self.model.output, hidden, labels, num_items_in_batch, logits_to_keep)
-        output = CausalLMOutputWithPast(
-            loss=loss,
-            logits=logits,
-            past_key_values=past_key_values,
-            hidden_states=_states(trace, hidden),
-            attentions=_weights(trace),
-        )
-        return self._returned(output, return_dict)
+        traced = _traced(trace, hidden)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values, **traced)
 
     @property
-    def _has_memory(self) -> bool:
+    def _has_memory(self) -> bool:  # type: ignore[override]
         return bool(self.model.memory_length)
 
     @property
@@ -267,7 +246,7 @@ class FullRankForCausalLM(FullRankPreTrainedModel, GenerationMixin):
         """True if speculation is impossible: a memory or a sum cannot forget rejected tokens."""
         return self._has_memory or not self.model.new_cache().croppable
 
-    def _makes_cache(self, use_cache: bool | None, has_labels: bool) -> bool:
+    def _begins_cache(self, use_cache: bool | None, has_labels: bool) -> bool:
         """True if a call without a cache begins one."""
         if use_cache is not None:
             return use_cache
@@ -275,52 +254,20 @@ class FullRankForCausalLM(FullRankPreTrainedModel, GenerationMixin):
             return False
         return self._has_memory or (self.config.use_cache and not has_labels)
 
-    def _read(
-        self, input_ids: Tensor, attention_mask: Tensor | None, layer: StateLayer | None, trace: Trace | None
-    ) -> Tensor:
+    def _read(self, input_ids: Tensor, attention_mask: Tensor | None, layer: StateLayer | None,
+              trace: Trace | None) -> Tensor:  # fmt: skip
         """Input of the output layer, (B, N, E); `layer` then holds the state after these tokens."""
-        model, state = self.model, None if layer is None else layer.state
-        if state is not None and not isinstance(state, Memory if self._has_memory else Cache):
-            raise InputError(
-                f"past_key_values: holds a {type(state).__name__}, of another model or of this one with another "
-                "memory_length; begin with FullRankCache()"
-            )
-        mask = mask_of_new(
-            attention_mask, input_ids, state, hidden_behind=layer is None and not model.config.sees_future
-        )
+        model: LanguageModel = self.model
+        state = None if layer is None else layer.state_of(Memory if self._has_memory else Cache)
+        hidden_behind = layer is None and not model.config.sees_future
+        mask = mask_of_new(attention_mask, input_ids, state, hidden_behind=hidden_behind)
         if self._has_memory or layer is None:
             after = model.hidden(input_ids, state, attention_mask=mask, trace=trace)
         else:
             after = model.hidden(input_ids, cache=state or model.new_cache(), attention_mask=mask, trace=trace)
         if layer is not None:
             layer.keep(after.memory if self._has_memory else after.cache, input_ids.device)
-        hidden: Tensor = after.hidden
-        return hidden
-
-    def prepare_inputs_for_generation(
-        self,
-        input_ids: Tensor,
-        next_sequence_length: int | None = None,
-        past_key_values: Any = None,
-        attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        is_first_iteration: bool | None = False,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
-        """Inputs of `forward` in `generate`: for a model with memory the new tokens alone, also without a cache."""
-        _refuse_generation(self.model.config)
-        if past_key_values is not None and self._has_memory and not is_first_iteration:
-            next_sequence_length = 1
-        inputs: dict[str, Any] = super().prepare_inputs_for_generation(
-            input_ids,
-            next_sequence_length=next_sequence_length,
-            past_key_values=past_key_values,
-            attention_mask=attention_mask,
-            inputs_embeds=inputs_embeds,
-            is_first_iteration=is_first_iteration,
-            **kwargs,
-        )
-        return inputs
+        return after.hidden
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
@@ -342,16 +289,10 @@ class FullRankForMaskedLM(FullRankPreTrainedModel):
 
     kinds: ClassVar[dict[str, type[Model]]] = {"masked": MaskedLanguageModel}
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> Any:
+    @can_return_tuple
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None,
+                num_items_in_batch: Tensor | int | None = None, output_attentions: bool | None = None,
+                output_hidden_states: bool | None = None) -> Any:  # fmt: skip
         """input_ids (B, N) -> `MaskedLMOutput` with logits (B, N, V) at every position.
 
         attention_mask (B, N), 1 for tokens and 0 for padding on either side. labels (B, N): the masked tokens, -100 elsewhere;
@@ -364,10 +305,7 @@ class FullRankForMaskedLM(FullRankPreTrainedModel):
             masked = labels != IGNORED
             hidden, labels = hidden[masked][None], labels[masked][None]
         logits, loss = self._predict(self.model.output, hidden, labels, num_items_in_batch)
-        output = MaskedLMOutput(
-            loss=loss, logits=logits, hidden_states=_states(trace, states), attentions=_weights(trace)
-        )
-        return self._returned(output, return_dict)
+        return MaskedLMOutput(loss=loss, logits=logits, **_traced(trace, states))
 
 
 class FullRankForSequenceClassification(FullRankPreTrainedModel):
@@ -391,15 +329,9 @@ class FullRankForSequenceClassification(FullRankPreTrainedModel):
     def _add_layers(self, config: FullRankConfig) -> None:
         self.classifier = nn.Linear(self.model.config.hidden_size, config.num_labels)
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        labels: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> Any:
+    @can_return_tuple
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None,
+                output_attentions: bool | None = None, output_hidden_states: bool | None = None) -> Any:  # fmt: skip
         """input_ids (B, N) -> `SequenceClassifierOutput` with logits (B, num_labels).
 
         attention_mask (B, N), 1 for tokens and 0 for padding on either side; without one every id is a token. labels (B,):
@@ -421,16 +353,13 @@ class FullRankForSequenceClassification(FullRankPreTrainedModel):
         logits, loss = self.classifier(pooled), None
         if labels is not None:
             loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
-        output = SequenceClassifierOutput(
-            loss=loss, logits=logits, hidden_states=_states(trace, hidden), attentions=_weights(trace)
-        )
-        return self._returned(output, return_dict)
+        return SequenceClassifierOutput(loss=loss, logits=logits, **_traced(trace, hidden))
 
 
 # -- translation -------------------------------------------------------------------------------------------------------
 
 
-class FullRankForSeq2SeqLM(FullRankPreTrainedModel, GenerationMixin):
+class FullRankForSeq2SeqLM(_Writing):
     """p(y_{n+1} | y_1 .. y_n, x): a `Translator` under `model`. A translation begins with `decoder_start_token_id`.
 
     `logits` are log-probabilities where the output layer is adaptive or a mixture. Where `decoder.released_decoding` is set,
@@ -443,22 +372,13 @@ class FullRankForSeq2SeqLM(FullRankPreTrainedModel, GenerationMixin):
         """The encoder as `generate` calls it."""
         return SourceEncoder(self)
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        decoder_input_ids: Tensor | None = None,
-        decoder_attention_mask: Tensor | None = None,
-        encoder_outputs: Any = None,
-        past_key_values: Any = None,
-        labels: Tensor | None = None,
-        use_cache: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
-        num_items_in_batch: Tensor | int | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> Any:
+    @can_return_tuple
+    def forward(self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None,
+                decoder_input_ids: Tensor | None = None, decoder_attention_mask: Tensor | None = None,
+                encoder_outputs: Any = None, past_key_values: Any = None, labels: Tensor | None = None,
+                use_cache: bool | None = None, logits_to_keep: int | Tensor = 0,
+                num_items_in_batch: Tensor | int | None = None, output_attentions: bool | None = None,
+                output_hidden_states: bool | None = None) -> Any:  # fmt: skip
         """input_ids (B, M) of the source -> `Seq2SeqLMOutput` with logits (B, N, V) of the target.
 
         encoder_outputs: of `get_encoder()`, instead of input_ids. attention_mask (B, M): that of the source, padding on either
@@ -474,27 +394,25 @@ class FullRankForSeq2SeqLM(FullRankPreTrainedModel, GenerationMixin):
             if input_ids is None:
                 raise InputError("input_ids or encoder_outputs: a translation needs its source")
             encoder_outputs = self.get_encoder()(input_ids, attention_mask, output_attentions, output_hidden_states)
-        layer = None if past_key_values is None else layer_of(past_key_values)
-        if layer is None and use_cache:
+        if past_key_values is None and use_cache:
             past_key_values = FullRankCache()
-            layer = layer_of(past_key_values)
         trace = self._trace(output_attentions, output_hidden_states)
         source = Source.of(encoder_outputs[0], attention_mask)
-        hidden = self._read(decoder_input_ids, decoder_attention_mask, source, layer, trace)
+        hidden = self._read(decoder_input_ids, decoder_attention_mask, source, layer_of(past_key_values), trace)
         logits, loss = self._predict(self.model.decoder.output, hidden, labels, num_items_in_batch, logits_to_keep)
-        weights = _weights(trace)  # of self-attention and of cross-attention in turn
-        output = Seq2SeqLMOutput(
+        traced = _traced(trace, hidden)
+        weights = traced["attentions"]  # of self-attention and of cross-attention in turn
+        return Seq2SeqLMOutput(
             loss=loss,
             logits=logits,
             past_key_values=past_key_values,
-            decoder_hidden_states=_states(trace, hidden),
+            decoder_hidden_states=traced["hidden_states"],
             decoder_attentions=None if weights is None else weights[::2],
             cross_attentions=None if weights is None else weights[1::2],
             encoder_last_hidden_state=encoder_outputs[0],
             encoder_hidden_states=getattr(encoder_outputs, "hidden_states", None),
             encoder_attentions=getattr(encoder_outputs, "attentions", None),
         )
-        return self._returned(output, return_dict)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Labels (B, N) shifted to the right behind `decoder_start_token_id`; collators call it."""
@@ -506,25 +424,15 @@ class FullRankForSeq2SeqLM(FullRankPreTrainedModel, GenerationMixin):
         first = labels.new_full((len(labels), 1), start)
         return torch.cat((first, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, start)), dim=1)
 
-    def _read(
-        self,
-        decoder_input_ids: Tensor,
-        decoder_attention_mask: Tensor | None,
-        source: Source,
-        layer: StateLayer | None,
-        trace: Trace | None,
-    ) -> Tensor:
+    def _read(self, decoder_input_ids: Tensor, decoder_attention_mask: Tensor | None, source: Source,
+              layer: StateLayer | None, trace: Trace | None) -> Tensor:  # fmt: skip
         """Input of the output layer, (B, N, E); `layer` then holds the state after these tokens."""
         model: Translator = self.model
         if layer is None:
             hidden_behind = not model.config.sees_future
             mask = mask_of_new(decoder_attention_mask, decoder_input_ids, None, hidden_behind=hidden_behind)
             return model.decoder.hidden(decoder_input_ids, attention_mask=mask, trace=trace, source=source).hidden
-        state = self._new_state(source) if layer.state is None else layer.state
-        if not isinstance(state, TranslationCache):
-            raise InputError(
-                f"past_key_values: holds a {type(state).__name__} of another model; begin with FullRankCache()"
-            )
+        state = layer.state_of(TranslationCache) or self._new_state(source)
         mask = mask_of_new(decoder_attention_mask, decoder_input_ids, state.written, hidden_behind=False)
         after = model.decoder_while_decoding().hidden(
             decoder_input_ids, cache=state.written, attention_mask=mask, trace=trace, source=state.source
@@ -552,12 +460,6 @@ class FullRankForSeq2SeqLM(FullRankPreTrainedModel, GenerationMixin):
         """True if speculation is impossible: a sum cannot forget rejected tokens."""
         return not self.model.decoder.new_cache().croppable
 
-    def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:
-        """Inputs of `forward` in `generate`."""
-        _refuse_generation(self.model.config)
-        inputs: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, **kwargs)
-        return inputs
-
 
 class SourceEncoder:
     """The encoder of a translation model as `generate` calls it. No module: the encoder's tensors have names already."""
@@ -565,23 +467,14 @@ class SourceEncoder:
     main_input_name = "input_ids"
 
     def __init__(self, whole: FullRankForSeq2SeqLM) -> None:
-        self._whole = whole
+        self._whole, self.config = whole, whole.config
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> Any:
+    @can_return_tuple
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, output_attentions: bool | None = None,
+                output_hidden_states: bool | None = None) -> Any:  # fmt: skip
         """input_ids (B, M) -> `BaseModelOutput` with last_hidden_state (B, M, E)."""
-        whole = self._whole
-        trace = whole._trace(output_attentions, output_hidden_states)
-        hidden = whole.model.encoder.encode(input_ids, attention_mask, trace=trace).hidden
-        output = BaseModelOutput(
-            last_hidden_state=hidden, hidden_states=_states(trace, hidden), attentions=_weights(trace)
-        )
-        return whole._returned(output, return_dict)
+        trace = self._whole._trace(output_attentions, output_hidden_states)
+        hidden = self._whole.model.encoder.encode(input_ids, attention_mask, trace=trace).hidden
+        return BaseModelOutput(last_hidden_state=hidden, **_traced(trace, hidden))
 
     __call__ = forward
