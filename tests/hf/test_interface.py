@@ -177,7 +177,7 @@ def test_masks_of_every_kind_keep_their_meaning():
 
 
 def test_a_mask_that_was_written_into_is_read_again():
-    from fullrank.hf.masks import layout_of
+    from fullrank.hf.interface import layout_of
 
     mask = torch.zeros(1, 1, 4, 4)
     query = torch.zeros(1, 1, 4, 2)

@@ -258,13 +258,15 @@ class FullRankForCausalLM(_Writing):
               trace: Trace | None) -> Tensor:  # fmt: skip
         """Input of the output layer, (B, N, E); `layer` then holds the state after these tokens."""
         model: LanguageModel = self.model
-        state = None if layer is None else layer.state_of(Memory if self._has_memory else Cache)
+        state: Cache | Memory | None = None
+        if layer is not None:
+            state = layer.state_of(Memory) if self._has_memory else layer.state_of(Cache)
         hidden_behind = layer is None and not model.config.sees_future
         mask = mask_of_new(attention_mask, input_ids, state, hidden_behind=hidden_behind)
-        if self._has_memory or layer is None:
-            after = model.hidden(input_ids, state, attention_mask=mask, trace=trace)
-        else:
-            after = model.hidden(input_ids, cache=state or model.new_cache(), attention_mask=mask, trace=trace)
+        past: dict[str, Any] = {"memory": state}
+        if layer is not None and not self._has_memory:
+            past = {"cache": state or model.new_cache()}
+        after = model.hidden(input_ids, **past, attention_mask=mask, trace=trace)
         if layer is not None:
             layer.keep(after.memory if self._has_memory else after.cache, input_ids.device)
         return after.hidden

@@ -82,39 +82,23 @@ class FullRankConfig(PreTrainedConfig):
         model: ModelConfig,
         *,
         objective: str | None = None,
-        bos_token_id: int | None = None,
-        eos_token_id: int | None = None,
-        pad_token_id: int | None = None,
-        mask_token_id: int | None = None,
-        decoder_start_token_id: int | None = None,
-        chunked_loss: bool = False,
         labels: Mapping[int, str] | int | None = None,
+        **settings: Any,
     ) -> FullRankConfig:
-        """Build a FullRankConfig from a ModelConfig. labels: names of classes by number, or how many classes there are.
+        """Build a FullRankConfig from a ModelConfig and further `settings` of it, such as `eos_token_id`.
 
+        labels: names of classes by number, or how many classes there are.
         A translation begins with `eos_token_id` unless another token is given, as ours do; `<mask>` is the last entry.
         """
-        if objective == "masked" and mask_token_id is None and model.vocab_size is not None:
-            mask_token_id = model.vocab_size - 1
-        translates = objective == "translation" or model.encoder is not None or model.decoder is not None
-        if translates and decoder_start_token_id is None:
-            decoder_start_token_id = eos_token_id
-        classes: dict[str, Any] = {}
+        if objective == "masked" and model.vocab_size is not None:
+            settings.setdefault("mask_token_id", model.vocab_size - 1)
+        if objective == "translation" or model.encoder is not None or model.decoder is not None:
+            settings.setdefault("decoder_start_token_id", settings.get("eos_token_id"))
         if isinstance(labels, Mapping):
-            classes = {"id2label": dict(labels), "label2id": {name: i for i, name in labels.items()}}
+            settings |= {"id2label": dict(labels), "label2id": {name: i for i, name in labels.items()}}
         elif labels is not None:
-            classes = {"num_labels": labels}
-        return cls(
-            fullrank=model.to_dict(),
-            objective=objective,
-            bos_token_id=bos_token_id,
-            eos_token_id=eos_token_id,
-            pad_token_id=pad_token_id,
-            mask_token_id=mask_token_id,
-            decoder_start_token_id=decoder_start_token_id,
-            chunked_loss=chunked_loss,
-            **classes,
-        )
+            settings["num_labels"] = labels
+        return cls(fullrank=model.to_dict(), objective=objective, **settings)
 
     def model_config(self) -> ModelConfig:
         """The `ModelConfig` of the model; ConfigError if it was changed into one that describes none."""

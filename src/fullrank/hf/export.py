@@ -91,9 +91,9 @@ def export_run(folder: str | Path, out: str | Path, checkpoint: str = "best") ->
         named = {f"{storage.PREFIX}{name}": tensor.contiguous() for name, tensor in state.items()}
         save_file(named, place / storage.WEIGHTS, metadata={"format": "pt"})
         (place / storage.WEIGHTS).chmod(0o644)
-        special, missing = {}, "saved outside a run"
-        if run is not None:
-            special, missing = _write_tokenizers(place, folder, kind, run.masks)
+        special, missing = (
+            ({}, "saved outside a run") if run is None else _write_tokenizers(place, folder, kind, run.masks)
+        )
         _write_configuration(place, kind, config, special, run, next(iter(tensors.values())).dtype)
         elements = sum(tensor.numel() for tensor in state.values())
         code["README.md"] = _card(out.name, kind, config, record, checkpoint, elements, missing)

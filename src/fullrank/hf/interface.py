@@ -1,4 +1,4 @@
-"""Attention functions of injected models, as transformers calls them.
+"""Attention functions of injected models, as transformers calls them, and the masks that they get.
 
 definition:  P = weights of the model's own eager function,  P' = mix(P),  O = dropout(P') V
 engines:     the same, where the model's own function is plain scaled dot product under a mask that a layout can describe
@@ -9,6 +9,7 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import masking_utils
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -25,11 +27,10 @@ from fullrank.core.config import Stage
 from fullrank.core.cross_head import StochasticCrossHead
 from fullrank.core.engine import Problem
 from fullrank.core.errors import InputError
+from fullrank.core.layout import Layout
 from fullrank.core.mix import Mixing, mix_heads
 from fullrank.core.normalize import Normalizer, Softmax
 from fullrank.core.stage import HeadSize, build_stage
-from fullrank.hf.families import eager_of
-from fullrank.hf.masks import eager_mask, layout_of
 
 try:
     from transformers.utils.output_capturing import _active_collector
@@ -148,7 +149,7 @@ def _weights_wanted(arguments: dict[str, Any]) -> bool:
 
 def _definition(injected: Injected, own: OwnAttention, module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
                 mask: Tensor | None, dropout: float, **arguments: Any) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The model's own weights, then our stages."""
+    """Attention by the model's own weights, then our stages."""
     own_dropout = 0.0
     if type(injected.normalize) is Softmax:
         weights, own_dropout = _own_weights(module, own, query, key, value, mask, arguments)
@@ -211,19 +212,15 @@ class _WithoutDropout:
     """An attention module as its eager function reads it, without dropout. `p` is the rate of the dropout left out."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._module, self._read, self.p, self.training = module, set[str](), 0.0, False
+        self._module, self.read, self.p, self.training = module, set[str](), 0.0, False
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._module, name)
-        self._read.add(name)
+        self.read.add(name)
         if isinstance(value, nn.Dropout):
             self.p = value.p
             return nn.Identity()
         return value
-
-    def harmless(self) -> bool:
-        """True if no attribute was read that may change the weights: a parameter, a buffer, a number of unknown use."""
-        return self._read <= _HARMLESS
 
 
 def _own_weights(module: nn.Module, own: OwnAttention, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
@@ -251,7 +248,7 @@ def _scores(query: Tensor, key: Tensor, mask: Tensor | None, scaling: float | No
     scores = query @ keys.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     if mask is None:
         return scores
-    hidden = mask <= torch.finfo(mask.dtype).min / 2
+    hidden = _hidden(mask)
     padding = hidden.all(-1, keepdim=True)
     return (scores + mask.masked_fill(hidden, 0)).masked_fill(hidden & ~padding, float("-inf"))
 
@@ -281,7 +278,8 @@ def examine(module: nn.Module, eager: Eager, size: HeadSize) -> OwnAttention:
                 "this model cannot be injected into"
             )
         scores = 0.5 * query @ _repeated(key, groups).transpose(2, 3) + mask
-        plain = torch.allclose(weights, torch.softmax(scores, -1), atol=1e-6) and without.harmless()
+        # an attribute of unknown use may change weights: a parameter, a buffer, a number
+        plain = without.read <= _HARMLESS and torch.allclose(weights, torch.softmax(scores, -1), atol=1e-6)
         after = not torch.allclose(out.transpose(1, 2), weights @ _repeated(value, groups), atol=1e-5)
     read, all_keywords = _arguments_read(eager)
     return OwnAttention(eager, plain and not after and not all_keywords, after, frozenset(read - _STANDARD))
@@ -292,8 +290,128 @@ def _arguments_read(eager: Eager) -> tuple[set[str], bool]:
     code = inspect.unwrap(eager).__code__
     loaded = {name for step in dis.get_instructions(code) if step.opname.startswith("LOAD")
               for name in (step.argval if isinstance(step.argval, tuple) else (step.argval,))}  # fmt: skip
-    named = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    others = code.co_varnames[len(named) :][bool(code.co_flags & inspect.CO_VARARGS) :]
-    return {name for name in named if name in loaded}, bool(code.co_flags & inspect.CO_VARKEYWORDS) and others[
-        0
-    ] in loaded
+    arguments = inspect.signature(inspect.unwrap(eager)).parameters.values()
+    keywords = {argument.name for argument in arguments if argument.kind is argument.VAR_KEYWORD}
+    read = loaded & {argument.name for argument in arguments if argument.kind is not argument.VAR_POSITIONAL}
+    return read - keywords, bool(read & keywords)
+
+
+def dispatcher(kind: type) -> types.FunctionType | None:
+    """The method of a class that looks up an attention function."""
+    for owner in kind.__mro__:
+        if not issubclass(owner, nn.Module) or owner is nn.Module:
+            continue
+        for item in vars(owner).values():
+            method = inspect.unwrap(item) if callable(item) else item
+            if isinstance(method, types.FunctionType) and "ALL_ATTENTION_FUNCTIONS" in method.__code__.co_names:
+                return method
+        if "forward" in vars(owner):
+            return None  # it overrides the lookup of a base class
+    return None
+
+
+def eager_of(module: nn.Module) -> Callable[..., Any]:
+    """The model's own attention function, which it uses as `attn_implementation="eager"`."""
+    method = dispatcher(type(module))
+    eager: Callable[..., Any] | None = None if method is None else method.__globals__.get("eager_attention_forward")
+    if eager is None or method is None:
+        raise InputError(
+            f"{type(module).__name__}: its file has no eager attention function, whose weights could be mixed; "
+            "this model cannot be injected into"
+        )
+    if ("eager", "sdpa") in method.__code__.co_consts or getattr(module, "reorder_and_upcast_attn", False):
+        raise InputError(
+            f"{type(module).__name__}: it computes something else where its attention is called neither 'eager' nor 'sdpa' "
+            "(sparse attention, or `reorder_and_upcast_attn`); this model cannot be injected into"
+        )
+    return eager
+
+
+# -- masks: those of eager attention, and the layouts that they describe -------------------------------------------------
+
+
+def eager_mask(**arguments: Any) -> Tensor | None:
+    """The additive mask (B, 1, N, M) of eager attention, or None where every query sees every key, made once for all layers."""
+    mask: Tensor | None = ALL_MASK_ATTENTION_FUNCTIONS["eager"](**arguments)
+    if mask is not None and not torch.compiler.is_compiling() and (layout := _described(**arguments)) is not None:
+        _noted(mask, layout)
+    return mask
+
+
+def layout_of(mask: Tensor | None, query: Tensor, key: Tensor) -> Layout | None:
+    """The layout of a mask, None where none describes it. A mask without description is read once, by the first layer."""
+    queries, keys = query.shape[2], key.shape[2]
+    if mask is None:
+        return Layout.of(queries, keys, causal=False, device=query.device)
+    if torch.compiler.is_compiling():
+        return None
+    layout, version = vars(mask).get("fullrank_layout", (None, None))
+    if mask.is_inference() or version != mask._version:
+        layout = _noted(mask, _read(mask))
+    return layout if layout is not None and layout.shape == (queries, keys) else None
+
+
+def _noted(mask: Tensor, layout: Layout | None) -> Layout | None:
+    """Keep the layout of a mask beside the version of the tensor: a mask that was written into has another layout."""
+    if not mask.is_inference():  # such a tensor does not count writes
+        mask.fullrank_layout = layout, mask._version  # type: ignore[attr-defined]
+    return layout
+
+
+def _described(*, q_length: int, kv_length: int, mask_function: Callable[..., Any], q_offset: int | Tensor = 0,
+               kv_offset: int = 0, attention_mask: Tensor | None = None, device: torch.device | None = None,
+               **others: Any) -> Layout | None:  # fmt: skip
+    """The layout of a mask that transformers makes of these arguments, None where no layout describes it."""
+    causal, window = _kind(mask_function)
+    if causal is None or (causal and (isinstance(q_offset, Tensor) or q_offset + q_length != kv_offset + kv_length)):
+        return None  # also a cache with room for more: its queries are not the last of the keys
+    tokens = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
+    if tokens is not None:
+        tokens = _unless_all(tokens[:, kv_offset : kv_offset + kv_length].bool())
+    return Layout.of(q_length, kv_length, causal=causal, device=device, key_mask=tokens, window=window)
+
+
+def _kind(mask_function: Callable[..., Any]) -> tuple[bool | None, int | None]:
+    """True for a causal mask function, and its window; (None, None) for one that is not known."""
+    if mask_function is masking_utils.bidirectional_mask_function:
+        return False, None
+    if mask_function is masking_utils.causal_mask_function:
+        return True, None
+    parts = list(_closure(mask_function).get("mask_functions", ()))  # of a mask function made of several
+    windowed = len(parts) == 2 and parts[0].__qualname__.startswith("sliding_window_overlay.")
+    if windowed and parts[1] is masking_utils.causal_mask_function:
+        return True, _closure(parts[0])["sliding_window"]
+    return None, None
+
+
+def _closure(function: Callable[..., Any]) -> dict[str, Any]:
+    """The variables that a function holds from the function that made it."""
+    closed = inspect.isfunction(function) and function.__closure__ is not None
+    return dict(inspect.getclosurevars(function).nonlocals) if closed else {}
+
+
+def _read(mask: Tensor) -> Layout | None:
+    """The layout of an additive mask (B or 1, 1, N or 1, M), read from its numbers: causal, padding, or both."""
+    if mask.dim() != 4 or mask.shape[1] != 1 or not mask.is_floating_point() or mask.requires_grad:
+        return None
+    hidden = _hidden(mask[:, 0])
+    if bool((mask[:, 0].masked_fill(hidden, 0) != 0).any()):
+        return None  # it is a bias as well
+    queries, keys = mask.shape[2:]
+    tokens = ~hidden[:, -1]  # the last query sees every token before it, which are all
+    if torch.equal(hidden, ~tokens[:, None].expand_as(hidden)):
+        return Layout.of(queries, keys, causal=False, device=mask.device, key_mask=_unless_all(tokens))
+    if queries <= keys:
+        before = torch.ones(queries, keys, dtype=torch.bool, device=mask.device).tril(keys - queries)
+        if torch.equal(hidden, ~(before & tokens[:, None])):
+            return Layout.of(queries, keys, causal=True, device=mask.device, key_mask=_unless_all(tokens))
+    return None
+
+
+def _hidden(mask: Tensor) -> Tensor:
+    """True where an additive mask hides a key."""
+    return mask <= torch.finfo(mask.dtype).min / 2
+
+
+def _unless_all(tokens: Tensor) -> Tensor | None:
+    return None if bool(tokens.all()) else tokens

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
@@ -51,25 +52,22 @@ def load_adapter(model: Any, folder: str | Path) -> Any:
         inject(model, **settings)
     elif settings_of(model) != settings:
         raise InputError(f"{folder}: was saved with {settings}, but the model was injected with {settings_of(model)}")
-    try:
-        _fill(model, tensors, folder)
-    except InputError:
-        if fresh:
-            remove(model)
-        raise
-    return model
-
-
-def _fill(model: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:
     own = _tensors(model)
-    missing, unknown = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
-    other = [name for name in own.keys() & tensors.keys() if own[name].shape != tensors[name].shape]
-    for names, what in ((missing, "lacks"), (unknown, "has, and the model has not,"), (other, "has in another shape")):
+    other_shape = {name for name in own.keys() & tensors.keys() if own[name].shape != tensors[name].shape}
+    for names, verb in (
+        (own.keys() - tensors.keys(), "lacks"),
+        (tensors.keys() - own.keys(), "has, and the model has not,"),
+        (other_shape, "has in another shape"),
+    ):
         if names:
-            raise InputError(f"{folder}: does not fit this {type(model).__name__}: it {what} {', '.join(names[:3])}")
+            if fresh:
+                remove(model)
+            listed = ", ".join(sorted(names)[:3])
+            raise InputError(f"{folder}: does not fit this {type(model).__name__}: it {verb} {listed}")
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(tensors[name])
+    return model
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -88,8 +86,6 @@ def load_injected(folder: str | Path, cls: Any = None, **from_pretrained_argumen
     `from_pretrained`. An adapter's folder names the model that it was made of, which is loaded first.
     Raises InputError if nothing had been injected, if a parameter of the stages is missing, and for a folder without model.
     """
-    import transformers
-
     path = Path(folder)
     if (path / CONFIG).is_file():
         written = _read_config(path)
@@ -111,7 +107,11 @@ def load_injected(folder: str | Path, cls: Any = None, **from_pretrained_argumen
     settings = getattr(config, "fullrank", None)
     if settings is None:
         raise InputError(f"{folder}: nothing was injected into this model; load it with from_pretrained")
-    _forget(config)
+    for part in (config, *(getattr(config, key, None) for key in config.sub_configs)):
+        if part is not None:  # `inject` will write the settings again
+            vars(part).pop("fullrank", None)
+            if part._attn_implementation == LOADED_BY:
+                part._attn_implementation_internal = None
     return _loaded(_class_of(cls, config), arguments_of(settings), str(folder), config, from_pretrained_arguments)
 
 
@@ -139,8 +139,6 @@ def _loaded(kind: Any, settings: dict[str, Any], name: str, config: Any, argumen
 
 def _class_of(cls: Any, config: Any) -> Any:
     """The class to load: `cls`, or of an Auto class the one for this configuration; None: the class that was saved."""
-    import transformers
-
     if cls is not None and not hasattr(cls, "_model_mapping"):
         return cls
     saved = (config.architectures or [None])[0]
@@ -151,15 +149,6 @@ def _class_of(cls: Any, config: Any) -> Any:
             raise InputError(f"transformers has no class '{saved}'; give the class to load, load_injected(folder, cls)")
     several = known if isinstance(known, tuple | list) else (known,)
     return next((kind for kind in several if kind.__name__ == saved), several[0])
-
-
-def _forget(config: Any) -> None:
-    """Take the settings of the injection out of a configuration: `inject` will write them again."""
-    for part in (config, *(getattr(config, key, None) for key in config.sub_configs)):
-        if part is not None:
-            vars(part).pop("fullrank", None)
-            if part._attn_implementation == LOADED_BY:
-                part._attn_implementation_internal = None
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
