@@ -5,10 +5,11 @@ Every batch is a pure function of (seed, epoch, index), so a position in trainin
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -18,9 +19,7 @@ from fullrank.core.errors import InputError
 from fullrank.data.prepared import Pairs
 
 _EXAMPLE_DRAWS = 11  # keeps the draws of examples apart from others of the same seed
-_GROUPED = (
-    50  # batches of examples that are sorted by length together: enough for little padding, few enough to stay random
-)
+_GROUPED = 50  # batches of examples sorted by length together: enough for little padding, few enough to stay random
 
 
 def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
@@ -43,11 +42,22 @@ def _check_positive(**values: int) -> None:
             raise InputError(f"train.{key}: a positive number, given {value}")
 
 
+@dataclass(frozen=True)
+class Tensors:
+    """Base of batches, whose tensors move to a device together."""
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same batch on another device."""
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        moved: dict[str, Any] = {name: to_device(tensor, device) for name, tensor in tensors.items()}
+        return dataclasses.replace(self, **moved)
+
+
 # running text: the input of a target is the token before it; the first token of the text follows `start_id`
 
 
 @dataclass(frozen=True)
-class Batch:
+class Batch(Tensors):
     """inputs (B, N) int64, targets (B, N) int64, weights (B, N) float32: 1 counts, 0 is padding; None: all count."""
 
     inputs: Tensor
@@ -59,45 +69,60 @@ class Batch:
         """Targets that count."""
         return self.targets.numel() if self.weights is None else int(self.weights.sum().item())
 
-    def to(self, device: torch.device | str) -> Batch:
-        """The same batch on another device."""
-        weights = None if self.weights is None else to_device(self.weights, device)
-        return Batch(to_device(self.inputs, device), to_device(self.targets, device), weights)
-
-
-def _check_text(ids: np.ndarray, batch_size: int, segment_length: int) -> None:
-    if ids.ndim != 1 or len(ids) == 0:
-        raise InputError(f"token ids: a non-empty sequence is wanted, given shape {tuple(ids.shape)}")
-    _check_positive(batch_size=batch_size, segment_length=segment_length)
-
 
 @lru_cache(maxsize=4)
 def _permutation(seed: int, epoch: int, size: int) -> np.ndarray:
     return np.random.default_rng([seed % (1 << 64), epoch]).permutation(size)
 
 
-def _rows(ids: np.ndarray, starts: np.ndarray, ends: np.ndarray, length: int, start_id: int) -> Batch:
-    """The batch whose row r scores ids[starts[r]:ends[r]] (at most `length` of them), padded at its end."""
-    if (ends - starts == length).all():  # nearly always: read in one go, with the token before each row
-        taken = ids[np.maximum(starts[:, None] + np.arange(-1, length), 0)].astype(np.int64)
-        taken[starts == 0, 0] = start_id
+class _TextBatches:
+    """Batches of a text whose rows are spans of it, `batch_size` rows at a time; `span` says where rows begin and end."""
+
+    def __init__(self, ids: np.ndarray, batch_size: int, segment_length: int, start_id: int) -> None:
+        if ids.ndim != 1 or len(ids) == 0:
+            raise InputError(f"token ids: a non-empty sequence is wanted, given shape {tuple(ids.shape)}")
+        _check_positive(batch_size=batch_size, segment_length=segment_length)
+        self._ids, self._batch_size, self._start_id = np.asarray(ids), batch_size, start_id
+        self._length = min(segment_length, len(ids))  # never longer than the text: nobody waits for padding
+        self.tokens_per_epoch = len(ids)
+
+    def _set_rows(self, rows: int) -> None:
+        self._rows = rows
+        self.batches_per_epoch = -(-rows // self._batch_size)
+
+    def _spans(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The targets [start, end) of each row."""
+        raise NotImplementedError
+
+    def _order(self, epoch: int) -> np.ndarray:
+        return np.arange(self._rows)
+
+    def batch(self, epoch: int, index: int) -> Batch:
+        """Batch `index` of an epoch; IndexError if there is none."""
+        _check_index(epoch, index, self.batches_per_epoch)
+        rows = self._order(epoch)[index * self._batch_size : (index + 1) * self._batch_size]
+        return self._read(*self._spans(rows), self._length)
+
+    def _read(self, starts: np.ndarray, ends: np.ndarray, length: int) -> Batch:
+        """The batch whose row r scores ids[starts[r]:ends[r]] (at most `length` of them), padded at its end."""
+        at = starts[:, None] + np.arange(-1, length)
+        read = self._ids[np.clip(at, 0, len(self._ids) - 1)].astype(np.int64)
+        read[at < 0] = self._start_id
         # copies, so that a write to inputs does not change targets
-        return Batch(torch.from_numpy(taken[:, :-1].copy()), torch.from_numpy(taken[:, 1:].copy()))
-    inputs = np.full((len(starts), length), start_id, dtype=np.int64)
-    targets = np.full((len(starts), length), start_id, dtype=np.int64)
-    weights = np.ones((len(starts), length), dtype=np.float32)
-    for row, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
-        size = max(0, end - start)
-        targets[row, :size] = ids[start:end]
-        if start == 0:
-            inputs[row, 1:size] = ids[: max(0, end - 1)]  # column 0 is start_id
-        else:
-            inputs[row, :size] = ids[start - 1 : start - 1 + size]
-        weights[row, size:] = 0
-    return Batch(torch.from_numpy(inputs), torch.from_numpy(targets), torch.from_numpy(weights))
+        inputs, targets = read[:, :-1].copy(), read[:, 1:].copy()
+        padding = at[:, 1:] >= ends[:, None]
+        inputs[padding] = targets[padding] = self._start_id
+        weights = torch.from_numpy((~padding).astype(np.float32)) if padding.any() else None
+        return Batch(torch.from_numpy(inputs), torch.from_numpy(targets), weights)
+
+    def tokens_of_batches(self, epoch: int) -> list[int]:
+        """Targets that count in each batch of an epoch: those with short rows have fewer."""
+        starts, ends = self._spans(self._order(epoch))
+        tokens: list[int] = np.add.reduceat(ends - starts, np.arange(0, self._rows, self._batch_size)).tolist()
+        return tokens
 
 
-class Blocks:
+class Blocks(_TextBatches):
     """Consecutive blocks of `segment_length` targets, each read without the text before it, except for its first input.
 
     Every token is a target exactly once in an epoch. The last block may be short: it is padded, with weight 0; the last
@@ -115,33 +140,18 @@ class Blocks:
         shuffle: bool = False,
         seed: int = 0,
     ) -> None:
-        _check_text(ids, batch_size, segment_length)
-        self._ids, self._start_id = np.asarray(ids), start_id
-        # a block is never longer than the text: nobody waits for padding
-        self._batch_size, self._length = batch_size, min(segment_length, len(ids))
+        super().__init__(ids, batch_size, segment_length, start_id)
         self._shuffle, self._seed = shuffle, seed
-        self._blocks = -(-len(ids) // self._length)
-        self.tokens_per_epoch = len(ids)
-        self.batches_per_epoch = -(-self._blocks // batch_size)
+        self._set_rows(-(-len(ids) // self._length))
 
-    def batch(self, epoch: int, index: int) -> Batch:
-        """Batch `index` of an epoch; IndexError if there is none."""
-        _check_index(epoch, index, self.batches_per_epoch)
-        first, last = index * self._batch_size, min((index + 1) * self._batch_size, self._blocks)
-        blocks = _permutation(self._seed, epoch, self._blocks)[first:last] if self._shuffle else np.arange(first, last)
-        starts = blocks * self._length
-        ends = np.minimum(starts + self._length, len(self._ids))
-        return _rows(self._ids, starts, ends, self._length, self._start_id)
+    def _order(self, epoch: int) -> np.ndarray:
+        return _permutation(self._seed, epoch, self._rows) if self._shuffle else np.arange(self._rows)
 
-    def tokens_of_batches(self, epoch: int) -> list[int]:
-        """Targets that count in each batch of an epoch: the batch with the short block has fewer."""
-        order = _permutation(self._seed, epoch, self._blocks) if self._shuffle else np.arange(self._blocks)
-        sizes = np.minimum(len(self._ids) - order * self._length, self._length)
-        tokens: list[int] = np.add.reduceat(sizes, np.arange(0, self._blocks, self._batch_size)).tolist()
-        return tokens
+    def _spans(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return rows * self._length, np.minimum((rows + 1) * self._length, len(self._ids))
 
 
-class Streams:
+class Streams(_TextBatches):
     """`batch_size` contiguous streams read side by side: row b of batch t+1 continues row b of batch t.
 
     remainder="drop": streams of equal length, whole segments; up to batch_size * segment_length + batch_size - 2 tokens
@@ -150,49 +160,34 @@ class Streams:
     """
 
     def __init__(
-        self,
-        ids: np.ndarray,
-        *,
-        batch_size: int,
-        segment_length: int,
-        start_id: int,
+        self, ids: np.ndarray, *, batch_size: int, segment_length: int, start_id: int,
         remainder: Literal["drop", "keep"] = "drop",
-    ) -> None:
-        _check_text(ids, batch_size, segment_length)
-        self._ids, self._start_id, self._length = np.asarray(ids), start_id, segment_length
+    ) -> None:  # fmt: skip
+        super().__init__(ids, batch_size, segment_length, start_id)
         if remainder == "drop":
-            stream = len(ids) // batch_size
-            segments = stream // segment_length
+            self._stream = len(ids) // batch_size
+            segments = self._stream // segment_length
             if segments == 0:
                 raise InputError(
                     f"{len(ids):,} tokens are too few for {batch_size} streams of at least {segment_length}; "
                     "lower train.batch_size or train.segment_length"
                 )
-            self._starts = np.arange(batch_size) * stream
-            self._ends = self._starts + segments * segment_length
+            self._used = segments * segment_length
+            self.tokens_per_epoch = batch_size * self._used
         else:
-            stream = -(-len(ids) // batch_size)
-            self._length = min(segment_length, stream)
-            segments = -(-stream // self._length)
-            self._starts = np.minimum(np.arange(batch_size) * stream, len(ids))
-            self._ends = np.minimum(self._starts + stream, len(ids))
-        self.tokens_per_epoch = int((self._ends - self._starts).sum())
-        self.batches_per_epoch = segments
+            self._used = self._stream = -(-len(ids) // batch_size)
+            self._length = min(segment_length, self._stream)
+            segments = -(-self._stream // self._length)
+        self._set_rows(segments * batch_size)
 
-    def batch(self, epoch: int, index: int) -> Batch:
-        """Batch `index` of an epoch; IndexError if there is none."""
-        _check_index(epoch, index, self.batches_per_epoch)
-        starts = np.minimum(self._starts + index * self._length, self._ends)
-        ends = np.minimum(starts + self._length, self._ends)
-        return _rows(self._ids, starts, ends, self._length, self._start_id)
-
-    def tokens_of_batches(self, epoch: int) -> list[int]:
-        """Targets that count in each batch of an epoch: with remainder="keep", the last ones have fewer."""
-        sizes, ends = self._ends - self._starts, np.arange(1, self.batches_per_epoch + 1) * self._length
-        return [int((np.minimum(sizes, end) - np.minimum(sizes, end - self._length)).sum()) for end in ends]
+    def _spans(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        segments, streams = np.divmod(rows, self._batch_size)
+        ends = np.minimum(streams * self._stream + self._used, len(self._ids))
+        starts = np.minimum(streams * self._stream + segments * self._length, ends)
+        return starts, np.minimum(starts + self._length, ends)
 
 
-class Windows:
+class Windows(_TextBatches):
     """Overlapping windows of `context + stride` inputs; the last `stride` targets of each count, in reading order.
 
     Window k reads from token k * stride - context on (the first ones from the beginning of the text, so they are shorter) and
@@ -205,21 +200,21 @@ class Windows:
             raise InputError(f"eval.context: zero or more tokens, given {context}")
         if stride < 1:
             raise InputError(f"eval.stride: a positive number, given {stride}")
-        _check_text(ids, batch_size, context + stride)
-        self._ids, self._start_id, self._batch_size = np.asarray(ids), start_id, batch_size
-        self._stride, self._context = min(stride, len(ids)), min(context, len(ids))
-        self._windows = -(-len(ids) // self._stride)
-        self.tokens_per_epoch = len(ids)
-        self.batches_per_epoch = -(-self._windows // batch_size)
+        super().__init__(ids, batch_size, stride, start_id)
+        self._context = min(context, len(ids))
+        self._set_rows(-(-len(ids) // self._length))
+
+    def _spans(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The targets that count of each window."""
+        return rows * self._length, np.minimum((rows + 1) * self._length, len(self._ids))
 
     def batch(self, epoch: int, index: int) -> Batch:
         """Batch `index` of an epoch; IndexError if there is none."""
         _check_index(epoch, index, self.batches_per_epoch)
-        windows = np.arange(index * self._batch_size, min((index + 1) * self._batch_size, self._windows))
-        scored = windows * self._stride
+        rows = np.arange(index * self._batch_size, min((index + 1) * self._batch_size, self._rows))
+        scored, ends = self._spans(rows)
         starts = np.maximum(scored - self._context, 0)
-        ends = np.minimum(scored + self._stride, len(self._ids))
-        batch = _rows(self._ids, starts, ends, int((ends - starts).max()), self._start_id)
+        batch = self._read(starts, ends, int((ends - starts).max()))
         weights = torch.ones(batch.targets.shape) if batch.weights is None else batch.weights
         weights[torch.arange(weights.shape[1]) < torch.from_numpy(scored - starts)[:, None]] = 0
         return Batch(batch.inputs, batch.targets, weights)
@@ -229,7 +224,7 @@ class Windows:
 
 
 @dataclass(frozen=True)
-class PairBatch:
+class PairBatch(Tensors):
     """source_ids (B, M), inputs (B, N), targets (B, N) int64; source_mask (B, M) bool, True at tokens; weights (B, N)
     float32: 1 counts, 0 is padding. Mask and weights are None where nothing is padded.
 
@@ -246,16 +241,6 @@ class PairBatch:
     def tokens(self) -> int:
         """Targets that count, `<eos>` among them."""
         return self.targets.numel() if self.weights is None else int(self.weights.sum().item())
-
-    def to(self, device: torch.device | str) -> PairBatch:
-        """The same batch on another device."""
-        source_ids, inputs, targets = (
-            to_device(tensor, device) for tensor in (self.source_ids, self.inputs, self.targets)
-        )
-        mask, weights = (
-            None if tensor is None else to_device(tensor, device) for tensor in (self.source_mask, self.weights)
-        )
-        return PairBatch(source_ids, mask, inputs, targets, weights)
 
 
 def pair_batch(pairs: Pairs, indices: np.ndarray) -> PairBatch:

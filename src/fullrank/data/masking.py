@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from fullrank.core.errors import InputError
-from fullrank.data.batches import Batch, Blocks, to_device
+from fullrank.data.batches import Batch, Blocks, Tensors
 from fullrank.data.tokenizers import Tokenizer
 
 _TRAINING, _EVALUATION = 0x6D61736B, 0x65766163  # keep these draws apart from each other and from those of the blocks
 
 
 @dataclass(frozen=True)
-class MaskedBatch:
+class MaskedBatch(Tensors):
     """inputs (B, N) int64; at (T,) int64: positions of the chosen tokens in the flattened inputs, in order; targets (T,).
 
     attention_mask (B, N) float32: 0 where there is padding, on the right; None: nowhere. `read`: tokens that are no padding.
@@ -39,12 +39,6 @@ class MaskedBatch:
     def tokens(self) -> int:
         """Tokens to predict."""
         return self.at.numel()
-
-    def to(self, device: torch.device | str) -> MaskedBatch:
-        """The same batch on another device."""
-        inputs, at, targets = (to_device(tensor, device) for tensor in (self.inputs, self.at, self.targets))
-        mask = None if self.attention_mask is None else to_device(self.attention_mask, device)
-        return MaskedBatch(inputs, at, targets, mask, self.read)
 
 
 @dataclass(frozen=True)
