@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from fullrank.core.errors import InputError, RunError
-from fullrank.data.squad import Question, SquadSplit, load_squad, read_squad
+from fullrank.data.squad import Question, SquadSplit, read_squad
 
 CONTEXT = "  The Rhine rises in Switzerland. Überall flows the Rhine."
 V1 = {
@@ -70,13 +70,13 @@ def test_every_field(tmp_path):
         ),
         Question("b", "Rhine", CONTEXT, "What flows?", ("Rhine",), (52,), impossible=False),
     ]
-    assert load_squad(str(file), "dev") == split.questions
+    assert read_squad(str(file), "dev").questions == split.questions
     assert (split.source, split.sha256) == (str(file), hashlib.sha256(file.read_bytes()).hexdigest())
     assert (split.version, split.split, split.published, split.is_slice) == ("1.1", "dev", 10_570, True)
 
 
 def test_version_2_has_questions_without_an_answer(tmp_path):
-    questions = load_squad(written(tmp_path / "mine.json", V2), "train", "2.0")
+    questions = read_squad(written(tmp_path / "mine.json", V2), "train", "2.0").questions
     assert [(question.id, question.impossible, question.answers) for question in questions] == [
         ("a", False, ("Switzerland", "in Switzerland")),
         ("b", False, ("Rhine",)),
@@ -182,14 +182,14 @@ def with_(value, *path, base=V1):
 def test_faults_of_a_file(tmp_path, content, message):
     file = written(tmp_path / "bad.json", content)
     with pytest.raises(InputError, match=message) as caught:
-        load_squad(file, "train")
+        read_squad(file, "train")
     assert str(caught.value).startswith(str(file))
 
 
 def test_faults_of_version_2(tmp_path):
     def fails(content, message):
         with pytest.raises(InputError, match=message):
-            load_squad(written(tmp_path / "bad.json", content), "train", "2.0")
+            read_squad(written(tmp_path / "bad.json", content), "train", "2.0")
 
     fails(V1, r"a file of SQuAD 1\.1, but 2\.0 is asked for; set data\.name=squad,")
     fails(with_(True, *FIRST, "is_impossible", base=V2), "question a is marked is_impossible, and yet has an answer")
@@ -199,14 +199,14 @@ def test_faults_of_version_2(tmp_path):
 
 def test_faults_of_what_is_asked_for(tmp_path):
     with pytest.raises(InputError, match="splits train and dev, not 'test'"):
-        load_squad(tmp_path, "test")
+        read_squad(tmp_path, "test")
     with pytest.raises(InputError, match=r"versions 1\.1 and 2\.0, not '3'"):
-        load_squad(tmp_path, "dev", "3")
+        read_squad(tmp_path, "dev", "3")
     with pytest.raises(InputError, match=r"absent\.json: cannot be read"):
-        load_squad(tmp_path / "absent.json", "dev")
+        read_squad(tmp_path / "absent.json", "dev")
     (tmp_path / "latin.json").write_bytes(b'{"data": "\xfc"}')
     with pytest.raises(InputError, match="not UTF-8 text at byte 10"):
-        load_squad(tmp_path / "latin.json", "dev")
+        read_squad(tmp_path / "latin.json", "dev")
 
 
 def hub(monkeypatch, rows):

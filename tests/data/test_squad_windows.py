@@ -11,8 +11,7 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from fullrank.core.errors import InputError
-from fullrank.data.squad import Question, read_squad
-from fullrank.data.squad_windows import answer_tokens, most_context, spans, squad_windows
+from fullrank.data.squad import Question, answer_tokens, most_context, read_squad, spans, squad_windows
 from fullrank.evaluation.tasks import normalize_answer
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]

@@ -15,7 +15,7 @@ import torch
 from fullrank.config.load import build_finetune
 from fullrank.config.recipe import Resolved, resolve_finetune
 from fullrank.core.errors import InputError
-from fullrank.data.squad import load_squad
+from fullrank.data.squad import read_squad
 from fullrank.experiments.models import load_pretrained
 from fullrank.experiments.run import train
 from fullrank.experiments.squad import SpanObjective, SquadTuning, logits_of, windowed
@@ -138,7 +138,7 @@ def test_a_span_is_learned_and_figures_are_those_of_the_predictions(place: Path,
     raw = settings(place, epochs=8, learning_rate=1e-2)
     result = run(raw, tmp_path / "run")
     predictions = json.loads((tmp_path / "run" / "predictions.json").read_text())
-    questions = load_squad(place, "dev")
+    questions = read_squad(place, "dev").questions
     exact = [max(plain(predictions[q.id]) == plain(text) for text in q.answers) for q in questions]
     overlap = [max(f1(plain(predictions[q.id]), plain(text)) for text in q.answers) for q in questions]
     final = result["final"]["dev"]
@@ -163,7 +163,7 @@ def test_version_2_says_when_there_is_no_answer(place: Path, tmp_path: Path) -> 
         json.loads((tmp_path / "run" / f"{name}.json").read_text())
         for name in ("predictions", "nbest_predictions", "null_odds")
     )
-    questions = load_squad(place, "dev", "2.0")
+    questions = read_squad(place, "dev", "2.0").questions
     none = [q for q in questions if not q.answers]
     assert 0 < len(none) < len(questions)
     for name, text in predictions.items():

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from fullrank.core.errors import InputError, RunError
-from fullrank.data.squad import Question
-from fullrank.data.squad_windows import Window, most_context, spans
+from fullrank.data.squad import Question, Window, most_context, spans
 from fullrank.experiments.squad import find_answers, write_answers
 
 

@@ -1,14 +1,21 @@
-"""SQuAD v1.1 and v2: questions about a paragraph, answered by a part of its text, from the official JSON files or the hub."""
+"""SQuAD v1.1 and v2: questions about a paragraph, answered by a part of its text, and the windows that an encoder reads.
+
+Questions come from the official JSON files or the Hugging Face hub. A window is question and context as one sequence; a long
+context becomes several windows that overlap.
+"""
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from fullrank.core.errors import InputError
@@ -16,6 +23,9 @@ from fullrank.data.corpora import SQUAD, SQUAD_HUB, SQUAD_SIZES
 from fullrank.data.download import hub_rows
 from fullrank.data.files import Report
 
+MAX_LENGTH, DOC_STRIDE, MAX_QUERY_LENGTH = 384, 128, 64
+_CHUNK = 1024  # texts that the tokenizer gets at once
+NO_ANSWER = 0  # the position of [CLS], which stands for "not in this window"
 _FOLDERS = {"1.1": ("squad", "squad-v1.1"), "2.0": ("squad-v2", "squad_v2", "squad-v2.0", "squad")}
 _NAMES = {version: name for name, version in SQUAD.items()}
 _HUB_REVISIONS = {
@@ -137,11 +147,6 @@ def read_squad(
     return found
 
 
-def load_squad(where: str | Path | None, split: str, version: str = "1.1") -> list[Question]:
-    """The questions of a split; see `read_squad`."""
-    return read_squad(where, split, version).questions
-
-
 def _check(question: Question, source: str, version: str) -> None:
     """InputError unless the answers are where the question says, and it is impossible exactly if it has none."""
     at = f"{source}: question {question.id}"
@@ -194,7 +199,20 @@ def _from_file(path: Path, split: str, version: str) -> SquadSplit:
     # v2 says of each question whether it can be answered
     if version == "2.0" and all(entry.is_impossible is None for entry in entries):
         raise _other_version(str(file), version, "1.1")
-    questions = list(_questions(official))
+    questions = [
+        Question(
+            entry.id,
+            article.title,
+            paragraph.context,
+            entry.question,
+            tuple(answer.text for answer in entry.answers),
+            tuple(answer.answer_start for answer in entry.answers),
+            bool(entry.is_impossible),
+        )
+        for article in official.data
+        for paragraph in article.paragraphs
+        for entry in paragraph.qas
+    ]
     return SquadSplit(version, split, questions, str(file), hashlib.sha256(raw).hexdigest())
 
 
@@ -212,21 +230,6 @@ def _unlike_official(file: str, error: ValidationError) -> InputError:
         case _:
             problem = f"{place}: {first['msg']}, given {shown}"
     return InputError(f"{file}: {problem}; is it a file in the official form of SQuAD?")
-
-
-def _questions(official: _Official) -> Iterator[Question]:
-    for article in official.data:
-        for paragraph in article.paragraphs:
-            for entry in paragraph.qas:
-                yield Question(
-                    entry.id,
-                    article.title,
-                    paragraph.context,
-                    entry.question,
-                    tuple(answer.text for answer in entry.answers),
-                    tuple(answer.answer_start for answer in entry.answers),
-                    bool(entry.is_impossible),
-                )
 
 
 def _wanted(split: str, version: str) -> str:
@@ -313,3 +316,185 @@ def squad_lines(overview: Mapping[str, Any]) -> list[str]:
             f"{content['answers']:,} answers{without}   {content['source']}"
         )
     return lines
+
+
+# windows
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One window over one context:  [CLS] question [SEP] part of the context [SEP], or as the tokenizer lays out a pair.
+
+    question        index of its question in the list the windows were made from
+    ids, types (N,) token ids and token_type_ids
+    first           position of its first context token; `len(offsets)` of them follow each other
+    offsets (C, 2)  the characters [from, to) of each context token in the original context
+    max_context (C,) whether this is the window in which the token has most context
+    start, end      positions of the first and last token of the first answer; both 0, [CLS], if it is not wholly in here
+    """
+
+    question: int
+    ids: NDArray[np.int32]
+    types: NDArray[np.int8]
+    first: int
+    offsets: NDArray[np.int32]
+    max_context: NDArray[np.bool_]
+    start: int
+    end: int
+
+    def characters(self, start: int, end: int) -> tuple[int, int]:
+        """The characters [from, to) of the context that tokens `start` to `end` (positions, both included) cover."""
+        return int(self.offsets[start - self.first, 0]), int(self.offsets[end - self.first, 1])
+
+
+def squad_windows(
+    questions: Sequence[Question],
+    tokenizer: Any,
+    *,
+    max_length: int = MAX_LENGTH,
+    doc_stride: int = DOC_STRIDE,
+    max_query_length: int = MAX_QUERY_LENGTH,
+) -> list[Window]:
+    """All windows of all questions, in order; at least one for each question.
+
+    `tokenizer`: of the package tokenizers, or a fast one of transformers; it is not changed, and its own truncation and
+    padding are not used. Its post-processor says which special tokens stand where and which types tokens have.
+    The convention is that of BERT's own script: the question is cut to its first `max_query_length` tokens, the context gets
+    the rest of `max_length`, and each window begins `doc_stride` context tokens after the one before (`doc_stride` is the
+    step, the overlap is the rest; in Hugging Face's scripts the argument of the same name is the overlap), but never so far
+    on that a token is left out. The last window is the first that reaches the end.
+    Raises InputError if a tokenizer has no offsets or puts no special token first, and if no room is left for the context.
+    """
+    for key, value in (("max_length", max_length), ("doc_stride", doc_stride), ("max_query_length", max_query_length)):
+        if value < 1:
+            raise InputError(f"{key}={value} is not possible; set it to 1 or more")
+    backend = _backend(tokenizer)
+    layout = _layout(backend)
+    special = sum(map(len, layout.ids))
+    contexts: dict[str, tuple[NDArray[np.int32], NDArray[np.int32]]] = {}
+    windows: list[Window] = []
+    for at in range(0, len(questions), _CHUNK):
+        some = questions[at : at + _CHUNK]
+        wanted = dict.fromkeys(question.context for question in some)
+        contexts = {text: contexts[text] for text in wanted if text in contexts}
+        fresh = [text for text in wanted if text not in contexts]
+        for text, encoded in zip(fresh, backend.encode_batch(fresh, add_special_tokens=False), strict=True):
+            offsets = np.array(encoded.offsets, dtype=np.int32).reshape(-1, 2)
+            contexts[text] = np.array(encoded.ids, dtype=np.int32), _without_spaces(text, offsets)
+        queries = backend.encode_batch([question.question.strip() for question in some], add_special_tokens=False)
+        for index, (question, encoded) in enumerate(zip(some, queries, strict=True), start=at):
+            query = np.array(encoded.ids[:max_query_length], dtype=np.int32)
+            room = max_length - len(query) - special
+            if room < 1:
+                raise InputError(
+                    f"max_length={max_length} leaves no room for the context of question {question.id}: {len(query)} tokens "
+                    f"of question and {special} special tokens; raise max_length or lower max_query_length"
+                )
+            ids, offsets = contexts[question.context]
+            parts = spans(len(ids), room, doc_stride)
+            best = most_context(parts, len(ids))
+            answer = None
+            if question.answers:
+                answer = answer_tokens(offsets, question.starts[0], question.starts[0] + len(question.answers[0]))
+            for number, (start, end) in enumerate(parts):
+                tokens, types, first = layout.joined(query, ids[start:end])
+                inside = answer is not None and start <= answer[0] and answer[1] < end
+                target = (
+                    (answer[0] - start + first, answer[1] - start + first) if answer and inside else (NO_ANSWER,) * 2
+                )
+                windows.append(
+                    Window(index, tokens, types, first, offsets[start:end], best[start:end] == number, *target)
+                )
+    return windows
+
+
+def spans(num_tokens: int, room: int, doc_stride: int) -> list[tuple[int, int]]:
+    """The context tokens [from, to) of each window: `room` of them, every `doc_stride`; one empty window for no tokens."""
+    starts = range(0, max(num_tokens - room, 0) + min(room, doc_stride), min(room, doc_stride))
+    return [(start, min(start + room, num_tokens)) for start in starts]
+
+
+def most_context(windows: Sequence[tuple[int, int]], num_tokens: int) -> NDArray[np.int64]:
+    """The window in which each context token is scored (num_tokens,).
+
+    The one where the smaller of the numbers of tokens to its left and to its right, plus 0.01 of the window's length, is
+    largest, and the first of several such.
+    """
+    positions = np.arange(num_tokens)
+    scores = np.full((len(windows), num_tokens), -1.0)
+    for row, (start, end) in zip(scores, windows, strict=True):
+        inside = positions[start:end]
+        row[start:end] = np.minimum(inside - start, end - 1 - inside) + 0.01 * (end - start)
+    return scores.argmax(axis=0)
+
+
+def answer_tokens(offsets: NDArray[np.int32], start: int, end: int) -> tuple[int, int] | None:
+    """First and last token, both included, that share a character with the characters [start, end); None if none does."""
+    inside = np.flatnonzero((offsets[:, 1] > start) & (offsets[:, 0] < end))
+    return (int(inside[0]), int(inside[-1])) if len(inside) else None
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Ids and types of the special tokens before, between and after the two texts of a pair, and the type of each text."""
+
+    ids: list[NDArray[np.int32]]
+    types: list[NDArray[np.int8]]
+    text_types: tuple[int, int]
+
+    def joined(
+        self, query: NDArray[np.int32], context: NDArray[np.int32]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int8], int]:
+        """Ids and types of a pair of texts, and the position of its first context token."""
+        ids = [self.ids[0], query, self.ids[1], context, self.ids[2]]
+        parted = [
+            np.full(len(text), kind, np.int8) for text, kind in zip((query, context), self.text_types, strict=True)
+        ]
+        types = [self.types[0], parted[0], self.types[1], parted[1], self.types[2]]
+        return np.concatenate(ids), np.concatenate(types), sum(map(len, ids[:3]))
+
+
+def _backend(tokenizer: Any) -> Any:
+    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    if not all(hasattr(backend, name) for name in ("encode_batch", "no_truncation", "no_padding")):
+        raise InputError(
+            f"answers are found by the offsets of tokens, which {type(tokenizer).__name__} does not give; "
+            "use a fast tokenizer (one with a tokenizer.json)"
+        )
+    backend = copy.deepcopy(backend)
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _layout(backend: Any) -> _Layout:
+    """The layout of a pair of texts: the tokens that are of neither text, found by encoding one."""
+    for text in ("a", "1", "."):
+        encoded = backend.encode(text, text)
+        sides = encoded.sequence_ids
+        if 0 in sides and 1 in sides:
+            break
+    else:
+        raise InputError("the tokenizer makes no tokens of 'a', '1' or '.'; is it whole?")
+    ids, types = np.array(encoded.ids, dtype=np.int32), np.array(encoded.type_ids, dtype=np.int8)
+    query = [position for position, side in enumerate(sides) if side == 0]
+    context = [position for position, side in enumerate(sides) if side == 1]
+    if query[0] == 0:
+        raise InputError(
+            "the tokenizer puts no special token such as [CLS] before a pair of texts, where a model says that a window holds "
+            "no answer; use the tokenizer of an encoder such as BERT or RoBERTa"
+        )
+    cuts = slice(0, query[0]), slice(query[-1] + 1, context[0]), slice(context[-1] + 1, len(ids))
+    return _Layout([ids[cut] for cut in cuts], [types[cut] for cut in cuts], (types[query[0]], types[context[0]]))
+
+
+def _without_spaces(text: str, offsets: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Offsets that leave out white space at the ends of a token (byte-level and SentencePiece tokens begin with it)."""
+    for row in offsets:
+        start, end = row
+        while start < end and text[start].isspace():
+            start += 1
+        while end > start and text[end - 1].isspace():
+            end -= 1
+        row[:] = start, end
+    return offsets

@@ -17,8 +17,7 @@ from torch.nn import functional as F
 from fullrank.config.finetune import FinetuneConfig, FinetuneEvalConfig, TaskDataConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.data.batches import Encoded, ExampleBatch, by_length, subset
-from fullrank.data.squad import Question, SquadSplit, read_squad
-from fullrank.data.squad_windows import NO_ANSWER, Window, squad_windows
+from fullrank.data.squad import NO_ANSWER, Question, SquadSplit, Window, read_squad, squad_windows
 from fullrank.evaluation.tasks import squad_scores, squad_v2_scores
 from fullrank.experiments.finetuning import tuning_parts
 from fullrank.experiments.models import Pretrained, check_length, load_pretrained, padding_of
