@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
 import hashlib
 import itertools
+import mmap
 import os
 import shutil
 import tempfile
@@ -67,12 +69,8 @@ def lines(path: Path, key: str) -> Iterator[str]:
 
 def number_of_lines(path: Path, key: str) -> int:
     """Lines of a file; one without a newline at its end counts."""
-    count, last = 0, b"\n"
     with open_text(path, key) as file:
-        while block := file.read(_PIECE):
-            count += block.count(b"\n")
-            last = block[-1:]
-    return count + (last != b"\n")
+        return sum(1 for _ in file)
 
 
 @dataclass(frozen=True)
@@ -91,33 +89,26 @@ def pieces(section: Section, *, exact: bool, key: str = "data.train") -> Iterato
     they are an InputError with file and byte offset, a byte-order mark at the beginning is left out, and a section that
     begins or ends inside a character is moved to the next one.
     """
-    with open_text(section.path, key) as file:
-        size = section.path.stat().st_size
-        start, end = section.start, size if section.end is None else min(section.end, size)
+    with open_text(section.path, key) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        start, end = section.start, len(data) if section.end is None else min(section.end, len(data))
         if not exact:
-            start, end = _next_character(file, start, size), _next_character(file, end, size)
-            file.seek(0)
-            if start == 0 and file.read(3) == b"\xef\xbb\xbf":
+            start, end = _next_character(data, start), _next_character(data, end)
+            if start == 0 and data[:3] == codecs.BOM_UTF8:
                 start = 3
-        file.seek(start)
-        kept, offset = b"", start  # `kept` was read and not given yet; `offset` is that of its first byte
-        while start < end or kept:
-            read = file.read(min(end - start, max(_PIECE, len(kept))))
-            start = start + len(read) if read else end
-            block = kept + read
-            cut = _cut(block) if start < end else len(block)
-            if cut:
-                yield _decoded(block[:cut], exact, section.path, offset, key)
-                offset += cut
-            kept = block[cut:]
+        read = start
+        while start < end:
+            read = min(read + max(_PIECE, read - start), end)
+            cut = read if read == end else _cut(data, start, read)
+            if cut > start:
+                yield _decoded(data[start:cut], exact, section.path, start, key)
+            start = cut
 
 
-def _next_character(file: BufferedReader, offset: int, size: int) -> int:
+def _next_character(data: mmap.mmap, offset: int) -> int:
     """The offset at which the next character begins: at most three bytes further on."""
-    if 0 < offset < size:
-        file.seek(offset)
-        following = file.read(3)
-        offset += next((i for i, byte in enumerate(following) if not _continues(byte)), len(following))
+    last = min(offset + 3, len(data))
+    while 0 < offset < last and _continues(data[offset]):
+        offset += 1
     return offset
 
 
@@ -126,16 +117,16 @@ def _continues(byte: int) -> bool:
     return byte & 0xC0 == 0x80
 
 
-def _cut(block: bytes) -> int:
-    """The offset at which `block` may end: after its last newline, else before its last space, else nowhere (0)."""
-    if (cut := block.rfind(b"\n") + 1) > 0 or (cut := block.rfind(b" ")) > 0:
+def _cut(data: mmap.mmap, start: int, end: int) -> int:
+    """The end of the piece of data[start:end]: after its last newline, else before its last space, else `start`: no piece."""
+    if (cut := data.rfind(b"\n", start, end) + 1) > 0 or (cut := data.rfind(b" ", start, end)) > start:
         return cut
-    if len(block) < _LONGEST:
-        return 0
-    cut = len(block)
-    while cut > len(block) - 4 and _continues(block[cut - 1]):
+    if end - start < _LONGEST:
+        return start
+    cut = end - 1
+    while cut > end - 5 and _continues(data[cut]):
         cut -= 1
-    return max(cut - 1, 0)
+    return cut
 
 
 def _decoded(block: bytes, exact: bool, path: Path, offset: int, key: str) -> str:
@@ -153,8 +144,11 @@ def cut_by_lines(paths: Sequence[Path], shares: Sequence[float], key: str) -> li
 
     Raises InputError if there are too few lines for every part to have one.
     """
-    ends = {path: _line_ends(path, key) for path in paths}
-    total = sum(len(e) for e in ends.values())
+    ends = {}  # byte offsets at which the lines of a file end
+    for path in paths:
+        with open_text(path, key) as file:
+            ends[path] = np.fromiter(itertools.accumulate(map(len, file)), dtype=np.int64)
+    total = sum(len(ends[path]) for path in paths)
     sizes = [max(1, int(total * share)) for share in shares[1:]]
     if total <= sum(sizes):
         raise InputError(
@@ -165,26 +159,14 @@ def cut_by_lines(paths: Sequence[Path], shares: Sequence[float], key: str) -> li
     borders = np.cumsum([0, total - sum(sizes), *sizes])
     first = 0  # number of the first line of the file
     for path in paths:
-        offsets = np.concatenate([[0], ends[path]])
+        offsets = np.append(0, ends[path])
         last = first + len(ends[path])
-        for part, (low, high) in enumerate(itertools.pairwise(borders)):
-            a, b = max(int(low), first), min(int(high), last)
+        for part, (low, high) in zip(parts, itertools.pairwise(borders.tolist()), strict=True):
+            a, b = max(low, first), min(high, last)
             if a < b:
-                parts[part].append(Section(path, int(offsets[a - first]), int(offsets[b - first])))
+                part.append(Section(path, int(offsets[a - first]), int(offsets[b - first])))
         first = last
     return parts
-
-
-def _line_ends(path: Path, key: str) -> np.ndarray:
-    """Byte offsets at which the lines of a file end: after the newline; the end of the file for a last line without one."""
-    ends = []
-    with open_text(path, key) as file:
-        offset = 0
-        while block := file.read(_PIECE):
-            ends.append(np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == ord("\n")) + offset + 1)
-            offset += len(block)
-    whole = np.concatenate(ends)
-    return whole if len(whole) and whole[-1] == offset else np.append(whole, offset)
 
 
 def existing_folder(folder: Path, wanted: str) -> Path:
