@@ -15,7 +15,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
@@ -175,19 +175,6 @@ def existing_folder(folder: Path, wanted: str) -> Path:
         problem = f"{folder} is a file" if folder.exists() else f"no such folder: {folder}"
         raise InputError(f"data.dir: {problem}; give the folder that holds {wanted}")
     return folder
-
-
-def fullest_folder(
-    folders: Sequence[Path], names: Mapping[str, Sequence[str]], holds: Callable[[Path, str], bool]
-) -> tuple[Path, dict[str, str]]:
-    """The folder that holds most splits, and of each split the first of its accepted `names` there."""
-    where, best = folders[0], dict[str, str]()
-    for folder in folders:
-        here = {split: [name for name in accepted if holds(folder, name)] for split, accepted in names.items()}
-        first = {split: found[0] for split, found in here.items() if found}
-        if len(first) > len(best):
-            where, best = folder, first
-    return where, best
 
 
 def cache_root(cache: str | None) -> Path:

@@ -7,12 +7,12 @@ import itertools
 import shutil
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal
 
 import numpy as np
 
@@ -31,8 +31,7 @@ from fullrank.data.language import (
     learn_unigram,
     load_codes,
     plain,
-)
-from fullrank.data.pair_files import PairFiles, find_pairs, split_key
+)  # fmt: skip
 from fullrank.data.prepared import (
     SIDES,
     PairCorpus,
@@ -44,12 +43,17 @@ from fullrank.data.prepared import (
     open_or_build,
     sha256_of,
     write_record,
-)
+)  # fmt: skip
+from fullrank.data.sources import PairFiles, find_pairs
 from fullrank.data.tokenizers import DEFAULT_BPE_SIZE, EOS, UNK, ranked
 
 _CHUNK = 4096  # lines that are encoded together
 _UNIGRAM_LINES = 1_000_000  # at most so many lines, evenly spread, teach a unigram model: it is slow to learn
 _REPORT_EVERY = 500_000  # pairs between two progress messages
+
+# a pair of lines: both sides as they are encoded; where Moses changes them, both sides before that as well
+_Lines = tuple[str, ...]
+_COLUMNS = tuple(f"{side}{end}" for end in (".txt", ".raw.txt") for side in SIDES)  # their files
 
 
 @dataclass(frozen=True)
@@ -74,31 +78,6 @@ class PairSettings:
     concatenate: int | None
     concatenate_splits: Literal["all", "train"]
 
-    def plain_values(self) -> dict[str, Any]:
-        """The settings as they are in JSON."""
-        return {**dataclasses.asdict(self), "languages": list(self.languages)}
-
-
-@dataclass(frozen=True)
-class _Usual:
-    """The choices that are usual for a corpus, where the configuration leaves them open."""
-
-    vocabulary: Literal["joint", "separate"] = "joint"
-    lowercase: bool = False
-    moses: bool | None = False  # None: where the files are tokenized
-    size: int = DEFAULT_BPE_SIZE
-    max_length: int | None = None
-    max_ratio: float | None = None
-
-
-_USUAL = {
-    "parallel": _Usual(),
-    "multi30k-de-en": _Usual(),
-    "iwslt14-de-en": _Usual("separate", lowercase=True, moses=True, max_length=175, max_ratio=1.5),
-    "synthetic-translation": _Usual("separate"),
-    "wmt16-en-de": _Usual(moses=None, size=32_000),
-}
-
 
 def prepare_pairs(config: DataConfig, *, report: Report | None = None, allow_slice: bool = True) -> PairCorpus:
     """The sentence pairs of a configuration: found or downloaded, counted, cleaned, made subwords, and kept.
@@ -115,14 +94,21 @@ def prepare_pairs(config: DataConfig, *, report: Report | None = None, allow_sli
     sources = [
         {"split": split, "side": side, "file": str(path.absolute()), "sha256": file_digest(path, f"data.{split}")}
         for split, content in files.splits.items()
-        for side, paths in zip(SIDES, content.sides(), strict=True)
+        for side, paths in zip(SIDES, content.sides, strict=True)
         for path in paths
     ]
-    name = f"{info.name}-{'-'.join(files.languages)}-{settings.tokens}"
-    folder = cache / "pairs" / f"{name}-{_key(info, settings, sources)}"
+    libraries: dict[str, Any] = {}
+    if settings.moses:
+        try:
+            libraries["sacremoses"] = version("sacremoses")
+        except PackageNotFoundError:  # the error comes where it is needed
+            libraries["sacremoses"] = None
+    learned = settings.segmenter != "word" and settings.codes is None
+    key = key_of(info, dataclasses.asdict(settings), sources, learned=learned, **libraries)
+    folder = cache / "pairs" / f"{info.name}-{'-'.join(files.languages)}-{settings.tokens}-{key}"
 
     def build(target: Path) -> None:
-        _build(target, info, settings, files, sources, say)
+        _build(target, info, settings, files, sources, lambda line: say(f"{info.name}: {line}"))
 
     return open_or_build(folder, load_pairs, build, say, allow_slice=allow_slice)
 
@@ -133,9 +119,9 @@ def _settings(config: DataConfig, info: CorpusInfo, files: PairFiles) -> PairSet
     BPE is by the codes of `files` if there are any. Else one vocabulary for both languages is byte-level BPE, and where each
     has its own, merges are learned from both together and each language has the pieces that its training text uses.
     """
-    usual = _USUAL[info.name]
+    usual = info.usual
     tokens = config.tokens or info.tokens
-    vocabulary = config.vocabulary or usual.vocabulary
+    vocabulary = config.vocabulary or usual.get("vocabulary", "joint")
     size = config.max_vocabulary
     codes = files.codes if tokens == "bpe" else None
     segmenter: Literal["word", "byte_bpe", "codes", "unigram"]
@@ -143,49 +129,32 @@ def _settings(config: DataConfig, info: CorpusInfo, files: PairFiles) -> PairSet
         segmenter = "codes" if codes is not None or vocabulary == "separate" else "byte_bpe"
     else:
         segmenter = "unigram" if tokens == "unigram" else "word"
-    if segmenter == "word":
-        if size is not None and size <= len(MARKS):
-            raise InputError(f"data.max_vocabulary: more than 2 (<eos> and <unk>), given {size}")
-    else:
-        size = None if codes is not None else size or usual.size
-    tokenized = any(content.tokenized for content in files.splits.values())
-    moses = tokenized if usual.moses is None else usual.moses
+    if segmenter != "word":
+        size = None if codes is not None else size or usual.get("size", DEFAULT_BPE_SIZE)
+    elif size is not None and size <= len(MARKS):
+        raise InputError(f"data.max_vocabulary: more than 2 (<eos> and <unk>), given {size}")
+    moses = usual.get("moses", False) if config.moses is None else config.moses
     return PairSettings(
         languages=files.languages,
         tokens=tokens,
         segmenter=segmenter,
         codes=None if codes is None else file_digest(codes, "data.codes"),
         vocabulary=vocabulary,
-        lowercase=config.lowercase or usual.lowercase,
-        moses=moses if config.moses is None else config.moses,
+        lowercase=config.lowercase or usual.get("lowercase", False),
+        moses=any(content.tokenized for content in files.splits.values()) if moses is None else moses,
         min_count=config.min_count or 1,
         size=size,
-        max_length=config.max_length or usual.max_length,
-        max_ratio=config.max_ratio or usual.max_ratio,
+        max_length=config.max_length or usual.get("max_length"),
+        max_ratio=config.max_ratio or usual.get("max_ratio"),
         concatenate=config.concatenate,
         concatenate_splits=config.concatenate_splits or "all",
     )
 
 
-def _key(info: CorpusInfo, settings: PairSettings, sources: Sequence[Mapping[str, Any]]) -> str:
-    identity: dict[str, Any] = {"sources": [{**row, "file": Path(row["file"]).name} for row in sources]}
-    if settings.segmenter in ("byte_bpe", "unigram") or (settings.segmenter == "codes" and settings.codes is None):
-        import tokenizers
-
-        identity["tokenizers"] = tokenizers.__version__
-    if settings.moses:
-        try:
-            identity["sacremoses"] = version("sacremoses")
-        except PackageNotFoundError:  # the error comes where it is needed
-            identity["sacremoses"] = None
-    return key_of(info, settings.plain_values(), **identity)
-
-
 def _label(info: CorpusInfo, files: PairFiles, settings: PairSettings, is_slice: bool) -> str:
     marks = ["slice"] if is_slice else []
     if info.languages is None:
-        train = files.splits["train"]
-        marks.append(", ".join(path.name for path in (train.source[0], train.target[0])))
+        marks.append(", ".join(paths[0].name for paths in files.splits["train"].sides))
     elif files.languages != info.languages:
         marks.append(" to ".join(files.languages))
     if info.name == synthetic_pairs.NAME:
@@ -204,27 +173,23 @@ def _build(
     report: Report,
 ) -> None:
     """Write a whole corpus into `folder`."""
-
-    def say(line: str) -> None:
-        report(f"{info.name}: {line}")
-
     texts = folder / "texts"
     texts.mkdir()
-    cleaned = _write_texts(files, settings, texts, split_key(info, "train"), info, say)
-    say("making the vocabularies")
-    languages = _make_languages(settings, files.codes, texts, cleaned.kept, say)
+    cleaning = _write_texts(files, settings, texts, report)
+    report("making the vocabularies")
+    languages = _make_languages(settings, files.codes, texts, cleaning["kept"], report)
     for side, language in zip(SIDES, languages, strict=True):
         language.save(folder / side)
+    first, *others = files.splits
     splits = {}
-    for split in files.names:
-        say(f"encoding {split}")
+    for split in [first, "valid", *others] if files.valid_every else files.splits:
+        report(f"encoding {split}")
         counts = _encode(texts, folder, split, languages, settings)
         written = sorted(path for path in folder.glob(f"{split}.*") if path.is_file())
         splits[split] = PairSplit(**counts, sha256={path.name: sha256_of(path) for path in written})
     # counted before neighbours are joined
-    differs = differences(
-        info, {split: number_of_lines(texts / f"{split}.{SIDES[0]}.txt", "data.cache") for split in splits}
-    )
+    here = {split: number_of_lines(texts / f"{split}.{_COLUMNS[0]}", "data.cache") for split in splits}
+    differs = differences(info, here)
     shutil.rmtree(texts)
     write_record(
         folder,
@@ -232,10 +197,10 @@ def _build(
         _label(info, files, settings, bool(differs)),
         splits,
         sources=sources,
-        settings=settings.plain_values(),
+        settings=dataclasses.asdict(settings),
         notes=files.notes,
         differs=differs,
-        cleaning=dataclasses.asdict(cleaned),
+        cleaning=cleaning,
         codes=None if settings.codes is None else str(files.codes),
         vocabulary={side: len(language) for side, language in zip(SIDES, languages, strict=True)},
     )
@@ -244,104 +209,65 @@ def _build(
 # lines: cleaned, tokenized, and written to files of texts
 
 
-@dataclass
-class _Cleaning:
-    """Counts of the training pairs by what became of them: left out for an empty side, for their length in words (before
-    subwords), for the ratio of both lengths, or kept; `valid` of those kept went to the validation split."""
+def _writer(folder: Path, split: str, columns: int, stack: ExitStack) -> Callable[[_Lines], None]:
+    """A function that writes the lines of a pair to the files `<split>.<column>`."""
+    names = (f"{split}.{column}" for column in _COLUMNS[:columns])
+    files = [stack.enter_context((folder / name).open("w", encoding="utf-8", newline="\n")) for name in names]
 
-    given: int = 0
-    kept: int = 0
-    empty: int = 0
-    too_long: int = 0
-    ratio: int = 0
-    valid: int = 0
-
-    def keeps(self, source: str, target: str, settings: PairSettings) -> bool:
-        """True if a pair stays; it is counted."""
-        m, n = len(source.split()), len(target.split())
-        self.given += 1
-        if m == 0 or n == 0:
-            self.empty += 1
-        elif settings.max_length is not None and max(m, n) > settings.max_length:
-            self.too_long += 1
-        elif settings.max_ratio is not None and max(m, n) > settings.max_ratio * min(m, n):
-            self.ratio += 1
-        else:
-            self.kept += 1
-            return True
-        return False
-
-
-@dataclass(frozen=True)
-class _Pair:
-    """Texts by side, as given (None where Moses changes nothing) and as encoded; ids by side."""
-
-    raw: tuple[str, str] | None
-    text: tuple[str, str]
-    ids: tuple[list[int], list[int]] = ([], [])
-
-    def joined(self, other: _Pair) -> _Pair:
-        def both(first: tuple[str, str], second: tuple[str, str]) -> tuple[str, str]:
-            return plain(f"{first[0]} {second[0]}"), plain(f"{first[1]} {second[1]}")
-
-        raw = None if self.raw is None or other.raw is None else both(self.raw, other.raw)
-        return _Pair(raw, both(self.text, other.text), (self.ids[0] + other.ids[0], self.ids[1] + other.ids[1]))
-
-
-class _TextWriter:
-    """Files of the texts of a split: `<split>.<side>.txt`, and with Moses `<split>.<side>.raw.txt`."""
-
-    def __init__(self, folder: Path, split: str, raw: bool, stack: ExitStack) -> None:
-        def opened(name: str) -> TextIO:
-            return stack.enter_context((folder / f"{split}.{name}").open("w", encoding="utf-8", newline="\n"))
-
-        self._files = [opened(f"{side}.txt") for side in SIDES]
-        self._raw = [opened(f"{side}.raw.txt") for side in SIDES] if raw else []
-
-    def add(self, pair: _Pair) -> None:
-        for file, line in zip(self._files, pair.text, strict=True):
-            file.write(line + "\n")
-        for file, line in zip(self._raw, pair.raw or (), strict=False):
+    def write(pair: _Lines) -> None:
+        for file, line in zip(files, pair, strict=True):
             file.write(line + "\n")
 
+    return write
 
-def _write_texts(
-    files: PairFiles, settings: PairSettings, folder: Path, train_key: str, info: CorpusInfo, report: Report
-) -> _Cleaning:
-    """Clean and tokenize every split and write its lines into `folder`. Only training pairs are left out.
 
-    Raises InputError if no training pair is left.
+def _fate(pair: _Lines, settings: PairSettings) -> str:
+    """`kept`, or why cleaning leaves a training pair out: a side is empty or has too many words, or the ratio of both."""
+    shorter, longer = sorted(len(side.split()) for side in pair[:2])
+    if shorter == 0:
+        return "empty"
+    if settings.max_length is not None and longer > settings.max_length:
+        return "too_long"
+    return "ratio" if settings.max_ratio is not None and longer > settings.max_ratio * shorter else "kept"
+
+
+def _write_texts(files: PairFiles, settings: PairSettings, folder: Path, report: Report) -> dict[str, int]:
+    """Clean and tokenize every split and write its lines into `folder`; counts of training pairs by their fate.
+
+    Only training pairs are left out. `valid` of those kept go to the validation split. InputError if none is left.
     """
-    cleaning, every = _Cleaning(), files.valid_every
+    fates = dict.fromkeys(("given", "kept", "empty", "too_long", "ratio", "valid"), 0)
     for split, content in files.splits.items():
         report(f"reading {split}")
         moses = settings.moses and not content.tokenized
-        source_language, target_language = (
+        languages = [
             Language(name, Words(), MARKS, moses=moses, lowercase=settings.lowercase) for name in files.languages
-        )
+        ]
+        train = split == "train"
         with ExitStack() as stack:
-            out = _TextWriter(folder, split, moses, stack)
-            valid = _TextWriter(folder, "valid", moses, stack) if split == "train" and every else None
-            for number, (source, target) in enumerate(content.pairs(split_key(info, split)), start=1):
-                source, target = plain(source), plain(target)
-                text = source_language.prepared(source), target_language.prepared(target)
-                pair = _Pair((source, target) if moses else None, text)
-                if split != "train":
-                    out.add(pair)
-                elif cleaning.keeps(*text, settings):
-                    if valid is not None and every and cleaning.kept % every == 0:
-                        cleaning.valid += 1
-                        valid.add(pair)
-                    else:
-                        out.add(pair)
+            write = _writer(folder, split, 4 if moses else 2, stack)
+            write_valid = _writer(folder, "valid", 4 if moses else 2, stack) if train and files.valid_every else None
+            for number, pair in enumerate(content.pairs(), start=1):
+                raw = tuple(map(plain, pair))
+                text = tuple(language.prepared(line) for language, line in zip(languages, raw, strict=True))
+                fate = _fate(text, settings) if train else None
+                if fate is not None:
+                    fates["given"] += 1
+                    fates[fate] += 1
+                row = (*text, *raw) if moses else text
+                if fate == "kept" and write_valid and files.valid_every and fates["kept"] % files.valid_every == 0:
+                    fates["valid"] += 1
+                    write_valid(row)
+                elif fate in (None, "kept"):
+                    write(row)
                 if number % _REPORT_EVERY == 0:
                     report(f"reading {split}: {number:,} pairs")
-    if cleaning.kept == cleaning.valid:
+    if fates["kept"] == fates["valid"]:
         raise InputError(
-            f"{train_key}: none of {cleaning.given:,} training pairs is left: {cleaning.empty:,} with an empty side, "
-            f"{cleaning.too_long:,} longer than data.max_length, {cleaning.ratio:,} beyond data.max_ratio"
+            f"{files.splits['train'].key}: none of {fates['given']:,} training pairs is left: {fates['empty']:,} with an "
+            f"empty side, {fates['too_long']:,} longer than data.max_length, {fates['ratio']:,} beyond data.max_ratio"
         )
-    return cleaning
+    return fates
 
 
 def _chunks(path: Path) -> Iterator[list[str]]:
@@ -357,7 +283,7 @@ def _make_languages(
     settings: PairSettings, codes: Path | None, texts: Path, pairs: int, report: Report
 ) -> tuple[Language, Language]:
     """Source and target language of the training `pairs` in `texts`. With a joint vocabulary they have the same entries."""
-    train = [texts / f"train.{side}.txt" for side in SIDES]
+    train = [texts / f"train.{column}" for column in _COLUMNS[:2]]
     segmenter = _segmenter(settings, codes, train, pairs, report)
     counts: list[Counter[str]] = [Counter(), Counter()]
     for path, counted in zip(train, counts, strict=True):
@@ -366,29 +292,28 @@ def _make_languages(
                 counted.update(pieces)
     if settings.vocabulary == "joint":
         counts = [counts[0] + counts[1]] * 2
+    options = {"moses": settings.moses, "lowercase": settings.lowercase}
     source, target = (
-        Language(
-            name, segmenter, *_entries(segmenter, each, settings), moses=settings.moses, lowercase=settings.lowercase
-        )
+        Language(name, segmenter, *_entries(segmenter, each, settings), **options)
         for name, each in zip(settings.languages, counts, strict=True)
     )
     return source, target
 
 
 def _segmenter(settings: PairSettings, codes: Path | None, train: list[Path], pairs: int, report: Report) -> Segmenter:
-    if settings.segmenter == "word":
-        return Words()
-    if codes is not None and settings.segmenter == "codes":
-        report(f"BPE with the merges of {codes}")
-        return load_codes(codes)
-
     def texts() -> Iterator[str]:
-        return (line for path in train for chunk in _chunks(path) for line in chunk)
+        return (line for path in train for line in lines(path, "data.cache"))
 
     size = settings.size or 0
-    if settings.segmenter == "codes":
-        report(f"learning {size:,} merges of BPE")
-        return learn_codes(texts, size)
+    match settings.segmenter:
+        case "word":
+            return Words()
+        case "codes" if codes is not None:
+            report(f"BPE with the merges of {codes}")
+            return load_codes(codes)
+        case "codes":
+            report(f"learning {size:,} merges of BPE")
+            return learn_codes(texts, size)
     report(f"learning {settings.tokens}: {size:,} entries")
     if settings.segmenter == "byte_bpe":
         return learn_byte_bpe(texts(), size - len(MARKS))
@@ -416,30 +341,28 @@ def _entries(segmenter: Segmenter, counts: Counter[str], settings: PairSettings)
 
 # lines to token ids
 
+_Encoded = tuple[_Lines, tuple[list[int], ...]]  # the lines of a pair, and the ids of both sides
 
-def _encoded(texts: Path, split: str, languages: tuple[Language, Language]) -> Iterator[_Pair]:
+
+def _encoded(texts: Path, split: str, languages: tuple[Language, Language]) -> Iterator[_Encoded]:
     """The pairs of a split, encoded."""
-    raw = (texts / f"{split}.{SIDES[0]}.raw.txt").exists()
-    sides = [_chunks(texts / f"{split}.{side}.txt") for side in SIDES]
-    raw_sides = [_chunks(texts / f"{split}.{side}.raw.txt") for side in SIDES] if raw else sides[:0]
-    for source, target in zip(*sides, strict=True):
-        ids = zip(languages[0].encode_prepared(source), languages[1].encode_prepared(target), strict=True)
-        before = zip(*(next(side) for side in raw_sides), strict=True) if raw else itertools.repeat(None, len(source))
-        for given, text, pair in zip(before, zip(source, target, strict=True), ids, strict=True):
-            yield _Pair(given, text, pair)
+    paths = [path for path in (texts / f"{split}.{column}" for column in _COLUMNS) if path.exists()]
+    for columns in zip(*map(_chunks, paths), strict=True):
+        ids = (language.encode_prepared(column) for language, column in zip(languages, columns[:2], strict=True))
+        yield from zip(zip(*columns, strict=True), zip(*ids, strict=True), strict=True)
 
 
-def concatenated(pairs: Iterable[_Pair], most: int) -> Iterator[_Pair]:
+def concatenated(pairs: Iterable[_Encoded], most: int) -> Iterator[_Encoded]:
     """Neighbours joined while neither side has more than `most` tokens, `<eos>` not counted."""
-    held: _Pair | None = None
+    held: _Encoded | None = None
     for pair in pairs:
-        if held is None:
-            held = pair
-        elif max(len(held.ids[0]) + len(pair.ids[0]), len(held.ids[1]) + len(pair.ids[1])) <= most:
-            held = held.joined(pair)
-        else:
-            yield held
-            held = pair
+        if held is not None:
+            ids = tuple(a + b for a, b in zip(held[1], pair[1], strict=True))
+            if max(map(len, ids)) <= most:
+                pair = tuple(plain(f"{a} {b}") for a, b in zip(held[0], pair[0], strict=True)), ids
+            else:
+                yield held
+        held = pair
     if held is not None:
         yield held
 
@@ -448,27 +371,25 @@ def _encode(
     texts: Path, folder: Path, split: str, languages: tuple[Language, Language], settings: PairSettings
 ) -> dict[str, int]:
     """Write texts, ids and offsets of a split into `folder`; the counts of its `PairSplit`."""
-    pairs: Iterable[_Pair] = _encoded(texts, split, languages)
+    pairs: Iterable[_Encoded] = _encoded(texts, split, languages)
     if settings.concatenate is not None and (settings.concatenate_splits == "all" or split == "train"):
         pairs = concatenated(pairs, settings.concatenate)
-    raw = (texts / f"{split}.{SIDES[0]}.raw.txt").exists()
-    dtypes = [id_type(len(language)) for language in languages]
+    raw = (texts / f"{split}.{_COLUMNS[2]}").exists()
     offsets = [array("q", [0]), array("q", [0])]
-    words, unknown, count = [0, 0], [0, 0], 0
+    words, unknown = [0, 0], [0, 0]
     with ExitStack() as stack:
-        out = _TextWriter(folder, split, raw, stack)
+        write = _writer(folder, split, 4 if raw else 2, stack)
         files = [stack.enter_context((folder / f"{split}.{side}.bin").open("wb")) for side in SIDES]
-        for pair in pairs:
-            out.add(pair)
-            count += 1
-            for side, ids in enumerate(pair.ids):
-                files[side].write(np.asarray(ids, dtype=dtypes[side]).tobytes())
+        for text, both_ids in pairs:
+            write(text)
+            for side, (language, ids) in enumerate(zip(languages, both_ids, strict=True)):
+                files[side].write(np.asarray(ids, dtype=id_type(len(language))).tobytes())
                 offsets[side].append(offsets[side][-1] + len(ids))
-                words[side] += len(pair.text[side].split())
-                unknown[side] += ids.count(languages[side].unk_id)
-    counts = {"pairs": count}
+                words[side] += len(text[side].split())
+                unknown[side] += ids.count(language.unk_id)
+    counts = {"pairs": len(offsets[0]) - 1}
     for number, name in enumerate(SIDES):
         (folder / f"{split}.{name}.offsets").write_bytes(np.asarray(offsets[number], dtype="<i8").tobytes())
-        counts[f"{name}_tokens"] = offsets[number][-1] + count
+        counts[f"{name}_tokens"] = offsets[number][-1] + counts["pairs"]
         counts[f"{name}_words"], counts[f"{name}_unknown"] = words[number], unknown[number]
     return counts

@@ -245,9 +245,25 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def key_of(info: CorpusInfo, settings: Mapping[str, Any], **identity: Any) -> str:
-    """The key in the name of a prepared corpus. `identity`: source files and versions of libraries that the ids depend on."""
+def key_of(
+    info: CorpusInfo,
+    settings: Mapping[str, Any],
+    sources: Sequence[Mapping[str, Any]],
+    *,
+    learned: bool,
+    **identity: str | None,
+) -> str:
+    """The key in the name of a prepared corpus.
+
+    `learned`: its subwords are learned by `tokenizers`. `identity`: versions of whatever else the ids depend on.
+    """
     content = {"format": _FORMAT, "name": info.name, "settings": settings, **identity}
+    if sources:
+        content["sources"] = [{**row, "file": Path(row["file"]).name} for row in sources]
+    if learned:
+        import tokenizers
+
+        content["tokenizers"] = tokenizers.__version__
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 

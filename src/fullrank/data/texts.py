@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import glob
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,16 +15,11 @@ import numpy as np
 from fullrank.config.data import DataConfig
 from fullrank.core.errors import InputError
 from fullrank.data import builtin
-from fullrank.data.corpora import CORPORA, CorpusInfo, text_corpus
-from fullrank.data.download import download
+from fullrank.data.corpora import CorpusInfo, text_corpus
 from fullrank.data.files import (
     Report,
     Section,
     cache_root,
-    cut_by_lines,
-    existing_folder,
-    file_digest,
-    fullest_folder,
     pieces,
 )
 from fullrank.data.prepared import (
@@ -38,6 +32,7 @@ from fullrank.data.prepared import (
     open_or_build,
     write_record,
 )
+from fullrank.data.sources import SPLITS, TextSources, find_text
 from fullrank.data.tokenizers import (
     DEFAULT_BPE_SIZE,
     EOS,
@@ -49,13 +44,9 @@ from fullrank.data.tokenizers import (
     train_bpe,
 )
 
-SPLITS = ("train", "valid", "test")
 _BUILTIN_MIN_COUNT = 3
 _REPORT_EVERY = 64 << 20  # characters between two progress messages
 _LABELS = {"byte": "bytes", "character": "characters", "bpe": "BPE"}  # of tokens, in a label; words are the usual
-_LM1B = "1-billion-word-language-modeling-benchmark-r13output"
-_LM1B_PARTS = ("training-monolingual.tokenized.shuffled", "heldout-monolingual.tokenized.shuffled")
-_LM1B_FOLDERS = ("", *_LM1B_PARTS, *(f"{_LM1B}/{part}" for part in _LM1B_PARTS))
 
 
 @dataclass(frozen=True)
@@ -72,33 +63,6 @@ class Settings:
     line_start: bool = False  # <sos> stands before every line
 
 
-@dataclass(frozen=True)
-class Sources:
-    """The text of each split, and notes on how it was divided (they go into the corpus's details)."""
-
-    sections: Mapping[str, Sequence[Section]]
-    notes: tuple[str, ...] = ()
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Files and their sha256, for the record of the corpus."""
-        digests: dict[Path, str] = {}
-        for split, sections in self.sections.items():
-            for section in sections:
-                if section.path not in digests:
-                    digests[section.path] = file_digest(section.path, f"data.{split}")
-        return [
-            {
-                "split": split,
-                "file": str(section.path.absolute()),
-                "start": section.start,
-                "end": section.end,
-                "sha256": digests[section.path],
-            }
-            for split in SPLITS
-            for section in self.sections[split]
-        ]
-
-
 def prepare(config: DataConfig, *, report: Report | None = None, allow_slice: bool = True) -> Corpus:
     """The text of a configuration: found or downloaded, checked against published counts, tokenized, and kept.
 
@@ -110,9 +74,17 @@ def prepare(config: DataConfig, *, report: Report | None = None, allow_slice: bo
     info = text_corpus(config.name)
     settings = _settings(config, info)
     cache = cache_root(config.cache)
-    found = None if info.name == "builtin" else _find(config, info, cache, say)
+    found = None if info.name == "builtin" else find_text(config, info, cache, say)
     sources = [] if found is None else found.rows()
-    folder = cache / "corpora" / f"{info.name}-{settings.kind}-{_key(info, settings, sources)}"
+    choices = dataclasses.asdict(settings)
+    if not settings.line_start:  # so that corpora prepared before there was a choice are found
+        del choices["line_start"]
+    identity = {}
+    if info.name == "builtin":
+        extraction = hashlib.sha256(Path(builtin.__file__).read_bytes()).hexdigest()
+        identity = {"python": builtin.signature(), "extraction": extraction}
+    key = key_of(info, choices, sources, learned=settings.kind == "bpe", **identity)
+    folder = cache / "corpora" / f"{info.name}-{settings.kind}-{key}"
 
     def build(target: Path) -> None:
         _build(target, info, settings, found, sources, say)
@@ -152,28 +124,11 @@ def _settings(config: DataConfig, info: CorpusInfo) -> Settings:
     )
 
 
-def _key(info: CorpusInfo, settings: Settings, sources: Sequence[Mapping[str, Any]]) -> str:
-    choices = dataclasses.asdict(settings)
-    if not settings.line_start:  # so that corpora prepared before there was a choice are found
-        del choices["line_start"]
-    identity: dict[str, Any] = {}
-    if info.name == "builtin":
-        identity["python"] = builtin.signature()
-        identity["extraction"] = hashlib.sha256(Path(builtin.__file__).read_bytes()).hexdigest()
-    else:
-        identity["sources"] = [{**row, "file": Path(row["file"]).name} for row in sources]
-    if settings.kind == "bpe":
-        import tokenizers
-
-        identity["tokenizers"] = tokenizers.__version__
-    return key_of(info, choices, **identity)
-
-
 def _build(
     folder: Path,
     info: CorpusInfo,
     settings: Settings,
-    found: Sources | None,
+    found: TextSources | None,
     sources: Sequence[Mapping[str, Any]],
     report: Report,
 ) -> None:
@@ -182,7 +137,7 @@ def _build(
     if found is None:
         report("builtin: reading the documentation of the running Python")
         extracted = builtin.write(folder)
-        found = Sources({split: [Section(folder / f"{split}.txt")] for split in SPLITS})
+        found = TextSources({split: [Section(folder / f"{split}.txt")] for split in SPLITS})
     report(f"{info.name}: making a {settings.kind} vocabulary")
     tokenizer = _make_tokenizer(found.sections["train"], settings, report)
     tokenizer.save(folder)
@@ -205,7 +160,7 @@ def _build(
 
 
 def _marks(
-    info: CorpusInfo, settings: Settings, found: Sources, extracted: Mapping[str, Any], tokens: int, is_slice: bool
+    info: CorpusInfo, settings: Settings, found: TextSources, extracted: Mapping[str, Any], tokens: int, is_slice: bool
 ) -> list[str]:
     """The words in brackets after the name of a corpus, in reports. `tokens`: of the training split."""
     with_sos = [f"with {SOS}"] if settings.line_start else []
@@ -222,122 +177,6 @@ def _marks(
     if tokens == settings.max_tokens:
         marks.append(f"first {tokens:,} tokens")
     return marks
-
-
-# finding the text of each split
-
-
-def _find(config: DataConfig, info: CorpusInfo, cache: Path, report: Report) -> Sources:
-    """The text of a corpus of files. Raises InputError for folders or files that are missing, empty or of the wrong kind."""
-    if info.name == "text":
-        return _given_files(config, report)
-    if config.dir is None:
-        folder = download(info, cache, report)
-    else:
-        folder = existing_folder(Path(config.dir).expanduser(), info.wanted())
-    candidates = [place for place in (folder / info.name, folder) if place.is_dir()]
-    if info.name == "lm1b":
-        return _lm1b(candidates)
-    where, names = fullest_folder(candidates, info.files, lambda place, name: (place / name).is_file())
-    missing = [info.files[split][0] for split in info.files if split not in names]
-    if missing:
-        raise InputError(_missing(info, where, missing, list(names.values())))
-    if "valid" in names:
-        _check_identity(info, where / names["valid"])
-    if info.name == "enwik8":
-        return _by_bytes(info, where / names["all"])
-    return Sources({split: [Section(where / names[split])] for split in SPLITS})
-
-
-def _missing(info: CorpusInfo, where: Path, missing: Sequence[str], there: Sequence[str]) -> str:
-    found = f"; found there: {', '.join(there)}" if there else ""
-    text = f"data.dir: {info.name}: {where} lacks {', '.join(missing)}{found}."
-    if info.name == "wikitext-2":
-        text += " WikiText-103 has the same validation and test articles: data.name=wikitext-103."
-    return text + " Without data.dir the corpus is downloaded."
-
-
-def _check_identity(info: CorpusInfo, valid: Path) -> None:
-    """InputError for the files of another corpus: WikiText-2 and WikiText-103 have the same file names."""
-    digest = file_digest(valid, "data.dir")
-    for other in CORPORA.values():
-        if other.name != info.name and other.sha256.get("valid") == digest:
-            raise InputError(
-                f"data.name: '{info.name}', but {valid} is the validation file of {other.name}; set data.name={other.name}"
-            )
-
-
-def _by_bytes(info: CorpusInfo, path: Path) -> Sources:
-    """One file in the published proportions 90/5/5."""
-    size = path.stat().st_size
-    part = size // 20
-    if part == 0:
-        raise InputError(f"data.dir: {path} has {size} bytes, too few to cut 90, 5 and 5 % from")
-    borders = (0, size - 2 * part, size - part, size)
-    sections = {split: [Section(path, a, b)] for split, a, b in zip(SPLITS, borders[:-1], borders[1:], strict=True)}
-    whole = size == sum(info.published.values())
-    return Sources(sections, () if whole else (f"{path.name}: {size:,} bytes cut 90/5/5 in their order",))
-
-
-def _lm1b(candidates: Sequence[Path]) -> Sources:
-    places = [place / inner for place in candidates for inner in _LM1B_FOLDERS if (place / inner).is_dir()]
-    shards = [sorted(place.glob("news.en-*-of-00100")) for place in places]
-    train = next((found for found in shards if found), [])
-    heldout = {p.name: p for place in reversed(places) for p in place.glob("news.en.heldout-*") if p.is_file()}
-    valid, test = (heldout.get(f"news.en.heldout-{n:05d}-of-00050") for n in (1, 0))
-    if train and valid and test:
-        return Sources({"train": [Section(path) for path in train], "valid": [Section(valid)], "test": [Section(test)]})
-    slices = [heldout[name] for name in sorted(heldout)]
-    if not train and len(slices) >= 2:
-        *first, last = slices
-        halves = cut_by_lines([last], (0.5, 0.5), "data.dir")
-        note = f"held-out shards only: {', '.join(p.name for p in first)} as train, {last.name} in halves as valid and test"
-        return Sources({"train": [Section(path) for path in first], "valid": halves[0], "test": halves[1]}, (note,))
-    raise InputError(
-        f"data.dir: lm1b: {candidates[0]} holds {len(train)} training shards and {len(slices)} held-out shards; wanted are "
-        "news.en-*-of-00100 with news.en.heldout-00000-of-00050 (test) and -00001- (valid), or, as a slice, "
-        "at least two files news.en.heldout-*. Without data.dir the corpus is downloaded."
-    )
-
-
-def _given_files(config: DataConfig, report: Report) -> Sources:
-    """The files of `data.name: text`. Splits that are not given are cut from the end of the training lines, 5 % each."""
-    base = Path(config.dir).expanduser() if config.dir else Path()
-    paths: dict[str, list[Path]] = {}
-    digests: dict[str, str] = {}
-    notes = []
-    for split, given in zip(SPLITS, (config.train, config.valid, config.test), strict=True):
-        if given is None:
-            continue
-        names = [given] if isinstance(given, str) else list(given)
-        if not names:
-            raise InputError(f"data.{split}: an empty list of files")
-        paths[split] = [path for name in names for path in _matching(base / Path(name).expanduser(), f"data.{split}")]
-        for path in paths[split]:
-            other = digests.setdefault(file_digest(path, f"data.{split}"), split)
-            if other != split:
-                notes.append(f"warning: {path} in {split} has the same content as a file in {other}")
-                report(notes[-1])
-    if "train" not in paths:
-        raise InputError("data.train: `data.name: text` needs at least one training file")
-    sections = {split: [Section(path) for path in some] for split, some in paths.items()}
-    absent = [split for split in SPLITS if split not in paths]
-    if absent:
-        parts = cut_by_lines(paths["train"], [1.0, *[0.05] * len(absent)], "data.train")
-        sections |= dict(zip(["train", *absent], parts, strict=True))
-        notes.append(f"{' and '.join(absent)}: the last lines of the training files, 5 % each")
-        report(notes[-1])
-    return Sources(sections, tuple(notes))
-
-
-def _matching(path: Path, key: str) -> list[Path]:
-    """The file `path`, or with `*`, `?` or `[` in it all files that match, in alphabetical order."""
-    if path.exists() or not glob.has_magic(str(path)):
-        return [path]
-    matches = sorted(Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file())
-    if not matches:
-        raise InputError(f"{key}: no file matches {path}")
-    return matches
 
 
 # text to token ids

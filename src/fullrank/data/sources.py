@@ -1,0 +1,365 @@
+"""The source files of a corpus: downloaded, or found in a local folder; of text for language models, and of sentence pairs.
+
+IWSLT 2014 as it was published is read as everybody prepares it since Ranzato et al. (2016): the training file without its
+address, keyword and id lines and without the tags of title and description; the test set is dev2010, dev2012, tst2010, tst2011
+and tst2012, from XML; every 23rd of the cleaned training pairs is the validation set.
+"""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fullrank.config.data import DataConfig
+from fullrank.core.errors import InputError
+from fullrank.data import synthetic_pairs
+from fullrank.data.corpora import CORPORA, CorpusInfo, iwslt_files
+from fullrank.data.download import download
+from fullrank.data.files import Report, Section, cut_by_lines, existing_folder, file_digest, lines, number_of_lines
+
+SPLITS = ("train", "valid", "test")
+_LM1B = "1-billion-word-language-modeling-benchmark-r13output"
+_LM1B_PARTS = ("training-monolingual.tokenized.shuffled", "heldout-monolingual.tokenized.shuffled")
+_LM1B_FOLDERS = ("", *_LM1B_PARTS, *(f"{_LM1B}/{part}" for part in _LM1B_PARTS))
+_HEAD = 200  # lines that say whether a file was split by BPE
+_BPE_MARK = re.compile("@@( |$)")
+_IWSLT_VALID_EVERY = 23
+_IWSLT_DROPPED = re.compile("<url>|<talkid>|<keywords>")
+_IWSLT_TAGS = re.compile("</?title>|</?description>")
+_IWSLT_SEGMENT = re.compile(r'<seg id="[0-9]*">\s*|\s*</seg>\s*')
+
+
+def _local_folders(config: DataConfig, info: CorpusInfo, cache: Path, report: Report) -> list[Path]:
+    """Folders that may hold the files of a corpus, which is downloaded where no folder is named."""
+    if info.name == synthetic_pairs.NAME:
+        return [synthetic_pairs.files(cache)]
+    if config.dir is None:
+        if not info.urls:
+            raise InputError(
+                f"data.name: {info.name} is not downloaded; give its folder with --from DIR (data.dir): {info.source}"
+            )
+        folder = download(info, cache, report)
+    else:
+        folder = existing_folder(Path(config.dir).expanduser(), info.wanted())
+    inner = (folder / name for name in (info.name, *info.folders))
+    return [place for place in (*inner, folder) if place.is_dir()]
+
+
+def _fullest_folder(
+    folders: Sequence[Path], names: Mapping[str, Sequence[str]], holds: Callable[[Path, str], bool]
+) -> tuple[Path, dict[str, str]]:
+    """The folder that holds most splits, and of each split the first of its accepted `names` there."""
+
+    def first_names(folder: Path) -> dict[str, str]:
+        first = {split: next((n for n in accepted if holds(folder, n)), None) for split, accepted in names.items()}
+        return {split: name for split, name in first.items() if name is not None}
+
+    return max(((folder, first_names(folder)) for folder in folders), key=lambda item: len(item[1]))
+
+
+def _lacking(info: CorpusInfo, folder: Path, missing: Sequence[str], there: Sequence[str]) -> InputError:
+    text = f"data.dir: {info.name}: {folder} lacks {', '.join(missing)}"
+    text += f"; found there: {', '.join(there)}." if there else "."
+    if info.name == "wikitext-2":
+        text += " WikiText-103 has the same validation and test articles: data.name=wikitext-103."
+    return InputError(text + " Without data.dir the corpus is downloaded." * bool(info.urls))
+
+
+# text for language models
+
+
+@dataclass(frozen=True)
+class TextSources:
+    """The text of each split, and notes on how it was divided (they go into the corpus's details)."""
+
+    sections: Mapping[str, Sequence[Section]]
+    notes: tuple[str, ...] = ()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Files and their sha256, for the record of the corpus."""
+        digests: dict[Path, str] = {}
+        for split in SPLITS:
+            for path in dict.fromkeys(section.path for section in self.sections[split]):
+                digests[path] = digests.get(path) or file_digest(path, f"data.{split}")
+        return [
+            {
+                "split": split,
+                "file": str(section.path.absolute()),
+                "start": section.start,
+                "end": section.end,
+                "sha256": digests[section.path],
+            }
+            for split in SPLITS
+            for section in self.sections[split]
+        ]
+
+
+def find_text(config: DataConfig, info: CorpusInfo, cache: Path, report: Report) -> TextSources:
+    """The text of a corpus of files. Raises InputError for folders or files that are missing, empty or of the wrong kind."""
+    if info.name == "text":
+        return _given_files(config, report)
+    folders = _local_folders(config, info, cache, report)
+    if info.name == "lm1b":
+        return _lm1b(folders)
+    where, names = _fullest_folder(folders, info.files, lambda place, name: (place / name).is_file())
+    missing = [info.files[split][0] for split in info.files if split not in names]
+    if missing:
+        raise _lacking(info, where, missing, list(names.values()))
+    if "valid" in names:  # WikiText-2 and WikiText-103 have the same file names
+        valid = where / names["valid"]
+        digest = file_digest(valid, "data.dir")
+        for other in CORPORA.values():
+            if other.name != info.name and other.sha256.get("valid") == digest:
+                raise InputError(
+                    f"data.name: '{info.name}', but {valid} is the validation file of {other.name}; set "
+                    f"data.name={other.name}"
+                )
+    if info.name == "enwik8":
+        return _by_bytes(info, where / names["all"])
+    return TextSources({split: [Section(where / names[split])] for split in SPLITS})
+
+
+def _by_bytes(info: CorpusInfo, path: Path) -> TextSources:
+    """One file in the published proportions 90/5/5."""
+    size = path.stat().st_size
+    part = size // 20
+    if part == 0:
+        raise InputError(f"data.dir: {path} has {size} bytes, too few to cut 90, 5 and 5 % from")
+    borders = (0, size - 2 * part, size - part, size)
+    sections = {split: [Section(path, a, b)] for split, a, b in zip(SPLITS, borders[:-1], borders[1:], strict=True)}
+    whole = size == sum(info.published.values())
+    return TextSources(sections, () if whole else (f"{path.name}: {size:,} bytes cut 90/5/5 in their order",))
+
+
+def _lm1b(candidates: Sequence[Path]) -> TextSources:
+    places = [place / inner for place in candidates for inner in _LM1B_FOLDERS if (place / inner).is_dir()]
+    shards = [sorted(place.glob("news.en-*-of-00100")) for place in places]
+    train = next((found for found in shards if found), [])
+    heldout = {p.name: p for place in reversed(places) for p in place.glob("news.en.heldout-*") if p.is_file()}
+    valid, test = (heldout.get(f"news.en.heldout-{n:05d}-of-00050") for n in (1, 0))
+    if train and valid and test:
+        return TextSources(
+            {"train": [Section(path) for path in train], "valid": [Section(valid)], "test": [Section(test)]}
+        )
+    slices = [heldout[name] for name in sorted(heldout)]
+    if not train and len(slices) >= 2:
+        *first, last = slices
+        halves = cut_by_lines([last], (0.5, 0.5), "data.dir")
+        note = f"held-out shards only: {', '.join(p.name for p in first)} as train, {last.name} in halves as valid and test"
+        return TextSources({"train": [Section(path) for path in first], "valid": halves[0], "test": halves[1]}, (note,))
+    raise InputError(
+        f"data.dir: lm1b: {candidates[0]} holds {len(train)} training shards and {len(slices)} held-out shards; wanted are "
+        "news.en-*-of-00100 with news.en.heldout-00000-of-00050 (test) and -00001- (valid), or, as a slice, "
+        "at least two files news.en.heldout-*. Without data.dir the corpus is downloaded."
+    )
+
+
+def _given_files(config: DataConfig, report: Report) -> TextSources:
+    """The files of `data.name: text`. Splits that are not given are cut from the end of the training lines, 5 % each."""
+    base = Path(config.dir).expanduser() if config.dir else Path()
+    paths: dict[str, list[Path]] = {}
+    digests: dict[str, str] = {}
+    notes = []
+    for split, given in zip(SPLITS, (config.train, config.valid, config.test), strict=True):
+        if given is None:
+            continue
+        names = [given] if isinstance(given, str) else list(given)
+        if not names:
+            raise InputError(f"data.{split}: an empty list of files")
+        paths[split] = [path for name in names for path in _matching(base / Path(name).expanduser(), f"data.{split}")]
+        for path in paths[split]:
+            other = digests.setdefault(file_digest(path, f"data.{split}"), split)
+            if other != split:
+                notes.append(f"warning: {path} in {split} has the same content as a file in {other}")
+                report(notes[-1])
+    if "train" not in paths:
+        raise InputError("data.train: `data.name: text` needs at least one training file")
+    sections = {split: [Section(path) for path in some] for split, some in paths.items()}
+    absent = [split for split in SPLITS if split not in paths]
+    if absent:
+        parts = cut_by_lines(paths["train"], [1.0, *[0.05] * len(absent)], "data.train")
+        sections |= dict(zip(["train", *absent], parts, strict=True))
+        notes.append(f"{' and '.join(absent)}: the last lines of the training files, 5 % each")
+        report(notes[-1])
+    return TextSources(sections, tuple(notes))
+
+
+def _matching(path: Path, key: str) -> list[Path]:
+    """The file `path`, or with `*`, `?` or `[` in it all files that match, in alphabetical order."""
+    if path.exists() or not glob.has_magic(str(path)):
+        return [path]
+    matches = sorted(Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file())
+    if not matches:
+        raise InputError(f"{key}: no file matches {path}")
+    return matches
+
+
+# sentence pairs
+
+
+def _without_bpe_marks(rows: Iterator[str]) -> Iterator[str]:
+    return (_BPE_MARK.sub("", row) for row in rows)
+
+
+def _iwslt_training(rows: Iterator[str]) -> Iterator[str]:
+    return (_IWSLT_TAGS.sub("", row) for row in rows if not _IWSLT_DROPPED.search(row))
+
+
+def _iwslt_test(rows: Iterator[str]) -> Iterator[str]:
+    return (_IWSLT_SEGMENT.sub("", row).replace("\u2019", "'") for row in rows if "<seg id" in row)
+
+
+@dataclass(frozen=True)
+class SplitFiles:
+    """Files of both sides of a split; several of a side are read one after another.
+
+    `key`: the configuration key that errors name. `reader`: sentences of the rows of a file, where they are not the same.
+    `tokenized`: with Moses' rules already.
+    """
+
+    key: str
+    sides: tuple[Sequence[Path], Sequence[Path]]
+    reader: Callable[[Iterator[str]], Iterator[str]] | None = None
+    tokenized: bool = False
+
+    def _sentences(self, path: Path) -> Iterator[str]:
+        rows = lines(path, self.key)
+        return rows if self.reader is None else self.reader(rows)
+
+    def pairs(self) -> Iterator[tuple[str, str]]:
+        """The lines of both sides, side by side."""
+        source, target = (itertools.chain.from_iterable(map(self._sentences, paths)) for paths in self.sides)
+        return zip(source, target, strict=True)
+
+    def check(self) -> None:
+        """InputError if the two sides have different numbers of lines, or none."""
+
+        def count(path: Path) -> int:
+            return sum(1 for _ in self._sentences(path)) if self.reader else number_of_lines(path, self.key)
+
+        m, n = (sum(map(count, paths)) for paths in self.sides)
+        if m != n:
+            source, target = (" + ".join(map(str, paths)) for paths in self.sides)
+            raise InputError(
+                f"{self.key}: {source} has {m:,} lines and {target} has {n:,}; line k of the one must be the translation of "
+                "line k of the other (where there is none, an empty line)"
+            )
+
+
+@dataclass(frozen=True)
+class PairFiles:
+    """The files of each split. `codes`: BPE merges that go with them. `valid_every`: every so many-th training pair that
+    cleaning keeps belongs to the validation split instead, which then has no files."""
+
+    splits: Mapping[str, SplitFiles]
+    languages: tuple[str, str]  # source, target
+    codes: Path | None = None
+    valid_every: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+def find_pairs(config: DataConfig, info: CorpusInfo, cache: Path, report: Report) -> PairFiles:
+    """The files of a corpus of sentence pairs.
+
+    Raises InputError for folders or files that are missing, empty, or of different numbers of lines; RunError if a
+    download fails.
+    """
+    base = Path(config.dir or "").expanduser()
+    codes = None if config.codes is None else base / Path(config.codes).expanduser()
+    if info.languages is None:
+        files = _given_prefixes(config, base, codes)
+    else:
+        files = _known_names(config, info, info.languages, _local_folders(config, info, cache, report), codes)
+    for content in files.splits.values():
+        content.check()
+    return files
+
+
+def _given_prefixes(config: DataConfig, base: Path, codes: Path | None) -> PairFiles:
+    """The files of `data.name: parallel`. A prefix with the part `tok`, as in `train.tok`, names tokenized files."""
+    suffixes = str(config.source).lstrip("."), str(config.target).lstrip(".")
+    splits = {}
+    for split, given in zip(SPLITS, (config.train, config.valid, config.test), strict=True):
+        prefixes = [given] if isinstance(given, str) else list(given or ())
+        if not prefixes:
+            raise InputError(f"data.{split}: an empty list of prefixes")
+        source, target = (
+            [base / f"{Path(prefix).expanduser()}.{suffix}" for prefix in prefixes] for suffix in suffixes
+        )
+        splits[split] = SplitFiles(f"data.{split}", (source, target), tokenized=all(map(_is_tokenized, source)))
+    return PairFiles(splits, (suffixes[0].rpartition(".")[2], suffixes[1].rpartition(".")[2]), codes)
+
+
+def _is_tokenized(path: Path) -> bool:
+    return "tok" in path.name.split(".")
+
+
+def _known_names(
+    config: DataConfig, info: CorpusInfo, sides: tuple[str, str], places: Sequence[Path], codes: Path | None
+) -> PairFiles:
+    """The files of a corpus whose names are known; `data.source` and `data.target` may turn it round."""
+    source = config.source or next(side for side in sides if side != config.target)
+    target = config.target or next(side for side in sides if side != source)
+    if {source, target} != set(sides):
+        raise InputError(
+            f"data.source, data.target: {info.name} has the languages {' and '.join(sides)}, given {source} and {target}"
+        )
+    if info.name == "iwslt14-de-en":
+        for place in places:
+            first, second = ([place / name for name in iwslt_files(side)] for side in (source, target))
+            if all(path.is_file() for path in (*first, *second)):
+                splits = {
+                    "train": SplitFiles("data.dir", (first[:1], second[:1]), _iwslt_training),
+                    "test": SplitFiles("data.dir", (first[1:], second[1:]), _iwslt_test),
+                }
+                note = f"every {_IWSLT_VALID_EVERY}rd training pair that cleaning keeps is in the validation split"
+                return PairFiles(splits, (source, target), codes, _IWSLT_VALID_EVERY, (note,))
+    where, prefixes = _prefixes(info, sides, places)
+    if codes is None and config.max_vocabulary is None:
+        around = (where, where.parent) if where.name == "tmp" else (where,)
+        codes = next((p / name for p in around for name in info.codes if (p / name).is_file()), None)
+    splits, notes = {}, []
+    for split, prefix in prefixes.items():
+        first, second = ([where / f"{prefix}.{side}"] for side in (source, target))
+        tokenized = info.name == "iwslt14-de-en" or _is_tokenized(first[0])
+        head = list(itertools.islice(lines(first[0], "data.dir"), _HEAD))
+        split_up = 2 * sum("@@ " in line for line in head) > len(head)
+        if split_up:
+            notes.append(f"{split}: the marks @@ of BPE are taken out of {prefix}.*")
+        splits[split] = SplitFiles("data.dir", (first, second), _without_bpe_marks if split_up else None, tokenized)
+    if tokenized_splits := [split for split, content in splits.items() if content.tokenized]:
+        notes.append(f"tokenized already: {', '.join(tokenized_splits)}")
+    return PairFiles(splits, (source, target), codes, notes=tuple(notes))
+
+
+def _prefixes(info: CorpusInfo, sides: tuple[str, str], places: Sequence[Path]) -> tuple[Path, dict[str, str]]:
+    """The folder that holds most splits, and of each the first prefix that both languages have.
+
+    Splits beyond train, valid and test may be absent.
+    """
+    accepted = {
+        name.rpartition(".")[0]: [file.removesuffix(f".{sides[0]}") for file in files]
+        for name, files in info.files.items()
+        if name.endswith(f".{sides[0]}")
+    }
+
+    def there(place: Path, prefix: str) -> list[str]:
+        return [f"{prefix}.{side}" for side in sides if (place / f"{prefix}.{side}").is_file()]
+
+    where, prefixes = _fullest_folder(places, accepted, lambda place, prefix: len(there(place, prefix)) == 2)
+    missing, found = [], [f"{prefix}.{side}" for prefix in prefixes.values() for side in sides]
+    for split, names in accepted.items():
+        half = next((name for name in names if there(where, name)), None)
+        if split in prefixes or (half is None and split not in ("train", "valid", "test")):
+            continue
+        files = there(where, half) if half is not None else []
+        found += files
+        missing += [f"{half or names[0]}.{side}" for side in sides if f"{half}.{side}" not in files]
+    if missing:
+        raise _lacking(info, where, missing, found)
+    return where, prefixes
