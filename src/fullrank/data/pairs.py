@@ -151,19 +151,6 @@ def _settings(config: DataConfig, info: CorpusInfo, files: PairFiles) -> PairSet
     )
 
 
-def _label(info: CorpusInfo, files: PairFiles, settings: PairSettings, is_slice: bool) -> str:
-    marks = ["slice"] if is_slice else []
-    if info.languages is None:
-        marks.append(", ".join(paths[0].name for paths in files.splits["train"].sides))
-    elif files.languages != info.languages:
-        marks.append(" to ".join(files.languages))
-    if info.name == synthetic_pairs.NAME:
-        marks.append("not a language")
-    if settings.concatenate is not None:
-        marks.append(f"joined to {settings.concatenate} tokens")
-    return f"{info.name} ({'; '.join(marks)})" if marks else info.name
-
-
 def _build(
     folder: Path,
     info: CorpusInfo,
@@ -190,11 +177,20 @@ def _build(
     # counted before neighbours are joined
     here = {split: number_of_lines(texts / f"{split}.{_COLUMNS[0]}", "data.cache") for split in splits}
     differs = differences(info, here)
+    marks = ["slice"] if differs else []
+    if info.languages is None:
+        marks.append(", ".join(paths[0].name for paths in files.splits["train"].sides))
+    elif files.languages != info.languages:
+        marks.append(" to ".join(files.languages))
+    if info.name == synthetic_pairs.NAME:
+        marks.append("not a language")
+    if settings.concatenate is not None:
+        marks.append(f"joined to {settings.concatenate} tokens")
     shutil.rmtree(texts)
     write_record(
         folder,
         info,
-        _label(info, files, settings, bool(differs)),
+        marks,
         splits,
         sources=sources,
         settings=dataclasses.asdict(settings),
@@ -292,10 +288,10 @@ def _make_languages(
                 counted.update(pieces)
     if settings.vocabulary == "joint":
         counts = [counts[0] + counts[1]] * 2
-    options = {"moses": settings.moses, "lowercase": settings.lowercase}
+    entries = (_entries(segmenter, each, settings) for each in counts)
     source, target = (
-        Language(name, segmenter, *_entries(segmenter, each, settings), **options)
-        for name, each in zip(settings.languages, counts, strict=True)
+        Language(name, segmenter, *each, moses=settings.moses, lowercase=settings.lowercase)
+        for name, each in zip(settings.languages, entries, strict=True)
     )
     return source, target
 

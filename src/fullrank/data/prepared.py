@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -71,9 +70,9 @@ class Corpus:
     name: str
     label: str
     is_slice: bool
-    tokenizer: Tokenizer
     splits: Mapping[str, Split]
     details: Mapping[str, Any]
+    tokenizer: Tokenizer
 
     def ids(self, split: str) -> np.ndarray:
         """The token ids of a split, memory-mapped and read-only."""
@@ -89,10 +88,10 @@ class PairCorpus:
     name: str
     label: str
     is_slice: bool
-    source: Language
-    target: Language
     splits: Mapping[str, PairSplit]
     details: Mapping[str, Any]
+    source: Language
+    target: Language
 
     def pairs(self, split: str) -> Pairs:
         """The sentence pairs of a split."""
@@ -146,12 +145,12 @@ class Pairs:
         start, end = self._offsets[side][i : i + 2]
         return self._ids[side][start:end]
 
-    @cached_property
+    @property
     def source_lengths(self) -> np.ndarray:
         """(pairs,) int64: tokens of each source sentence, without `<eos>`."""
         return np.diff(self._offsets[0])
 
-    @cached_property
+    @property
     def target_lengths(self) -> np.ndarray:
         """(pairs,) int64: tokens of each target sentence, without `<eos>`."""
         return np.diff(self._offsets[1])
@@ -201,34 +200,32 @@ def load_corpus(folder: Path) -> Corpus:
 
     Raises InputError if the folder is not a prepared corpus, RunError if it is damaged.
     """
-    with _recorded(folder, _TEXT_RECORD) as record:
+    with _recorded(folder, _TEXT_RECORD) as (record, about):
         splits = {split: Split(**counts) for split, counts in record["splits"].items()}
         _verify(folder, {f"{split}.bin": counts.sha256 for split, counts in splits.items()})
-        tokenizer = load_tokenizer(folder)
-        return Corpus(folder, record["name"], record["label"], record["is_slice"], tokenizer, splits, record["details"])
+        return Corpus(**about, splits=splits, tokenizer=load_tokenizer(folder))
 
 
 def load_pairs(folder: Path) -> PairCorpus:
     """Prepared sentence pairs, opened again; their files are checked against their recorded sha256. Errors as `load_corpus`."""
-    with _recorded(folder, _PAIRS_RECORD) as record:
+    with _recorded(folder, _PAIRS_RECORD) as (record, about):
         splits = {split: PairSplit(**counts) for split, counts in record["splits"].items()}
         for counts in splits.values():
             _verify(folder, counts.sha256)
         source, target = (load_language(folder / side) for side in SIDES)
-        return PairCorpus(
-            folder, record["name"], record["label"], record["is_slice"], source, target, splits, record["details"]
-        )
+        return PairCorpus(**about, splits=splits, source=source, target=target)
 
 
 @contextmanager
-def _recorded(folder: Path, name: str) -> Iterator[dict[str, Any]]:
-    """The record of a prepared corpus, for opening it; errors of the block mean that the folder is damaged."""
+def _recorded(folder: Path, name: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """The record of a prepared corpus, and its fields of the corpus as a whole; errors of the block mean a damaged folder."""
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder; a prepared corpus is a folder with {name}")
     if not (folder / name).exists():
         raise InputError(f"{folder}: not a prepared corpus, there is no {name}; run `fullrank data prepare NAME`")
     try:
-        yield json.loads((folder / name).read_text(encoding="utf-8"))
+        record = json.loads((folder / name).read_text(encoding="utf-8"))
+        yield record, {"folder": folder, **{key: record[key] for key in ("name", "label", "is_slice", "details")}}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{folder}: the prepared corpus is damaged ({error})") from error
 
@@ -257,7 +254,7 @@ def key_of(
 
     `learned`: its subwords are learned by `tokenizers`. `identity`: versions of whatever else the ids depend on.
     """
-    content = {"format": _FORMAT, "name": info.name, "settings": settings, **identity}
+    content: dict[str, Any] = {"format": _FORMAT, "name": info.name, "settings": settings, **identity}
     if sources:
         content["sources"] = [{**row, "file": Path(row["file"]).name} for row in sources]
     if learned:
@@ -271,12 +268,7 @@ _C = TypeVar("_C", Corpus, PairCorpus)
 
 
 def open_or_build(
-    folder: Path,
-    load: Callable[[Path], _C],
-    build: Callable[[Path], None],
-    report: Report,
-    *,
-    allow_slice: bool,
+    folder: Path, load: Callable[[Path], _C], build: Callable[[Path], None], report: Report, *, allow_slice: bool
 ) -> _C:
     """The prepared corpus in `folder`; where there is none, or a damaged one, `build` writes it into a folder of its own first.
 
@@ -294,23 +286,18 @@ def open_or_build(
             build(temporary)
             publish(temporary, folder)
         corpus = load(folder)
-    if corpus.is_slice:
-        _report_slice(corpus, allow_slice, report)
-    return corpus
-
-
-def _report_slice(corpus: Corpus | PairCorpus, allowed: bool, report: Report) -> None:
-    details = corpus.details
-    differences = "; ".join(
-        f"{split} has {counts['here']:,} {details['unit']}, published are {counts['published']:,}"
-        for split, counts in details["differs_from_published"].items()
+    differs = "; ".join(
+        f"{split} has {counts['here']:,} {corpus.details['unit']}, published are {counts['published']:,}"
+        for split, counts in corpus.details["differs_from_published"].items()
     )
-    if not allowed:
+    if corpus.is_slice and not allow_slice:
         raise InputError(
-            f"data.name: {corpus.label} is not the published corpus ({differences}), and the paper scale needs it; give the "
+            f"data.name: {corpus.label} is not the published corpus ({differs}), and the paper scale needs it; give the "
             "full files with --from DIR (data.dir), leave data.max_tokens and data.max_length out, or choose --scale small"
         )
-    report(f"{corpus.label}: {differences}; figures are not comparable with published ones")
+    if corpus.is_slice:
+        report(f"{corpus.label}: {differs}; figures are not comparable with published ones")
+    return corpus
 
 
 def differences(info: CorpusInfo, counts: Mapping[str, int], slack: int = 0) -> dict[str, dict[str, int]]:
@@ -325,7 +312,7 @@ def differences(info: CorpusInfo, counts: Mapping[str, int], slack: int = 0) -> 
 def write_record(
     folder: Path,
     info: CorpusInfo,
-    label: str,
+    marks: Sequence[str],
     splits: Mapping[str, Split] | Mapping[str, PairSplit],
     *,
     sources: Sequence[Mapping[str, Any]],
@@ -334,11 +321,11 @@ def write_record(
     differs: Mapping[str, Any],
     **details: Any,
 ) -> None:
-    """Write `corpus.json` or `pairs.json`, the last file of a prepared corpus."""
+    """Write `corpus.json` or `pairs.json`, the last file of a prepared corpus. `marks`: in brackets after its name."""
     record = {
         "format": _FORMAT,
         "name": info.name,
-        "label": label,
+        "label": f"{info.name} ({'; '.join(marks)})" if marks else info.name,
         "is_slice": bool(differs),
         "splits": {split: dataclasses.asdict(counts) for split, counts in splits.items()},
         "details": {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from fullrank.data.prepared import (
     load_corpus,
     open_or_build,
     write_record,
-)
+)  # fmt: skip
 from fullrank.data.sources import SPLITS, TextSources, find_text
 from fullrank.data.tokenizers import (
     DEFAULT_BPE_SIZE,
@@ -42,7 +43,7 @@ from fullrank.data.tokenizers import (
     Tokenizer,
     WordVocabulary,
     train_bpe,
-)
+)  # fmt: skip
 
 _BUILTIN_MIN_COUNT = 3
 _REPORT_EVERY = 64 << 20  # characters between two progress messages
@@ -151,32 +152,21 @@ def _build(
     # a cut inside a character moves to its end
     slack = 3 if info.unit == "bytes" and settings.kind != "byte" else 0
     differs = differences(info, {split: getattr(counts, info.unit) for split, counts in splits.items()}, slack)
-    marks = _marks(info, settings, found, extracted, splits["train"].tokens, bool(differs))
-    label = f"{info.name} ({'; '.join(marks)})" if marks else info.name
-    write_record(
-        folder, info, label, splits, sources=sources, settings=dataclasses.asdict(settings), notes=found.notes,
-        differs=differs, **extracted,
-    )  # fmt: skip
-
-
-def _marks(
-    info: CorpusInfo, settings: Settings, found: TextSources, extracted: Mapping[str, Any], tokens: int, is_slice: bool
-) -> list[str]:
-    """The words in brackets after the name of a corpus, in reports. `tokens`: of the training split."""
-    with_sos = [f"with {SOS}"] if settings.line_start else []
-    if is_slice:
-        return ["slice", *with_sos]
-    marks = []
-    if info.name == "builtin":
-        marks.append(f"Python {extracted['python']}")
-    elif info.name == "text":
+    marks = [] if info.name != "builtin" else [f"Python {extracted['python']}"]
+    if info.name == "text":
         names = list(dict.fromkeys(section.path.name for section in found.sections["train"]))
         kinds = [_LABELS[settings.kind]] if settings.kind in _LABELS else []
         marks.append(", ".join([", ".join(names[:3]) + (" ..." if len(names) > 3 else ""), *kinds]))
-    marks += with_sos
-    if tokens == settings.max_tokens:
-        marks.append(f"first {tokens:,} tokens")
-    return marks
+    if differs:
+        marks = ["slice"]
+    if settings.line_start:
+        marks.append(f"with {SOS}")
+    if splits["train"].tokens == settings.max_tokens and not differs:
+        marks.append(f"first {settings.max_tokens:,} tokens")
+    write_record(
+        folder, info, marks, splits, sources=sources, settings=dataclasses.asdict(settings), notes=found.notes,
+        differs=differs, **extracted,
+    )  # fmt: skip
 
 
 # text to token ids
@@ -185,21 +175,19 @@ def _marks(
 def _texts(
     sections: Sequence[Section], settings: Settings, key: str, doing: str, report: Report
 ) -> Iterator[tuple[str, bool, bool]]:
-    """(piece of text, it begins a line, it is the last of its section). In a very long line, pieces begin no line."""
+    """(piece of text, it begins a line, it ends its section without a newline). Within a long line pieces begin no line."""
     done, reported = 0, 0
     for section in sections:
-        before, begins = None, True
-        for text in pieces(section, exact=settings.kind == "byte", key=key):
-            if before is not None:
-                yield before, begins, False
-                begins = before.endswith("\n")
-            before = text
+        begins = True
+        read = pieces(section, exact=settings.kind == "byte", key=key)
+        for text, following in itertools.pairwise(itertools.chain[str | None](read, [None])):
+            assert text is not None  # only the last is
+            yield text, begins, following is None and not text.endswith("\n")
+            begins = text.endswith("\n")
             done += len(text)
             if done // _REPORT_EVERY > reported:
                 reported = done // _REPORT_EVERY
                 report(f"{doing}: {done / 1e6:,.0f} million characters")
-        if before is not None:
-            yield before, begins, True
 
 
 def _make_tokenizer(sections: Sequence[Section], settings: Settings, report: Report) -> Tokenizer:
@@ -224,13 +212,9 @@ def _make_tokenizer(sections: Sequence[Section], settings: Settings, report: Rep
     splitter = WordVocabulary([EOS, SOS], **options)
 
     def words() -> Iterator[list[str]]:
-        for text, begins, last in texts:
-            found = splitter.words(text)
-            if settings.line_start and not begins:
-                del found[:1]
-            if last and settings.line_end and not text.endswith("\n"):
-                found.append(EOS)
-            yield found
+        for text, begins, open_end in texts:
+            read = splitter.words(text + "\n" * (open_end and settings.line_end))
+            yield read[1:] if settings.line_start and not begins else read
 
     counts = _counted(words(), settings)
     if not counts.keys() - {EOS, SOS}:
@@ -251,22 +235,6 @@ def _counted(parts: Iterator[Sequence[str]] | Iterator[str], settings: Settings)
     return counts
 
 
-class _Tally:
-    """Counts of a text that comes in pieces."""
-
-    def __init__(self) -> None:
-        self.words = self.characters = self.bytes = 0
-        self._inside = False  # the last piece ended inside a word
-
-    def add(self, text: str) -> None:
-        self.words += len(text.split()) + text.count("\n")
-        if self._inside and text and not text[0].isspace():
-            self.words -= 1
-        self._inside = bool(text) and not text[-1].isspace()
-        self.characters += len(text)
-        self.bytes += len(text.encode("utf-8", "surrogateescape"))
-
-
 def _encode(
     tokenizer: Tokenizer, sections: Sequence[Section], target: Path, settings: Settings, split: str, report: Report
 ) -> Split:
@@ -276,21 +244,23 @@ def _encode(
     """
     dtype = id_type(len(tokenizer))
     limit = settings.max_tokens if split == "train" else None
-    digest, tally, total = hashlib.sha256(), _Tally(), 0
+    digest, total = hashlib.sha256(), 0
+    words = characters = size = 0
+    in_word = False  # the last piece ended inside a word
     with target.open("wb") as file:
-        for text, begins, last in _texts(sections, settings, f"data.{split}", f"encoding {split}", report):
-            ids = tokenizer.encode(text)
+        for text, begins, open_end in _texts(sections, settings, f"data.{split}", f"encoding {split}", report):
+            ids = tokenizer.encode(text + "\n" * (open_end and settings.line_end))
             if settings.line_start and not begins:
                 del ids[:1]
-            open_end = last and not text.endswith("\n")
-            if open_end and settings.line_end and tokenizer.eos_id is not None:
-                ids.append(tokenizer.eos_id)
             full = limit is not None and total + len(ids) >= limit
             if limit is not None and total + len(ids) > limit:
                 ids = ids[: limit - total]
                 text, open_end = tokenizer.decode(ids), False
-            tally.add(text)
-            tally.words += open_end
+            words += len(text.split()) + text.count("\n") + open_end
+            words -= in_word and bool(text) and not text[0].isspace()
+            in_word = not text[-1:].isspace()
+            characters += len(text)
+            size += len(text.encode("utf-8", "surrogateescape"))
             data = np.asarray(ids, dtype=dtype).tobytes()
             file.write(data)
             digest.update(data)
@@ -299,4 +269,4 @@ def _encode(
                 break
     if total == 0:
         raise InputError(f"data.{split}: {', '.join(str(s.path) for s in sections)}: there is no token in this text")
-    return Split(total, tally.words, tally.characters, tally.bytes, digest.hexdigest())
+    return Split(total, words, characters, size, digest.hexdigest())
