@@ -44,7 +44,7 @@ _HOMES = {
     "SkipRetain": "fullrank.core.skip_retain",
     "orthogonality": "fullrank.core.penalty",
     "overlap": "fullrank.core.penalty",
-    "check": "fullrank.checking.check",
+    "check": "fullrank.checking",
     "FullRankConfig": "fullrank.hf",
     "FullRankCache": "fullrank.hf",
     "FullRankForCausalLM": "fullrank.hf",
@@ -65,7 +65,7 @@ __all__ = ["__version__", *_HOMES, *_PACKAGES]
 
 if TYPE_CHECKING:
     from fullrank import analysis as analysis
-    from fullrank.checking.check import check as check
+    from fullrank.checking import check as check
     from fullrank.config import register as register
     from fullrank.config.data import DataConfig as DataConfig
     from fullrank.config.run import EvalConfig as EvalConfig

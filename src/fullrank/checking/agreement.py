@@ -1,9 +1,10 @@
-"""Two ways to compute the same: padding, repetition, cache, memory, files, probabilities."""
+"""Two ways to compute the same: kernels, padding, repetition, cache, memory, files, probabilities."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import sys
 import tempfile
 from collections.abc import Callable
@@ -14,22 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullrank.checking.report import Check, Finding, bounded, inapplicable, largest, rounding, same, tolerance
-from fullrank.checking.subject import ROWS, Subject, accepted, call, log_prob, mode
-from fullrank.core.config import ModelConfig, with_memory
-
-
-def agreements(subject: Subject) -> list[Check]:
-    """All of them, not yet run."""
-    return [
-        ("padding changes nothing", lambda: padding(subject)),
-        ("incremental decoding = one pass", lambda: decoding(subject)),
-        ("memory in segments = one pass", lambda: memory(subject)),
-        ("evaluation is deterministic", lambda: determinism(subject)),
-        ("saved and loaded: same numbers", lambda: saving(subject)),
-        ("probabilities sum to one", lambda: probabilities(subject)),
-    ]
-
+from fullrank.checking.report import Finding, bounded, inapplicable, largest, rounding, same, tolerance
+from fullrank.checking.subject import ROWS, Subject, accepted, call, everywhere, log_prob, logits_in, mode
+from fullrank.core import registry
+from fullrank.core.config import DropoutConfig, ModelConfig, WeightedConfig, stage_name, with_memory
+from fullrank.core.errors import InputError
+from fullrank.kernels import NAMES, chosen, kernel
 
 Pair = tuple[str, Tensor, Tensor]  # a description, what was computed, what is expected
 
@@ -70,22 +61,17 @@ def padding(subject: Subject) -> Finding:
     if not subject.takes_mask:
         return inapplicable("forward takes no attention_mask")
     model, ids, masks, pairs = subject.model, subject.ids, subject.masks(), list[Pair]()
-    translates = subject.kind == "translator"
-    part = " of the target" if translates else ""
-
-    def alone(row: int, ids: Tensor) -> Tensor:
-        one = model.with_sources(model.sources[row : row + 1]) if translates else model
-        return call(one, ids[None])[0]
-
+    part = " of the target" if subject.translates else ""
     with torch.no_grad(), mode(model, training=False):
         for side, mask in masks.items():
             real = mask.bool()
             for read in (ids, torch.where(real, ids, (ids + 1) % subject.vocab_size)):
                 batch = call(model, read, mask)
                 for row in range(ROWS):
-                    expected = alone(row, ids[row][real[row]])
+                    one = model.with_sources(model.sources[row : row + 1]) if subject.translates else model
+                    expected = call(one, ids[row][real[row]][None])[0]
                     pairs.append((f"text {row}, padding{part} on the {side}", batch[row][real[row]], expected))
-        for side, padded in (model.padded_sources() if translates else {}).items():
+        for side, padded in (model.padded_sources() if subject.translates else {}).items():
             real = padded.mask.bool()
             other = (padded.sources + 1) % model.encoder.config.vocab_size
             for sources in (padded.sources, torch.where(real, padded.sources, other)):
@@ -94,11 +80,9 @@ def padding(subject: Subject) -> Finding:
                     one = padded.with_sources(sources[row][real[row]][None])
                     expected = call(one, ids[row : row + 1])[0]
                     pairs.append((f"text {row}, padding of the source on the {side}", batch[row], expected))
-    if translates:
-        looked_at = (
-            "sentences of unequal lengths in one batch, source and target padded on either side, beside each alone"
-        )
-        return close(subject, looked_at, pairs)
+    if subject.translates:
+        sides = "source and target padded on either side"
+        return close(subject, f"sentences of unequal lengths in one batch, {sides}, beside each alone", pairs)
     looked_at = f"texts of unequal lengths in one batch, padding on the {' and on the '.join(masks)}, beside each alone"
     remark = "" if "left" in masks else "not on the left, where such a model has to be told positions by position_ids"
     return close(subject, looked_at, pairs, remark)
@@ -159,7 +143,7 @@ def decoding(subject: Subject) -> Finding:
         return inapplicable(f"{subject.sees_future}: a token that sees later ones cannot be read before them")
     model, ids, length = subject.model, subject.ids, subject.length
     cases: list[tuple[str, Any, Tensor | None]] = [("", model, None)]
-    if subject.kind == "translator":
+    if subject.translates:
         padded = model.padded_sources()
         cases += [(f", padding of the source on the {side}", one, None) for side, one in padded.items()]
     elif subject.kind == "fullrank":
@@ -175,7 +159,7 @@ def decoding(subject: Subject) -> Finding:
         for padded_side, one, mask in cases:
             expected = call(one, ids, mask)
             real = slice(None) if mask is None else mask.bool()
-            decoder = one.decoder_of_sources() if subject.kind == "translator" else one
+            decoder = one.decoder_of_sources() if subject.translates else one
 
             def step(cache: Any, start: int, end: int, decoder: Any = decoder, mask: Any = mask) -> tuple[Tensor, Any]:
                 if not subject.ours:
@@ -191,12 +175,11 @@ def decoding(subject: Subject) -> Finding:
                 pairs.append((how + padded_side, logits[real], expected[real]))
             if subject.ours and mask is None:
                 pairs += [(f"beams{padded_side}", *pair) for pair in _as_beams(subject, one, decoder)]
-    looked_at = "logits with the cache, token by token, in pieces and as beams, beside one pass"
-    if not subject.ours:
-        looked_at = "logits with the cache, token by token and in pieces, beside one pass"
+    how = "in pieces and as beams" if subject.ours else "and in pieces"
+    looked_at = f"logits with the cache, token by token{',' * subject.ours} {how}, beside one pass"
     finding = close(subject, looked_at, pairs)
-    parts = model.config.decoder if subject.kind == "translator" else None
-    if finding.verdict == "fails" and parts is not None and parts.released_decoding:
+    config = model.config.decoder if subject.translates else None
+    if finding.verdict == "fails" and config is not None and config.released_decoding:
         why = "model.decoder.released_decoding: true leaves heads unmixed while a translation is written"
         return replace(finding, remark=f"{finding.remark}; {why}")
     return finding
@@ -213,7 +196,7 @@ def _as_beams(subject: Subject, model: Any, decoder: Any) -> list[tuple[Tensor, 
         texts, origin = torch.cat((texts[index], new), 1), origin[index]
         out = decoder(new, cache=out.cache.reorder(index), attention_mask=None)
         whole = model
-        if subject.kind == "translator":
+        if subject.translates:
             whole = model.with_sources(model.sources[origin], None if model.mask is None else model.mask[origin])
         pairs.append((out.logits[:, -1], call(whole, texts)[:, -1]))
     return pairs
@@ -221,7 +204,7 @@ def _as_beams(subject: Subject, model: Any, decoder: Any) -> list[tuple[Tensor, 
 
 def memory(subject: Subject) -> Finding:
     """A text in segments, each after the memory of those before, as in one pass."""
-    if subject.kind == "translator":
+    if subject.translates:
         return inapplicable("a translation model reads sentences, each by itself: it has no memory")
     if subject.kind != "fullrank":
         takes = "memory" in accepted(subject.model)
@@ -264,7 +247,7 @@ def memory(subject: Subject) -> Finding:
 def saving(subject: Subject) -> Finding:
     """Saved into a temporary folder and loaded again, the model gives the same numbers."""
     model = subject.model
-    owner = model.translator if subject.kind == "translator" else model
+    owner = model.translator if subject.translates else model
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         if subject.ours:
@@ -283,7 +266,7 @@ def saving(subject: Subject) -> Finding:
     before, after = owner.state_dict(), loaded.state_dict()
     with torch.no_grad(), mode(model, training=False):
         expected = call(model, subject.ids)
-        read = type(model)(loaded, model.sources) if subject.kind == "translator" else loaded
+        read = type(model)(loaded, model.sources) if subject.translates else loaded
         logits = call(read, subject.ids)
     looked_at = "parameters and buffers, bit for bit, and logits of the loaded model"
     reason = "the same numbers, computed the same way"
@@ -319,3 +302,154 @@ def probabilities(subject: Subject) -> Finding:
         "sums of exp(log_prob) over the vocabulary; nll beside the log_prob of the target, logits beside log_prob"
     )
     return bounded(looked_at, off, limit, reason)
+
+
+# -- the definition: kernels, and mixing at its start -----------------------------------------------------------------
+
+
+def plain_start(subject: Subject) -> Finding:
+    """Where the paper says so, mixing starts as plain attention: bit for bit through one kernel."""
+    if not subject.ours:
+        return inapplicable("not a model with a mixing of heads")
+    mixes = {place: stage_name(p.mix) for place, p in subject.attention.items() if isinstance(p, WeightedConfig)}
+    if not mixes:
+        return inapplicable("model.attention.kind is multilinear, which has no heads to mix")
+    mixed = {place: mix for place, mix in mixes.items() if mix != "none"}
+    if not mixed:
+        return inapplicable("no mixing: it is plain attention")
+    for place, mix in mixed.items():
+        if not registry.lookup("mix", mix).starts_plain:
+            where = f" ({place})" if place else ""
+            return inapplicable(f"'{mix}' mixing{where} does not start as plain attention, by its definition")
+    config = subject.own.config
+    models = []
+    for settings in (config, everywhere(config, mix="none")):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(3)
+            models.append(subject.rebuilt(settings, fresh=True).eval())
+    figures = {}
+    with torch.no_grad():
+        for name in ("reference", "auto"):
+            with kernel(name):
+                logits, expected = (call(model, subject.ids) for model in models)
+            figures[name] = largest(logits, expected) / max(1.0, float(expected.abs().max()))
+    remark = f"fastest kernels, which need not be the same: {figures['auto']:.1e} of 1e-06"
+    # across kernels the promise is 1e-6; the figure is that of one kernel unless the other is broken
+    off = figures["reference"] if figures["auto"] <= 1e-6 else max(figures.values())
+    words = ", ".join(f"{place} {mix}".strip() for place, mix in mixed.items())
+    looked_at = f"logits of a fresh model beside the same with mix: none (mix: {words}), kernel reference, fp32"
+    return bounded(looked_at, off, 0.0, "bit for bit through one kernel", remark=remark)
+
+
+# fp32: the library's promise across kernels. Gradients are sums over all tokens of products of such outputs.
+_TOLERANCES = {"fp64": (torch.float64, 1e-12, 1e-11), "fp32": (torch.float32, 1e-6, 1e-5)}
+
+
+def kernels(subject: Subject, precision: str) -> Finding:
+    """Every kernel that can compute the model beside the reference: outputs, losses and gradients."""
+    if not subject.ours:
+        return inapplicable("its kernels are not those of fullrank")
+    dtype, outputs, steepest = _TOLERANCES[precision]
+    # without dropout and permutations: different kernels draw different random numbers
+    config = everywhere(subject.model.config, cross_head=0.0)
+    output = config.output.with_known(latent_dropout=0.0, latent_dropout_locked=False, tail_dropout=0.0)
+    config = replace(config, dropout=DropoutConfig(locked=config.dropout.locked), output=output)
+    model = subject.rebuilt(config).to(dtype)
+    with kernel("reference"):
+        expected = _computed(subject, model)
+    scales = {key: max(1.0, float(tensor.abs().max())) for key, tensor in expected.items()}
+    gradients = [key for key in expected if key.startswith("gradient")]
+    scales |= dict.fromkeys(gradients, max(float(expected[key].abs().max()) for key in gradients) or 1.0)
+    shares: dict[str, list[tuple[float, str]]] = {}
+    ran, used = [], set[str]()
+    on_cpu = () if subject.ids.is_cuda else ("triton",)  # its interpreter is for tests
+    for name in (name for name in NAMES if name not in ("reference", *on_cpu)):
+        try:
+            with kernel(name), chosen() as taken:
+                computed = _computed(subject, model)
+        except InputError:
+            if name == "auto":
+                raise
+            continue  # it does not compute these stages
+        ran.append(name)
+        used |= taken
+        for key, tensor in expected.items():
+            kind, _, tensor_name = key.partition(" of ")
+            share = largest(computed[key], tensor) / scales[key]
+            shares.setdefault(kind, []).append((share, f"{tensor_name} ({name})"))
+    worst = {kind: max(known, key=lambda pair: _order(pair[0])) for kind, known in shares.items()}
+    limits = {kind: steepest if kind == "gradient" else outputs for kind in worst}
+    remark = "; ".join(f"{kind} {share:.1e}" for kind, (share, _) in worst.items())
+    if bad := [kind for kind, (share, _) in worst.items() if not share <= limits[kind]]:
+        remark += "; worst: " + ", ".join(f"{kind} of {worst[kind][1]}" for kind in bad)
+    else:
+        used |= {"multilinear"} & {part.kind for part in subject.attention.values()}
+        remark += f"; attention by {', '.join(sorted(used))}"
+        if used == {"reference"}:
+            remark += " (no fast kernel computes these stages), the vocabulary layer by its fast one"
+    # one figure: how far the worst is, in the tolerance of outputs
+    figure = max((share / limits[kind] * outputs for kind, (share, _) in worst.items()), key=_order)
+    reason = (
+        f"outputs, nll and losses within {outputs:g} of max(1, largest), gradients within {steepest:g} of the largest "
+        "(the figure in proportion)"
+    )
+    context = "of beams" if subject.translates else "after a memory"
+    looked_at = (
+        f"{', '.join(ran)} beside reference: logits (padded, {context}), log-probabilities, nll, loss, gradients of all "
+        "parameters; training and evaluation, no dropout"
+    )
+    return bounded(looked_at, figure, outputs, reason, remark=remark)
+
+
+def _order(share: float) -> tuple[bool, float]:
+    """Key of a maximum in which nothing is worse than NaN."""
+    return math.isnan(share), share
+
+
+def _computed(subject: Subject, model: Any) -> dict[str, Tensor]:
+    """Outputs and gradients by name; the word before ` of ` says what kind it is."""
+    ids, out, half = subject.ids, dict[str, Tensor](), subject.length // 2
+    targets = subject.tokens(len(ids), subject.length, 6)
+    weights = torch.rand(ids.shape, generator=torch.Generator().manual_seed(4)).to(next(model.parameters()))
+    sides = {"": model}
+    if subject.translates:
+        sides |= {f", source padded on the {side}": padded for side, padded in model.padded_sources().items()}
+
+    def differentiate(scalar: Tensor, name: str) -> None:
+        model.zero_grad(set_to_none=True)
+        scalar.backward()
+        for parameter, p in model.named_parameters():
+            if p.requires_grad:
+                out[f"gradient of {parameter}: {name}"] = torch.zeros_like(p) if p.grad is None else p.grad.clone()
+
+    for training, where in ((False, "evaluation"), (True, "training")):
+        with mode(model, training=training):
+            for side, one in sides.items():
+                with torch.no_grad():
+                    out[f"output of logits{side}, {where}"] = call(one, ids)
+                    out[f"output of log-probabilities{side}, {where}"] = log_prob(one, ids)
+                    if subject.translates and not subject.sees_future:
+                        decoder = one.decoder_of_sources()
+                        twice = torch.arange(len(ids), device=ids.device).repeat_interleave(2)
+                        logits = decoder(ids[twice], cache=decoder.new_cache().reorder(twice)).logits
+                        out[f"output of logits of beams{side}, {where}"] = logits
+                nll = one.nll(ids, targets).per_token
+                out[f"nll of tokens{side}, {where}"] = nll.detach()
+                differentiate((nll * weights).sum(), f"nll{side}, {where}")
+            for smoothing in (0.0, 0.1):
+                loss = model.loss(ids, targets, weights, label_smoothing=smoothing)
+                out[f"loss of tokens, label_smoothing {smoothing}, {where}"] = loss.detach()
+                differentiate(loss, f"loss, label_smoothing {smoothing}, {where}")
+            if subject.translates:
+                continue
+            with torch.no_grad():
+                for side, mask in subject.masks().items():
+                    out[f"output of logits, padding on the {side}, {where}"] = call(model, ids, mask)[mask.bool()]
+            if model.config.memory_length:
+                with torch.no_grad():
+                    memory = model(ids[:, :half]).memory
+                    out[f"output of logits after a memory, {where}"] = logits_in(model(ids[:, half:], memory))
+                memory = model(ids[:, :half]).memory
+                loss = model.loss(ids[:, half:], targets[:, half:], memory=memory)
+                differentiate(loss, f"loss after a memory, {where}")
+    return out

@@ -12,23 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullrank.checking.report import Check, Finding, bounded, inapplicable, largest, rounding, tolerance
+from fullrank.checking.report import Finding, bounded, inapplicable, largest, rounding, tolerance
 from fullrank.checking.subject import Subject, call, duplicate, mode
 
 _MOST_POSITIONS = 24
 _MOST_LAYERS = 16  # that are named
 OWN_FORWARD = "the model's own forward"
-
-
-def causality(subject: Subject) -> list[Check]:
-    """Checks of all positions, not yet run."""
-    return [
-        ("future, by perturbation, evaluation", lambda: by_perturbation(subject, training=False)),
-        ("future, by perturbation, training", lambda: by_perturbation(subject, training=True)),
-        ("future, by perturbation, with padding", lambda: by_perturbation(subject, training=False, padded=True)),
-        ("future, by gradient, evaluation", lambda: by_gradient(subject, training=False)),
-        ("future, by gradient, training", lambda: by_gradient(subject, training=True)),
-    ]
 
 
 def positions(length: int, most: int = _MOST_POSITIONS) -> list[int]:

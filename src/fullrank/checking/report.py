@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -27,9 +27,6 @@ class Finding:
     remark: str = ""
     layers: tuple[str, ...] = ()
     check: str = ""
-
-
-Check = tuple[str, Callable[[], Finding]]  # a check by name, not yet run
 
 
 @dataclass(frozen=True)
@@ -69,15 +66,8 @@ class Report:
         }
 
 
-def bounded(
-    looked_at: str,
-    difference: float,
-    tolerance: float,
-    reason: str,
-    *,
-    remark: str = "",
-    layers: tuple[str, ...] = (),
-) -> Finding:
+def bounded(looked_at: str, difference: float, tolerance: float, reason: str, *, remark: str = "",
+            layers: tuple[str, ...] = ()) -> Finding:  # fmt: skip
     """Finding that passes where the difference is at most the tolerance; NaN fails."""
     fails = math.isnan(difference) or difference > tolerance
     return Finding("fails" if fails else "passes", looked_at, difference, tolerance, reason, remark, layers)
@@ -87,7 +77,7 @@ def inapplicable(reason: str) -> Finding:
     return Finding("not applicable", reason=reason)
 
 
-# Of sums of some hundred terms, in proportion to the largest number compared. What a leak moves is far larger, and what
+# for sums of some hundred terms, in proportion to the largest number compared. What a leak moves is far larger, and what
 # rounding moves far smaller.
 _TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -12,56 +12,55 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from fullrank.core.attention import Attention
 from fullrank.core.config import AttentionConfig, ModelConfig
+from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
+from fullrank.core.translator import Translator
 
 ROWS = 3
 LENGTHS = (17, 19, 13, 23, 11, 7, 5, 3)  # primes: hardly another size of a model is one of them
 
 
 class FixedSources(nn.Module):
-    """A translator whose random source sentences never change: a language model of target tokens.
+    """A translator whose source sentences never change: a language model of target tokens.
 
     sources (3, M), mask (3, M): rows of input_ids (B, N) take turns with them. Modules have the names that they have in the
     translator. It has the methods of a LanguageModel that the checks use.
     """
 
-    def __init__(self, translator: Any, sources: Tensor, mask: Tensor | None = None) -> None:
+    sources: Tensor
+    mask: Tensor | None
+
+    def __init__(self, translator: Translator, sources: Tensor, mask: Tensor | None = None) -> None:
         super().__init__()
         self.encoder, self.decoder, self.config = translator.encoder, translator.decoder, translator.config
+        self.max_length = translator.max_length
         self._translator = (translator,)  # a tuple: its modules are registered above
-        self.sources: Tensor
-        self.mask: Tensor | None
         self.register_buffer("sources", sources, persistent=False)
         self.register_buffer("mask", mask, persistent=False)
-        self.max_length: int | None = translator.max_length
 
     @property
-    def translator(self) -> Any:
+    def translator(self) -> Translator:
         return self._translator[0]
 
-    def read_sources(self, rows: int) -> tuple[Tensor, Tensor | None]:
-        index = torch.arange(rows, device=self.sources.device) % len(self.sources)
-        return self.sources[index], None if self.mask is None else self.mask[index]
+    def _read(self, method: Callable[..., Any], input_ids: Tensor, *args: Any, **options: Any) -> Any:
+        rows = torch.arange(len(input_ids), device=self.sources.device) % len(self.sources)
+        mask = None if self.mask is None else self.mask[rows]
+        return method(self.sources[rows], input_ids, *args, mask, **options)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Any:
-        sources, mask = self.read_sources(len(input_ids))
-        return self.translator(sources, input_ids, mask, attention_mask)
+        return self._read(self.translator, input_ids, decoder_attention_mask=attention_mask)
 
     def log_prob(self, input_ids: Tensor) -> Tensor:
-        sources, mask = self.read_sources(len(input_ids))
-        out: Tensor = self.decoder.output.log_prob(self.translator.hidden(sources, input_ids, mask))
+        out: Tensor = self.decoder.output.log_prob(self._read(self.translator.hidden, input_ids))
         return out
 
     def nll(self, input_ids: Tensor, targets: Tensor) -> Any:
-        sources, mask = self.read_sources(len(input_ids))
-        return self.translator.nll(sources, input_ids, targets, mask)
+        return self._read(self.translator.nll, input_ids, targets)
 
-    def loss(self, input_ids: Tensor, targets: Tensor, weights: Tensor, *, label_smoothing: float) -> Tensor:
-        sources, mask = self.read_sources(len(input_ids))
-        options = {"label_smoothing": label_smoothing}
-        out: Tensor = self.translator.loss(sources, input_ids, targets, weights, mask, **options)
-        return out
+    def loss(self, input_ids: Tensor, targets: Tensor, weights: Tensor, *, label_smoothing: float) -> Any:
+        return self._read(self.translator.loss, input_ids, targets, weights, label_smoothing=label_smoothing)
 
     def decoder_of_sources(self) -> Any:
         """The model that decoding calls with a cache."""
@@ -72,27 +71,23 @@ class FixedSources(nn.Module):
 
     def padded_sources(self) -> dict[str, FixedSources]:
         """Sentences of unequal lengths, by the side of the padding."""
-        right = torch.ones_like(self.sources)
-        right[1, -(right.shape[1] // 3) :] = 0
-        right[2, -(right.shape[1] // 2) :] = 0
-        return {side: self.with_sources(self.sources, m) for side, m in (("right", right), ("left", right.flip(1)))}
+        return {side: self.with_sources(self.sources, mask) for side, mask in padding_masks(self.sources).items()}
 
 
-def fixed_sources(translator: Any, length: int | None) -> FixedSources:
+def fixed_sources(translator: Translator, length: int | None) -> FixedSources:
     """`translator` with three random sentences, of another length than the `length` tokens of the targets."""
     _refuse_meta(translator)
-    longest = translator.max_source_length
-    taken = {size for parameter in translator.parameters() for size in parameter.shape} | {length}
-    count = _length(
-        taken, longest, f"the model reads sentences of at most {longest} tokens; a check needs {LENGTHS[-1]}"
-    )
-    sources = random_ids(ROWS, count, translator.encoder.config.vocab_size, 15)
+    longest, vocab_size = translator.max_source_length, translator.encoder.config.vocab_size
+    assert vocab_size is not None
+    taken = {length, *(size for parameter in translator.parameters() for size in parameter.shape)}
+    too_short = f"the model reads sentences of at most {longest} tokens; a check needs {LENGTHS[-1]}"
+    sources = random_ids(ROWS, _length(taken, longest, too_short), vocab_size, 15)
     return FixedSources(translator, sources.to(next(translator.parameters()).device))
 
 
 @dataclass(frozen=True)
 class Subject:
-    """model: a copy, every parameter moved a little, in double precision where the model can be; own: as it was given.
+    """model: a copy, every parameter moved a little, in double precision where the model can be; own: as it was passed.
 
     kind: our LanguageModel, our Translator (as FixedSources), a causal model of Hugging Face, or any module. ids (B, N):
     random tokens, the end of the last row padding by `padding_id`, for models that look for it in the ids (None: they do
@@ -112,6 +107,10 @@ class Subject:
         return self.ids.shape[1]
 
     @property
+    def translates(self) -> bool:
+        return self.kind == "translator"
+
+    @property
     def ours(self) -> bool:
         """Made of our parts, in double precision throughout."""
         return self.kind in ("fullrank", "translator")
@@ -124,10 +123,10 @@ class Subject:
     @property
     def sees_future(self) -> str:
         """The key of the configuration by which attention of ours, in whatever model, looks ahead on purpose; else empty."""
-        if not any(getattr(module, "sees_future", False) is True for module in self.model.modules()):
+        if not any(isinstance(module, Attention) and module.attend.sees_future for module in self.model.modules()):
             return ""
-        own = self.model.config.decoder if self.ours else None
-        place = "decoder.attention" if own is not None and own.attention is not None else "attention"
+        decoder = self.model.config.decoder if self.ours else None
+        place = "decoder.attention" if decoder is not None and decoder.attention is not None else "attention"
         return f"model.{place}.causal: as_published"
 
     @property
@@ -138,31 +137,35 @@ class Subject:
     def attention(self) -> dict[str, AttentionConfig]:
         """Attention of our models by its place; a language model has one, without a name."""
         config = self.own.config
-        if self.kind != "translator":
+        if not self.translates:
             return {"": config.attention}
-        places = {"encoder": config.of_encoder(), "decoder": config.of_decoder(), "cross": config.of_cross()}
-        return {place: part.attention for place, part in places.items()}
+        parts = {"encoder": config.of_encoder(), "decoder": config.of_decoder(), "cross": config.of_cross()}
+        return {place: part.attention for place, part in parts.items()}
 
     def tokens(self, rows: int, length: int, seed: int) -> Tensor:
         return random_ids(rows, length, self.vocab_size, seed).to(self.ids.device)
 
     def masks(self) -> dict[str, Tensor]:
         """Attention masks (B, N) by the side of the padding: the models that count positions themselves are padded on both."""
-        right = torch.ones_like(self.ids)
-        right[1, -(self.length // 3) :] = 0
-        right[2, -(self.length // 2) :] = 0
-        return {"right": right, "left": right.flip(1)} if self.ours else {"right": right}
+        masks = padding_masks(self.ids)
+        return masks if self.ours else {"right": masks["right"]}
 
     def rebuilt(self, config: ModelConfig, *, fresh: bool = False) -> Any:
         """A model of ours of another configuration with the same parameters, or with those of a `fresh` start."""
-        device = self.ids.device
-        translator = self.kind == "translator"
-        old = self.model.translator if translator else self.model
-        new = type(old)(config).to(device)
+        old = self.model.translator if self.translates else self.model
+        new = type(old)(config).to(self.ids.device)
         if not fresh:
             new = new.to(next(old.parameters()).dtype)
             new.load_state_dict(old.state_dict())
-        return FixedSources(new, self.model.sources).train(new.training) if translator else new
+        return FixedSources(new, self.model.sources).train(new.training) if self.translates else new
+
+
+def padding_masks(ids: Tensor) -> dict[str, Tensor]:
+    """Masks (3, N) of rows of unequal lengths, by the side of the padding."""
+    right = torch.ones_like(ids)
+    right[1, -(ids.shape[1] // 3) :] = 0
+    right[2, -(ids.shape[1] // 2) :] = 0
+    return {"right": right, "left": right.flip(1)}
 
 
 def everywhere(config: ModelConfig, **changes: Any) -> ModelConfig:
@@ -179,14 +182,14 @@ def everywhere(config: ModelConfig, **changes: Any) -> ModelConfig:
 def subject_of(model: nn.Module, vocab_size: int | None = None, length: int | None = None) -> Subject:
     """`model` ready to be checked; it is left as it is. A Translator gets sources first, by `fixed_sources`.
 
-    vocab_size: where the model does not say it; length: tokens of a text, a suitable one if not given.
+    vocab_size: where the model does not say it; length: tokens of a text, by default a suitable one.
     Raises InputError where `model(input_ids)` gives no logits (B, N, V).
     """
-    config: Any = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)  # of a model that is not ours: nothing is known of it
     kind: Literal["fullrank", "translator", "hugging_face", "module"] = "module"
     if isinstance(model, FixedSources):
         kind = "translator"
-    elif isinstance(config, ModelConfig) and hasattr(model, "new_cache"):  # a masked model has none
+    elif isinstance(model, LanguageModel):
         kind = "fullrank"
     elif hasattr(model, "save_pretrained") and hasattr(model, "get_input_embeddings"):
         kind = "hugging_face"
@@ -202,8 +205,8 @@ def subject_of(model: nn.Module, vocab_size: int | None = None, length: int | No
     if vocab_size < 2:
         raise InputError(f"vocab_size: {vocab_size}; a check changes tokens and needs two or more")
     _refuse_meta(model)
-    ours = kind in ("fullrank", "translator")
-    longest: Any = model.max_length if ours else getattr(config, "max_position_embeddings", None)
+    known = isinstance(model, FixedSources | LanguageModel)
+    longest: Any = model.max_length if known else getattr(config, "max_position_embeddings", None)
     longest = longest if isinstance(longest, int) and longest > 0 else None
     tensors = [*model.parameters(), *model.buffers()]
     if length is None:
@@ -265,7 +268,7 @@ def random_ids(rows: int, length: int, vocab_size: int, seed: int) -> Tensor:
 
 
 def duplicate(model: nn.Module) -> nn.Module:
-    """A copy; InputError where Python cannot make one."""
+    """A copy of the model; InputError where Python cannot make one."""
     try:
         return copy.deepcopy(model)
     except Exception as error:
