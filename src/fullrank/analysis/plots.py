@@ -6,10 +6,11 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import matplotlib
 import numpy as np
@@ -29,8 +30,6 @@ from fullrank.files import write_bytes
 
 INK, MUTED, LINE = "#1b1d22", "#5c616b", "#dfe0e3"
 COLOURS = ("#0072b2", "#c04f00", "#00795a", "#b0508b", "#7a6a00", "#4b5bd0", "#8c3b2f", "#5c616b")
-
-
 _SETTINGS = {
     "svg.fonttype": "none",
     "svg.hashsalt": "fullrank",
@@ -42,12 +41,21 @@ _SETTINGS = {
     "path.simplify": True,
     "path.simplify_threshold": 0.1,
 }
-_INTERACTIVE = {"backend", "backend_fallback", "interactive", "toolbar", "webagg.open_in_browser"}
+# lines: a bound, and what is not of this kind
+_DASHED: dict[str, Any] = {"linewidth": 1.2, "linestyle": (0, (4, 3))}
+_DOTTED: dict[str, Any] = {"linestyle": (0, (1, 2))}
+_LEGEND: dict[str, Any] = {
+    "loc": "lower left", "frameon": False, "fontsize": 9.5, "labelcolor": MUTED, "handlelength": 2.2,
+}  # fmt: skip
 
 
-def settings() -> dict[str, object]:
-    """Matplotlib settings of every figure; the user's own do not count."""
-    return {**{key: value for key, value in matplotlib.rcParamsDefault.items() if key not in _INTERACTIVE}, **_SETTINGS}
+@contextmanager
+def _settings() -> Iterator[None]:
+    """Matplotlib settings of every figure inside the block; the user's own do not count."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_SETTINGS)  # type: ignore[arg-type]
+        yield
 
 
 def clean(text: str) -> str:
@@ -66,18 +74,17 @@ def write(draw: Callable[[], Figure], folder: Path, name: str) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"--out {folder}: cannot be made ({error.strerror})") from error
-    written = []
-    with matplotlib.rc_context(settings()):  # type: ignore[arg-type]
+    files = {kind: folder / f"{name}.{kind}" for kind in ("png", "svg")}
+    with _settings():
         figure = draw()
-        for kind in ("png", "svg"):
-            write_bytes(folder / f"{name}.{kind}", _drawn(figure, kind))
-            written.append(folder / f"{name}.{kind}")
-    return written
+        for kind, file in files.items():
+            write_bytes(file, _drawn(figure, kind))
+    return list(files.values())
 
 
 def write_png(draw: Callable[[], Figure], path: Path) -> None:
     """`draw()` as the PNG `path`; equal figures give equal bytes. Raises RunError if it cannot be written."""
-    with matplotlib.rc_context(settings()):  # type: ignore[arg-type]
+    with _settings():
         write_bytes(path, _drawn(draw(), "png"))
 
 
@@ -102,6 +109,13 @@ def furnish(axes: Axes, grid: Literal["x", "y"], below: str, beside: str) -> Non
     axes.set_ylabel(beside, color=MUTED, fontsize=10)
 
 
+def _head(figure: Figure, title: str, subtitle: str, size: float = 13.0) -> None:
+    """Title and subtitle of a figure that is drawn from 0.085 of its width on."""
+    height = figure.get_figheight()
+    figure.text(0.085, 1 - 0.3 / height, title, color=INK, fontsize=size, fontweight="bold", va="center")
+    figure.text(0.085, 1 - 0.58 / height, subtitle, color=MUTED, fontsize=9.5, va="center")
+
+
 # -- rank: singular values against their number, and where a softmax must end ------------------------------------------
 
 _WIDTH, _PLOT, _LEGEND_ROW = 8.6, 3.7, 0.21  # inches
@@ -122,54 +136,31 @@ def _rank_figure(spectra: Mapping[str, LogProbRank]) -> Figure:
     lines = []
     for i, (name, one) in enumerate(spectra.items()):
         colour = COLOURS[i % len(COLOURS)]
-        _spectrum(axes, one, colour, lowest)
+        values, rank = np.maximum(one.singular_values, lowest * 1e-3), one.rank
+        numbers = np.arange(1, len(values) + 1)
+        axes.plot(numbers[:rank], values[:rank], color=colour, linewidth=2.2, solid_capstyle="round", zorder=4)
+        if rank < len(values):  # paler: rounding, which does not count
+            beyond = slice(rank - 1, None)
+            pale: dict[str, Any] = {"linewidth": 1.2, "alpha": 0.35, "solid_joinstyle": "round"}
+            axes.plot(numbers[beyond], values[beyond], color=colour, zorder=3, **pale)
+        axes.axhline(one.tolerance, color=colour, linewidth=1.0, alpha=0.8, zorder=2, **_DOTTED)
+        last = slice(rank - 1, rank)
+        axes.plot(numbers[last], values[last], "o", color=colour, markersize=6, markeredgecolor="white", zorder=5)
         words = f"{clean(name)}: {one.layer.kind}, d = {one.layer.hidden_size:,}, rank {one.rank:,}"
         lines.append(Line2D([], [], color=colour, linewidth=2.2, label=words))
     bounds = sorted({one.layer.bound for one in spectra.values()})
     for bound in bounds:
-        axes.axvline(bound, color=INK, linewidth=1.2, linestyle=(0, (4, 3)), zorder=2)
+        axes.axvline(bound, color=INK, zorder=2, **_DASHED)
     _furnish_rank(axes, spectra, lowest)
     _name_bounds(axes, spectra, bounds)
     tolerance = "tolerance, s_max max(contexts, words) eps: what lies below is rounding and does not count"
-    noise = Line2D([], [], color=MUTED, linewidth=1.2, linestyle=(0, (1, 2)), label=tolerance)
-    title = "How many dimensions the log-probabilities have"
-    left = 0.085
-    figure.text(left, 1 - 0.3 / height, title, color=INK, fontsize=13, fontweight="bold", va="center")
-    figure.text(left, 1 - 0.58 / height, _subtitle(spectra), color=MUTED, fontsize=9.5, va="center")
-    figure.legend(
-        handles=[*lines, noise], loc="lower left", bbox_to_anchor=(0.078, 0.06 / height), ncols=1, frameon=False,
-        fontsize=9.5, labelcolor=MUTED, handlelength=2.2, labelspacing=0.35,
-    )  # fmt: skip
-    return figure
-
-
-def _subtitle(spectra: Mapping[str, LogProbRank]) -> str:
+    noise = Line2D([], [], color=MUTED, linewidth=1.2, label=tolerance, **_DOTTED)
     sizes = {(one.contexts, one.columns) for one in spectra.values()}
     shape = ", ".join(f"{contexts:,} contexts by {columns:,} words" for contexts, columns in sorted(sizes)[:2])
-    return f"Singular values of the matrix of log p(word | context), {shape}{' ...' if len(sizes) > 2 else ''}"
-
-
-def _spectrum(axes: Axes, one: LogProbRank, colour: str, lowest: float) -> None:
-    """The values that count, and paler those that are rounding; a mark at the last that counts."""
-    numbers = np.arange(1, len(one.singular_values) + 1)
-    values = np.maximum(one.singular_values, lowest * 1e-3)
-    rank = one.rank
-    axes.plot(numbers[:rank], values[:rank], color=colour, linewidth=2.2, solid_capstyle="round", zorder=4)
-    if rank < len(values):
-        axes.plot(
-            numbers[rank - 1 :], values[rank - 1 :], color=colour, linewidth=1.2, alpha=0.35, zorder=3,
-            solid_joinstyle="round",
-        )  # fmt: skip
-    axes.axhline(one.tolerance, color=colour, linewidth=1.0, linestyle=(0, (1, 2)), alpha=0.8, zorder=2)
-    axes.plot(
-        numbers[rank - 1 : rank],
-        values[rank - 1 : rank],
-        "o",
-        color=colour,
-        markersize=6,
-        markeredgecolor="white",
-        zorder=5,
-    )
+    subtitle = f"Singular values of the matrix of log p(word | context), {shape}{' ...' if len(sizes) > 2 else ''}"
+    _head(figure, "How many dimensions the log-probabilities have", subtitle)
+    figure.legend(handles=[*lines, noise], bbox_to_anchor=(0.078, 0.06 / height), labelspacing=0.35, **_LEGEND)
+    return figure
 
 
 def _furnish_rank(axes: Axes, spectra: Mapping[str, LogProbRank], lowest: float) -> None:
@@ -229,21 +220,26 @@ def _context_figure(reach: Reach, title: str) -> Figure:
     end = max(end, reach.published) if shown else end
     for layer in reach.layers:
         _staircase(axes, layer)
-    axes.axvline(reach.memory_length, color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)), zorder=3)
+    axes.axvline(reach.memory_length, color=MUTED, zorder=3, **_DASHED)
     if shown:
-        axes.axvline(reach.published, color=_PUBLISHED, linewidth=1.4, linestyle=(0, (1, 2)), zorder=3)
+        axes.axvline(reach.published, color=_PUBLISHED, linewidth=1.4, zorder=3, **_DOTTED)
     _furnish_context(axes, reach, end)
     size = max(7.0, min(13.0, 13 * 60 / max(1, len(title))))  # what has more than 60 letters is set smaller
-    figure.text(0.085, 1 - 0.3 / height, clean(title), color=INK, fontsize=size, fontweight="bold", va="center")
     subtitle = (
         f"How far back the oldest token stands that a layer remembers; memory of {reach.memory_length:,} tokens, "
         f"segments of {reach.segment_length:,}"
     )
-    figure.text(0.085, 1 - 0.58 / height, subtitle, color=MUTED, fontsize=9.5, va="center")
-    figure.legend(
-        handles=_legend(shown), loc="lower left", bbox_to_anchor=(0.078, 0.02 / height), ncols=2, frameon=False,
-        fontsize=9.5, labelcolor=MUTED, handlelength=2.2, columnspacing=2.0,
-    )  # fmt: skip
+    _head(figure, clean(title), subtitle, size)
+    handles: list[Line2D | Patch] = [
+        Patch(color=_FILL, label="height: how often it reaches at least so far"),
+        Line2D([], [], color=_BARS, linewidth=1.6, label="99 % of the steps reach no farther"),
+        Line2D([], [], color=_MEAN, marker="D", linestyle="", markersize=5, label="mean"),
+        Line2D([], [], color=MUTED, label="without skipping", **_DASHED),
+    ]
+    if shown:
+        words = "the paper's Eq. 6, a sum over layers"
+        handles.append(Line2D([], [], color=_PUBLISHED, linewidth=1.4, label=words, **_DOTTED))
+    figure.legend(handles=handles, bbox_to_anchor=(0.078, 0.02 / height), ncols=2, columnspacing=2.0, **_LEGEND)
     return figure
 
 
@@ -271,23 +267,6 @@ def _furnish_context(axes: Axes, reach: Reach, end: int | float) -> None:
     whole = reach.memory_length % reach.segment_length == 0
     step = reach.segment_length * math.ceil(end / reach.segment_length / 9)
     axes.xaxis.set_major_locator(MultipleLocator(step) if whole else MaxNLocator(nbins=8))
-
-
-def _legend(published: bool) -> list[Line2D | Patch]:
-    items: list[Line2D | Patch] = [
-        Patch(color=_FILL, label="height: how often it reaches at least so far"),
-        Line2D([], [], color=_BARS, linewidth=1.6, label="99 % of the steps reach no farther"),
-        Line2D([], [], color=_MEAN, marker="D", linestyle="", markersize=5, label="mean"),
-        Line2D([], [], color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)), label="without skipping"),
-    ]
-    if published:
-        style = (0, (1, 2))
-        items.append(
-            Line2D(
-                [], [], color=_PUBLISHED, linewidth=1.4, linestyle=style, label="the paper's Eq. 6, a sum over layers"
-            )
-        )
-    return items
 
 
 # -- attention weights of a translation --------------------------------------------------------------------------------
@@ -372,9 +351,7 @@ def _attention_figure(maps: AttentionMaps) -> Figure:
 def _columns(count: int, wide: float, side: float) -> int:
     """Panels beside each other: as many as fit, but not so many that the last row is nearly empty."""
     fit = max(1, int((_WIDEST - side) / wide))
-    best = min(count, fit)
-    down = math.ceil(count / best)
-    return math.ceil(count / down)
+    return math.ceil(count / math.ceil(count / min(count, fit)))
 
 
 def _label_tokens(axes: Axes, maps: AttentionMaps, cell: float, names: tuple[bool, bool]) -> None:
@@ -383,11 +360,9 @@ def _label_tokens(axes: Axes, maps: AttentionMaps, cell: float, names: tuple[boo
     above, beside = names
     axes.tick_params(length=0, labelcolor=INK, labelsize=size, pad=2)
     axes.tick_params(axis="x", labeltop=above, labelbottom=False)
-    step = math.ceil(len(maps.source) / _LABELS)
-    axes.set_xticks(range(0, len(maps.source), step))
-    axes.set_xticklabels([clean(t) for t in maps.source[::step]] if above else [], rotation=90)
-    step = math.ceil(len(maps.target) / _LABELS)
-    axes.set_yticks(range(0, len(maps.target), step))
-    axes.set_yticklabels([clean(t) for t in maps.target[::step]] if beside else [])
+    for axis, tokens, named, angle in ((axes.xaxis, maps.source, above, 90), (axes.yaxis, maps.target, beside, 0)):
+        step = math.ceil(len(tokens) / _LABELS)
+        axis.set_ticks(range(0, len(tokens), step))
+        axis.set_ticklabels([clean(token) for token in tokens[::step]] if named else [], rotation=angle)
     for spine in axes.spines.values():
         spine.set_color(LINE)

@@ -11,7 +11,7 @@ import inspect
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -139,18 +139,16 @@ def rank(
             f"contexts: {chosen.count:,} of them need as many words, a matrix of {8 * chosen.count**2 / 2**30:.1f} GiB; give "
             f"fewer, at most {math.isqrt(allowed // 8):,}, or allow more (most_bytes)"
         )
-    columns = None
-    most = max(most_bytes // (8 * chosen.count), chosen.count)
+    columns, most = None, max(most_bytes // (8 * chosen.count), chosen.count)
     if most < reader.vocab_size:
         drawn = torch.randperm(reader.vocab_size, generator=torch.Generator().manual_seed(seed))
         columns = drawn[:most].sort().values
     matrix = collect(reader, chosen, columns)
     if not bool(matrix.any()):
         raise InputError("every log-probability is zero: the vocabulary has one word only")
-    values = singular_values(matrix.to(reader.device))
     return LogProbRank(
         layer=reader.layer,
-        singular_values=values,
+        singular_values=singular_values(matrix.to(reader.device)),
         contexts=chosen.count,
         columns=matrix.shape[1],
         vocab_size=reader.vocab_size,
@@ -233,22 +231,24 @@ def soft_cap(config: Any) -> float | None:
 # -- reading a model in double precision -------------------------------------------------------------------------------
 
 
-class Reader(Protocol):
+class Reader:
     """A model as the analysis reads it. `layer` and `eps` may change while it reads: some things only show then.
 
     eps: the rounding of the log-probabilities, relative to them. vocab_size: V of the log-probabilities;
     known_ids: ids below it can be read.
     """
 
-    layer: OutputLayer
-    eps: float
     vocab_size: int
     known_ids: int
-    device: torch.device
+
+    def __init__(self, model: Any, layer: OutputLayer) -> None:
+        self.model, self.layer = model, layer
+        self.eps = torch.finfo(torch.float64).eps
+        self.device = next(model.parameters()).device
 
     def log_probs(self, ids: Tensor, positions: Tensor) -> Iterator[Tensor]:
         """Log-probabilities (rows, V) after the tokens at `positions` of ids (B, N) laid end to end, a few rows at a time."""
-        ...
+        raise NotImplementedError
 
 
 def reader_of(model: nn.Module) -> Reader:
@@ -277,15 +277,12 @@ def doubled(model: Any) -> Any:
     return model
 
 
-class _Ours:
+class _Ours(Reader):
     """A `LanguageModel`: its output layer is asked for the log-probabilities of chosen hidden states."""
 
     def __init__(self, model: Any) -> None:
-        self.model = model
-        self.layer = of_config(model.config)
-        self.eps = torch.finfo(torch.float64).eps
+        super().__init__(model, of_config(model.config))
         self.vocab_size = self.known_ids = model.config.vocab_size
-        self.device = next(model.parameters()).device
 
     def log_probs(self, ids: Tensor, positions: Tensor) -> Iterator[Tensor]:
         hidden = self.model.hidden(ids).hidden.flatten(0, 1)[positions]
@@ -294,7 +291,7 @@ class _Ours:
             yield self.model.output.log_prob(rows[None])[0]
 
 
-class _HuggingFace:
+class _HuggingFace(Reader):
     """A causal model of Hugging Face: its logits, beside what its output embedding gave.
 
     Where both agree up to a factor and a shift of each row, the bound holds: A = diag(c) (H W' + 1 b') - log Z 1'.
@@ -302,38 +299,29 @@ class _HuggingFace:
     """
 
     def __init__(self, model: Any) -> None:
-        self.model = model
-        self.layer = of_hugging_face(model)
-        self.eps = torch.finfo(torch.float64).eps
-        self.device = next(model.parameters()).device
-        embedding = model.get_input_embeddings()
-        self.known_ids = int(embedding.weight.shape[0])
+        super().__init__(model, of_hugging_face(model))
+        self.known_ids = int(model.get_input_embeddings().weight.shape[0])
         self.vocab_size = self._read(torch.zeros(1, 1, dtype=torch.long, device=self.device))[0].shape[-1]
 
     def log_probs(self, ids: Tensor, positions: Tensor) -> Iterator[Tensor]:
         logits, head = self._read(ids)
         for chosen in positions.split(max(1, _CHUNK // self.vocab_size)):
-            found = logits.flatten(0, 1)[chosen]
-            eps = torch.finfo(found.dtype).eps
+            rows = logits.flatten(0, 1)[chosen]
+            eps = torch.finfo(rows.dtype).eps
             if head is None:
                 self._exempt("its output embedding is not called, so that what makes the logits cannot be seen")
             else:
-                scaled, error = _scaled(head.flatten(0, 1)[chosen], found)
+                scaled, error = _scaled(head.flatten(0, 1)[chosen], rows)
                 of_head = torch.finfo(head.dtype).eps
                 if error > 32 * max(eps, of_head):
                     self._exempt(
                         "its logits are not those of the output embedding up to a factor: more follows after it"
                     )
                 elif of_head < eps:
-                    found, eps = scaled, of_head
+                    rows, eps = scaled, of_head
                 eps = max(eps, of_head)
             self.eps = max(self.eps, eps)
-            yield torch.log_softmax(found.double(), dim=-1)
-
-    def _masks(self, ids: Tensor) -> dict[str, Tensor]:
-        """Nothing is padding, also where a token has the id of padding."""
-        takes = "attention_mask" in inspect.signature(self.model.forward).parameters
-        return {"attention_mask": torch.ones_like(ids)} if takes else {}
+            yield torch.log_softmax(rows.double(), dim=-1)
 
     def _exempt(self, why: str) -> None:
         if self.layer.exempt is None:
@@ -341,10 +329,13 @@ class _HuggingFace:
 
     def _read(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
         """Logits (B, N, V), and the output embedding's, None where they have not that shape."""
+        # nothing is padding, also where a token has the id of padding
+        takes_mask = "attention_mask" in inspect.signature(self.model.forward).parameters
+        masks = {"attention_mask": torch.ones_like(ids)} if takes_mask else {}
         seen: list[Any] = []
         handle = self.model.get_output_embeddings().register_forward_hook(lambda _module, _args, out: seen.append(out))
         try:
-            logits = getattr(self.model(ids, **self._masks(ids)), "logits", None)
+            logits = getattr(self.model(ids, **masks), "logits", None)
         finally:
             handle.remove()
         if not isinstance(logits, Tensor) or logits.shape[:2] != ids.shape:

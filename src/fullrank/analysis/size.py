@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
@@ -68,19 +69,14 @@ def size(config: ModelConfig, length: int, batch: int = 1) -> dict[str, Any]:
     model = _on_meta(LanguageModel, config)
     parts = parameters_by_part(model)
     keys = config.memory_length if config.same_length else config.memory_length + (length + 1) / 2
-    layers = [block.attention for block in model.blocks]
-    others = 2 * _matrices(model) + _mixing_flops(layers, keys) + _vocabulary_flops(model.embedding, model.output)
-    forward, training = _attention_flops(config, keys, length, batch)
-    of_token, of_text = _cached(layers)
+    stack = _Stack(config, [block.attention for block in model.blocks], keys)
+    others = 2 * _matrices(model) + _vocabulary_flops(model.embedding, model.output)
+    forward, training = stack.flops(length, batch)
+    memory = 4 * config.num_hidden_layers * config.memory_length * config.hidden_size
     return {
         "parameters": parts,
-        "attention_block": attention_block(model.blocks[0].attention, config, parts["attention"], parts["total"]),
-        "bytes": {
-            **_bytes(parts),
-            "cache_per_token_fp32": 4 * of_token,
-            "state_per_text_fp32": 4 * of_text,
-            "memory_per_text_fp32": 4 * config.num_hidden_layers * config.memory_length * config.hidden_size,
-        },
+        "attention_block": attention_block(stack.layers[0], config, parts["attention"], parts["total"]),
+        "bytes": _bytes(parts, stack.layers, memory),
         "flops_per_token": {
             "length": length,
             "forward": round(forward + others),
@@ -97,15 +93,15 @@ def masked_size(config: ModelConfig, length: int, batch: int, share: float) -> d
     Raises ConfigError for a configuration of no masked language model, InputError for a length that it cannot take.
     """
     model = _on_meta(MaskedLanguageModel, config)
-    encoder = model.encoder
-    parts, layers = parameters_by_part(model), [block.attention for block in encoder.blocks]
+    encoder, parts = model.encoder, parameters_by_part(model)
     assert encoder.embedding is not None
-    others = 2 * _matrices(encoder) + _vocabulary_flops(encoder.embedding) + _mixing_flops(layers, length)
+    stack = _Stack(encoder.config, [block.attention for block in encoder.blocks], length, causal=False)
+    others = 2 * _matrices(encoder) + _vocabulary_flops(encoder.embedding)
     others += share * (2 * _matrices(model.output) + _vocabulary_flops(model.output))
-    forward, training = _attention_flops(encoder.config, length, length, batch, causal=False)
+    forward, training = stack.flops(length, batch)
     return {
         "parameters": parts,
-        "attention_block": attention_block(layers[0], encoder.config, parts["attention"], parts["total"]),
+        "attention_block": attention_block(stack.layers[0], stack.config, parts["attention"], parts["total"]),
         "bytes": _bytes(parts),
         "flops_per_token": {
             "length": length,
@@ -125,56 +121,42 @@ def translation_size(config: ModelConfig, length: int, batch: int = 1) -> dict[s
     Raises ConfigError for a configuration of no translation model, InputError for a length that it cannot take.
     """
     model = _on_meta(Translator, config)
-    decoder: Any = model.decoder
+    encoder, decoder = model.encoder, cast(Any, model.decoder)
     named = list(model.named_parameters())
     # every parameter has one place: a table that both languages share is the decoder's
     places = {place: parameters_of(item for item in named if _place_of(item[0]) == place) for place in PLACES}
     parts = parameters_by_part(model)
-    configs = {"encoder": config.of_encoder(), "decoder": config.of_decoder(), "cross": config.of_cross()}
-    layers: dict[str, list[Attention]] = {
-        "encoder": [block.attention for block in model.encoder.blocks],
-        "decoder": [block.attention for block in decoder.blocks],
-        "cross": [block.cross_attention for block in decoder.blocks],
+    seen = (length + 1) / 2
+    stacks = {
+        "encoder": _Stack(config.of_encoder(), [block.attention for block in encoder.blocks], length, causal=False),
+        "decoder": _Stack(config.of_decoder(), [block.attention for block in decoder.blocks], seen),
+        "cross": _Stack(config.of_cross(), [block.cross_attention for block in decoder.blocks], length, causal=False),
     }
-    keys_and_values = sum(_keys_and_values(layer.project) for layer in layers["cross"])  # of source tokens
-    weights = {
-        "source": _matrices(model.encoder) + keys_and_values,
-        "target": _matrices(decoder) - keys_and_values,
+    keys_and_values = sum(_keys_and_values(layer.project) for layer in stacks["cross"].layers)  # of source tokens
+    source_embedding = encoder.embedding if encoder.embedding is not None else decoder.embedding
+    linear = {
+        "source": 2 * (_matrices(encoder) + keys_and_values) + _vocabulary_flops(source_embedding),
+        "target": 2 * (_matrices(decoder) - keys_and_values) + _vocabulary_flops(decoder.embedding, decoder.output),
     }
-    ends = {
-        "source": (model.encoder.embedding if model.encoder.embedding is not None else decoder.embedding,),
-        "target": (decoder.embedding, decoder.output),
-    }
-    flops: dict[str, dict[str, float]] = {}
-    for side, stacks in {"source": ("encoder",), "target": ("decoder", "cross")}.items():
-        forward = 2 * weights[side] + _vocabulary_flops(*ends[side])
-        training = 3 * forward
-        for place in stacks:
-            keys = (length + 1) / 2 if place == "decoder" else length
-            mixed = _mixing_flops(layers[place], keys)
-            once, step = _attention_flops(configs[place], keys, length, batch, causal=place == "decoder")
-            forward, training = forward + once + mixed, training + step + 3 * mixed
-        flops[side] = {"forward": round(forward), "training": round(training)}
-    of_token, of_text = _cached(layers["decoder"])
+    flops = {}
+    for side, used in (("source", ("encoder",)), ("target", ("decoder", "cross"))):
+        work = [stacks[place].flops(length, batch) for place in used]
+        flops[side] = {
+            "forward": round(linear[side] + sum(forward for forward, _ in work)),
+            "training": round(3 * linear[side] + sum(training for _, training in work)),
+        }
     blocks = {
-        place: attention_block(layers[place][0], configs[place], places[place]["attention"], parts["total"])
-        for place in PLACES
+        place: attention_block(stack.layers[0], stack.config, places[place]["attention"], parts["total"])
+        for place, stack in stacks.items()
     }
     return {
         "parameters": parts,
         "by_place": places,
         "attention_block": {place: block for place, block in blocks.items() if block is not None} or None,
-        "bytes": {
-            **_bytes(parts),
-            "cache_per_token_fp32": 4 * of_token,
-            "cache_per_source_token_fp32": 4 * _cached(layers["cross"])[0],
-            "state_per_text_fp32": 4 * of_text,
-            "memory_per_text_fp32": 0,
-        },
+        "bytes": _bytes(parts, stacks["decoder"].layers, 0, source=stacks["cross"].layers),
         "flops_per_token": {
             "length": length,
-            "forward": flops["source"]["forward"] + flops["target"]["forward"],
-            "training": flops["source"]["training"] + flops["target"]["training"],
+            **{total: flops["source"][total] + flops["target"][total] for total in ("forward", "training")},
             **flops,
         },
     }
@@ -195,7 +177,7 @@ def parameters_by_part(model: nn.Module) -> dict[str, int]:
 
 
 def parameters_of(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, int]:
-    """The same of parameters with their names in the model."""
+    """Parameters of each part, and `total`, of parameters with their names in the model."""
     counts: Counter[str] = Counter({part: 0 for part, _ in _PARTS})
     for name, parameter in named:
         part = next((part for part, marks in _PARTS if any(mark in name for mark in marks)), "other")
@@ -210,8 +192,17 @@ def _place_of(name: str) -> str:
     return "cross" if ".cross_attention" in name else "decoder"
 
 
-def _bytes(parts: dict[str, int]) -> dict[str, int]:
-    return {"weights_fp32": 4 * parts["total"], "training_adam_fp32": 16 * parts["total"]}
+def _bytes(
+    parts: dict[str, int], layers: Sequence[Attention] = (), memory: int = 0, *, source: Sequence[Attention] = ()
+) -> dict[str, int]:
+    """Bytes of the weights, of training, and of decoding with `layers` (those of `source`: cross-attention)."""
+    result = {"weights_fp32": 4 * parts["total"], "training_adam_fp32": 16 * parts["total"]}
+    if layers:
+        of_token, of_text = _cached(layers)
+        result["cache_per_token_fp32"] = 4 * of_token
+        result |= {"cache_per_source_token_fp32": 4 * _cached(source)[0]} if source else {}
+        result |= {"state_per_text_fp32": 4 * of_text, "memory_per_text_fp32": memory}
+    return result
 
 
 def _cached(layers: Iterable[Attention]) -> tuple[int, int]:
@@ -232,50 +223,56 @@ def _cached(layers: Iterable[Attention]) -> tuple[int, int]:
 _KEY_PRODUCTS = {"relative": 2, "random_synthesizer": 0}  # multiply-adds of a score for a key, in H D; else 1
 
 
-def _attention_flops(
-    config: ModelConfig, keys: float, length: int, batch: int, *, causal: bool = True
-) -> tuple[float, float]:
-    """Per token, forward and training: scores and weighted values, or multi-linear attention up to its output.
+@dataclass(frozen=True)
+class _Stack:
+    """Attention layers of one configuration, and how many keys a query sees on average; not `causal`: all of them."""
 
-    The keys of distances, made once for all texts of a batch, are left out. Without `causal` a token sees all `length` others.
-    """
-    if config.attention.kind == "multilinear":
-        forward, training = _multilinear_work(config, length, batch, causal=causal)
-        return 2 * forward, 2 * training
-    assert config.head_dim is not None
-    products = _KEY_PRODUCTS.get(stage_name(config.attention.score), 1) + 1
-    forward = config.num_hidden_layers * 2 * products * config.num_attention_heads * config.head_dim * keys
-    return forward, 3 * forward
+    config: ModelConfig
+    layers: list[Attention]
+    keys: float
+    causal: bool = True
 
+    def flops(self, length: int, batch: int) -> tuple[float, float]:
+        """Per token, forward and training: scores, mixing and weighted values, or multi-linear attention up to its output.
 
-def _multilinear_work(config: ModelConfig, length: int, batch: int, *, causal: bool) -> tuple[float, float]:
-    """Multiply-adds per token of all layers' tensors and output maps: forward, and a training step.
-
-    `pairs`: those of the order that is chosen for `batch` texts in fp32, products that the mask hides included, after
-    as much memory as there are positions for. The position term makes the rank 2 R; its keys, made once for all texts, are
-    left out. `decayed`: two sums of S R numbers, and U, S R E. Products of single numbers are left out of both. Without
-    `causal`, tokens see the whole text; `decayed` then has sums over all of it for every token.
-    Raises InputError where a text of `length` tokens is longer than the output map.
-    """
-    attention, layers, width = config.attention, config.num_hidden_layers, config.hidden_size
-    assert isinstance(attention, MultiLinearConfig)
-    if attention.decays is not None:
-        sums = 1 if causal else length
-        forward = layers * attention.decays * attention.rank * (2 * sums + width)
+        The keys of distances, made once for all texts of a batch, are left out.
+        """
+        config = self.config
+        if isinstance(config.attention, MultiLinearConfig):
+            forward, training = self._multilinear_work(config.attention, length, batch)
+            return 2 * forward, 2 * training
+        assert config.head_dim is not None
+        products = _KEY_PRODUCTS.get(stage_name(config.attention.score), 1) + 1
+        once = config.num_hidden_layers * 2 * products * config.num_attention_heads * config.head_dim * self.keys
+        forward = once + sum(_mixing_flops(layer, self.keys) for layer in self.layers)
         return forward, 3 * forward
-    longest = config.max_position_embeddings
-    if length > longest:
-        raise InputError(
-            f"{length} tokens, but the output map of multi-linear attention has a row for each pair of {longest} positions; "
-            "lower the length (--length, or train.segment_length), raise model.max_position_embeddings, or set "
-            "model.attention.output_map: decayed"
-        )
-    keys = length + min(config.memory_length, longest - length)
-    rank = attention.rank * (2 if stage_name(attention.score) == "relative" else 1)
-    windowed = config.same_length and config.memory_length > 0
-    sees_all = attention.sees_future or not causal
-    work = multiply_adds(Size(batch, length, keys, rank, width, not sees_all and not windowed, windowed))
-    return layers * work.forward / (batch * length), layers * work.training / (batch * length)
+
+    def _multilinear_work(self, attention: MultiLinearConfig, length: int, batch: int) -> tuple[float, float]:
+        """Multiply-adds per token of all layers' tensors and output maps: forward, and a training step.
+
+        `pairs`: those of the order that is chosen for `batch` texts in fp32, products that the mask hides included, after
+        as much memory as there are positions for. The position term makes the rank 2 R. `decayed`: two sums of S R numbers,
+        and U, S R E. Products of single numbers are left out of both. Without `causal`, tokens see the whole text; `decayed`
+        then has sums over all of it for every token.
+        Raises InputError where a text of `length` tokens is longer than the output map.
+        """
+        layers, width = self.config.num_hidden_layers, self.config.hidden_size
+        if attention.decays is not None:
+            sums = 1 if self.causal else length
+            forward = layers * attention.decays * attention.rank * (2 * sums + width)
+            return forward, 3 * forward
+        longest, memory = self.config.max_position_embeddings, self.config.memory_length
+        if length > longest:
+            raise InputError(
+                f"{length} tokens, but the output map of multi-linear attention has a row for each pair of {longest} "
+                "positions; lower the length (--length, or train.segment_length), raise model.max_position_embeddings, or set "
+                "model.attention.output_map: decayed"
+            )
+        rank = attention.rank * (2 if stage_name(attention.score) == "relative" else 1)
+        windowed = self.config.same_length and memory > 0
+        masked = self.causal and not attention.sees_future and not windowed
+        work = multiply_adds(Size(batch, length, length + min(memory, longest - length), rank, width, masked, windowed))
+        return layers * work.forward / (batch * length), layers * work.training / (batch * length)
 
 
 def _matrices(model: nn.Module) -> int:
@@ -306,16 +303,13 @@ def _memory_flops(model: LanguageModel, length: int) -> float:
     return 2 * numbers * model.memory_length / length
 
 
-def _mixing_flops(layers: Iterable[Attention], keys: float) -> float:
+def _mixing_flops(layer: Attention, keys: float) -> float:
     """Per token: H^2 multiply-adds a key and, position-wise, D H^2 for the matrix."""
-    flops = 0.0
-    for layer in layers:
-        if isinstance(layer.attend, WeightedValues):
-            heads, mix = layer.project.num_heads, layer.attend.mix
-            if mix.matrix(None) is not None:
-                flops += 2 * heads * heads * keys
-            flops += sum(2 * p.numel() * heads for name, p in mix.named_parameters() if name == "from_query")
-    return flops
+    if not isinstance(layer.attend, WeightedValues):
+        return 0.0
+    heads, mix = layer.project.num_heads, layer.attend.mix
+    flops = 2 * heads * heads * keys if mix.matrix(None) is not None else 0.0
+    return flops + sum(2 * p.numel() * heads for name, p in mix.named_parameters() if name == "from_query")
 
 
 def _vocabulary_flops(*layers: Input | Output) -> float:
