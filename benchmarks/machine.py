@@ -1,12 +1,8 @@
-"""The machine a benchmark runs on: its description, its free memory, the memory a run takes; and options of scripts."""
+"""The machine a benchmark runs on: its description, its free memory, the memory a run takes."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import platform
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +10,6 @@ from typing import Any
 import torch
 
 import fullrank
-from timing import PROTOCOL, rounded
 
 _STATUS = Path("/proc/self/status")
 _MARK = Path("/proc/self/clear_refs")
@@ -63,7 +58,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def counts_resident_memory() -> bool:
-    """Whether `peak_growth_mib` works on this system."""
+    """True if `peak_growth_mib` works on this system."""
     return _STATUS.exists() and _MARK.exists()
 
 
@@ -88,30 +83,3 @@ def cuda_growth_mib(run: Callable[[], Any], device: torch.device) -> float:
     run()
     torch.cuda.synchronize(device)
     return (torch.cuda.max_memory_allocated(device) - before) / 2**20
-
-
-# the scripts of this folder
-
-
-def options(description: str | None) -> argparse.ArgumentParser:
-    """The options of every script: --rounds, --threads, --json."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", type=Path)
-    return parser
-
-
-def script_memory_mib(script: str, *arguments: object) -> float:
-    """The number that `script --memory ARGUMENTS` prints, in a process of its own with as many threads as this one."""
-    words = [sys.executable, script, "--memory", *map(str, arguments), "--threads", str(torch.get_num_threads())]
-    return float(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
-
-
-def save(path: Path | None, content: dict[str, Any]) -> None:
-    """Write `content`, the protocol and the environment as JSON to `path`, if given."""
-    if path is None:
-        return
-    whole = {**content, "protocol": PROTOCOL, "environment": environment()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(rounded(whole), indent=2) + "\n", encoding="utf-8")

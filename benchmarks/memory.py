@@ -18,7 +18,6 @@ all layers kept, and with all layers resting, which is what cannot be saved.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,11 +26,11 @@ import torch
 from torch import Tensor, nn
 
 import fullrank as fr
+from closer import parse, save, table
 from fullrank.core.memory import Memory
 from fullrank.core.skip_retain import SkipRetain
-from machine import options, save
 from relative import published
-from timing import interleave
+from timing import Peak, Timing
 
 OURS, PUBLISHED = "fullrank", "published scheme"
 STEPS = 16  # of training, in one timing
@@ -90,7 +89,8 @@ Published = Callable[[Tensor, Tensor, list[Tensor] | None], tuple[Tensor, list[T
 
 def as_published(model: fr.LanguageModel, all_queries: bool = False) -> Published:
     """(ids, targets, hidden states of every layer) -> (nll per token, the next hidden states), with the model's weights."""
-    length = model.memory_length
+    length, shared = model.memory_length, model.position.biases  # u and v, of all layers
+    biases = (shared.content_bias, shared.position_bias)
 
     def sinusoids(count: int, width: int) -> Tensor:
         frequency = 1 / 10000 ** (torch.arange(0, width, 2) / width)
@@ -111,7 +111,7 @@ def as_published(model: fr.LanguageModel, all_queries: bool = False) -> Publishe
             query = attention.project.query(whole)[:, -queries:] if all_queries else attention.project.query(x)
             key, value = attention.project.key(whole), attention.project.value(whole)
             far = split(nn.functional.linear(table, attention.project.relative.weight)[None])[0].flip(1)
-            out = published(split(query), split(key), split(value), far, *attention.attend.score.u_and_v())
+            out = published(split(query), split(key), split(value), far, *biases)
             x = block.attention_norm(x + attention.merge(out.transpose(1, 2).flatten(2)))
             x = block.feed_forward_norm(x + block.feed_forward(x))
         return model.output.nll(model.final_norm(x), targets), after
@@ -173,15 +173,11 @@ def evaluation(size: Size, rounds: int) -> dict[str, Any]:
     for name, losses in first.items():
         off = float((losses - first[f"{PUBLISHED} fp32"]).abs().mean())
         assert off < (0.05 if name.endswith("bf16") else 1e-4), f"{name} is off by {off:.1e}"
-    timings, _ = interleave(candidates, f"{PUBLISHED} fp32", rounds=rounds)
-    print(f"evaluation: {size}")
-    rows = []
-    for timing in timings:
-        tokens = candidates[timing.name].segments * size.segment * size.batch / timing.seconds
-        rows.append({**dataclasses.asdict(timing), "tokens_per_second": tokens, "speed_up": 1 / timing.ratio})
-        quartiles = f"[{1 / timing.high:.2f}, {1 / timing.low:.2f}]"
-        print(f"  {timing.name:<28} {tokens:9.0f} tokens/s  {1 / timing.ratio:5.2f}x {quartiles}", flush=True)
-    return {"candidates": rows}
+
+    def figures(timing: Timing, peak: Peak) -> dict[str, float | None]:
+        return {"tokens_per_second": candidates[timing.name].segments * size.segment * size.batch / timing.seconds}
+
+    return table(f"evaluation: {size}", candidates, f"{PUBLISHED} fp32", rounds, figures)
 
 
 def training(size: Size, rounds: int) -> dict[str, Any]:
@@ -213,38 +209,31 @@ def training(size: Size, rounds: int) -> dict[str, Any]:
         "Skip-Retain linear": steps(drawn),
         "all layers resting": steps([every] * STEPS),
     }
-    timings, _ = interleave(candidates, "all layers kept", rounds=rounds, warm_up=1)
-    by_name = {timing.name: timing for timing in timings}
-    rest = by_name["all layers resting"].ratio
-    print(
+    title = (
         f"training: {size}; {runs:.3f} of the layers run in the {STEPS} steps, {expected:.3f} expected of the schedule"
     )
-    for timing in timings:
-        quartiles = f"[{timing.low:.3f}, {timing.high:.3f}]"
-        print(f"  {timing.name:<28} {1000 * timing.seconds / STEPS:7.1f} ms a step  {timing.ratio:5.3f} {quartiles}")
+    timed = table(
+        title,
+        candidates,
+        "all layers kept",
+        rounds,
+        lambda timing, peak: {"ms_per_step": 1000 * timing.seconds / STEPS},
+        warm_up=1,
+    )
+    rest = next(row["ratio"] for row in timed["candidates"] if row["name"] == "all layers resting")
     predicted = rest + (1 - rest) * runs
     print(f"  that share of what layers cost, and the rest in full: {predicted:.3f}", flush=True)
-    return {
-        "candidates": [
-            {**dataclasses.asdict(timing), "ms_per_step": 1000 * timing.seconds / STEPS} for timing in timings
-        ],
-        "layers_run": runs,
-        "layers_run_by_schedule": expected,
-        "predicted_ratio": predicted,
-    }
+    return {**timed, "layers_run": runs, "layers_run_by_schedule": expected, "predicted_ratio": predicted}
 
 
 def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument("--only", choices=["evaluation", "skip"])
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    given = parse(__doc__, only={"choices": ["evaluation", "skip"]})
     results: dict[str, Any] = {}
     if given.only != "skip":
         results["evaluation"] = {str(size): evaluation(size, given.rounds) for size in EVALUATION}
     if given.only != "evaluation":
         results["training"] = {str(SKIP): training(SKIP, given.rounds)}
-    save(given.json, {"what": "models with memory", "rounds": given.rounds, "results": results})
+    save(given.json, "models with memory", given.rounds, results)
 
 
 if __name__ == "__main__":

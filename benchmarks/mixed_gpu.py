@@ -36,9 +36,11 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fullrank as fr
+from closer import parse, save
 from fullrank.core.engine import Problem
 from fullrank.kernels import KERNELS
-from machine import cuda_growth_mib, options, save
+from machine import cuda_growth_mib
+from mixing import formula
 from timing import Ratio, cuda_seconds, times_of
 
 TOKENS = 32_768  # so many that the GPU is busy, not the launch of kernels
@@ -106,15 +108,10 @@ def ours(query: Tensor, keys: Tensor, values: Tensor, mixing: Tensor | None) -> 
 
 
 def naive(query: Tensor, keys: Tensor, values: Tensor, mixing: Tensor | None) -> Tensor:
-    """score -> mask -> softmax -> mix -> weighted values, in the dtype of the heads."""
-    length = query.shape[2]
-    scores = query @ keys.transpose(-1, -2) * query.shape[-1] ** -0.5
-    future = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
-    weights = scores.masked_fill(future, -torch.inf).softmax(-1)
-    if mixing is not None:
-        equation = "bjnm,ji->binm" if mixing.dim() == 2 else "bjnm,bnji->binm"
-        weights = torch.einsum(equation, weights, mixing.to(weights.dtype))
-    return weights @ values
+    """The formula of `mixing`, in the dtype of the heads."""
+    assert mixing is not None
+    future = torch.ones(query.shape[2], query.shape[2], dtype=torch.bool, device=query.device).triu(1)
+    return formula(query, keys, values, mixing.to(query.dtype), future)
 
 
 def flash(query: Tensor, keys: Tensor, values: Tensor, mixing: Tensor | None) -> Tensor:
@@ -257,11 +254,12 @@ def compile_one(heads: str, size: str, dtype: str) -> None:
 
 
 def main() -> int:
-    parser: argparse.ArgumentParser = options(__doc__)
-    parser.add_argument("--minutes", type=float, default=7.0)
-    parser.add_argument("--lengths", type=int, nargs="*")
-    parser.add_argument("--compile", nargs=3, help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    given = parse(
+        __doc__,
+        minutes={"type": float, "default": 7.0},
+        lengths={"type": int, "nargs": "*"},
+        compile={"nargs": 3, "help": argparse.SUPPRESS},
+    )
     if not torch.cuda.is_available():
         print("benchmarks/mixed_gpu.py needs a CUDA device; there is none here", file=sys.stderr)
         return 2
@@ -279,8 +277,8 @@ def main() -> int:
         results[str(shape)] = measure(shape, given.rounds)
         torch._dynamo.reset()
         torch.cuda.empty_cache()
-        content = {"what": "mixed heads on a GPU", "rounds": given.rounds, "gpu": torch.cuda.get_device_name()}
-        save(given.json, {**content, "timing": "CUDA events, interleaved; ratio to flash", "results": results})
+        more = {"gpu": torch.cuda.get_device_name(), "timing": "CUDA events, interleaved; ratio to flash"}
+        save(given.json, "mixed heads on a GPU", given.rounds, results, **more)
     return 0
 
 

@@ -16,7 +16,6 @@ over inputs and parameters, gradients included (4 N^2 E bytes for W alone). The 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,12 +25,12 @@ import torch
 from torch import Tensor
 
 from candidates import BOTH, Candidate, Comparison, Pass, Settings
+from closer import memory_mib, parse, save, table
 from fullrank.core.engine import Pairs
 from fullrank.core.layout import Layout
 from fullrank.core.multilinear import decayed_sums, multilinear
 from fullrank.kernels import multilinear as engine
-from machine import options, peak_growth_mib, save, script_memory_mib
-from timing import interleave
+from timing import Peak, Timing
 
 OURS, NAIVE, EINSUM, LENGTH_FREE = "multilinear", "naive", "einsum", "length-free"
 RANK, WIDTH, CORES, SCALES = 40, 256, 2, 8
@@ -171,54 +170,38 @@ def named(size: Size, name: str) -> Pass:
 
 
 def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument("--tokens", type=int, nargs="+", metavar="N", help="only sizes with so many tokens")
-    parser.add_argument(
-        "--memory", nargs=5, metavar=("NAME", "B", "N", "R", "E"), help="print the memory of one pass, in MiB"
+    given = parse(
+        __doc__,
+        make=lambda numbers, name: named(Size(*numbers), name),
+        tiny=lambda numbers: (1, 64, 8, 16),
+        tokens={"type": int, "nargs": "+", "metavar": "N", "help": "only sizes with so many tokens"},
     )
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    if given.memory:
-        name, *numbers = given.memory
-        named(Size(1, 64, 8, 16), name)()  # what a first call of the engine allocates once and for all
-        print(peak_growth_mib(named(Size(*map(int, numbers)), name)))
-        return
-    results: dict[str, Any] = {}
+    results = {}
     for size in (size for size in SIZES if given.tokens is None or size.tokens in given.tokens):
-        results[str(size)] = measured(size, given.rounds)
+        memory: dict[str, float] = {}
+
+        def figures(timing: Timing, peak: Peak, size: Size = size, memory: dict[str, float] = memory) -> dict[str, Any]:
+            done = flops(size, timing.name)
+            memory[timing.name] = memory_mib(timing.name, size)
+            return {
+                "gflop_per_second": None if done is None else done / timing.seconds / 1e9,
+                "memory_mib": memory[timing.name],
+                "memory_share": memory[timing.name] / memory[REFERENCE],  # the reference comes first
+            }
+
+        passes = {name: named(size, name) for name in CANDIDATES}
+        results[str(size)] = table(str(size), passes, REFERENCE, given.rounds, figures)
     save(
         given.json,
-        {
-            "what": "causal multi-linear attention, forward and backward",
-            "rounds": given.rounds,
-            "config": {"rank": RANK, "width": WIDTH, "cores": CORES, "causal": "masked", "decays": SCALES},
-            "seed": SEED,
-            "reference": REFERENCE,
-            "candidates": CANDIDATES_IN_WORDS,
-            "memory": "growth of the resident high-water mark over inputs and parameters, fresh process, with gradients",
-            "results": results,
-        },
+        "causal multi-linear attention, forward and backward",
+        given.rounds,
+        results,
+        config={"rank": RANK, "width": WIDTH, "cores": CORES, "causal": "masked", "decays": SCALES},
+        seed=SEED,
+        reference=REFERENCE,
+        candidates=CANDIDATES_IN_WORDS,
+        memory="growth of the resident high-water mark over inputs and parameters, fresh process, with gradients",
     )
-
-
-def measured(size: Size, rounds: int) -> dict[str, Any]:
-    """All candidates at one size: time, speed-up and memory beside the reference."""
-    timings, peak = interleave({name: named(size, name) for name in CANDIDATES}, REFERENCE, rounds=rounds)
-    print(f"{size}; peak fp32 {peak.fp32:.0f}, bf16 {peak.bf16:.0f} GFLOP/s")
-    print(f"  {'':<20} {'ms':>8}  time / {REFERENCE} [quartiles]  peak memory MiB, / {REFERENCE}")
-    rows: list[dict[str, Any]] = []
-    for timing in timings:
-        memory = script_memory_mib(__file__, timing.name, *dataclasses.astuple(size))
-        share = memory / rows[0]["memory_mib"] if rows else 1.0  # the reference comes first
-        done = flops(size, timing.name)
-        rate = None if done is None else done / timing.seconds / 1e9
-        rows.append(
-            {**dataclasses.asdict(timing), "speed_up": 1 / timing.ratio, "gflop_per_second": rate,
-             "memory_mib": memory, "memory_share": share}
-        )  # fmt: skip
-        figures = f"{timing.ratio:8.3f} [{timing.low:.3f}, {timing.high:.3f}] {memory:16.0f} {share:8.3f}"
-        print(f"  {timing.name:<20} {1000 * timing.seconds:8.2f}  {figures}", flush=True)
-    return {"peak_gflop_per_second": dataclasses.asdict(peak), "candidates": rows}
 
 
 if __name__ == "__main__":

@@ -37,10 +37,10 @@ from torch.nn import functional as F
 
 import fullrank as fr
 from candidates import BOTH, Candidate, Comparison, Pass, Settings
+from closer import memory_mib, parse, save, table
 from fullrank.core.engine import Cluster, Components
 from fullrank.kernels.vocabulary import vocabulary_loss
-from machine import options, peak_growth_mib, save, script_memory_mib
-from timing import interleave
+from timing import Peak, Timing
 
 STOCK = "cross_entropy"
 _FUNCTIONAL: Any = F  # linear_cross_entropy is younger than the oldest torch we run on
@@ -227,38 +227,23 @@ def layer(size: Size) -> Callable[[], None]:
 
 
 def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument("--mixtures", type=int, nargs="+", metavar="K", help="only sizes with so many softmaxes")
-    parser.add_argument(
-        "--memory", nargs=5, metavar=("LOSS", "T", "K", "V", "D"), help="print the memory of one loss, in MiB"
+    given = parse(
+        __doc__,
+        make=lambda numbers, name: named(Size(*numbers), name),
+        tiny=lambda numbers: (8, numbers[1], 64, 16),
+        mixtures={"type": int, "nargs": "+", "metavar": "K", "help": "only sizes with so many softmaxes"},
     )
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    if given.memory:
-        name, *numbers = given.memory
-        named(Size(8, int(numbers[1]), 64, 16), name)()  # what a first call allocates once and for all
-        print(peak_growth_mib(named(Size(*map(int, numbers)), name)))
-        return
-    results: dict[str, Any] = {}
+    results = {}
     for size in (size for size in SIZES if given.mixtures is None or size.mixtures in given.mixtures):
-        timings, peak = interleave(
-            {name: named(size, name) for name in candidates(size)}, REFERENCE, rounds=given.rounds
-        )
         gflop = 6 * size.tokens * size.mixtures * size.vocabulary * size.width / 1e9
-        print(f"{size}: {gflop:.1f} GFLOP; peak fp32 {peak.fp32:.0f}, bf16 {peak.bf16:.0f} GFLOP/s")
-        print(f"  {'':<36} {'ms':>6}  time / {REFERENCE} [quartiles]  GFLOP/s  peak memory MiB")
-        rows = []
-        for timing in timings:
-            work = gflop / size.mixtures if timing.name in (REFERENCE, "cross_entropy bf16") else gflop
-            speed, memory = work / timing.seconds, script_memory_mib(__file__, timing.name, *dataclasses.astuple(size))
-            rows.append({**dataclasses.asdict(timing), "gflop_per_second": speed, "memory_mib": memory})
-            figures = f"{timing.ratio:8.3f} [{timing.low:.3f}, {timing.high:.3f}] {speed:22.0f} {memory:16.0f}"
-            print(f"  {timing.name:<36} {1000 * timing.seconds:6.0f}  {figures}")
-        results[str(size)] = {"peak_gflop_per_second": dataclasses.asdict(peak), "candidates": rows}
-    save(
-        given.json,
-        {"what": "vocabulary layer and loss, forward and backward", "rounds": given.rounds, "results": results},
-    )
+
+        def figures(timing: Timing, peak: Peak, size: Size = size, gflop: float = gflop) -> dict[str, float | None]:
+            work = gflop / size.mixtures if timing.name.startswith(STOCK + " ") else gflop
+            return {"gflop_per_second": work / timing.seconds, "memory_mib": memory_mib(timing.name, size)}
+
+        passes = {name: named(size, name) for name in candidates(size)}
+        results[str(size)] = table(f"{size}: {gflop:.1f} GFLOP", passes, REFERENCE, given.rounds, figures)
+    save(given.json, "vocabulary layer and loss, forward and backward", given.rounds, results)
 
 
 if __name__ == "__main__":

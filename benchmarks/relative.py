@@ -4,7 +4,7 @@ The formula (Dai et al. 2019, appendix B) is written anew: all scores of all hea
 position scores, the whole read again as if rows were one longer. `fullrank bench relative` compares both; as a script this
 file looks closer:
 
-    python benchmarks/relative.py [--rounds 9] [--only training | evaluation | layouts | memory] [--json FILE]
+    python benchmarks/relative.py [--rounds 9] [--threads 1] [--only training | evaluation | layouts | memory] [--json FILE]
 
     training    forward and backward of contiguous text with earlier keys
     evaluation  forward without gradients, also in bf16 and for one query
@@ -15,20 +15,17 @@ file looks closer:
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from candidates import BOTH, FORWARD, Candidate, Comparison, Pass, Settings
+from closer import memory_mib, parse, save, table
 from fullrank.core.attention import WeightedValues
 from fullrank.core.config import AttentionConfig
 from fullrank.core.layout import Layout
@@ -36,9 +33,7 @@ from fullrank.core.project import Heads
 from fullrank.core.score import XLRelative
 from fullrank.core.stage import HeadSize
 from fullrank.kernels import kernel as fixed_kernel
-from machine import peak_growth_mib, save
 from mixing import STAGES, mixing_matrix, mixing_parameters, set_mixing
-from timing import interleave
 
 PUBLISHED = "published formula"
 OURS = "relative"
@@ -220,53 +215,38 @@ def variants(shape: Shape, backward: bool) -> dict[str, Pass]:
 
 
 def times(shape: Shape, backward: bool, rounds: int) -> dict[str, Any]:
-    print(f"{shape}: {'forward and backward' if backward else 'forward'}")
-    timings, _ = interleave(variants(shape, backward), PUBLISHED, rounds=rounds)
-    for timing in timings:
-        quartiles = f"[{1 / timing.high:.2f}, {1 / timing.low:.2f}]"
-        print(f"  {timing.name:28} {1e3 * timing.seconds:8.2f} ms   {1 / timing.ratio:5.2f}x {quartiles}", flush=True)
-    return {"candidates": [{**dataclasses.asdict(timing), "speed_up": 1 / timing.ratio} for timing in timings]}
-
-
-def peak(shape: Shape, name: str) -> float:
-    """MiB above what was there before the pass."""
-    VARIANTS[name](
-        Shape(1, shape.heads, 8, 8, shape.size), FP32, True
-    )()  # what a first call allocates once and for all
-    return peak_growth_mib(VARIANTS[name](shape, FP32, True))
+    title = f"{shape}: {'forward and backward' if backward else 'forward'}"
+    return table(title, variants(shape, backward), PUBLISHED, rounds)
 
 
 def memory(shape: Shape) -> dict[str, Any]:
     print(f"{shape}: peak memory of forward and backward")
     mib: dict[str, float] = {}
-    numbers = [str(number) for number in dataclasses.astuple(shape)]
     for name in VARIANTS:
-        command = [sys.executable, __file__, "--peak", name, *numbers]
-        mib[name] = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        mib[name] = memory_mib(name, shape)
         print(f"  {name:28} {mib[name]:8.1f} MiB  {mib[name] / mib[PUBLISHED]:5.2f}", flush=True)
     return {"mib": mib, "share": {name: size / mib[PUBLISHED] for name, size in mib.items()}}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--only", choices=["training", "evaluation", "layouts", "memory"])
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--peak", nargs=8, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    if options.peak:
-        name, *numbers = options.peak
-        print(peak(Shape(*map(int, numbers)), name))
-        return
-    parts: dict[str, Callable[[], dict[str, Any]]] = {
-        "training": lambda: {str(shape): times(shape, True, options.rounds) for shape in TRAINING},
-        "evaluation": lambda: {str(shape): times(shape, False, options.rounds) for shape in EVALUATION},
-        "layouts": lambda: {str(shape): times(shape, True, options.rounds) for shape in LAYOUTS},
-        "memory": lambda: {str(shape): memory(shape) for shape in TRAINING},
+    given = parse(
+        __doc__,
+        make=lambda numbers, name: VARIANTS[name](Shape(*numbers), FP32, True),
+        tiny=lambda numbers: (1, numbers[1], 8, 8, numbers[4]),
+        only={"choices": ["training", "evaluation", "layouts", "memory"]},
+    )
+    parts: dict[str, tuple[list[Shape], Callable[[Shape], dict[str, Any]]]] = {
+        "training": (TRAINING, lambda shape: times(shape, True, given.rounds)),
+        "evaluation": (EVALUATION, lambda shape: times(shape, False, given.rounds)),
+        "layouts": (LAYOUTS, lambda shape: times(shape, True, given.rounds)),
+        "memory": (TRAINING, memory),
     }
-    results = {name: part() for name, part in parts.items() if options.only in (None, name)}
-    save(options.json, {"what": "relative attention", "rounds": options.rounds, "results": results})
+    results = {
+        name: {str(shape): measured(shape) for shape in shapes}
+        for name, (shapes, measured) in parts.items()
+        if given.only in (None, name)
+    }
+    save(given.json, "relative attention", given.rounds, results)
 
 
 if __name__ == "__main__":
