@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 import fullrank as fr
 from fullrank.cli import main
 from fullrank.core.errors import InputError
-from fullrank.experiments.evaluate import average
+from fullrank.experiments.run import average
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:

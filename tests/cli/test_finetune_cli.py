@@ -120,7 +120,7 @@ def test_a_run_that_died_goes_on_as_if_it_had_not(
     whole, died = tmp_path / "whole", tmp_path / "died"
     assert place.say("finetune", path, "--out", whole, "--quiet").code == 0
     calls = 0
-    step = finetuning.LabelObjective.__call__
+    step = finetuning.ExampleObjective.__call__
 
     def dies(self: Any, *given: Any) -> Any:
         nonlocal calls
@@ -130,7 +130,7 @@ def test_a_run_that_died_goes_on_as_if_it_had_not(
         return step(self, *given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(finetuning.LabelObjective, "__call__", dies)
+        patch.setattr(finetuning.ExampleObjective, "__call__", dies)
         found = place.say("finetune", path, "--out", died, "--quiet")
     assert found.code == 1
     assert "the machine went down" in found.err

@@ -14,8 +14,7 @@ import fullrank as fr
 from fullrank.analysis.plots import AttentionMaps, Panel, write_attention
 from fullrank.core.attention import Trace
 from fullrank.core.errors import InputError
-from fullrank.experiments.attending import cross_attention, cross_weights
-from fullrank.experiments.translate import LineTranslator, Search
+from fullrank.experiments.translate import LineTranslator, Search, cross_attention, cross_weights
 from translation_runs import write_run
 
 LINE = "ein hund und ein kind"

@@ -16,9 +16,8 @@ import fullrank as fr
 from fullrank.cli import main
 from fullrank.config.recipe import resolve
 from fullrank.data import load_corpus
-from fullrank.experiments.evaluate import evaluate
 from fullrank.experiments.generation import Decoding, generate
-from fullrank.experiments.run import train
+from fullrank.experiments.run import evaluate, train
 
 SETTINGS = [
     "model.hidden_size=16", "model.num_hidden_layers=1", "model.num_attention_heads=2", "train.batch_size=4",

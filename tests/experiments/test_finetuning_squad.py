@@ -16,9 +16,10 @@ from fullrank.config.load import build_finetune
 from fullrank.config.recipe import Resolved, resolve_finetune
 from fullrank.core.errors import InputError
 from fullrank.data.squad import read_squad
+from fullrank.experiments.finetuning import ExampleObjective
 from fullrank.experiments.models import load_pretrained
 from fullrank.experiments.run import train
-from fullrank.experiments.squad import SpanObjective, SquadTuning, logits_of, windowed
+from fullrank.experiments.squad import SquadTuning, logits_of, windowed
 from fullrank.training.values import TrainingPosition
 from tiny_encoder import WORDS, tiny_encoder
 
@@ -106,7 +107,7 @@ def test_the_loss_is_the_mean_of_two_cross_entropies_whatever_the_padding(place:
     assert loss.value.item() == pytest.approx(np.mean(losses), rel=1e-5)
     assert float(loss.nll) == pytest.approx(len(batch.indices) * np.mean(losses), rel=1e-5)
     assert (loss.tokens, loss.read) == (8, sum(lengths))
-    assert isinstance(parts.objective, SpanObjective)
+    assert isinstance(parts.objective, ExampleObjective)
     assert any(window.start == 0 for window in train.windows)
     loss.value.backward()
     assert pretrained.model.qa_outputs.weight.grad.abs().sum() > 0

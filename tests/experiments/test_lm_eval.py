@@ -19,9 +19,9 @@ from fullrank.core.errors import InputError
 from fullrank.data import load_tokenizer
 from fullrank.evaluation.protocol import Flags
 from fullrank.experiments import lm_eval
-from fullrank.experiments.evaluate import corpus_of, evaluate
 from fullrank.experiments.generation import Decoding, generate
 from fullrank.experiments.lm_eval import write_task
+from fullrank.experiments.run import corpus_of, evaluate
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "cli"))

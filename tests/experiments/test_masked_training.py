@@ -21,10 +21,9 @@ from fullrank.config.run import MASKED_TOKEN, TrainConfig
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.data import ByteVocabulary, MaskedBatch, Masking, load_corpus, masked_blocks
 from fullrank.evaluation.protocol import Flags
-from fullrank.experiments.evaluate import evaluate
 from fullrank.experiments.generation import Decoding, generate
-from fullrank.experiments.masked_model import MaskedObjective
-from fullrank.experiments.run import train
+from fullrank.experiments.language_model import MaskedObjective
+from fullrank.experiments.run import evaluate, train
 from fullrank.training import TrainingPosition
 
 MODEL = {

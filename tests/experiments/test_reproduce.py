@@ -8,7 +8,7 @@ import pytest
 
 from fullrank.cli import main
 from fullrank.core.errors import InputError
-from fullrank.experiments.reproduce import cells, inside
+from fullrank.experiments.run import cells, inside
 
 TABLE = "mixhead/table6"
 

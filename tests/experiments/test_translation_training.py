@@ -14,8 +14,7 @@ from safetensors.numpy import load_file
 
 from fullrank.config.recipe import resolve
 from fullrank.data import PairBatches
-from fullrank.experiments.evaluate import average, corpus_of, evaluate
-from fullrank.experiments.run import train
+from fullrank.experiments.run import average, corpus_of, evaluate, train
 from fullrank.experiments.run_folder import open_run
 from fullrank.training import make_plan
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fullrank.cli.options import Checkpoint, Config, Device, Json, Overrides, Row, Scale
-from fullrank.cli.output import print_json, say, show
+from fullrank.cli.output import print_json, say, show, table_of
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from fullrank.checking import Finding, Report
-    from fullrank.experiments.context import FoundContext
-    from fullrank.experiments.rank import FoundRank
+    from fullrank.experiments.analyze import ModelRank, PhaseReach
 
 
 def add_to(app: typer.Typer) -> None:
@@ -62,24 +61,45 @@ def context(
     Layers are counted from 0; the reach is in tokens before the first query of a segment.
     """
     from fullrank.config.recipe import resolve
-    from fullrank.experiments.context import as_dict, find_context
+    from fullrank.experiments.analyze import phase_reach
 
-    found = find_context(resolve(name, row, scale, overrides or []), phase)
+    reach = phase_reach(resolve(name, row, scale, overrides or []), phase)
     files: list[Path] = []
     if out is not None:
         from fullrank.analysis.plots import write_context
 
-        files = write_context(found.reach, out, found.title)
+        files = write_context(reach.reach, out, reach.title)
     if json:
-        print_json({**as_dict(found, drifting), "files": [str(file) for file in files]})
+        print_json({**reach.as_dict(drifting), "files": [str(file) for file in files]})
         return
-    print(found.title)
-    print(f"memory of {found.reach.memory_length:,} tokens, segments of {found.reach.segment_length:,}")
-    show(_context_table(found, drifting))
-    for remark in found.remarks:
-        print(remark)
-    for file in files:
-        print(file)
+    print(reach.title)
+    print(f"memory of {reach.reach.memory_length:,} tokens, segments of {reach.reach.segment_length:,}")
+    show(_reach_table(reach, drifting))
+    for line in (*reach.remarks, *files):
+        print(line)
+
+
+def _reach_table(reach: PhaseReach, drifting: int | None) -> Table:
+    from fullrank.experiments.analyze import QUANTILES
+
+    shares = ("median" if share == 0.5 else f"{100 * share:g} %" for share in QUANTILES)
+    headings = ["layer", "rests", "mean\nreach", "standard\ndeviation", *shares, "nearest\n(mean)"]
+    rows = [
+        [
+            str(layer.layer),
+            f"{100 * layer.probability:.1f} %",
+            f"{layer.mean:,.1f}",
+            f"{layer.deviation:,.1f}",
+            *(f"{layer.reach.quantile(share):,}" for share in QUANTILES),
+            f"{layer.nearest_mean:,.1f}",
+        ]
+        for layer in reach.reach.layers
+    ]
+    if drifting is not None:
+        headings.append(f"drifting label\nat {drifting:,} steps")
+        for layer, row in zip(reach.reach.layers, rows, strict=True):
+            row.append(f"{layer.drifting(drifting).tokens:,.0f}")
+    return table_of(headings, rows)
 
 
 @analyze.command(
@@ -118,75 +138,59 @@ def rank(
     In double precision; a singular value counts above s_max max(shape) eps.
     Effective rank: exp(entropy) of the singular values as shares of their sum.
     """
-    from fullrank.experiments.rank import Reading, as_dict, find_ranks
+    from fullrank.experiments.analyze import measure_ranks
 
-    found, together = find_ranks(names, Reading(text, contexts, segment_length, checkpoint, device), say)
+    ranks = measure_ranks(
+        names,
+        text=text,
+        contexts=contexts,
+        segment_length=segment_length,
+        checkpoint=checkpoint,
+        device_name=device,
+        say=say,
+    )
+    together = []
+    if len({one.figures.contexts for one in ranks}) > 1:
+        together.append(
+            "The models were read after unequal numbers of contexts; give --contexts to compare their ranks."
+        )
     files: list[Path] = []
     if out is not None:
         from fullrank.analysis.plots import write_rank
 
-        files = write_rank({one.name: one.figures for one in found}, out)
+        files = write_rank({one.name: one.figures for one in ranks}, out)
     if json:
-        content = {"models": [as_dict(one) for one in found], "remarks": list(together)}
+        content = {"models": [one.as_dict() for one in ranks], "remarks": together}
         print_json({**content, "files": [str(file) for file in files]})
         return
-    show(_rank_table(found))
-    for one in found:
+    show(_rank_table(ranks))
+    for one in ranks:
         print("\n".join([f"{one.name} ({one.text}, segments of {one.segment_length:,}):", *one.remarks]))
     for line in (*together, *files):
         print(line)
 
 
-def _rank_table(found: list[FoundRank]) -> Table:
-    from rich import box
-    from rich.table import Table
+def _rank_table(ranks: list[ModelRank]) -> Table:
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("model", "output", "d", "bound", "rank", "effective\nrank", "contexts", "words"):
-        justify: Literal["left", "right"] = "left" if heading in ("model", "output") else "right"
-        table.add_column(heading, justify=justify, no_wrap=True, vertical="bottom")
-    for one in found:
+    rows: list[list[str | Text]] = []
+    for one in ranks:
         figures, layer = one.figures, one.figures.layer
-        table.add_row(
-            Text(one.name),
-            layer.kind,
-            f"{layer.hidden_size:,}",
-            f"{layer.bound:,}" if layer.exempt is None else f"exempt ({layer.bound:,})",
-            f"{figures.rank:,}",
-            f"{figures.effective_rank:,.2f}",
-            f"{figures.contexts:,}",
-            f"{figures.columns:,}" + ("" if figures.columns == figures.vocab_size else f" of {figures.vocab_size:,}"),
+        words = "" if figures.columns == figures.vocab_size else f" of {figures.vocab_size:,}"
+        rows.append(
+            [
+                Text(one.name),
+                layer.kind,
+                f"{layer.hidden_size:,}",
+                f"{layer.bound:,}" if layer.exempt is None else f"exempt ({layer.bound:,})",
+                f"{figures.rank:,}",
+                f"{figures.effective_rank:,.2f}",
+                f"{figures.contexts:,}",
+                f"{figures.columns:,}{words}",
+            ]
         )
-    return table
-
-
-def _context_table(found: FoundContext, drifting: int | None) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    from fullrank.experiments.context import QUANTILES
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    shares = ("median" if share == 0.5 else f"{100 * share:g} %" for share in QUANTILES)
-    headings = ["layer", "rests", "mean\nreach", "standard\ndeviation", *shares, "nearest\n(mean)"]
-    if drifting is not None:
-        headings.append(f"drifting label\nat {drifting:,} steps")
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True, vertical="bottom")
-    for layer in found.reach.layers:
-        cells = [
-            str(layer.layer),
-            f"{100 * layer.probability:.1f} %",
-            f"{layer.mean:,.1f}",
-            f"{layer.deviation:,.1f}",
-            *(f"{layer.reach.quantile(share):,}" for share in QUANTILES),
-            f"{layer.nearest_mean:,.1f}",
-        ]
-        if drifting is not None:
-            cells.append(f"{layer.drifting(drifting).tokens:,.0f}")
-        table.add_row(*cells)
-    return table
+    headings = ("model", "output", "d", "bound", "rank", "effective\nrank", "contexts", "words")
+    return table_of(headings, rows, left=2)
 
 
 def check(
@@ -217,9 +221,11 @@ def check(
     The layer that leaks is named. Every check says what it looked at, the largest difference, its tolerance and why.
     Exit status 1 if one fails.
     """
-    from fullrank.experiments.check import Choice, check_named
+    from fullrank.experiments.check import check_named
 
-    report = check_named(name, Choice(row, scale, tuple(overrides or ()), full, text, checkpoint), say)
+    report = check_named(
+        name, row=row, scale=scale, overrides=overrides or (), full=full, text=text, checkpoint=checkpoint, say=say
+    )
     if json:
         print_json(report.as_dict())
     else:
@@ -242,9 +248,16 @@ def _print_report(report: Report) -> None:
     if report.shrunk:
         print(f"made small for the check (--full: as it is): {'; '.join(report.shrunk)}")
     console = Console(highlight=False)
-    table = _findings_table(report)
-    wide = console.measure(table, options=console.options.update(max_width=1000)).maximum
-    (console if wide <= console.width else Console(width=wide, highlight=False)).print(table)
+    rows: list[list[str | Text]] = [
+        [
+            Text(finding.check),
+            Text(finding.verdict, style=_STYLES[finding.verdict]),
+            _figure(finding.difference),
+            _figure(finding.tolerance),
+        ]
+        for finding in report.findings
+    ]
+    show(table_of(("check", "verdict", "largest\ndifference", "tolerance"), rows, left=2), highlight=False)
     for finding in report.findings:
         line = Text(finding.check, style=_STYLES[finding.verdict]).append(f": {_words(finding)}", style="default")
         console.print(line, soft_wrap=True)
@@ -267,25 +280,6 @@ def _words(finding: Finding) -> str:
     if finding.layers:
         parts.append(f"the layer that leaks: {', '.join(finding.layers)}")
     return "; ".join(part for part in parts if part)
-
-
-def _findings_table(report: Report) -> Table:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("check", "verdict", "largest\ndifference", "tolerance"):
-        justify: Literal["left", "right"] = "left" if heading in ("check", "verdict") else "right"
-        table.add_column(heading, justify=justify, no_wrap=True, vertical="bottom")
-    for finding in report.findings:
-        table.add_row(
-            Text(finding.check),
-            Text(finding.verdict, style=_STYLES[finding.verdict]),
-            _figure(finding.difference),
-            _figure(finding.tolerance),
-        )
-    return table
 
 
 def _figure(value: float | None) -> str:

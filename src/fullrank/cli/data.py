@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fullrank.cli.options import Json, Source, with_source
-from fullrank.cli.output import print_json, say
+from fullrank.cli.output import say, tell
 
 if TYPE_CHECKING:
     from fullrank.config.data import DataConfig
@@ -28,15 +28,16 @@ def list_data(json: Json = False) -> None:
 
     from fullrank.data import known_corpora
 
-    found = [dataclasses.asdict(corpus) for corpus in known_corpora()]
-    if json:
-        print_json(found)
-        return
-    for corpus in found:
-        print(corpus["name"])
-        for key, value in corpus.items():
-            if key != "name" and value:
-                print(f"  {key}: {_words(value)}")
+    corpora = [dataclasses.asdict(corpus) for corpus in known_corpora()]
+    lines = [
+        line
+        for corpus in corpora
+        for line in (
+            corpus["name"],
+            *(f"  {key}: {_words(value)}" for key, value in corpus.items() if key != "name" and value),
+        )
+    ]
+    tell(corpora, lines, json=json)
 
 
 def _words(value: Any) -> str:
@@ -77,7 +78,7 @@ def prepare_data(
     from fullrank.data.corpora import is_task
 
     if is_task(name):
-        _tell(*_read_task(name, overrides or [], source, to), json)
+        tell(*_read_task(name, overrides or [], source, to), json=json)
         return
     words = [*with_source(overrides, source), *([f"data.cache={to}"] if to else [])]
     raw: dict[str, Any] = {"data": {"name": name}}
@@ -85,15 +86,7 @@ def prepare_data(
         raw["train"] = {"batch_tokens": 1}  # a run of translation has to say it; nothing is trained here
     given = build(apply_overrides(raw, words)).data
     found, lines = _prepared_pairs(given) if given.has_pairs else _prepared_text(given)
-    _tell(found, lines, json)
-
-
-def _tell(found: dict[str, Any], lines: list[str], json: bool) -> None:
-    if json:
-        print_json(found)
-        return
-    for line in lines:
-        print(line)
+    tell(found, lines, json=json)
 
 
 def _read_task(

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from fullrank.cli.data import data
 from fullrank.cli.options import Config, Json, Overrides, Row, Scale, Source, with_source
-from fullrank.cli.output import print_json, say
+from fullrank.cli.output import print_json, say, tell
 from fullrank.core.config import ModelConfig
-
-if TYPE_CHECKING:
-    from fullrank.config.run import RunConfig
 
 
 def add_to(app: typer.Typer) -> None:
@@ -54,43 +51,25 @@ def info(
     from fullrank.analysis.size import size_of_run
     from fullrank.config.recipe import is_finetuning, resolve, resolve_finetune
 
-    given = with_source(overrides, source)
-    if is_finetuning(name, row, scale, given):
+    settings = with_source(overrides, source)
+    if is_finetuning(name, row, scale, settings):
         from fullrank.experiments.models import pretrained_size
 
-        tuned = resolve_finetune(name, row, scale, given)
-        about = {"recipe": tuned.recipe, "row": tuned.row, "scale": tuned.scale, **pretrained_size(tuned.config)}
-        about["paper"] = tuned.paper
-        if json:
-            print_json(about)
-        else:
-            print("\n".join(encoder_lines(about)))
+        tuned = resolve_finetune(name, row, scale, settings)
+        size = {"recipe": tuned.recipe, "row": tuned.row, "scale": tuned.scale, **pretrained_size(tuned.config)}
+        size["paper"] = tuned.paper
+        tell(size, encoder_lines(size), json=json)
         return
-    resolved = resolve(name, row, scale, given)
-    run = _with_vocabulary(resolved.config)
-    found = size_of_run(run, length)
-    found = {"recipe": resolved.recipe, "row": resolved.row, "scale": resolved.scale, **found, "paper": resolved.paper}
+    resolved = resolve(name, row, scale, settings)
+    run = resolved.config
+    if run.model.vocab_size is None:
+        from fullrank.experiments.run import with_vocabulary
+
+        run = with_vocabulary(run, say)
+    size = {"recipe": resolved.recipe, "row": resolved.row, "scale": resolved.scale, **size_of_run(run, length)}
     remark = None if run.remark is None else f"its perplexity is {run.remark}"
-    found |= {"next_token": remark is None, "remark": remark}
-    if json:
-        print_json(found)
-        return
-    print("\n".join(lines_of(found, run.model)))
-
-
-def _with_vocabulary(run: RunConfig) -> RunConfig:
-    """`run` with the sizes of vocabularies that it leaves to its data, which are prepared for it."""
-    if run.model.vocab_size is not None:
-        return run
-    if run.translates:
-        from fullrank.data.pairs import prepare_pairs
-        from fullrank.experiments.translation import with_vocabularies
-
-        return with_vocabularies(run, prepare_pairs(run.data, report=say))
-    from fullrank.data import prepare
-    from fullrank.experiments.language_model import with_vocabulary
-
-    return with_vocabulary(run, prepare(run.data, report=say))
+    size |= {"paper": resolved.paper, "next_token": remark is None, "remark": remark}
+    tell(size, lines_of(size, run.model), json=json)
 
 
 @recipes.command("list", epilog="Example:  [cyan]fullrank recipes list --json[/cyan]")
@@ -98,17 +77,13 @@ def list_recipes(json: Json = False) -> None:
     """All shipped recipes."""
     from fullrank.config.recipe import load, shipped
 
-    found = [load(name) for name in shipped()]
-    if json:
-        print_json(
-            [
-                {"name": r.name, "rows": list(r.rows), "paper": r.paper, "table": r.table, "scales": list(r.scales)}
-                for r in found
-            ]
-        )
-        return
-    for recipe in found:
-        print(f"{recipe.name}\n  {recipe.table}\n  rows: {', '.join(recipe.rows)}   scales: {', '.join(recipe.scales)}")
+    known = [load(name) for name in shipped()]
+    content = [
+        {"name": r.name, "rows": list(r.rows), "paper": r.paper, "table": r.table, "scales": list(r.scales)}
+        for r in known
+    ]
+    lines = [f"{r.name}\n  {r.table}\n  rows: {', '.join(r.rows)}   scales: {', '.join(r.scales)}" for r in known]
+    tell(content, lines, json=json)
 
 
 @recipes.command("show", epilog="Example:  [cyan]fullrank recipes show mixhead/table1-vanilla[/cyan]")
@@ -128,10 +103,7 @@ def show_recipe(name: Annotated[str, typer.Argument(metavar="NAME", help="A reci
         "base": dict(recipe.base),
         "scales": dict(recipe.scales),
     }
-    if json:
-        print_json(content)
-    else:
-        print(yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=110), end="")
+    tell(content, yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=110).splitlines(), json=json)
 
 
 @config.command(
@@ -150,10 +122,7 @@ def show_config(
     from fullrank.config.recipe import resolve_any
 
     resolved = resolve_any(name, row, scale, with_source(overrides, source)).config
-    if json:
-        print_json(resolved.to_dict())
-    else:
-        print(to_yaml(resolved), end="")
+    tell(resolved.to_dict(), to_yaml(resolved).splitlines(), json=json)
 
 
 @config.command("schema", epilog="Example:  [cyan]fullrank config schema > fullrank.schema.json[/cyan]")
@@ -197,23 +166,23 @@ def validate_config(
 _PLACES = {"encoder": "encoder", "decoder": "decoder", "cross": "cross-attention"}
 
 
-def lines_of(found: dict[str, Any], model: ModelConfig) -> list[str]:
+def lines_of(size: dict[str, Any], model: ModelConfig) -> list[str]:
     """The lines about a model, from `size_of_run` and its recipe."""
-    lines = [f"{found['recipe']}" + (f", row {found['row']}, scale {found['scale']}" if found["row"] else "")]
-    lines += _parameters(found)
-    if found["paper"]:
-        lines.append("  the paper:     " + ", ".join(f"{key} {value}" for key, value in found["paper"].items()))
-    blocks = found["attention_block"] or {}
-    if "by_place" not in found:
+    lines = [f"{size['recipe']}" + (f", row {size['row']}, scale {size['scale']}" if size["row"] else "")]
+    lines += _parameters(size)
+    if size["paper"]:
+        lines.append("  the paper:     " + ", ".join(f"{key} {value}" for key, value in size["paper"].items()))
+    blocks = size["attention_block"] or {}
+    if "by_place" not in size:
         blocks = {"": blocks} if blocks else {}
     layers = {"": model.num_hidden_layers}
-    if "by_place" in found:
+    if "by_place" in size:
         own, other = model.of_encoder().num_hidden_layers, model.of_decoder().num_hidden_layers
         layers |= {"encoder": own, "decoder": other, "cross": other}
     for place, block in blocks.items():
         lines += [f"{_PLACES[place]}:"] if place else []
         lines.append(_block(block, layers[place]))
-    flops, sizes = found["flops_per_token"], found["bytes"]
+    flops, sizes = size["flops_per_token"], size["bytes"]
     lines.append(
         f"FLOPs per token at length {flops['length']}: forward {flops['forward']:,}, training {flops['training']:,}"
     )
@@ -235,27 +204,27 @@ def lines_of(found: dict[str, Any], model: ModelConfig) -> list[str]:
     if model.memory_length:
         line += f", {sizes['memory_per_text_fp32'] / 2**20:,.1f} MiB of memory per text"
     lines.append(line)
-    return lines if found["remark"] is None else [*lines, found["remark"]]
+    return lines if size["remark"] is None else [*lines, size["remark"]]
 
 
-def encoder_lines(found: dict[str, Any]) -> list[str]:
-    """`found` as `pretrained_size` and the recipe gave it."""
-    parameters, shape = found["parameters"], found["attention"]
-    lines = [f"{found['recipe']}" + (f", row {found['row']}, scale {found['scale']}" if found["row"] else "")]
-    lines.append(f"  {found['task']}: the pretrained encoder {found['encoder']} ({found['model']}), fine-tuned")
+def encoder_lines(size: dict[str, Any]) -> list[str]:
+    """`size` as `pretrained_size` and the recipe gave it."""
+    parameters, shape = size["parameters"], size["attention"]
+    lines = [f"{size['recipe']}" + (f", row {size['row']}, scale {size['scale']}" if size["row"] else "")]
+    lines.append(f"  {size['task']}: the pretrained encoder {size['encoder']} ({size['model']}), fine-tuned")
     lines.append(f"  {'encoder':<14} {parameters['encoder']:>14,}")
     mixed = f"  in {shape['layers']} layers of {shape['heads']} heads" if parameters["mixing"] else ""
     lines.append(f"  {'mixing':<14} {parameters['mixing']:>14,}{mixed}")
     lines.append(f"  {'task output':<14} {parameters['output']:>14,}")
     lines.append(f"  {'total':<14} {parameters['total']:>14,}")
-    if found["paper"]:
-        lines.append("  the paper:     " + ", ".join(f"{key} {value}" for key, value in found["paper"].items()))
+    if size["paper"]:
+        lines.append("  the paper:     " + ", ".join(f"{key} {value}" for key, value in size["paper"].items()))
     return lines
 
 
-def _parameters(found: dict[str, Any]) -> list[str]:
+def _parameters(size: dict[str, Any]) -> list[str]:
     """Parts as lines; of a translation model, with a column for each place."""
-    parts, places = found["parameters"], found.get("by_place") or {}
+    parts, places = size["parameters"], size.get("by_place") or {}
     lines = [f"  {'':<14} {'':>14}" + "".join(f" {_PLACES[place]:>15}" for place in places)] if places else []
     for part, count in parts.items():
         if count or part == "total":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -32,6 +33,17 @@ Checkpoint = Annotated[
 Source = Annotated[
     str | None, typer.Option("--from", metavar="DIR", help="A local folder that holds the corpus (data.dir).")
 ]
+
+
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
+Run = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")]
+Split = Annotated[str, typer.Option("--split", help="train, valid, test or another one of the corpus.")]
+Temperature = Annotated[
+    float | None, typer.Option("--temperature", min=0.0, help="Below 1 safer, above 1 wilder; 1 if not given.")
+]
+TopK = Annotated[int | None, typer.Option("--top-k", min=1, help="Only the k likeliest tokens.")]
+TopP = Annotated[float | None, typer.Option("--top-p", help="Only the likeliest tokens that make up p.")]
+Seed = Annotated[int | None, typer.Option("--seed", min=0, max=2**63 - 1, help="Makes samples repeatable.")]
 
 
 def with_source(overrides: list[str] | None, source: str | None) -> list[str]:

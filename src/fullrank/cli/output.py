@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from fullrank.core.errors import FullRankError, InputError
 from fullrank.files import as_json
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.table import Table
 
 
@@ -39,6 +40,15 @@ def print_json(content: Any) -> None:
     print(as_json(content))
 
 
+def tell(content: Any, lines: Iterable[str], *, json: bool) -> None:
+    """The result of a verb: as one JSON document, or as lines for people."""
+    if json:
+        print_json(content)
+        return
+    for line in lines:
+        print(line)
+
+
 def show_report(folders: Sequence[Path], page: Path, *, json: bool = False, title: str | None = None) -> None:
     """Write the report of runs to `page`, then print its table, or its content as JSON, and where it is."""
     from fullrank.reporting import report
@@ -54,14 +64,32 @@ def show_report(folders: Sequence[Path], page: Path, *, json: bool = False, titl
 
 def exclude(option: str, does: str, others: Mapping[str, object]) -> None:
     """InputError if any of `others` was given: beside `option` it would change nothing."""
-    if given := [name for name, value in others.items() if value is not None]:
-        raise InputError(f"{option} {does}: leave out {', '.join(given)}, or {option}")
+    if named := given(others):
+        raise InputError(f"{option} {does}: leave out {named}, or {option}")
 
 
-def show(table: Table) -> None:
+def given(options: Mapping[str, object]) -> str:
+    """The names of the options that have a value."""
+    return ", ".join(name for name, value in options.items() if value is not None)
+
+
+def table_of(headings: Sequence[str], rows: Iterable[Sequence[RenderableType]], left: int = 0) -> Table:
+    """A table whose first `left` columns are text, and whose others are figures."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if number < left else "right", no_wrap=True, vertical="bottom")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def show(table: Table, *, highlight: bool = True) -> None:
     """The table at its own width, also where the terminal is narrower: no figure is cut off."""
     from rich.console import Console
 
-    console = Console()
+    console = Console(highlight=highlight)
     wide = console.measure(table, options=console.options.update(max_width=1000)).maximum
-    (console if wide <= console.width else Console(width=wide)).print(table)
+    (console if wide <= console.width else Console(width=wide, highlight=highlight)).print(table)

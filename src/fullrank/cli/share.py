@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from fullrank.cli.options import Checkpoint, Json
-from fullrank.cli.output import print_json, say
+from fullrank.cli.options import Checkpoint, Json, Run, Split
+from fullrank.cli.output import say, tell
 from fullrank.core.errors import InputError
 
 
@@ -58,15 +58,14 @@ def export(
         raise InputError("--checkpoint: goes with --to hf; an exported folder holds one model, leave it out")
     from fullrank.hf.export import export_run, import_folder
 
-    found = export_run(run, out, checkpoint) if to == "hf" else import_folder(run, out)
-    files = sorted(file.name for file in found.iterdir())
-    if json:
-        told = {"from": str(run), "to": to, "folder": str(found), "files": files}
-        print_json(told | ({"checkpoint": checkpoint} if to == "hf" else {}))
-        return
-    print(f"{found}: {', '.join(files)}")
+    folder = export_run(run, out, checkpoint) if to == "hf" else import_folder(run, out)
+    files = sorted(file.name for file in folder.iterdir())
+    content = {"from": str(run), "to": to, "folder": str(folder), "files": files}
+    lines = [f"{folder}: {', '.join(files)}"]
     if to == "hf":
-        print("  Check README.md, the model card, and state a licence there before you publish it.")
+        content["checkpoint"] = checkpoint
+        lines.append("  Check README.md, the model card, and state a licence there before you publish it.")
+    tell(content, lines, json=json)
 
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"  # beside src/; not part of an installed package
@@ -132,20 +131,18 @@ def lm_eval(context: typer.Context) -> None:
 
 
 def lm_eval_task(
-    run: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")],
-    split: Annotated[str, typer.Option("--split", help="train, valid, test or another one of the corpus.")] = "test",
+    run: Run,
+    split: Split = "test",
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the task is written.")] = Path("tasks"),
     json: Json = False,
 ) -> None:
     """Write the text a run was measured on as a task of lm-eval, whose word perplexity is that of `fullrank eval`."""
-    from fullrank.experiments.evaluate import corpus_of
     from fullrank.experiments.lm_eval import write_task
+    from fullrank.experiments.run import corpus_of
     from fullrank.experiments.run_folder import open_causal
 
     open_causal(run)
     file = write_task(corpus_of(run, split, say), split, out)
     command = ["fullrank", "lm-eval", "--model_args", f"path={run}", "--include_path", str(out), "--tasks", file.stem]
-    if json:
-        print_json({"task": file.stem, "file": str(file), "command": command})
-        return
-    print(f"{file}\n  {shlex.join(command)}")
+    content = {"task": file.stem, "file": str(file), "command": command}
+    tell(content, [str(file), f"  {shlex.join(command)}"], json=json)

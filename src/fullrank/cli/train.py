@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fullrank.cli.options import Config, Json, Kernel, Overrides, Row, Scale, Source, with_source
-from fullrank.cli.output import print_json, say, show_report, silent
+from fullrank.cli.options import Config, Json, Kernel, Overrides, Quiet, Row, Scale, Source, with_source
+from fullrank.cli.output import say, show_report, silent, tell
 from fullrank.core.errors import InputError
 
 
@@ -59,7 +59,7 @@ def train(
     out: Annotated[Path | None, typer.Option("--out", help="The run folder; runs/... if not given.")] = None,
     source: Source = None,
     kernel: Kernel = "auto",
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train a recipe or a YAML file. Given a run folder, resume it exactly where it stopped.
 
@@ -68,25 +68,20 @@ def train(
     from fullrank.config.recipe import is_finetuning, resolve
     from fullrank.experiments.run import resume
     from fullrank.experiments.run import train as train_model
-    from fullrank.experiments.run_folder import default_folder, is_run
+    from fullrank.experiments.run_folder import default_folder
     from fullrank.reporting import report
 
-    folder = Path(config)
-    if folder.is_dir() and is_run(folder):
-        if overrides or row or scale or out or source or kernel != "auto":
-            raise InputError(f"{config} is a run folder: it is resumed as it was configured, without further options")
-        if is_finetuning(config):
-            finetune(config, quiet=quiet)
-            return
-        result = resume(folder, quiet=quiet, say=silent if quiet else say)
+    whole = _is_whole_run(Path(config), [overrides, row, scale, out, source, kernel != "auto"])
+    if is_finetuning(config, row, scale, overrides or []):
+        finetune(config, overrides, row=row, scale=scale, out=out, source=source, kernel=kernel, quiet=quiet)
+        return
+    progress = silent if quiet else say
+    if whole:
+        folder, result = Path(config), resume(Path(config), quiet=quiet, say=progress)
     else:
-        refuse_half_a_run(folder)
-        if is_finetuning(config, row, scale, overrides or []):
-            finetune(config, overrides, row=row, scale=scale, out=out, source=source, kernel=kernel, quiet=quiet)
-            return
         resolved = resolve(config, row, scale, with_source(overrides, source))
         folder = out or default_folder(resolved)
-        result = train_model(resolved, folder, kernel_name=kernel, quiet=quiet, say=silent if quiet else say)
+        result = train_model(resolved, folder, kernel_name=kernel, quiet=quiet, say=progress)
     page = report([folder]).write(folder / "report.html")
     _summary(result, folder, page)
 
@@ -102,51 +97,52 @@ def reproduce(
     ] = None,
     source: Source = None,
     kernel: Kernel = "auto",
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    quiet: Quiet = False,
     list_only: Annotated[bool, typer.Option("--list", help="Only list what is finished and what is not.")] = False,
     json: Json = False,
 ) -> None:
     """Train the rows of a paper's table, then print it with the paper's figures beside ours. Goes on where it was stopped."""
     from fullrank.config.recipe import is_finetuning, load
-    from fullrank.experiments.reproduce import cells, inside
-    from fullrank.experiments.reproduce import reproduce as train_table
+    from fullrank.experiments.run import cells, inside
+    from fullrank.experiments.run import reproduce as train_table
 
     finetuning = is_finetuning(table, None, scale, overrides or [])
     if not load(table).rows:
         verb = "finetune" if finetuning else "train"
         raise InputError(f"{table} is a single configuration, not a table; use `fullrank {verb} {table}`")
-    wanted = ["all"] if rows is None else [row.strip() for row in rows.split(",") if row.strip()]
+    wanted = ["all"] if rows is None else _names(rows)
     planned = cells(table, wanted, scale, seeds, with_source(overrides, source))
     planned = planned if out is None else inside(planned, out)
     if list_only:
-        print_status([(cell.row, cell.seed, cell.folder, cell.finished) for cell in planned], json)
+        status = [
+            {"row": cell.row, "seed": cell.seed, "folder": str(cell.folder), "finished": cell.finished}
+            for cell in planned
+        ]
+        state = {True: "finished", False: "open"}
+        lines = [f"{state[c.finished]:<9} {c.row:<16} seed {c.seed}  {c.folder}" for c in planned]
+        tell(status, lines, json=json)
         return
     train_table(table, planned, kernel_name=kernel, quiet=quiet or finetuning, say=silent if quiet else say)
     folders = [cell.folder for cell in planned]
     show_report(folders, folders[0].parent / "report.html", json=json, title=table)
 
 
-def print_status(cells: Sequence[tuple[str, int, Path, bool]], json: bool) -> None:
-    """Which trainings of a table are finished: row, seed, folder and whether it is, of each."""
-    status = [
-        {"row": row, "seed": seed, "folder": str(folder), "finished": finished} for row, seed, folder, finished in cells
-    ]
-    if json:
-        print_json(status)
-        return
-    for entry in status:
-        print(
-            f"{'finished' if entry['finished'] else 'open':<9} {entry['row']:<16} seed {entry['seed']}  {entry['folder']}"
-        )
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def refuse_half_a_run(folder: Path) -> None:
-    """A folder that is given to be trained is a run to resume; InputError says what makes it none."""
-    if folder.is_dir() and (lacks := [name for name in ("config.yaml", "run.json") if not (folder / name).is_file()]):
+def _is_whole_run(folder: Path, options: Sequence[object]) -> bool:
+    """True for a run folder, which is resumed; InputError for one with `options`, and for a folder that is not a whole run."""
+    if not folder.is_dir():
+        return False
+    if lacks := [name for name in ("config.yaml", "run.json") if not (folder / name).is_file()]:
         raise InputError(
             f"{folder}: a folder is a run to be resumed, and this is not a whole one: it lacks {' and '.join(lacks)}; "
             "give a run folder, a YAML file or a recipe"
         )
+    if any(options):
+        raise InputError(f"{folder} is a run folder: it is resumed as it was configured, without further options")
+    return True
 
 
 def _summary(result: dict[str, Any], folder: Path, page: Path) -> None:
@@ -168,6 +164,11 @@ def _summary(result: dict[str, Any], folder: Path, page: Path) -> None:
 
 def _figures(final: dict[str, Any], masked: bool) -> None:
     """A line for each figure that was measured."""
+
+    def line(words: str, values: Mapping[str, float | None], digits: int) -> None:
+        figures = (f"{split} {'-' if v is None else format(v, f'.{digits}f')}" for split, v in values.items())
+        print(f"  {words}  {'   '.join(figures)}")
+
     for key, words, digits in (
         ("bleu", "BLEU", 2),
         ("tokenised_bleu", "tokenised BLEU", 2),
@@ -177,16 +178,14 @@ def _figures(final: dict[str, Any], masked: bool) -> None:
         ("perplexity_without_sos", "without <sos>", 2),
         ("bits_per_byte", "bits per byte", 3),
     ):
-        found = {split: final[split].get(key) for split in ("valid", "test")}
-        if key == "perplexity" or any(value is not None for value in found.values()):
-            said = "   ".join(f"{split} {'-' if v is None else format(v, f'.{digits}f')}" for split, v in found.items())
-            print(f"  {words}  {said}")
+        values = {split: final[split].get(key) for split in ("valid", "test")}
+        if key == "perplexity" or any(value is not None for value in values.values()):
+            line(words, values, digits)
     if "bleu_signature" in final["test"]:
         print(f"  BLEU is sacreBLEU's: {final['test']['bleu_signature']}")
-    lasts = {split: final[split].get("last_position", {}).get("perplexity") for split in ("valid", "test")}
-    if any(value is not None for value in lasts.values()):
-        said = "   ".join(f"{split} {'-' if v is None else format(v, '.2f')}" for split, v in lasts.items())
-        print(f"  perplexity at the last positions of segments, whose targets are not read  {said}")
+    values = {split: final[split].get("last_position", {}).get("perplexity") for split in ("valid", "test")}
+    if any(value is not None for value in values.values()):
+        line("perplexity at the last positions of segments, whose targets are not read", values, 2)
 
 
 def finetune(
@@ -205,7 +204,7 @@ def finetune(
     ] = None,
     source: Source = None,
     kernel: Kernel = "auto",
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    quiet: Quiet = False,
     json: Json = False,
 ) -> None:
     """Fine-tune a pretrained encoder with our attention grafted in, on GLUE or SQuAD. Goes on where it was stopped.
@@ -213,36 +212,31 @@ def finetune(
     Several seeds end in a table: mean, deviation, and by how many percent the deviation changed against the first row.
     """
     from fullrank.config.recipe import is_finetuning, resolve_finetune
-    from fullrank.experiments.reproduce import cells, inside, reproduce
-    from fullrank.experiments.run import resume, train
-    from fullrank.experiments.run_folder import is_run, open_any
+    from fullrank.experiments.run import cells, inside, reproduce, resume, train
+    from fullrank.experiments.run_folder import open_any
 
-    tell = silent if quiet or json else say
+    progress = silent if quiet or json else say
     folder = Path(config)
-    if folder.is_dir() and is_run(folder):
-        if overrides or row or rows or scale or seeds or out or source or kernel != "auto":
-            raise InputError(f"{config} is a run folder: it is resumed as it was configured, without further options")
+    if _is_whole_run(folder, [overrides, row, rows, scale, seeds, out, source, kernel != "auto"]):
         if not is_finetuning(config):
             raise InputError(
                 f"{folder}: not a run of fine-tuning, but one on {open_any(folder)[0].data.name}; see `fullrank train`"
             )
-        folders: list[Path] = [folder]
-        resume(folder, quiet=quiet, say=tell)
-    else:
-        refuse_half_a_run(folder)
-        if row is not None and rows is not None:
-            raise InputError("--row and --rows: give one of them")
-        wanted = None if rows is None else [name.strip() for name in rows.split(",") if name.strip()]
-        given = with_source(overrides, source)
-        if not is_finetuning(config, None, scale, given):
-            resolve_finetune(config, None, scale, given)  # says what it is instead
-        planned = cells(config, [row] if row else wanted, scale, seeds, given)
-        if len(planned) == 1:
-            folders = [out or planned[0].folder]
-            train(planned[0].resolved, folders[0], kernel_name=kernel, quiet=quiet, say=tell)
-        else:
-            planned = planned if out is None else inside(planned, out)
-            folders = [cell.folder for cell in planned]
-            reproduce(config, planned, kernel_name=kernel, quiet=True, say=tell)
-    page = folders[0] / "report.html" if len(folders) == 1 else folders[0].parent / "report.html"
-    show_report(folders, page, json=json)
+        resume(folder, quiet=quiet, say=progress)
+        show_report([folder], folder / "report.html", json=json)
+        return
+    if row is not None and rows is not None:
+        raise InputError("--row and --rows: give one of them")
+    settings = with_source(overrides, source)
+    if not is_finetuning(config, None, scale, settings):
+        resolve_finetune(config, None, scale, settings)  # says what it is instead
+    planned = cells(config, [row] if row else None if rows is None else _names(rows), scale, seeds, settings)
+    if len(planned) == 1:
+        folder = out or planned[0].folder
+        train(planned[0].resolved, folder, kernel_name=kernel, quiet=quiet, say=progress)
+        show_report([folder], folder / "report.html", json=json)
+        return
+    planned = planned if out is None else inside(planned, out)
+    reproduce(config, planned, kernel_name=kernel, quiet=True, say=progress)
+    folders = [cell.folder for cell in planned]
+    show_report(folders, folders[0].parent / "report.html", json=json)

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Protocol
 
 import typer
 
-from fullrank.cli.options import Checkpoint, Device, Kernel
-from fullrank.cli.output import exclude, say
+from fullrank.cli.options import Checkpoint, Device, Kernel, Quiet, Seed, Temperature, TopK, TopP
+from fullrank.cli.output import exclude, given, say
 from fullrank.core.errors import InputError, RunError
 
 if TYPE_CHECKING:
@@ -61,12 +61,10 @@ def translate(
         int, typer.Option("--n-best", metavar="N", min=1, help="Translations of a line, as `line ||| text ||| score`.")
     ] = 1,
     sampled: Annotated[bool, typer.Option("--sample", help="Draw translations instead of searching.")] = False,
-    temperature: Annotated[
-        float | None, typer.Option("--temperature", min=0.0, help="Below 1 safer, above 1 wilder; 1 if not given.")
-    ] = None,
-    top_k: Annotated[int | None, typer.Option("--top-k", min=1, help="Only the k likeliest tokens.")] = None,
-    top_p: Annotated[float | None, typer.Option("--top-p", help="Only the likeliest tokens that make up p.")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, max=2**63 - 1, help="Makes samples repeatable.")] = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    seed: Seed = None,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Lines translated together.")] = 64,
     buffer_lines: Annotated[
         int, typer.Option("--buffer-lines", min=1, help="Lines read, sorted by length and written in order again.")
@@ -82,7 +80,7 @@ def translate(
     checkpoint: Checkpoint = "best",
     device: Device = "auto",
     kernel: Kernel = "auto",
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    quiet: Quiet = False,
     as_lines: Annotated[
         bool, typer.Option("--json", help="JSON lines: one object for each line, with scores and log-probabilities.")
     ] = False,
@@ -101,9 +99,10 @@ def translate(
     drawing = {"--temperature": temperature, "--top-k": top_k, "--top-p": top_p, "--seed": seed}
     if sampled:
         exclude("--sample", "draws without a beam", {"--beam": beam})
-    elif given := [option for option, value in drawing.items() if value is not None]:
-        raise InputError(f"{', '.join(given)}: of sampling; give --sample too, or leave it out")
-    _check_files(source, target)
+    elif wrong := given(drawing):
+        raise InputError(f"{wrong}: of sampling; give --sample too, or leave it out")
+    if source is not None and target is not None and source.resolve() == target.resolve():
+        raise InputError(f"--output {target}: is the input, too; give another file")
 
     from fullrank.experiments.translate import LineTranslator, Sampling, Search, open_translation_run
 
@@ -120,26 +119,21 @@ def translate(
     translator = LineTranslator(
         run, search, checkpoint=checkpoint, batch_size=batch_size, device_name=device, kernel_name=kernel, warn=say
     )
-    write = _json_lines if as_lines else _n_best if n_best > 1 else _texts
+    formatted: Format = _json_lines if as_lines else _n_best if n_best > 1 else _texts
     with _reading(source) as (stream, pause), _writing(target) as out:
         if attention is not None:
-            _with_attention(translator, stream, out, write, attention, attention_layer)
+            _with_attention(translator, stream, out, formatted, attention, attention_layer)
             return
         if pause is not None and stream.isatty() and not quiet:
             say("a sentence a line; Ctrl-D ends")
         progress = Progress(quiet)
         first = 1
         for lines in buffers(stream, buffer_lines, pause):
-            found = translator.translate(lines, first=first, progress=partial(progress, first - 1))
+            translations = translator.translate(lines, first=first, progress=partial(progress, first - 1))
             progress.clear()
-            write(out, first, lines, found)
+            _send(out, formatted(first, lines, translations))
             first += len(lines)
         progress.finish(first - 1)
-
-
-def _check_files(source: Path | None, target: Path | None) -> None:
-    if source is not None and target is not None and source.resolve() == target.resolve():
-        raise InputError(f"--output {target}: is the input, too; give another file")
 
 
 @contextlib.contextmanager
@@ -168,7 +162,24 @@ def _writing(path: Path | None) -> Iterator[BinaryIO]:
         yield file
 
 
-Write = Callable[[BinaryIO, int, Sequence[str], Sequence[Sequence["Translation"]]], None]
+Translations = Sequence[Sequence["Translation"]]  # of each line, best first
+Format = Callable[[int, Sequence[str], Translations], Iterable[str]]  # of the number of the first line and the sources
+
+
+def _texts(first: int, sources: Sequence[str], translations: Translations) -> Iterable[str]:
+    return (best[0].text for best in translations)
+
+
+def _n_best(first: int, sources: Sequence[str], translations: Translations) -> Iterable[str]:
+    """The lists of Moses and Marian, which count lines from 0."""
+    numbered = enumerate(translations, first - 1)
+    return (f"{number} ||| {one.text} ||| {one.score:.6f}" for number, best in numbered for one in best)
+
+
+def _json_lines(first: int, sources: Sequence[str], translations: Translations) -> Iterable[str]:
+    for number, (source, best) in enumerate(zip(sources, translations, strict=True), first):
+        texts = [{"text": t.text, "tokens": t.tokens, "score": t.score, "log_prob": t.log_prob} for t in best]
+        yield json.dumps({"line": number, "source": source, "translations": texts}, ensure_ascii=False)
 
 
 def _send(out: BinaryIO, lines: Iterable[str]) -> None:
@@ -179,24 +190,6 @@ def _send(out: BinaryIO, lines: Iterable[str]) -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # what is left in the buffer goes nowhere, silently
         raise typer.Exit from None
-
-
-def _texts(out: BinaryIO, first: int, sources: Sequence[str], found: Sequence[Sequence[Translation]]) -> None:
-    _send(out, (best[0].text for best in found))
-
-
-def _n_best(out: BinaryIO, first: int, sources: Sequence[str], found: Sequence[Sequence[Translation]]) -> None:
-    """As Moses and Marian write lists, which count lines from 0."""
-    numbered = enumerate(found, first - 1)
-    _send(out, (f"{number} ||| {one.text} ||| {one.score:.6f}" for number, best in numbered for one in best))
-
-
-def _json_lines(out: BinaryIO, first: int, sources: Sequence[str], found: Sequence[Sequence[Translation]]) -> None:
-    def line(number: int, source: str, best: Sequence[Translation]) -> str:
-        texts = [{"text": t.text, "tokens": t.tokens, "score": t.score, "log_prob": t.log_prob} for t in best]
-        return json.dumps({"line": number, "source": source, "translations": texts}, ensure_ascii=False)
-
-    _send(out, (line(first + i, source, best) for i, (source, best) in enumerate(zip(sources, found, strict=True))))
 
 
 class Progress:
@@ -234,23 +227,23 @@ class Progress:
 
 
 def _with_attention(
-    translator: LineTranslator, stream: FileIO, out: BinaryIO, write: Write, file: Path, layer: int | None
+    translator: LineTranslator, stream: FileIO, out: BinaryIO, formatted: Format, file: Path, layer: int | None
 ) -> None:
     """The only line's translation, and a drawing of what it attends to."""
     from fullrank.analysis.plots import write_attention
-    from fullrank.experiments.attending import cross_attention
+    from fullrank.experiments.translate import cross_attention
 
     lines = [line for part in buffers(stream, 2, None) for line in part]
     if len(lines) != 1 or not lines[0].strip():
         raise InputError(f"--attention draws one sentence: give one line that is not empty, given {len(lines)} lines")
-    found = translator.translate(lines)
-    drawing = cross_attention(translator, lines[0], found[0][0], layer)
-    write(out, 1, lines, found)
+    translations = translator.translate(lines)
+    drawing = cross_attention(translator, lines[0], translations[0][0], layer)
+    _send(out, formatted(1, lines, translations))
     write_attention(drawing, file)
     say(str(file))
 
 
-# Lines from a file, a pipe or a terminal, as many at a time as there are.
+# -- lines from a file, a pipe or a terminal, as many at a time as there are --------------------------------------------
 
 PAUSE = 0.1  # seconds without input, after which lines at hand are not kept waiting
 _CHUNK = 1 << 16
@@ -272,7 +265,7 @@ def buffers(stream: Readable, size: int, pause: float | None) -> Iterator[list[s
     """
     lines: list[str] = []
     number = 0
-    for line in _split(_directly(stream) if pause is None else _in_background(stream, pause)):
+    for line in _split(stream) if pause is None else _in_background(stream, pause):
         if line is not None:
             number += 1
             try:
@@ -288,27 +281,6 @@ def buffers(stream: Readable, size: int, pause: float | None) -> Iterator[list[s
         yield lines
 
 
-def _split(receive: Callable[[bool], bytes | None]) -> Iterator[bytes | None]:
-    """Lines of what is received, and None where it pauses."""
-    begun: list[bytes] = []  # of a line whose end has not come
-    waited = True
-    while True:
-        chunk = receive(waited)  # nobody waits for a second pause
-        waited = chunk is None
-        if chunk is None:
-            yield None
-            continue
-        if not chunk:
-            break
-        *whole, rest = chunk.split(b"\n")
-        for part in whole:
-            yield b"".join([*begun, part])
-            begun = []
-        begun.append(rest)
-    if last := b"".join(begun):
-        yield last
-
-
 def _decode(line: bytes, number: int) -> str:
     if number == 1:
         line = line.removeprefix(_MARK)
@@ -321,32 +293,44 @@ def _decode(line: bytes, number: int) -> str:
         ) from error
 
 
-def _directly(stream: Readable) -> Callable[[bool], bytes | None]:
-    return lambda patient: stream.read(_CHUNK) or b""
+def _split(stream: Readable) -> Iterator[bytes]:
+    """Lines without their line feeds."""
+    begun: list[bytes] = []  # of a line whose end has not come
+    while chunk := stream.read(_CHUNK):
+        *whole, rest = chunk.split(b"\n")
+        for part in whole:
+            yield b"".join([*begun, part])
+            begun = []
+        begun.append(rest)
+    if last := b"".join(begun):
+        yield last
 
 
-def _in_background(stream: Readable, pause: float) -> Callable[[bool], bytes | None]:
-    """What is read next; None if nothing has come for `pause` seconds and the call is not patient."""
-    arrived: queue.Queue[bytes | Exception] = queue.Queue(maxsize=16)  # a fast writer waits for the translations
+def _in_background(stream: Readable, pause: float) -> Iterator[bytes | None]:
+    """The lines of a stream, and None, once, where none has come for `pause` seconds."""
+    arrived: queue.Queue[bytes | Exception | None] = queue.Queue(maxsize=1 << 14)  # fast writers wait for translations
 
     def read() -> None:
         try:
-            while chunk := stream.read(_CHUNK):
-                arrived.put(chunk)
-            arrived.put(b"")
+            for line in _split(stream):
+                arrived.put(line)
+            arrived.put(None)
         except Exception as error:  # it belongs to whoever waits for the lines
             arrived.put(error)
 
     # a daemon: it may be waiting for input when the command ends
     threading.Thread(target=read, daemon=True, name="lines").start()
-
-    def receive(patient: bool) -> bytes | None:
+    patience = None
+    while True:
         try:
-            found = arrived.get(timeout=None if patient else pause)
+            line = arrived.get(timeout=patience)
         except queue.Empty:
-            return None
-        if isinstance(found, Exception):
-            raise RunError(f"the input cannot be read: {found}") from found
-        return found
-
-    return receive
+            patience = None  # nobody waits for a second pause
+            yield None
+            continue
+        if line is None:
+            return
+        if isinstance(line, Exception):
+            raise RunError(f"the input cannot be read: {line}") from line
+        patience = pause
+        yield line

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from fullrank.cli.options import Checkpoint, Device, Json, Kernel
-from fullrank.cli.output import exclude, print_json, say, show_report
+from fullrank.cli.options import Checkpoint, Device, Json, Kernel, Run, Seed, Split, Temperature, TopK, TopP
+from fullrank.cli.output import exclude, given, say, show_report, tell
 from fullrank.core.errors import InputError
 
 
@@ -32,12 +32,9 @@ def add_to(app: typer.Typer) -> None:
     )(average)
 
 
-Run = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")]
-
-
 def evaluate(
     run: Run,
-    split: Annotated[str, typer.Option("--split", help="train, valid, test or another one of the corpus.")] = "test",
+    split: Split = "test",
     segment_length: Annotated[
         int | None, typer.Option("--segment-length", min=1, help="Tokens read at a time.")
     ] = None,
@@ -85,7 +82,7 @@ def evaluate(
     Of a masked language model, perplexity and accuracy at masked tokens.
     """
     from fullrank.evaluation.protocol import Flags
-    from fullrank.experiments.evaluate import evaluate as measure
+    from fullrank.experiments.run import evaluate as measure
     from fullrank.experiments.run_folder import open_run
 
     flags = Flags(
@@ -98,18 +95,36 @@ def evaluate(
         clamp_length=clamp_length,
     )
     config = open_run(run)[0]
-    if config.translates:
-        wrong = {f"--{key.replace('_', '-')}": value for key, value in vars(flags).items()}
-        evaluate_translation(run, split, wrong, beam, length_penalty, against, checkpoint, device, kernel, json=json)
+    of_search = {"--beam": beam, "--length-penalty": length_penalty, "--against": against}
+    of_segments = {f"--{key.replace('_', '-')}": value for key, value in vars(flags).items()}
+    if not config.translates and (wrong := given(of_search)):
+        raise InputError(f"{wrong}: {run} is no translation run, and has nothing to search for; leave it out")
+    if config.translates and (wrong := given(of_segments)):
+        raise InputError(
+            f"{wrong}: how a running text is read, and {run} translates sentences; its options are --beam and --length-penalty"
+        )
+    if against is not None:
+        if beam is not None or length_penalty is not None or checkpoint != "best":
+            raise InputError("--against compares the final translations that both runs kept: leave out other options")
+        _compare(run, against, split, json=json)
         return
-    _exclude_of_translation(run, {"--beam": beam, "--length-penalty": length_penalty, "--against": against})
-    masked = config.masks
-    found = measure(run, split, checkpoint=checkpoint, flags=flags, device_name=device, kernel_name=kernel, say=say)
-    if json:
-        print_json(found)
-        return
+    figures = measure(
+        run,
+        split,
+        checkpoint=checkpoint,
+        flags=flags,
+        search={key: v for key, v in (("beams", beam), ("length_penalty", length_penalty)) if v is not None},
+        device_name=device,
+        kernel_name=kernel,
+        say=say,
+    )
+    lines = _translation_lines(figures) if config.translates else _text_lines(figures, masked=config.masks)
+    tell(figures, [*lines, f"  {figures['protocol']}"], json=json)
+
+
+def _text_lines(figures: Mapping[str, Any], *, masked: bool) -> Iterator[str]:
     kind = "masked token" if masked else "token"
-    print(f"{found['run']}: {found['corpus']}, {split}, {found['tokens']:,} {kind}s")
+    yield f"{figures['run']}: {figures['corpus']}, {figures['split']}, {figures['tokens']:,} {kind}s"
     for key, words in (
         ("perplexity", "masked-token perplexity" if masked else "perplexity per token"),
         ("accuracy_percent", "accuracy in %"),
@@ -119,39 +134,54 @@ def evaluate(
         ("bits_per_byte", "bits per byte"),
         ("nll", f"nats per {kind}"),
     ):
-        if found.get(key) is not None:
-            print(f"  {words:<20} {found[key]:.4f}")
-    if "perplexity" in (last := found.get("last_position", {})):
-        print(
+        if figures.get(key) is not None:
+            yield f"  {words:<20} {figures[key]:.4f}"
+    if "perplexity" in (last := figures.get("last_position", {})):
+        yield (
             f"  {'at last positions':<20} {last['perplexity']:.4f} (perplexity of the {last['tokens']:,} tokens that their "
             "segment does not hold)"
         )
-    print(f"  {found['protocol']}")
 
 
-def _exclude_of_translation(run: Path, options: Mapping[str, object]) -> None:
-    """InputError if an option of translation was given for a run that does not translate."""
-    if given := [name for name, value in options.items() if value is not None]:
-        raise InputError(
-            f"{', '.join(given)}: {run} is no translation run, and has nothing to search for; leave it out"
-        )
+def _translation_lines(figures: Mapping[str, Any]) -> Iterator[str]:
+    sizes = f"{figures['sentences']:,} sentences, {figures['tokens']:,} target tokens"
+    yield f"{figures['run']}: {figures['corpus']}, {figures['split']}, {sizes}"
+    yield f"  BLEU                 {figures['bleu']:.2f}   {figures['bleu_signature']}"
+    yield f"  chrF                 {figures['chrf']:.2f}   {figures['chrf_signature']}"
+    if "tokenised_bleu" in figures:
+        yield f"  tokenised BLEU       {figures['tokenised_bleu']:.2f}   {figures['tokenised_bleu_label']}"
+    yield f"  length ratio         {figures['length_ratio']:.3f}"
+    yield f"  perplexity per token {figures['perplexity']:.4f}"
+
+
+def _compare(run: Path, other: Path, split: str, *, json: bool) -> None:
+    """Paired bootstrap of two runs' kept translations."""
+    from fullrank.reporting import compare_runs
+
+    comparison = compare_runs([other, run], split)
+    bleu = comparison["against_first"][0]
+    lines = [
+        f"{split}: BLEU {bleu['b']:.2f} of {run}, {bleu['a']:.2f} of {other}",
+        f"  difference {bleu['difference']:+.2f}, 95 % interval {bleu['low']:+.2f} to {bleu['high']:+.2f}, "
+        f"p = {bleu['p_value']:.3f} (paired bootstrap, {comparison['samples']:,} samples of "
+        f"{comparison['sentences']:,} sentences)",
+    ]
+    tell(comparison, lines, json=json)
 
 
 def generate(
     run: Run,
     prompt: Annotated[str, typer.Option("--prompt", help="The text to go on from.")] = "",
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Tokens to write.")] = 100,
-    temperature: Annotated[
-        float | None, typer.Option("--temperature", min=0.0, help="Below 1 safer, above 1 wilder; 1 if not given.")
-    ] = None,
-    top_k: Annotated[int | None, typer.Option("--top-k", min=1, help="Only the k likeliest tokens.")] = None,
-    top_p: Annotated[float | None, typer.Option("--top-p", help="Only the likeliest tokens that make up p.")] = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token.")] = False,
     beam: Annotated[int | None, typer.Option("--beam", min=1, help="Beam search of this width.")] = None,
     length_penalty: Annotated[
         float | None, typer.Option("--length-penalty", help="Beam score / length ** this; 1 if not given.")
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, max=2**63 - 1, help="Makes a sample repeatable.")] = None,
+    seed: Seed = None,
     number: Annotated[int, typer.Option("--number", "-n", min=1, help="How many texts.")] = 1,
     stop: Annotated[
         bool, typer.Option("--stop/--no-stop", help="Stop at the end of the line or text (<eos>).")
@@ -180,27 +210,21 @@ def generate(
     from fullrank.experiments.generation import generate as write
 
     how = Decoding(
-        max_new_tokens,
-        1.0 if temperature is None else temperature,
-        top_k,
-        top_p,
-        greedy,
-        beam,
-        1.0 if length_penalty is None else length_penalty,
-        seed,
-        number,
-        stop,
+        max_new_tokens=max_new_tokens,
+        temperature=1.0 if temperature is None else temperature,
+        top_k=top_k,
+        top_p=top_p,
+        greedy=greedy,
+        beam=beam,
+        length_penalty=1.0 if length_penalty is None else length_penalty,
+        seed=seed,
+        number=number,
+        stop=stop,
     )
-    texts = write(
+    content = write(
         run, prompt, how, memory_length=memory_length, checkpoint=checkpoint, device_name=device, kernel_name=kernel
     )
-    if json:
-        print_json(texts)
-        return
-    for i, found in enumerate(texts["texts"]):
-        if i:
-            print("-" * 40)
-        print(found["text"])
+    tell(content, [f"\n{'-' * 40}\n".join(text["text"] for text in content["texts"])], json=json)
 
 
 def report(
@@ -223,69 +247,6 @@ def report(
     show_report(runs, out, json=json, title=title)
 
 
-def evaluate_translation(
-    run: Path,
-    split: str,
-    of_segments: Mapping[str, object],
-    beam: int | None,
-    length_penalty: float | None,
-    against: Path | None,
-    checkpoint: str,
-    device: str,
-    kernel: str,
-    *,
-    json: bool,
-) -> None:
-    """`of_segments`: options that say how a running text is read, by name; none may be given."""
-    if given := [name for name, value in of_segments.items() if value is not None]:
-        raise InputError(
-            f"{', '.join(given)}: how a running text is read, and {run} translates sentences; its options are --beam and "
-            "--length-penalty"
-        )
-    if against is not None:
-        if beam is not None or length_penalty is not None or checkpoint != "best":
-            raise InputError("--against compares the final translations that both runs kept: leave out other options")
-        _compare(run, against, split, json=json)
-        return
-    from fullrank.experiments.evaluate import evaluate
-
-    search: dict[str, object] = {}
-    if beam is not None:
-        search["beams"] = beam
-    if length_penalty is not None:
-        search["length_penalty"] = length_penalty
-    found = evaluate(run, split, checkpoint=checkpoint, search=search, device_name=device, kernel_name=kernel, say=say)
-    if json:
-        print_json(found)
-        return
-    print(
-        f"{found['run']}: {found['corpus']}, {split}, {found['sentences']:,} sentences, {found['tokens']:,} target tokens"
-    )
-    print(f"  BLEU                 {found['bleu']:.2f}   {found['bleu_signature']}")
-    print(f"  chrF                 {found['chrf']:.2f}   {found['chrf_signature']}")
-    if "tokenised_bleu" in found:
-        print(f"  tokenised BLEU       {found['tokenised_bleu']:.2f}   {found['tokenised_bleu_label']}")
-    print(f"  length ratio         {found['length_ratio']:.3f}")
-    print(f"  perplexity per token {found['perplexity']:.4f}")
-    print(f"  {found['protocol']}")
-
-
-def _compare(run: Path, other: Path, split: str, *, json: bool) -> None:
-    """Paired bootstrap of two runs' kept translations."""
-    from fullrank.reporting import compare_runs
-
-    found = compare_runs([other, run], split)
-    if json:
-        print_json(found)
-        return
-    difference = found["against_first"][0]
-    print(f"{split}: BLEU {difference['b']:.2f} of {run}, {difference['a']:.2f} of {other}")
-    print(
-        f"  difference {difference['difference']:+.2f}, 95 % interval {difference['low']:+.2f} to {difference['high']:+.2f}, "
-        f"p = {difference['p_value']:.3f} (paired bootstrap, {found['samples']:,} samples of {found['sentences']:,} sentences)"
-    )
-
-
 def average(
     run: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder, trained with train.keep_checkpoints.")],
     last: Annotated[
@@ -298,12 +259,12 @@ def average(
     json: Json = False,
 ) -> None:
     """Average the weights of a run's last kept checkpoints (train.keep_checkpoints), for `--checkpoint average`."""
-    from fullrank.experiments.evaluate import average as of_run
+    from fullrank.experiments.run import average as of_run
 
-    found = of_run(run, last=last, name=out)
-    if json:
-        print_json(found)
-        return
-    steps = ", ".join(f"{step:,}" for step in found["steps"])
-    print(f"{run}: the mean of {len(found['steps'])} checkpoints, of step{'s' * (len(found['steps']) > 1)} {steps}")
-    print(f"  {found['folder']}   fullrank eval {run} --checkpoint {out}")
+    mean = of_run(run, last=last, name=out)
+    steps = ", ".join(f"{step:,}" for step in mean["steps"])
+    lines = [
+        f"{run}: the mean of {len(mean['steps'])} checkpoints, of step{'s' * (len(mean['steps']) > 1)} {steps}",
+        f"  {mean['folder']}   fullrank eval {run} --checkpoint {out}",
+    ]
+    tell(mean, lines, json=json)

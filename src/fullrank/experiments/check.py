@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fullrank.checking import Report, check
 from fullrank.config.recipe import resolve
-from fullrank.config.run import RunConfig
 from fullrank.core.config import (
     AdaptiveInputConfig,
     AttentionConfig,
@@ -26,128 +25,91 @@ from fullrank.core.config import (
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
 from fullrank.core.translator import Translator
-from fullrank.data import load_tokenizer, prepare, prepare_pairs
-from fullrank.experiments.evaluate import corpus_of
-from fullrank.experiments.language_model import with_vocabulary
-from fullrank.experiments.models import load_causal, model_kind
-from fullrank.experiments.rank import encoded, own_pieces
+from fullrank.experiments.analyze import open_with_text
+from fullrank.experiments.models import Kind, model_kind
+from fullrank.experiments.run import with_vocabulary
 from fullrank.experiments.run_folder import open_run
 from fullrank.experiments.task import Say
-from fullrank.experiments.translation import with_vocabularies
 from fullrank.storage import holds_translator
 
 _SEGMENTS, _LENGTH, _SEED = 256, 64, 1  # of a text, and of a fresh model
 _SENTENCE = 47  # tokens of the targets of a translation model in its own size
 
 
-@dataclass(frozen=True)
-class Choice:
-    """What of `name` is checked, and how. full: a configuration in its own sizes. text: of a trained model."""
-
-    row: str | None = None
-    scale: str | None = None
-    overrides: tuple[str, ...] = ()
-    full: bool = False
-    text: Path | None = None
-    checkpoint: str = "best"
-
-
-def check_named(name: str, choice: Choice | None = None, say: Say = print) -> Report:
+def check_named(
+    name: str,
+    *,
+    row: str | None = None,
+    scale: str | None = None,
+    overrides: Sequence[str] = (),
+    full: bool = False,
+    text: Path | None = None,
+    checkpoint: str = "best",
+    say: Say = print,
+) -> Report:
     """Everything that can be checked of `name`: a recipe or YAML file, a run folder, a saved model, a Hugging Face model.
 
+    row, scale, overrides, full (in its own sizes): of a configuration. text, checkpoint: of a trained model.
     Raises InputError for what is none of them, and for options that it does not have.
     """
-    choice = choice or Choice()
     kind = model_kind(name)
     if kind == "configuration":
-        return _of_configuration(name, choice, say)
-    given = {"--row": choice.row, "--scale": choice.scale, "KEY=VALUE": choice.overrides, "--full": choice.full}
-    if wrong := [option for option, value in given.items() if value]:
+        if text is not None:
+            raise InputError(
+                f"--text: for a model that was trained; {name} is a configuration, which random tokens test"
+            )
+        return _check_configuration(name, row, scale, overrides, full, say)
+    options = {"--row": row, "--scale": scale, "KEY=VALUE": overrides, "--full": full}
+    if wrong := [option for option, value in options.items() if value]:
         raise InputError(f"{', '.join(wrong)}: for a recipe or a configuration; {name} is a {kind}, checked as it is")
-    if kind == "Hugging Face model":
-        return _of_hugging_face(name, choice, say)
-    return _of_folder(Path(name).expanduser(), kind, choice, say)
+    return _check_trained(name, kind, text, checkpoint, say)
 
 
-def _of_configuration(name: str, choice: Choice, say: Say) -> Report:
-    resolved = resolve(name, choice.row, choice.scale, choice.overrides)
-    if choice.text is not None:
-        raise InputError(f"--text: for a model that was trained; {name} is a configuration, which random tokens test")
-    run, length = resolved.config, None
+def _check_configuration(
+    name: str, row: str | None, scale: str | None, overrides: Sequence[str], full: bool, say: Say
+) -> Report:
+    resolved = resolve(name, row, scale, overrides)
+    run, translates = resolved.config, resolved.config.translates
     if run.masks:
         raise InputError(
             f"{name}: train.objective: masked, so every token sees every other; what is checked is that none sees a later one"
         )
     changed: tuple[str, ...] = ()
-    translates = run.translates
-    if choice.full:
-        config = _with_vocabulary(run, say).model
+    if full:
+        config = with_vocabulary(run, say).model
     else:
         config, changed = shrunk(run.model, translates=translates)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         model: LanguageModel | Translator = Translator(config) if translates else LanguageModel(config)
-    if choice.full:
-        length = _own_length(model, _SENTENCE if translates else run.train.segment_length)
-    about = {"name": name, "kind": "configuration", "row": resolved.row, "scale": resolved.scale, "full": choice.full}
+    length = None
+    if full:  # the segment's, or a little less: no other size of the model is it
+        sizes = {size for parameter in model.parameters() for size in parameter.shape}
+        length = _SENTENCE if translates else run.train.segment_length
+        length = min(length, model.max_length or length)
+        length = next((n for n in range(length, 2, -1) if n not in sizes), length)
+    about = {"name": name, "kind": "configuration", "row": resolved.row, "scale": resolved.scale, "full": full}
     return check(model, length=length, description=about, shrunk=changed)
 
 
-def _with_vocabulary(run: RunConfig, say: Say) -> RunConfig:
-    """`run` with what its model takes from the data."""
-    if run.model.vocab_size is not None:
-        return run
-    if run.translates:
-        return with_vocabularies(run, prepare_pairs(run.data, allow_slice=True, report=say))
-    return with_vocabulary(run, prepare(run.data, report=say))
-
-
-def _own_length(model: LanguageModel | Translator, segment_length: int) -> int:
-    """The segment's, or a little less: no other size of the model is it."""
-    taken = {size for parameter in model.parameters() for size in parameter.shape}
-    longest = min(segment_length, model.max_length or segment_length)
-    return next((n for n in range(longest, 2, -1) if n not in taken), longest)
-
-
-def _of_folder(folder: Path, kind: str, choice: Choice, say: Say) -> Report:
-    if holds_translator(folder, choice.checkpoint):
-        return _of_translator(folder, kind, choice)
-    model = LanguageModel.load(folder, choice.checkpoint)
-    length = open_run(folder)[0].train.segment_length if kind == "run" else _LENGTH
-    length = min(length, model.max_length or length)
-    read: Iterable[int] | None = None
-    about: dict[str, Any] = {"name": str(folder), "kind": kind}
-    if choice.text is not None:
-        tokenizer = load_tokenizer(folder)
-        read = itertools.chain.from_iterable(map(tokenizer.encode, own_pieces(choice.text, tokenizer)))
-        about["text"] = str(choice.text)
-    elif kind == "run":
-        corpus = corpus_of(folder, "valid", say)
-        read = corpus.ids("valid")[: _SEGMENTS * (length + 1)].tolist()
-        about["text"] = f"{corpus.label}, valid"
-    return check(model, text=None if read is None else _segments(read, length), description=about)
-
-
-def _of_translator(folder: Path, kind: str, choice: Choice) -> Report:
-    if choice.text is not None:
-        raise InputError(
-            f"--text: for models of running text; {folder} is a translation model, which random sentences test"
-        )
-    return check(Translator.load(folder, choice.checkpoint), description={"name": str(folder), "kind": kind})
-
-
-def _of_hugging_face(name: str, choice: Choice, say: Say) -> Report:
-    if not Path(name).expanduser().is_dir():
-        say(f"{name}: no such folder, file or recipe; looking for it on the Hugging Face hub")
-    loaded = load_causal(name, torch.float32, tokenizer=choice.text is not None)
-    model: nn.Module = loaded.model
-    about: dict[str, Any] = {"name": name, "kind": "Hugging Face model"}
-    text: Tensor | None = None
-    if choice.text is not None:
-        length = min(_LENGTH, loaded.max_length or _LENGTH)
-        text = _segments(itertools.chain.from_iterable(encoded(loaded.tokenizer, choice.text)), length)
-        about["text"] = str(choice.text)
-    return check(model, text=text, description=about)
+def _check_trained(name: str, kind: Kind, text: Path | None, checkpoint: str, say: Say) -> Report:
+    folder, length = Path(name).expanduser(), _LENGTH
+    about: dict[str, Any] = {"name": name if kind == "Hugging Face model" else str(folder), "kind": kind}
+    if kind != "Hugging Face model" and holds_translator(folder, checkpoint):
+        if text is not None:
+            raise InputError(
+                f"--text: for models of running text; {folder} is a translation model, which random sentences test"
+            )
+        return check(Translator.load(folder, checkpoint), description=about)
+    opened = open_with_text(name, kind, text=text, checkpoint=checkpoint, dtype=torch.float32, own_text=True, say=say)
+    if kind == "run":
+        length = open_run(folder)[0].train.segment_length
+    length = min(length, opened.max_length or length)
+    segments = None
+    if opened.text is not None:
+        segments = _segments(itertools.chain.from_iterable(opened.ids), length)
+        about["text"] = opened.text
+    return check(opened.model, text=segments, description=about)
 
 
 def _segments(read: Iterable[int], length: int) -> Tensor:
@@ -236,18 +198,20 @@ def _attention(stages: AttentionConfig) -> AttentionConfig:
 
 def _encoder(config: ModelConfig, vocab_size: int) -> EncoderConfig:
     own = config.encoder or EncoderConfig()
-    layers = None if own.num_hidden_layers is None else min(own.num_hidden_layers, _LAYERS)
     words = None if own.share_embedding else vocab_size + _OTHER
     attention = None if own.attention is None else _attention(own.attention)
-    return replace(own, num_hidden_layers=layers, vocab_size=words, attention=attention)
+    return replace(own, num_hidden_layers=_layers(own.num_hidden_layers), vocab_size=words, attention=attention)
 
 
 def _decoder(own: DecoderConfig | None) -> DecoderConfig | None:
     if own is None:
         return None
-    layers = None if own.num_hidden_layers is None else min(own.num_hidden_layers, _LAYERS)
     attention, cross = (None if stages is None else _attention(stages) for stages in (own.attention, own.cross))
-    return replace(own, num_hidden_layers=layers, attention=attention, cross=cross)
+    return replace(own, num_hidden_layers=_layers(own.num_hidden_layers), attention=attention, cross=cross)
+
+
+def _layers(count: int | None) -> int | None:
+    return None if count is None else min(count, _LAYERS)
 
 
 def _changes(config: ModelConfig, small: ModelConfig) -> tuple[str, ...]:

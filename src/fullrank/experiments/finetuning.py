@@ -55,10 +55,7 @@ def tuning_parts(
     """
     model = pretrained.model
     batches = ExampleBatches(
-        train,
-        batch_size=config.train.batch_size,
-        seed=config.train.seed,
-        group_by_length=config.train.group_by_length,
+        train, batch_size=config.train.batch_size, seed=config.train.seed, group_by_length=config.train.group_by_length
     )
     options = config.train.options(batches.batches_per_epoch)
     # null: once, at the end, which comes by itself
@@ -99,6 +96,39 @@ def tuning_parts(
         result,
         {"transformers": importlib.metadata.version("transformers")},
     )
+
+
+Logits = Callable[[nn.Module, ExampleBatch], Tensor]
+
+
+class ExampleObjective:
+    """The mean loss of labelled examples. `targets`: one row for each example; `logits` (B, ...), `loss`: those of the task."""
+
+    def __init__(
+        self, model: nn.Module, targets: Tensor, logits: Logits, loss: Callable[[Tensor, Tensor], Tensor]
+    ) -> None:
+        self.model, self.targets, self.logits, self.loss = model, targets, logits, loss
+
+    def __call__(self, batch: ExampleBatch, carry: Mapping[str, Tensor], position: TrainingPosition) -> Loss:
+        logits, count = self.logits(self.model, batch), len(batch.indices)
+        value = self.loss(logits, self.targets[torch.from_numpy(batch.indices)].to(logits.device))
+        return Loss(value, value.detach() * count, count, read=batch.tokens)
+
+
+def logits_by_example(model: nn.Module, examples: Encoded, batch_size: int, logits: Logits) -> list[Tensor]:
+    """The logits of each example, in order, on the CPU; in evaluation mode."""
+    training, rows = model.training, dict[int, Tensor]()
+    model.eval()
+    with torch.no_grad():
+        for batch in by_length(examples, batch_size):
+            rows.update(zip(batch.indices.tolist(), logits(model, batch).cpu(), strict=True))
+    model.train(training)
+    return [rows[index] for index in range(len(examples))]
+
+
+def inputs_of(model: nn.Module, batch: ExampleBatch) -> dict[str, Tensor]:
+    """The inputs of a batch on the device of the model."""
+    return {name: tensor.to(device_of(model)) for name, tensor in batch.inputs.items()}
 
 
 def mixing_names(model: nn.Module) -> set[str]:
@@ -203,7 +233,7 @@ class GlueTuning:
             pretrained,
             folder,
             train=train,
-            objective=LabelObjective(pretrained.model, _targets(corpus.train, task.labels is None), device),
+            objective=ExampleObjective(pretrained.model, _targets(corpus.train, task.labels is None), _logits, _loss),
             evaluate=evaluate,
             measure=measure,
             metrics=task.metrics,
@@ -216,21 +246,6 @@ class GlueTuning:
                 "sha256": corpus.sha256,
             },
         )
-
-
-class LabelObjective:
-    """Mean cross-entropy of the labels; of a task of numbers (STS-B), the mean squared error."""
-
-    def __init__(self, model: nn.Module, targets: Tensor, device: torch.device) -> None:
-        self.model, self.targets, self.device = model, targets, device
-
-    def __call__(self, batch: ExampleBatch, carry: Mapping[str, Tensor], position: TrainingPosition) -> Loss:
-        count, read = len(batch.indices), batch.tokens
-        inputs = {name: tensor.to(self.device) for name, tensor in batch.inputs.items()}
-        logits = self.model(**inputs).logits.float()
-        targets = self.targets[torch.from_numpy(batch.indices)].to(self.device)
-        value = _loss(logits, targets)
-        return Loss(value, value.detach() * count, count, read=read)
 
 
 def encode(pretrained: Pretrained, examples: Examples, max_length: int | None) -> Encoded:
@@ -257,20 +272,7 @@ def encode(pretrained: Pretrained, examples: Examples, max_length: int | None) -
 
 def logits_of(model: nn.Module, examples: Encoded, batch_size: int) -> Tensor:
     """(T, labels) in the order of the examples, on the CPU; in evaluation mode."""
-    device = device_of(model)
-    training, parts = model.training, list[Tensor]()
-    indices = list[np.ndarray]()
-    model.eval()
-    with torch.no_grad():
-        for batch in by_length(examples, batch_size):
-            inputs = {name: tensor.to(device) for name, tensor in batch.inputs.items()}
-            parts.append(model(**inputs).logits.float().cpu())
-            indices.append(batch.indices)
-    model.train(training)
-    logits = torch.cat(parts)
-    ordered = torch.empty_like(logits)
-    ordered[torch.from_numpy(np.concatenate(indices))] = logits
-    return ordered
+    return torch.stack(logits_by_example(model, examples, batch_size, _logits))
 
 
 def predicted(logits: Tensor) -> np.ndarray:
@@ -287,7 +289,13 @@ def score(task: GlueTask, logits: Tensor, examples: Examples) -> EvaluationResul
     )
 
 
+def _logits(model: nn.Module, batch: ExampleBatch) -> Tensor:
+    logits: Tensor = model(**inputs_of(model, batch)).logits
+    return logits.float()
+
+
 def _loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy of the labels; of a task of numbers (STS-B), the mean squared error."""
     if targets.is_floating_point():
         return F.mse_loss(logits[:, 0], targets)
     return F.cross_entropy(logits, targets)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,8 +36,7 @@ class Decoding:
     stop: bool = False
 
 
-@dataclass(frozen=True)
-class _Read:
+class _Output(NamedTuple):
     logits: Tensor
     cache: Memory | None
 
@@ -55,7 +54,7 @@ class Remembering:
         """An empty memory."""
         return self.model.new_memory()
 
-    def __call__(self, input_ids: Tensor, *, attention_mask: Tensor | None, cache: Memory | None = None) -> _Read:
+    def __call__(self, input_ids: Tensor, *, attention_mask: Tensor | None, cache: Memory | None = None) -> _Output:
         tokens = input_ids.shape[1]
         mask = None if attention_mask is None else attention_mask[:, -tokens:]
         step = self.segment_length or tokens
@@ -63,7 +62,7 @@ class Remembering:
             here = slice(start, start + step)
             part = None if mask is None else mask[:, here]
             hidden, cache, _ = self.model.hidden(input_ids[:, here], cache, attention_mask=part)
-        return _Read(self.model.output(hidden), cache)
+        return _Output(self.model.output(hidden), cache)
 
 
 def generate(
@@ -163,15 +162,16 @@ def complete(
     as many as leave room for `max_new_tokens`. report: called with the number of prompts that each batch has finished.
     Raises InputError where new tokens alone are more than the model has positions for.
     """
-    room = None if model.max_length is None else model.max_length - how.max_new_tokens
-    if room is not None and room < 1:
+    most = None if model.max_length is None else model.max_length - how.max_new_tokens
+    if most is not None and most < 1:
         raise InputError(
             f"max_gen_toks: {how.max_new_tokens} new tokens and a prompt are more than the {model.max_length} positions of "
             "this model; lower it"
         )
     reader = Remembering(model, segment_length) if model.memory_length else model
-    encoded = [encode_prompt(tokenizer, prompt) for prompt in prompts]
-    encoded = [_last(ids, segment_length if not model.memory_length else None, room) for ids in encoded]
+    if not model.memory_length:
+        most = segment_length if most is None else min(segment_length, most)
+    encoded = [encode_prompt(tokenizer, prompt)[-(most or 0) :] for prompt in prompts]
     texts: dict[int, str] = {}
     for batch in _batches([len(ids) for ids in encoded], batch_size, alike=bool(model.memory_length)):
         rows = [encoded[i] for i in batch]
@@ -208,10 +208,6 @@ class _Stop:
     def __call__(self, ids: Tensor) -> Tensor:
         texts = [_written(self.tokenizer, row, new) for row, new in zip(self.prompts, ids.tolist(), strict=True)]
         return torch.tensor([any(word in text for word in self.stop) for text in texts], device=ids.device)
-
-
-def _last(ids: list[int], *limits: int | None) -> list[int]:
-    return ids[-min([len(ids), *(limit for limit in limits if limit is not None)]) :]
 
 
 def _batches(lengths: Sequence[int], size: int, *, alike: bool) -> list[list[int]]:

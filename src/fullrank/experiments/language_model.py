@@ -1,24 +1,47 @@
-"""Language models: a configuration becomes corpus, model and training, and ends in perplexities."""
+"""Causal and masked language models: a configuration becomes corpus, model and training, and ends in figures of a text."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fullrank.config.run import PhaseConfig, RunConfig, TrainConfig
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import ConfigError, InputError
+from fullrank.core.masked import MaskedLanguageModel
 from fullrank.core.memory import Memory
 from fullrank.core.skip_retain import SkipRetain
-from fullrank.data import Batch, Blocks, Corpus, Streams, load_corpus, prepare, unigram_perplexity
-from fullrank.evaluation.perplexity import figures
-from fullrank.evaluation.protocol import EvaluationProtocol, final_protocol, judging_protocol
-from fullrank.experiments.measure import check_length, check_training_length, measure
+from fullrank.data import (
+    Batch,
+    Blocks,
+    Corpus,
+    MaskedBatch,
+    MaskedBatches,
+    Masking,
+    Streams,
+    load_corpus,
+    masked_blocks,
+    prepare,
+    unigram_nats,
+    unigram_perplexity,
+)
+from fullrank.data.tokenizers import MASK
+from fullrank.evaluation.perplexity import MaskedEvaluation, figures, masked_figures
+from fullrank.evaluation.protocol import (
+    EvaluationProtocol,
+    MaskedProtocol,
+    final_protocol,
+    judging_protocol,
+    masked_protocol,
+)
+from fullrank.experiments.measure import check_block, check_length, check_training_length, measure
 from fullrank.experiments.task import (
     EvaluationRequest,
     Measured,
@@ -26,70 +49,112 @@ from fullrank.experiments.task import (
     Prepared,
     Say,
     penalized,
-    reopen,
+    prepared_again,
     trace_for,
-    trained_entries,
+    training_parts,
 )
-from fullrank.training.optimizer import parameter_groups
-from fullrank.training.values import EvaluationResult, FitResult, Loss, TrainingPosition
+from fullrank.training.values import EvaluationResult, Loss, TrainingPosition
 
-MEASURED = ("valid", "test")
+_MEASURED = ("valid", "test")
+_LOGITS = 1 << 24  # logits held at a time while hits are counted
+
+
+def prepare_text(
+    config: RunConfig, identity: Mapping[str, Any], allow_slice: bool, say: Say
+) -> Prepared[RunConfig, Corpus]:
+    """The prepared text of one language (see `Task.prepare`)."""
+    corpus = prepared_again(identity, load_corpus, _checksums)
+    corpus = corpus or prepare(config.data, allow_slice=allow_slice, report=say)
+    known = {
+        "vocabulary": corpus.tokenizer.fingerprint,
+        "text": _checksums(corpus),
+        "prepared": str(corpus.folder.resolve()),
+    }
+    return Prepared(with_vocabulary(config, corpus), corpus, corpus.label, known, corpus.tokenizer.save)
+
+
+def _checksums(corpus: Corpus) -> dict[str, str]:
+    return {split: info.sha256 for split, info in corpus.splits.items()}
+
+
+def with_vocabulary(config: RunConfig, corpus: Corpus) -> RunConfig:
+    """`config` with `model.vocab_size` filled in; ConfigError if the one there is too small for the corpus (and <mask>)."""
+    entries, size = len(corpus.tokenizer), config.model.vocab_size
+    least = entries + config.masks
+    if size is not None and size < least:
+        raise ConfigError(
+            f"model.vocab_size: {size}, but {corpus.label} has {entries} entries{' beside <mask>' if config.masks else ''}; "
+            f"set it to null or at least {least}, or make the vocabulary smaller with data.max_vocabulary or data.min_count"
+        )
+    return config if size else dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=least))
+
+
+def training_batches(config: RunConfig, corpus: Corpus) -> Blocks | Streams:
+    """Training batches: blocks in a new order every epoch, or contiguous streams (`train.order`)."""
+    options, ids, start = config.train, corpus.ids("train"), corpus.tokenizer.start_id
+    size, length = options.batch_size, options.segment_length
+    if options.order == "shuffled":
+        return Blocks(ids, batch_size=size, segment_length=length, start_id=start, shuffle=True, seed=options.seed)
+    return Streams(ids, batch_size=size, segment_length=length, start_id=start)
+
+
+def describe(corpus: Corpus, unigram: Mapping[str, float] | None = None) -> dict[str, Any]:
+    """The entry `corpus` of result.json. `unigram`: perplexity of word frequencies, where not that of all tokens."""
+    if unigram is None:
+        unigram = {split: unigram_perplexity(corpus, split) for split in _MEASURED}
+    return {
+        "name": corpus.name,
+        "label": corpus.label,
+        "is_slice": corpus.is_slice,
+        "tokens": {split: info.tokens for split, info in corpus.splits.items()},
+        "sha256": _checksums(corpus),
+        "vocabulary": len(corpus.tokenizer),
+        "fingerprint": corpus.tokenizer.fingerprint,
+        "unigram_perplexity": dict(unigram),
+        "details": dict(corpus.details),
+    }
+
+
+# -- causal models -----------------------------------------------------------------------------------------------------
 
 
 class LanguageModelTask:
     """The task of causal language models (`task.TextTask`)."""
 
+    prepare = staticmethod(prepare_text)
+
     def check(self, config: RunConfig) -> None:
         final_protocol(config)
 
-    def prepare(
-        self, config: RunConfig, identity: Mapping[str, Any], allow_slice: bool, say: Say
-    ) -> Prepared[RunConfig, Corpus]:
-        return prepare_text(config, identity, allow_slice, say)
-
     def parts(self, config: RunConfig, corpus: Corpus, folder: Path, device: torch.device) -> Parts:
-        options, batch_size = config.train, config.eval.batch_size
-        model = LanguageModel(config.model).to(device)
-        _check_positions(model, corpus.splits["train"].tokens // options.batch_size)
-        watched = corpus.ids("valid")[: config.eval.max_tokens]
-        watching, reported = judging_protocol(config), final_protocol(config)
-        check_training_length(model, options.segment_length, corpus.splits["train"].tokens)
+        model, batch_size = LanguageModel(config.model).to(device), config.eval.batch_size
+        train_tokens, watched = corpus.splits["train"].tokens, corpus.ids("valid")[: config.eval.max_tokens]
+        watching, final = judging_protocol(config), final_protocol(config)
+        _check_positions(model, train_tokens // config.train.batch_size)
+        check_training_length(model, config.train.segment_length, train_tokens)
         check_length(model, watching, len(watched))
-        for split in MEASURED:
-            check_length(model, reported, corpus.splits[split].tokens)
+        for split in _MEASURED:
+            check_length(model, final, corpus.splits[split].tokens)
 
         def evaluate(model: nn.Module) -> EvaluationResult:
             start = corpus.tokenizer.start_id
             result = measure(model, watched, watching, batch_size=batch_size, start_id=start, device=device)
             return EvaluationResult(result.nll, result.tokens)
 
-        def measured(checkpoint: str) -> dict[str, Any]:
-            saved = LanguageModel.load(folder, checkpoint).to(device)
-            return {split: figures_of(saved, corpus, split, reported, batch_size, device) for split in MEASURED}
-
-        def result(done: FitResult) -> dict[str, Any]:
-            return trained_entries(
-                config,
-                model,
-                done,
-                measured,
-                evaluation={"protocol": watching.in_words(), "next_token": watching.next_token},
-                entries={
-                    "protocol": reported.in_words(),
-                    "protocol_settings": dataclasses.asdict(reported),
-                    "corpus": describe(corpus),
-                },
-            )
-
-        return Parts(
+        return training_parts(
+            config,
             model,
-            CausalObjective(model, options),
-            training_batches(config, corpus),
-            evaluate,
-            options,
-            config.eval,
-            parameter_groups(model, options.weight_decay),
-            result,
+            folder,
+            objective=CausalObjective(model, config.train),
+            batches=training_batches(config, corpus),
+            evaluate=evaluate,
+            figures=lambda model, _: {s: causal_figures(model, corpus, s, final, batch_size) for s in _MEASURED},
+            evaluation={"protocol": watching.in_words(), "next_token": watching.next_token},
+            entries={
+                "protocol": final.in_words(),
+                "protocol_settings": dataclasses.asdict(final),
+                "corpus": describe(corpus),
+            },
         )
 
     def measure(
@@ -98,8 +163,8 @@ class LanguageModelTask:
         protocol = final_protocol(config, request.flags)
         batch_size = (request.flags and request.flags.batch_size) or config.eval.batch_size
         model = LanguageModel.load(folder, request.checkpoint).to(device)
-        found = figures_of(model, corpus, request.split, protocol, batch_size, device)
-        return Measured(found, protocol.in_words(), dataclasses.asdict(protocol))
+        measured = causal_figures(model, corpus, request.split, protocol, batch_size)
+        return Measured(measured, protocol.in_words(), dataclasses.asdict(protocol))
 
 
 class CausalObjective:
@@ -120,18 +185,16 @@ class CausalObjective:
         trace = trace_for(options)
         tokens = batch.tokens  # counted here, before it goes to a GPU
         batch = batch.to(self.device)
-        inputs, targets, weights = batch.inputs, batch.targets, batch.weights
         memory = Memory.from_tensors(carry) if carry else None
         if memory is not None and phase is not None and phase.gaps == "drifting":
             memory = dataclasses.replace(memory, drifting=True)
         value, nll, memory = self.model.loss_parts(
-            inputs,
-            targets,
-            weights,
+            batch.inputs,
+            batch.targets,
+            batch.weights,
             memory,
-            attention_mask=weights
-            if self.model.config.sees_future
-            else None,  # others: padding comes last, and is not seen
+            # padding comes last: models that do not see the future do not see it
+            attention_mask=batch.weights if self.model.config.sees_future else None,
             label_smoothing=options.label_smoothing,
             trace=trace,
             skip=frozenset() if phase is None else self.schedules[phase.name].skipped(options.seed, position.number),
@@ -147,79 +210,17 @@ def _schedule(phase: PhaseConfig, num_layers: int) -> SkipRetain:
         raise ConfigError(f"train.phases.{phase.name}: {error}; change train.phases.{phase.name}.p") from error
 
 
-# -- text, also of masked models -------------------------------------------------------------------------------------
-
-
-def prepare_text(
-    config: RunConfig, identity: Mapping[str, Any], allow_slice: bool, say: Say
-) -> Prepared[RunConfig, Corpus]:
-    """The prepared text of one language (see `Task.prepare`)."""
-    corpus = reopen(identity, load_corpus, _checksums) or prepare(config.data, allow_slice=allow_slice, report=say)
-    known = {
-        "vocabulary": corpus.tokenizer.fingerprint,
-        "text": _checksums(corpus),
-        "prepared": str(corpus.folder.resolve()),
-    }
-    return Prepared(with_vocabulary(config, corpus), corpus, corpus.label, known, corpus.tokenizer.save)
-
-
-def _checksums(corpus: Corpus) -> dict[str, str]:
-    return {split: info.sha256 for split, info in corpus.splits.items()}
-
-
-def with_vocabulary(config: RunConfig, corpus: Corpus) -> RunConfig:
-    """`config` with `model.vocab_size` known; ConfigError if a given one is too small for the corpus, and <mask> if need be."""
-    entries, given = len(corpus.tokenizer), config.model.vocab_size
-    size = entries + config.masks
-    if given is not None and given < size:
-        raise ConfigError(
-            f"model.vocab_size: {given}, but {corpus.label} has {entries} entries{' beside <mask>' if config.masks else ''}; "
-            f"set it to null or at least {size}, or make the vocabulary smaller with data.max_vocabulary or data.min_count"
-        )
-    return config if given else dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=size))
-
-
-def training_batches(config: RunConfig, corpus: Corpus) -> Blocks | Streams:
-    """Training batches: blocks in a new order every epoch, or contiguous streams (`train.order`)."""
-    options, ids, start = config.train, corpus.ids("train"), corpus.tokenizer.start_id
-    size, length = options.batch_size, options.segment_length
-    if options.order == "shuffled":
-        return Blocks(ids, batch_size=size, segment_length=length, start_id=start, shuffle=True, seed=options.seed)
-    return Streams(ids, batch_size=size, segment_length=length, start_id=start)
-
-
-def describe(corpus: Corpus, unigram: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """The entry `corpus` of result.json. `unigram`: perplexity of word frequencies, where not that of all tokens."""
-    if unigram is None:
-        unigram = {split: unigram_perplexity(corpus, split) for split in ("valid", "test")}
-    return {
-        "name": corpus.name,
-        "label": corpus.label,
-        "is_slice": corpus.is_slice,
-        "tokens": {split: info.tokens for split, info in corpus.splits.items()},
-        "sha256": _checksums(corpus),
-        "vocabulary": len(corpus.tokenizer),
-        "fingerprint": corpus.tokenizer.fingerprint,
-        "unigram_perplexity": dict(unigram),
-        "details": dict(corpus.details),
-    }
-
-
-def figures_of(
-    model: LanguageModel,
-    corpus: Corpus,
-    split: str,
-    protocol: EvaluationProtocol,
-    batch_size: int,
-    device: torch.device,
+def causal_figures(
+    model: LanguageModel, corpus: Corpus, split: str, protocol: EvaluationProtocol, batch_size: int
 ) -> dict[str, Any]:
     """Figures of a split. A word model scores `<unk>` for words it lacks, so bits per character would flatter it."""
     info, tokenizer, ids = corpus.splits[split], corpus.tokenizer, corpus.ids(split)
-    found = measure(model, ids, protocol, batch_size=batch_size, start_id=tokenizer.start_id, device=device)
-    begun = None if tokenizer.sos_id is None else int((ids == tokenizer.sos_id).sum())
+    device = next(model.parameters()).device
+    total = measure(model, ids, protocol, batch_size=batch_size, start_id=tokenizer.start_id, device=device)
+    starts = None if tokenizer.sos_id is None else int((ids == tokenizer.sos_id).sum())
     if tokenizer.kind == "word":
-        return figures(found, words=found.tokens - (begun or 0), line_starts=begun)
-    return figures(found, words=info.words, characters=info.characters, bytes=info.bytes, line_starts=begun)
+        return figures(total, words=total.tokens - (starts or 0), line_starts=starts)
+    return figures(total, words=info.words, characters=info.characters, bytes=info.bytes, line_starts=starts)
 
 
 def _check_positions(model: LanguageModel, stream: int) -> None:
@@ -231,3 +232,153 @@ def _check_positions(model: LanguageModel, stream: int) -> None:
             f"{model.max_length:,}; choose position relative, rotary, sinusoidal or none with another score, or "
             "model.attention.output_map: decayed, or set model.memory_length to 0"
         )
+
+
+# -- masked models -----------------------------------------------------------------------------------------------------
+
+
+class MaskedModelTask:
+    """The task of masked language models (`task.TextTask`)."""
+
+    prepare = staticmethod(prepare_text)
+
+    def check(self, config: RunConfig) -> None:
+        masked_protocol(config)
+
+    def parts(self, config: RunConfig, corpus: Corpus, folder: Path, device: torch.device) -> Parts:
+        options, batch_size = config.train, config.eval.batch_size
+        model = MaskedLanguageModel(config.model).to(device)
+        masking, protocol = _masking(config, corpus, model), masked_protocol(config)
+        watched = corpus.ids("valid")[: config.eval.max_tokens]
+        check_training_length(model, options.segment_length, corpus.splits["train"].tokens)
+        for ids in (watched, corpus.ids("test")):
+            _check_measurable(model.max_length, masking, protocol, ids)
+        unigram = {split: _unigram_of_masked(corpus, split, masking, protocol) for split in _MEASURED}
+
+        def evaluate(model: nn.Module) -> EvaluationResult:
+            assert isinstance(model, MaskedLanguageModel)
+            result = measure_masked(model, watched, masking, protocol, batch_size)
+            return EvaluationResult(result.nll, result.tokens, result.scores)
+
+        def measured(model: MaskedLanguageModel, checkpoint: str) -> dict[str, dict[str, Any]]:
+            evaluations = {s: measure_masked(model, corpus.ids(s), masking, protocol, batch_size) for s in _MEASURED}
+            return {split: masked_figures(evaluation) for split, evaluation in evaluations.items()}
+
+        return training_parts(
+            config,
+            model,
+            folder,
+            objective=MaskedObjective(model, options),
+            batches=MaskedBatches(training_batches(config, corpus), masking, seed=options.seed),
+            evaluate=evaluate,
+            figures=measured,
+            evaluation={"protocol": protocol.in_words(), "next_token": False},
+            entries={
+                "task": "masked_modeling",
+                "protocol": protocol.in_words(),
+                "protocol_settings": dataclasses.asdict(protocol),
+                "mask": {"token": MASK, "id": masking.mask_id},
+                "corpus": describe(corpus, unigram),
+            },
+        )
+
+    def measure(
+        self, config: RunConfig, corpus: Corpus, folder: Path, request: EvaluationRequest, device: torch.device
+    ) -> Measured:
+        protocol = masked_protocol(config, request.flags)
+        batch_size = (request.flags and request.flags.batch_size) or config.eval.batch_size
+        model = MaskedLanguageModel.load(folder, request.checkpoint).to(device)
+        masking = _masking(config, corpus, model)
+        result = measure_masked(model, corpus.ids(request.split), masking, protocol, batch_size)
+        measured = {**masked_figures(result), "remark": config.remark}
+        return Measured(measured, protocol.in_words(), dataclasses.asdict(protocol))
+
+
+class MaskedObjective:
+    """Mean nll of the masked tokens, with label smoothing, plus the penalties of Mixhead Eq. 16 and Eq. 20."""
+
+    def __init__(self, model: MaskedLanguageModel, options: TrainConfig) -> None:
+        self.model, self.options = model, options
+        self.device = next(model.parameters()).device
+
+    def __call__(self, batch: MaskedBatch, carry: Mapping[str, Tensor], position: TrainingPosition) -> Loss:
+        if batch.tokens == 0:  # no token was masked
+            return Loss(torch.zeros((), device=self.device), 0.0, 0, read=batch.read)
+        trace = trace_for(self.options)
+        batch = batch.to(self.device)
+        value, nll, _ = self.model.loss_parts(
+            batch.inputs,
+            batch.targets,
+            attention_mask=batch.attention_mask,
+            at=batch.at,
+            label_smoothing=self.options.label_smoothing,
+            trace=trace,
+            padded_right=True,
+        )
+        return Loss(penalized(value, trace, self.options), nll * batch.tokens, batch.tokens, read=batch.read)
+
+
+def _masking(config: RunConfig, corpus: Corpus, model: MaskedLanguageModel) -> Masking:
+    return Masking.of(
+        corpus.tokenizer,
+        model.mask_id,
+        probability=config.train.mlm_probability,
+        replaced=config.train.mask_replace_prob,
+        drawn=config.train.random_replace_prob,
+    )
+
+
+def _masked_blocks(
+    ids: np.ndarray, masking: Masking, protocol: MaskedProtocol, batch_size: int
+) -> Iterator[MaskedBatch]:
+    length, seed = protocol.segment_length, protocol.mask_seed
+    return masked_blocks(ids, masking, batch_size=batch_size, segment_length=length, seed=seed)
+
+
+def _check_measurable(limit: int | None, masking: Masking, protocol: MaskedProtocol, ids: np.ndarray) -> None:
+    """Raises InputError where nothing could be measured: before training, not after it."""
+    check_block(limit, min(len(ids), protocol.segment_length))
+    if not any(batch.tokens for batch in _masked_blocks(ids, masking, protocol, 1)):
+        raise InputError(
+            f"no token of the {len(ids):,} to be measured is asked for; raise train.mlm_probability (now "
+            f"{masking.probability}), choose another eval.mask_seed, or give more text"
+        )
+
+
+def _unigram_of_masked(corpus: Corpus, split: str, masking: Masking, protocol: MaskedProtocol) -> float:
+    """Perplexity of word frequencies at the masked tokens: the baseline of a model that reads nothing."""
+    nats = unigram_nats(corpus, masking.marks.tolist())
+    targets = [batch.targets.numpy() for batch in _masked_blocks(corpus.ids(split), masking, protocol, 64)]
+    return math.exp(float(nats[np.concatenate(targets)].mean()))
+
+
+def measure_masked(
+    model: MaskedLanguageModel, ids: np.ndarray, masking: Masking, protocol: MaskedProtocol, batch_size: int
+) -> MaskedEvaluation:
+    """Summed nll and hits at the masked tokens of the text `ids`, in evaluation mode; the mode is restored.
+
+    In the precision around the call: while training that of training, for final figures fp32.
+    """
+    check_block(model.max_length, min(len(ids), protocol.segment_length))
+    device = next(model.parameters()).device
+    nats = torch.zeros((), dtype=torch.float64, device=device)
+    hits = torch.zeros((), dtype=torch.int64, device=device)
+    tokens, training = 0, model.training
+    model.eval()
+    with torch.no_grad():
+        for batch in _masked_blocks(ids, masking, protocol, batch_size):
+            if batch.tokens:
+                batch = batch.to(device)
+                hidden = model.hidden(batch.inputs, batch.attention_mask, padded_right=True).flatten(0, 1)[batch.at]
+                nats += model.output.nll(hidden[None], batch.targets[None]).double().sum()
+                hits += _hits(model, hidden, batch.targets)
+                tokens += batch.tokens
+    model.train(training)
+    return MaskedEvaluation(nats.item(), tokens, int(hits))
+
+
+def _hits(model: MaskedLanguageModel, hidden: Tensor, targets: Tensor) -> Tensor:
+    """The number of targets (T,) that are the likeliest word after hidden (T, E); a few tokens at a time, to save memory."""
+    rows_at_once = max(1, _LOGITS // (model.config.vocab_size or 1))
+    parts = zip(hidden.split(rows_at_once), targets.split(rows_at_once), strict=True)
+    return torch.stack([(model.output(rows[None])[0].argmax(-1) == wanted).sum() for rows, wanted in parts]).sum()

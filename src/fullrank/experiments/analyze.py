@@ -1,0 +1,388 @@
+"""Models and configurations made ready for `fullrank analyze`: their text, the rank of their log-probabilities, their reach."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullrank.analysis import LayerReach, LogProbRank, Reach, context, rank
+from fullrank.config.recipe import Resolved
+from fullrank.config.run import PhaseConfig, RunConfig
+from fullrank.core.decoder import LanguageModel
+from fullrank.core.errors import ConfigError, InputError, suggest
+from fullrank.core.skip_retain import SkipRetain
+from fullrank.data import load_tokenizer
+from fullrank.data.files import Section, pieces
+from fullrank.evaluation.protocol import final_protocol
+from fullrank.experiments.models import Kind, load_causal, model_kind
+from fullrank.experiments.run import corpus_of
+from fullrank.experiments.run_folder import open_run
+from fullrank.experiments.task import Say
+from fullrank.training.device import choose_device
+
+SPLIT, LENGTH = "valid", 128  # the text of a run; tokens of a segment where nothing else says
+QUANTILES = (0.5, 0.9, 0.99)
+_AT_ONCE, _LOGITS = 1024, 1 << 25  # tokens that a model reads in one pass, and the most logits that it makes of them
+_CHARACTERS = 1 << 14  # that a Hugging Face tokenizer is given at a time
+_TOKENS = 1 << 16  # of a prepared corpus at a time
+
+# -- a trained model and a text ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """A causal model with weights, and a text for it.
+
+    max_length: the most tokens it reads, None: any number. text: the name of the text, None: there is none. ids: its token
+    ids, some at a time. start_id: stands before the first one. bos_id: opens every segment of a model of Hugging Face.
+    """
+
+    model: Any
+    max_length: int | None
+    vocab_size: int
+    text: str | None
+    ids: Iterable[list[int]]
+    start_id: int | None = None
+    bos_id: int | None = None
+
+
+def open_with_text(
+    name: str, kind: Kind, *, text: Path | None, checkpoint: str, dtype: torch.dtype, own_text: bool, say: Say
+) -> OpenedModel:
+    """The run, saved model or Hugging Face model `name`, with the file `text`; else, with `own_text`, a run's valid split.
+
+    dtype: of a Hugging Face model; one of ours stays as it is saved.
+    """
+    folder = Path(name).expanduser()
+    label, ids, start = None if text is None else str(text), iter(list[list[int]]()), None
+    if kind == "Hugging Face model":
+        if not folder.is_dir():
+            say(f"{name}: no such folder, file or recipe; looking for it on the Hugging Face hub")
+        loaded = load_causal(name, dtype, tokenizer=text is not None)
+        vocab_size = loaded.model.config.get_text_config().vocab_size
+        if text is None:
+            return OpenedModel(loaded.model, loaded.max_length, vocab_size, None, ids)
+        ids = _encoded_lines(loaded.tokenizer, text)
+        return OpenedModel(
+            loaded.model, loaded.max_length, vocab_size, label, ids, bos_id=loaded.tokenizer.bos_token_id
+        )
+    model = LanguageModel.load(folder, checkpoint)
+    if text is not None:
+        tokenizer = load_tokenizer(folder)
+        start = tokenizer.start_id
+        ids = map(tokenizer.encode, pieces(Section(text), exact=tokenizer.kind == "byte", key="--text"))
+    elif kind == "run" and own_text:
+        corpus = corpus_of(folder, SPLIT, say)
+        label, start, tokens = f"{corpus.label}, {SPLIT}", corpus.tokenizer.start_id, corpus.ids(SPLIT)
+        ids = (tokens[i : i + _TOKENS].tolist() for i in range(0, len(tokens), _TOKENS))
+    assert model.config.vocab_size is not None
+    return OpenedModel(model, model.max_length, model.config.vocab_size, label, ids, start_id=start)
+
+
+def _encoded_lines(tokenizer: Any, text: Path) -> Iterator[list[int]]:
+    """Token ids of a text file by a tokenizer of Hugging Face, some lines at a time, without special tokens."""
+    waiting = ""
+    for piece in pieces(Section(text), exact=False, key="--text"):
+        for line in piece.splitlines(keepends=True):
+            waiting += line
+            if len(waiting) >= _CHARACTERS:
+                yield tokenizer(waiting, add_special_tokens=False, verbose=False).input_ids
+                waiting = ""
+    if waiting:
+        yield tokenizer(waiting, add_special_tokens=False, verbose=False).input_ids
+
+
+# -- rank --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ModelRank:
+    """name: as given, or its last part. source: run, saved model or Hugging Face. text: the name of the text."""
+
+    name: str
+    source: str
+    text: str
+    segment_length: int
+    figures: LogProbRank
+
+    @property
+    def remarks(self) -> list[str]:
+        """The meaning of the figures, in sentences."""
+        return list(_rank_remarks(self.figures))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON of one model."""
+        figures, layer = self.figures, self.figures.layer
+        return {
+            "model": self.name,
+            "source": self.source,
+            "text": self.text,
+            "segment_length": self.segment_length,
+            "output": layer.kind,
+            "d": layer.hidden_size,
+            "bias": layer.bias,
+            "bound": layer.bound,
+            "bound_in_words": layer.in_words,
+            "bound_applies": layer.exempt is None,
+            "exempt": layer.exempt,
+            "rank": figures.rank,
+            "effective_rank": figures.effective_rank,
+            "full": figures.full,
+            "conclusive": figures.conclusive,
+            "contexts": figures.contexts,
+            "repeated_contexts": figures.repeats,
+            "columns": figures.columns,
+            "vocab_size": figures.vocab_size,
+            "precision": "float64",
+            "rounding": figures.eps,
+            "tolerance": figures.tolerance,
+            "singular_values": figures.singular_values.tolist(),
+            "remarks": self.remarks,
+        }
+
+
+def measure_ranks(
+    names: list[str],
+    *,
+    text: Path | None = None,
+    contexts: int | None = None,
+    segment_length: int | None = None,
+    checkpoint: str = "best",
+    device_name: str = "auto",
+    say: Say = print,
+) -> list[ModelRank]:
+    """The rank of each model, after `contexts` contexts of `text` (None: a run's own) in segments of `segment_length`.
+
+    Raises InputError for a name without a model, for a text that is missing, and where transformers is.
+    """
+    names = list(dict.fromkeys(names))
+    kinds = [_kind_with_weights(name, text) for name in names]  # all of them, before any is read
+    last = [Path(name).name if Path(name).is_dir() else name for name in names]
+    labels = last if len(set(last)) == len(last) else names  # last parts of folders, where they tell the models apart
+    ranks = []
+    for name, kind, label in zip(names, kinds, labels, strict=True):
+        device = choose_device(device_name, "--device")
+        opened = open_with_text(
+            name, kind, text=text, checkpoint=checkpoint, dtype=torch.float64, own_text=True, say=say
+        )
+        usual, longest = LENGTH, opened.max_length
+        if kind == "run":
+            usual = final_protocol(open_run(Path(name).expanduser())[0]).segment_length
+        if longest is not None and segment_length is not None and segment_length > longest:
+            raise InputError(
+                f"--segment-length: {segment_length}, but {name} reads at most {longest} tokens; shorten it"
+            )
+        length = segment_length or min(usual, longest or usual)
+        segments = _segments(opened, length)
+        figures = rank(opened.model.double().to(device), segments, contexts=contexts)
+        ranks.append(ModelRank(label, kind.replace("Face model", "Face"), str(opened.text), length, figures))
+    return ranks
+
+
+def _kind_with_weights(name: str, text: Path | None) -> Kind:
+    """InputError for a configuration, and where a text has to be named."""
+    kind = model_kind(name)
+    if kind == "configuration":
+        raise InputError(
+            f"{name}: a configuration, which has no weights; give a run folder, a saved model or a Hugging Face model"
+        )
+    if kind != "run" and text is None:
+        raise InputError(f"{name}: not a run of fullrank, so no text of its own; give one with --text FILE")
+    return kind
+
+
+def _segments(opened: OpenedModel, length: int) -> Iterator[Tensor]:
+    """Token ids in segments of `length`, several in a batch, the rest of the text last."""
+    opening = [] if opened.bos_id is None else [opened.bos_id]
+    own = max(1, length - len(opening))
+    rows = max(1, min(_AT_ONCE, _LOGITS // opened.vocab_size) // length)
+    left: list[int] = []
+    for ids in itertools.chain([] if opened.start_id is None else [[opened.start_id]], opened.ids):
+        left += ids
+        while len(left) >= own * rows:
+            yield torch.tensor([opening + left[i * own : (i + 1) * own] for i in range(rows)])
+            left = left[own * rows :]
+    while left:
+        yield torch.tensor([opening + left[:own]])
+        left = left[own:]
+
+
+def _rank_remarks(figures: LogProbRank) -> Iterator[str]:
+    layer, bound = figures.layer, f"{figures.layer.in_words} = {figures.layer.bound:,}"
+    if layer.exempt is not None:
+        yield f"The bound of a single softmax, {bound}, does not hold here: {layer.exempt}."
+    elif figures.rank <= layer.bound:
+        yield (
+            f"The softmax bottleneck: however many contexts are read, the rank stays at or below {bound}, as log p is linear "
+            f"in the {layer.hidden_size:,} hidden dimensions but for its normaliser."
+        )
+    else:
+        yield f"The rank is above {bound}, which such an output layer can exceed by rounding only."
+    if layer.exempt is None and layer.normed and layer.bias and figures.rank == layer.bound - 1:
+        yield (
+            "It is one less, since the LayerNorm before the output layer leaves hidden states d - 1 dimensions around its "
+            "bias, and the output bias adds no other."
+        )
+    if figures.vocab_size <= layer.bound:
+        yield f"A vocabulary of {figures.vocab_size:,} words cannot have a higher rank: a softmax is no bottleneck for it."
+    elif not figures.conclusive:
+        yield (
+            f"{figures.contexts:,} contexts and {figures.columns:,} words are too few to show a rank above {bound}; read more "
+            "(--contexts, a longer --text)."
+        )
+    elif figures.full:
+        yield f"The rank is the highest that {figures.contexts:,} contexts and {figures.columns:,} words can show."
+    if figures.contexts < figures.wanted:
+        yield f"The text has {figures.contexts:,} different contexts of the {figures.wanted:,} that were asked for."
+    if figures.columns < figures.vocab_size:
+        yield (
+            f"Looked at were {figures.columns:,} words, drawn from {figures.vocab_size:,}, over all of which probabilities are "
+            "normalised; all of them would take too much memory."
+        )
+    if figures.eps > 1e-15:
+        yield f"The model hands its logits over in a lower precision (rounding {figures.eps:.1e}); so is the tolerance."
+
+
+# -- context -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PhaseReach:
+    """The reach of each layer's memory in a phase; phase: None where no phase skips a layer."""
+
+    resolved: Resolved[RunConfig]
+    phase: PhaseConfig | None
+    reach: Reach
+
+    @property
+    def title(self) -> str:
+        """The recipe, its row and scale, and the phase."""
+        place = self.resolved
+        row = f", row {place.row}, scale {place.scale}" if place.row else ""
+        name = Path(place.recipe).name if Path(place.recipe).exists() else place.recipe
+        return f"{name}{row}" + (f", phase {self.phase.name} (skip: {self.phase.skip})" if self.phase else "")
+
+    @property
+    def remarks(self) -> list[str]:
+        """Sentences about what the figures do not say themselves."""
+        return list(_reach_remarks(self.resolved.config, self.phase, self.reach))
+
+    def as_dict(self, drifting: int | None = None) -> dict[str, Any]:
+        """The JSON of the verb; `drifting`: also the released code's labels after so many steps."""
+        reach, phase, resolved = self.reach, self.phase, self.resolved
+        return {
+            "recipe": resolved.recipe,
+            "row": resolved.row,
+            "scale": resolved.scale,
+            "phase": phase.name if phase else None,
+            "skip": phase.skip if phase else "none",
+            "p": phase.p if phase else None,
+            "gaps": phase.gaps if phase else "true",
+            "memory_length": reach.memory_length,
+            "segment_length": reach.segment_length,
+            "layers": [_layer(layer, drifting) for layer in reach.layers],
+            "farthest": {"layers": [layer.layer for layer in reach.farthest], "mean": reach.farthest[0].mean},
+            "resting_layers": reach.resting,
+            "published": {
+                "equation_6": reach.published,
+                "short_form": reach.published_short if phase and phase.skip == "linear" else None,
+                "sums_over_layers": True,
+            },
+            "remarks": self.remarks,
+        }
+
+
+def phase_reach(resolved: Resolved[RunConfig], phase: str | None = None) -> PhaseReach:
+    """The reach of each layer's memory in `phase`; if none is named, in the first phase that skips layers.
+
+    Raises InputError for a model without memory, an unknown phase, and probabilities that give no reach.
+    """
+    run = resolved.config
+    if run.model.sees_future:
+        raise InputError(
+            "model.attention.causal: as_published sees every token of its segment and can have no memory, so no layer "
+            "reaches beyond it; analyse a 'masked' model with model.memory_length"
+        )
+    if not run.model.memory_length:
+        raise InputError(
+            "model.memory_length: 0, so no layer has a memory that could reach anywhere; set it to some tokens "
+            "(model.memory_length=512)"
+        )
+    chosen = _phase(run, phase)
+    probabilities = _probabilities(run, chosen) if chosen else (0.0,) * run.model.num_hidden_layers
+    try:
+        reach = context(probabilities, memory_length=run.model.memory_length, segment_length=run.train.segment_length)
+        for layer in reach.layers:
+            layer.reach  # noqa: B018  # refuses here what has too many values
+    except InputError as error:
+        raise InputError(f"train.phases.{chosen.name}.p: {error}" if chosen else str(error)) from error
+    return PhaseReach(resolved, chosen, reach)
+
+
+def _phase(run: RunConfig, name: str | None) -> PhaseConfig | None:
+    phases = {phase.name: phase for phase in run.train.phases}
+    if name is None:
+        return next((phase for phase in phases.values() if any(_probabilities(run, phase))), None)
+    if not phases:
+        raise InputError(f"--phase {name}: the configuration has no phases (train.phases)")
+    if name not in phases:
+        raise InputError(f"--phase {name}: the configuration has no such phase; {suggest(name, phases)}")
+    return phases[name]
+
+
+def _probabilities(run: RunConfig, phase: PhaseConfig) -> tuple[float, ...]:
+    try:
+        return SkipRetain(phase.skip, phase.p, num_layers=run.model.num_hidden_layers).probabilities
+    except ValueError as error:
+        raise ConfigError(f"train.phases.{phase.name}.p: {error}") from error
+
+
+def _layer(layer: LayerReach, drifting: int | None) -> dict[str, Any]:
+    content: dict[str, Any] = {
+        "layer": layer.layer,
+        "probability": layer.probability,
+        "mean": layer.mean,
+        "deviation": layer.deviation,
+        "quantiles": {f"{share:g}": layer.reach.quantile(share) for share in QUANTILES},
+        "nearest_mean": layer.nearest_mean,
+        "reach": {"tokens": layer.reach.tokens.tolist(), "probabilities": layer.reach.probabilities.tolist()},
+        "nearest": {"tokens": layer.nearest.tokens.tolist(), "probabilities": layer.nearest.probabilities.tolist()},
+    }
+    if drifting is not None:
+        drift = layer.drifting(drifting)
+        content["drifting"] = {key: getattr(drift, key) for key in ("steps", "blocks", "deviation", "tokens")}
+    return content
+
+
+def _reach_remarks(run: RunConfig, phase: PhaseConfig | None, reach: Reach) -> Iterator[str]:
+    memory, segment = reach.memory_length, reach.segment_length
+    if phase is None or not reach.resting:
+        who = f"Phase '{phase.name}' lets no layer rest" if phase else "No phase (train.phases) lets a layer rest"
+        yield f"{who}: every layer remembers the {memory:,} tokens before the segment, always."
+    else:
+        far = reach.farthest
+        layers = f"layer {far[0].layer}" if len(far) == 1 else f"{len(far)} layers alike"
+        short = f" (in short M (L - 3) / 2 = {reach.published_short:,.0f})" if phase.skip == "linear" else ""
+        sizes = f", and takes memory and segment to be equal, here {memory:,} and {segment:,}"
+        yield (
+            f"The paper's Eq. 6 gives {reach.published:,.0f} tokens{short}: it adds p 2M over the {len(reach.layers)} "
+            f"layers, which is the expected context of no layer{sizes if memory != segment else ''}; the farthest that a "
+            f"layer's memory reaches is {far[0].mean:,.0f} tokens on average ({layers})."
+        )
+        yield f"At a step {reach.resting:.2f} of {len(reach.layers)} layers rest on average."
+    if run.model.same_length:
+        yield (
+            f"model.same_length hides what is {memory:,} or more tokens before a query: what a layer remembers beyond "
+            "that is not seen."
+        )
+    if phase is not None and phase.gaps == "drifting":
+        yield (
+            "gaps: drifting - the tokens that are remembered are these, but the model is told that they are farther away, "
+            "and farther with every step (--drifting STEPS)."
+        )
