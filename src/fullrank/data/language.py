@@ -15,9 +15,9 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from fullrank.core.errors import InputError, RunError
+from fullrank.core.errors import InputError
 from fullrank.data.files import open_text
 from fullrank.data.tokenizers import (
     ENTRIES_FILE,
@@ -27,9 +27,10 @@ from fullrank.data.tokenizers import (
     check_ids,
     digest,
     load_backend,
+    load_vocabulary,
     read_entries,
     save_entries,
-)
+)  # fmt: skip
 
 MARKS = (EOS, UNK)  # the first two entries of a language, known by their position: a text may hold the same words
 _META, _STATE = "language.json", "segments.txt"
@@ -42,26 +43,43 @@ _WORD_END, _CONTINUED = "</w>", "@@"
 _CODES_VERSION = "#version: 0.2"
 
 
-class Segmenter(Protocol):
+class Segmenter:
     """Lines to pieces and back. `kind` names it in files, `state` is what `load_segmenter` makes it from again.
 
-    `pieces` are all that it can give, None where that depends on the text.
+    `pieces` are all that it can give, None where that depends on the text. A word is split once, however often it stands in
+    a text.
     """
 
-    @property
-    def kind(self) -> str: ...
-    @property
-    def pieces(self) -> list[str] | None: ...
-    def segment(self, lines: Sequence[str]) -> list[list[str]]: ...
-    def join(self, pieces: Sequence[str]) -> str: ...
-    def state(self) -> str: ...
+    kind: str
+    pieces: list[str] | None = None
+
+    def __init__(self) -> None:
+        self._known: dict[str, list[str]] = {}
+
+    def segment(self, lines: Sequence[str]) -> list[list[str]]:
+        split, known = [line.split() for line in lines], self._known
+        new = dict.fromkeys(word for words in split for word in words if word not in known)
+        if len(known) + len(new) > _CACHED_WORDS:
+            known.clear()
+            new = dict.fromkeys(word for words in split for word in words)
+        known.update(zip(new, self._split(list(new)), strict=True))
+        return [[piece for word in words for piece in known[word]] for words in split]
+
+    def _split(self, words: list[str]) -> list[list[str]]:
+        """The pieces of each word."""
+        raise NotImplementedError
+
+    def join(self, pieces: Sequence[str]) -> str:
+        raise NotImplementedError
+
+    def state(self) -> str:
+        raise NotImplementedError
 
 
-class Words:
+class Words(Segmenter):
     """Words between white space."""
 
     kind = "word"
-    pieces: list[str] | None = None
 
     def segment(self, lines: Sequence[str]) -> list[list[str]]:
         return [line.split() for line in lines]
@@ -73,24 +91,7 @@ class Words:
         return ""
 
 
-class _WordByWord:
-    """Lines to pieces with a memory of words: a word is split once, however often it stands in a text."""
-
-    def __init__(self, split_words: Callable[[list[str]], list[list[str]]]) -> None:
-        self._split_words = split_words
-        self._known: dict[str, list[str]] = {}
-
-    def segment(self, lines: Sequence[str]) -> list[list[str]]:
-        split, known = [line.split() for line in lines], self._known
-        new = dict.fromkeys(word for words in split for word in words if word not in known)
-        if len(known) + len(new) > _CACHED_WORDS:
-            known.clear()
-            new = dict.fromkeys(word for words in split for word in words)
-        known.update(zip(new, self._split_words(list(new)), strict=True))
-        return [[piece for word in words for piece in known[word]] for words in split]
-
-
-class Subwords:
+class Subwords(Segmenter):
     """Byte-level BPE or a unigram model, by Hugging Face `tokenizers`.
 
     Both begin a word with its space (`Ġ`, `▁`) and never join two words, so words can be split one by one. To byte-level BPE
@@ -98,19 +99,15 @@ class Subwords:
     """
 
     def __init__(self, kind: Literal["byte_bpe", "unigram"], backend: Any) -> None:
+        super().__init__()
         self.kind, self._backend = kind, backend
         table: dict[str, int] = backend.get_vocab(with_added_tokens=False)
-        names = sorted(table, key=table.__getitem__)
-        self.pieces: list[str] | None = names[1:] if kind == "unigram" else names  # a unigram model begins with <unk>
+        self._names = sorted(table, key=table.__getitem__)
+        self.pieces = self._names[1:] if kind == "unigram" else self._names  # a unigram model begins with <unk>
 
-        def split_words(words: list[str]) -> list[list[str]]:
-            encodings = backend.encode_batch_fast(words, add_special_tokens=False)
-            return [[names[i] for i in encoding.ids] for encoding in encodings]
-
-        self._words = _WordByWord(split_words)
-
-    def segment(self, lines: Sequence[str]) -> list[list[str]]:
-        return self._words.segment(lines)
+    def _split(self, words: list[str]) -> list[list[str]]:
+        encodings = self._backend.encode_batch_fast(words, add_special_tokens=False)
+        return [[self._names[i] for i in encoding.ids] for encoding in encodings]
 
     def join(self, pieces: Sequence[str]) -> str:
         # bytes that a model put together need be no text, and may hold line breaks
@@ -169,7 +166,7 @@ def _reproducible(content: dict[str, Any]) -> dict[str, Any]:
     return content | {"added_tokens": [], "model": content["model"] | {"unk_id": 0, "vocab": [unk, *rounded]}}
 
 
-class Codes:
+class Codes(Segmenter):
     """BPE over characters by a list of merges, exactly as subword-nmt applies its codes files (Sennrich et al. 2016).
 
     `merges`: pairs of symbols, best first; of a pair that stands twice the first counts. The last symbol of a word carries
@@ -178,18 +175,17 @@ class Codes:
     """
 
     kind = "codes"
-    pieces: list[str] | None = None
 
     def __init__(self, merges: Sequence[tuple[str, str]], *, old: bool = False) -> None:
+        super().__init__()
         self.merges, self._old = list(merges), old
         self._ranks = {pair: rank for rank, pair in reversed(list(enumerate(self.merges)))}
-        self._words = _WordByWord(lambda words: [self._pieces(word) for word in words])
 
     def __len__(self) -> int:
         return len(self.merges)
 
-    def segment(self, lines: Sequence[str]) -> list[list[str]]:
-        return self._words.segment(lines)
+    def _split(self, words: list[str]) -> list[list[str]]:
+        return [self._pieces(word) for word in words]
 
     def join(self, pieces: Sequence[str]) -> str:
         return " ".join(pieces).replace(f"{_CONTINUED} ", "").removesuffix(_CONTINUED)
@@ -390,20 +386,11 @@ def load_language(folder: Path) -> Language:
 
     Raises InputError if there is none, RunError if its files are damaged (they do not give the recorded fingerprint).
     """
-    path = folder / _META
-    if not path.is_file():
-        raise InputError(
-            f"{folder}: no {_META} there, so no vocabulary of a language; give the folder of a translation run or of "
-            "prepared sentence pairs"
-        )
-    try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
+
+    def load(meta: dict[str, Any]) -> Language:
         segmenter = load_segmenter(meta["kind"], (folder / _STATE).read_bytes().decode("utf-8"))
         entries, counts = read_entries(folder / ENTRIES_FILE)
-        language = Language(meta["name"], segmenter, entries, counts, moses=meta["moses"], lowercase=meta["lowercase"])
-        recorded = meta["fingerprint"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{folder}: the vocabulary files are damaged or incomplete ({error!r})") from error
-    if language.fingerprint != recorded:
-        raise RunError(f"{folder}: the vocabulary files are damaged: they do not give the fingerprint in {_META}")
-    return language
+        return Language(meta["name"], segmenter, entries, counts, moses=meta["moses"], lowercase=meta["lowercase"])
+
+    missing = "no vocabulary of a language; give the folder of a translation run or of prepared sentence pairs"
+    return load_vocabulary(folder / _META, load, missing)

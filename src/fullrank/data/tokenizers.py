@@ -13,9 +13,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, Self, TypeVar
 
 from fullrank.core.errors import InputError, RunError
 
@@ -29,8 +29,7 @@ _PUNCTUATION_WITH_SOS = re.compile(f"{SOS}|{_PUNCTUATION.pattern}")
 _BYTES = 256
 
 
-@runtime_checkable
-class Tokenizer(Protocol):
+class Tokenizer:
     """Text to ids and back. `start_id` is the context of the first token of a text.
 
     `encode` appends nothing. Where lines end in `<eos>`, a newline inside the text is that `<eos>`, and `decode` makes it
@@ -38,26 +37,90 @@ class Tokenizer(Protocol):
     and `decode` leaves it out. `fingerprint` is the sha256 of the entries in their order.
     """
 
-    @property
-    def kind(self) -> str: ...
-    @property
-    def start_id(self) -> int: ...
-    @property
-    def eos_id(self) -> int | None: ...
-    @property
-    def sos_id(self) -> int | None: ...
-    @property
-    def fingerprint(self) -> str: ...
-    def __len__(self) -> int: ...
-    def encode(self, text: str) -> list[int]: ...
-    def decode(self, ids: Sequence[int]) -> str: ...
-    def save(self, folder: Path) -> None: ...
+    kind: str
+    lowercase: bool
+    start_id: int
+    eos_id: int | None = None
+    sos_id: int | None = None
+    fingerprint: str
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def encode(self, text: str) -> list[int]:
+        raise NotImplementedError
+
+    def decode(self, ids: Sequence[int]) -> str:
+        raise NotImplementedError
+
+    def save(self, folder: Path) -> None:
+        """Write the files that `load_tokenizer` reads."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._save_entries(folder)
+        meta = {"kind": self.kind, "entries": len(self), "fingerprint": self.fingerprint, **self._options()}
+        (folder / META_FILE).write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
+
+    def _save_entries(self, folder: Path) -> None:
+        pass
+
+    def _options(self) -> dict[str, Any]:
+        return {"lowercase": self.lowercase}
 
 
-class WordVocabulary:
+class _Vocabulary(Tokenizer):
+    """Words or characters with their counts; `entries` stand in the order of their ids."""
+
+    def __init__(self, entries: Sequence[str], counts: Sequence[int] | None, lowercase: bool) -> None:
+        self.entries, self.counts = list(entries), list(counts or [0] * len(entries))
+        self.lowercase = lowercase
+        if len(self.counts) != len(self.entries):
+            raise InputError(f"a vocabulary of {len(self.entries)} entries with {len(self.counts)} counts")
+        self._ids = {entry: i for i, entry in enumerate(self.entries)}
+        if len(self._ids) != len(self.entries):
+            twice = next(entry for i, entry in enumerate(self.entries) if self._ids[entry] != i)
+            raise InputError(f"the entry {twice!r} stands twice in the vocabulary")
+        self.unk_id = self._ids.get(UNK)
+        self.fingerprint = digest(self.kind, self.entries)
+
+    @classmethod
+    def from_counts(
+        cls,
+        counts: Mapping[str, int],
+        *,
+        min_count: int = 1,
+        max_vocabulary: int | None = None,
+        unk: bool = True,
+        **options: Any,
+    ) -> Self:
+        """The vocabulary of counted words or characters (`<eos>` and `<sos>` counted as words); see `ranked`."""
+        keep = ["\n"] if cls is CharacterVocabulary else [EOS, SOS] if options.get("line_start") else [EOS]
+        entries, totals = ranked(counts, keep=keep, unk=unk, min_count=min_count, max_vocabulary=max_vocabulary)
+        return cls(entries, totals, **options)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def _looked_up(self, units: Iterable[str]) -> list[int]:
+        """The ids of words or characters; InputError for an unseen one in a vocabulary without `<unk>`."""
+        ids, unk = self._ids, self.unk_id
+        if unk is not None:
+            return [ids.get(entry, unk) for entry in units]
+        try:
+            return [ids[entry] for entry in units]
+        except KeyError as error:
+            raise InputError(
+                f"the {self.kind} {error.args[0]!r} is not in this vocabulary of {len(ids):,} {self.kind}s, which has no "
+                f"{UNK}; raise data.min_count to 2 or lower data.max_vocabulary when preparing the corpus"
+            ) from None
+
+    def _save_entries(self, folder: Path) -> None:
+        save_entries(folder, self.entries, self.counts)
+
+
+class WordVocabulary(_Vocabulary):
     """Words between white space, or (`split="punctuation"`) runs of letters and digits and single punctuation marks.
 
-    `entries` stand in the order of their ids, `<eos>` among them. Without `<unk>`, an unseen word is an InputError.
+    `<eos>` is among the `entries`. Without `<unk>`, an unseen word is an InputError.
     `line_end`: a newline is `<eos>`; otherwise it is white space. `line_start`: `<sos>` stands before every line.
     Decoding joins words with single spaces.
     """
@@ -74,38 +137,15 @@ class WordVocabulary:
         line_end: bool = True,
         line_start: bool = False,
     ) -> None:
-        self.entries, self.counts = list(entries), list(counts or [0] * len(entries))
-        self.lowercase, self.split, self.line_end, self.line_start = lowercase, split, line_end, line_start
+        super().__init__(entries, counts, lowercase)
+        self.split, self.line_end, self.line_start = split, line_end, line_start
         self._pattern = _PUNCTUATION_WITH_SOS if line_start else _PUNCTUATION
-        self._ids = _index(self.entries, self.counts)
         if EOS not in self._ids:
             raise InputError(f"a word vocabulary needs the entry {EOS}: it is the context of the first word")
         if line_start and (SOS not in self._ids or not line_end):
             raise InputError(f"lines that begin with {SOS} need it as an entry, and end in {EOS}")
-        self.eos_id: int | None = self._ids[EOS]
-        self.sos_id: int | None = self._ids[SOS] if line_start else None
-        self.start_id = self._ids[EOS]
-        self.unk_id = self._ids.get(UNK)
-        self.fingerprint = digest(self.kind, self.entries)
-
-    @classmethod
-    def from_counts(
-        cls,
-        counts: Mapping[str, int],
-        *,
-        min_count: int = 1,
-        max_vocabulary: int | None = None,
-        unk: bool = True,
-        line_start: bool = False,
-        **options: Any,
-    ) -> WordVocabulary:
-        """The vocabulary of counted words (`<eos>` and `<sos>` counted as words); see `ranked`."""
-        keep = [EOS, SOS] if line_start else [EOS]
-        entries, totals = ranked(counts, keep=keep, unk=unk, min_count=min_count, max_vocabulary=max_vocabulary)
-        return cls(entries, totals, line_start=line_start, **options)
-
-    def __len__(self) -> int:
-        return len(self.entries)
+        self.start_id = self.eos_id = self._ids[EOS]
+        self.sos_id = self._ids[SOS] if line_start else None
 
     def words(self, text: str) -> list[str]:
         """Words of the text, with `<eos>` at the end of a line and, with `line_start`, `<sos>` at its beginning."""
@@ -119,72 +159,41 @@ class WordVocabulary:
         return text.split() if self.split == "whitespace" else self._pattern.findall(text)
 
     def encode(self, text: str) -> list[int]:
-        return _looked_up(self.words(text), self._ids, self.unk_id, "word")
+        return self._looked_up(self.words(text))
 
     def decode(self, ids: Sequence[int]) -> str:
-        return "\n".join(
-            " ".join(self.entries[i] for i in line) for line in _lines_of(ids, len(self), self.start_id, self.sos_id)
-        )
+        lines = _lines_of(ids, len(self), self.start_id, self.sos_id)
+        return "\n".join(" ".join(self.entries[i] for i in line) for line in lines)
 
-    def save(self, folder: Path) -> None:
-        save_entries(folder, self.entries, self.counts)
+    def _options(self) -> dict[str, Any]:
         options = {"lowercase": self.lowercase, "split": self.split, "line_end": self.line_end}
-        _save_meta(folder, self, options | ({"line_start": True} if self.line_start else {}))
+        return options | ({"line_start": True} if self.line_start else {})
 
 
-class CharacterVocabulary:
+class CharacterVocabulary(_Vocabulary):
     """Characters (code points). The newline is an entry like any other; `<unk>` decodes to U+FFFD."""
 
     kind = "character"
-    eos_id: int | None = None
-    sos_id: int | None = None
 
     def __init__(self, entries: Sequence[str], counts: Sequence[int] | None = None, *, lowercase: bool = False) -> None:
-        self.entries, self.counts = list(entries), list(counts or [0] * len(entries))
-        self.lowercase = lowercase
-        self._ids = _index(self.entries, self.counts)
+        super().__init__(entries, counts, lowercase)
         if "\n" not in self._ids:
             raise InputError("a character vocabulary needs the newline: it is the context of the first character")
         self.start_id = self._ids["\n"]
-        self.unk_id = self._ids.get(UNK)
-        self.fingerprint = digest(self.kind, self.entries)
-
-    @classmethod
-    def from_counts(
-        cls,
-        counts: Mapping[str, int],
-        *,
-        min_count: int = 1,
-        max_vocabulary: int | None = None,
-        unk: bool = True,
-        lowercase: bool = False,
-    ) -> CharacterVocabulary:
-        """The vocabulary of counted characters; see `ranked`."""
-        entries, totals = ranked(counts, keep=["\n"], unk=unk, min_count=min_count, max_vocabulary=max_vocabulary)
-        return cls(entries, totals, lowercase=lowercase)
-
-    def __len__(self) -> int:
-        return len(self.entries)
 
     def encode(self, text: str) -> list[int]:
-        return _looked_up(text.lower() if self.lowercase else text, self._ids, self.unk_id, "character")
+        return self._looked_up(text.lower() if self.lowercase else text)
 
     def decode(self, ids: Sequence[int]) -> str:
         check_ids(ids, len(self))
         return "".join(_UNKNOWN_CHARACTER if i == self.unk_id else self.entries[i] for i in ids)
 
-    def save(self, folder: Path) -> None:
-        save_entries(folder, self.entries, self.counts)
-        _save_meta(folder, self, {"lowercase": self.lowercase})
 
-
-class ByteVocabulary:
+class ByteVocabulary(Tokenizer):
     """The 256 byte values of UTF-8 text; nothing is unknown. Bytes that are not UTF-8 decode to U+FFFD."""
 
     kind = "byte"
     start_id = ord("\n")
-    eos_id: int | None = None
-    sos_id: int | None = None
 
     def __init__(self, *, lowercase: bool = False) -> None:
         self.lowercase = lowercase
@@ -201,11 +210,8 @@ class ByteVocabulary:
         check_ids(ids, _BYTES)
         return bytes(int(i) for i in ids).decode("utf-8", "replace")
 
-    def save(self, folder: Path) -> None:
-        _save_meta(folder, self, {"lowercase": self.lowercase})
 
-
-class BpeTokenizer:
+class BpeTokenizer(Tokenizer):
     """A trained byte-level BPE of Hugging Face `tokenizers`; nothing is unknown to it.
 
     `line_end`: a newline is `<eos>`; otherwise it is encoded as text. `line_start`: `<sos>` stands before every line.
@@ -222,9 +228,8 @@ class BpeTokenizer:
         eos = backend.token_to_id(EOS)
         if eos is None:
             raise InputError(f"a BPE tokenizer needs the special token {EOS}: it is the context of the first token")
-        self.start_id: int = eos
-        self.eos_id: int | None = eos
-        self.sos_id: int | None = backend.token_to_id(SOS) if line_start else None
+        self.start_id = self.eos_id = eos
+        self.sos_id = backend.token_to_id(SOS) if line_start else None
         if line_start and (self.sos_id is None or not line_end):
             raise InputError(f"lines that begin with {SOS} need it as a special token, and end in {EOS}")
         self.fingerprint = hashlib.sha256(backend.to_str().encode()).hexdigest()
@@ -257,11 +262,12 @@ class BpeTokenizer:
         lines = _lines_of(ids, len(self), self.start_id, self.sos_id)
         return "\n".join(self._backend.decode_batch(lines, skip_special_tokens=False))
 
-    def save(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+    def _save_entries(self, folder: Path) -> None:
         (folder / BPE_FILE).write_text(self._backend.to_str(), encoding="utf-8", newline="\n")
+
+    def _options(self) -> dict[str, Any]:
         options = {"lowercase": self.lowercase, "line_end": self.line_end}
-        _save_meta(folder, self, options | ({"line_start": True} if self.line_start else {}))
+        return options | ({"line_start": True} if self.line_start else {})
 
 
 def train_bpe(
@@ -320,30 +326,49 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
     Raises InputError if there is none, RunError if its files are damaged (they do not give the recorded fingerprint).
     """
-    meta_path = folder / META_FILE
-    if not meta_path.is_file():
-        raise InputError(f"{folder}: no {META_FILE} there, so no vocabulary; give a run folder or a prepared corpus")
-    tokenizer: Tokenizer
-    try:
-        meta = json.loads(meta_path.read_text(encoding="utf-8"))
-        kind, fingerprint = meta["kind"], meta["fingerprint"]
+
+    def load(meta: dict[str, Any]) -> Tokenizer:
         options = {key: meta[key] for key in meta if key not in ("kind", "entries", "fingerprint")}
-        match kind:
+        match meta["kind"]:
             case "word":
-                tokenizer = WordVocabulary(*read_entries(folder / ENTRIES_FILE), **options)
+                return WordVocabulary(*read_entries(folder / ENTRIES_FILE), **options)
             case "character":
-                tokenizer = CharacterVocabulary(*read_entries(folder / ENTRIES_FILE), **options)
+                return CharacterVocabulary(*read_entries(folder / ENTRIES_FILE), **options)
             case "byte":
-                tokenizer = ByteVocabulary(**options)
+                return ByteVocabulary(**options)
             case "bpe":
-                tokenizer = BpeTokenizer(load_backend((folder / BPE_FILE).read_text(encoding="utf-8")), **options)
-            case _:
-                raise RunError(f"{meta_path}: unknown kind of vocabulary '{kind}' (known: word, byte, character, bpe)")
+                return BpeTokenizer(load_backend((folder / BPE_FILE).read_text(encoding="utf-8")), **options)
+        raise RunError(
+            f"{folder / META_FILE}: unknown kind of vocabulary '{meta['kind']}' (known: word, byte, character, bpe)"
+        )
+
+    return load_vocabulary(folder / META_FILE, load, "no vocabulary; give a run folder or a prepared corpus")
+
+
+class _Fingerprinted(Protocol):
+    fingerprint: str
+
+
+_F = TypeVar("_F", bound=_Fingerprinted)
+
+
+def load_vocabulary(path: Path, load: Callable[[dict[str, Any]], _F], missing: str) -> _F:
+    """What `load` makes of the JSON in `path` and the files beside it.
+
+    Raises InputError if there is none, RunError if its files are damaged (they do not give the recorded fingerprint).
+    """
+    if not path.is_file():
+        raise InputError(f"{path.parent}: no {path.name} there, so {missing}")
+    try:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+        loaded, recorded = load(meta), meta["fingerprint"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{folder}: the vocabulary files are damaged or incomplete ({error!r})") from error
-    if tokenizer.fingerprint != fingerprint:
-        raise RunError(f"{folder}: the vocabulary files are damaged: they do not give the fingerprint in {META_FILE}")
-    return tokenizer
+        raise RunError(f"{path.parent}: the vocabulary files are damaged or incomplete ({error!r})") from error
+    if loaded.fingerprint != recorded:
+        raise RunError(
+            f"{path.parent}: the vocabulary files are damaged: they do not give the fingerprint in {path.name}"
+        )
+    return loaded
 
 
 # entries of a vocabulary: their order, their ids, their file
@@ -411,36 +436,6 @@ def read_entries(path: Path) -> tuple[list[str], list[int]]:
         rows = [line.rstrip("\n").rpartition("\t") for line in file]
     entries = [entry.encode("ascii").decode("unicode_escape") if "\\" in entry else entry for entry, _, _ in rows]
     return entries, [int(count) for _, _, count in rows]
-
-
-def _save_meta(folder: Path, tokenizer: Tokenizer, options: Mapping[str, Any]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    meta = {"kind": tokenizer.kind, "entries": len(tokenizer), "fingerprint": tokenizer.fingerprint, **options}
-    (folder / META_FILE).write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
-
-
-def _index(entries: Sequence[str], counts: Sequence[int]) -> dict[str, int]:
-    """The id of every entry; InputError for an entry that stands twice, or for another number of counts."""
-    if len(counts) != len(entries):
-        raise InputError(f"a vocabulary of {len(entries)} entries with {len(counts)} counts")
-    ids = {entry: i for i, entry in enumerate(entries)}
-    if len(ids) != len(entries):
-        twice = next(entry for i, entry in enumerate(entries) if ids[entry] != i)
-        raise InputError(f"the entry {twice!r} stands twice in the vocabulary")
-    return ids
-
-
-def _looked_up(units: Iterable[str], ids: Mapping[str, int], unk_id: int | None, unit: str) -> list[int]:
-    """The ids of words or characters; InputError for an unseen one in a vocabulary without `<unk>`."""
-    if unk_id is not None:
-        return [ids.get(entry, unk_id) for entry in units]
-    try:
-        return [ids[entry] for entry in units]
-    except KeyError as error:
-        raise InputError(
-            f"the {unit} {error.args[0]!r} is not in this vocabulary of {len(ids):,} {unit}s, which has no {UNK}; "
-            "raise data.min_count to 2 or lower data.max_vocabulary when preparing the corpus"
-        ) from None
 
 
 def _lines_of(ids: Sequence[int], size: int, eos_id: int, sos_id: int | None) -> list[list[int]]:
