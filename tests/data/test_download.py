@@ -13,10 +13,9 @@ import pytest
 
 from fullrank.config.data import DataConfig
 from fullrank.core.errors import RunError
-from fullrank.data import download as download_module
+from fullrank.data import corpora as corpora_module
 from fullrank.data import prepare
-from fullrank.data.corpora import CORPORA, CorpusInfo
-from fullrank.data.download import download, fetch
+from fullrank.data.corpora import CORPORA, CorpusInfo, download, fetch
 
 SPLITS = ("train", "valid", "test")
 TEXTS = {split: f"the {split} text\n".encode() * 9 for split in SPLITS}
@@ -141,7 +140,7 @@ def test_a_broken_connection_is_taken_up(server, tmp_path, ranges):
 
 
 def test_progress_is_told(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(download_module, "_BLOCK", 1000)
+    monkeypatch.setattr(corpora_module, "_BLOCK", 1000)
     server.files = {"big": bytes(100_000)}
     told: list[str] = []
     fetch(f"{server.url}/big", tmp_path / "big", told.append)

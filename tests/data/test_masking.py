@@ -11,8 +11,7 @@ import torch
 
 from fullrank.core.errors import InputError
 from fullrank.data import Blocks, Masking, Streams, WordVocabulary, masked_blocks
-from fullrank.data.batches import Batch
-from fullrank.data.masking import MaskedBatch, MaskedBatches
+from fullrank.data.batches import Batch, MaskedBatch, MaskedBatches
 
 WORDS = 20
 TOKENIZER = WordVocabulary(["<eos>", *(f"w{i}" for i in range(WORDS - 2)), "<sos>"], line_start=True)

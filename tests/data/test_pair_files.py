@@ -224,7 +224,7 @@ def test_the_archive_of_the_talks(tmp_path, monkeypatch):
             archive.add(tmp_path / "orig" / "de-en", arcname="de-en")
         target.write_bytes(data.getvalue())
 
-    monkeypatch.setattr("fullrank.data.download.fetch", fetch)
+    monkeypatch.setattr("fullrank.data.corpora.fetch", fetch)
     given = DataConfig(name="iwslt14-de-en", cache=str(tmp_path / "cache"), max_vocabulary=50)
     corpus = prepare_pairs(given)
     assert [corpus.splits[split].pairs for split in SPLITS] == [45, 2, 10]

@@ -298,7 +298,7 @@ def test_a_download_is_unpacked_and_verified(tmp_path, monkeypatch):
         asked.append(url)
         target.write_bytes(gzip.compress(url.rpartition("/")[2].encode() + b"\n"))
 
-    monkeypatch.setattr("fullrank.data.download.fetch", fetch)
+    monkeypatch.setattr("fullrank.data.corpora.fetch", fetch)
     with pytest.raises(RunError, match=r"train.de is not the published file"):
         prepare_pairs(DataConfig(name="multi30k-de-en", cache=str(tmp_path)))
     assert len(asked) == 8
@@ -307,7 +307,7 @@ def test_a_download_is_unpacked_and_verified(tmp_path, monkeypatch):
     digests = {
         key: hashlib.sha256(f"{names[0]}.gz\n".encode()).hexdigest() for key, names in info.files.items()
     }  # fmt: skip
-    monkeypatch.setattr("fullrank.data.download._verify", lambda info, folder: None)
+    monkeypatch.setattr("fullrank.data.corpora._verify", lambda info, folder: None)
     corpus = prepare_pairs(DataConfig(name="multi30k-de-en", cache=str(tmp_path)))
     assert {f"{row['split']}.{'de' if row['side'] == 'source' else 'en'}": row["sha256"]
             for row in corpus.details["sources"]} == digests  # fmt: skip

@@ -5,8 +5,18 @@ from collections import Counter
 import pytest
 
 from fullrank.config.data import DataConfig
-from fullrank.data import prepare_pairs, synthetic_pairs
-from fullrank.data.synthetic_pairs import _ACTIONS, _ADJECTIVES, _MANNERS, _NOUNS, _PLACES, _STATES, _TIMES, SIZES
+from fullrank.data import prepare_pairs
+from fullrank.data.builtin import (
+    _ACTIONS,
+    _ADJECTIVES,
+    _MANNERS,
+    _NOUNS,
+    _PLACES,
+    _STATES,
+    _TIMES,
+    SYNTHETIC_SIZES,
+    synthetic_pairs,
+)
 
 ALL = (_NOUNS, _ADJECTIVES, _ACTIONS, _STATES, _MANNERS, _TIMES, _PLACES)
 TENSES = {"": "i", "te": "ax", "vo": "uy"}  # a particle before the source verb, an ending of the target verb
@@ -14,11 +24,11 @@ TENSES = {"": "i", "te": "ax", "vo": "uy"}  # a particle before the source verb,
 
 @pytest.fixture(scope="module")
 def pairs():
-    return synthetic_pairs.pairs()
+    return synthetic_pairs()
 
 
 def test_sizes_and_no_source_line_twice(pairs):
-    assert {split: len(lines) for split, lines in pairs.items()} == SIZES
+    assert {split: len(lines) for split, lines in pairs.items()} == SYNTHETIC_SIZES
     sources = [source for lines in pairs.values() for source, _ in lines]
     assert len(set(sources)) == len(sources) == 13_000
 
@@ -94,7 +104,7 @@ def test_prepared_as_a_corpus(tmp_path):
     corpus = prepare_pairs(config)
     assert corpus.label == "synthetic-translation (not a language)"
     assert not corpus.is_slice
-    assert {split: content.pairs for split, content in corpus.splits.items()} == SIZES
+    assert {split: content.pairs for split, content in corpus.splits.items()} == SYNTHETIC_SIZES
     for split in ("valid", "test"):
         assert (corpus.splits[split].source_unknown, corpus.splits[split].target_unknown) == (0, 0)
     assert (corpus.source.name, corpus.target.name) == ("svo", "sov")

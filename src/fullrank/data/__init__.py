@@ -1,13 +1,24 @@
 """Text, sentence pairs and tasks, from files to batches.
 
-`tokenizers` and `language`: text to ids. `corpora` and `download`: known corpora and where they come from. `texts` and `pairs`
-prepare a corpus once, `prepared` keeps it. `batches` and `masking` make batches. `glue` and `squad`: tasks to fine-tune on.
+`tokenizers` and `language`: text to ids. `corpora`, `sources` and `builtin`: known corpora and their source files. `texts` and
+`pairs` prepare a corpus once, `prepared` keeps it. `batches` makes batches. `glue` and `squad`: tasks to fine-tune on.
 """
 
-from fullrank.data.batches import Batch, Blocks, PairBatch, PairBatches, Streams, Windows, pair_batch
+from fullrank.data.batches import (
+    Batch,
+    Blocks,
+    MaskedBatch,
+    MaskedBatches,
+    Masking,
+    PairBatch,
+    PairBatches,
+    Streams,
+    Windows,
+    masked_blocks,
+    pair_batch,
+)
 from fullrank.data.corpora import CorpusInfo, known_corpora
 from fullrank.data.language import Language, load_language
-from fullrank.data.masking import MaskedBatch, MaskedBatches, Masking, masked_blocks
 from fullrank.data.pairs import prepare_pairs
 from fullrank.data.prepared import (
     Corpus,
@@ -32,37 +43,9 @@ from fullrank.data.tokenizers import (
 )
 
 __all__ = [
-    "Batch",
-    "Blocks",
-    "BpeTokenizer",
-    "ByteVocabulary",
-    "CharacterVocabulary",
-    "Corpus",
-    "CorpusInfo",
-    "Language",
-    "MaskedBatch",
-    "MaskedBatches",
-    "Masking",
-    "PairBatch",
-    "PairBatches",
-    "PairCorpus",
-    "PairSplit",
-    "Pairs",
-    "Split",
-    "Streams",
-    "Tokenizer",
-    "Windows",
-    "WordVocabulary",
-    "known_corpora",
-    "load_corpus",
-    "load_language",
-    "load_pairs",
-    "load_tokenizer",
-    "masked_blocks",
-    "pair_batch",
-    "prepare",
-    "prepare_pairs",
-    "train_bpe",
-    "unigram_nats",
-    "unigram_perplexity",
-]
+    "Batch", "Blocks", "BpeTokenizer", "ByteVocabulary", "CharacterVocabulary", "Corpus", "CorpusInfo", "Language",
+    "MaskedBatch", "MaskedBatches", "Masking", "PairBatch", "PairBatches", "PairCorpus", "PairSplit", "Pairs",
+    "Split", "Streams", "Tokenizer", "Windows", "WordVocabulary", "known_corpora", "load_corpus", "load_language",
+    "load_pairs", "load_tokenizer", "masked_blocks", "pair_batch", "prepare", "prepare_pairs", "train_bpe",
+    "unigram_nats", "unigram_perplexity",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Token ids as batches: running text, sentence pairs, and encoded examples.
+"""Token ids as batches: running text, masked text, sentence pairs, and encoded examples.
 
 Every batch is a pure function of (seed, epoch, index), so a position in training is two integers.
 """
@@ -17,8 +17,10 @@ from torch import Tensor
 
 from fullrank.core.errors import InputError
 from fullrank.data.prepared import Pairs
+from fullrank.data.tokenizers import Tokenizer
 
-_EXAMPLE_DRAWS = 11  # keeps the draws of examples apart from others of the same seed
+# numbers that keep draws of the same seed apart: of examples, of masks in training and in evaluation
+_EXAMPLES, _TRAINING, _EVALUATION = 11, 0x6D61736B, 0x65766163
 _GROUPED = 50  # batches of examples sorted by length together: enough for little padding, few enough to stay random
 
 
@@ -220,6 +222,110 @@ class Windows(_TextBatches):
         return Batch(batch.inputs, batch.targets, weights)
 
 
+# text with some tokens masked
+
+
+@dataclass(frozen=True)
+class MaskedBatch(Tensors):
+    """inputs (B, N) int64; at (T,) int64: positions of the chosen tokens in the flattened inputs, in order; targets (T,).
+
+    attention_mask (B, N) float32: 0 where there is padding, on the right; None: nowhere. `read`: tokens that are no padding.
+    """
+
+    inputs: Tensor
+    at: Tensor
+    targets: Tensor
+    attention_mask: Tensor | None
+    read: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens to predict."""
+        return self.at.numel()
+
+
+@dataclass(frozen=True)
+class Masking:
+    """The rule by which tokens are masked, for models that predict them (BERT, Devlin et al. 2019).
+
+    A token is chosen with `probability`. Of the chosen ones, a share `replaced` becomes `<mask>` (`mask_id`), a share `drawn` a
+    random token, and the rest stay: so a model cannot trust its input anywhere.
+    marks: ids of `<eos>` and `<sos>`, which are neither chosen nor drawn.  ordinary: the others, each drawn equally often.
+    """
+
+    probability: float
+    replaced: float
+    drawn: float
+    mask_id: int
+    marks: np.ndarray
+    ordinary: np.ndarray
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, mask_id: int, *, probability: float, replaced: float, drawn: float) -> Masking:
+        """Masking for texts of `tokenizer`. InputError if `<mask>` is an entry of it, or if it has nothing but marks."""
+        if mask_id < len(tokenizer):
+            raise InputError(
+                f"model.vocab_size: <mask> is an entry of its own, so at least {len(tokenizer) + 1}, one more than the "
+                f"vocabulary of the text; given {mask_id + 1}"
+            )
+        marks = np.array([i for i in (tokenizer.eos_id, tokenizer.sos_id) if i is not None], dtype=np.int64)
+        ordinary = np.setdiff1d(np.arange(len(tokenizer)), marks)
+        if len(ordinary) == 0:
+            raise InputError("the vocabulary of the text has nothing but <eos> and <sos>, so there is nothing to mask")
+        return cls(probability, replaced, drawn, mask_id, marks, ordinary)
+
+    def batch(self, text: Batch, generator: np.random.Generator) -> MaskedBatch:
+        """The tokens of `text` (its targets), masked. Every token that is no padding takes three numbers of `generator`."""
+        tokens = text.targets.numpy()
+        real = np.ones(tokens.shape, dtype=bool) if text.weights is None else text.weights.numpy() != 0
+        read = tokens[real]
+        choice, kind, replacement = generator.random((len(read), 3)).T
+        chosen = (choice < self.probability) & ~np.isin(read, self.marks)
+        seen = read.copy()
+        seen[chosen & (kind < self.replaced)] = self.mask_id
+        random = chosen & (kind >= self.replaced) & (kind < self.replaced + self.drawn)
+        seen[random] = self.ordinary[(replacement[random] * len(self.ordinary)).astype(np.int64)]
+        inputs = tokens.copy()
+        inputs[real] = seen
+        at = np.flatnonzero(real)[chosen]
+        return MaskedBatch(
+            torch.from_numpy(inputs),
+            torch.from_numpy(at),
+            torch.from_numpy(tokens.ravel()[at]),
+            None if real.all() else torch.from_numpy(real.astype(np.float32)),
+            len(read),
+        )
+
+
+class MaskedBatches:
+    """Batches of text, masked anew in every epoch: a pure function of (seed, epoch, index), as the text is."""
+
+    def __init__(self, text: Blocks | Streams, masking: Masking, *, seed: int) -> None:
+        self._text, self._masking, self._seed = text, masking, seed
+        self.batches_per_epoch, self.tokens_per_epoch = text.batches_per_epoch, text.tokens_per_epoch
+
+    def tokens_of_batches(self, epoch: int) -> None:
+        """Not known: a budget in tokens is planned with the mean."""
+
+    def batch(self, epoch: int, index: int) -> MaskedBatch:
+        """Batch `index` of an epoch; IndexError if there is none."""
+        text = self._text.batch(epoch, index)
+        return self._masking.batch(text, np.random.default_rng([_TRAINING, self._seed % (1 << 64), epoch, index]))
+
+
+def masked_blocks(
+    ids: np.ndarray, masking: Masking, *, batch_size: int, segment_length: int, seed: int
+) -> Iterator[MaskedBatch]:
+    """The text `ids` once, in blocks of `segment_length` tokens, masked for evaluation.
+
+    The masks depend on positions in the text and on `seed` alone: not on the size of blocks and batches.
+    """
+    generator = np.random.default_rng([_EVALUATION, seed % (1 << 64)])
+    text = Blocks(ids, batch_size=batch_size, segment_length=segment_length, start_id=int(masking.ordinary[0]))
+    for index in range(text.batches_per_epoch):
+        yield masking.batch(text.batch(0, index), generator)
+
+
 # sentence pairs
 
 
@@ -406,7 +512,7 @@ class ExampleBatches:
         def parts(order: np.ndarray, size: int) -> list[np.ndarray]:
             return [order[i : i + size] for i in range(0, len(order), size)]
 
-        generator = np.random.default_rng([_EXAMPLE_DRAWS, self._seed % (1 << 64), epoch])
+        generator = np.random.default_rng([_EXAMPLES, self._seed % (1 << 64), epoch])
         order = generator.permutation(len(self._examples))
         if not self._grouped:
             return parts(order, self._size)
@@ -428,4 +534,4 @@ def subset(count: int, most: int | None, seed: int) -> np.ndarray:
     """The fixed subset of `most` of `count` examples, drawn by `seed`, in their order; all of them for None."""
     if most is None or most >= count:
         return np.arange(count)
-    return np.sort(np.random.default_rng([_EXAMPLE_DRAWS, seed]).permutation(count)[:most])
+    return np.sort(np.random.default_rng([_EXAMPLES, seed]).permutation(count)[:most])

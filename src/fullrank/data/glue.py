@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from fullrank.config.glue import GLUE, HUB, HUB_REVISION, SCORES, GlueTask, glue_task, plain
 from fullrank.core.errors import InputError, RunError
-from fullrank.data.download import hub_rows
+from fullrank.data.corpora import hub_rows
 from fullrank.data.files import Report, existing_folder, file_digest, lines
 from fullrank.files import write_text
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from fullrank.config.data import DataConfig
 from fullrank.core.errors import InputError
-from fullrank.data import synthetic_pairs
+from fullrank.data import builtin
 from fullrank.data.corpora import CorpusInfo, pair_corpus
 from fullrank.data.files import Report, cache_root, file_digest, lines, number_of_lines
 from fullrank.data.language import (
@@ -182,7 +182,7 @@ def _build(
         marks.append(", ".join(paths[0].name for paths in files.splits["train"].sides))
     elif files.languages != info.languages:
         marks.append(" to ".join(files.languages))
-    if info.name == synthetic_pairs.NAME:
+    if info.name == builtin.SYNTHETIC:
         marks.append("not a language")
     if settings.concatenate is not None:
         marks.append(f"joined to {settings.concatenate} tokens")

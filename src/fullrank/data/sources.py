@@ -17,9 +17,8 @@ from typing import Any
 
 from fullrank.config.data import DataConfig
 from fullrank.core.errors import InputError
-from fullrank.data import synthetic_pairs
-from fullrank.data.corpora import CORPORA, CorpusInfo, iwslt_files
-from fullrank.data.download import download
+from fullrank.data import builtin
+from fullrank.data.corpora import CORPORA, CorpusInfo, download, iwslt_files
 from fullrank.data.files import Report, Section, cut_by_lines, existing_folder, file_digest, lines, number_of_lines
 
 SPLITS = ("train", "valid", "test")
@@ -36,8 +35,8 @@ _IWSLT_SEGMENT = re.compile(r'<seg id="[0-9]*">\s*|\s*</seg>\s*')
 
 def _local_folders(config: DataConfig, info: CorpusInfo, cache: Path, report: Report) -> list[Path]:
     """Folders that may hold the files of a corpus, which is downloaded where no folder is named."""
-    if info.name == synthetic_pairs.NAME:
-        return [synthetic_pairs.files(cache)]
+    if info.name == builtin.SYNTHETIC:
+        return [builtin.synthetic_files(cache)]
     if config.dir is None:
         if not info.urls:
             raise InputError(

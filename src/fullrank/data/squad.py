@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from fullrank.core.errors import InputError
-from fullrank.data.corpora import SQUAD, SQUAD_HUB, SQUAD_SIZES
-from fullrank.data.download import hub_rows
+from fullrank.data.corpora import SQUAD, SQUAD_HUB, SQUAD_SIZES, hub_rows
 from fullrank.data.files import Report
 
 MAX_LENGTH, DOC_STRIDE, MAX_QUERY_LENGTH = 384, 128, 64
