@@ -12,17 +12,18 @@ from reporting_runs import CORPUS, SLICE, comparison, make_run, two_kinds
 from rich.console import Console
 
 from fullrank.reporting import Report, report
+from fullrank.reporting.figures import PERPLEXITY
 
 
 def test_seeds_are_gathered_into_mean_and_sample_deviation(tmp_path: Path) -> None:
     compared = comparison(two_kinds(tmp_path))
     assert [row.name for row in compared.rows] == ["plain", "b"]
     plain, b = compared.rows
-    assert plain.perplexity["test"].mean == pytest.approx((120 + 122) / 2)
-    assert plain.perplexity["test"].deviation == pytest.approx(math.sqrt(2))  # sqrt((1 + 1) / (2 - 1))
-    assert b.perplexity["valid"].mean == pytest.approx(115.5)  # of perplexities, not exp of a mean loss
-    assert b.perplexity["valid"].mean != pytest.approx(math.sqrt(114 * 117))
-    assert b.perplexity["valid"].count == 2
+    assert plain.stats(PERPLEXITY)["test"].mean == pytest.approx((120 + 122) / 2)
+    assert plain.stats(PERPLEXITY)["test"].deviation == pytest.approx(math.sqrt(2))  # sqrt((1 + 1) / (2 - 1))
+    assert b.stats(PERPLEXITY)["valid"].mean == pytest.approx(115.5)  # of perplexities, not exp of a mean loss
+    assert b.stats(PERPLEXITY)["valid"].mean != pytest.approx(math.sqrt(114 * 117))
+    assert b.stats(PERPLEXITY)["valid"].count == 2
     assert b.difference["test"] == pytest.approx(111.5 / 121 - 1)
     assert plain.difference == {}
     assert (plain.best, b.best) == ((), ("valid", "test"))
@@ -34,7 +35,7 @@ def test_seeds_are_gathered_into_mean_and_sample_deviation(tmp_path: Path) -> No
 def test_runs_of_one_row_with_the_same_seed_are_no_spread(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / name, seed=1, test=test) for name, test in (("x", 100.0), ("y", 101.0))]
     rows = comparison(runs).rows
-    assert [row.perplexity["test"].deviation for row in rows] == [None, None]
+    assert [row.stats(PERPLEXITY)["test"].deviation for row in rows] == [None, None]
     assert len({row.name for row in rows}) == 2
 
 

@@ -11,7 +11,7 @@ from reporting_runs import make_run
 from fullrank.core.errors import InputError
 from fullrank.evaluation.statistics import bootstrap_interval, paired_bootstrap
 from fullrank.reporting import compare_runs
-from fullrank.reporting.translations import translations
+from fullrank.reporting.compare import translations
 
 
 def test_against_the_first_run(tmp_path: Path) -> None:

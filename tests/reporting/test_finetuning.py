@@ -51,11 +51,13 @@ def test_figures_are_those_of_the_equations(tmp_path: Path) -> None:
     assert against.welch == pytest.approx(tuple(welch.confidence_interval(0.95)))
     paired = scipy.stats.ttest_rel([100 * x for x in OTHER], [100 * x for x in BASE])
     assert against.paired == pytest.approx(tuple(paired.confidence_interval(0.95)))
-    assert against.change == pytest.approx(100 * (statistics.stdev(OTHER) / statistics.stdev(BASE) - 1))
-    assert against.p == pytest.approx(scipy.stats.levene(BASE, OTHER, center="median").pvalue)
-    assert against.f_interval is not None
-    assert against.bootstrap is not None
-    assert against.f_interval.low < against.change < against.f_interval.high
+    assert against.deviation_change_percent == pytest.approx(
+        100 * (statistics.stdev(OTHER) / statistics.stdev(BASE) - 1)
+    )
+    assert against.brown_forsythe_p == pytest.approx(scipy.stats.levene(BASE, OTHER, center="median").pvalue)
+    assert against.deviation_f_interval is not None
+    assert against.deviation_bootstrap is not None
+    assert against.deviation_f_interval.low < against.deviation_change_percent < against.deviation_f_interval.high
 
 
 def test_the_order_of_folders_changes_nothing(tmp_path: Path) -> None:
@@ -78,8 +80,10 @@ def test_one_seed_says_nothing_of_chance(tmp_path: Path) -> None:
     against = figure(found, "b").against
     assert against is not None
     assert figure(found, "b").stat.deviation is None
-    assert (against.welch, against.paired, against.change, against.f_interval) == (None,) * 4
-    assert (against.bootstrap, against.p, against.decided) == (None, None, None)
+    assert (against.welch, against.paired, against.deviation_change_percent, against.deviation_f_interval) == (
+        None,
+    ) * 4
+    assert (against.deviation_bootstrap, against.brown_forsythe_p, against.decided) == (None, None, None)
     text = printed(found, 100)
     assert "cannot be told from so few seeds" in flat(text)
     assert "unknown" in text
@@ -92,7 +96,12 @@ def test_equal_scores_give_no_interval(tmp_path: Path) -> None:
     found = summary(two_arms(tmp_path, [0.563] * 3, [0.563] * 3))
     against = figure(found, "b").against
     assert against is not None
-    assert (against.difference, against.welch, against.paired, against.change) == (0, None, None, None)
+    assert (against.difference, against.welch, against.paired, against.deviation_change_percent) == (
+        0,
+        None,
+        None,
+        None,
+    )
 
 
 def test_scores_of_squad(tmp_path: Path) -> None:
@@ -189,7 +198,7 @@ def test_the_servers_figure_stands_at_the_score_it_is_of(
     assert {name for name, paper in papers.items() if paper} == {metric}
     stated = papers[metric]
     assert stated is not None
-    assert (stated.mean, stated.deviation, stated.server) == (54.9, None, True)
+    assert (stated.mean, stated.deviation, stated.of) == (54.9, None, "test server")
     text = printed(found, 100)
     assert "54.9" in text
     assert "(server)" in text
@@ -213,7 +222,7 @@ def test_the_papers_deviations_stand_beside_ours(tmp_path: Path) -> None:
         for row in paper for seed in (1, 2, 3)
     ]  # fmt: skip
     found = summary(folders)
-    assert figure(found, "b").papers_change == pytest.approx(-10.57, abs=0.01)
+    assert figure(found, "b").paper.deviation_change_percent == pytest.approx(-10.57, abs=0.01)
     text = printed(found, 100)
     assert "59.85 ± 1.23" in text
     assert "−10.6 % in the paper" in text

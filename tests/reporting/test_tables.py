@@ -9,6 +9,7 @@ import pytest
 from reporting_runs import comparison, make_run, printed
 
 from fullrank.reporting import report
+from fullrank.reporting.figures import WITHOUT_SOS
 from fullrank.reporting.summary import summarize
 
 PAPER = {"valid": 100.04, "test": 92.95, "checkpoint": "last"}
@@ -47,10 +48,10 @@ def runs(tmp_path: Path) -> list[Path]:
 def test_means_over_seeds(runs: list[Path]) -> None:
     first, second = comparison(runs).rows
     assert (first.figures["test"].mean, first.last["test"].mean) == (106, 111)
-    assert first.without_sos["final"]["valid"].mean == 131
-    assert first.without_sos["last"]["test"].mean == 131
-    assert first.without_sos["last"]["test"].count == 2
-    assert (second.last["valid"].mean, second.without_sos["last"]["valid"].mean) == (111, 131)
+    assert first.by_checkpoint(WITHOUT_SOS)["final"]["valid"].mean == 131
+    assert first.by_checkpoint(WITHOUT_SOS)["last"]["test"].mean == 131
+    assert first.by_checkpoint(WITHOUT_SOS)["last"]["test"].count == 2
+    assert (second.last["valid"].mean, second.by_checkpoint(WITHOUT_SOS)["last"]["valid"].mean) == (111, 131)
     assert second.best == ("valid", "test"), "rows are judged by the best checkpoint"
 
 

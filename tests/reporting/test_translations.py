@@ -17,9 +17,9 @@ from reporting_runs import comparison, make_run, printed
 from test_page import Page
 
 from fullrank.reporting import Report, report
-from fullrank.reporting.measure import BLEU, CHRF, PERPLEXITY, TOKENISED_BLEU
+from fullrank.reporting.compare import Differences, baseline_of
+from fullrank.reporting.figures import BLEU, CHRF, PERPLEXITY, TOKENISED_BLEU
 from fullrank.reporting.summary import summarize
-from fullrank.reporting.translations import Differences, baseline_of
 
 
 def differences(runs: Sequence[Path]) -> Differences | None:
@@ -76,14 +76,14 @@ def test_means_over_seeds_and_the_highest_is_best(runs: list[Path]) -> None:
     highest = max(compared.rows, key=lambda row: row.figures["test"].mean)
     assert [row for row in compared.rows if "test" in row.best] == [highest]
     assert b.difference["test"] == pytest.approx(b.figures["test"].mean - plain.figures["test"].mean), "in points"
-    assert a.perplexity["test"].mean < plain.perplexity["test"].mean
+    assert a.stats(PERPLEXITY)["test"].mean < plain.stats(PERPLEXITY)["test"].mean
 
 
 def test_the_terminal(runs: list[Path]) -> None:
     text, compared = printed(runs), comparison(runs)
     b = compared.rows[2]
     spread = [BLEU.spread(b.figures[split]).replace(" ", "") for split in ("valid", "test")]
-    others = [CHRF.spread(b.scores["chrf"]["test"]), PERPLEXITY.spread(b.perplexity["test"])]
+    others = [CHRF.spread(b.stats(CHRF)["test"]), PERPLEXITY.spread(b.stats(PERPLEXITY)["test"])]
     assert cells_of(text, "b") == [
         "30,013,440", "+24,576", "31.75", spread[0], "31.44", spread[1], *(other.replace(" ", "") for other in others),
         "6,254",
@@ -103,7 +103,7 @@ def test_the_papers_tokenised_bleu_stands_beside_ours_of_that_kind(tmp_path: Pat
     compared = comparison(runs)
     assert compared.paper_measure is TOKENISED_BLEU
     text, plain = printed(runs), compared.rows[0]
-    ours, theirs = plain.figures["test"], plain.scores["tokenised_bleu"]["test"]
+    ours, theirs = plain.figures["test"], plain.stats(TOKENISED_BLEU)["test"]
     assert ours.mean != pytest.approx(theirs.mean, abs=0.1), "the made-up text tells them apart"
     cells = cells_of(text, "plain")
     assert cells[5:8] == ["27.88", BLEU.spread(theirs).replace(" ", ""), BLEU.spread(ours).replace(" ", "")]
@@ -268,7 +268,7 @@ def test_perplexity_of_a_decoder_that_sees_later_tokens_is_left_out(tmp_path: Pa
     text, compared = printed(runs), comparison(runs)
     assert compared.rows[1].best == ("valid", "test")
     assert cells_of(text, "a")[-2] == "–"
-    assert cells_of(text, "plain")[-2] == PERPLEXITY.spread(compared.rows[0].perplexity["test"])
+    assert cells_of(text, "plain")[-2] == PERPLEXITY.spread(compared.rows[0].stats(PERPLEXITY)["test"])
     assert "Perplexity of a is left out: not a next-token perplexity" in text
     assert "†" not in text
 
@@ -355,7 +355,7 @@ def test_the_page(runs: list[Path], page: Page) -> None:
     assert b[4] == "31.75"
     assert b[5] == BLEU.spread(row.figures["valid"]) + f"+{row.difference['valid']:.2f}"
     assert b[7] == BLEU.spread(row.figures["test"]) + f"+{row.difference['test']:.2f}"
-    assert b[8:10] == [CHRF.spread(row.scores["chrf"]["test"]), PERPLEXITY.spread(row.perplexity["test"])]
+    assert b[8:10] == [CHRF.spread(row.stats(CHRF)["test"]), PERPLEXITY.spread(row.stats(PERPLEXITY)["test"])]
     assert "BLEU: higher is better; the highest of comparable rows is set bold." in page.text
     assert "Beneath a BLEU: its difference to the first row, in points." in page.text
     assert SIGNATURE in page.text

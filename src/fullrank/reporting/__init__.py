@@ -1,7 +1,7 @@
 """Reports of finished runs: a comparison as one HTML page, as a table on the terminal, as JSON.
 
-`runs` reads run folders; `compare` sets rows side by side, `finetuning` arms over seeds; `summary` says what the figures
-support; `tables` has them as tables for `terminal` and `page`. `report(folders)` is the way in.
+`runs` reads run folders; `compare` sets rows side by side, `finetuning` arms over seeds; `tables` and `summary` show both
+kinds alike on the page and the terminal. `report(folders)` is the way in.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from fullrank.core.errors import InputError
 from fullrank.reporting import compare, finetuning
-from fullrank.reporting.compare import Comparison
+from fullrank.reporting.compare import Comparison, compare_runs
 from fullrank.reporting.finetuning import Tuning
 from fullrank.reporting.runs import find_runs, read_runs
-from fullrank.reporting.translations import compare_runs
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,10 +35,10 @@ class Report:
         return compare.as_json(self.content)
 
     def print(self, console: Console | None = None) -> None:
-        """Print the table and what has to be said about it."""
-        from fullrank.reporting import terminal
+        """Print the tables and what has to be said about them."""
+        from fullrank.reporting import summary
 
-        terminal.show(self.content, console)
+        summary.print_report(self.content, console)
 
     def page(self, title: str | None = None) -> str:
         """One self-contained HTML page. Equal runs give equal bytes."""

@@ -1,4 +1,7 @@
-"""Runs of one task compared as plain data: a row for each setting, over its seeds. Page, terminal and JSON show it."""
+"""Runs of one task compared as plain data: a row for each setting, over its seeds. Page, terminal and JSON show it.
+
+Translations are also compared on resampled test sets, from the files `translations/<split>.txt` that runs have kept.
+"""
 
 from __future__ import annotations
 
@@ -6,69 +9,82 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from fullrank.config.run import MASKED_TOKEN
 from fullrank.core.config import NOT_NEXT_TOKEN
-from fullrank.reporting.format import MISSING, Stat, over_runs
-from fullrank.reporting.measure import (
-    ACCURACY,
-    BLEU,
-    LAST_POSITION,
-    MEASURES,
-    PERPLEXITY,
-    SCORES,
-    TOKENISED_BLEU,
-    WITHOUT_SOS,
-    Measure,
-    choose,
-)
-from fullrank.reporting.runs import (
-    LANGUAGE_MODELING,
-    MASKED_MODELING,
-    SPLITS,
-    TRANSLATION,
-    RunRecord,
-    number,
-    row_names,
-    seeds_of_rows,
-    texts_of_rows,
-)
-from fullrank.reporting.translations import Differences, all_differences
+from fullrank.core.errors import InputError
+from fullrank.evaluation.statistics import SEED, against_first, bootstrap_interval
+from fullrank.evaluation.tasks import check_pairs, metric_named
+from fullrank.reporting import figures, runs
+from fullrank.reporting.figures import BLEU, MISSING, PERPLEXITY, SCORES, TOKENISED_BLEU, Measure, Stat
+from fullrank.reporting.runs import SPLITS, RunGroup, RunRecord, integer, number, read_run
 
 MARK = "†"  # at a figure that is no next-token perplexity
+SAMPLES = 1000  # resampled test sets
+_ROUNDING = 0.005  # BLEU of kept translations and of the result agree to the digits shown
 Stats = Mapping[str, Stat]  # by split
 
 
 @dataclass(frozen=True)
-class Row:
-    """One row: the finished runs that differ only in their seed.
+class Row(RunGroup):
+    """One row of a comparison.
 
     text: number of the text and vocabulary it was measured on; figures compare only where it is equal.
-    figures: by split, in the measure of the comparison; `last`: the same of the last checkpoint instead of the best.
-    without_sos, last_position: by checkpoint (`final`, `last`) and split, where there are any.
     difference: to the first row where the two compare, a share, or points for scores; best: the splits in which no comparable
     row has a better mean.
     """
 
-    name: str
-    runs: tuple[RunRecord, ...]
     text: int
-    figures: Stats
-    perplexity: Stats
-    scores: Mapping[str, Stats]
-    last: Stats
-    without_sos: Mapping[str, Stats]
-    last_position: Mapping[str, Stats]
-    unigram: Mapping[str, float]
-    next_token: bool
+    measure: Measure
     extra_parameters: int | None = None
     difference: Mapping[str, float] = dataclasses.field(default_factory=dict)
     best: tuple[str, ...] = ()
 
+    @cached_property
+    def figures(self) -> Stats:
+        """By split, in the measure of the comparison."""
+        return self.measure.over_runs(self.runs)
+
+    @cached_property
+    def last(self) -> Stats:
+        """The same of the last checkpoint instead of the best."""
+        return self.measure.over_runs(self.runs, "last")
+
+    @property
+    def comparable_figures(self) -> Stats:
+        return {} if self.marked else self.figures
+
+    @cached_property
+    def unigram(self) -> Mapping[str, float]:
+        return self.measure.unigrams(self.runs[0])
+
+    def stats(self, measure: Measure) -> Stats:
+        """Another figure, by split."""
+        return measure.over_runs(self.runs)
+
+    def by_checkpoint(self, measure: Measure) -> dict[str, Stats]:
+        """Another figure by checkpoint (`final`, `last`) and split, where there are any."""
+        stats = {checkpoint: measure.over_runs(self.runs, checkpoint) for checkpoint in ("final", "last")}
+        return {checkpoint: by_split for checkpoint, by_split in stats.items() if by_split}
+
+    def over_runs(self, key: str) -> Stat | None:
+        """A number of the results, over the runs."""
+        return figures.over_runs(number(run.get(key)) for run in self.runs)
+
+    @property
+    def ms_per_step(self) -> dict[str, Stat]:
+        """Milliseconds per training step, by phase."""
+        steps = [run.ms_per_step for run in self.runs]
+        stats = {phase: figures.over_runs(one.get(phase) for one in steps) for one in steps for phase in one}
+        return {phase: stat for phase, stat in stats.items() if stat is not None}
+
     @property
     def parameters(self) -> int | None:
-        return self.runs[0].parameters
+        return integer(self.runs[0].get("parameters", "total"))
 
     @property
     def paper(self) -> Mapping[str, Any]:
@@ -87,7 +103,7 @@ class Row:
     @property
     def protocol(self) -> str:
         """How the row was evaluated, in words."""
-        return " and ".join(dict.fromkeys(str(run.of("protocol") or "not recorded") for run in self.runs))
+        return " and ".join(dict.fromkeys(str(run.get("protocol") or "not recorded") for run in self.runs))
 
     @property
     def shown_protocol(self) -> str:
@@ -95,37 +111,26 @@ class Row:
         return self.protocol.removesuffix(f"; {NOT_NEXT_TOKEN}")
 
     @property
+    def next_token(self) -> bool:
+        return self.measure.higher or all(run.next_token for run in self.runs)
+
+    @property
     def marked(self) -> bool:
         """Its figures look like next-token perplexities and are none: they compare with no other row."""
-        return not self.next_token and self.runs[0].task != MASKED_MODELING
-
-    @property
-    def comparable_figures(self) -> Stats:
-        return {} if self.marked else self.figures
-
-    @property
-    def signatures(self) -> dict[str, tuple[str, ...]]:
-        """sacreBLEU's signatures of its scores, by the key of the measure."""
-        found = {}
-        for score in SCORES:
-            ways = [run.of("final", split, f"{score.key}_signature") for run in self.runs for split in SPLITS]
-            found[score.key] = tuple(dict.fromkeys(str(way) for way in ways if way))
-        return {key: ways for key, ways in found.items() if ways}
-
-    @property
-    def ms_per_step(self) -> dict[str, Stat]:
-        """Milliseconds per training step, by phase."""
-        steps = [run.ms_per_step for run in self.runs]
-        stats = {phase: over_runs(one.get(phase) for one in steps) for one in steps for phase in one}
-        return {phase: stat for phase, stat in stats.items() if stat is not None}
-
-    def over_runs(self, key: str) -> Stat | None:
-        """A number of the results, over the runs."""
-        return over_runs(number(run.of(key)) for run in self.runs)
+        return not self.next_token and self.runs[0].task != runs.MASKED_MODELING
 
     def mark(self, text: str) -> str:
         """A figure as text, with the mark where it is no next-token perplexity."""
         return f"{text} {MARK}" if self.marked and text != MISSING else text
+
+
+def signatures(runs: Sequence[RunRecord]) -> dict[str, tuple[str, ...]]:
+    """sacreBLEU's signatures of the scores of runs, each once, by the key of the measure."""
+    signed = {
+        score.key: [run.get("final", split, f"{score.key}_signature") for run in runs for split in SPLITS]
+        for score in SCORES
+    }
+    return {key: tuple(dict.fromkeys(str(way) for way in ways if way)) for key, ways in signed.items() if any(ways)}
 
 
 @dataclass(frozen=True)
@@ -147,20 +152,13 @@ class Comparison:
 
     @property
     def task(self) -> str:
-        runs = (*self.runs, *self.unfinished)
-        return runs[0].task if runs else LANGUAGE_MODELING
-
-    @property
-    def translates(self) -> bool:
-        return self.task == TRANSLATION
+        records = (*self.runs, *self.unfinished)
+        return records[0].task if records else runs.LANGUAGE_MODELING
 
     @property
     def groups(self) -> list[list[Row]]:
         """Rows that were measured on the same text, for each text."""
-        groups: dict[int, list[Row]] = {}
-        for row in self.rows:
-            groups.setdefault(row.text, []).append(row)
-        return list(groups.values())
+        return [[row for row in self.rows if row.text == text] for text in dict.fromkeys(row.text for row in self.rows)]
 
     @property
     def comparable(self) -> bool:
@@ -173,7 +171,7 @@ class Comparison:
 
     @property
     def split(self) -> str:
-        """The split by which rows are judged: `test` if any row has it, else `valid`."""
+        """The split by which rows are judged."""
         return judged_split(self.rows)
 
     @property
@@ -205,20 +203,19 @@ class Comparison:
         """The last checkpoint has a column: it is the paper's, and not everywhere our best."""
         return self.paper_is_last and any(row.last and row.last != row.figures for row in self.rows)
 
-    @property
-    def signatures(self) -> dict[str, tuple[str, ...]]:
-        """sacreBLEU's signatures by the key of the measure, each once."""
-        keys = dict.fromkeys(key for row in self.rows for key in row.signatures)
-        return {
-            key: tuple(dict.fromkeys(way for row in self.rows for way in row.signatures.get(key, ()))) for key in keys
-        }
-
     @cached_property
     def differences(self) -> tuple[Differences, ...]:
-        """Rows against their baselines on resampled test sets, an entry for each split; empty without translations."""
+        """Rows against their baselines on resampled test sets; empty without translations.
+
+        Of the test split (else of validation, where translations of it were kept), then of further test sets.
+        """
         if self.measure is not BLEU:
             return ()
-        return all_differences([(row.name, row.runs, row.text) for row in self.rows])
+        judged = (differences(self.rows, split) for split in reversed(SPLITS))
+        others = dict.fromkeys(split for run in self.runs for split in run.references if split not in SPLITS)
+        tested = [next((one for one in judged if one is not None), None)]
+        tested += [differences(self.rows, split) for split in others]
+        return tuple(one for one in tested if one is not None)
 
 
 def judged_split(rows: Sequence[Row]) -> str:
@@ -236,56 +233,26 @@ def best_row(rows: Sequence[Row], measure: Measure, split: str) -> Row | None:
 def compare(records: Sequence[RunRecord]) -> Comparison:
     """Comparison of runs. The first run says if translation, language or masked language models are compared."""
     same_task = [record for record in records if record.task == records[0].task]
-    left_out = tuple(record for record in records if record.task != records[0].task)
     finished = [record for record in same_task if record.result is not None]
-    measure = choose(finished or same_task)
-    groups = seeds_of_rows(finished)
-    rows = [_row(*parts, measure) for parts in zip(row_names(groups), groups, texts_of_rows(groups), strict=True)]
+    measure, groups = figures.choose(finished or same_task), runs.group_by_seed(finished)
+    rows = [
+        Row(name, slot, runs, text, measure)
+        for slot, (name, runs, text) in enumerate(
+            zip(runs.row_names(groups), groups, runs.texts_of_rows(groups), strict=True)
+        )
+    ]
     return Comparison(
         tuple(_with_neighbours(row, rows, measure) for row in rows),
         tuple(record for record in same_task if record.result is None),
         measure,
-        left_out,
+        tuple(record for record in records if record.task != records[0].task),
     )
-
-
-def _row(name: str, runs: tuple[RunRecord, ...], text: int, measure: Measure) -> Row:
-    return Row(
-        name=name,
-        runs=runs,
-        text=text,
-        figures=stats_of(runs, measure),
-        perplexity=stats_of(runs, PERPLEXITY),
-        scores={score.key: stats for score in (*SCORES, ACCURACY) if (stats := stats_of(runs, score))},
-        last=stats_of(runs, measure, "last"),
-        without_sos=_by_checkpoint(runs, WITHOUT_SOS),
-        last_position=_by_checkpoint(runs, LAST_POSITION),
-        unigram=unigram_of(runs[0], measure),
-        next_token=measure.higher or all(run.next_token for run in runs),
-    )
-
-
-def stats_of(runs: Sequence[RunRecord], measure: Measure, checkpoint: str = "final") -> dict[str, Stat]:
-    """A figure over the runs of a row, by split."""
-    stats = {split: over_runs(measure.final(run, split, checkpoint) for run in runs) for split in SPLITS}
-    return {split: stat for split, stat in stats.items() if stat is not None}
-
-
-def _by_checkpoint(runs: Sequence[RunRecord], measure: Measure) -> dict[str, Stats]:
-    return {name: stats for name in ("final", "last") if (stats := stats_of(runs, measure, name))}
-
-
-def unigram_of(run: RunRecord, measure: Measure) -> dict[str, float]:
-    """Figures of word frequencies alone, by split."""
-    return {split: value for split in SPLITS if (value := measure.unigram(run, split)) is not None}
 
 
 def _with_neighbours(row: Row, rows: Sequence[Row], measure: Measure) -> Row:
     """The row with what follows from the others: extra parameters, differences to the first, where it is best."""
-    first = rows[0]
-    known = row.parameters is not None and first.parameters is not None
+    first, best = rows[0], []
     difference: dict[str, float] = {}
-    best = []
     for split, stat in row.comparable_figures.items():
         base = first.comparable_figures.get(split)
         if row is not first and base is not None and row.text == first.text:
@@ -295,12 +262,12 @@ def _with_neighbours(row: Row, rows: Sequence[Row], measure: Measure) -> Row:
         means = [rival.mean for rival in rivals if rival is not None]
         if len(means) > 1 and measure.show(stat.mean) == measure.show(measure.best(means)):
             best.append(split)
-    return dataclasses.replace(
-        row,
-        extra_parameters=(row.parameters or 0) - (first.parameters or 0) if known else None,
-        difference=difference,
-        best=tuple(best),
-    )
+    known = row.parameters is not None and first.parameters is not None
+    extra = (row.parameters or 0) - (first.parameters or 0) if known else None
+    return dataclasses.replace(row, extra_parameters=extra, difference=difference, best=tuple(best))
+
+
+# -- JSON -------------------------------------------------------------------------------------------------------------
 
 
 def as_json(compared: Comparison) -> dict[str, Any]:
@@ -327,23 +294,24 @@ def _stat(stat: Stat | None) -> dict[str, Any] | None:
     return None if stat is None else dataclasses.asdict(stat)
 
 
-def _by_split(stats: Stats) -> dict[str, Any]:
-    return {split: _stat(stat) for split, stat in stats.items()}
+def _by_key(stats: Stats) -> dict[str, Any]:
+    return {key: _stat(stat) for key, stat in stats.items()}
 
 
 def _row_as_json(row: Row, measure: Measure) -> dict[str, Any]:
-    others = [one for one in MEASURES if one is not PERPLEXITY and stats_of(row.runs, one)]
-    figures: dict[str, Any] = {}
+    others = [one for one in figures.MEASURES if one is not PERPLEXITY and row.stats(one)]
+    values: dict[str, Any] = {}
     for one in others:
-        figures[one.key] = _by_split(stats_of(row.runs, one))
+        values[one.key] = _by_key(row.stats(one))
         if one.in_bits:
-            figures[f"unigram_{one.key}"] = unigram_of(row.runs[0], one)
-        if one.key in row.signatures:
-            figures[f"{one.key}_signature"] = list(row.signatures[one.key])
+            values[f"unigram_{one.key}"] = one.unigrams(row.runs[0])
+    values |= {f"{key}_signature": list(ways) for key, ways in signatures(row.runs).items()}
     other_splits: dict[str, Any] = {}
     for split in dict.fromkeys(split for run in row.runs for split in run.other_splits):
-        stats = {one.key: over_runs(one.final(run, split) for run in row.runs) for one in (PERPLEXITY, *SCORES)}
-        other_splits[split] = {key: _stat(stat) for key, stat in stats.items() if stat is not None}
+        scores = {
+            one.key: figures.over_runs(one.final(run, split) for run in row.runs) for one in (PERPLEXITY, *SCORES)
+        }
+        other_splits[split] = {key: _stat(stat) for key, stat in scores.items() if stat is not None}
     return {
         "name": row.name,
         "task": row.runs[0].task,
@@ -354,26 +322,216 @@ def _row_as_json(row: Row, measure: Measure) -> dict[str, Any]:
         "parameters": row.parameters,
         "extra_parameters": row.extra_parameters,
         "measure": measure.key,
-        "perplexity": _by_split(row.perplexity),
-        **figures,
-        "last": {measure.key: _by_split(row.last)} if row.last else None,
-        WITHOUT_SOS.key: {name: _by_split(stats) for name, stats in row.without_sos.items()} or None,
+        "perplexity": _by_key(row.stats(PERPLEXITY)),
+        **values,
+        "last": {measure.key: _by_key(row.last)} if row.last else None,
         "next_token": row.next_token,
         "remark": None if row.next_token else NOT_NEXT_TOKEN if row.marked else MASKED_TOKEN,
-        "last_position": {name: _by_split(stats) for name, stats in row.last_position.items()} or None,
+        **{
+            key: {name: _by_key(stats) for name, stats in row.by_checkpoint(one).items()} or None
+            for key, one in ((figures.WITHOUT_SOS.key, figures.WITHOUT_SOS), ("last_position", figures.LAST_POSITION))
+        },
         "difference": dict(row.difference),
         "difference_in": "points" if measure.higher else "share",
         "best": list(row.best),
         "other_splits": other_splits,
         "paper": dict(row.paper) or None,
-        "unigram_perplexity": unigram_of(row.runs[0], PERPLEXITY),
-        "tokens_per_second": _stat(row.over_runs("tokens_per_second")),
-        "ms_per_step": _by_split(row.ms_per_step),
-        "wall_seconds": _stat(row.over_runs("wall_seconds")),
-        "peak_memory_mib": _stat(row.over_runs("peak_memory_mib")),
+        "unigram_perplexity": PERPLEXITY.unigrams(row.runs[0]),
+        "ms_per_step": _by_key(row.ms_per_step),
+        **{key: _stat(row.over_runs(key)) for key in ("tokens_per_second", "wall_seconds", "peak_memory_mib")},
         "runs": [
             _run_as_json(run)
             | {one.key: {split: one.final(run, split) for split in SPLITS} for one in (PERPLEXITY, *others)}
             for run in row.runs
         ],
     }
+
+
+# -- translations on resampled test sets ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A row against its baseline on resampled test sets, means over the runs of each.
+
+    low, high: 95 % interval of `difference` over sentences, for these very models; seeds_low, seeds_high: over seeds, by
+    Welch, None where a row has one run. ahead: the share of the samples in which the row is above its baseline.
+    """
+
+    row: str
+    score: float
+    runs: int
+    baseline: str
+    baseline_score: float
+    baseline_runs: int
+    difference: float
+    low: float
+    high: float
+    p_value: float
+    ahead: float
+    seeds_low: float | None
+    seeds_high: float | None
+
+    @property
+    def decided(self) -> bool:
+        """The interval over sentences leaves out 0."""
+        return self.low > 0 or self.high < 0
+
+
+@dataclass(frozen=True)
+class Differences:
+    """All rows that could be compared with their baselines on a split; `left_out` says why other runs could not."""
+
+    split: str
+    samples: int
+    seed: int
+    sentences: int
+    rows: tuple[Difference, ...]
+    left_out: tuple[str, ...]
+
+    @property
+    def baselines(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(row.baseline for row in self.rows))
+
+
+def differences(rows: Sequence[Row], split: str) -> Differences | None:
+    """Paired bootstrap of BLEU of every row with its baseline (`baseline_of`); None where nothing can be compared.
+
+    Only rows that were measured on the same text are compared. A run whose translations are missing, or do not have the
+    BLEU that its result states, is left out.
+    """
+    base = next((run for row in rows for run in row.runs if split in run.references), None)
+    if base is None or len(rows) < 2:
+        return None
+    lowercase = _in_lower_case(base, split)
+    metric = metric_named(BLEU.key, lowercase=lowercase)
+    left_out: list[str] = []
+    counts: dict[str, list[np.ndarray]] = {row.name: [] for row in rows}
+    for row in rows:
+        for run in row.runs:
+            try:
+                counts[row.name].append(_checked_counts(run, base, split, lowercase))
+            except InputError as error:
+                left_out.append(f"{row.name}, {run.folder if run.seed is None else f'seed {run.seed}'}: {error}")
+    texts = {row.name: row.text for row in rows}
+    baselines = {name: baseline_of(name, list(texts)) for name in texts}
+    compared = [
+        name
+        for name, baseline in baselines.items()
+        if baseline != name and texts[baseline] == texts[name] and counts[name] and counts[baseline]
+    ]
+    if not compared or len(counts[compared[0]][0]) < 2:
+        return None
+    tested: dict[str, Difference] = {}
+    for baseline in dict.fromkeys(baselines[name] for name in compared):
+        names = [name for name in compared if baselines[name] == baseline]
+        pairs = against_first([counts[name] for name in (baseline, *names)], metric, samples=SAMPLES, seed=SEED)
+        for name, pair in zip(names, pairs, strict=True):
+            tested[name] = Difference(
+                name, pair["b"], len(counts[name]), baseline, pair["a"], len(counts[baseline]),
+                pair["difference"], pair["low"], pair["high"], pair["p_value"], pair["wins"]["b"] / SAMPLES,
+                pair["seeds"]["low"], pair["seeds"]["high"],
+            )  # fmt: skip
+    sentences = len(counts[compared[0]][0])
+    return Differences(split, SAMPLES, SEED, sentences, tuple(tested[name] for name in compared), tuple(left_out))
+
+
+def baseline_of(name: str, names: Sequence[str]) -> str:
+    """The row that a row is compared with: `h64-plain` for `h64-a-cross` (longest prefix), else the first row."""
+    parts = name.split("-")
+    for end in range(len(parts), 0, -1):
+        if (baseline := "-".join([*parts[:end], "plain"])) in names and baseline != name:
+            return baseline
+    prefix = name.removesuffix("plain")
+    has_others = any(other.startswith(prefix) and other != name for other in names)
+    return name if parts[-1] == "plain" and len(parts) > 1 and has_others else names[0]
+
+
+def _in_lower_case(record: RunRecord, split: str) -> bool:
+    """The run's BLEU ignores case, as its signature says."""
+    return "case:lc" in str(record.get("final", split, "bleu_signature") or "").split("|")
+
+
+def _checked_counts(run: RunRecord, base: RunRecord, split: str, lowercase: bool) -> np.ndarray:
+    """Counts (S, F) of n-grams in a run's translations; InputError if they cannot be compared with those of `base`."""
+    if split not in run.references:
+        raise InputError(f"it has kept no translations of the {split} split")
+    if run.references[split] != base.references[split]:
+        raise InputError(f"its {split} references are not those of {base.folder}")
+    if _in_lower_case(run, split) != lowercase:
+        raise InputError(f"case counts in only one of its BLEU and that of {base.folder}")
+    metric = metric_named(BLEU.key, lowercase=lowercase)
+    counts = metric.statistics(*translations(run.folder, split))
+    stated, score = BLEU.final(run, split), float(metric.score(counts.sum(axis=0)))
+    if stated is not None and abs(score - stated) > _ROUNDING:
+        raise InputError(f"its translations have a BLEU of {BLEU.show(score)}, its result says {BLEU.show(stated)}")
+    return counts
+
+
+def translations(folder: Path, split: str) -> tuple[list[str], list[str]]:
+    """Detokenised hypotheses and references that a run has kept of a split, a line each.
+
+    InputError if a file is missing or the two have different numbers of lines.
+    """
+    path, reference = (folder / runs.TRANSLATIONS / f"{split}{ending}" for ending in (".txt", ".reference.txt"))
+    for file in (path, reference):
+        if not file.is_file():
+            kept = sorted(other.name for other in path.parent.glob("*.txt")) if path.parent.is_dir() else []
+            there = f"; there are {', '.join(kept)}" if kept else ""
+            raise InputError(f"{file}: no such file{there}. Only a finished translation run keeps its translations")
+    hypotheses, references = _lines(path), _lines(reference)
+    try:
+        check_pairs(hypotheses, references)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    return hypotheses, references
+
+
+def _lines(path: Path) -> list[str]:
+    """Only \\n ends a line: a translation may hold other characters that Python counts as ends."""
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 text") from error
+    return text.removesuffix("\n").split("\n") if text else []
+
+
+def compare_runs(
+    folders: Sequence[Path], split: str = "test", samples: int = SAMPLES, seed: int = SEED, metric: str = "bleu"
+) -> dict[str, Any]:
+    """Paired bootstrap of the runs in `folders` with the first of them, on the translations they have kept of a split.
+
+    `runs` has for each folder its score with its own interval, `against_first` for each folder after the first the result of
+    `evaluation.statistics.paired_bootstrap` (a: the first, b: this one). Case is ignored where the signatures say so.
+    Raises InputError for fewer than two folders, for runs without translations, and where their references differ.
+    """
+    if len(folders) < 2:
+        raise InputError(f"at least two runs are compared, given {len(folders)}")
+    records = [read_run(Path(folder)) for folder in folders]
+    kept = [translations(record.folder, split) for record in records]
+    references = kept[0][1]
+    for record, (_, other) in zip(records, kept, strict=True):
+        if other != references:
+            raise InputError(
+                f"{record.folder} and {records[0].folder} were not scored on the same {split} references "
+                f"({len(other):,} and {len(references):,} lines): their translations do not compare"
+            )
+    cases = [_in_lower_case(record, split) for record in records]
+    if len(set(cases)) > 1:
+        raise InputError(f"{records[cases.index(True)].folder}: its BLEU ignores case, that of the others does not")
+    measure = metric_named(metric, lowercase=cases[0])
+    arms = [[measure.statistics(hypotheses, references)] for hypotheses, _ in kept]
+    pairs = against_first(arms, measure, samples=samples, seed=seed)
+    how: dict[str, Any] = {"metric": metric, "lowercase": cases[0], "samples": samples, "seed": seed}
+    return {
+        "split": split, **how, "sentences": len(references),
+        "runs": [
+            {"folder": str(record.folder), "name": record.name, **bootstrap_interval(hypotheses, references, **how)}
+            for record, (hypotheses, _) in zip(records, kept, strict=True)
+        ],
+        "against_first": [
+            {"folder": str(record.folder), "first": str(records[0].folder)}
+            | {key: value for key, value in pair.items() if key != "seeds"}
+            for record, pair in zip(records[1:], pairs, strict=True)
+        ],
+    }  # fmt: skip

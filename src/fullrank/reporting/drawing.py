@@ -1,27 +1,185 @@
-"""Geometry of the figures of a page: curves over training, and the scores of single seeds. `templates/macros.html` draws it."""
+"""Figures of a page: curves read from the lines of runs, and the geometry that `templates/macros.html` draws as SVG."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from fullrank.reporting import format
-from fullrank.reporting.curves import Curve, Series
-from fullrank.reporting.format import Stat
+from fullrank.reporting.figures import Stat, short_count
+from fullrank.reporting.runs import RunRecord, number
 
+POINTS = 260  # more cannot be told apart at the width of a figure
+SMOOTH_FROM = 100  # curves with fewer lines are drawn as they are
 COLOURS = 8  # of the palette; more rows take them again
 WIDTH, NARROW, HEIGHT = 430, 370, 280  # user units; the page scales a drawing to its column
 _LEFT, _TOP, _BOTTOM = 50, 28, 40
 _NAMES = 108  # space at the right of curves for the names of the rows
-_NAME_LENGTH = 14
+Reader = Callable[[Mapping[str, Any]], float | None]  # a value of a line of metrics.jsonl
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points (x, y) of one run."""
+
+    x: np.ndarray
+    y: np.ndarray
+
+
+@dataclass(frozen=True)
+class Series:
+    """Curves of the seeds of one row. `slot` is its colour, `finished` False draws it dashed."""
+
+    name: str
+    slot: int
+    curves: tuple[Curve, ...]
+    finished: bool = True
+
+    @property
+    def mean(self) -> Curve | None:
+        """Mean over the seeds where all of them have a point; None if they share fewer than two."""
+        first, *others = self.curves
+        shared = first.x
+        for curve in others:
+            shared = np.intersect1d(shared, curve.x)
+        if len(shared) < 2:
+            return None
+        return Curve(shared, np.mean([curve.y[np.isin(curve.x, shared)] for curve in self.curves], axis=0))
+
+    @property
+    def last(self) -> float:
+        """Mean of the curves' last values."""
+        return float(np.mean([curve.y[-1] for curve in self.curves]))
+
+
+# -- curves from the lines of a run ----------------------------------------------------------------------------------
+
+
+def validation(record: RunRecord, read: Reader, steps_per_epoch: float | None = None) -> Curve | None:
+    """Values of the validation lines over training tokens; over epochs where their length is given."""
+
+    def epochs(line: Mapping[str, Any]) -> float | None:
+        step = number(line.get("step"))
+        return None if step is None or steps_per_epoch is None else step / steps_per_epoch
+
+    x = _tokens_by_step(record) if steps_per_epoch is None else epochs
+    return _curve((x(line), read(line)) for line in record.metrics if line.get("split") == "valid")
+
+
+def steps_per_epoch(record: RunRecord) -> float | None:
+    """Steps in an epoch of a finished run; None if it does not say."""
+    steps, epochs = number(record.get("steps")), number(record.get("epochs"))
+    return steps / epochs if steps and epochs and epochs > 0 else None
+
+
+def training_loss(record: RunRecord) -> Curve | None:
+    """Training loss in nats per token over training tokens, smoothed."""
+    tokens = _tokens_by_step(record)
+    lines = (line for line in record.metrics if line.get("split") == "train")
+    return _thinned(_smoothed(_curve((tokens(line), number(line.get("nll"))) for line in lines)))
+
+
+def learning_rate(record: RunRecord) -> Curve | None:
+    """Learning rate over training tokens."""
+    tokens = _tokens_by_step(record)
+    return _thinned(_curve((tokens(line), number(line.get("lr"))) for line in record.metrics if "lr" in line))
+
+
+def speed(record: RunRecord) -> Curve | None:
+    """Tokens per second over minutes trained, smoothed. A clock that starts anew after a resume is carried on."""
+    points = []
+    before = last = 0.0
+    for line in record.timing:
+        if (seconds := number(line.get("seconds"))) is not None:
+            before += last if seconds < last else 0.0
+            last = seconds
+            points.append(((before + seconds) / 60, number(line.get("tokens_per_second"))))
+    return _thinned(_smoothed(_curve(points)))
+
+
+def window(lines: int) -> int:
+    """Lines in the centred moving average of a curve: about one in a hundred, always odd, 1 for short curves."""
+    return 1 if lines < SMOOTH_FROM else 2 * (lines // 200) + 1
+
+
+def _curve(points: Iterable[tuple[float | None, float | None]]) -> Curve | None:
+    """Points whose both values exist, one for each x (the last counts), in rising x; None below two points."""
+    known = {x: y for x, y in points if x is not None and y is not None}
+    if len(known) < 2:
+        return None
+    x = sorted(known)
+    return Curve(np.array(x), np.array([known[value] for value in x]))
+
+
+def _tokens_by_step(record: RunRecord) -> Reader:
+    """Training tokens at a line: read from training lines, in proportion to the step in between and beyond."""
+    known: dict[float, float] = {}
+    for line in record.metrics:
+        step, tokens = number(line.get("step")), number(line.get("tokens"))
+        if line.get("split") == "train" and step and tokens is not None:
+            known[step] = tokens
+    counted = [known[step] for step in sorted(known)]
+    if not counted or any(later <= earlier for earlier, later in pairwise(counted)):
+        steps, seen = number(record.get("steps")), number(record.get("tokens_seen"))
+        known = {steps: seen} if steps and seen else {1.0: 1.0}
+    at_steps = np.array([0.0, *sorted(known)])
+    at_tokens = np.array([0.0, *(known[step] for step in sorted(known))])
+
+    def tokens_at(line: Mapping[str, Any]) -> float | None:
+        step = number(line.get("step"))
+        if step is not None and step > at_steps[-1]:
+            return float(at_tokens[-1] * step / at_steps[-1])
+        return None if step is None else float(np.interp(step, at_steps, at_tokens))
+
+    return tokens_at
+
+
+def _smoothed(curve: Curve | None) -> Curve | None:
+    if curve is None or (width := window(len(curve.y))) == 1:
+        return curve
+    total = np.concatenate([[0.0], np.cumsum(curve.y)])
+    index = np.arange(len(curve.y))
+    before = np.minimum(index, width // 2)  # narrower at the start, where a curve is steep, so still centred there
+    after = np.minimum(before, len(curve.y) - 1 - index)  # one-sided at the end, where it is flat
+    return Curve(curve.x, (total[index + after + 1] - total[index - before]) / (before + after + 1))
+
+
+def _thinned(curve: Curve | None) -> Curve | None:
+    if curve is None or len(curve.x) <= POINTS:
+        return curve
+    kept = np.unique(np.linspace(0, len(curve.x) - 1, POINTS).round().astype(int))
+    return Curve(curve.x[kept], curve.y[kept])
+
+
+def merged(series: Sequence[Series]) -> list[Series]:
+    """One series for all where every curve is the same, as learning rates often are."""
+    drawn = [curve for one in series for curve in one.curves]
+    same = len(series) > 1 and all(
+        np.array_equal(c.x, drawn[0].x) and np.array_equal(c.y, drawn[0].y) for c in drawn[1:]
+    )
+    return [Series("all rows", 0, (drawn[0],))] if same else list(series)
+
+
+def second_half(series: Sequence[Series]) -> list[Series]:
+    """The series from half of the longest x on; those without two points there are left out."""
+    start = 0.5 * max((float(curve.x[-1]) for one in series for curve in one.curves), default=0.0)
+    halves = []
+    for one in series:
+        cut = [Curve(c.x[c.x >= start], c.y[c.x >= start]) for c in one.curves]
+        if long := tuple(curve for curve in cut if len(curve.x) > 1):
+            halves.append(Series(one.name, one.slot, long, one.finished))
+    return halves
+
+
+# -- geometry ---------------------------------------------------------------------------------------------------------
 
 
 class Tick(NamedTuple):
-    """A place on an axis with its label; `grid`: with a thin line."""
+    """A position on an axis with its label."""
 
     at: float
     text: str
@@ -43,12 +201,12 @@ class Stroke:
 
 
 class Label(NamedTuple):
-    """A text in the colour of a row."""
+    """A text (or a dot, without text) in the colour of a row."""
 
     slot: int
     x: float
     y: float
-    text: str
+    text: str = ""
 
 
 @dataclass
@@ -76,7 +234,7 @@ class Drawing:
     names: list[Label] = field(default_factory=list)
 
 
-def curves(
+def draw_curves(
     heading: str,
     note: str,
     series: Sequence[Series],
@@ -86,63 +244,56 @@ def curves(
     log: bool = False,
     from_zero: bool = False,
     width: int = WIDTH,
-    show: Callable[[float], str] = format.short_count,
-) -> Drawing | None:
-    """Curves of several rows: thin lines for single seeds, a thick one for their mean, names at the ends."""
+    show: Callable[[float], str] = short_count,
+) -> list[Drawing]:
+    """Curves of several rows: thin lines for single seeds, a thick one for their mean, names at the ends. Empty without any."""
     if not series:
-        return None
+        return []
     ends = ", ".join(f"{one.name} {one.last:.4g}" for one in series)
     alt = f"{heading} over {x_label}. Last values: {ends}."
-    drawing = Drawing(
-        heading, [note], alt, width, HEIGHT, _LEFT, width - _NAMES, _TOP, HEIGHT - _BOTTOM, x_label, y_label
-    )
+    right, bottom = width - _NAMES, HEIGHT - _BOTTOM
+    drawing = Drawing(heading, [note], alt, width, HEIGHT, _LEFT, right, _TOP, bottom, x_label, y_label)
     drawn = [curve for one in series for curve in one.curves]
     x_low, x_high = min(c.x[0] for c in drawn), max(c.x[-1] for c in drawn)
-    y_low, y_high = min(c.y.min() for c in drawn), max(c.y.max() for c in drawn)
-    y_low = 0.0 if from_zero else y_low
+    y_low, y_high = 0.0 if from_zero else min(c.y.min() for c in drawn), max(c.y.max() for c in drawn)
     if log:
         y_low, y_high = math.log10(y_low), math.log10(y_high)
     margin = 0.04 * (y_high - y_low) or 0.05 * abs(y_high) or 1.0
     y_low, y_high = y_low - (0 if from_zero else margin), y_high + margin
 
     def x_at(x: float) -> float:
-        return _LEFT + 4 + (drawing.right - _LEFT - 4) * (x - x_low) / (x_high - x_low or 1.0)
+        return _LEFT + 4 + (right - _LEFT - 4) * (x - x_low) / (x_high - x_low or 1.0)
 
     def y_at(y: float) -> float:
-        value = math.log10(y) if log else y
-        return drawing.bottom - (drawing.bottom - _TOP) * (value - y_low) / (y_high - y_low)
+        return bottom - (bottom - _TOP) * ((math.log10(y) if log else y) - y_low) / (y_high - y_low)
 
-    drawing.x_ticks = [Tick(x_at(x), format.short_count(x)) for x in ticks(x_low, x_high, 6)]
+    def stroke(one: Series, curve: Curve, width: float, opacity: float = 1.0) -> Stroke:
+        dashes = "5 3" if not one.finished else "12 3" if one.slot >= COLOURS else ""
+        points = [(x_at(x), y_at(y)) for x, y in zip(curve.x.tolist(), curve.y.tolist(), strict=True)]
+        return Stroke(one.slot, points, width, opacity, dashes)
+
+    drawing.x_ticks = [Tick(x_at(x), short_count(x)) for x in ticks(x_low, x_high, 6)]
     y_values = log_ticks(10**y_low, 10**y_high) if log else ticks(y_low, y_high, 6)
     drawing.y_ticks = [Tick(y_at(y), show(y)) for y in y_values]
     for one in series:
-        drawing.strokes += _strokes(one, x_at, y_at)
+        several, mean = len(one.curves) > 1, one.mean
+        faint = 0.45 if several and mean else 1.0
+        drawing.strokes += [stroke(one, curve, 1.1 if several else 2.0, faint) for curve in one.curves]
+        if several and mean is not None:
+            drawing.strokes.append(stroke(one, mean, 2.2))
     if len(series) <= COLOURS:
-        heights = _spread_apart([y_at(one.last) for one in series], 15, drawing.bottom)
+        heights = spread_apart([y_at(one.last) for one in series], 15, bottom)
         for one, height in zip(series, heights, strict=True):
             x, y = x_at(float(np.mean([c.x[-1] for c in one.curves]))), y_at(one.last)
-            if x > drawing.left + 0.85 * (drawing.right - drawing.left):
-                leader = [(x + 2, y), (drawing.right + 8, height), (drawing.right + 14, height)]
+            if x > _LEFT + 0.85 * (right - _LEFT):
+                leader = [(x + 2, y), (right + 8, height), (right + 14, height)]
                 drawing.strokes.append(Stroke(one.slot, leader, 0.9, 0.6))
-            drawing.names.append(Label(one.slot, drawing.right + 18, height, _short(one.name)))
-    return drawing
+            drawing.names.append(Label(one.slot, right + 18, height, _short(one.name, 14)))
+    return [drawing]
 
 
-def _strokes(series: Series, x_at: Callable[[float], float], y_at: Callable[[float], float]) -> list[Stroke]:
-    dashes = "5 3" if not series.finished else "12 3" if series.slot >= COLOURS else ""
-    several, mean = len(series.curves) > 1, series.mean
-
-    def stroke(curve: Curve, width: float, opacity: float) -> Stroke:
-        points = [(x_at(x), y_at(y)) for x, y in zip(curve.x.tolist(), curve.y.tolist(), strict=True)]
-        return Stroke(series.slot, points, width, opacity, dashes)
-
-    strokes = [stroke(c, 1.1 if several else 2.0, 0.45 if several and mean else 1.0) for c in series.curves]
-    return [*strokes, stroke(mean, 2.2, 1.0)] if several and mean is not None else strokes
-
-
-@dataclass(frozen=True)
-class Strip:
-    """The figures of one row for `strips`: a value for each seed and their statistic (None: not measured)."""
+class Strip(NamedTuple):
+    """The figures of one row for `draw_strips`: a value for each seed and their statistic (None: not measured)."""
 
     name: str
     slot: int
@@ -150,64 +301,65 @@ class Strip:
     stat: Stat | None
 
 
-def strips(heading: str, note: str, rows: Sequence[Strip], x_label: str, alt: str) -> Drawing:
+def draw_strips(heading: str, rows: Sequence[Strip], x_label: str, alt: str) -> Drawing:
     """Figures of every row: each seed a dot; beneath them a bar for the mean and a line for mean ± deviation."""
-    left, right = 132.0, WIDTH - 18.0
-    spreads = [_spread(row.stat) for row in rows if row.stat is not None]
-    ends = [
-        end for row, spread in zip([r for r in rows if r.stat], spreads, strict=True) for end in (*row.values, *spread)
-    ]
+    left, right, top = 132.0, WIDTH - 18.0, 8
+    ends = [end for row in rows if row.stat for end in (*row.values, *_reach(row.stat))]
     low, high = (min(ends), max(ends)) if ends else (0.0, 1.0)
     margin = 0.06 * (high - low) or 0.05 * abs(high) or 0.5
     low, high = low - margin, high + margin
-    several = max((len(row.values) for row in rows), default=1) > 1
 
     def x_at(x: float) -> float:
         return left + (right - left) * (x - low) / (high - low)
 
-    size = 8.5 if max((len(row.values) for row in rows), default=1) <= 10 else 6.0
+    most = max((len(row.values) for row in rows), default=1)
+    size = 8.5 if most <= 10 else 6.0
     lanes = [swarm([x_at(value) for value in row.values], size) for row in rows]
     deepest = max((abs(lane) for row in lanes for lane in row), default=0)
     dots = (2 * deepest + 1) * (size + 1.5)
-    step = dots + (26 if several else 14)
+    step = dots + (26 if most > 1 else 14)
     height = 44 + step * len(rows)
-    drawing = Drawing(heading, [note], alt, WIDTH, height, left, right, 8, height - 36, x_label, upright_grid=True)
+    deviations = "; beneath, the bar is the mean, the line mean ± standard deviation" if most > 1 else ""
+    note = f"A dot is one run{deviations}. The axis does not start at zero."
+    drawing = Drawing(heading, [note], alt, WIDTH, height, left, right, top, height - 36, x_label, upright_grid=True)
     drawing.dot_size = size
     drawing.x_ticks = [Tick(x_at(x), f"{x:,.6g}") for x in ticks(low, high, 6)]
     for index, (row, lane) in enumerate(zip(rows, lanes, strict=True)):
-        middle = 8 + step * index + 4 + dots / 2
-        for line, part in enumerate(lines := [_short(part, 20) for part in row.name.split(" · ")]):
-            drawing.names.append(Label(row.slot, left - 8, middle + 14 * (line - (len(lines) - 1) / 2), part))
+        middle = top + step * index + 4 + dots / 2
+        for line, part in enumerate(lines := row.name.split(" · ")):
+            y = middle + 14 * (line - (len(lines) - 1) / 2)
+            drawing.names.append(Label(row.slot, left - 8, y, _short(part, 20)))
         if row.stat is None:
             drawing.labels.append(Label(row.slot, left + 4, middle, "not measured"))
             continue
         drawing.dots += [
-            Label(row.slot, x_at(value), middle - (size + 1.5) * place, "")
+            Label(row.slot, x_at(value), middle - (size + 1.5) * place)
             for value, place in zip(row.values, lane, strict=True)
         ]
         if row.stat.deviation is not None:
-            under = middle + dots / 2 + 9
-            start, end = map(x_at, _spread(row.stat))
-            mean = x_at(row.stat.mean)
-            drawing.strokes.append(Stroke(row.slot, [(start, under), (end, under)], 2, 0.6))
-            drawing.strokes.append(Stroke(row.slot, [(mean, under - 6), (mean, under + 6)], 3))
+            under, mean = middle + dots / 2 + 9, x_at(row.stat.mean)
+            drawing.strokes += [
+                Stroke(row.slot, [(x_at(end), under) for end in _reach(row.stat)], 2, 0.6),
+                Stroke(row.slot, [(mean, under - 6), (mean, under + 6)], 3),
+            ]
     return drawing
 
 
-def _spread(stat: Stat) -> tuple[float, float]:
-    reach = stat.deviation or 0.0
-    return stat.mean - reach, stat.mean + reach
+def _reach(stat: Stat) -> tuple[float, float]:
+    """Mean ± standard deviation."""
+    deviation = stat.deviation or 0.0
+    return stat.mean - deviation, stat.mean + deviation
 
 
-def swarm(places: Sequence[float], size: float) -> list[int]:
+def swarm(positions: Sequence[float], size: float) -> list[int]:
     """A lane for each dot, 0 in the middle, then above and below: dots of one lane are at least `size` apart."""
     ends: dict[int, float] = {}
-    lanes = [0] * len(places)
-    for index in sorted(range(len(places)), key=lambda index: places[index]):
+    lanes = [0] * len(positions)
+    for index in sorted(range(len(positions)), key=lambda index: positions[index]):
         lane = 0
-        while places[index] - ends.get(lane, float("-inf")) < size:
+        while positions[index] - ends.get(lane, float("-inf")) < size:
             lane = -lane if lane > 0 else 1 - lane
-        ends[lane], lanes[index] = places[index], lane
+        ends[lane], lanes[index] = positions[index], lane
     return lanes
 
 
@@ -230,26 +382,16 @@ def log_ticks(low: float, high: float) -> list[float]:
     return [factor * 10.0**power for power in powers for factor in factors if low <= factor * 10.0**power <= high]
 
 
-def _spread_apart(heights: Sequence[float], gap: float, lowest: float) -> list[float]:
-    """The heights moved as little as needed to be `gap` apart, kept in order: blocks that overlap are joined."""
-    blocks: list[tuple[float, list[int]]] = []  # middle and members
-
-    def top(block: tuple[float, list[int]]) -> float:
-        return block[0] - gap * (len(block[1]) - 1) / 2
-
-    for index in sorted(range(len(heights)), key=lambda index: heights[index]):
-        blocks.append((heights[index], [index]))
-        while len(blocks) > 1 and top(blocks[-2]) + gap * len(blocks[-2][1]) > top(blocks[-1]):
-            (one, first), (other, second) = blocks[-2:]
-            middle = (one * len(first) + other * len(second)) / (len(first) + len(second))
-            blocks[-2:] = [(middle, first + second)]
-    moved = list(heights)
-    for block in blocks:
-        start = min(top(block), lowest - gap * (len(block[1]) - 1))
-        for place, index in enumerate(block[1]):
-            moved[index] = start + place * gap
-    return moved
+def spread_apart(heights: Sequence[float], gap: float, lowest: float) -> list[float]:
+    """The heights moved to be `gap` apart, kept in order: down where they crowd, and up again from the lowest."""
+    order = sorted(range(len(heights)), key=lambda index: heights[index])
+    moved = [heights[index] for index in order]
+    for index in range(1, len(moved)):
+        moved[index] = max(moved[index], moved[index - 1] + gap)
+    for index in reversed(range(len(moved))):
+        moved[index] = min(moved[index], moved[index + 1] - gap if index + 1 < len(moved) else lowest)
+    return [moved[order.index(index)] for index in range(len(heights))]
 
 
-def _short(name: str, length: int = _NAME_LENGTH) -> str:
+def _short(name: str, length: int) -> str:
     return name if len(name) <= length else name[: length - 1] + "…"

@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import json
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from fullrank.config.load import flatten
 from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.core.errors import InputError, RunError
 from fullrank.files import write_text
-from fullrank.reporting import curves, format, provenance, tables
-from fullrank.reporting import finetuning_tables as tuned
+from fullrank.reporting import drawing, figures, runs, summary, tables
 from fullrank.reporting.compare import MARK, Comparison, Row, best_row
-from fullrank.reporting.curves import Curve, Reader, Series
-from fullrank.reporting.drawing import COLOURS, NARROW, Drawing, Strip
-from fullrank.reporting.drawing import curves as draw_curves
-from fullrank.reporting.drawing import strips as draw_strips
-from fullrank.reporting.finetuning import Task, Tuning
-from fullrank.reporting.finetuning_tables import seeds_words
-from fullrank.reporting.format import count, listed, plural
-from fullrank.reporting.measure import BLEU, LAST_POSITION, Measure
-from fullrank.reporting.provenance import Named
-from fullrank.reporting.runs import (
-    MASKED_MODELING,
-    RunRecord,
-    integer,
-    number,
-    row_names,
-    seeds_of_rows,
-)
-from fullrank.reporting.summary import SPLIT_WORDS, signature_lines
-from fullrank.reporting.summary import summarize as summarize_comparison
-from fullrank.reporting.tables import Table
+from fullrank.reporting.drawing import COLOURS, NARROW, Curve, Drawing, Reader, Series, Strip, draw_curves, draw_strips
+from fullrank.reporting.figures import BLEU, LAST_POSITION, MISSING, Measure, count, listed
+from fullrank.reporting.finetuning import UNKNOWN, Arm, Task, Tuning, metric_words
+from fullrank.reporting.runs import SPLITS, RunGroup, RunRecord, integer, mapping, number
+from fullrank.reporting.tables import SPLIT_WORDS, Cell, Column, Table
 
 _BEGINNING = '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'  # of every report; a report is known by it
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
@@ -62,11 +50,10 @@ def write(out: Path, page: str) -> Path:
 
 def render(content: Comparison | Tuning, title: str | None = None) -> str:
     """The page as text; equal inputs give equal bytes."""
-    if isinstance(content, Tuning):
-        template, values = "finetuning.html", _of_tuning(content)
-    else:
-        template, values = "comparison.html", _of_comparison(content)
-    return _environment().get_template(template).render({**values, **({} if title is None else {"title": title})})
+    values = _of_tuning(content) if isinstance(content, Tuning) else _of_comparison(content)
+    template = "finetuning.html" if isinstance(content, Tuning) else "comparison.html"
+    values |= {"summary": summary.summarize(content)} | ({} if title is None else {"title": title})
+    return _environment().get_template(template).render(values)
 
 
 @functools.cache
@@ -76,7 +63,7 @@ def _environment() -> Environment:
         undefined=StrictUndefined, finalize=_clean,
     )  # fmt: skip
     environment.globals |= {"colours": COLOURS, "MARK": MARK, "NOT_NEXT_TOKEN": NOT_NEXT_TOKEN}
-    environment.filters |= {"readable": format.readable, "count": count, "shell": shlex.quote}
+    environment.filters |= {"readable": figures.readable, "count": count, "shell": shlex.quote}
     return environment
 
 
@@ -85,52 +72,57 @@ def _clean(value: object) -> object:
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", value) if type(value) is str else value
 
 
+def _subtitle(groups: int, word: str, finished: int, unfinished: int) -> str:
+    words = [_plural(groups, word), f"{finished} finished", *([f"{unfinished} not finished"] if unfinished else [])]
+    return f"fullrank report · {', '.join(words)}"
+
+
+def _plural(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
 # -- a comparison -----------------------------------------------------------------------------------------------------
 
 
 def _of_comparison(compared: Comparison) -> dict[str, Any]:
-    rows, measure = compared.rows, compared.measure
-    named = [Named(row.name, slot, row.runs) for slot, row in enumerate(rows)]
-    groups, taken = seeds_of_rows(compared.unfinished), {row.name for row in rows}
-    for name, seeds in zip(row_names(groups), groups, strict=True):
-        named.append(Named(f"{name} (unfinished)" if name in taken else name, len(named), seeds, False))
-    parts = tables.parts_of_parameters(rows)
-    part_names = list(dict.fromkeys(name for sizes in parts for name, size in sizes.items() if size))
-    runs, labels = compared.runs, list(dict.fromkeys(row.label for row in rows if row.label))
-    total = len(runs) + len(compared.unfinished)
-    subtitle = [plural(len(rows), "row"), f"{len(runs)} finished"]
-    if compared.unfinished:
-        subtitle.append(f"{len(compared.unfinished)} not finished")
+    rows, finished, unfinished = compared.rows, compared.runs, compared.unfinished
+    seeds, taken = runs.group_by_seed(unfinished), {row.name for row in rows}
+    names = [f"{name} (unfinished)" if name in taken else name for name in runs.row_names(seeds)]
+    groups = [*rows, *map(RunGroup, names, range(len(rows), len(rows) + len(names)), seeds)]
     # a model may be judged by next tokens at its end and not while it trains
-    marked = {one.name for one in named if any(run.sees_future for run in one.runs)}
-    shown = [one._replace(name=f"{one.name} {MARK}") if one.name in marked else one for one in named]
-    damaged = [(run, "finished, damaged in part", list(run.problems)) for run in runs if run.problems]
+    marked = [any(run.sees_future for run in group.runs) for group in groups]
+    shown = [
+        dataclasses.replace(group, name=f"{group.name} {MARK}") if sees_future else group
+        for group, sees_future in zip(groups, marked, strict=True)
+    ]
+    labels = list(dict.fromkeys(row.label for row in rows if row.label))
+    parts = list(dict.fromkeys(part for row in rows for part, size in tables.parts_of_parameters(row).items() if size))
+    troubles = [(run, "not finished", [_progress(run, compared.measure), *run.problems]) for run in unfinished]
     return {
-        "title": plural(total, "run") + (f" on {listed(labels)}" if 0 < len(labels) < 3 else ""),
-        "subtitle": "fullrank report · " + ", ".join(subtitle),
+        "title": _plural(len(finished) + len(unfinished), "run")
+        + (f" on {listed(labels)}" if 0 < len(labels) < 3 else ""),
+        "subtitle": _subtitle(len(rows), "row", len(finished), len(unfinished)),
         "compared": compared,
-        "summary": summarize_comparison(compared),
         "tiles": _tiles(compared) if compared.comparable and rows else [],
         "table": tables.comparison_table(compared) if rows else None,
-        "notes": tables.notes_of(compared),
-        "signatures": signature_lines(compared),
+        "notes": summary.comparison_notes(compared),
+        "signatures": summary.signature_notes(compared),
         "other_figures": tables.other_figures(compared),
-        "differences": tables.differences_tables(compared),
-        "differences_notes": tables.differences_notes(compared),
+        "differences": tables.difference_tables(compared),
+        "difference_notes": summary.difference_notes(compared),
         "strips": _strips(compared) if compared.comparable and len(rows) > 1 else None,
-        "folded": _folded(compared) if rows else [],
+        "folded": tables.folded_tables(compared) if rows else [],
         "legend": shown,
-        "judged": _translation_curves(compared, shown) if compared.translates else _validation_curves(compared, shown),
+        "judged": (_translation_curves if compared.task == runs.TRANSLATION else _validation_curves)(compared, shown),
         "others": _training_curves(compared, shown),
-        "marked": bool(marked),
-        "bars": _bars(rows, parts, part_names),
-        "parts": part_names,
-        "parameters": tables.parameters_table(rows, part_names) if part_names else None,
-        "configurations": provenance.configurations(named),
-        "cards": provenance.cards_of_comparison(compared) if rows else [],
-        "commands": [(one.name, one.slot, provenance.origin(one.runs), provenance.commands(one.runs)) for one in named],
-        "troubles": [(run, "not finished", [_progress(run, measure), *run.problems]) for run in compared.unfinished]
-        + damaged,
+        "marked": any(marked),
+        "bars": _bars(rows, parts),
+        "parts": parts,
+        "parameters": tables.parameters_table(rows, parts) if parts else None,
+        "configurations": _configurations(groups),
+        "cards": _comparison_cards(compared) if rows else [],
+        "commands": [(group, _origin(group.runs), _commands(group.runs)) for group in groups],
+        "troubles": troubles + [(run, "finished, damaged in part", run.problems) for run in finished if run.problems],
         "verb": "train",
     }
 
@@ -144,18 +136,19 @@ def _tiles(compared: Comparison) -> list[tuple[str, str, str]]:
     extreme = measure.extreme.capitalize() if several else "Final"
     value = shown.mark(measure.show(shown.figures[split].mean))
     tiles = [(f"{extreme} {SPLIT_WORDS[split]} {measure.words}", value, shown.name)]
-    if not shown.next_token and (last := shown.last_position.get("final", {}).get(split)) is not None:
+    last = shown.by_checkpoint(LAST_POSITION).get("final", {}).get(split)
+    if not shown.next_token and last is not None:
         tiles.append(("At last positions", LAST_POSITION.show(last.mean), "targets that are not read"))
     if several and split in shown.difference:
         base = f"{first.name}: {measure.show(first.figures[split].mean)}"
         tiles.append(("Against the first row", measure.show_difference(shown.difference[split]), base))
     if several and shown is not first and shown.extra_parameters is not None:
-        tiles.append(("Parameters added", format.extra(shown.extra_parameters), f"to {count(first.parameters)}"))
+        tiles.append(("Parameters added", figures.extra(shown.extra_parameters), f"to {count(first.parameters)}"))
     if split in first.unigram:
         tiles.append((f"Unigram {measure.words}", measure.show(first.unigram[split]), "same vocabulary"))
-    seen = [tokens for run in compared.runs if (tokens := integer(run.of("tokens_seen"))) is not None]
+    seen = [tokens for run in compared.runs if (tokens := integer(run.get("tokens_seen"))) is not None]
     if seen:
-        ends = dict.fromkeys(format.short_count(value) for value in (min(seen), max(seen)))
+        ends = dict.fromkeys(figures.short_count(value) for value in (min(seen), max(seen)))
         tiles.append(("Training tokens", "–".join(ends), "per run"))
     return tiles
 
@@ -165,39 +158,20 @@ def _strips(compared: Comparison) -> Drawing:
     measure, split = compared.measure, compared.split
     words = f"{SPLIT_WORDS[split]} {measure.words}"
     values = ", ".join(f"{row.name} {row.mark(measure.spread(row.figures.get(split)))}" for row in compared.rows)
-    strips = [
-        Strip(
-            row.mark(row.name),
-            slot,
-            [value for run in row.runs if (value := measure.final(run, split)) is not None],
-            row.figures.get(split),
-        )
-        for slot, row in enumerate(compared.rows)
-    ]
-    label = f"{words} ({measure.comparative} is better)"
-    drawing = draw_strips(
-        f"Final {words}", _dots_note(compared.several_seeds), strips, label, f"Final {words}: {values}."
-    )
+    strips = []
+    for row in compared.rows:
+        dots = [value for run in row.runs if (value := measure.final(run, split)) is not None]
+        strips.append(Strip(row.mark(row.name), row.slot, dots, row.figures.get(split)))
+    label, alt = f"{words} ({measure.comparative} is better)", f"Final {words}: {values}."
+    strip = draw_strips(f"Final {words}", strips, label, alt)
     if any(row.marked for row in compared.rows):
-        drawing.notes.append(f"{MARK} {NOT_NEXT_TOKEN}.")
-    return drawing
+        strip.notes.append(f"{MARK} {NOT_NEXT_TOKEN}.")
+    return strip
 
 
-def _dots_note(several: bool) -> str:
-    spread = "; beneath, the bar is the mean, the line mean ± standard deviation" if several else ""
-    return f"A dot is one run{spread}. The axis does not start at zero."
-
-
-def _folded(compared: Comparison) -> list[Table]:
-    """Tables that are closed until asked for."""
-    every = [tables.every_score(compared)] if compared.measure is BLEU else []
-    rest = tables.rest_of_paper(compared.rows)
-    return [*every, *([] if rest is None else [rest]), tables.single_runs(compared)]
-
-
-def _series(named: Sequence[Named], read: Callable[[RunRecord], Curve | None]) -> list[Series]:
-    drawn = [(one, tuple(c for run in one.runs if (c := read(run)) is not None)) for one in named]
-    return [Series(one.name, one.slot, seeds, one.finished) for one, seeds in drawn if seeds]
+def _series(groups: Sequence[RunGroup], read: Callable[[RunRecord], Curve | None]) -> list[Series]:
+    drawn = [(group, tuple(c for run in group.runs if (c := read(run)) is not None)) for group in groups]
+    return [Series(group.name, group.slot, curves, group.finished) for group, curves in drawn if curves]
 
 
 def _two_halves(
@@ -207,14 +181,13 @@ def _two_halves(
     if any(len(one.curves) > 1 for one in series):
         note += " Thin lines are single seeds, the thick one is their mean."
     half = "The same curves from half of the longest training on; the axis does not start at zero."
-    both = (
-        draw_curves(heading, note, series, unit, x, log=log, show=measure.tick),
-        draw_curves(f"{heading}, second half", half, curves.second_half(series), unit, x, show=measure.tick),
-    )
-    return [drawing for drawing in both if drawing is not None]
+    return [
+        *draw_curves(heading, note, series, unit, x, log=log, show=measure.tick),
+        *draw_curves(f"{heading}, second half", half, drawing.second_half(series), unit, x, show=measure.tick),
+    ]
 
 
-def _validation_curves(compared: Comparison, named: Sequence[Named]) -> list[Drawing]:
+def _validation_curves(compared: Comparison, groups: Sequence[RunGroup]) -> list[Drawing]:
     """The validation figure over training tokens."""
     measure = compared.measure
 
@@ -222,23 +195,23 @@ def _validation_curves(compared: Comparison, named: Sequence[Named]) -> list[Dra
         value = measure.of_line(line)
         return value if value and value > 0 else None
 
-    series = _series(named, lambda run: curves.validation(run, read))
+    series = _series(groups, lambda run: drawing.validation(run, read))
     ends = [value for one in series for curve in one.curves for value in (curve.y.min(), curve.y.max())]
     wide = bool(ends) and not measure.in_bits and max(ends) > 4 * min(ends)  # bits are logarithms already
     note = f"Whole training{', logarithmic axis' if wide else ''}."
     return _two_halves(f"Validation {measure.unit}", note, series, measure.unit, "training tokens", measure, log=wide)
 
 
-def _translation_curves(compared: Comparison, named: Sequence[Named]) -> list[Drawing]:
+def _translation_curves(compared: Comparison, groups: Sequence[RunGroup]) -> list[Drawing]:
     """Validation BLEU (as Mixhead's Fig. 2) and validation loss, by epoch where its length is known."""
-    lengths = [length for run in compared.runs if (length := curves.steps_per_epoch(run)) is not None]
+    lengths = [length for run in compared.runs if (length := drawing.steps_per_epoch(run)) is not None]
     # an unfinished run does not say how long its epochs are; those of the same text are as long
     usual = lengths[0] if compared.comparable and lengths else None
     x = "training tokens" if usual is None else "epochs"
 
     def series(read: Reader) -> list[Series]:
         return _series(
-            named, lambda run: curves.validation(run, read, usual and (curves.steps_per_epoch(run) or usual))
+            groups, lambda run: drawing.validation(run, read, usual and (drawing.steps_per_epoch(run) or usual))
         )
 
     bleu, loss = series(BLEU.of_line), series(lambda line: number(line.get("nll")))
@@ -249,47 +222,35 @@ def _translation_curves(compared: Comparison, named: Sequence[Named]) -> list[Dr
     ]
 
 
-def _training_curves(compared: Comparison, named: Sequence[Named]) -> list[Drawing]:
+def _training_curves(compared: Comparison, groups: Sequence[RunGroup]) -> list[Drawing]:
     """Training loss, learning rate and speed."""
-    kind = "masked token" if compared.task == MASKED_MODELING else "token"
-    lines = [sum(line.get("split") == "train" for line in run.metrics) for one in named for run in one.runs]
-    widest = max((curves.window(number) for number in lines if number), default=1)
-    smooth = (
-        "Not smoothed."
-        if widest == 1
-        else f"Smoothed lightly: centred moving average over up to {widest} logged values."
-    )
-    drawings = (
-        draw_curves(
-            "Training loss", f"Nats per {kind}. {smooth}", _series(named, curves.training_loss), f"nats per {kind}",
-            "training tokens", width=NARROW,
-        ),
-        draw_curves(
-            "Learning rate", "As set at each logged step.", curves.merged(_series(named, curves.learning_rate)),
-            "learning rate", "training tokens", from_zero=True, width=NARROW,
-        ),
-        draw_curves(
-            "Speed", f"Training tokens per second. {smooth}", _series(named, curves.speed), "tokens per second",
-            "minutes of training", from_zero=True, width=NARROW,
-        ),
-    )  # fmt: skip
-    return [drawing for drawing in drawings if drawing is not None]
+    unit, tokens = f"nats per {'masked token' if compared.task == runs.MASKED_MODELING else 'token'}", "training tokens"
+    lines = [sum(line.get("split") == "train" for line in run.metrics) for group in groups for run in group.runs]
+    widest = max((drawing.window(number) for number in lines if number), default=1)
+    smooth = f"Smoothed lightly: centred moving average over up to {widest} logged values."
+    smooth = "Not smoothed." if widest == 1 else smooth
+    losses, speeds = _series(groups, drawing.training_loss), _series(groups, drawing.speed)
+    rates = drawing.merged(_series(groups, drawing.learning_rate))
+    speed_note, minutes = f"Training tokens per second. {smooth}", "minutes of training"
+    zero = functools.partial(draw_curves, from_zero=True, width=NARROW)
+    return [
+        *draw_curves("Training loss", f"N{unit[1:]}. {smooth}", losses, unit, tokens, width=NARROW),
+        *zero("Learning rate", "As set at each logged step.", rates, "learning rate", tokens),
+        *zero("Speed", speed_note, speeds, "tokens per second", minutes),
+    ]
 
 
-def _bars(rows: Sequence[Row], parts: Sequence[Mapping[str, int]], names: Sequence[str]) -> list[dict[str, Any]]:
+def _bars(rows: Sequence[Row], names: Sequence[str]) -> list[dict[str, Any]]:
     """For each row its parts as shares of a bar whose width is the row's share of the largest total."""
     largest = max((row.parameters or 0 for row in rows), default=0)
     bars = []
-    for row, sizes in zip(rows, parts, strict=True):
-        total = row.parameters
+    for row in rows:
+        sizes, total = tables.parts_of_parameters(row), row.parameters
         if not sizes or total is None or sum(sizes.values()) > total:
             continue  # parts that overlap have no place in a stack
-        shares: list[tuple[int | None, str, int]] = [
-            (names.index(name) % COLOURS, name, size) for name, size in sizes.items() if size > 0
-        ]
-        if (rest := total - sum(sizes.values())) > 0:
-            shares.append((None, "other", rest))
-        bars.append({"name": row.name, "width": f"{100 * total / largest:.2f}", "parts": shares})
+        parts = [(names.index(name) % COLOURS, name, size) for name, size in sizes.items() if size > 0]
+        rest = total - sum(sizes.values())
+        bars.append({"name": row.name, "width": f"{100 * total / largest:.2f}", "parts": parts, "rest": rest})
     return bars
 
 
@@ -308,26 +269,17 @@ def _progress(run: RunRecord, measure: Measure) -> str:
 # -- fine-tuning ------------------------------------------------------------------------------------------------------
 
 
-def _of_tuning(found: Tuning) -> dict[str, Any]:
-    runs, names = len(found.runs) + len(found.unfinished), [task.name for task in found.tasks]
+def _of_tuning(tuning: Tuning) -> dict[str, Any]:
+    finished, unfinished, names = len(tuning.runs), len(tuning.unfinished), [task.name for task in tuning.tasks]
     on = f" on {listed(names)}" if 0 < len(names) < 4 else f" on {len(names)} tasks" if names else ""
-    arms = [arm for task in found.tasks for arm in task.arms]
-    subtitle = [plural(len(arms), "arm"), f"{len(found.runs)} finished"]
-    if found.unfinished:
-        subtitle.append(f"{len(found.unfinished)} not finished")
     return {
-        "title": f"Fine-tuning: {plural(runs, 'run')}{on}",
-        "subtitle": "fullrank report · " + ", ".join(subtitle),
-        "summary": tuned.summarize(found),
+        "title": f"Fine-tuning: {_plural(finished + unfinished, 'run')}{on}",
+        "subtitle": _subtitle(len(tuning.arms), "arm", finished, unfinished),
         "tiles": [],
-        "tasks": [_of_task(task) for task in found.tasks],
-        "cards": provenance.cards_of_tuning(found) if arms else [],
-        "commands": [
-            (arm.name, slot, f"seeds {seeds_words(arm.seeds)}", provenance.arm_commands(arm))
-            for task in found.tasks
-            for slot, arm in enumerate(task.arms)
-        ],
-        "troubles": [(run, "not finished", list(run.problems)) for run in found.unfinished],
+        "tasks": [_of_task(task) for task in tuning.tasks],
+        "cards": _tuning_cards(tuning) if tuning.arms else [],
+        "commands": [(arm, f"seeds {arm.seeds_words}", _arm_commands(arm)) for arm in tuning.arms],
+        "troubles": [(run, "not finished", run.problems) for run in tuning.unfinished],
         "verb": "finetune",
     }
 
@@ -335,26 +287,193 @@ def _of_tuning(found: Tuning) -> dict[str, Any]:
 def _of_task(task: Task) -> dict[str, Any]:
     scores, strips = [], []
     for key in task.keys:
-        figures = task.figures(key)
-        unknown = task.compares and not any(figure.stat.count > 1 for _, _, figure in figures)
-        scores.append((tuned.scores_table(task, key), unknown))
-        values = ", ".join(f"{arm.name} {tuned.ours(figure)}" for _, arm, figure in figures)
-        label = f"{key[0]} {tuned.metric_words(key[1])} x 100 (higher is better)"
-        several = any(figure.stat.count > 1 for _, _, figure in figures)
-        rows = [Strip(arm.name, slot, figure.values, figure.stat) for slot, arm, figure in figures]
-        heading = f"{key[0]}: {tuned.metric_words(key[1])}"
-        alt = f"{tuned.caption_of(task, key)}: {values}."
-        strips.append(draw_strips(heading, _dots_note(several), rows, label, alt))
+        arms = [(arm, arm.figures[key]) for arm in task.arms if key in arm.figures]
+        unknown = task.compares and not any(figure.stat.count > 1 for _, figure in arms)
+        scores.append((tables.scores_table(task, key), unknown))
+        words = f"{key[0]} {metric_words(key[1])} x 100 (higher is better)"
+        alt = f"{task.caption(key)}: {', '.join(f'{arm.name} {figure.words}' for arm, figure in arms)}."
+        rows = [Strip(arm.name, arm.slot, figure.values, figure.stat) for arm, figure in arms]
+        strips.append(draw_strips(f"{key[0]}: {metric_words(key[1])}", rows, words, alt))
     return {
         "id": f"task-{task.name.replace('/', '-')}",
         "name": task.name,
         "heading": task.title if task.title == task.name else f"{task.name}: {task.title}",
-        "protocol": tuned.protocol_lines(task),
+        "protocol": summary.protocol_notes(task),
         "scores": scores,
         "strips": strips,
-        "arms": tuned.arms_table(task),
-        "runs": tuned.single_runs(task),
-        "configurations": provenance.configurations(
-            [Named(arm.name, slot, arm.runs) for slot, arm in enumerate(task.arms)]
-        ),
+        "arms": tables.arms_table(task),
+        "runs": tables.tuning_runs(task),
+        "configurations": _configurations(task.arms),
     }
+
+
+# -- configurations, environment, commands ----------------------------------------------------------------------------
+
+
+def _configurations(groups: Sequence[RunGroup]) -> dict[str, Any]:
+    """The keys in which rows differ (None if all agree), and every resolved configuration with its heading."""
+    known = [(group.name, runs) for group in groups if (runs := [run for run in group.runs if run.config])]
+    resolved = []
+    for name, runs in known:
+        seeds = [run.seed for run in runs if run.seed is not None]
+        others = f" (seed {seeds[0]}; the other seeds differ in train.seed)" if len(seeds) > 1 else ""
+        config = dict(runs[0].config)
+        text = yaml.safe_dump(config, sort_keys=False, default_flow_style=None, allow_unicode=True, width=100)
+        resolved.append((f"Resolved configuration of {name}{others}", text))
+    several = sum(len(runs) for _, runs in known) > 1
+    return {"several": several, "differences": _config_differences(known) if several else None, "resolved": resolved}
+
+
+def _config_differences(known: Sequence[tuple[str, Sequence[RunRecord]]]) -> Table | None:
+    flat = {name: [flatten(run.config) for run in seeds] for name, seeds in known}
+    rows = []
+    for key in dict.fromkeys(key for seeds in flat.values() for run in seeds for key in run):
+        texts = [[_text(run[key]) if key in run else "(absent)" for run in seeds] for seeds in flat.values()]
+        values = [list(dict.fromkeys(row)) for row in texts]
+        if len({value for row in values for value in row}) > 1:
+            cells = [Cell(_of_seeds(row), strong=row != values[0]) for row in values]
+            columns = [Column(name, left=True) for name in flat]
+            rows.append([(Column("Key", left=True), Cell(key)), *zip(columns, cells, strict=True)])
+    return tables.table("Keys in which the configurations differ", rows) if rows else None
+
+
+def _of_seeds(values: Sequence[str]) -> str:
+    """Values of the seeds of a row; many whole numbers as ranges."""
+    if len(values) > 5 and all(value.isdecimal() for value in values):
+        return figures.ranges(map(int, values))
+    return ", ".join(values)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False, default=str)
+
+
+Shared = list[tuple[str, str]]  # a value and the names of the rows that have it; no names where all agree
+Card = tuple[str, list[tuple[str, Shared]]]  # heading; label and values of each fact
+NamedRuns = Sequence[tuple[str, RunRecord]]  # every run with the name of its row
+
+
+def _comparison_cards(compared: Comparison) -> list[Card]:
+    """Text, protocol and machine: one value where all runs agree, else one for each group of rows."""
+    runs, measure = [(row.name, run) for row in compared.rows for run in row.runs], compared.measure
+    unigrams = [
+        (row.name, " / ".join(measure.show(row.unigram.get(split)) for split in SPLITS) if row.unigram else "")
+        for row in compared.rows
+    ]
+    fact = functools.partial(_fact, runs)
+    text = [
+        fact("corpus", lambda run: run.corpus.get("name")),
+        fact("label", lambda run: run.corpus.get("label")),
+        fact("slice", lambda run: "yes" if run.corpus.get("is_slice") else "no"),
+        fact("tokens (train / valid / test)", lambda run: _by_split(run, "tokens")),
+        fact("sentence pairs (train / valid / test)", lambda run: _by_split(run, "pairs")),
+        fact("source tokens (train / valid / test)", lambda run: _by_split(run, "tokens", "source")),
+        fact("target tokens (train / valid / test)", lambda run: _by_split(run, "tokens", "target")),
+        fact("vocabulary", _vocabulary),
+        (f"unigram {measure.words} (valid / test)", _shared(unigrams)),
+    ]
+    training = [
+        ("seeds", _shared([(name, run.seed) for name, run in runs], ", ")),
+        fact("protocol", lambda run: run.get("protocol")),
+        fact("BLEU", lambda run: _signature(run, "bleu_signature")),
+        fact("chrF", lambda run: _signature(run, "chrf_signature")),
+        fact("recipe", lambda run: run.get("recipe")),
+        fact("scale", lambda run: run.get("scale")),
+        fact("steps", lambda run: _count(run.get("steps"))),
+        fact("tokens seen", lambda run: _count(run.get("tokens_seen"))),
+    ]
+    return _cards({"Text": text, "Training and protocol": training}, runs)
+
+
+def _tuning_cards(tuning: Tuning) -> list[Card]:
+    """Protocol, examples and machine."""
+    runs = [(arm.name, run) for arm in tuning.arms for run in arm.runs]
+    splits = dict.fromkeys(split for _, run in runs for split in mapping(run.get("sha256")))
+    examples = [(f"{task.name}, {split}", task.examples(split)) for task in tuning.tasks for split in splits]
+    known = [(label, [(words, "")]) for label, words in examples if not words.startswith(UNKNOWN)]
+    keys = ("recipe", "scale", "protocol", "checkpoint", "kernel")
+    training = [(key, _shared([(name, run.get(key)) for name, run in runs])) for key in keys]
+    return _cards({"Examples": known, "Training and protocol": training}, runs)
+
+
+def _cards(facts: Mapping[str, Sequence[tuple[str, Shared]]], runs: NamedRuns) -> list[Card]:
+    """Cards with the facts that are known, and the machine."""
+    keys = dict.fromkeys(str(key) for _, run in runs for key in mapping(run.get("environment")))
+    machine = [
+        (figures.readable(key), _shared([(name, run.get("environment", key)) for name, run in runs])) for key in keys
+    ]
+    cards = [
+        (heading, [(label, values) for label, values in known if values])
+        for heading, known in (*facts.items(), ("Machine and versions", machine))
+    ]
+    return [(heading, known) for heading, known in cards if known]
+
+
+def _fact(runs: NamedRuns, label: str, read: Callable[[RunRecord], object]) -> tuple[str, Shared]:
+    return label, _shared([(name, read(run)) for name, run in runs])
+
+
+def _shared(values: Iterable[tuple[str, object]], separator: str = " and ") -> Shared:
+    """The value in which all agree, or every value with the names of the rows that have it; empty if nobody has one."""
+    rows: dict[str, dict[str, None]] = {}
+    for name, value in values:
+        rows.setdefault(name, {})["" if value is None or value == "" else _text(value)] = None
+    by_value: dict[str, list[str]] = {}
+    for name, texts in rows.items():
+        by_value.setdefault(separator.join(filter(None, texts)), []).append(name)
+    if len(by_value) == 1:
+        return [(value, "") for value in by_value if value]
+    return [(value or MISSING, listed(names)) for value, names in by_value.items()]
+
+
+def _count(value: object) -> str:
+    whole = integer(value)
+    return "" if whole is None else count(whole)
+
+
+def _by_split(run: RunRecord, key: str, side: str | None = None) -> str:
+    """Counts of the splits of the corpus; of sentence pairs those of one `side`."""
+    sizes: Mapping[str, Any] = mapping(run.corpus.get(key))
+    splits = [mapping(sizes.get(split)).get(side) if side else sizes.get(split) for split in ("train", *SPLITS)]
+    numbers = [integer(value) for value in splits]
+    return " / ".join(map(count, numbers)) if any(value is not None for value in numbers) else ""
+
+
+def _vocabulary(run: RunRecord) -> str:
+    """Size of the vocabulary; of sentence pairs those of source and target."""
+    size = run.corpus.get("vocabulary")
+    sides = [f"{_count(mapping(size).get(side))} {side}" for side in ("source", "target") if mapping(size).get(side)]
+    return " / ".join(sides) or _count(size)
+
+
+def _signature(run: RunRecord, key: str) -> str:
+    ways = [run.get("final", split, key) for split in SPLITS]
+    return " and ".join(dict.fromkeys(str(way) for way in ways if way))
+
+
+def _origin(runs: Sequence[RunRecord]) -> str:
+    """`recipe mos/table2, row k5, scale small, seeds 1 and 2`."""
+    words = [f"{word} {known}" for word in ("recipe", "row", "scale") if (known := runs[0].origin(word))]
+    if seeds := [str(run.seed) for run in runs if run.seed is not None]:
+        words.append(f"seed{'s' if len(seeds) > 1 else ''} {listed(seeds)}")
+    return ", ".join(words)
+
+
+def _commands(runs: Sequence[RunRecord], verb: str = "train") -> str:
+    """Commands that train runs again from the configurations saved with them."""
+    lines = []
+    for run in runs:
+        folder = run.folder
+        again = folder.with_name(f"{folder.name}-again") if folder.name not in ("", "..") else folder / "again"
+        lines.append(shlex.join(["fullrank", verb, str(folder / "config.yaml"), "--out", str(again)]))
+    return "\n".join(lines)
+
+
+def _arm_commands(arm: Arm) -> str:
+    """One command for seeds 1 to N of fine-tuning, else one for each run."""
+    runs = arm.runs
+    if len(runs) == 1 or list(arm.seeds) != list(range(1, len(runs) + 1)):
+        return _commands(runs, "finetune")
+    again = runs[0].folder.parent / f"{arm.name.replace(' ', '-')}-again"
+    words = [str(runs[0].folder / "config.yaml"), "--seeds", str(len(runs)), "--out", str(again)]
+    return f"fullrank finetune {shlex.join(words)}"

@@ -77,7 +77,7 @@ class RunRecord:
     identity: Mapping[str, Any] = field(default_factory=dict)
     vocabulary: Mapping[str, Any] = field(default_factory=dict)
 
-    def of(self, *keys: str) -> Any:
+    def get(self, *keys: str) -> Any:
         """A value of the result, by its nested keys; None if any of them is missing."""
         value: Any = self.result
         for key in keys:
@@ -86,25 +86,25 @@ class RunRecord:
 
     def final(self, split: str, key: str, checkpoint: str = "final") -> float | None:
         """A final figure; dots in `key` lead to nested ones."""
-        return number(self.of(checkpoint, split, *key.split(".")))
+        return number(self.get(checkpoint, split, *key.split(".")))
 
     def origin(self, key: str) -> str:
         """`recipe`, `row` or `scale` of the run; empty if there is none."""
-        return str(self.of(key) or self.identity.get(key) or "")
+        return str(self.get(key) or self.identity.get(key) or "")
 
     @property
     def corpus(self) -> Mapping[str, Any]:
-        return mapping(self.of("corpus"))
+        return mapping(self.get("corpus"))
 
     @property
     def paper(self) -> Mapping[str, Any]:
         """The recipe's statement of the paper's figures of this row."""
-        return mapping(self.of("paper") or self.identity.get("paper"))
+        return mapping(self.get("paper") or self.identity.get("paper"))
 
     @property
     def finetunes(self) -> bool:
         """Fine-tuning of a pretrained encoder: its figures are scores of a task, not of a text."""
-        return self.of("kind") == "finetuning" or finetunes(self.config)
+        return self.get("kind") == "finetuning" or finetunes(self.config)
 
     @property
     def task(self) -> str:
@@ -114,20 +114,20 @@ class RunRecord:
         """
         data = str(mapping(self.config.get("data")).get("name"))
         if self.finetunes:
-            return str(self.of("task") or data)
+            return str(self.get("task") or data)
         masked = mapping(self.config.get("train")).get("objective") == "masked"
         configured = TRANSLATION if data in PAIR_CORPORA else MASKED_MODELING if masked else LANGUAGE_MODELING
-        return str(self.of("task") or self.identity.get("task") or configured)
+        return str(self.get("task") or self.identity.get("task") or configured)
 
     @property
     def seed(self) -> int | None:
-        seed = self.of("seed")
+        seed = self.get("seed")
         return integer(seed if seed is not None else mapping(self.config.get("train")).get("seed"))
 
     @property
     def tokens(self) -> str:
         """`word`, `byte`, `character` or `bpe`; empty if not recorded."""
-        kind = self.of("corpus", "details", "settings", "kind") or self.vocabulary.get("kind")
+        kind = self.get("corpus", "details", "settings", "kind") or self.vocabulary.get("kind")
         return str(kind or mapping(self.config.get("data")).get("tokens") or "")
 
     @property
@@ -140,22 +140,18 @@ class RunRecord:
     @property
     def next_token(self) -> bool:
         """Final figures are of next tokens; where that is not recorded, the configuration decides."""
-        recorded = self.of("protocol_settings", "next_token")
+        recorded = self.get("protocol_settings", "next_token")
         return recorded if isinstance(recorded, bool) else not self.sees_future and self.task != MASKED_MODELING
 
     @property
     def other_splits(self) -> tuple[str, ...]:
         """Splits with final figures besides validation and test, such as second test sets of translations."""
-        return tuple(str(split) for split in mapping(self.of("final")) if split not in SPLITS)
-
-    @property
-    def parameters(self) -> int | None:
-        return integer(self.of("parameters", "total"))
+        return tuple(str(split) for split in mapping(self.get("final")) if split not in SPLITS)
 
     @property
     def ms_per_step(self) -> dict[str, float]:
         """Milliseconds per training step, by phase."""
-        recorded = self.of("ms_per_step")
+        recorded = self.get("ms_per_step")
         phases = recorded if isinstance(recorded, Mapping) else {"train": recorded}
         return {str(phase): value for phase, raw in phases.items() if (value := number(raw)) is not None}
 
@@ -169,6 +165,26 @@ class RunRecord:
             except OSError:
                 continue
         return digests
+
+
+@dataclass(frozen=True)
+class RunGroup:
+    """Runs that differ only in their seed: a row of a comparison or an arm of fine-tuning. `slot` is its colour."""
+
+    name: str
+    slot: int
+    runs: tuple[RunRecord, ...]
+
+    @property
+    def seeds(self) -> tuple[int | None, ...]:
+        return tuple(run.seed for run in self.runs)
+
+    @property
+    def finished(self) -> bool:
+        return self.runs[0].result is not None
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
 
 
 def is_run(folder: Path) -> bool:
@@ -199,10 +215,10 @@ def read_run(folder: Path) -> RunRecord:
         raise InputError(f"{folder}: not a run folder, it has none of {', '.join(RUN_FILES)}{hint}")
     problems: list[str] = []
     config = _read_config(folder / "config.yaml", problems)
-    metrics = _read_lines(folder / "metrics.jsonl", problems)
-    timing = _read_lines(folder / "timing.jsonl", problems)
-    result = _read_result(folder / "result.json", problems)
-    identity, vocabulary = _read_optional(folder / "run.json"), _read_optional(folder / "vocabulary.json")
+    metrics, timing = (_read_lines(folder / name, problems) for name in ("metrics.jsonl", "timing.jsonl"))
+    result = _read_object(folder / "result.json", problems, "no result.json: the run has not finished")
+    # written when a run began: whatever is wrong with them, the rest of the folder says more
+    identity, vocabulary = (_read_object(folder / name, []) or {} for name in ("run.json", "vocabulary.json"))
     name = str(mapping(result).get("name") or identity.get("name") or folder.name or folder.resolve().name)
     record = RunRecord(folder, name, config, metrics, timing, result, tuple(problems), identity, vocabulary)
     return record if result is None else _without_unusable_result(record)
@@ -213,8 +229,8 @@ def _without_unusable_result(record: RunRecord) -> RunRecord:
     if record.finetunes:
         usable, figure = bool(scores_of(record)), "score"
     else:
-        figures = [record.final(split, key) for split in SPLITS for key in ("perplexity", "bleu")]
-        usable = any(figure is not None and figure > 0 for figure in figures)
+        values = [record.final(split, key) for split in SPLITS for key in ("perplexity", "bleu")]
+        usable = any(value is not None and value > 0 for value in values)
         figure = "perplexity or BLEU" if record.task == TRANSLATION else "perplexity"
     if usable:
         return record
@@ -224,29 +240,18 @@ def _without_unusable_result(record: RunRecord) -> RunRecord:
 
 def scores_of(record: RunRecord) -> dict[tuple[str, str], float]:
     """Scores of fine-tuning in points (x 100), by split and metric; the headline of the first split comes first."""
-    metrics = record.of("metrics")
+    metrics = record.get("metrics")
     scores = {}
-    for split, figures in mapping(record.of("final")).items():
+    for split, values in mapping(record.get("final")).items():
         for metric in metrics if isinstance(metrics, list) else ():
-            if (value := number(mapping(figures).get(metric))) is not None:
+            if (value := number(mapping(values).get(metric))) is not None:
                 scores[str(split), str(metric)] = 100 * value
     return scores
 
 
-def _read_optional(path: Path) -> Mapping[str, Any]:
-    """A file written when a run began; whatever is wrong with it, the rest of the folder says more."""
-    try:
-        return mapping(json.loads(path.read_bytes()))
-    except (OSError, ValueError):
-        return {}
-
-
 def _read_config(path: Path, problems: list[str]) -> Mapping[str, Any]:
-    if not path.is_file():
-        problems.append("config.yaml is missing")
-        return {}
     try:
-        return read_yaml(path)
+        return {} if _read_bytes(path, problems) is None else read_yaml(path)
     except InputError as error:
         problems.append(str(error).replace(str(path), path.name))
         return {}
@@ -254,16 +259,9 @@ def _read_config(path: Path, problems: list[str]) -> Mapping[str, Any]:
 
 def _read_lines(path: Path, problems: list[str]) -> list[Mapping[str, Any]]:
     """The JSON objects of a file with one per line; unreadable lines are counted, not fatal."""
-    if not path.is_file():
-        problems.append(f"{path.name} is missing")
-        return []
-    try:
-        text = path.read_bytes().decode("utf-8", errors="replace")
-    except OSError as error:
-        problems.append(f"{path.name} cannot be read ({error.strerror})")
-        return []
     lines: list[Mapping[str, Any]] = []
     damaged = []
+    text = (_read_bytes(path, problems) or b"").decode("utf-8", errors="replace")
     for index, line in enumerate(text.splitlines(), start=1):
         try:
             value = json.loads(line)
@@ -279,21 +277,32 @@ def _read_lines(path: Path, problems: list[str]) -> list[Mapping[str, Any]]:
     return lines
 
 
-def _read_result(path: Path, problems: list[str]) -> Mapping[str, Any] | None:
-    if not path.is_file():
-        problems.append("no result.json: the run has not finished")
+def _read_object(path: Path, problems: list[str], missing: str = "") -> Mapping[str, Any] | None:
+    if (content := _read_bytes(path, problems, missing)) is None:
         return None
     try:
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        problems.append(f"result.json cannot be read ({error.strerror})")
+        value = json.loads(content)
     except ValueError:
-        problems.append("result.json is damaged: not valid JSON")
-    else:
-        if isinstance(value, dict):
-            return value
-        problems.append("result.json is damaged: not a JSON object")
-    return None
+        problems.append(f"{path.name} is damaged: not valid JSON")
+        return None
+    if not isinstance(value, dict):
+        problems.append(f"{path.name} is damaged: not a JSON object")
+        return None
+    return value
+
+
+def _read_bytes(path: Path, problems: list[str], missing: str = "") -> bytes | None:
+    if not path.is_file():
+        problems.append(missing or f"{path.name} is missing")
+        return None
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        problems.append(f"{path.name} cannot be read ({error.strerror})")
+        return None
+
+
+# -- rows -------------------------------------------------------------------------------------------------------------
 
 
 def measured_on(record: RunRecord) -> dict[str, Any]:
@@ -302,11 +311,11 @@ def measured_on(record: RunRecord) -> dict[str, Any]:
     BLEU is of text, however a vocabulary cuts it: there pairs, reference translations and signature decide.
     """
     if record.finetunes:
-        return {f"{split} sha256": digest for split, digest in mapping(record.of("sha256")).items()}
+        return {f"{split} sha256": digest for split, digest in mapping(record.get("sha256")).items()}
     corpus, pairs = record.corpus, record.task == TRANSLATION
     values = {key: corpus.get(key) for key in ("name", "label", *(() if pairs else ("vocabulary", "fingerprint")))}
     if pairs:
-        signatures = (record.of("final", split, "bleu_signature") for split in SPLITS)
+        signatures = (record.get("final", split, "bleu_signature") for split in SPLITS)
         values["signature"] = next((without_version(str(one)) for one in signatures if one), None)
     for split in SPLITS:  # another training text makes another model, not another measurement
         if pairs:
@@ -343,7 +352,7 @@ def texts_of_rows(rows: Sequence[Sequence[RunRecord]]) -> list[int]:
     return numbers
 
 
-def seeds_of_rows(records: Sequence[RunRecord]) -> list[tuple[RunRecord, ...]]:
+def group_by_seed(records: Sequence[RunRecord]) -> list[tuple[RunRecord, ...]]:
     """Runs gathered into rows, in order of first appearance.
 
     A second run with the same seed (or none recorded) is no independent sample and opens a row of its own, so that a
@@ -354,13 +363,15 @@ def seeds_of_rows(records: Sequence[RunRecord]) -> list[tuple[RunRecord, ...]]:
         same_seed = other.seed == record.seed or record.seed is None
         return same_seed or bool(differences_of_text(measured_on(other), measured_on(record)))
 
-    rows: dict[tuple[str, int], list[RunRecord]] = {}
+    rows: list[tuple[str, list[RunRecord]]] = []
     for record in records:
-        key, copy = _row_key(record), 0
-        while any(separate(other, record) for other in rows.get((key, copy), [])):
-            copy += 1
-        rows.setdefault((key, copy), []).append(record)
-    return [tuple(row) for row in rows.values()]
+        key = _row_key(record)
+        fitting = (row for other, row in rows if other == key and not any(separate(run, record) for run in row))
+        if (row := next(fitting, None)) is None:
+            rows.append((key, [record]))
+        else:
+            row.append(record)
+    return [tuple(row) for _, row in rows]
 
 
 def _row_key(record: RunRecord) -> str:

@@ -1,34 +1,26 @@
-"""A comparison in words: the headline, what the figures say and no more, and what forbids or weakens a comparison."""
+"""Reports in words: the headline, what the figures say and no more, and what forbids or weakens a comparison."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+
+from rich.console import Console
+from rich.text import Text
 
 from fullrank.config.run import MASKED_TOKEN
 from fullrank.core.config import NOT_NEXT_TOKEN
-from fullrank.reporting import format
-from fullrank.reporting.compare import MARK, Comparison, Row, best_row, judged_split
-from fullrank.reporting.measure import BLEU, LAST_POSITION, MEASURES, SCORES, TOKENISED_BLEU, Measure
-from fullrank.reporting.runs import (
-    LANGUAGE_MODELING,
-    MASKED_MODELING,
-    TRANSLATION,
-    differences_of_text,
-    integer,
-    mapping,
-    measured_on,
-    without_version,
-)
-from fullrank.reporting.translations import interval
+from fullrank.evaluation import statistics
+from fullrank.reporting import figures, runs, tables
+from fullrank.reporting.compare import MARK, Comparison, Row, best_row, judged_split, signatures
+from fullrank.reporting.figures import BLEU, LAST_POSITION, SCORES, TOKENISED_BLEU, Measure, interval, listed, points
+from fullrank.reporting.finetuning import SERVER, UNKNOWN, Arm, Task, Tuning, metric_words
+from fullrank.reporting.runs import MASKED_MODELING, TRANSLATION, RunRecord, integer, mapping
+from fullrank.reporting.tables import LAST_POSITION_TITLE, SPLIT_WORDS, Table, change_words, interval_words, print_table
 
-LAST_POSITION_TITLE = "Perplexity at the last position of every segment, the only one whose target is not read"
-SPLIT_WORDS = {"valid": "validation", "test": "test"}
 _KINDS = {
-    TRANSLATION: "translation models",
-    LANGUAGE_MODELING: "language models",
-    MASKED_MODELING: "masked language models",
-}
+    TRANSLATION: "translation models", runs.LANGUAGE_MODELING: "language models", MASKED_MODELING: "masked language models",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -41,8 +33,12 @@ class Summary:
     cautions: tuple[str, ...] = ()
 
 
-def summarize(compared: Comparison) -> Summary:
-    """Summary of a comparison; every claim is one that its figures support."""
+def summarize(content: Comparison | Tuning) -> Summary:
+    """Summary of a report; every claim is one that its figures support."""
+    return _of_tuning(content) if isinstance(content, Tuning) else _of_comparison(content)
+
+
+def _of_comparison(compared: Comparison) -> Summary:
     warnings, cautions = _warnings(compared), _cautions(compared)
     groups = [_Words(rows, compared.measure) for rows in compared.groups]
     if not groups:
@@ -52,7 +48,7 @@ def summarize(compared: Comparison) -> Summary:
         paragraphs = tuple(
             f"On {one.first.label or 'a text that is not recorded'}: {one.paragraph()}" for one in groups
         )
-        what = "text or signature" if compared.translates else "text or vocabulary"
+        what = "text or signature" if compared.task == TRANSLATION else "text or vocabulary"
         return Summary(f"Not one comparison: the runs differ in {what}", paragraphs, warnings, cautions)
     words = groups[0]
     resampled, undecided = words.resampled(compared)
@@ -64,8 +60,7 @@ class _Words:
 
     def __init__(self, rows: Sequence[Row], measure: Measure) -> None:
         self.rows, self.measure, self.first = rows, measure, rows[0]
-        with_figures = [row for row in rows if row.comparable_figures]
-        self.split = judged_split(with_figures)
+        self.split = judged_split([row for row in rows if row.comparable_figures])
         self.measured = [row for row in rows if self.split in row.comparable_figures]
         self.best = best_row(rows, measure, self.split)
         self.name = f"{SPLIT_WORDS[self.split]} {measure.words}"
@@ -89,13 +84,17 @@ class _Words:
         return f"{self.measure.size(difference or 0.0)} {self.measure.beyond}"
 
     def apart(self, one: Row, other: Row) -> bool | None:
-        return format.apart(one.figures[self.split], other.figures[self.split])
+        """True if the intervals mean ± deviation do not meet; None if a single seed leaves the spread unknown."""
+        first, second = one.figures[self.split], other.figures[self.split]
+        if first.deviation is None or second.deviation is None:
+            return None
+        return abs(first.mean - second.mean) > first.deviation + second.deviation
 
     def headline(self, undecided: bool) -> str:
         """`undecided`: on resampled test sets the best row and the first cannot be told apart."""
         best, first = self.best, self.first
         if best is None:
-            return f"{format.listed(row.name for row in self.rows)}: {self.measure.words} is {NOT_NEXT_TOKEN}"
+            return f"{listed(row.name for row in self.rows)}: {self.measure.words} is {NOT_NEXT_TOKEN}"
         value, extreme = f"{self.name} {self.short(best)}", self.measure.extreme
         if len(self.measured) == 1:
             return f"{best.name}: {value}"
@@ -117,31 +116,32 @@ class _Words:
         return f"{best.name} is best: {value}"
 
     def paragraph(self) -> str:
-        best = self.best
+        best, measure = self.best, self.measure
         if best is None:
             return self._last_positions()
         if len(self.measured) == 1:
+            lone = "One seed says nothing about the spread." if len(best.runs) == 1 else ""
             sentences = [
-                f"{best.name} reaches {self.measure.article}{self.name} of {self.long(best)}.",
+                f"{best.name} reaches {measure.article}{self.name} of {self.long(best)}.",
                 self._unigram(),
+                lone,
             ]
-            sentences += ["One seed says nothing about the spread."] if len(best.runs) == 1 else []
         else:
             many = len(self.measured) > 2
-            of, degree = (f"Of {len(self.measured)} rows", self.measure.extreme) if many else (
-                "Of two rows", self.measure.comparative)  # fmt: skip
+            rows = f"{len(self.measured)} rows" if many else "two rows"
+            degree = measure.extreme if many else measure.comparative
             sentences = [
-                f"{of}, {best.name} has the {degree} {self.name}: {self.long(best)}.",
+                f"Of {rows}, {best.name} has the {degree} {self.name}: {self.long(best)}.",
                 self._against_first(best), self._unigram(), self._neighbours(best), self._other_split(best), self._seeds(),
             ]  # fmt: skip
         return " ".join(filter(None, sentences))
 
     def _last_positions(self) -> str:
         """The only figures where no row has a next-token perplexity."""
-        stats = [(row, row.last_position.get("final", {})) for row in self.rows]
+        stats = [(row, row.by_checkpoint(LAST_POSITION).get("final", {})) for row in self.rows]
         split = "test" if any("test" in by_split for _, by_split in stats) else "valid"
-        said = [f"{row.name} {LAST_POSITION.spread(by_split[split])}" for row, by_split in stats if split in by_split]
-        return f"{LAST_POSITION_TITLE}, on the {SPLIT_WORDS[split]} split: {format.listed(said)}." if said else ""
+        values = [f"{row.name} {LAST_POSITION.spread(by_split[split])}" for row, by_split in stats if split in by_split]
+        return f"{LAST_POSITION_TITLE}, on the {SPLIT_WORDS[split]} split: {listed(values)}." if values else ""
 
     def _against_first(self, best: Row) -> str:
         first = self.first
@@ -153,12 +153,8 @@ class _Words:
         base = f"{first.name}, the first row, at {self.long(first)}"
         if self.equal(best, first):
             return f"To the digits shown it equals {base}."
-        apart = self.apart(best, first)
-        spread = (
-            ""
-            if apart is None
-            else f"; the difference is {'larger than' if apart else 'within'} the spread of the seeds"
-        )
+        within = {None: "", True: "larger than", False: "within"}[self.apart(best, first)]
+        spread = f"; the difference is {within} the spread of the seeds" if within else ""
         return f"That is {self.beyond(best, first)} {base}{spread}."
 
     def _unigram(self) -> str:
@@ -169,7 +165,7 @@ class _Words:
         """Rows besides the first from which the best cannot be told apart."""
         others = [row for row in self.measured if row is not best and row is not self.first]
         near = [row.name for row in others if self.apart(best, row) is False]
-        return f"Within the spread of {best.name}: {format.listed(near)}." if near else ""
+        return f"Within the spread of {best.name}: {listed(near)}." if near else ""
 
     def _other_split(self, best: Row) -> str:
         if self.split != "test":
@@ -187,7 +183,7 @@ class _Words:
         if len(lone) == len(rows):
             return "Every row is one seed, and one seed cannot decide between rows: how far seeds scatter is not known here."
         meaning = "The spread is judged by whether the intervals mean ± standard deviation meet, which is no significance test."
-        return f"{meaning} One seed only, so nothing is decided: {format.listed(lone)}." if lone else meaning
+        return f"{meaning} One seed only, so nothing is decided: {listed(lone)}." if lone else meaning
 
     def resampled(self, compared: Comparison) -> tuple[str, bool]:
         """Result of resampled test sets for the best row against the first (or the best of the others if it is the first).
@@ -198,61 +194,43 @@ class _Words:
         if tested is None or tested.split != self.split or len(self.measured) < 2:
             return "", False
         other = best_row(self.rows[1:], self.measure, self.split) if self.best is self.first else self.best
-        pair = None if other is None else tested.of(other.name)
+        pair = next((row for row in tested.rows if other is not None and row.row == other.name), None)
         if pair is None:
             return "", False
         means = "" if pair.runs == pair.baseline_runs == 1 else ", means over their runs"
-        says = "leaves out 0" if pair.decided else "holds 0: other sentences might turn it round"
-        said = (
+        verdict = "leaves out 0" if pair.decided else "holds 0: other sentences might turn it round"
+        sentence = (
             f"Paired bootstrap over {tested.split} sentences, {pair.row} − {pair.baseline}{means}: "
-            f"{format.points(pair.difference)} ({interval(pair.low, pair.high)}); the 95 % interval {says} "
+            f"{points(pair.difference)} ({interval(pair.low, pair.high)}); the 95 % interval {verdict} "
             f"(p = {pair.p_value:.3f})."
         )
-        return said, pair.baseline == self.first.name and not pair.decided
-
-
-def signature_lines(compared: Comparison) -> list[str]:
-    """How the scores of translations were computed."""
-    lines = [
-        f"{score.words}: sacreBLEU, {' and '.join(compared.signatures[score.key])}."
-        for score in SCORES
-        if score.key in compared.signatures
-    ]
-    if compared.paper_measure is TOKENISED_BLEU:
-        measured = any(TOKENISED_BLEU.key in row.scores for row in compared.rows)
-        lines.append(
-            f"{TOKENISED_BLEU.short}: tokenised, lower-cased BLEU4, as fairseq-generate printed it, which is what the paper "
-            "states; it does not compare with sacreBLEU's."
-            + ("" if measured else " These runs have none: their corpus is not tokenised.")
-        )
-    return lines
+        return sentence, pair.baseline == self.first.name and not pair.decided
 
 
 def _warnings(compared: Comparison) -> tuple[str, ...]:
     """Reasons why figures must not be compared."""
     warnings = []
     if not compared.comparable:
-        texts = [measured_on(rows[0].runs[0]) for rows in compared.groups]
-        fields = dict.fromkeys(word for text in texts[1:] for word in differences_of_text(texts[0], text))
+        first, *other_texts = (runs.measured_on(rows[0].runs[0]) for rows in compared.groups)
+        fields = dict.fromkeys(word for other in other_texts for word in runs.differences_of_text(first, other))
         groups = "; ".join(
-            f"{format.listed(row.name for row in rows)} on {rows[0].label or 'a text not recorded'}"
+            f"{listed(row.name for row in rows)} on {rows[0].label or 'a text not recorded'}"
             for rows in compared.groups
         )
-        plural = compared.measure.plural[0].upper() + compared.measure.plural[1:]
         warnings.append(
-            f"{plural} of these runs cannot be compared. They differ in: {', '.join(fields)}. "
+            f"{_capital(compared.measure.plural)} of these runs cannot be compared. They differ in: {', '.join(fields)}. "
             f"Compare only within a group: {groups}."
         )
     if compared.left_out:
-        kinds = format.listed(dict.fromkeys(_KINDS.get(run.task, run.task) for run in compared.left_out))
-        names = format.listed(f"{run.name} ({run.folder})" for run in compared.left_out)
-        own = _KINDS.get(compared.task, compared.task)
+        own, *others = (_KINDS.get(task, task) for task in (compared.task, *(run.task for run in compared.left_out)))
+        names = listed(f"{run.name} ({run.folder})" for run in compared.left_out)
         warnings.append(
-            f"These are {own}, as the first run is; {kinds} are left out: {names}. Report them on their own."
+            f"These are {own}, as the first run is; {listed(dict.fromkeys(others))} are left out: {names}. "
+            "Report them on their own."
         )
     if marked := [row.name for row in compared.rows if row.marked]:
         warnings.append(
-            f"{MARK} {format.listed(marked)}: {NOT_NEXT_TOKEN}. Such a figure compares with no other; that of the last "
+            f"{MARK} {listed(marked)}: {NOT_NEXT_TOKEN}. Such a figure compares with no other; that of the last "
             "position of every segment is an ordinary perplexity, for its target is not read."
         )
     return tuple(warnings)
@@ -261,14 +239,14 @@ def _warnings(compared: Comparison) -> tuple[str, ...]:
 def _cautions(compared: Comparison) -> tuple[str, ...]:
     """Reasons why a difference may not be due to the rows."""
     cautions = [caution for rows in compared.groups for caution in _cautions_of_group(rows)]
-    measure = compared.measure
+    rows, measure = compared.rows, compared.measure
     if len(compared.protocols) > 1:
         ways = "; ".join(f"[{index}] {protocol}" for index, protocol in enumerate(compared.protocols, start=1))
         cautions.append(
             "The runs were not all evaluated by the same protocol; part of a difference may come from that. "
             f"Rows are marked with theirs: {ways}."
         )
-    others = [other.plural for other in MEASURES if compared.states(other)]
+    others = [other.plural for other in figures.MEASURES if compared.states(other)]
     if others and compared.paper_measure is None:
         cautions.append(
             f"The paper's figures are {others[-1]}, and these runs are compared by {measure.words}: they are left out."
@@ -276,30 +254,29 @@ def _cautions(compared: Comparison) -> tuple[str, ...]:
     if compared.task == MASKED_MODELING:
         cautions.append(f"What is compared is {MASKED_TOKEN}: the model reads the rest of the text, on both sides.")
     if compared.paper_is_last:
-        last_is_best = all(row.last and row.last == row.figures for row in compared.rows)
+        last_is_best = all(row.last and row.last == row.figures for row in rows)
         cautions.append(
             "The paper's figures are of the weights of the last epoch: compare them with ours of the last checkpoint"
             + (", which in these runs is the best." if last_is_best else ".")
         )
-    if any(row.without_sos for row in compared.rows):
+    if any(row.by_checkpoint(figures.WITHOUT_SOS) for row in rows):
         cautions.append(
             "Every line begins with a token <sos>, which counts in the perplexities and costs almost nothing; without it, as "
             "tokens are usually counted, they are higher."
         )
-    signatures = compared.signatures.get(BLEU.key, ())
-    if len(signatures) > len({without_version(signature) for signature in signatures}):
+    versions = signatures(compared.runs).get(BLEU.key, ())
+    if len(versions) > len({runs.without_version(signature) for signature in versions}):
         cautions.append("BLEU was computed by different versions of sacreBLEU, which may move it a little.")
-    if compared.translates and len({str(row.runs[0].corpus.get("vocabulary")) for row in compared.rows}) > 1:
+    if compared.task == TRANSLATION and len({str(row.runs[0].corpus.get("vocabulary")) for row in rows}) > 1:
         cautions.append(
             "The rows have different vocabularies: their perplexities, which are per token, do not compare; BLEU does."
         )
-    if measure is BLEU:
-        if names := [row.name for row in compared.rows if any(not run.next_token for run in row.runs)]:
-            cautions.append(f"Perplexity of {format.listed(names)} is left out: {NOT_NEXT_TOKEN}.")
-        if compared.paper_measure is BLEU and compared.states(TOKENISED_BLEU):
-            cautions.append(
-                "The paper's figures of some rows are tokenised BLEU and are left out: ours beside them are sacreBLEU's."
-            )
+    if measure is BLEU and (names := [row.name for row in rows if any(not run.next_token for run in row.runs)]):
+        cautions.append(f"Perplexity of {listed(names)} is left out: {NOT_NEXT_TOKEN}.")
+    if measure is BLEU and compared.paper_measure is BLEU and compared.states(TOKENISED_BLEU):
+        cautions.append(
+            "The paper's figures of some rows are tokenised BLEU and are left out: ours beside them are sacreBLEU's."
+        )
     return tuple(dict.fromkeys(cautions))
 
 
@@ -309,21 +286,204 @@ def _cautions_of_group(rows: Sequence[Row]) -> list[str]:
     first, runs = rows[0], [run for row in rows for run in row.runs]
     if first.is_slice:
         cautions.append(f"The text is a slice ({first.label}): its figures are not those of the published corpus.")
-    reduced = first.is_slice or any(run.of("scale") not in (None, "paper") for run in runs)
+    reduced = first.is_slice or any(run.get("scale") not in (None, "paper") for run in runs)
     if reduced and any(row.paper for row in rows):
         cautions.append(
             "The paper's figures belong to its own setting (scale paper, full corpus), "
             "which these runs do not repeat: the levels do not compare."
         )
-    budgets = sorted(tokens for run in runs if (tokens := integer(run.of("tokens_seen"))) is not None)
+    budgets = sorted(tokens for run in runs if (tokens := integer(run.get("tokens_seen"))) is not None)
     # batches of whole sentences do not end at the same token with every seed
     slack = 1.01 if runs[0].task == TRANSLATION else 1.0
     if budgets and budgets[-1] > slack * budgets[0]:
         cautions.append(f"The runs did not train on equally many tokens: {budgets[0]:,} to {budgets[-1]:,}.")
-    environments = [mapping(run.of("environment")) for run in runs]
+    environments = [mapping(run.get("environment")) for run in runs]
     keys = ("platform", "cpu", "threads", "device", "precision")
     if len({tuple(str(environment.get(key)) for key in keys) for environment in environments}) > 1:
         cautions.append(
             "The runs were not all made on the same kind of machine; tokens/s, ms and wall time do not compare."
         )
     return cautions
+
+
+def _capital(words: str) -> str:
+    return words[0].upper() + words[1:]
+
+
+# -- notes beneath tables ---------------------------------------------------------------------------------------------
+
+
+def comparison_notes(compared: Comparison) -> list[str]:
+    """How to read the table of rows."""
+    measure = compared.measure
+    notes = [
+        f"{_capital(measure.words)}: {measure.comparative} is better; the {measure.extreme} of comparable rows is set bold."
+    ]
+    if any(row.difference for row in compared.rows):
+        whose, unit = "their" if measure.in_bits else "its", ", in points" if measure.higher else ""
+        notes.append(f"Beneath {measure.article or 'the '}{measure.words}: {whose} difference to the first row{unit}.")
+    if measure is BLEU:
+        notes.append("Perplexity is per target token.")
+    if compared.several_seeds:
+        notes.append(
+            "Rows with several seeds (n) show mean ± sample standard deviation; the mean is that of the runs' "
+            f"{measure.plural}. Speeds and times are means."
+        )
+    if compared.paper_measure is not None:
+        notes.append("“Paper” is the published figure, as the recipe states it.")
+    if any(row.marked for row in compared.rows):
+        notes.append(f"{MARK} {NOT_NEXT_TOKEN}; such a figure compares with no other, and is never set bold.")
+    if measure is figures.BITS_PER_BYTE and compared.states(figures.BITS_PER_CHARACTER):
+        notes.append(
+            "The paper calls its figure bits per character; where the corpus is bytes (enwik8), a character is a byte."
+        )
+    return notes
+
+
+def signature_notes(compared: Comparison) -> list[str]:
+    """How the scores of translations were computed."""
+    signed = signatures(compared.runs)
+    lines = [f"{one.words}: sacreBLEU, {' and '.join(signed[one.key])}." for one in SCORES if one.key in signed]
+    if compared.paper_measure is TOKENISED_BLEU:
+        measured = any(row.stats(TOKENISED_BLEU) for row in compared.rows)
+        lines.append(
+            f"{TOKENISED_BLEU.short}: tokenised, lower-cased BLEU4, as fairseq-generate printed it, which is what the paper "
+            "states; it does not compare with sacreBLEU's."
+            + ("" if measured else " These runs have none: their corpus is not tokenised.")
+        )
+    return lines
+
+
+def difference_notes(compared: Comparison) -> list[str]:
+    """How tables of differences were made, and what they do not say."""
+    if not (tests := compared.differences):
+        return []
+    sizes = listed(f"{tested.sentences:,} {tested.split} sentences" for tested in tests)
+    left_out = dict.fromkeys(sentence for tested in tests for sentence in tested.left_out)
+    return [
+        "A difference is set bold where its interval over sentences leaves out 0. "
+        f"Paired bootstrap (Koehn 2004): {tests[0].samples:,} samples of the {sizes}, the same for all rows, seed "
+        f"{tests[0].seed}; of a row with several runs (n) the mean of their BLEU.",
+        "The interval over sentences and p are about these very models on other sentences like these. The interval over seeds "
+        "(Welch) is about training again; two runs a row leave it wide.",
+        *(f"Left out: {sentence}." for sentence in left_out),
+    ]
+
+
+# -- fine-tuning ------------------------------------------------------------------------------------------------------
+
+
+def _of_tuning(tuning: Tuning) -> Summary:
+    """Every arm against its baseline; unequal terms are warnings, other remarks and how figures were made are cautions."""
+    sentences = [
+        sentence for task in tuning.tasks for arm in task.arms for sentence in _against_sentences(task, arm)
+    ] or [
+        f"{task.name}: {metric_words(key[1])} x 100 of {arm.name}, {key[0]}: {arm.figures[key].words}."
+        for task in tuning.tasks
+        for key in task.keys[:1]
+        for arm in task.arms
+        if key in arm.figures
+    ]
+    remarks = [f"{task.name}: {remark}" for task in tuning.tasks for remark in task.remarks]
+    warnings = [remark for remark in remarks if "Not equal terms" in remark]
+    cautions = [remark for remark in remarks if remark not in warnings] + _tuning_notes(tuning)
+    headline, *others = sentences or ["No run has finished."]
+    return Summary(headline, tuple(others), tuple(warnings), tuple(cautions))
+
+
+def _against_sentences(task: Task, arm: Arm) -> list[str]:
+    """The headline figures.score of an arm against its baseline, and its deviation where anything can be said of it."""
+    key, figure = task.headline(arm) or (None, None)
+    if key is None or figure is None or (against := figure.against) is None:
+        return []
+    beginning = (
+        f"{task.name}: {metric_words(key[1])} of {arm.name} is {figures.score(figure.stat.mean)}, "
+        f"{points(against.difference)} to {against.baseline}"
+    )
+    if against.interval is None:
+        sentences = [f"{beginning}; whether that is more than chance cannot be told from so few seeds."]
+    else:
+        kind = "paired over seeds" if against.paired else "Welch"
+        verdict = "more than the choice of seeds" if against.decided else "not decided by these seeds"
+        sentences = [f"{beginning} (95 % {interval_words(against.interval)}, {kind}): {verdict}."]
+    change, ends = against.deviation_change_percent, against.deviation_f_interval
+    if change is not None and ends is not None:
+        decided = ends.low > 0 or ends.high < 0
+        verdict = "" if decided else ", so these seeds do not decide whether it rises or falls"
+        sentences.append(
+            f"{task.name}: its deviation over seeds changed by {change_words(change)} against {against.baseline} "
+            f"(95 % {change_words(ends)}){verdict}."
+        )
+    return sentences
+
+
+def _tuning_notes(tuning: Tuning) -> list[str]:
+    """How the figures were made, and what they do not say."""
+    if not any(task.compares for task in tuning.tasks):
+        return []
+    papers = [figure.paper for arm in tuning.arms for figure in arm.figures.values()]
+    server = "“Server” are scores of the GLUE test server: of other examples than ours, not to be set beside them."
+    return [
+        "Mean ± sample standard deviation (n − 1) over n seeds. Differences are of means, with 95 % intervals over seeds: "
+        "Welch's for independent seeds; paired (Student) where both arms have the same seeds.",
+        "Deviation: 100 (s / s of the baseline − 1) as in Skip Cross-head, Table 4. Its first interval is from the F "
+        f"distribution, exact for normal scores; the second from {statistics.SAMPLES:,} samples of the seeds (percentiles, "
+        f"seed {statistics.SEED}), too narrow for few seeds.",
+        *([server] if any(paper is not None and paper.of == SERVER for paper in papers) else []),
+    ]
+
+
+def protocol_notes(task: Task) -> list[str]:
+    """How the figures of a task were made, each way once."""
+    return list(dict.fromkeys(
+        f"{task.name}: {arm.result.get('protocol') or UNKNOWN}; the {arm.result.get('checkpoint') or UNKNOWN} checkpoint; "
+        f"trained on {task.examples('train', arm)}"
+        for arm in task.arms
+    ))  # fmt: skip
+
+
+# -- a whole report on the terminal -----------------------------------------------------------------------------------
+
+
+def print_report(content: Comparison | Tuning, console: Console | None = None) -> None:
+    """Print tables and sentences, one after another."""
+    console = console or Console()
+    for part in _tuning_parts(content) if isinstance(content, Tuning) else _comparison_parts(content):
+        if isinstance(part, Table):
+            print_table(part, console)
+        else:
+            console.print(part)
+
+
+def _comparison_parts(compared: Comparison) -> Iterator[Table | Text]:
+    if compared.rows:
+        yield tables.comparison_table(compared)
+    yield from tables.other_figures(compared)
+    yield from _lines(signature_notes(compared), "dim")
+    yield from tables.difference_tables(compared)
+    yield from _lines(difference_notes(compared), "dim")
+    summary = summarize(compared)
+    yield Text(summary.headline, "bold")
+    yield from _lines(summary.warnings, "yellow")
+    yield from _lines(summary.cautions)
+    yield from _unfinished(compared.unfinished)
+
+
+def _tuning_parts(tuning: Tuning) -> Iterator[Table | Text]:
+    for task in tuning.tasks:
+        yield from (tables.scores_table(task, key) for key in task.keys)
+        yield tables.arms_table(task)
+        yield from _lines(protocol_notes(task), "dim")
+    summary = summarize(tuning)
+    yield from _lines((summary.headline, *summary.paragraphs), "bold")
+    yield from _lines(summary.warnings, "yellow")
+    yield from _lines(summary.cautions, "dim")
+    yield from _unfinished(tuning.unfinished)
+
+
+def _lines(sentences: Iterable[str], style: str = "") -> Iterator[Text]:
+    return (Text(sentence, style) for sentence in sentences)
+
+
+def _unfinished(runs: Iterable[RunRecord]) -> Iterator[Text]:
+    return _lines((f"not finished: {run.folder} ({'; '.join(run.problems)})" for run in runs), "yellow")

@@ -1,33 +1,27 @@
-"""Tables as plain data, shown alike by the page and the terminal; and all tables of a comparison."""
+"""Tables as plain data, shown alike by the page and the terminal; all tables of reports."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
-from fullrank.reporting import format
-from fullrank.reporting.compare import MARK, Comparison, Row, Stats
-from fullrank.reporting.format import MISSING, Stat, over_runs
-from fullrank.reporting.measure import (
-    ACCURACY,
-    BITS_PER_BYTE,
-    BITS_PER_CHARACTER,
-    BLEU,
-    CHRF,
-    LAST_POSITION,
-    MASKED_PERPLEXITY,
-    MEASURES,
-    PERPLEXITY,
-    SCORES,
-    TOKENISED_BLEU,
-    WITHOUT_SOS,
-    Measure,
-)
-from fullrank.reporting.runs import SPLITS, integer, number
-from fullrank.reporting.summary import LAST_POSITION_TITLE, NOT_NEXT_TOKEN, SPLIT_WORDS
-from fullrank.reporting.translations import Differences, interval
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from fullrank.config.load import flatten
+from fullrank.evaluation.statistics import Interval
+from fullrank.reporting import figures, finetuning
+from fullrank.reporting.compare import Comparison, Difference, Differences, Row
+from fullrank.reporting.figures import BLEU, LAST_POSITION, MISSING, PERPLEXITY, TOKENISED_BLEU, Measure, Stat
+from fullrank.reporting.finetuning import SERVER, UNKNOWN, Arm, Figure, Key, Paper, Task
+from fullrank.reporting.runs import SPLITS, RunGroup, RunRecord, integer, mapping, number, scores_of
+
+SPLIT_WORDS = {"valid": "validation", "test": "test"}
+LAST_POSITION_TITLE = "Perplexity at the last position of every segment, the only one whose target is not read"
+_LEFT = ("model", "arm", "key", "split", "folder", "encoder", "attention")  # columns of words
 
 
 @dataclass(frozen=True)
@@ -45,14 +39,14 @@ class Cell:
 @dataclass(frozen=True)
 class Column:
     """Heading of a column. `group` stands above neighbouring columns that share it; `terminal`: a shorter heading there;
-    `below`: a smaller line. `only`: shown on the page or the terminal alone."""
+    `below`: a smaller line. `page_only`: not on the terminal."""
 
     heading: str
     group: str = ""
     terminal: str = ""
     below: str = ""
     left: bool = False
-    only: Literal["", "page", "terminal"] = ""
+    page_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,343 +54,429 @@ class Table:
     """A table; the first cell of every row is its name. `foot` are rows set apart. `lines_below`: the terminal shows them."""
 
     caption: str
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    foot: tuple[tuple[Cell, ...], ...] = ()
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]
+    foot: Sequence[Sequence[Cell]] = ()
     note: str = ""
     show_caption: bool = False
     lines_below: bool = False
 
 
-def name_of(name: str, slot: int, badges: Sequence[tuple[str, str]] = (), below: Sequence[str] = ()) -> Cell:
-    """The first cell of a row."""
-    return Cell(name, tuple(below), slot=slot, badges=tuple(badges))
+Cells = Iterable[
+    tuple[Column | str, Cell | str]
+]  # a row: each cell with its column, and all rows have the same columns
 
 
-def texts(*values: str) -> tuple[Cell, ...]:
-    """Plain cells."""
-    return tuple(map(Cell, values))
-
-
-def plain_table(caption: str, heads: Sequence[str], rows: Iterable[tuple[str, int, Sequence[str | Cell]]]) -> Table:
-    """A table of texts; a row is its name, its colour and what stands under each heading. Words stand at the left."""
-    words = ("split", "folder", "encoder", "attention")
-    columns = [Column("model", left=True), *(Column(head, left=head in words) for head in heads)]
-    body = [
-        (name_of(name, slot), *(cell if isinstance(cell, Cell) else Cell(cell) for cell in cells))
-        for name, slot, cells in rows
+def table(caption: str, rows: Iterable[Cells], foot: Sequence[Mapping[Column, Cell]] = (), **options: Any) -> Table:
+    """A table of at least one row, with the options of `Table`; `foot` has the cells that are not empty."""
+    pairs = [
+        [(_column(column), cell if isinstance(cell, Cell) else Cell(cell)) for column, cell in row] for row in rows
     ]
-    return Table(caption, tuple(columns), tuple(body))
+    columns = [column for column, _ in pairs[0]]
+    feet = [[cells.get(column, Cell("")) for column in columns] for cells in foot]
+    return Table(caption, columns, [[cell for _, cell in row] for row in pairs], feet, **options)
+
+
+def _column(column: Column | str) -> Column:
+    return column if isinstance(column, Column) else Column(column, left=column in _LEFT)
+
+
+def _name(group: RunGroup) -> Cell:
+    return Cell(group.name, slot=group.slot)
+
+
+def _milliseconds(steps: Mapping[str, float]) -> Cell:
+    """Milliseconds per step: a number, or a line for each phase with its name."""
+    if len(steps) < 2:
+        return Cell(figures.milliseconds(next(iter(steps.values()), None)))
+    first, *others = (f"{phase} {figures.milliseconds(value)}" for phase, value in steps.items())
+    return Cell(first, tuple(others))
 
 
 # -- the rows compared ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Figures:
-    """A column of figures: the paper's, ours (by which rows are judged), of the last checkpoint, or in another measure.
-
-    `whose` tells columns of a split apart: `paper`, `ours, best` ..; empty for a single column.
-    """
-
-    split: str
-    measure: Measure
-    kind: Literal["paper", "judged", "last", "other"]
-    whose: str = ""
-
-    def stat(self, row: Row) -> Stat | None:
-        if self.kind == "judged":
-            return row.figures.get(self.split)
-        if self.kind == "last":
-            return row.last.get(self.split)
-        if self.measure is PERPLEXITY:  # beside BLEU: none where the decoder sees later tokens
-            return row.perplexity.get(self.split) if all(run.next_token for run in row.runs) else None
-        return row.scores.get(self.measure.key, {}).get(self.split)
-
-    def cell(self, row: Row, measure: Measure) -> Cell:
-        if self.kind == "paper":
-            return Cell(self.measure.stated(self.measure.of_paper(row.paper, self.split)), quiet=True)
-        text = row.mark(self.measure.spread(self.stat(row)))
-        if self.kind != "judged":
-            return Cell(text)
-        change = row.difference.get(self.split)
-        return Cell(text, () if change is None else (measure.show_difference(change),), strong=self.split in row.best)
-
-    def unigram(self, row: Row) -> str:
-        return self.measure.show(row.unigram.get(self.split)) if self.kind == "judged" else ""
-
-
-def _figure_columns(compared: Comparison) -> list[_Figures]:
-    """For each split the paper's figure, where there is one, and ours; then chrF, perplexity or accuracy beside them."""
-    columns = []
-    measure, paper = compared.measure, compared.paper_measure
-    for split in SPLITS:
-        if paper is not None:
-            columns.append(_Figures(split, paper, "paper", "paper"))
-        if paper is TOKENISED_BLEU and any(paper.key in row.scores for row in compared.rows):
-            columns.append(_Figures(split, paper, "other", "ours"))
-        columns.append(_Figures(split, measure, "judged", "ours, best" if compared.shows_last else "ours"))
-        if compared.shows_last:
-            columns.append(_Figures(split, measure, "last", "ours, last"))
-    beside = {BLEU: (CHRF, PERPLEXITY), MASKED_PERPLEXITY: (ACCURACY,)}.get(measure, ())
-    others = [_Figures(compared.split, other, "other") for other in beside]
-    return columns + [column for column in others if any(column.stat(row) is not None for row in compared.rows)]
-
-
-def comparison_table(compared: Comparison, title: str = "Rows compared") -> Table:
+def comparison_table(compared: Comparison) -> Table:
     """Rows with parameters, figures (the paper's beside ours) and speed; beneath them word frequencies alone."""
-    figures, rows = _figure_columns(compared), compared.rows
-    alone = len([column for column in figures if column.whose]) == len(SPLITS)  # nothing but ours
-    columns = [
-        Column("model", left=True),
-        *([Column("n", only="page")] if compared.several_seeds else []),
-        Column("total", "parameters", "params"),
-        Column("over first", "parameters", "+params"),
-        *(_heading(column, alone) for column in figures),
-        Column("tokens/s", "speed", "tokens/s"),
-        Column("ms/step", "speed", only="page"),
-        Column("wall time", "speed", only="page"),
-    ]
-    seeds = compared.several_seeds
-    body = [
-        (
-            name_of(
-                row.name,
-                slot,
-                _badges(compared, row),
-                [] if compared.comparable else [row.label or "text not recorded"],
-            ),
-            *(texts(str(len(row.runs))) if seeds else ()),
-            Cell(format.count(row.parameters)),
-            Cell("first" if row is rows[0] else format.extra(row.extra_parameters), quiet=row is rows[0]),
-            *(column.cell(row, compared.measure) for column in figures),
-            Cell(format.count(_mean(row.over_runs("tokens_per_second")))),
-            _by_phase({phase: stat.mean for phase, stat in row.ms_per_step.items()}),
-            Cell(format.duration(_mean(row.over_runs("wall_seconds")))),
-        )
-        for slot, row in enumerate(rows)
-    ]
+    rows, measure, comparable = compared.rows, compared.measure, compared.comparable
+
+    def mean(row: Row, key: str) -> float | None:
+        stat = row.over_runs(key)
+        return None if stat is None else stat.mean
+
+    def cells(row: Row) -> Cells:
+        mark = compared.protocol_mark(row)
+        badges = [("slice", row.label)] * row.is_slice + [(f"protocol {mark}", row.protocol)] * bool(mark)
+        text = () if comparable else (row.label or "text not recorded",)
+        yield "model", Cell(row.name, text, slot=row.slot, badges=tuple(badges))
+        if compared.several_seeds:
+            yield Column("n", page_only=True), str(len(row.runs))
+        more = Cell("first", quiet=True) if row is rows[0] else figures.extra(row.extra_parameters)
+        yield Column("total", "parameters", "params"), figures.count(row.parameters)
+        yield Column("over first", "parameters", "+params"), more
+        yield from _figures(compared, row)
+        yield Column("tokens/s", "speed", "tokens/s"), figures.count(mean(row, "tokens_per_second"))
+        steps = {phase: stat.mean for phase, stat in row.ms_per_step.items()}
+        yield Column("ms/step", "speed", page_only=True), _milliseconds(steps)
+        yield Column("wall time", "speed", page_only=True), figures.duration(mean(row, "wall_seconds"))
+
     by_text = {row.text: row for row in reversed(rows) if row.unigram}
     foot = [
-        (
-            Cell("unigram", ("same vocabulary" if compared.comparable else row.label,), quiet=True),
-            *texts("", "", *([""] if seeds else [])),
-            *(Cell(column.unigram(row), quiet=True) for column in figures),
-            *texts("", "", ""),
-        )
+        {_column("model"): Cell("unigram", ("same vocabulary" if comparable else row.label,), quiet=True)}
+        | {_judged(compared, split): Cell(measure.show(row.unigram.get(split)), quiet=True) for split in SPLITS}
         for _, row in sorted(by_text.items())
     ]
-    return Table(title, tuple(columns), tuple(body), tuple(foot))
+    return table("Rows compared", map(cells, rows), foot)
 
 
-def _heading(column: _Figures, alone: bool) -> Column:
-    split, measure = SPLIT_WORDS[column.split], column.measure
-    name = f"{column.split} {measure.short}"
-    if alone or not column.whose:
-        return Column(f"{split} {measure.words}", terminal=name)
-    whose = column.whose + (f", {measure.short}" if measure is TOKENISED_BLEU else "")
-    return Column(whose, f"{split} {measure.words}", f"{name}\n{column.whose}")
+def _figures(compared: Comparison, row: Row) -> Cells:
+    """For each split the paper's figure, where there is one, and ours; then chrF, perplexity or accuracy beside them."""
+    measure, paper = compared.measure, compared.paper_measure
+    tokenised = paper is TOKENISED_BLEU and any(row.stats(TOKENISED_BLEU) for row in compared.rows)
+    for split in SPLITS:
+        if paper is not None:
+            stated = paper.stated(paper.of_paper(row.paper, split))
+            yield _heading(compared, split, paper, "paper"), Cell(stated, quiet=True)
+        if tokenised:
+            ours = TOKENISED_BLEU.spread(row.stats(TOKENISED_BLEU).get(split))
+            yield _heading(compared, split, TOKENISED_BLEU, "ours"), ours
+        change, text = row.difference.get(split), row.mark(measure.spread(row.figures.get(split)))
+        below = () if change is None else (measure.show_difference(change),)
+        yield _judged(compared, split), Cell(text, below, strong=split in row.best)
+        if compared.shows_last:
+            yield _heading(compared, split, measure, "ours, last"), row.mark(measure.spread(row.last.get(split)))
+    for other in {BLEU: (figures.CHRF, PERPLEXITY), figures.MASKED_PERPLEXITY: (figures.ACCURACY,)}.get(measure, ()):
+        stats = {one.name: _beside(one, other).get(compared.split) for one in compared.rows}
+        if any(stats.values()):
+            yield _heading(compared, compared.split, other), row.mark(other.spread(stats[row.name]))
 
 
-def _badges(compared: Comparison, row: Row) -> list[tuple[str, str]]:
-    mark = compared.protocol_mark(row)
-    slice_ = [("slice", row.label)] if row.is_slice else []
-    return slice_ + ([(f"protocol {mark}", row.protocol)] if mark else [])
+def _beside(row: Row, measure: Measure) -> Mapping[str, Stat]:
+    """Figures in another measure; no perplexity where the decoder sees later tokens."""
+    sees_later = measure is PERPLEXITY and not all(run.next_token for run in row.runs)
+    return {} if sees_later else row.stats(measure)
 
 
-def _by_phase(steps: Mapping[str, float]) -> Cell:
-    """Milliseconds per step: a number, or a line for each phase with its name."""
-    if len(steps) < 2:
-        return Cell(format.milliseconds(next(iter(steps.values()), None)))
-    first, *others = (f"{phase} {format.milliseconds(value)}" for phase, value in steps.items())
-    return Cell(first, tuple(others))
+def _judged(compared: Comparison, split: str) -> Column:
+    """The column by which rows are judged."""
+    return _heading(compared, split, compared.measure, "ours, best" if compared.shows_last else "ours")
 
 
-def _mean(stat: Stat | None) -> float | None:
-    return None if stat is None else stat.mean
-
-
-def notes_of(compared: Comparison) -> list[str]:
-    """How to read the table of rows."""
-    measure = compared.measure
-    notes = [f"{measure.title}: {measure.comparative} is better; the {measure.extreme} of comparable rows is set bold."]
-    if any(row.difference for row in compared.rows):
-        whose, unit = "their" if measure.in_bits else "its", ", in points" if measure.higher else ""
-        notes.append(f"Beneath {measure.article or 'the '}{measure.words}: {whose} difference to the first row{unit}.")
-    if measure is BLEU:
-        notes.append("Perplexity is per target token.")
-    if compared.several_seeds:
-        notes.append(
-            "Rows with several seeds (n) show mean ± sample standard deviation; the mean is that of the runs' "
-            f"{measure.plural}. Speeds and times are means."
-        )
-    if compared.paper_measure is not None:
-        notes.append("“Paper” is the published figure, as the recipe states it.")
-    if any(row.marked for row in compared.rows):
-        notes.append(f"{MARK} {NOT_NEXT_TOKEN}; such a figure compares with no other, and is never set bold.")
-    if measure is BITS_PER_BYTE and compared.states(BITS_PER_CHARACTER):
-        notes.append(
-            "The paper calls its figure bits per character; where the corpus is bytes (enwik8), a character is a byte."
-        )
-    return notes
-
-
-# -- what stands beneath it ---------------------------------------------------------------------------------------------
+def _heading(compared: Comparison, split: str, measure: Measure, whose: str = "") -> Column:
+    """`whose` tells columns of a split apart; where there are none but ours, the measure is the heading."""
+    words, name = f"{SPLIT_WORDS[split]} {measure.words}", f"{split} {measure.short}"
+    if not whose or (compared.paper_measure is None and not compared.shows_last):
+        return Column(words, terminal=name)
+    kind = f", {measure.short}" if measure is TOKENISED_BLEU else ""
+    return Column(whose + kind, words, f"{name}\n{whose}")
 
 
 def other_figures(compared: Comparison) -> list[Table]:
     """Perplexity without <sos>, and at last positions of rows whose other figures are no next-token perplexities."""
     tables = []
-    if any(row.without_sos for row in compared.rows):
-        caption = f"{WITHOUT_SOS.words.capitalize()}, as tokens are usually counted"
-        found = [(slot, row, row.without_sos) for slot, row in enumerate(compared.rows)]
-        tables.append(_by_checkpoint(caption, compared, found, WITHOUT_SOS))
-    if last := [(slot, row, row.last_position) for slot, row in enumerate(compared.rows) if row.last_position]:
-        tables.append(_by_checkpoint(LAST_POSITION_TITLE, compared, last, LAST_POSITION))
+    if any(row.by_checkpoint(figures.WITHOUT_SOS) for row in compared.rows):
+        caption = f"{figures.WITHOUT_SOS.words.capitalize()}, as tokens are usually counted"
+        tables.append(_by_checkpoint(caption, compared, compared.rows, figures.WITHOUT_SOS))
+    if rows := [row for row in compared.rows if row.by_checkpoint(LAST_POSITION)]:
+        tables.append(_by_checkpoint(LAST_POSITION_TITLE, compared, rows, LAST_POSITION))
     return tables
 
 
-def _by_checkpoint(
-    caption: str, compared: Comparison, rows: Sequence[tuple[int, Row, Mapping[str, Stats]]], measure: Measure
-) -> Table:
+def _by_checkpoint(caption: str, compared: Comparison, rows: Sequence[Row], measure: Measure) -> Table:
     checkpoints = {"final": ", best", "last": ", last"} if compared.shows_last else {"final": ""}
-    places = [(split, checkpoint) for split in SPLITS for checkpoint in checkpoints]
-    heads = [f"{split} {measure.short}{checkpoints[checkpoint]}" for split, checkpoint in places]
-    body = []
-    for slot, row, stats in rows:
-        figures = [measure.spread(stats.get(checkpoint, {}).get(split)) for split, checkpoint in places]
-        body.append((row.name, slot, figures if measure is LAST_POSITION else list(map(row.mark, figures))))
-    return dataclasses.replace(plain_table(caption, heads, body), show_caption=True)
+
+    def cells(row: Row) -> Cells:
+        stats = row.by_checkpoint(measure)
+        yield "model", _name(row)
+        for split in SPLITS:
+            for checkpoint, words in checkpoints.items():
+                figure = measure.spread(stats.get(checkpoint, {}).get(split))
+                yield f"{split} {measure.short}{words}", figure if measure is LAST_POSITION else row.mark(figure)
+
+    return table(caption, map(cells, rows), show_caption=True)
 
 
-def differences_tables(compared: Comparison) -> list[Table]:
+def difference_tables(compared: Comparison) -> list[Table]:
     """Every row against its baseline on resampled test sets; bold where the interval over sentences leaves out 0."""
-    slots = {row.name: slot for slot, row in enumerate(compared.rows)}
-    return [_differences_table(tested, slots) for tested in compared.differences]
+    slots = {row.name: row.slot for row in compared.rows}
+    return [_difference_table(tested, slots) for tested in compared.differences]
 
 
-def _differences_table(tested: Differences, slots: Mapping[str, int]) -> Table:
+def _difference_table(tested: Differences, slots: Mapping[str, int]) -> Table:
     several = len(tested.baselines) > 1
-    split, first = SPLIT_WORDS.get(tested.split, tested.split).capitalize(), tested.rows[0]
-    if tested.split not in SPLITS:
-        split = tested.split
-    against = "every row against its baseline" if several else (
-        f"against {first.baseline}, {_mean_and_runs(first.baseline_score, first.baseline_runs)}")  # fmt: skip
-    heads = [
-        Column("model", left=True), Column("BLEU"), *([Column("against")] if several else []), Column("difference"),
-        Column("95 % interval over sentences", terminal="95 % over\nsentences"), Column("p"),
-        Column("samples ahead", terminal="samples\nahead"), Column("95 % interval over seeds", terminal="95 % over\nseeds"),
-    ]  # fmt: skip
-    body = [
-        (
-            name_of(row.row, slots[row.row]),
-            Cell(_mean_and_runs(row.score, row.runs)),
-            *(texts(f"{row.baseline} {_mean_and_runs(row.baseline_score, row.baseline_runs)}") if several else ()),
-            Cell(format.points(row.difference), strong=row.decided),
-            *texts(
-                interval(row.low, row.high), f"{row.p_value:.3f}", f"{row.ahead:.0%}",
-                interval(row.seeds_low, row.seeds_high),
-            ),
-        )
-        for row in tested.rows
-    ]  # fmt: skip
-    title = f"{split} BLEU{', ' if several else ' '}{against}"
-    return Table(title, tuple(heads), tuple(body), show_caption=True)
+
+    def score(mean: float, runs: int) -> str:
+        return BLEU.show(mean) + (f" (n = {runs})" if runs > 1 else "")
+
+    def cells(row: Difference) -> Cells:
+        yield "model", Cell(row.row, slot=slots[row.row])
+        yield "BLEU", score(row.score, row.runs)
+        if several:
+            yield "against", f"{row.baseline} {score(row.baseline_score, row.baseline_runs)}"
+        yield "difference", Cell(figures.points(row.difference), strong=row.decided)
+        sentences = Column("95 % interval over sentences", terminal="95 % over\nsentences")
+        yield sentences, figures.interval(row.low, row.high)
+        yield "p", f"{row.p_value:.3f}"
+        yield Column("samples ahead", terminal="samples\nahead"), f"{row.ahead:.0%}"
+        seeds = Column("95 % interval over seeds", terminal="95 % over\nseeds")
+        yield seeds, figures.interval(row.seeds_low, row.seeds_high)
+
+    first = tested.rows[0]
+    against = f" against {first.baseline}, {score(first.baseline_score, first.baseline_runs)}"
+    split = SPLIT_WORDS[tested.split].capitalize() if tested.split in SPLITS else tested.split
+    title = f"{split} BLEU{', every row against its baseline' if several else against}"
+    return table(title, map(cells, tested.rows), show_caption=True)
 
 
-def _mean_and_runs(score: float, runs: int) -> str:
-    return BLEU.show(score) + (f" (n = {runs})" if runs > 1 else "")
+def folded_tables(compared: Comparison) -> list[Table]:
+    """Tables that are closed until asked for: scores of every split, what else the paper states, single runs."""
+    tables = [_scores_of_splits(compared)] if compared.measure is BLEU else []
+    keys = {split + ending for measure in figures.MEASURES for ending in measure.paper for split in SPLITS} | {"metric"}
+    others = list(dict.fromkeys(str(key) for row in compared.rows for key in row.paper if key not in keys))
+    if not set(others) <= {"parameters", "extra_parameters"}:
+
+        def cells(row: Row) -> Cells:
+            yield "model", _name(row)
+            for key in others:
+                yield figures.readable(key), figures.stated(row.paper.get(key), figures.plain)
+
+        tables.append(table("What else the paper states", map(cells, compared.rows)))
+    return [*tables, _single_runs(compared)]
 
 
-def differences_notes(compared: Comparison) -> list[str]:
-    """How tables of differences were made, and what they do not say."""
-    if not (tests := compared.differences):
-        return []
-    sizes = format.listed(f"{tested.sentences:,} {tested.split} sentences" for tested in tests)
-    left_out = dict.fromkeys(sentence for tested in tests for sentence in tested.left_out)
-    return [
-        "A difference is set bold where its interval over sentences leaves out 0. "
-        f"Paired bootstrap (Koehn 2004): {tests[0].samples:,} samples of the {sizes}, the same for all rows, seed "
-        f"{tests[0].seed}; of a row with several runs (n) the mean of their BLEU.",
-        "The interval over sentences and p are about these very models on other sentences like these. The interval over seeds "
-        "(Welch) is about training again; two runs a row leave it wide.",
-        *(f"Left out: {sentence}." for sentence in left_out),
-    ]
-
-
-def every_score(compared: Comparison) -> Table:
+def _scores_of_splits(compared: Comparison) -> Table:
     """Of translations, on every split: BLEU, chrF, perplexity, and their length for their references."""
-    measures = [score for score in SCORES if any(score.key in row.scores for row in compared.rows)]
-    heads = ["split", *(score.words for score in measures), PERPLEXITY.words, "length ratio"]
-    body = []
-    for split in (*SPLITS, *dict.fromkeys(split for run in compared.runs for split in run.other_splits)):
-        for slot, row in enumerate(compared.rows):
-            scores = [score.spread(over_runs(score.final(run, split) for run in row.runs)) for score in measures]
-            perplexity = over_runs(PERPLEXITY.final(run, split) if run.next_token else None for run in row.runs)
-            ratio = over_runs(run.final(split, "length_ratio") for run in row.runs)
-            figures = [PERPLEXITY.spread(perplexity), format.spread(ratio, lambda value: f"{value:.3f}")]
-            body.append((row.name, slot, [split, *scores, *figures]))
+    measures = [score for score in figures.SCORES if any(row.stats(score) for row in compared.rows)]
+
+    def cells(split: str, row: Row) -> Cells:
+        yield "model", _name(row)
+        yield "split", split
+        for measure in measures:
+            yield measure.words, measure.spread(figures.over_runs(measure.final(run, split) for run in row.runs))
+        perplexity = figures.over_runs(PERPLEXITY.final(run, split) if run.next_token else None for run in row.runs)
+        yield PERPLEXITY.words, PERPLEXITY.spread(perplexity)
+        ratio = figures.over_runs(run.final(split, "length_ratio") for run in row.runs)
+        yield "length ratio", figures.spread(ratio, lambda value: f"{value:.3f}")
+
+    splits = (*SPLITS, *dict.fromkeys(split for run in compared.runs for split in run.other_splits))
     note = "Length ratio: words of the translations over words of the references."
-    return dataclasses.replace(plain_table("Every figure of the translations", heads, body), note=note)
+    rows = [cells(split, row) for split in splits for row in compared.rows]
+    return table("Every figure of the translations", rows, note=note)
 
 
-def rest_of_paper(rows: Sequence[Row]) -> Table | None:
-    """Statements of the recipe about the paper besides figures; None if they are parameters at most."""
-    figures = {split + ending for measure in MEASURES for ending in measure.paper for split in SPLITS} | {"metric"}
-    keys = list(dict.fromkeys(str(key) for row in rows for key in row.paper if key not in figures))
-    if set(keys) <= {"parameters", "extra_parameters"}:
-        return None
-    body = [
-        (row.name, slot, [format.stated(row.paper.get(key), format.plain) for key in keys])
-        for slot, row in enumerate(rows)
-    ]
-    return plain_table("What else the paper states", list(map(format.readable, keys)), body)
-
-
-def single_runs(compared: Comparison) -> Table:
+def _single_runs(compared: Comparison) -> Table:
     """Every finished run."""
-    heads = ["best at step", "steps", "tokens seen", "tokens/s", "ms/step", "wall time", "peak memory", "folder"]
-    measure = compared.measure
-    body: list[tuple[str, int, list[str | Cell]]] = []
-    for slot, row in enumerate(compared.rows):
-        for run in row.runs:
-            memory = number(run.of("peak_memory_mib"))
-            body.append((row.name, slot, [
-                MISSING if run.seed is None else str(run.seed),
-                *(row.mark(measure.show(measure.final(run, split))) for split in SPLITS),
-                format.count(integer(run.of("best", "step"))),
-                format.count(integer(run.of("steps"))),
-                format.count(integer(run.of("tokens_seen"))),
-                format.count(number(run.of("tokens_per_second"))),
-                _by_phase(run.ms_per_step),
-                format.duration(number(run.of("wall_seconds"))),
-                MISSING if memory is None else f"{memory:,.0f} MiB",
-                str(run.folder),
-            ]))  # fmt: skip
-    return plain_table(f"Single runs ({len(body)})", ["seed", *SPLIT_WORDS.values(), *heads], body)
+
+    def cells(row: Row, run: RunRecord) -> Cells:
+        memory = number(run.get("peak_memory_mib"))
+        yield "model", _name(row)
+        yield "seed", MISSING if run.seed is None else str(run.seed)
+        for split, words in SPLIT_WORDS.items():
+            yield words, row.mark(compared.measure.show(compared.measure.final(run, split)))
+        yield "best at step", figures.count(integer(run.get("best", "step")))
+        yield "steps", figures.count(integer(run.get("steps")))
+        yield "tokens seen", figures.count(integer(run.get("tokens_seen")))
+        yield "tokens/s", figures.count(number(run.get("tokens_per_second")))
+        yield "ms/step", _milliseconds(run.ms_per_step)
+        yield "wall time", figures.duration(number(run.get("wall_seconds")))
+        yield "peak memory", MISSING if memory is None else f"{memory:,.0f} MiB"
+        yield "folder", str(run.folder)
+
+    rows = [cells(row, run) for row in compared.rows for run in row.runs]
+    return table(f"Single runs ({len(rows)})", rows)
 
 
-def parts_of_parameters(rows: Sequence[Row]) -> list[dict[str, int]]:
-    """Parameters of each part of each row, without the total; nested parts have dotted names."""
-
-    def collect(parts: Mapping[str, object], prefix: str) -> dict[str, int]:
-        sizes: dict[str, int] = {}
-        for name, value in parts.items():
-            if isinstance(value, Mapping):
-                sizes |= collect(value, f"{prefix}{name}.")
-            elif (size := integer(value)) is not None and f"{prefix}{name}" != "total":
-                sizes[f"{prefix}{name}"] = size
-        return sizes
-
-    return [
-        collect(recorded if isinstance(recorded := row.runs[0].of("parameters"), Mapping) else {}, "") for row in rows
-    ]
+def parts_of_parameters(row: Row) -> dict[str, int]:
+    """Parameters of each part, without the total; nested parts have dotted names."""
+    sizes = {
+        key: integer(size) for key, size in flatten(mapping(row.runs[0].get("parameters"))).items() if key != "total"
+    }
+    return {key: size for key, size in sizes.items() if size is not None}
 
 
 def parameters_table(rows: Sequence[Row], names: Sequence[str]) -> Table:
     """Exact parameters by part."""
-    body = [
-        (row.name, slot, [*(format.count(sizes.get(name)) for name in names), format.count(row.parameters)])
-        for slot, (row, sizes) in enumerate(zip(rows, parts_of_parameters(rows), strict=True))
-    ]
-    return plain_table("Parameters by part", [*map(format.readable, names), "total"], body)
+
+    def cells(row: Row) -> Cells:
+        sizes = parts_of_parameters(row)
+        yield "model", _name(row)
+        yield from ((figures.readable(name), figures.count(sizes.get(name))) for name in names)
+        yield "total", figures.count(row.parameters)
+
+    return table("Parameters by part", map(cells, rows))
+
+
+# -- fine-tuning ------------------------------------------------------------------------------------------------------
+
+
+def scores_table(task: Task, key: Key) -> Table:
+    """A score of every arm, beside the paper's, against its baseline."""
+    arms = [arm for arm in task.arms if key in arm.figures]
+    paper = any(arm.figures[key].paper for arm in arms)
+
+    def cells(arm: Arm) -> Cells:
+        figure = arm.figures[key]
+        yield "arm", _name(arm)
+        yield "n", str(figure.stat.count)
+        yield "ours", figure.words
+        if paper:
+            yield "paper", _papers(figure.paper)
+        if task.compares:
+            yield from _against(figure)
+
+    return table(task.caption(key), map(cells, arms), show_caption=True, lines_below=True)
+
+
+def _papers(paper: Paper | None) -> Cell:
+    """`59.85 ± 1.23`, `52.6` of the server."""
+    if paper is None:
+        return Cell("")
+    mean = f"{paper.mean:.1f}" if round(paper.mean, 1) == paper.mean else f"{paper.mean:g}"
+    if paper.deviation is not None:
+        mean = figures.spread(Stat(paper.mean, paper.deviation, 2), figures.score)
+    return Cell(mean, ("(server)",) if paper.of == SERVER else (), quiet=True)
+
+
+def _against(figure: Figure) -> Cells:
+    """An arm against its baseline: the difference of means, of deviations, and if deviations are equal."""
+    columns = (
+        Column("difference", below="95 % interval"),
+        Column("change of deviation", below="95 % interval"),
+        Column("p of equal deviations", terminal="p of equal\ndeviations", below="Brown-Forsythe", page_only=True),
+    )
+    if (against := figure.against) is None:
+        return zip(columns, (Cell("baseline", quiet=True), Cell(""), Cell("")), strict=True)
+    intervals, changes = ["interval unknown"], []
+    if against.interval is not None:
+        paired = f"{interval_words(against.paired)} paired" if against.pairs else "other seeds, not paired"
+        intervals = [f"{interval_words(against.welch)} Welch", paired]
+    if against.deviation_change_percent is not None:
+        changes = [
+            f"{change_words(against.deviation_f_interval)} by F",
+            f"{change_words(against.deviation_bootstrap)} bootstrap",
+        ]
+    if figure.paper is not None and figure.paper.deviation_change_percent is not None:
+        changes.append(f"{change_words(figure.paper.deviation_change_percent)} in the paper")
+    p = against.brown_forsythe_p
+    return zip(columns, (
+        Cell(figures.points(against.difference), tuple(intervals), strong=bool(against.decided)),
+        Cell(change_words(against.deviation_change_percent), tuple(changes)),
+        Cell(UNKNOWN if p is None else "below 0.001" if p < 0.001 else f"{p:.3f}"),
+    ), strict=True)  # fmt: skip
+
+
+def interval_words(interval: Interval | None) -> str:
+    """`−0.31 to +1.20`."""
+    return UNKNOWN if interval is None else figures.interval(*interval)
+
+
+def change_words(percent: float | Interval | None) -> str:
+    """`−30.5 %`, and of an interval `−71.2 to +130 %`."""
+    if percent is None:
+        return UNKNOWN
+    values = percent if isinstance(percent, Interval) else (percent,)
+    sizes = [f"{abs(value):.1f}" if abs(value) < 99.95 else f"{abs(value):,.0f}" for value in values]
+    return f"{' to '.join(figures.signed(value < 0, size) for value, size in zip(values, sizes, strict=True))} %"
+
+
+def arms_table(task: Task) -> Table:
+    """Settings of the arms."""
+
+    def cells(arm: Arm) -> Iterator[tuple[str, Cell | str]]:
+        run = arm.runs[0]
+        train, mixing = mapping(run.config.get("train")), integer(run.get("parameters", "mixing"))
+        rate = number(train.get("mixing_learning_rate")) or number(train.get("learning_rate"))
+        epochs = sorted({round(value, 2) for run in arm.runs if (value := number(run.get("epochs"))) is not None})
+        seconds = figures.over_runs(number(run.get("wall_seconds")) for run in arm.runs)
+        yield "arm", _name(arm)
+        yield "encoder", finetuning.encoder_of(run)
+        yield "attention", finetuning.attention_words(run) or "its own"
+        yield "mixing parameters", figures.count(mixing)
+        yield "mixing learning rate", f"{rate:g}" if mixing and rate is not None else ""
+        yield "steps", arm.numbers_words("steps")
+        yield "epochs", figures.listed(f"{value:g}" for value in epochs) or UNKNOWN
+        yield "seeds", arm.seeds_words
+        yield "time", "" if seconds is None else figures.duration(seconds.mean)
+
+    def broken(heading: str) -> Column:
+        return Column(heading, terminal=heading.replace(" ", "\n"), left=heading in _LEFT)
+
+    rows = [[(broken(heading), cell) for heading, cell in cells(arm)] for arm in task.arms]
+    return table("The arms", rows, show_caption=True, lines_below=True)
+
+
+def tuning_runs(task: Task) -> Table:
+    """Every finished run of a task."""
+
+    def cells(arm: Arm, run: RunRecord) -> Cells:
+        scores, loss = scores_of(run), run.final(task.keys[0][0], "loss")
+        yield "model", _name(arm)
+        yield "seed", MISSING if run.seed is None else str(run.seed)
+        for split, metric in task.keys:
+            yield f"{split} {finetuning.metric_words(metric)}", figures.score(scores.get((split, metric)))
+        yield "loss", MISSING if loss is None else f"{loss:.4f}"
+        yield "steps", figures.count(integer(run.get("steps")))
+        yield "ms/step", _milliseconds(run.ms_per_step)
+        yield "wall time", figures.duration(number(run.get("wall_seconds")))
+        yield "folder", str(run.folder)
+
+    return table("Single runs", [cells(arm, run) for arm in task.arms for run in arm.runs])
+
+
+# -- on the terminal --------------------------------------------------------------------------------------------------
+
+
+def print_table(table: Table, console: Console) -> None:
+    """Print a table, narrow where it would not fit."""
+    rich = _rich(table, narrow=False)
+    if _width(console, rich) > console.width:
+        rich = _rich(table, narrow=True)
+    console.print(_Whole(rich), crop=False, soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """A table at its own width even where the console is narrower: lines may wrap there, but no figure is cut off."""
+
+    table: RichTable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = _width(console, self.table)
+        yield from console.render(self.table, options.update(width=width, max_width=width))
+
+
+def _width(console: Console, table: RichTable) -> int:
+    return console.measure(table, options=console.options.update(max_width=1000)).maximum
+
+
+def _rich(table: Table, *, narrow: bool) -> RichTable:
+    """`narrow` shortens headings and sets deviations beneath their means."""
+    rich = RichTable(
+        title=Text(table.caption) if table.show_caption else None,
+        title_justify="left", title_style="", box=box.SIMPLE_HEAD, pad_edge=False,
+        padding=(0, 0 if narrow and table.lines_below else 1, 0, 0) if narrow or table.lines_below else (0, 1),
+    )  # fmt: skip
+    shown = [index for index, column in enumerate(table.columns) if not column.page_only]
+    for index in shown:
+        column = table.columns[index]
+        heading = column.terminal or column.heading
+        heading = heading.replace(" ", "\n") if narrow and not column.below else heading
+        below = f"\n{column.below}" if column.below and table.lines_below else ""
+        rich.add_column(
+            Text(heading + below),
+            justify="left" if column.left else "right",
+            no_wrap=not (column.left and table.lines_below),
+            overflow="fold",
+            max_width=18 if index == 0 and narrow and table.lines_below else None,
+        )
+    for row in (*table.rows, *table.foot):
+        rich.add_row(*(_text(row[index], narrow, table.lines_below) for index in shown))
+    return rich
+
+
+def _text(cell: Cell, narrow: bool, lines_below: bool) -> Text:
+    text = cell.text.replace(" ±", "\n±") if narrow and not lines_below else cell.text
+    if cell.badges:
+        text += f" ({', '.join(badge for badge, _ in cell.badges)})"
+    style = "bold green" if cell.strong else "dim" if cell.quiet else ""
+    return Text("\n".join((text, *cell.below)) if lines_below else text, style=style)

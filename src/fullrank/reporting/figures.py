@@ -1,15 +1,160 @@
-"""The measure in which runs are compared: perplexity, bits per byte or character, or BLEU. Chosen once for a report."""
+"""Figures: the measures in which runs are compared, statistics over seeds, and numbers as people read them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fullrank.reporting import format
-from fullrank.reporting.format import Stat
 from fullrank.reporting.runs import MASKED_MODELING, SPLITS, TRANSLATION, RunRecord, mapping, number
+
+MISSING = "–"
+
+
+@dataclass(frozen=True)
+class Stat:
+    """Mean over `count` runs and the sample standard deviation (n - 1); one run has no deviation.
+
+    A mean of perplexities is the mean of the runs' perplexities, never the exponential of a mean loss.
+    """
+
+    mean: float
+    deviation: float | None
+    count: int
+
+
+def over_runs(values: Iterable[float | None]) -> Stat | None:
+    """Statistic of the values that exist; None if there is none."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    return Stat(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None, len(known))
+
+
+# -- numbers and lists as text ----------------------------------------------------------------------------------------
+
+
+def spread(stat: Stat | None, show: Callable[[float], str]) -> str:
+    """Mean ± standard deviation; the mean alone for one seed."""
+    if stat is None:
+        return MISSING
+    return show(stat.mean) if stat.deviation is None else f"{show(stat.mean)} ± {show(stat.deviation)}"
+
+
+def signed(negative: bool, size: str) -> str:
+    """A size with its sign, and none where the size rounds to zero."""
+    return size if float(size.replace(",", "")) == 0 else f"{'−' if negative else '+'}{size}"
+
+
+def count(value: float | None) -> str:
+    """Whole number with thousands separators."""
+    return MISSING if value is None else f"{value:,.0f}"
+
+
+def extra(value: int | None) -> str:
+    """Difference in parameters, with its sign."""
+    return MISSING if value is None else signed(value < 0, f"{abs(value):,}")
+
+
+def perplexity(value: float | None) -> str:
+    """Two decimals below a thousand, fewer above."""
+    if value is None:
+        return MISSING
+    return f"{value:,.2f}" if value < 1000 else f"{value:,.1f}" if value < 10000 else f"{value:,.0f}"
+
+
+def bits(value: float | None) -> str:
+    """Bits per byte or character: three decimals, as papers have them."""
+    return MISSING if value is None else f"{value:.3f}"
+
+
+def score(value: float | None) -> str:
+    """BLEU and other scores from 0 to 100: two decimals."""
+    return MISSING if value is None else f"{value:.2f}"
+
+
+def points(difference: float) -> str:
+    """Difference of scores with its sign: 0.618 -> '+0.62'."""
+    return signed(difference < 0, score(abs(difference)))
+
+
+def interval(low: float | None, high: float | None) -> str:
+    """Ends of an interval of differences, with their signs."""
+    return MISSING if low is None or high is None else f"{points(low)} to {points(high)}"
+
+
+def stated(value: object, show: Callable[[float], str]) -> str:
+    """Figure of a paper: numbers as `show` writes them, words as they are."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return show(float(value))
+    return MISSING if value is None else str(value)
+
+
+def plain(value: float) -> str:
+    """1600.0 -> '1,600', 0.25 -> '0.25'."""
+    return f"{value:,.0f}" if value.is_integer() else f"{value:g}"
+
+
+def percent(share: float) -> str:
+    """Size of a relative difference, without sign: -0.031 -> '3.1 %'."""
+    size = abs(share) * 100
+    if size < 0.01:
+        return "less than 0.01 %"
+    return f"{size:.2f} %" if size < 1 else f"{size:.1f} %" if size < 100 else f"{size:,.0f} %"
+
+
+def milliseconds(value: float | None) -> str:
+    """Three significant digits below a thousand."""
+    if value is None:
+        return MISSING
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def duration(seconds: float | None) -> str:
+    """'48 s', '12 min 03 s' or '2 h 05 min'."""
+    if seconds is None:
+        return MISSING
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    whole, minutes = round(seconds), round(seconds / 60)
+    return f"{whole // 60} min {whole % 60:02d} s" if whole < 3600 else f"{minutes // 60:,} h {minutes % 60:02d} min"
+
+
+def short_count(value: float) -> str:
+    """Ticks of an axis: 1500 -> '1.5k', 2000000 -> '2M'."""
+    size, unit = next(((size, unit) for size, unit in _UNITS if abs(value) >= 0.9995 * size), (1.0, ""))
+    value /= size
+    return f"{value:,.0f}{unit}" if 100 <= abs(value) < 1e6 else f"{value:.3g}{unit}"
+
+
+_UNITS = ((1e9, "B"), (1e6, "M"), (1e3, "k"))
+
+
+def readable(key: str) -> str:
+    """A key as words."""
+    return key.replace("_", " ")
+
+
+def listed(words: Iterable[str]) -> str:
+    """'a', 'a and b', 'a, b and c'."""
+    *most, last = list(words) or [""]
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """'1–5, 7': three and more neighbouring whole numbers as a range."""
+    parts: list[list[int]] = []
+    for value in sorted(set(numbers)):
+        if parts and value == parts[-1][-1] + 1:
+            parts[-1].append(value)
+        else:
+            parts.append([value])
+    return ", ".join(f"{part[0]}–{part[-1]}" if len(part) > 2 else ", ".join(map(str, part)) for part in parts)
+
+
+# -- measures ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -44,10 +189,6 @@ class Measure:
         return "" if self.in_bits else "an " if self.words.startswith("a") else "a "
 
     @property
-    def title(self) -> str:
-        return self.words[0].upper() + self.words[1:]
-
-    @property
     def extreme(self) -> str:
         return "highest" if self.higher else "lowest"
 
@@ -70,12 +211,14 @@ class Measure:
         return value / base - 1 if base else None
 
     def show_difference(self, difference: float) -> str:
-        """A difference with its sign."""
-        return format.points(difference) if self.higher else format.signed_percent(difference)
+        """A difference with its sign: 0.618 -> '+0.62' points, -0.031 -> '−3.1 %'."""
+        if self.higher:
+            return points(difference)
+        return "0.00 %" if abs(difference) < 0.00005 else f"{'−' if difference < 0 else '+'}{percent(difference)}"
 
     def size(self, difference: float) -> str:
         """A difference without its sign, in words."""
-        return f"{format.score(abs(difference))} points" if self.higher else format.percent(difference)
+        return f"{score(abs(difference))} points" if self.higher else percent(difference)
 
     def final(self, record: RunRecord, split: str, checkpoint: str = "final") -> float | None:
         """Figure of a finished run; None if it was not measured or is out of range.
@@ -86,6 +229,11 @@ class Measure:
         if value is None or value < 0:
             return None
         return None if self.kind == "perplexity" and value == 0 else value
+
+    def over_runs(self, runs: Sequence[RunRecord], checkpoint: str = "final") -> dict[str, Stat]:
+        """Statistic over runs, by split."""
+        stats = {split: over_runs(self.final(run, split, checkpoint) for run in runs) for split in SPLITS}
+        return {split: stat for split, stat in stats.items() if stat is not None}
 
     def unigram(self, record: RunRecord, split: str) -> float | None:
         """Figure of word frequencies alone on the same split, from their recorded perplexity p per token.
@@ -104,6 +252,10 @@ class Measure:
             return None
         return math.log2(perplexity) * bits / math.log2(own)
 
+    def unigrams(self, record: RunRecord) -> dict[str, float]:
+        """Figures of word frequencies alone, by split."""
+        return {split: value for split in SPLITS if (value := self.unigram(record, split)) is not None}
+
     def of_paper(self, paper: Mapping[str, Any], split: str) -> Any:
         """The paper's figure as the recipe states it; None if it states none in this measure."""
         named = (paper.get("metric") or PERPLEXITY.key) == self.key
@@ -121,19 +273,19 @@ class Measure:
 
     def show(self, value: float | None) -> str:
         """A figure of ours."""
-        return (format.score if self.higher else format.bits if self.in_bits else format.perplexity)(value)
+        return (score if self.higher else bits if self.in_bits else perplexity)(value)
 
     def spread(self, stat: Stat | None) -> str:
         """A figure over seeds."""
-        return format.spread(stat, self.show)
+        return spread(stat, self.show)
 
     def tick(self, value: float) -> str:
         """A value at an axis: bits move in the third decimal."""
-        return format.short_count(value) if self.kind == "perplexity" else f"{value:.4g}"
+        return short_count(value) if self.kind == "perplexity" else f"{value:.4g}"
 
     def stated(self, value: object) -> str:
-        """A figure of a paper in our digits; bits in no more than the recipe has, words as they are."""
-        return format.stated(value, format.stated_bits if self.in_bits else self.show)
+        """A figure of a paper in our digits; of bits two decimals where a recipe cannot tell a zero at the end."""
+        return stated(value, (lambda bits: f"{bits:.3f}".removesuffix("0")) if self.in_bits else self.show)
 
 
 PERPLEXITY = Measure("perplexity", "perplexity", "perplexities", "ppl", "perplexity", paper=("",))
@@ -145,9 +297,7 @@ BITS_PER_CHARACTER = Measure(
     "bits_per_character", "bits per character", "bits per character", "bits/char", "bits per token", "bits",
     ("_bits_per_character",),
 )  # fmt: skip
-BLEU = Measure(
-    "bleu", "BLEU", "BLEU scores", "BLEU", "BLEU", "score", ("", "_bleu")
-)  # sacreBLEU's, of detokenised text
+BLEU = Measure("bleu", "BLEU", "BLEU scores", "BLEU", "BLEU", "score", ("", "_bleu"))  # sacreBLEU's, detokenised text
 TOKENISED_BLEU = Measure(  # as fairseq-generate printed it; papers on IWSLT14 state this one
     "tokenised_bleu", "tokenised BLEU", "tokenised BLEU scores", "tok. BLEU", "BLEU", "score", ("", "_tokenised_bleu"),
 )  # fmt: skip
@@ -176,21 +326,17 @@ def choose(records: Sequence[RunRecord]) -> Measure:
     read characters, else per byte. Perplexity otherwise, and wherever a finished run has no bits for a split of which it
     has a perplexity, as a model of words.
     """
-    if not records:
-        return PERPLEXITY
-    if all(record.task == MASKED_MODELING for record in records):
+    if records and all(record.task == MASKED_MODELING for record in records):
         return MASKED_PERPLEXITY
-    if all(record.task == TRANSLATION for record in records):
+    if records and all(record.task == TRANSLATION for record in records):
         return BLEU if any(all(_has_bleu(record, split) for record in records) for split in SPLITS) else PERPLEXITY
     kinds = {record.tokens for record in records}
     stated = any(BITS_PER_BYTE.of_paper(record.paper, split) is not None for record in records for split in SPLITS)
-    if not stated and not kinds <= {"byte", "character"}:
+    if not records or not (stated or kinds <= {"byte", "character"}):
         return PERPLEXITY
     measure = BITS_PER_CHARACTER if kinds == {"character"} else BITS_PER_BYTE
-    measured = [
-        (record, split) for record in records for split in SPLITS if PERPLEXITY.final(record, split) is not None
-    ]
-    return measure if all(measure.final(record, split) is not None for record, split in measured) else PERPLEXITY
+    measured = [(run, split) for run in records for split in SPLITS if PERPLEXITY.final(run, split) is not None]
+    return measure if all(measure.final(run, split) is not None for run, split in measured) else PERPLEXITY
 
 
 def _has_bleu(record: RunRecord, split: str) -> bool:

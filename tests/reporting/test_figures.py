@@ -13,8 +13,9 @@ import pytest
 from reporting_runs import comparison, make_run, printed, spelling_run
 from test_page import Page
 
-from fullrank.reporting import curves, report
-from fullrank.reporting.measure import BITS_PER_BYTE, BITS_PER_CHARACTER, PERPLEXITY, choose
+from fullrank.reporting import drawing as curves
+from fullrank.reporting import report
+from fullrank.reporting.figures import BITS_PER_BYTE, BITS_PER_CHARACTER, PERPLEXITY, choose
 from fullrank.reporting.runs import RunRecord
 from fullrank.reporting.summary import summarize
 
@@ -99,7 +100,7 @@ def test_means_spread_differences_and_best_are_those_of_bits(tmp_path: Path) -> 
     assert xl.figures["test"].deviation == pytest.approx(0.05 * math.sqrt(2))  # of two values 0.1 apart
     assert skip.difference["test"] == pytest.approx(1.02 / 1.15 - 1)
     assert skip.best == ("valid", "test")
-    assert xl.perplexity["test"].mean == pytest.approx((2**1.1 + 2**1.2) / 2)
+    assert xl.stats(PERPLEXITY)["test"].mean == pytest.approx((2**1.1 + 2**1.2) / 2)
 
 
 def test_best_is_judged_by_the_digits_shown(tmp_path: Path) -> None:
