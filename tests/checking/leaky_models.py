@@ -145,7 +145,7 @@ class Model(nn.Module):
 
 
 class InAnObject(Model):
-    """The same, in an object with .logits."""
+    """`Model` that returns an object with .logits."""
 
     def forward(self, input_ids: Tensor) -> Any:
         return types.SimpleNamespace(logits=self.output(self.hidden(input_ids)))

@@ -20,7 +20,7 @@ WAYS = ["by perturbation, evaluation", "by perturbation, training", "by gradient
 
 
 def verdicts(model: nn.Module) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
-    """Of the future checks: verdicts, and the layers of those that fail."""
+    """Verdicts of the checks for later tokens, and the layers of those that fail."""
     subject = subject_of(model)
     found = {}
     for training in (False, True):

@@ -48,7 +48,7 @@ MULTILINEAR: dict[str, Any] = {"kind": "multilinear", "cores": 2, "rank": 5}
 
 
 def rows() -> list[dict[str, Any]]:
-    """As many as the slot with most choices has; score and position are relative together. Three have no weights."""
+    """A row for each choice of the largest slot; score and position are relative together. Three rows have no weights."""
     choices = {slot: registry.names(slot) for slot in SLOTS}
     choices["output"] = sorted({*choices["output"], *OUTPUTS})
     scores = itertools.cycle(name for name in choices["score"] if name != "relative")

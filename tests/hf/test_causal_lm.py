@@ -7,12 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import citizens
 import combinations
+import paired_models
 import pytest
 import torch
-from citizens import CAUSAL, EOS, IDS, VOCABULARY, pair, small, tokens
 from combinations import Combination
+from paired_models import CAUSAL, EOS, IDS, VOCABULARY, pair, small, tokens
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
@@ -34,28 +34,28 @@ def test_it_computes_what_ours_does(combination: Combination) -> None:
     assert list(begun) == [f"model.{name}" for name in own.state_dict()]
     for name, tensor in own.state_dict().items():
         assert torch.equal(begun[f"model.{name}"], tensor), f"{name} starts otherwise"
-    citizen, own = pair(config, eos_token_id=None, bos_token_id=None, pad_token_id=None)
+    hf_model, own = pair(config, eos_token_id=None, bos_token_id=None, pad_token_id=None)
     read = combinations.tokens()
     with torch.no_grad():
         expected = own(read).logits
-        assert torch.equal(citizen(read, use_cache=False).logits, expected)
-        assert torch.equal(citizen(read).logits, expected)
+        assert torch.equal(hf_model(read, use_cache=False).logits, expected)
+        assert torch.equal(hf_model(read).logits, expected)
 
 
 @kinds
 def test_saving_loses_nothing(config: fr.ModelConfig, tmp_path: Path) -> None:
     """Also in several files, and in another precision."""
-    citizen, _ = pair(config)
-    citizen.save_pretrained(tmp_path, max_shard_size="5KB")
+    hf_model, _ = pair(config)
+    hf_model.save_pretrained(tmp_path, max_shard_size="5KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
     loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert type(loaded) is fr.FullRankForCausalLM
     assert not any(info.values())
     with torch.no_grad():
-        assert torch.equal(loaded(tokens()).logits, citizen(tokens()).logits)
+        assert torch.equal(loaded(tokens()).logits, hf_model(tokens()).logits)
         double = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
         assert double.dtype == torch.float64
-        torch.testing.assert_close(double(tokens()).logits, citizen.double()(tokens()).logits)
+        torch.testing.assert_close(double(tokens()).logits, hf_model.double()(tokens()).logits)
         half = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
         assert half.dtype == torch.bfloat16
         assert half(tokens()).logits.isfinite().all()
@@ -114,8 +114,8 @@ def test_a_class_takes_models_of_its_objective_only(tmp_path: Path) -> None:
 
 @kinds
 def test_the_loss_is_the_mean_nll_of_what_counts(config: fr.ModelConfig) -> None:
-    """Of every token given those before it; -100 does not count; over `num_items_in_batch` if that is given."""
-    citizen, own = pair(config)
+    """The loss is that of every token after its predecessors; -100 does not count; `num_items_in_batch` divides it."""
+    hf_model, own = pair(config)
     read = tokens(3, 8)
     labels = read.clone()
     labels[0, 5:] = -100
@@ -123,99 +123,99 @@ def test_the_loss_is_the_mean_nll_of_what_counts(config: fr.ModelConfig) -> None
     counts = labels[:, 1:] != -100
     nll = own.nll(read[:, :-1], read[:, 1:]).per_token[counts]
     for training in (False, True):
-        citizen.train(training)
-        torch.testing.assert_close(citizen(read, labels=labels).loss, nll.mean())
-        torch.testing.assert_close(citizen(read, labels=labels, num_items_in_batch=50).loss, nll.sum() / 50)
+        hf_model.train(training)
+        torch.testing.assert_close(hf_model(read, labels=labels).loss, nll.mean())
+        torch.testing.assert_close(hf_model(read, labels=labels, num_items_in_batch=50).loss, nll.sum() / 50)
         torch.testing.assert_close(
-            citizen(read, labels=labels, num_items_in_batch=torch.tensor(50)).loss, nll.sum() / 50
+            hf_model(read, labels=labels, num_items_in_batch=torch.tensor(50)).loss, nll.sum() / 50
         )
-    citizen.config.chunked_loss = True
-    out = citizen(read, labels=labels)
+    hf_model.config.chunked_loss = True
+    out = hf_model(read, labels=labels)
     assert out.logits is None
     torch.testing.assert_close(out.loss, nll.mean())
-    torch.testing.assert_close(citizen(read, labels=labels, num_items_in_batch=50).loss, nll.sum() / 50)
-    assert citizen.eval()(read, labels=labels).logits is not None
+    torch.testing.assert_close(hf_model(read, labels=labels, num_items_in_batch=50).loss, nll.sum() / 50)
+    assert hf_model.eval()(read, labels=labels).logits is not None
 
 
 def test_the_chunked_loss_has_the_same_gradients() -> None:
-    citizen, _ = pair(CAUSAL["rotary, mixture"])
-    citizen.train()
+    hf_model, _ = pair(CAUSAL["rotary, mixture"])
+    hf_model.train()
     found = []
     for chunked in (False, True):
-        citizen.config.chunked_loss = chunked
-        citizen.zero_grad()
-        citizen(tokens(), labels=tokens(), num_items_in_batch=9).loss.backward()
-        found.append([parameter.grad.clone() for parameter in citizen.parameters()])
+        hf_model.config.chunked_loss = chunked
+        hf_model.zero_grad()
+        hf_model(tokens(), labels=tokens(), num_items_in_batch=9).loss.backward()
+        found.append([parameter.grad.clone() for parameter in hf_model.parameters()])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other)
 
 
 @kinds
 def test_padding_on_either_side_changes_nothing(config: fr.ModelConfig) -> None:
-    citizen, own = pair(config)
+    hf_model, own = pair(config)
     texts = [tokens(1, length, seed=length) for length in (4, 9, 1)]
     for side in ("left", "right"):
-        ids, mask = citizens.padded(texts, side)
+        ids, mask = paired_models.padded(texts, side)
         for use_cache in (False, True):
             with torch.no_grad():
-                logits = citizen(ids, attention_mask=mask, use_cache=use_cache).logits
+                logits = hf_model(ids, attention_mask=mask, use_cache=use_cache).logits
                 for row, text in enumerate(texts):
                     torch.testing.assert_close(logits[row, mask[row] == 1], own(text).logits[0], rtol=1e-5, atol=2e-5)
 
 
 def test_a_mask_of_ones_costs_nothing() -> None:
     """It takes the same kernels as none at all."""
-    citizen, own = pair(CAUSAL["keys and values"])
+    hf_model, own = pair(CAUSAL["keys and values"])
     with torch.no_grad():
         for use_cache in (False, True):
-            given = citizen(tokens(), attention_mask=torch.ones(2, 7), use_cache=use_cache).logits
+            given = hf_model(tokens(), attention_mask=torch.ones(2, 7), use_cache=use_cache).logits
             assert torch.equal(given, own(tokens()).logits)
-        ids, mask = citizens.padded([tokens(1, 5), tokens(1, 7)], "right")  # nobody sees what stands behind
-        assert torch.equal(citizen(ids, attention_mask=mask, use_cache=False).logits[1], own(ids).logits[1])
+        ids, mask = paired_models.padded([tokens(1, 5), tokens(1, 7)], "right")  # nobody sees what stands behind
+        assert torch.equal(hf_model(ids, attention_mask=mask, use_cache=False).logits[1], own(ids).logits[1])
 
 
 @pytest.mark.parametrize("shape", [(2, 6), (1, 7), (2, 7, 7)])
 def test_a_mask_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
-    citizen, _ = pair(small())
+    hf_model, _ = pair(small())
     with pytest.raises(InputError, match=r"attention_mask: \(2, 7\) for input_ids \(2, 7\)"):
-        citizen(tokens(), attention_mask=torch.ones(shape))
+        hf_model(tokens(), attention_mask=torch.ones(shape))
 
 
 def test_only_the_logits_that_are_asked_for() -> None:
-    citizen, own = pair(small())
+    hf_model, own = pair(small())
     with torch.no_grad():
         expected = own(tokens()).logits
-        torch.testing.assert_close(citizen(tokens(), logits_to_keep=2).logits, expected[:, -2:])
-        torch.testing.assert_close(citizen(tokens(), logits_to_keep=torch.tensor([0, 4])).logits, expected[:, [0, 4]])
+        torch.testing.assert_close(hf_model(tokens(), logits_to_keep=2).logits, expected[:, -2:])
+        torch.testing.assert_close(hf_model(tokens(), logits_to_keep=torch.tensor([0, 4])).logits, expected[:, [0, 4]])
 
 
 @kinds
 def test_hidden_states_and_attention_weights(config: fr.ModelConfig) -> None:
-    citizen, own = pair(config)
+    hf_model, own = pair(config)
     read = tokens()
     with torch.no_grad():
         for use_cache in (False, True):
-            out = citizen(read, output_hidden_states=True, use_cache=use_cache)
+            out = hf_model(read, output_hidden_states=True, use_cache=use_cache)
             assert len(out.hidden_states) == 3
             torch.testing.assert_close(own.output(out.hidden_states[-1]), out.logits)
             torch.testing.assert_close(out.hidden_states[0], own.position(own.embedding(read), torch.arange(7)))
         if config.attention.kind == "multilinear":
             with pytest.raises(InputError, match="weights"):
-                citizen(read, output_attentions=True)
+                hf_model(read, output_attentions=True)
             return
-        out = citizen(read, output_attentions=True)
+        out = hf_model(read, output_attentions=True)
         trace = fr.Trace()
         own(read, trace=trace)
         assert len(out.attentions) == 2
         for given, layer in zip(out.attentions, trace.layers, strict=True):
             torch.testing.assert_close(given, layer.mixed)
-    assert isinstance(citizen(read, return_dict=False), tuple)
+    assert isinstance(hf_model(read, return_dict=False), tuple)
 
 
 def test_log_probabilities_where_the_output_is_a_mixture() -> None:
-    citizen, own = pair(CAUSAL["rotary, mixture"])
+    hf_model, own = pair(CAUSAL["rotary, mixture"])
     with torch.no_grad():
-        logits = citizen(tokens()).logits
+        logits = hf_model(tokens()).logits
         torch.testing.assert_close(logits.exp().sum(-1), torch.ones(2, 7))
         nll = F.nll_loss(logits[:, :-1].flatten(0, 1), tokens()[:, 1:].flatten())
         torch.testing.assert_close(nll, own.nll(tokens()[:, :-1], tokens()[:, 1:]).per_token.mean())
@@ -224,43 +224,43 @@ def test_log_probabilities_where_the_output_is_a_mixture() -> None:
 @pytest.mark.parametrize("every_n_layers", [1, 2])
 def test_activation_checkpointing_changes_no_gradient(every_n_layers: int) -> None:
     dropout = fr.DropoutConfig(embedding=0.1, attention=0.2, activation=0.1, residual=0.1, output=0.1)
-    citizen, _ = pair(small(dropout=dropout, attention={"mix": "position_wise", "cross_head": 0.5}))
-    citizen.train()
+    hf_model, _ = pair(small(dropout=dropout, attention={"mix": "position_wise", "cross_head": 0.5}))
+    hf_model.train()
     runs: list[int] = []
-    for block in citizen.model.blocks:
+    for block in hf_model.model.blocks:
         block.feed_forward.register_forward_hook(lambda *given: runs.append(1))
     found = []
     for checkpointed in (False, True):
         if checkpointed:
-            citizen.activation_checkpointing_enable(every_n_layers=every_n_layers)
+            hf_model.activation_checkpointing_enable(every_n_layers=every_n_layers)
         runs.clear()
-        citizen.zero_grad()
+        hf_model.zero_grad()
         torch.manual_seed(4)
-        citizen(tokens(), labels=tokens()).loss.backward()
+        hf_model(tokens(), labels=tokens()).loss.backward()
         assert len(runs) == (2 + 2 // every_n_layers if checkpointed else 2)
-        found.append([parameter.grad.clone() for parameter in citizen.parameters()])
+        found.append([parameter.grad.clone() for parameter in hf_model.parameters()])
     for one, other in zip(*found, strict=True):
         assert torch.equal(one, other)
-    assert citizen.is_activation_checkpointing
-    citizen.activation_checkpointing_disable()
+    assert hf_model.is_activation_checkpointing
+    hf_model.activation_checkpointing_disable()
     runs.clear()
-    citizen(tokens(), labels=tokens()).loss.backward()
+    hf_model(tokens(), labels=tokens()).loss.backward()
     assert len(runs) == 2
-    assert not citizen.is_activation_checkpointing
+    assert not hf_model.is_activation_checkpointing
 
 
 def test_the_vocabulary_stays_as_it_was_trained() -> None:
-    citizen, _ = pair(small())
-    assert citizen.resize_token_embeddings(VOCABULARY) is citizen.model.embedding
+    hf_model, _ = pair(small())
+    assert hf_model.resize_token_embeddings(VOCABULARY) is hf_model.model.embedding
     with pytest.raises(InputError, match="keeps the vocabulary that it was trained with, 23 entries, given 30"):
-        citizen.resize_token_embeddings(30)
+        hf_model.resize_token_embeddings(30)
     with pytest.raises(InputError, match="cannot be replaced"):
-        citizen.set_input_embeddings(torch.nn.Embedding(5, 5))
+        hf_model.set_input_embeddings(torch.nn.Embedding(5, 5))
 
 
 def test_our_own_tools_read_a_saved_one(tmp_path: Path) -> None:
-    citizen, own = pair(small())
-    citizen.save_pretrained(tmp_path)
+    hf_model, own = pair(small())
+    hf_model.save_pretrained(tmp_path)
     found = load_causal(str(tmp_path), torch.float64, tokenizer=False)
     assert (type(found.model), found.max_length) == (fr.FullRankForCausalLM, 32)
     with torch.no_grad():

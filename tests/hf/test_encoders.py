@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import citizens
 import combinations
+import paired_models
 import pytest
 import torch
-from citizens import CAUSAL, MULTILINEAR, VOCABULARY, masked_of, pair, small, tokens
 from combinations import Combination
+from paired_models import CAUSAL, MULTILINEAR, VOCABULARY, masked_of, pair, small, tokens
 from torch.nn import functional as F
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
@@ -29,40 +29,40 @@ encoders = pytest.mark.parametrize("config", ENCODERS.values(), ids=ENCODERS)
 @every
 def test_a_masked_model_computes_what_ours_does(combination: Combination, tmp_path: Path) -> None:
     """Bit for bit, also padded on either side and after saving."""
-    citizen, own = masked_of(combination.config())
+    hf_model, own = masked_of(combination.config())
     read = combinations.tokens(3)
     with torch.no_grad():
         expected = own(read).logits
-        assert torch.equal(citizen(read).logits, expected)
+        assert torch.equal(hf_model(read).logits, expected)
         for side in ("left", "right"):
-            ids, mask = citizens.padded([read[:1], read[1:2, :4]], side)
-            assert torch.equal(citizen(ids, mask).logits, own(ids, mask).logits)
-        citizen.save_pretrained(tmp_path)
+            ids, mask = paired_models.padded([read[:1], read[1:2, :4]], side)
+            assert torch.equal(hf_model(ids, mask).logits, own(ids, mask).logits)
+        hf_model.save_pretrained(tmp_path)
         loaded = AutoModelForMaskedLM.from_pretrained(tmp_path)
         assert torch.equal(loaded(read).logits, expected)
 
 
 @encoders
 def test_the_loss_of_what_is_asked_for(config: fr.ModelConfig) -> None:
-    citizen, own = masked_of(config)
+    hf_model, own = masked_of(config)
     read = tokens(3)
     labels = torch.full_like(read, -100)
     labels[0, 2], labels[2, 5] = 4, 7
-    read[0, 2] = read[2, 5] = citizen.config.mask_token_id
-    assert citizen.config.mask_token_id == own.mask_id == VOCABULARY - 1
+    read[0, 2] = read[2, 5] = hf_model.config.mask_token_id
+    assert hf_model.config.mask_token_id == own.mask_id == VOCABULARY - 1
     nll = own.nll(read, labels.clamp_min(0)).per_token[labels != -100]
-    torch.testing.assert_close(citizen(read, labels=labels).loss, nll.mean())
-    torch.testing.assert_close(citizen(read, labels=labels, num_items_in_batch=5).loss, nll.sum() / 5)
-    citizen.config.chunked_loss = True
-    out = citizen.train()(read, labels=labels, num_items_in_batch=5)
+    torch.testing.assert_close(hf_model(read, labels=labels).loss, nll.mean())
+    torch.testing.assert_close(hf_model(read, labels=labels, num_items_in_batch=5).loss, nll.sum() / 5)
+    hf_model.config.chunked_loss = True
+    out = hf_model.train()(read, labels=labels, num_items_in_batch=5)
     torch.testing.assert_close(out.loss, nll.sum() / 5)
     assert out.logits is None
 
 
 def test_hidden_states_and_attention_weights() -> None:
-    citizen, own = masked_of(ENCODERS["mixed"])
+    hf_model, own = masked_of(ENCODERS["mixed"])
     with torch.no_grad():
-        out = citizen(tokens(), output_hidden_states=True, output_attentions=True)
+        out = hf_model(tokens(), output_hidden_states=True, output_attentions=True)
         trace = fr.Trace()
         own(tokens(), trace=trace)
         torch.testing.assert_close(out.hidden_states[-1], own.encoder(tokens()))
@@ -74,8 +74,8 @@ def test_hidden_states_and_attention_weights() -> None:
 @encoders
 def test_an_encoder_classifies_by_the_mean_of_its_tokens(config: fr.ModelConfig, tmp_path: Path) -> None:
     """From a checkpoint of the masked model; only the classifier is new, N(0, 0.02^2) with bias 0."""
-    citizen, own = masked_of(config)
-    citizen.save_pretrained(tmp_path)
+    hf_model, own = masked_of(config)
+    hf_model.save_pretrained(tmp_path)
     model, info = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3, output_loading_info=True)
     assert set(info["missing_keys"]) == {"classifier.weight", "classifier.bias"}
     assert not info["unexpected_keys"]
@@ -83,7 +83,7 @@ def test_an_encoder_classifies_by_the_mean_of_its_tokens(config: fr.ModelConfig,
     assert 0.01 < float(model.classifier.weight.detach().std()) < 0.03
     texts = [tokens(1, length, seed=length) for length in (3, 7)]
     for side in ("left", "right"):
-        ids, mask = citizens.padded(texts, side)
+        ids, mask = paired_models.padded(texts, side)
         with torch.no_grad():
             given = model(ids, mask).logits
             for row, text in enumerate(texts):
@@ -93,14 +93,14 @@ def test_an_encoder_classifies_by_the_mean_of_its_tokens(config: fr.ModelConfig,
 
 @pytest.mark.parametrize("config", CAUSAL.values(), ids=CAUSAL)
 def test_a_language_model_classifies_by_its_last_token(config: fr.ModelConfig, tmp_path: Path) -> None:
-    citizen, own = pair(config)
-    citizen.save_pretrained(tmp_path)
+    hf_model, own = pair(config)
+    hf_model.save_pretrained(tmp_path)
     model, info = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=2, output_loading_info=True)
     assert set(info["missing_keys"]) == {"classifier.weight", "classifier.bias"}
     assert not info["unexpected_keys"]
     texts = [tokens(1, length, seed=length) for length in (3, 7)]
     for side in ("left", "right"):
-        ids, mask = citizens.padded(texts, side)
+        ids, mask = paired_models.padded(texts, side)
         with torch.no_grad():
             given = model(ids, mask).logits
             for row, text in enumerate(texts):

@@ -290,14 +290,14 @@ def written(model: fr.LanguageModel) -> Tensor:
 
 
 def check_close(given: Tensor, expected: Tensor, tolerance: float = 1e-10, what: str = "") -> None:
-    """The same up to `tolerance`, relative to the greatest."""
+    """Assert equality up to `tolerance`, relative to the largest element."""
     assert given.shape == expected.shape, what
     worst = float((given - expected).abs().max())
     assert worst <= tolerance * max(1.0, float(expected.abs().max())), f"{what}: differs by {worst:.2e}"
 
 
 def alone(work: Path, jobs: list[str], given: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What the exported folders give in a process that cannot import `fullrank`."""
+    """Results of the exported folders in a process that cannot import `fullrank`."""
     save_file({name: ids.clone() for name, ids in given.items()}, work / "given.safetensors")
     environment = {
         **os.environ,

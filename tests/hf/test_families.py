@@ -53,13 +53,13 @@ def own_output(model: Any, inputs: Inputs, **asked: Any) -> Any:
 
 
 def on_tokens(values: Tensor, inputs: Inputs) -> Tensor:
-    """Of padding nobody reads the output, and a kernel may give another one."""
+    """Outputs at tokens: nobody reads those at padding, and a kernel may give others there."""
     mask = inputs.get("attention_mask")
     return values if mask is None or mask.shape != values.shape[:2] else values[mask.bool()]
 
 
 def trained(model: Any) -> Any:
-    """As if it had been trained: mixing that is far from the identity, and depends on the query."""
+    """Move the mixing far from the identity, so that it depends on the query, as training does."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

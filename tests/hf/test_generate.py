@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import citizens
 import combinations
+import paired_models
 import pytest
 import torch
-from citizens import CAUSAL, EOS, MULTILINEAR, XL, pair, small, tokens
 from combinations import Combination
+from paired_models import CAUSAL, EOS, MULTILINEAR, XL, pair, small, tokens
 from transformers import DynamicCache
 
 import fullrank as fr
@@ -30,11 +30,11 @@ def reader(own: Any) -> Any:
 
 @every_pair
 def test_greedy_with_and_without_a_cache_is_ours(combination: Combination) -> None:
-    citizen, own = pair(combination.config(max_position_embeddings=32), eos_token_id=None, bos_token_id=None)
+    hf_model, own = pair(combination.config(max_position_embeddings=32), eos_token_id=None, bos_token_id=None)
     read = combinations.tokens()
     expected = sample(own, read, max_new_tokens=NEW, greedy=True).ids
     for use_cache in (True, False):
-        given = citizen.generate(read, max_new_tokens=NEW, do_sample=False, use_cache=use_cache)
+        given = hf_model.generate(read, max_new_tokens=NEW, do_sample=False, use_cache=use_cache)
         assert torch.equal(given[:, read.shape[1] :], expected), f"use_cache={use_cache}"
 
 
@@ -42,11 +42,11 @@ def test_greedy_with_and_without_a_cache_is_ours(combination: Combination) -> No
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_padded_prompts_give_what_each_gives_alone(config: fr.ModelConfig, use_cache: bool) -> None:
     """Greedy, over many lengths; and alone it is our own decoding."""
-    citizen, own = pair(config)
+    hf_model, own = pair(config)
     for lengths in ((3, 7, 1), (1, 9, 8)):
         texts = [tokens(1, length, seed=10 * length + sum(lengths)) for length in lengths]
-        ids, mask = citizens.padded(texts)
-        given = citizen.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False, use_cache=use_cache)
+        ids, mask = paired_models.padded(texts)
+        given = hf_model.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False, use_cache=use_cache)
         for row, text in enumerate(texts):
             alone = sample(reader(own), text, max_new_tokens=NEW, greedy=True, eos_id=EOS)
             length = int(alone.lengths[0])
@@ -57,15 +57,15 @@ def test_padded_prompts_give_what_each_gives_alone(config: fr.ModelConfig, use_c
 @kinds
 def test_beams_are_ours(config: fr.ModelConfig) -> None:
     """With early_stopping=True, which ends a search as ours ends; length penalties are the same exponent."""
-    citizen, own = pair(config)
+    hf_model, own = pair(config)
     texts = [tokens(1, length, seed=length) for length in (5, 2)]
-    ids, mask = citizens.padded(texts)
+    ids, mask = paired_models.padded(texts)
     for penalty in (0.0, 2.0):
         expected = beam_search(
             reader(own), ids, attention_mask=mask, max_new_tokens=NEW, beams=3, length_penalty=penalty, eos_id=EOS
         )
         for use_cache in (True, False):
-            given = citizen.generate(
+            given = hf_model.generate(
                 ids, attention_mask=mask, max_new_tokens=NEW, num_beams=3, do_sample=False, early_stopping=True,
                 length_penalty=penalty, use_cache=use_cache, return_dict_in_generate=True, output_scores=True,
             )  # fmt: skip
@@ -78,26 +78,26 @@ def test_beams_are_ours(config: fr.ModelConfig) -> None:
 
 @kinds
 def test_samples_are_the_same_with_and_without_a_cache(config: fr.ModelConfig) -> None:
-    citizen, _ = pair(config)
-    ids, mask = citizens.padded([tokens(1, 4), tokens(1, 6)])
+    hf_model, _ = pair(config)
+    ids, mask = paired_models.padded([tokens(1, 4), tokens(1, 6)])
     found = []
     for use_cache in (True, False):
         torch.manual_seed(2)
         how: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": True, "top_k": 0, "num_return_sequences": 3}
-        found.append(citizen.generate(ids, attention_mask=mask, use_cache=use_cache, **how))
+        found.append(hf_model.generate(ids, attention_mask=mask, use_cache=use_cache, **how))
     assert torch.equal(*found)
     assert len(torch.unique(found[0], dim=0)) > 2
 
 
 @kinds
 def test_a_text_goes_on_from_a_returned_cache(config: fr.ModelConfig) -> None:
-    citizen, _ = pair(config)
+    hf_model, _ = pair(config)
     prompt = tokens(1, 6)
     how: dict[str, Any] = {"do_sample": False, "return_dict_in_generate": True}
-    whole = citizen.generate(prompt, max_new_tokens=8, min_new_tokens=8, **how).sequences
-    part = citizen.generate(prompt, max_new_tokens=3, min_new_tokens=3, **how)
+    whole = hf_model.generate(prompt, max_new_tokens=8, min_new_tokens=8, **how).sequences
+    part = hf_model.generate(prompt, max_new_tokens=3, min_new_tokens=3, **how)
     assert isinstance(part.past_key_values, DynamicCache | fr.FullRankCache)
-    rest = citizen.generate(
+    rest = hf_model.generate(
         part.sequences, past_key_values=part.past_key_values, max_new_tokens=5, min_new_tokens=5, **how
     )
     assert torch.equal(rest.sequences, whole)
@@ -107,7 +107,7 @@ def test_a_text_goes_on_from_a_returned_cache(config: fr.ModelConfig) -> None:
 @kinds
 def test_a_text_read_in_pieces_is_one_text(config: fr.ModelConfig) -> None:
     """With a cache: as in one pass. With a memory: as our own model reads the same pieces, also where rows are padded."""
-    citizen, own = pair(config)
+    hf_model, own = pair(config)
     read = tokens(2, 12)
     padding = torch.ones_like(read)
     padding[1, :3] = 0
@@ -116,7 +116,7 @@ def test_a_text_read_in_pieces_is_one_text(config: fr.ModelConfig) -> None:
         with torch.no_grad():
             for start, end in itertools.pairwise(cuts):
                 seen = None if mask is None else mask[:, :end]
-                out = citizen(read[:, start:end], past_key_values=past, attention_mask=seen, use_cache=True)
+                out = hf_model(read[:, start:end], past_key_values=past, attention_mask=seen, use_cache=True)
                 past = out.past_key_values
                 assert past.get_seq_length() == end
                 parts.append(out.logits)
@@ -131,39 +131,39 @@ def test_a_text_read_in_pieces_is_one_text(config: fr.ModelConfig) -> None:
 
 
 def test_a_memory_as_long_as_the_text_makes_pieces_one_pass() -> None:
-    citizen, own = pair(small(memory_length=12, **XL))
+    hf_model, own = pair(small(memory_length=12, **XL))
     read = tokens(2, 12)
     with torch.no_grad():
         expected = own.with_memory(0)(read).logits
         past, parts = fr.FullRankCache(), []
         for piece in read.split(5, dim=1):
-            parts.append(citizen(piece, past_key_values=past).logits)
+            parts.append(hf_model(piece, past_key_values=past).logits)
     torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_memory_stays_on_whatever_use_cache_says() -> None:
     """Trainer sets config.use_cache to False and saves it so."""
-    citizen, _ = pair(small(memory_length=5, **XL))
+    hf_model, _ = pair(small(memory_length=5, **XL))
     prompt = tokens(1, 7)
-    before = citizen.generate(prompt, max_new_tokens=NEW, do_sample=False)
-    citizen.config.use_cache = False
+    before = hf_model.generate(prompt, max_new_tokens=NEW, do_sample=False)
+    hf_model.config.use_cache = False
     with torch.no_grad():
-        first = citizen(prompt)
+        first = hf_model(prompt)
         assert first.past_key_values.get_seq_length() == 7
-        second = citizen(prompt, past_key_values=first.past_key_values)
+        second = hf_model(prompt, past_key_values=first.past_key_values)
         assert not torch.allclose(second.logits, first.logits)
-    assert torch.equal(citizen.generate(prompt, max_new_tokens=NEW, do_sample=False, use_cache=False), before)
+    assert torch.equal(hf_model.generate(prompt, max_new_tokens=NEW, do_sample=False, use_cache=False), before)
 
 
 def test_what_is_returned_when() -> None:
-    citizen, _ = pair(small())
+    hf_model, _ = pair(small())
     remembering, _ = pair(small(memory_length=5, **XL))
     with torch.no_grad():
-        assert citizen(tokens()).past_key_values is not None
-        assert citizen(tokens(), use_cache=False).past_key_values is None
-        assert citizen(tokens(), labels=tokens()).past_key_values is None
+        assert hf_model(tokens()).past_key_values is not None
+        assert hf_model(tokens(), use_cache=False).past_key_values is None
+        assert hf_model(tokens(), labels=tokens()).past_key_values is None
         assert remembering(tokens(), labels=tokens()).past_key_values is not None
-    for model in (citizen, remembering):
+    for model in (hf_model, remembering):
         assert (
             model.train()(tokens()).past_key_values is None
         )  # nothing for a gather of several devices to stumble over
@@ -174,11 +174,11 @@ def test_what_is_returned_when() -> None:
 def test_speculation_from_the_prompt_is_greedy() -> None:
     """It takes tokens back out of the cache."""
     for name in ("keys and values", "keys of distances", "pairs of positions"):
-        citizen, _ = pair(CAUSAL[name])
+        hf_model, _ = pair(CAUSAL[name])
         prompt = tokens(1, 4).repeat(1, 3)
         how: dict[str, Any] = {"max_new_tokens": 10, "min_new_tokens": 10, "do_sample": False}
-        expected = citizen.generate(prompt, **how)
-        assert torch.equal(citizen.generate(prompt, prompt_lookup_num_tokens=3, **how), expected)
+        expected = hf_model.generate(prompt, **how)
+        assert torch.equal(hf_model.generate(prompt, prompt_lookup_num_tokens=3, **how), expected)
     for name in ("memory", "sums"):
         with pytest.raises(ValueError, match="stateful"):
             pair(CAUSAL[name])[0].generate(tokens(1, 4), prompt_lookup_num_tokens=3, max_new_tokens=3)
@@ -186,19 +186,19 @@ def test_speculation_from_the_prompt_is_greedy() -> None:
 
 @kinds
 def test_caches_can_be_cut_copied_and_chosen_from(config: fr.ModelConfig) -> None:
-    citizen, own = pair(config)
+    hf_model, own = pair(config)
     read, more = tokens(2, 9), tokens(2, 3, seed=8)
     mask = torch.ones_like(read)
     mask[0, :2] = 0
 
     def after(past: Any, ids: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
-            logits: torch.Tensor = citizen(ids, past_key_values=past).logits
+            logits: torch.Tensor = hf_model(ids, past_key_values=past).logits
         return logits
 
     def filled(length: int = 9, rows: slice | torch.Tensor = slice(None)) -> Any:
         with torch.no_grad():
-            out = citizen(read[rows, :length], attention_mask=mask[rows, :length], use_cache=True)
+            out = hf_model(read[rows, :length], attention_mask=mask[rows, :length], use_cache=True)
         return out.past_key_values
 
     expected = after(filled(), more)
@@ -225,42 +225,42 @@ def test_caches_can_be_cut_copied_and_chosen_from(config: fr.ModelConfig) -> Non
 
 
 def test_caches_of_others_are_refused() -> None:
-    citizen, _ = pair(small())
+    hf_model, _ = pair(small())
     foreign = DynamicCache()
     foreign.update(torch.zeros(2, 3, 4, 4), torch.zeros(2, 3, 4, 4), 0)
     with pytest.raises(InputError, match="another model has read"):
-        citizen(tokens(), past_key_values=foreign)
+        hf_model(tokens(), past_key_values=foreign)
     for implementation in ("static", "offloaded"):
         with pytest.raises(InputError, match="leave cache_implementation out"):
-            citizen.generate(tokens(1), max_new_tokens=2, cache_implementation=implementation)
+            hf_model.generate(tokens(1), max_new_tokens=2, cache_implementation=implementation)
     with pytest.raises(InputError, match="given a list"):
-        citizen(tokens(), past_key_values=[1])
+        hf_model(tokens(), past_key_values=[1])
     remembering, _ = pair(small(memory_length=5))
     with torch.no_grad():
         past = remembering(tokens()).past_key_values
     with pytest.raises(InputError, match="holds a Memory"):
-        citizen(tokens(), past_key_values=past)
+        hf_model(tokens(), past_key_values=past)
     with pytest.raises(InputError, match="no other model can write"):
         past.update(torch.zeros(1), torch.zeros(1), 0)
     wrong = torch.ones(2, 14)
     wrong[0, :2] = 0
-    for model in (citizen, remembering):
+    for model in (hf_model, remembering):
         with torch.no_grad(), pytest.raises(InputError, match="hides other earlier tokens"):
             model(tokens(), past_key_values=model(tokens()).past_key_values, attention_mask=wrong)
 
 
 def test_a_model_that_sees_the_future_generates_nothing() -> None:
-    citizen, own = pair(small(attention=MULTILINEAR | {"causal": "as_published", "not_next_token_perplexity": True}))
-    ids, mask = citizens.padded([tokens(1, 4), tokens(1, 7)], "right")
+    hf_model, own = pair(small(attention=MULTILINEAR | {"causal": "as_published", "not_next_token_perplexity": True}))
+    ids, mask = paired_models.padded([tokens(1, 4), tokens(1, 7)], "right")
     with torch.no_grad():
-        assert torch.equal(citizen(tokens()).logits, own(tokens()).logits)
-        given = citizen(ids, attention_mask=mask).logits[0, :4]  # it would see what stands behind
+        assert torch.equal(hf_model(tokens()).logits, own(tokens()).logits)
+        given = hf_model(ids, attention_mask=mask).logits[0, :4]  # it would see what stands behind
         torch.testing.assert_close(given, own(ids[:1, :4]).logits[0], rtol=1e-5, atol=1e-5)
     with pytest.raises(InputError, match=r"see later ones .*as_published.*masked to generate"):
-        citizen.generate(tokens(), max_new_tokens=3)
+        hf_model.generate(tokens(), max_new_tokens=3)
 
 
 def test_a_text_that_is_too_long_is_refused() -> None:
-    citizen, _ = pair(small(position="learned", max_position_embeddings=8))
+    hf_model, _ = pair(small(position="learned", max_position_embeddings=8))
     with pytest.raises(InputError, match="max_position_embeddings is 8"):
-        citizen.generate(tokens(1, 6), max_new_tokens=5, min_new_tokens=5, do_sample=False)
+        hf_model.generate(tokens(1, 6), max_new_tokens=5, min_new_tokens=5, do_sample=False)

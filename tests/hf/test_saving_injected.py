@@ -1,4 +1,4 @@
-"""What was injected is saved and loaded, or loading fails; it is never left out and never made up."""
+"""Injected stages are saved and loaded, or loading fails; they are never left out and never made up."""
 
 from __future__ import annotations
 

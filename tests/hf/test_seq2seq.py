@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import citizens
+import paired_models
 import pytest
 import torch
 import translator_models
-from citizens import translator_of
+from paired_models import translator_of
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq
 from translator_models import MECHANISMS, config, padding, sentences
@@ -18,7 +18,7 @@ import fullrank as fr
 from fullrank.core.errors import InputError
 from fullrank.decoding import beam_search, sample
 
-EOS, NEW = citizens.EOS, 7
+EOS, NEW = paired_models.EOS, 7
 FEW = [
     "B", "A in the encoder, B in the decoder", "relative positions with B, own biases", "multi-linear everywhere",
     "multi-linear decoder, decayed", "one adaptive table", "mixture",
@@ -30,7 +30,7 @@ every = pytest.mark.parametrize(
 
 
 def ours(own: fr.Translator, source: Tensor, mask: Tensor | None = None, **how: Any) -> Any:
-    """What our own beam search writes; a translation begins with <eos>."""
+    """Translations of our own beam search; a translation begins with <eos>."""
     start = torch.full((len(source), 1), EOS)
     with torch.no_grad():
         return beam_search(own.of_source(own.encode(source, mask)), start, max_new_tokens=NEW, eos_id=EOS, **how)
@@ -39,18 +39,18 @@ def ours(own: fr.Translator, source: Tensor, mask: Tensor | None = None, **how: 
 @every
 def test_it_computes_what_ours_does(mechanism: str) -> None:
     """Bit for bit in one pass; token by token as closely as our own cache."""
-    citizen, own = translator_of(config(mechanism))
+    hf_model, own = translator_of(config(mechanism))
     source, target = sentences(own)
     for side in ("left", "right"):
         mask = padding([7, 3, 5], 7, side)
         with torch.no_grad():
             expected = own(source, target, mask).logits
-            assert torch.equal(citizen(source, mask, target).logits, expected)
-            encoded = citizen.get_encoder()(source, mask)
-            assert torch.equal(citizen(None, mask, target, encoder_outputs=encoded).logits, expected)
+            assert torch.equal(hf_model(source, mask, target).logits, expected)
+            encoded = hf_model.get_encoder()(source, mask)
+            assert torch.equal(hf_model(None, mask, target, encoder_outputs=encoded).logits, expected)
             past, parts = None, []
             for token in target.split(2, dim=1):
-                out = citizen(None, mask, token, encoder_outputs=encoded, past_key_values=past, use_cache=True)
+                out = hf_model(None, mask, token, encoder_outputs=encoded, past_key_values=past, use_cache=True)
                 past = out.past_key_values
                 parts.append(out.logits)
         assert past.get_seq_length() == 5
@@ -59,8 +59,8 @@ def test_it_computes_what_ours_does(mechanism: str) -> None:
 
 @few
 def test_saving_loses_nothing(mechanism: str, tmp_path: Path) -> None:
-    citizen, own = translator_of(config(mechanism))
-    citizen.save_pretrained(tmp_path)
+    hf_model, own = translator_of(config(mechanism))
+    hf_model.save_pretrained(tmp_path)
     loaded, info = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, output_loading_info=True)
     assert type(loaded) is fr.FullRankForSeq2SeqLM
     assert loaded.config.is_encoder_decoder
@@ -73,13 +73,13 @@ def test_saving_loses_nothing(mechanism: str, tmp_path: Path) -> None:
 @few
 def test_beams_are_ours(mechanism: str) -> None:
     """With early_stopping=True, which ends a search as ours ends; length penalties are the same exponent."""
-    citizen, own = translator_of(config(mechanism))
+    hf_model, own = translator_of(config(mechanism))
     source, _ = sentences(own)
     mask = padding([7, 3, 5], 7, "right")
     for beams, penalty in ((1, 1.0), (3, 0.0), (3, 2.0)):
         expected = ours(own, source, mask, beams=beams, length_penalty=penalty)
         for use_cache in (True, False):
-            given = citizen.generate(
+            given = hf_model.generate(
                 source, attention_mask=mask, max_new_tokens=NEW, num_beams=beams, do_sample=False,
                 early_stopping=beams > 1, length_penalty=penalty if beams > 1 else None, use_cache=use_cache,
             )  # fmt: skip
@@ -92,29 +92,29 @@ def test_beams_are_ours(mechanism: str) -> None:
 
 def test_beams_of_a_sentence_read_its_source_once() -> None:
     """`generate` copies the source for every beam; the cache holds it once."""
-    citizen, own = translator_of(config("B"))
+    hf_model, own = translator_of(config("B"))
     source, _ = sentences(own, rows=2)
-    out = citizen.generate(
+    out = hf_model.generate(
         source, num_beams=3, num_return_sequences=3, max_new_tokens=4, do_sample=False, return_dict_in_generate=True
     )
     held = out.past_key_values.self_attention_cache.layers[0].state
     assert (held.batch, held.source.layers[0].batch) == (6, 2)
     with torch.no_grad():  # rows that do not come in groups are read one by one
         uneven = source[[0, 0, 1]]
-        past = citizen(uneven, None, torch.full((3, 1), EOS), use_cache=True).past_key_values
+        past = hf_model(uneven, None, torch.full((3, 1), EOS), use_cache=True).past_key_values
         assert past.state.source.layers[0].batch == 3
         past.batch_select_indices(torch.tensor([2, 0]))
-        again = citizen(source[[1, 0]], None, torch.full((2, 1), 4), past_key_values=past).logits
+        again = hf_model(source[[1, 0]], None, torch.full((2, 1), 4), past_key_values=past).logits
         expected = own(source[[1, 0]], torch.tensor([[EOS, 4]] * 2)).logits[:, 1:]
     torch.testing.assert_close(again, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_prompt_of_the_target_may_be_padded_on_the_left() -> None:
-    citizen, own = translator_of(config("B"))
+    hf_model, own = translator_of(config("B"))
     source, _ = sentences(own, rows=2)
     prompts = [torch.tensor([[EOS, 4, 5]]), torch.tensor([[EOS]])]
-    ids, mask = citizens.padded(prompts)
-    given = citizen.generate(
+    ids, mask = paired_models.padded(prompts)
+    given = hf_model.generate(
         source, decoder_input_ids=ids, decoder_attention_mask=mask, max_new_tokens=NEW, do_sample=False
     )
     for row, prompt in enumerate(prompts):
@@ -126,11 +126,11 @@ def test_a_prompt_of_the_target_may_be_padded_on_the_left() -> None:
 
 
 def test_the_released_decoding_mixes_without_a_cache_only() -> None:
-    """As in Mixhead's released code: mixed in training, not while decoding token by token."""
-    citizen, own = translator_of(config("B", decoder_keys={"released_decoding": True}))
+    """Heads are mixed in training and not while decoding token by token, as in Mixhead's released code."""
+    hf_model, own = translator_of(config("B", decoder_keys={"released_decoding": True}))
     source, target = sentences(own)
     with torch.no_grad():
-        whole, cached = citizen(source, None, target).logits, citizen(source, None, target, use_cache=True).logits
+        whole, cached = hf_model(source, None, target).logits, hf_model(source, None, target, use_cache=True).logits
         reader = own.of_source(own.encode(source))
         assert torch.equal(whole, own(source, target).logits)
         torch.testing.assert_close(cached, reader(target, cache=reader.new_cache()).logits)
@@ -140,22 +140,22 @@ def test_the_released_decoding_mixes_without_a_cache_only() -> None:
 @few
 def test_the_loss_of_labels(mechanism: str) -> None:
     """Shifted to the right behind <eos>; -100 does not count."""
-    citizen, own = translator_of(config(mechanism))
+    hf_model, own = translator_of(config(mechanism))
     source, _ = sentences(own)
     labels = torch.tensor([[3, 4, 5, EOS], [6, EOS, -100, -100], [7, 8, EOS, -100]])
     inputs = torch.tensor([[EOS, 3, 4, 5], [EOS, 6, EOS, EOS], [EOS, 7, 8, EOS]])
     counts = labels != -100
     nll = own.nll(source, inputs, labels.clamp_min(0)).per_token[counts]
-    torch.testing.assert_close(citizen(source, labels=labels).loss, nll.mean())
-    torch.testing.assert_close(citizen(source, labels=labels, num_items_in_batch=20).loss, nll.sum() / 20)
-    citizen.config.chunked_loss = True
-    out = citizen.train()(source, labels=labels, num_items_in_batch=20)
+    torch.testing.assert_close(hf_model(source, labels=labels).loss, nll.mean())
+    torch.testing.assert_close(hf_model(source, labels=labels, num_items_in_batch=20).loss, nll.sum() / 20)
+    hf_model.config.chunked_loss = True
+    out = hf_model.train()(source, labels=labels, num_items_in_batch=20)
     torch.testing.assert_close(out.loss, nll.sum() / 20)
     assert out.logits is None
     features = [{"input_ids": [3, 4], "labels": [5, EOS]}, {"input_ids": [3], "labels": [EOS]}]
 
     class Padding:
-        """What the collator wants of a tokenizer."""
+        """The part of a tokenizer that the collator calls."""
 
         padding_side = "right"
 
@@ -166,15 +166,15 @@ def test_the_loss_of_labels(mechanism: str) -> None:
                 **({"labels": torch.tensor([r["labels"] for r in rows])} if "labels" in rows[0] else {}),
             }
 
-    batch = DataCollatorForSeq2Seq(Padding(), model=citizen)(features)
+    batch = DataCollatorForSeq2Seq(Padding(), model=hf_model)(features)
     assert batch["decoder_input_ids"].tolist() == [[EOS, 5], [EOS, EOS]]
 
 
 def test_hidden_states_and_attention_weights() -> None:
-    citizen, own = translator_of(config("other depths"))
+    hf_model, own = translator_of(config("other depths"))
     source, target = sentences(own)
     with torch.no_grad():
-        out = citizen(source, None, target, output_attentions=True, output_hidden_states=True)
+        out = hf_model(source, None, target, output_attentions=True, output_hidden_states=True)
     assert [tuple(weights.shape) for weights in out.cross_attentions] == [(3, 3, 5, 7)]
     assert [tuple(weights.shape) for weights in out.decoder_attentions] == [(3, 3, 5, 5)]
     assert [tuple(weights.shape) for weights in out.encoder_attentions] == [(3, 3, 7, 7)] * 3
@@ -183,35 +183,35 @@ def test_hidden_states_and_attention_weights() -> None:
 
 
 def test_what_is_missing_is_said() -> None:
-    citizen, own = translator_of(config("plain"), decoder_start_token_id=None, eos_token_id=None)
+    hf_model, own = translator_of(config("plain"), decoder_start_token_id=None, eos_token_id=None)
     source, target = sentences(own)
     with pytest.raises(InputError, match="decoder_input_ids or labels"):
-        citizen(source)
+        hf_model(source)
     with pytest.raises(InputError, match="needs its source"):
-        citizen(decoder_input_ids=target)
+        hf_model(decoder_input_ids=target)
     with pytest.raises(InputError, match="decoder_start_token_id"):
-        citizen(source, labels=target)
+        hf_model(source, labels=target)
     with pytest.raises(InputError, match="takes a model of objective causal"):
         fr.FullRankForCausalLM(fr.FullRankConfig.of(config("plain")))
-    causal, _ = citizens.pair(citizens.small())
+    causal, _ = paired_models.pair(paired_models.small())
     with torch.no_grad():
-        past = causal(citizens.tokens(3)).past_key_values
+        past = causal(paired_models.tokens(3)).past_key_values
     with pytest.raises(InputError, match="of another model"):
-        citizen(source, None, target, past_key_values=past)
+        hf_model(source, None, target, past_key_values=past)
 
 
 def test_activation_checkpointing_of_both_halves() -> None:
-    citizen, own = translator_of(config("B", dropout=fr.DropoutConfig(attention=0.2, residual=0.1)))
+    hf_model, own = translator_of(config("B", dropout=fr.DropoutConfig(attention=0.2, residual=0.1)))
     source, target = sentences(own)
-    citizen.train()
+    hf_model.train()
     found = []
     for checkpointed in (False, True):
         if checkpointed:
-            citizen.activation_checkpointing_enable()
-        citizen.zero_grad()
+            hf_model.activation_checkpointing_enable()
+        hf_model.zero_grad()
         torch.manual_seed(4)
-        citizen(source, labels=target).loss.backward()
-        found.append([parameter.grad.clone() for parameter in citizen.parameters()])
+        hf_model(source, labels=target).loss.backward()
+        found.append([parameter.grad.clone() for parameter in hf_model.parameters()])
     for one, other in zip(*found, strict=True):
         assert torch.equal(one, other)
 

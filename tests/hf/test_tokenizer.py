@@ -159,7 +159,7 @@ def test_what_no_tokenizer_of_theirs_does_is_refused() -> None:
 
 
 def test_letters_are_the_same_for_both() -> None:
-    """Which characters make a word, over the basic plane: where they differ, a corpus would be read in other tokens."""
+    """Both tokenizers agree on the characters of a word, over the basic plane; else a corpus has other tokens."""
     every = [chr(i) for i in range(sys.maxunicode + 1) if not 0xD800 <= i < 0xE000][: 0x10000 - 0x800]
     splitter = WordVocabulary(["<eos>"], split="punctuation")
     backend = of_vocabulary(words(split="punctuation")).backend_tokenizer

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from citizens import CAUSAL, EOS, VOCABULARY, XL, masked_of, pair, small, tokens
+from paired_models import CAUSAL, EOS, VOCABULARY, XL, masked_of, pair, small, tokens
 from transformers import Trainer, TrainingArguments, pipeline
 
 import fullrank as fr
@@ -91,12 +91,12 @@ def test_evaluating_and_generating_after_training(tmp_path: Path) -> None:
 def test_pipelines() -> None:
     own_words = WordVocabulary(WORDS)
     words = of_vocabulary(own_words)
-    citizen, _ = pair(CAUSAL["memory"])
-    (given,) = pipeline("text-generation", model=citizen, tokenizer=words)(
+    hf_model, _ = pair(CAUSAL["memory"])
+    (given,) = pipeline("text-generation", model=hf_model, tokenizer=words)(
         "w4 w5 w6", max_new_tokens=5, min_new_tokens=5, do_sample=False, return_full_text=False
     )
     read = torch.tensor([[EOS, 4, 5, 6]])  # a text begins as our models read it
-    written = citizen.generate(read, max_new_tokens=5, min_new_tokens=5, do_sample=False)[0, 4:]
+    written = hf_model.generate(read, max_new_tokens=5, min_new_tokens=5, do_sample=False)[0, 4:]
     assert given["generated_text"].strip() == own_words.decode(written.tolist())
 
     config = small(vocab_size=VOCABULARY + 1)

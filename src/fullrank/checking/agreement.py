@@ -1,4 +1,4 @@
-"""Two ways to compute the same: kernels, padding, repetition, cache, memory, files, probabilities."""
+"""Agreement of two ways to compute the same: kernels, padding, repetition, cache, memory, files, probabilities."""
 
 from __future__ import annotations
 
@@ -308,7 +308,7 @@ def probabilities(subject: Subject) -> Finding:
 
 
 def plain_start(subject: Subject) -> Finding:
-    """Where the paper says so, mixing starts as plain attention: bit for bit through one kernel."""
+    """Mixing starts as plain attention, bit for bit through one kernel, where the paper says so."""
     if not subject.ours:
         return inapplicable("not a model with a mixing of heads")
     mixes = {place: stage_name(p.mix) for place, p in subject.attention.items() if isinstance(p, WeightedConfig)}

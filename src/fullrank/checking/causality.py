@@ -1,8 +1,7 @@
-"""No token sees a later one: by perturbation, by gradient, and by the last position of a segment; the layer that leaks."""
+"""Search for attention to later tokens, by perturbation, by gradient and at the last position, and for the layer that leaks."""
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullrank.checking.report import Finding, bounded, inapplicable, largest, rounding, tolerance
+from fullrank.checking.report import Finding, bounded, inapplicable, largest, rounding, same, tolerance
 from fullrank.checking.subject import Subject, call, duplicate, mode
 
 _MOST_POSITIONS = 24
@@ -40,26 +39,26 @@ def by_perturbation(subject: Subject, *, training: bool, padded: bool = False) -
         return inapplicable("forward takes no attention_mask")
     chosen = positions(subject.length)
     every = len(chosen) == subject.length - 1
-    when = "training" if training else "evaluation"
-    looked_at = "logits before a changed token, {}; " + f"{when} mode{', dropout seeded' if training else ''}"
+    where = f"each of {subject.length} positions" if every else f"{len(chosen)} positions of {subject.length}"
+    when = "training mode, dropout seeded" if training else "evaluation mode"
+    looked_at = f"logits before a changed token, {where}; {when}"
     limit, reason = tolerance(subject.dtype), rounding(subject.dtype)
     worst, remark, layers, moves = -1.0, "", tuple[str, ...](), 0.0
     masks: Mapping[str, Tensor | None] = subject.masks() if padded else {"": None}
-
-    def run(real: Tensor, mask: Tensor | None, ids: Tensor) -> Tensor:
-        with torch.no_grad(), mode(subject.model, training=training):
-            return call(subject.model, ids, mask).masked_fill(~real[..., None], 0.0)
-
     for side, mask in masks.items():
-        real = torch.ones_like(subject.ids, dtype=torch.bool) if mask is None else mask.bool()
 
-        logits = functools.partial(run, real, mask)  # 0 at padding
+        def logits(ids: Tensor, mask: Tensor | None = mask) -> Tensor:  # 0 at padding
+            with torch.no_grad(), mode(subject.model, training=training):
+                out = call(subject.model, ids, mask)
+            return out if mask is None else out.masked_fill(~mask.bool()[..., None], 0.0)
+
         before = logits(subject.ids)
         size = max(1.0, float(before.abs().max()))
         again = largest(logits(subject.ids), before)
         if not again <= limit * size:
+            looked_at = f"logits before a changed token, many positions; {when}"
             remark = "two passes over the same tokens differ, although random numbers begin at the same seed"
-            return Finding("fails", looked_at.format("many positions"), again, limit * size, reason, remark)
+            return Finding("fails", looked_at, again, limit * size, reason, remark)
         leak: tuple[Tensor, int] | None = None
         for position in chosen:
             for changed in _with_another_token(subject, position):
@@ -69,14 +68,12 @@ def by_perturbation(subject: Subject, *, training: bool, padded: bool = False) -
                 if share > worst or share != share:
                     worst, leak = share, (changed, position)
         if leak is not None and not worst <= limit:
-            changed, position = leak
-            where = f", padding on the {side}" if side else ""
-            remark = f"token {position} (from 0) is seen before it{where}{_on_purpose(subject)}"
-            layers = leaking_layers(subject.model, logits, subject.ids, changed, position, limit * size)
+            on_side = f", padding on the {side}" if side else ""
+            remark = f"token {leak[1]} (from 0) is seen before it{on_side}{_on_purpose(subject)}"
+            layers = leaking_layers(subject.model, logits, subject.ids, *leak, limit * size)
     if moves == 0.0:
         return inapplicable("no token changes any logits at all, so there is nothing that could leak")
-    where = f"each of {subject.length} positions" if every else f"{len(chosen)} positions of {subject.length}"
-    return bounded(looked_at.format(where), worst, limit, reason, remark=remark, layers=layers)
+    return bounded(looked_at, worst, limit, reason, remark=remark, layers=layers)
 
 
 def _with_another_token(subject: Subject, position: int) -> list[Tensor]:
@@ -99,11 +96,9 @@ def by_gradient(subject: Subject, *, training: bool) -> Finding:
 
     def cut(module: nn.Module, args: tuple[Any, ...], out: Any) -> Tensor | None:
         """Make the output of a module that reads the ids a leaf. Parameters are frozen: what depends on a leaf is none."""
-        read = args[0] if args and isinstance(args[0], Tensor) else None
-        if read is None or read.is_floating_point() or not torch.equal(read, subject.ids):
-            return None
-        vectors = isinstance(out, Tensor) and out.is_floating_point() and out.shape[:2] == read.shape and out.dim() == 3
-        if not vectors or out.requires_grad:
+        reads_ids = bool(args) and isinstance(args[0], Tensor) and same(args[0], subject.ids)
+        vectors = isinstance(out, Tensor) and out.is_floating_point() and out.shape[:-1] == subject.ids.shape
+        if not reads_ids or not vectors or out.requires_grad:
             return None
         leaves.append(out.detach().requires_grad_())
         return leaves[-1]
@@ -124,9 +119,8 @@ def by_gradient(subject: Subject, *, training: bool) -> Finding:
             return inapplicable("no module was found that turns input_ids into vectors")
         if not logits.requires_grad:
             return inapplicable("no gradient reaches the logits")
-        cotangent = torch.randn(logits.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).to(
-            logits
-        )
+        generator = torch.Generator().manual_seed(3)
+        cotangent = torch.randn(logits.shape, dtype=torch.float64, generator=generator).to(logits)
         later, own, worst = 0.0, 0.0, chosen[0]
         for position in chosen:
             gradients = torch.autograd.grad(
@@ -134,9 +128,8 @@ def by_gradient(subject: Subject, *, training: bool) -> Finding:
             )
             parts = [gradient.abs() for gradient in gradients if gradient is not None]
             own = max([own, *(float(part.max()) for part in parts)])
-            after = max(
-                (float(part[:, position + 1 :].max()) for part in parts if position + 1 < subject.length), default=0.0
-            )
+            beyond = [part[:, position + 1 :] for part in parts if position + 1 < subject.length]
+            after = max((float(part.max()) for part in beyond), default=0.0)
             if after > later or after != after:
                 later, worst = after, position
         if own == 0.0:
@@ -155,6 +148,7 @@ def by_gradient(subject: Subject, *, training: bool) -> Finding:
 # -- the layer that leaks ---------------------------------------------------------------------------------------------
 
 Call = tuple[str, int]  # a module's name, and which of its calls
+NOTHING: Mapping[Call, Tensor] = {}
 
 
 @torch.no_grad()  # some modules give a parameter out as it is
@@ -213,13 +207,8 @@ def _first_by_gradient(
     return OWN_FORWARD
 
 
-def _observe(
-    model: nn.Module,
-    run: Callable[[], Tensor],
-    ids: Tensor,
-    put_back: Mapping[Call, Tensor] | None = None,
-    position: int = 0,
-) -> tuple[dict[Call, Tensor], Tensor]:
+def _observe(model: nn.Module, run: Callable[[], Tensor], ids: Tensor, put_back: Mapping[Call, Tensor] = NOTHING,
+             position: int = 0) -> tuple[dict[Call, Tensor], Tensor]:  # fmt: skip
     """Run and give the outputs of all modules by call, in the order in which they end, and the logits.
 
     Outputs are tensors, or the first ones of tuples. Those of the calls in `put_back` are replaced by it before `position`.
@@ -235,7 +224,7 @@ def _observe(
             if not isinstance(output, Tensor) or not output.is_floating_point():
                 return None
             outputs[called] = output
-            if put_back is None or called not in put_back or put_back[called].shape != output.shape:
+            if called not in put_back or put_back[called].shape != output.shape:
                 return None
             outputs[called] = output.clone(memory_format=torch.contiguous_format)
             into, kept = (_earlier(tensor, ids.shape, position) for tensor in (outputs[called], put_back[called]))
@@ -331,7 +320,7 @@ def on_random_tokens(subject: Subject) -> Finding:
         f"below {subject.vocab_size}"
     )
     finding = _compared(per_token, looked_at)
-    # before a leak is learnt well enough for a gap
+    # a leak shows here before it is learnt well enough for a gap
     gain = math.log(subject.vocab_size) - float(per_token.mean())
     limit = max(_GAIN, 5 * float(per_token.mean(dim=1).std()) / len(per_token) ** 0.5)
     if finding.verdict == "passes" and not gain <= limit:

@@ -83,7 +83,7 @@ _TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2, 
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """How far rounding may move a number of size 1."""
+    """Largest error that rounding may cause in a number of size 1."""
     return _TOLERANCES[dtype]
 
 

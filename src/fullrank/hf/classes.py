@@ -111,7 +111,7 @@ class FullRankPreTrainedModel(PreTrainedModel):
         )
 
     def get_output_embeddings(self) -> None:
-        """None: our vocabulary layers may be more than one matrix, and are tied in `model` itself."""
+        """No layer: our vocabulary layers may be more than one matrix, and are tied in `model` itself."""
 
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True

@@ -86,19 +86,19 @@ def export_run(folder: str | Path, out: str | Path, checkpoint: str = "best") ->
     storage.assign(model, tensors, file)  # raises for tensors that do not fit
     record = read_run(folder) if (folder / "run.json").is_file() and is_run(folder) else None
     run = build(read_yaml(folder / "config.yaml")) if record is not None else None
-    with _appearing(out) as place:
+    with _new_folder(out) as new:
         state = model.state_dict()
         named = {f"{storage.PREFIX}{name}": tensor.contiguous() for name, tensor in state.items()}
-        save_file(named, place / storage.WEIGHTS, metadata={"format": "pt"})
-        (place / storage.WEIGHTS).chmod(0o644)
+        save_file(named, new / storage.WEIGHTS, metadata={"format": "pt"})
+        (new / storage.WEIGHTS).chmod(0o644)
         special, missing = (
-            ({}, "saved outside a run") if run is None else _write_tokenizers(place, folder, kind, run.masks)
+            ({}, "saved outside a run") if run is None else _write_tokenizers(new, folder, kind, run.masks)
         )
-        _write_configuration(place, kind, config, special, run, next(iter(tensors.values())).dtype)
+        _write_configuration(new, kind, config, special, run, next(iter(tensors.values())).dtype)
         elements = sum(tensor.numel() for tensor in state.values())
         code["README.md"] = _card(out.name, kind, config, record, checkpoint, elements, missing)
         for name, content in code.items():
-            (place / name).write_text(content, encoding="utf-8")
+            (new / name).write_text(content, encoding="utf-8")
     return out
 
 
@@ -114,8 +114,8 @@ def import_folder(folder: str | Path, out: str | Path) -> Path:
         raise InputError(f"{folder}: holds no {storage.HUGGING_FACE}; give a folder that `fullrank export` wrote")
     file, _ = storage.find(folder, "best")
     model = KINDS[storage.kind_of(storage.read(file))].built.load(folder)
-    with _appearing(out) as place:
-        model.save(place)
+    with _new_folder(out) as new:
+        model.save(new)
     return out
 
 
@@ -143,26 +143,26 @@ def _check_ours(folder: Path) -> None:
 
 
 @contextmanager
-def _appearing(out: Path) -> Iterator[Path]:
+def _new_folder(out: Path) -> Iterator[Path]:
     """A new folder that is renamed to `out` when it is complete, and removed if anything fails."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        place = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}-"))
+        new = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}-"))
     except OSError as error:
         raise RunError(f"{out}: cannot be written ({error.strerror})") from error
     try:
-        place.chmod(0o755)
-        yield place
+        new.chmod(0o755)
+        yield new
         if out.is_dir():
             out.rmdir()  # it was empty
-        os.replace(place, out)
+        os.replace(new, out)
     except OSError as error:
         raise RunError(f"{out}: cannot be written ({error})") from error
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(new, ignore_errors=True)
 
 
-def _write_tokenizers(place: Path, folder: Path, kind: _Kind, masks: bool) -> tuple[dict[str, Any], str]:
+def _write_tokenizers(new: Path, folder: Path, kind: _Kind, masks: bool) -> tuple[dict[str, Any], str]:
     """Write the tokenizer of a run; of a translator the source's, and the target's in a folder of its own.
 
     Returns the ids of special tokens of the language that the model writes, and the reason if there is no tokenizer.
@@ -170,11 +170,11 @@ def _write_tokenizers(place: Path, folder: Path, kind: _Kind, masks: bool) -> tu
     try:
         if kind.objective == "translation":
             source, written = (of_language(load_language(folder / "tokenizer" / side)) for side in ("source", "target"))
-            source.save_pretrained(place)
-            written.save_pretrained(place / TARGET)
+            source.save_pretrained(new)
+            written.save_pretrained(new / TARGET)
         else:
             written = of_vocabulary(load_tokenizer(folder), masks=masks)
-            written.save_pretrained(place)
+            written.save_pretrained(new)
     except InputError as error:
         return {}, str(error)
     ids = {f"{name}_token_id": getattr(written, f"{name}_token_id") for name in ("bos", "eos", "pad", "mask")}
@@ -182,7 +182,7 @@ def _write_tokenizers(place: Path, folder: Path, kind: _Kind, masks: bool) -> tu
 
 
 def _write_configuration(
-    place: Path, kind: _Kind, config: ModelConfig, special: dict[str, Any], run: RunConfig | None, dtype: torch.dtype
+    new: Path, kind: _Kind, config: ModelConfig, special: dict[str, Any], run: RunConfig | None, dtype: torch.dtype
 ) -> None:
     """`config.json` and, for models that write, `generation_config.json`."""
     made = FullRankConfig.of(config, objective=kind.objective, **special)
@@ -193,7 +193,7 @@ def _write_configuration(
         kind.auto: f"modeling_fullrank.{kind.architecture}",
     }
     content |= {"transformers_version": transformers.__version__, "fullrank_version": __version__}
-    write_json(place / storage.HUGGING_FACE, content)
+    write_json(new / storage.HUGGING_FACE, content)
     if kind.objective == "masked" or config.sees_future:
         return
     wanted: dict[str, Any] = {"bos_token_id": special.get("bos_token_id")}  # a text goes on past the end of a line
@@ -204,7 +204,7 @@ def _write_configuration(
             wanted |= {key: getattr(run.eval, key) for key in ("length_penalty", "no_repeat_ngram_size")}
             wanted |= {"num_beams": run.eval.beams, "early_stopping": True}  # as our search ends
     wanted = {key: value for key, value in wanted.items() if value is not None}
-    transformers.GenerationConfig(**wanted).save_pretrained(place)
+    transformers.GenerationConfig(**wanted).save_pretrained(new)
 
 
 # -- the model card: a description of the model, and the figures that `result.json` holds, no other ones -------------------

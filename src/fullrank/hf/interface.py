@@ -120,8 +120,8 @@ def _injected(module: nn.Module) -> Injected | None:
             f"{type(module).__name__}: the configuration says that attention was injected (`fullrank`), but this model was "
             "made without; load it with fullrank.load_injected, or call fullrank.inject on it"
         )
-    found: Injected | None = stages
-    return found
+    injected: Injected | None = stages
+    return injected
 
 
 def _engines_compute(own: OwnAttention, query: Tensor, key: Tensor, value: Tensor, arguments: dict[str, Any]) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from fullrank.config.load import build, read_yaml
 from fullrank.core.errors import InputError
@@ -183,8 +184,10 @@ def _of_bpe(own: BpeTokenizer) -> Tokenizer:
     if not own.line_end:  # a newline stays with the line that it ends
         lines = pre_tokenizers.Split("\n", "merged_with_previous")
         backend.pre_tokenizer = pre_tokenizers.Sequence([lines, backend.pre_tokenizer])
-    newline = _byte_signs()[ord("\n")]
-    ends: list[Any] = [decoders.Replace(EOS, newline), *[decoders.Replace(SOS, "")] * own.line_start]
+    ends: list[Any] = [
+        decoders.Replace(EOS, bytes_to_unicode()[ord("\n")]),
+        *[decoders.Replace(SOS, "")] * own.line_start,
+    ]
     backend.decoder = decoders.Sequence([*ends, backend.decoder])
     backend.add_special_tokens([_mark(EOS, own)])
     if own.sos_id is not None:
@@ -202,18 +205,11 @@ def _of_characters(own: CharacterVocabulary) -> Tokenizer:
 
 
 def _of_bytes(own: ByteVocabulary) -> Tokenizer:
-    backend = Tokenizer(models.BPE({sign: value for value, sign in enumerate(_byte_signs())}, []))
+    backend = Tokenizer(models.BPE({sign: value for value, sign in bytes_to_unicode().items()}, []))
     backend.normalizer = normalizers.Sequence(_lowered(own.lowercase))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     return backend
-
-
-def _byte_signs() -> list[str]:
-    """The letters that stand for the 256 byte values in byte-level BPE: printable ones for themselves, others from U+0100."""
-    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    others = (chr(256 + n) for n in range(256))
-    return [chr(value) if value in printable else next(others) for value in range(256)]
 
 
 def _lowered(lowercase: bool) -> list[Any]:

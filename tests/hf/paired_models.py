@@ -1,9 +1,7 @@
-"""Our models as Hugging Face's, away from where they start, and the same models of ours beside them."""
+"""Pairs of models, with parameters away from their start: one of Hugging Face's kind, and the same one of ours."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,9 +9,6 @@ from torch import Tensor, nn
 
 import fullrank as fr
 from moving import moved
-
-for _folder in ("properties", "core"):  # who else builds models of everything that is registered
-    sys.path.append(str(Path(__file__).resolve().parents[1] / _folder))
 
 VOCABULARY, EOS = 23, 2
 IDS: dict[str, int] = {"eos_token_id": EOS, "bos_token_id": EOS, "pad_token_id": EOS}
@@ -50,10 +45,10 @@ CAUSAL: dict[str, fr.ModelConfig] = {
 def pair(config: fr.ModelConfig, **options: Any) -> tuple[Any, nn.Module]:
     """(model of Hugging Face's kind, the same model of ours), both in evaluation mode."""
     torch.manual_seed(3)
-    citizen = moved(fr.FullRankForCausalLM(fr.FullRankConfig.of(config, **IDS | options))).eval()
+    hf_model = moved(fr.FullRankForCausalLM(fr.FullRankConfig.of(config, **IDS | options))).eval()
     own = fr.LanguageModel(config)
-    own.load_state_dict({name.removeprefix("model."): tensor for name, tensor in citizen.state_dict().items()})
-    return citizen, own.eval()
+    own.load_state_dict({name.removeprefix("model."): tensor for name, tensor in hf_model.state_dict().items()})
+    return hf_model, own.eval()
 
 
 def tokens(rows: int = 2, length: int = 7, seed: int = 5) -> Tensor:
@@ -78,16 +73,16 @@ def translator_of(config: fr.ModelConfig, **options: Any) -> tuple[Any, fr.Trans
     """(translation model of Hugging Face's kind, the same model of ours), both in evaluation mode."""
     torch.manual_seed(3)
     found = fr.FullRankConfig.of(config, objective="translation", **IDS | options)
-    citizen = moved(fr.FullRankForSeq2SeqLM(found)).eval()
+    hf_model = moved(fr.FullRankForSeq2SeqLM(found)).eval()
     own = fr.Translator(config)
-    own.load_state_dict({name.removeprefix("model."): tensor for name, tensor in citizen.state_dict().items()})
-    return citizen, own.eval()
+    own.load_state_dict({name.removeprefix("model."): tensor for name, tensor in hf_model.state_dict().items()})
+    return hf_model, own.eval()
 
 
 def masked_of(config: fr.ModelConfig, **options: Any) -> tuple[Any, fr.MaskedLanguageModel]:
     """(masked language model of Hugging Face's kind, the same model of ours), both in evaluation mode."""
     torch.manual_seed(3)
-    citizen = moved(fr.FullRankForMaskedLM(fr.FullRankConfig.of(config, objective="masked", **options))).eval()
+    hf_model = moved(fr.FullRankForMaskedLM(fr.FullRankConfig.of(config, objective="masked", **options))).eval()
     own = fr.MaskedLanguageModel(config)
-    own.load_state_dict({name.removeprefix("model."): tensor for name, tensor in citizen.state_dict().items()})
-    return citizen, own.eval()
+    own.load_state_dict({name.removeprefix("model."): tensor for name, tensor in hf_model.state_dict().items()})
+    return hf_model, own.eval()
