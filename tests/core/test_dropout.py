@@ -1,4 +1,4 @@
-"""Dropout drops each entry with its probability and independently of the others, from torch's seed."""
+"""Dropout: its distribution, and the places of a model where it acts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from fullrank.core.dropout import dropout, keep_mask
+import fullrank as fr
+from fullrank.core.dropout import Dropout, dropout, keep_mask
 
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.75])
@@ -45,3 +46,89 @@ def test_a_mask_is_a_function_of_the_seed_and_advances_it() -> None:
 def test_certain_and_impossible_dropout() -> None:
     assert dropout(torch.ones(9), 1.0).tolist() == [0.0] * 9
     assert dropout(torch.ones(9), 0.0).tolist() == [1.0] * 9
+
+
+@pytest.mark.parametrize("locked", [False, True])
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_keeps_the_expectation(p: float, locked: bool) -> None:
+    out = Dropout(p, locked).train()(torch.ones(300, 1, 100))
+    assert len(out.unique()) == 2
+    assert torch.allclose(out.unique(), torch.tensor([0.0, 1 / (1 - p)]))
+    assert abs(float((out > 0).float().mean()) - (1 - p)) < 5 * math.sqrt(p * (1 - p) / out.numel())
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_does_nothing_in_evaluation_or_at_zero(locked: bool) -> None:
+    x, state = torch.randn(2, 3, 4), torch.get_rng_state()
+    assert Dropout(0.5, locked).eval()(x) is x
+    assert Dropout(0.0, locked).train()(x) is x
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_locked_shares_one_mask_over_positions() -> None:
+    out = Dropout(0.5, locked=True).train()(torch.ones(50, 7, 10))
+    assert torch.equal(out, out[:, :1].expand_as(out))
+    assert not torch.equal(out[0], out[1])  # each text has its own
+    ordinary = Dropout(0.5).train()(torch.ones(50, 7, 10))
+    assert not torch.equal(ordinary, ordinary[:, :1].expand_as(ordinary))
+
+
+def test_locked_gradient_goes_through_the_same_mask() -> None:
+    x = torch.ones(4, 3, 5, requires_grad=True)
+    out = Dropout(0.5, locked=True).train()(x)
+    out.sum().backward()
+    assert torch.equal(x.grad, out)
+
+
+PLACES = ["embedding", "attention", "activation", "residual", "output"]
+
+
+@pytest.mark.parametrize("locked", [False, True])
+@pytest.mark.parametrize("place", PLACES)
+def test_each_place_acts_in_training_only(place: str, locked: bool) -> None:
+    def model(p: float) -> fr.LanguageModel:
+        torch.manual_seed(0)
+        dropout = fr.DropoutConfig(**{place: p}, locked=locked)
+        return fr.LanguageModel(
+            fr.ModelConfig(vocab_size=9, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, dropout=dropout)
+        )
+
+    read, made = torch.arange(6)[None], model(0.5)
+    assert torch.equal(made.eval()(read).logits, model(0.0).eval()(read).logits)
+    assert not torch.equal(made.train()(read).logits, made(read).logits)
+
+
+def test_places_are_where_they_are_named() -> None:
+    """Hooks around each place find the share of zeros that belongs to it."""
+    shares = {"embedding": 0.1, "activation": 0.2, "residual": 0.3, "output": 0.4}
+    config = fr.ModelConfig(
+        vocab_size=9,
+        hidden_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        hidden_act="gelu",
+        dropout=fr.DropoutConfig(**shares),
+    )
+    made = fr.LanguageModel(config).train()
+    seen: dict[str, list[torch.Tensor]] = {}
+
+    def note(name: str) -> object:
+        return lambda module, args, out=None: seen.setdefault(name, []).append(args[0])
+
+    made.blocks[0].attention_norm.register_forward_pre_hook(note("embedding"))
+    made.blocks[0].feed_forward.down.register_forward_pre_hook(note("activation"))
+    kept = {"output": made.output.forward}
+    made.output.forward = lambda h: (seen.setdefault("output", []).append(h), kept["output"](h))[1]
+    made.blocks[0].dropout.register_forward_hook(lambda module, args, out: seen.setdefault("residual", []).append(out))
+    made(torch.randint(9, (20, 30)))
+    assert len(seen["residual"]) == 2  # attention and feed-forward
+    for place, share in shares.items():
+        for tensor in seen[place]:
+            assert abs(float((tensor == 0).float().mean()) - share) < 0.02, place
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("p", [1.0, -0.1, float("nan")])
+def test_impossible_probabilities(place: str, p: float) -> None:
+    with pytest.raises(ValueError, match=f"model.dropout.{place}: a probability below 1, given"):
+        fr.DropoutConfig(**{place: p})

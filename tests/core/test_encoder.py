@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from translator_models import DECAYED, PAIRS, SIZES, SOURCE, WIDE, WIDTH, close, padding, tokens
 
 import fullrank as fr
 from fullrank.core.errors import ConfigError, InputError
 from moving import moved
+from translator_models import DECAYED, PAIRS, SIZES, SOURCE, WIDE, WIDTH, close, padding, tokens
 
 LENGTHS = [7, 3, 5]
 KINDS: dict[str, dict[str, Any]] = {

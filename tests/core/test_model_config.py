@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from schema_accepts import accepts
 
 import fullrank as fr
 from fullrank.config.load import (
@@ -20,6 +19,7 @@ from fullrank.config.schema import json_schema
 from fullrank.core import registry
 from fullrank.core.errors import ConfigError
 from fullrank.core.section import known_keys
+from schema_accepts import accepts
 
 SIZES: dict[str, Any] = {"vocab_size": 20, "hidden_size": 12, "num_attention_heads": 3}
 PAIRS: dict[str, Any] = {"kind": "multilinear", "rank": 5}

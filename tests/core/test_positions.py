@@ -1,4 +1,4 @@
-"""Absolute positions against their equations, and the limit of learned ones."""
+"""Angles and absolute positions against their equations, near the start of a text and far into it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 import fullrank as fr
 from fullrank.core.errors import InputError
-from fullrank.core.positions import Sinusoidal
+from fullrank.core.positions import Sinusoidal, angles
 
 
 @pytest.mark.parametrize("width", [6, 7])
@@ -79,3 +79,39 @@ def test_order_matters(position: str) -> None:
     first, second = torch.tensor([[1, 2, 3, 4]]), torch.tensor([[2, 1, 3, 4]])
     assert not torch.allclose(made(first).logits[:, -1], made(second).logits[:, -1], atol=1e-4)
     assert torch.allclose(nothing(first).logits[:, -1], nothing(second).logits[:, -1], atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [7, 8])
+def test_angles_are_exact_anywhere(size: int) -> None:
+    positions = torch.tensor([0, 1, 511, 187_000, 5_000_001])
+    for dtype, tolerance in ((torch.float32, 3e-6), (torch.float64, 1e-8)):
+        found = angles(positions, size, 10000.0, torch.empty(0, dtype=dtype))
+        assert found.shape == (5, (size + 1) // 2)
+        for row, position in enumerate(positions.tolist()):
+            for i in range((size + 1) // 2):
+                angle = position * 10000.0 ** (-2 * i / size)
+                assert abs(math.sin(angle) - math.sin(float(found[row, i]))) < tolerance
+                assert abs(math.cos(angle) - math.cos(float(found[row, i]))) < tolerance
+
+
+@pytest.mark.parametrize("position", ["rotary", "relative"])
+def test_what_depends_on_distance_does_so_far_into_a_text(position: str) -> None:
+    """The same two segments, read at once and after 3 million tokens: in fp32 no difference that matters."""
+    torch.manual_seed(0)
+    score = "relative" if position == "relative" else "dot_product"
+    config = fr.ModelConfig(
+        vocab_size=9, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, position=position, memory_length=6,
+        attention=fr.AttentionConfig(score=score),
+    )  # fmt: skip
+    model = fr.LanguageModel(config).eval()
+    ids = torch.randint(9, (1, 12))
+    from fullrank.core.memory import Memory
+
+    late = Memory.empty(2)
+    late = Memory(late.layers, 3_000_000)
+    memory, found = None, []
+    for part in ids.split(6, dim=1):
+        early_out, late_out = model(part, memory), model(part, late)
+        memory, late = early_out.memory, late_out.memory
+        found.append(float((early_out.logits - late_out.logits).detach().abs().max()))
+    assert max(found) < 2e-6

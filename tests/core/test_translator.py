@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+
+import fullrank as fr
+from fullrank.core.errors import ConfigError, InputError
 from translator_models import (
     MECHANISMS,
     PAIRS,
@@ -26,9 +29,6 @@ from translator_models import (
     tokens,
     translator,
 )  # fmt: skip
-
-import fullrank as fr
-from fullrank.core.errors import ConfigError, InputError
 
 LENGTHS = [7, 3, 5]
 every_mechanism = pytest.mark.parametrize("mechanism", MECHANISMS)

@@ -8,6 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+
+import fullrank as fr
+from fullrank.core.errors import InputError
+from fullrank.core.source import ProjectedSource
 from translator_models import (
     MECHANISMS,
     PAIRS,
@@ -21,10 +25,6 @@ from translator_models import (
     tokens,
     translator,
 )  # fmt: skip
-
-import fullrank as fr
-from fullrank.core.errors import InputError
-from fullrank.core.source import ProjectedSource
 
 LENGTHS = [7, 3, 5]
 every_mechanism = pytest.mark.parametrize("mechanism", MECHANISMS)

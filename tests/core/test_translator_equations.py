@@ -8,6 +8,7 @@ import pytest
 import torch
 import translator_equations as equations
 from torch import Tensor, nn
+
 from translator_models import MECHANISMS, TARGET, WIDE, WIDTH, close, padding, sentences, tokens, translator
 
 # everything whose equation is written here; the output layers, adaptive ones and mixtures have their own tests

@@ -5,6 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+
+import fullrank as fr
+from fullrank.core.errors import InputError
+from fullrank.kernels import NAMES, chosen
 from translator_models import (
     MECHANISMS,
     PAIRS,
@@ -16,10 +20,6 @@ from translator_models import (
     tokens,
     translator,
 )  # fmt: skip
-
-import fullrank as fr
-from fullrank.core.errors import InputError
-from fullrank.kernels import NAMES, chosen
 
 LENGTHS = [7, 3, 5]
 FAST = [name for name in NAMES if name not in ("reference", "triton")]  # that one runs on a GPU
