@@ -10,7 +10,6 @@ from typing import Any, get_args
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from schema_accepts import accepts
 
 import fullrank as fr
 from fullrank.config.finetune import FinetuneTrainConfig
@@ -20,6 +19,7 @@ from fullrank.config.schema import finetune_schema, json_schema
 from fullrank.core import kinds, registry
 from fullrank.core.errors import ConfigError
 from fullrank.core.section import Slot, hints_of, known_keys
+from schema_accepts import accepts
 
 probability = st.floats(0, 0.99)
 positive = st.floats(1e-9, 1e9, allow_nan=False)

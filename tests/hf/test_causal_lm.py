@@ -7,16 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-import combinations
 import paired_models
 import pytest
 import torch
-from combinations import Combination
 from paired_models import CAUSAL, EOS, IDS, VOCABULARY, pair, small, tokens
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
+import combinations
 import fullrank as fr
+from combinations import Combination
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.experiments.models import load_causal
 

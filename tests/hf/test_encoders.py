@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import combinations
 import paired_models
 import pytest
 import torch
-from combinations import Combination
 from paired_models import CAUSAL, MULTILINEAR, VOCABULARY, masked_of, pair, small, tokens
 from torch.nn import functional as F
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
+import combinations
 import fullrank as fr
+from combinations import Combination
 from fullrank.core.errors import InputError
 
 every = pytest.mark.parametrize("combination", combinations.pairwise(), ids=str)

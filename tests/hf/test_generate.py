@@ -5,15 +5,15 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import combinations
 import paired_models
 import pytest
 import torch
-from combinations import Combination
 from paired_models import CAUSAL, EOS, MULTILINEAR, XL, pair, small, tokens
 from transformers import DynamicCache
 
+import combinations
 import fullrank as fr
+from combinations import Combination
 from fullrank.core.errors import InputError
 from fullrank.decoding import beam_search, sample
 from fullrank.experiments.generation import Remembering

@@ -8,15 +8,15 @@ from typing import Any
 import paired_models
 import pytest
 import torch
-import translator_models
 from paired_models import translator_of
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq
-from translator_models import MECHANISMS, config, padding, sentences
 
 import fullrank as fr
+import translator_models
 from fullrank.core.errors import InputError
 from fullrank.decoding import beam_search, sample
+from translator_models import MECHANISMS, config, padding, sentences
 
 EOS, NEW = paired_models.EOS, 7
 FEW = [

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from combinations import HEADS, LENGTH, VOCABULARY, Combination, kernels_for, noisy, score_needs, tokens
 from torch import Tensor, nn
 
 import fullrank as fr
+from combinations import HEADS, LENGTH, VOCABULARY, Combination, kernels_for, noisy, score_needs, tokens
 from fullrank.training.optimizer import parameter_groups
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import random
 
-import combinations
 import pytest
 import torch
-from combinations import LENGTH, WIDTH, Combination
 from torch import Tensor
 
+import combinations
 import fullrank as fr
+from combinations import LENGTH, WIDTH, Combination
 from fullrank.core.block import Block
 from moving import moved
 

@@ -6,13 +6,13 @@ import itertools
 from collections.abc import Callable
 from pathlib import Path
 
-import combinations
 import property_checks as checks
 import pytest
 import torch
-from combinations import Combination
 
+import combinations
 import fullrank as fr
+from combinations import Combination
 
 ATTENTION = combinations.every_attention()
 PAIRS = combinations.pairwise()

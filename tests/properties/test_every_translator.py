@@ -6,13 +6,13 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-import combinations
 import pytest
 import torch
-from combinations import VOCABULARY, Combination, noisy, starts_plain, tokens
 from torch import Tensor
 
+import combinations
 import fullrank as fr
+from combinations import VOCABULARY, Combination, noisy, starts_plain, tokens
 from moving import moved
 
 PAIRS = combinations.pairwise()

@@ -6,11 +6,11 @@ import copy
 import itertools
 from typing import Any
 
-import combinations
 import pytest
 import torch
 from torch import Tensor
 
+import combinations
 import fullrank as fr
 from fullrank import kernels
 from fullrank.core.attention import WeightedValues
