@@ -18,7 +18,7 @@ from sacrebleu.significance import PairedTest
 
 from fullrank.core.errors import InputError
 from fullrank.evaluation import statistics
-from fullrank.evaluation.statistics import against_first, bootstrap_interval, paired_bootstrap, welch_interval
+from fullrank.evaluation.statistics import against_first, bootstrap_interval, welch_interval
 from fullrank.evaluation.tasks import metric_named
 
 WORDS = [f"w{index}" for index in range(40)]
@@ -40,6 +40,14 @@ def joined(references: list[list[str]]) -> list[str]:
     return [" ".join(line) for line in references]
 
 
+def paired_bootstrap(
+    a: list[str], b: list[str], references: list[str], *, metric: str = "bleu", **options: int
+) -> dict[str, Any]:
+    measure = metric_named(metric)
+    (pair,) = against_first([[measure.statistics(lines, references)] for lines in (a, b)], measure, **options)
+    return pair
+
+
 # -- resampled test sets ----------------------------------------------------------------------------------------------
 
 
@@ -55,7 +63,8 @@ def test_equals_sacrebleus_paired_test(metric: str) -> None:
     assert (ours["a"], ours["b"]) == pytest.approx((theirs[0].score, theirs[1].score), abs=1e-9)
     assert ours["difference"] == pytest.approx(theirs[1].score - theirs[0].score, abs=1e-9)
     assert ours["p_value_sacrebleu"] == pytest.approx(theirs[1].p_value, abs=1e-12)
-    alone = bootstrap_interval(b, references, samples=300, metric=metric)
+    measure = metric_named(metric)
+    alone = bootstrap_interval(measure.statistics(b, references), measure, samples=300)
     assert alone["mean"] == pytest.approx(theirs[1].mean, rel=1e-5)  # theirs adds up in single precision
     assert (alone["high"] - alone["low"]) / 2 == pytest.approx(theirs[1].ci, rel=1e-5)
 
@@ -130,16 +139,10 @@ def test_a_thousand_samples_of_a_thousand_sentences_are_quick() -> None:
 
 
 def test_what_cannot_be_resampled() -> None:
-    with pytest.raises(InputError, match="3 hypotheses and 2 references"):
-        paired_bootstrap(["a", "b"], ["a", "b", "c"], ["a", "b"])
     with pytest.raises(InputError, match="one sentence"):
         paired_bootstrap(["a"], ["b"], ["a"])
-    with pytest.raises(InputError, match="no sentences"):
-        bootstrap_interval([], [])
     with pytest.raises(InputError, match="samples: at least 40"):
-        bootstrap_interval(["a"], ["a"], samples=10)
-    with pytest.raises(InputError, match="metric: 'ter'"):
-        bootstrap_interval(["a", "b"], ["a", "b"], metric="ter")
+        paired_bootstrap(["a"], ["b"], ["a"], samples=10)
 
 
 def test_empty_lines_are_sentences() -> None:

@@ -9,7 +9,8 @@ from reported_translations import hypotheses, make_translation_run, references
 from reporting_runs import make_run
 
 from fullrank.core.errors import InputError
-from fullrank.evaluation.statistics import bootstrap_interval, paired_bootstrap
+from fullrank.evaluation.statistics import against_first, bootstrap_interval
+from fullrank.evaluation.tasks import metric_named
 from fullrank.reporting import compare_runs
 from fullrank.reporting.compare import translations
 
@@ -22,12 +23,15 @@ def test_against_the_first_run(tmp_path: Path) -> None:
     found = compare_runs(folders, samples=100, seed=5)
     lines = references("test")
     texts = [list(hypotheses("test", wrong, 1, lines)) for wrong in (0.3, 0.2, 0.31)]
-    for place, text in enumerate(texts[1:]):
-        pair = paired_bootstrap(texts[0], text, list(lines), samples=100, seed=5)
+    metric = metric_named("bleu")
+    counts = [metric.statistics(text, lines) for text in texts]
+    for place, one in enumerate(counts[1:]):
+        (pair,) = against_first([[counts[0]], [one]], metric, samples=100, seed=5)
+        del pair["seeds"]
         assert found["against_first"][place] == {
             "folder": str(folders[place + 1]), "first": str(folders[0]), **pair,
         }  # fmt: skip
-    alone = bootstrap_interval(texts[1], list(lines), samples=100, seed=5)
+    alone = bootstrap_interval(counts[1], metric, samples=100, seed=5)
     assert found["runs"][1] == {"folder": str(folders[1]), "name": "y", **alone}
     assert (found["split"], found["sentences"], found["samples"], found["metric"]) == ("test", 120, 100, "bleu")
     valid = compare_runs(folders[:2], "valid", samples=50, metric="chrf")

@@ -10,13 +10,13 @@ from __future__ import annotations
 import functools
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fullrank.core.errors import InputError
-from fullrank.evaluation.tasks import Metric, check_pairs, metric_named
+from fullrank.evaluation.tasks import Metric
 
 SAMPLES, SEED = 10_000, 12345  # of seeds, which are few; test sets have their own defaults
 _MIN_SAMPLES = 40  # with fewer, 2.5 % at each end are none
@@ -34,48 +34,19 @@ class Interval(NamedTuple):
 # -- resampled test sets ----------------------------------------------------------------------------------------------
 
 
-def bootstrap_interval(
-    hypotheses: Sequence[str],
-    references: Sequence[str],
-    *,
-    samples: int = 1000,
-    seed: int = SEED,
-    metric: str = "bleu",
-    lowercase: bool = False,
-) -> dict[str, Any]:
+def bootstrap_interval(counts: np.ndarray, metric: Metric, *, samples: int = 1000, seed: int = SEED) -> dict[str, Any]:
     """Score of one system with its 95 % interval over test sets drawn with replacement from the given one.
 
-    `low` and `high` leave out 2.5 % of the samples at each side; `mean` is the mean of the samples.
-    metric: `bleu`, `chrf` or `tokenised_bleu`. Seed and order of drawing are sacreBLEU's, so the samples are the same.
-    Raises InputError for unequal numbers of lines, fewer than two sentences, and too few samples.
+    counts (S, F): from `metric.statistics`. `low` and `high` leave out 2.5 % of the samples at each side; `mean` is the mean
+    of the samples. Seed and order of drawing are sacreBLEU's, so the samples are the same.
+    Raises InputError for fewer than two sentences, and too few samples.
     """
-    measure = metric_named(metric, lowercase=lowercase)
-    check_pairs(hypotheses, references)
-    (scores,), (sampled,) = _resample([[measure.statistics(hypotheses, references)]], measure, samples, seed)
+    ((score,),), (sampled,) = _resample([[counts]], metric, samples, seed)
     low, high = _percentiles(sampled[0])
     return {
-        "metric": metric, "score": scores[0], "mean": float(sampled[0].mean()), "low": low, "high": high,
-        "samples": samples, "seed": seed, "sentences": len(references),
+        "metric": metric.name, "score": score, "mean": float(sampled[0].mean()), "low": low, "high": high,
+        "samples": samples, "seed": seed, "sentences": len(counts),
     }  # fmt: skip
-
-
-def paired_bootstrap(
-    hypotheses_a: Sequence[str],
-    hypotheses_b: Sequence[str],
-    references: Sequence[str],
-    *,
-    samples: int = 1000,
-    seed: int = SEED,
-    metric: str = "bleu",
-    lowercase: bool = False,
-) -> dict[str, Any]:
-    """`against_first` for the sentences of two systems, without `seeds`."""
-    measure = metric_named(metric, lowercase=lowercase)
-    for hypotheses in (hypotheses_a, hypotheses_b):
-        check_pairs(hypotheses, references)
-    arms = [[measure.statistics(hypotheses, references)] for hypotheses in (hypotheses_a, hypotheses_b)]
-    (comparison,) = against_first(arms, measure, samples=samples, seed=seed)
-    return {key: value for key, value in comparison.items() if key != "seeds"}
 
 
 def against_first(
@@ -324,24 +295,20 @@ def f_quantile(share: float, above: float, below: float) -> float:
     """The value with P(F <= value) = share, by bisection of its logarithm. ValueError unless share is between 0 and 1."""
     if not 0 < share < 1:
         raise ValueError(f"a share between 0 and 1, given {share}")
-    return math.exp(_root(lambda logarithm: f_share(math.exp(logarithm), above, below) - share))
+
+    def too_low(logarithm: float) -> bool:
+        return f_share(math.exp(logarithm), above, below) < share
+
+    low, high = -1.0, 1.0
+    while not too_low(low):
+        low *= 2
+    while too_low(high):
+        high *= 2
+    while (middle := (low + high) / 2) not in (low, high):
+        low, high = (middle, high) if too_low(middle) else (low, middle)
+    return math.exp(middle)
 
 
 def student_quantile(degrees: float) -> float:
     """t(0.975): Student's t is beyond it, on either side, 5 % of the time. Its square is F with 1 and `degrees`."""
     return math.sqrt(f_quantile(0.95, 1, degrees))
-
-
-def _root(rising: Callable[[float], float]) -> float:
-    """The zero of a rising function: steps that double until it is enclosed, then halves."""
-    low, high = -1.0, 1.0
-    while rising(low) > 0:
-        low *= 2
-    while rising(high) < 0:
-        high *= 2
-    for _ in range(200):
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
-        low, high = (low, middle) if rising(middle) > 0 else (middle, high)
-    return (low + high) / 2

@@ -7,7 +7,7 @@ import math
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
@@ -24,8 +24,6 @@ from fullrank.core.errors import InputError, suggest
 TOKENISED_BLEU = (
     "tokenised, lower-cased BLEU4 (as fairseq-generate printed it, no smoothing); not comparable with sacreBLEU"
 )
-BLEU_ORDER = 4
-CHRF_ORDER, CHRF_BETA = 6, 2.0
 
 
 def sacrebleu() -> ModuleType:
@@ -92,120 +90,35 @@ def tokenised_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> dict
 class Metric:
     """A corpus score that is a function of counts which add up over sentences: resampled test sets are sums of rows.
 
-    statistics: hypotheses and references (S sentences) -> (S, F) counts as float64, exact whole numbers.
-    score: (..., F) sums of such rows -> (...), from 0 to 100.
+    `scorer`: sacreBLEU's BLEU or CHRF, whose significance tests read counts by the same two methods.
     """
 
     name: str
-    statistics: Callable[[Sequence[str], Sequence[str]], np.ndarray]
-    score: Callable[[np.ndarray], np.ndarray]
+    scorer: Any
+
+    def statistics(self, hypotheses: Sequence[str], references: Sequence[str]) -> np.ndarray:
+        """Counts (S, F) of n-grams of S sentences as float64, exact whole numbers."""
+        counts = self.scorer._extract_corpus_statistics(list(hypotheses), [list(references)])
+        return np.array(counts, dtype=np.float64).reshape(len(hypotheses), -1)
+
+    def score(self, sums: np.ndarray) -> np.ndarray:
+        """Scores (...), from 0 to 100, of sums (..., F) of counts."""
+        rows = sums.reshape(-1, sums.shape[-1]).tolist()
+        return np.array([self.scorer._compute_score_from_stats(row).score for row in rows]).reshape(sums.shape[:-1])
 
 
+@cache  # a tokeniser remembers lines, and references recur
 def metric_named(name: str, *, lowercase: bool = False) -> Metric:
     """`bleu` (sacreBLEU's, 13a tokens), `chrf`, or `tokenised_bleu` (white-space tokens, always in lower case)."""
-
-    def cased(lines: Iterable[str]) -> list[str]:
-        return [line.lower() if lowercase else line for line in lines]
-
-    def words_13a(lines: Iterable[str]) -> list[list[str]]:
-        tokenise = _tokeniser_13a()
-        return [tokenise(line.rstrip()).split() for line in cased(lines)]
-
-    def words(lines: Iterable[str]) -> list[list[str]]:
-        return [line.lower().split() for line in lines]
-
+    metrics = sacrebleu().metrics
     match name:
         case "bleu":
-            return Metric(name, lambda h, r: _bleu_counts(words_13a(h), words_13a(r)), lambda sums: _bleu(sums, True))
+            return Metric(name, metrics.BLEU(lowercase=lowercase, force=True))
         case "chrf":
-            return Metric(name, lambda h, r: _chrf_counts(cased(h), cased(r)), _chrf)
+            return Metric(name, metrics.CHRF(lowercase=lowercase))
         case "tokenised_bleu":
-            return Metric(name, lambda h, r: _bleu_counts(words(h), words(r)), lambda sums: _bleu(sums, False))
+            return Metric(name, metrics.BLEU(tokenize="none", lowercase=True, smooth_method="none", force=True))
     raise InputError(f"metric: '{name}' is none; {suggest(name, ('bleu', 'chrf', 'tokenised_bleu'))}")
-
-
-@cache
-def _tokeniser_13a() -> Callable[[str], str]:
-    """sacreBLEU's default tokeniser (13a, of mteval-v13a); one for all, since it remembers lines and references recur."""
-    sacrebleu()
-    from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
-
-    return Tokenizer13a()
-
-
-def _bleu_counts(hypotheses: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> np.ndarray:
-    """Counts of sentences given as tokens: (S, 2 + 2 * BLEU_ORDER).
-
-    hypothesis length, reference length, matches of 1- to 4-grams, 1- to 4-grams in the hypothesis
-    """
-    rows = []
-    for hypothesis, reference in zip(hypotheses, references, strict=True):
-        orders = range(1, BLEU_ORDER + 1)
-        matches = [_matches(hypothesis, reference, order) for order in orders]
-        totals = [max(0, len(hypothesis) - order + 1) for order in orders]
-        rows.append([len(hypothesis), len(reference), *matches, *totals])
-    return np.array(rows, dtype=np.float64).reshape(-1, 2 + 2 * BLEU_ORDER)
-
-
-def _bleu(sums: np.ndarray, smooth: bool) -> np.ndarray:
-    """BLEU of summed counts (..., 2 + 2 * BLEU_ORDER).
-
-        BLEU = 100 * min(1, exp(1 - r / c)) * (p_1 p_2 p_3 p_4)^(1/4)
-
-    c and r are the lengths of hypotheses and references, p_n the modified precisions. With smoothing (`exp`, sacreBLEU's
-    default) the k-th precision without a match counts as 1 / (2^k * n-grams); without (fairseq), one such precision makes
-    BLEU 0. No match at all, or no 4-gram at all, is 0.
-    """
-    length, reference = sums[..., 0], sums[..., 1]
-    matches, totals = sums[..., 2 : 2 + BLEU_ORDER], sums[..., 2 + BLEU_ORDER :]
-    missed = np.cumsum(matches == 0, axis=-1)
-    counted = np.where(matches == 0, 0.5**missed, matches) if smooth else matches
-    with np.errstate(divide="ignore", invalid="ignore"):
-        log_precision = np.log(counted / totals).mean(axis=-1)
-        log_brevity = np.minimum(0.0, 1 - reference / length)
-        score = 100 * np.exp(log_brevity + log_precision)
-    scored = (matches[..., 0] > 0) & (totals > 0).all(axis=-1)
-    return np.where(scored, score, 0.0)
-
-
-def _chrf_counts(hypotheses: Sequence[str], references: Sequence[str]) -> np.ndarray:
-    """Counts of sentences (S, 3 * CHRF_ORDER): n-grams of the hypothesis, of the reference, and matches, for n = 1 to 6.
-
-    n-grams are of characters without white space. As in sacreBLEU, those of a hypothesis do not count where its reference
-    has none of that length.
-    """
-    rows = []
-    for hypothesis, reference in zip(hypotheses, references, strict=True):
-        ours, theirs = "".join(hypothesis.split()), "".join(reference.split())
-        row: list[int] = []
-        for order in range(1, CHRF_ORDER + 1):
-            in_ours, in_theirs = (max(0, len(line) - order + 1) for line in (ours, theirs))
-            row += [in_ours if in_theirs else 0, in_theirs, _matches(ours, theirs, order)]
-        rows.append(row)
-    return np.array(rows, dtype=np.float64).reshape(-1, 3 * CHRF_ORDER)
-
-
-def _chrf(sums: np.ndarray) -> np.ndarray:
-    """chrF2 of summed counts (..., 3 * CHRF_ORDER), as sacreBLEU computes it.
-
-        chrF = 100 * (1 + b^2) P R / (b^2 P + R)        b = 2
-
-    P and R are the means of precision and recall over the orders that hypothesis and reference both have.
-    """
-    counts = sums.reshape(*sums.shape[:-1], CHRF_ORDER, 3)
-    hypothesis, reference, matches = counts[..., 0], counts[..., 1], counts[..., 2]
-    both = (hypothesis > 0) & (reference > 0)
-    orders = np.maximum(both.sum(axis=-1), 1)
-    precision = np.where(both, matches / np.maximum(hypothesis, 1), 0.0).sum(axis=-1) / orders
-    recall = np.where(both, matches / np.maximum(reference, 1), 0.0).sum(axis=-1) / orders
-    weighted = CHRF_BETA**2 * precision + recall
-    return 100 * (1 + CHRF_BETA**2) * precision * recall / np.where(weighted > 0, weighted, 1.0)
-
-
-def _matches(hypothesis: Sequence[str], reference: Sequence[str], order: int) -> int:
-    """n-grams that both have, each at most as often as the one that has it less often (modified precision)."""
-    ours, theirs = (Counter(zip(*(line[i:] for i in range(order)), strict=False)) for line in (hypothesis, reference))
-    return sum(min(count, theirs[ngram]) for ngram, count in ours.items() if ngram in theirs)
 
 
 # -- GLUE: fractions in double precision ------------------------------------------------------------------------------

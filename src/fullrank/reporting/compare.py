@@ -502,7 +502,7 @@ def compare_runs(
     """Paired bootstrap of the runs in `folders` with the first of them, on the translations they have kept of a split.
 
     `runs` has for each folder its score with its own interval, `against_first` for each folder after the first the result of
-    `evaluation.statistics.paired_bootstrap` (a: the first, b: this one). Case is ignored where the signatures say so.
+    `evaluation.statistics.against_first` (a: the first, b: this one). Case is ignored where the signatures say so.
     Raises InputError for fewer than two folders, for runs without translations, and where their references differ.
     """
     if len(folders) < 2:
@@ -520,14 +520,14 @@ def compare_runs(
     if len(set(cases)) > 1:
         raise InputError(f"{records[cases.index(True)].folder}: its BLEU ignores case, that of the others does not")
     measure = metric_named(metric, lowercase=cases[0])
-    arms = [[measure.statistics(hypotheses, references)] for hypotheses, _ in kept]
-    pairs = against_first(arms, measure, samples=samples, seed=seed)
-    how: dict[str, Any] = {"metric": metric, "lowercase": cases[0], "samples": samples, "seed": seed}
+    counts = [measure.statistics(hypotheses, references) for hypotheses, _ in kept]
+    resampling: dict[str, Any] = {"samples": samples, "seed": seed}
+    pairs = against_first([[one] for one in counts], measure, **resampling)
     return {
-        "split": split, **how, "sentences": len(references),
+        "split": split, "metric": metric, "lowercase": cases[0], **resampling, "sentences": len(references),
         "runs": [
-            {"folder": str(record.folder), "name": record.name, **bootstrap_interval(hypotheses, references, **how)}
-            for record, (hypotheses, _) in zip(records, kept, strict=True)
+            {"folder": str(record.folder), "name": record.name, **bootstrap_interval(one, measure, **resampling)}
+            for record, one in zip(records, counts, strict=True)
         ],
         "against_first": [
             {"folder": str(record.folder), "first": str(records[0].folder)}
