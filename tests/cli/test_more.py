@@ -173,7 +173,7 @@ def test_ctrl_c_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 def test_a_signal_ends_a_verb_with_130(config: Path, tmp_path: Path) -> None:
     """SIGINT while a large text is read for the first time, before training has its own handler."""
-    large = write_text(tmp_path / "large", sentences=400_000)
+    large = write_text(tmp_path / "large", sentences=150_000)
     words = command("train", config, *SMALL, f"data.train={large}/train.txt", "--out", tmp_path / "run")
     # a shell starts background jobs with SIGINT ignored, and children inherit that
     heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)

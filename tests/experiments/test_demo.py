@@ -7,23 +7,44 @@ from pathlib import Path
 
 import pytest
 
-from fullrank.config.recipe import resolve
+from fullrank.config.recipe import load, resolve
 from fullrank.core.errors import InputError
 from fullrank.data import prepare
 from fullrank.experiments import demo
 from fullrank.experiments.language_model import training_batches
 
+SMALL = """\
+extends: demo/builtin
+base:
+  model: {{hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 4, intermediate_size: 64}}
+  data: {{name: text, tokens: byte, dir: {0}, train: train, valid: valid, test: test, cache: {0}/cache}}
+rows: {{plain: {{}}, b: {{set: {{model.attention.mix: position_wise}}}}}}
+"""
+
+
+def test_the_shipped_demo() -> None:
+    """Every row is a configuration; tokens and seeds are equal, and so are the sizes but for the mechanism."""
+    runs = {row: resolve(demo.RECIPE, row).config for row in load(demo.RECIPE).rows}
+    assert next(iter(runs)) == "plain"
+    assert {run.data.name for run in runs.values()} == {"builtin"}
+    for row in runs.values():
+        assert (row.train, row.eval, row.model.hidden_size) == (runs["plain"].train, runs["plain"].eval, 128)
+
 
 def test_demo_trains_rows_on_equal_terms(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """On a text and a model that are smaller than those of the demo."""
     out, rows = tmp_path / "demo", ("plain", "b")
-    monkeypatch.setenv("FULLRANK_CACHE", str(tmp_path / "cache"))
+    for split, lines in (("train", 1000), ("valid", 50), ("test", 50)):
+        (tmp_path / split).write_text("a line of the text\n" * lines, encoding="utf-8")
+    (tmp_path / "small.yaml").write_text(SMALL.format(tmp_path), encoding="utf-8")
+    monkeypatch.setattr(demo, "RECIPE", str(tmp_path / "small.yaml"))
     monkeypatch.setenv("COLUMNS", "110")
-    demo.run_demo(0.05, out, 1, rows)
+    demo.run_demo(0.01, out, 1)
     results = [json.loads((out / row / "result.json").read_text(encoding="utf-8")) for row in rows]
     assert len({(r["tokens_seen"], r["seed"], r["steps"], r["corpus"]["fingerprint"]) for r in results}) == 1
-    heads, layers, head_dim = 8, 4, 16
+    heads, layers, head_dim = 4, 2, 8
     added = results[1]["parameters"]["total"] - results[0]["parameters"]["total"]
     assert added == layers * (heads**2 + head_dim * heads)
     printed = capsys.readouterr().out
@@ -33,7 +54,7 @@ def test_demo_trains_rows_on_equal_terms(
 
     before = (out / "plain" / "metrics.jsonl").read_bytes()
     (out / "b" / "result.json").unlink()  # as if it had been stopped before its last evaluation
-    demo.run_demo(0.05, out, 1, rows)
+    demo.run_demo(0.01, out, 1)
     assert "Measuring" not in capsys.readouterr().err
     assert json.loads((out / "b" / "result.json").read_text(encoding="utf-8"))["final"] == results[1]["final"]
     assert (out / "plain" / "metrics.jsonl").read_bytes() == before

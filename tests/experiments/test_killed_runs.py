@@ -1,4 +1,4 @@
-"""One kill and one resume for each kind of task: a process that is killed at any moment changes nothing of the result."""
+"""Each kind of task killed and resumed, one of them twice: a kill at any moment changes nothing of the result."""
 
 from __future__ import annotations
 
@@ -123,8 +123,10 @@ def test_a_killed_run_ends_as_one_never_killed(settings: Callable[[Path], dict[s
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(settings(tmp_path)), encoding="utf-8")
     train(resolve_any(str(file)), tmp_path / "whole", quiet=True, say=lambda _: None)
-    killed = tmp_path / "killed"
-    kill_when([sys.executable, "-m", "fullrank", "train", str(file), "--quiet", "--out", str(killed)], killed, 5)
+    killed, command = tmp_path / "killed", [sys.executable, "-m", "fullrank", "train"]
+    kill_when([*command, str(file), "--quiet", "--out", str(killed)], killed, 5)
+    if settings is language_model:
+        kill_when([*command, str(killed), "--quiet"], killed, 9)
     resume(killed, quiet=True, say=lambda _: None)
     assert outcome(killed) == outcome(tmp_path / "whole")
     if settings is finetuning:
