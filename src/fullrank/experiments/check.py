@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fullrank.checking import Report, check
+from fullrank.config.load import flatten
 from fullrank.config.recipe import resolve
 from fullrank.core.config import (
     AdaptiveInputConfig,
@@ -129,8 +130,6 @@ _LAYERS, _HEADS, _HEAD_DIM, _INTERMEDIATE, _POSITIONS, _MEMORY = 2, 4, 4, 32, 40
 _ATTENTION = {"rank": 6, "cores": 3, "decays": 3}  # sizes of attention that are no heads, where it has them
 _MIXTURES = 3
 _PAIRED = 23  # positions where there are parameters for each pair of them
-_PARTS = ("attention", "input", "output")
-_SECTIONS = ("encoder", "decoder", "encoder.attention", "decoder.attention", "decoder.cross")
 _OTHER = 3  # how many words more the source knows: languages that are mixed up show
 
 
@@ -163,24 +162,20 @@ def shrunk(config: ModelConfig, *, translates: bool = False) -> tuple[ModelConfi
     while width < min(least, config.hidden_size):
         width += heads * head_dim
     vocab_size = max(vocab_size, 2 * (max(clusters) + 1))
-    changes: dict[str, Any] = {
-        "vocab_size": vocab_size,
-        "hidden_size": width,
-        "num_hidden_layers": min(config.num_hidden_layers, _LAYERS),
-        "num_attention_heads": heads,
-        "head_dim": width // heads if config.hidden_size == config.num_attention_heads * assumed else head_dim,
-        "intermediate_size": min(config.intermediate_size or _INTERMEDIATE, _INTERMEDIATE),
-        "max_position_embeddings": min(
-            config.max_position_embeddings, _PAIRED if any(s.tied_to_length for s in stages) else _POSITIONS
-        ),
-        "memory_length": min(config.memory_length, _MEMORY),
-    }
+    positions = _PAIRED if any(stage.tied_to_length for stage in stages) else _POSITIONS
     output: dict[str, Any] = {"cutoffs": _cutoffs(clusters[1], vocab_size)}
     if isinstance(config.output, MixtureConfig):
         output["mixtures"] = min(config.output.mixtures or 1, _MIXTURES)
     small = replace(
         config,
-        **changes,
+        vocab_size=vocab_size,
+        hidden_size=width,
+        num_hidden_layers=min(config.num_hidden_layers, _LAYERS),
+        num_attention_heads=heads,
+        head_dim=width // heads if config.hidden_size == config.num_attention_heads * assumed else head_dim,
+        intermediate_size=min(config.intermediate_size or _INTERMEDIATE, _INTERMEDIATE),
+        max_position_embeddings=min(config.max_position_embeddings, positions),
+        memory_length=min(config.memory_length, _MEMORY),
         attention=_attention(config.attention),
         input=config.input.with_known(cutoffs=_cutoffs(clusters[0], vocab_size)),
         output=config.output.with_known(**output),
@@ -215,27 +210,11 @@ def _layers(count: int | None) -> int | None:
 
 
 def _changes(config: ModelConfig, small: ModelConfig) -> tuple[str, ...]:
-    parts: list[tuple[str, Any, Any]] = [("", config, small)]
-    parts += [(f"{part}.", getattr(config, part), getattr(small, part)) for part in _PARTS]
-    for path in _SECTIONS:
-        before, after = _section(config, path), _section(small, path)
-        if after is not None:
-            parts.append((f"{path}.", before or type(after)(), after))
-    inner = {*_PARTS, "encoder", "decoder", "cross"}
-    return tuple(
-        f"{section}{field.name} {_shown(getattr(before, field.name))} -> {_shown(getattr(after, field.name))}"
-        for section, before, after in parts
-        for field in fields(before)
-        if field.name not in inner and getattr(before, field.name) != getattr(after, field.name)
-    )
-
-
-def _section(config: ModelConfig, path: str) -> Any:
-    """The section at a dotted path, None if there is none."""
-    section: Any = config
-    for key in path.split("."):
-        section = getattr(section, key, None)
-    return section
+    if config.encoder is None and small.encoder is not None:
+        config = replace(config, encoder=EncoderConfig())
+    before, after = flatten(config.to_dict()), flatten(small.to_dict())
+    changed = sorted((key for key in after if after[key] != before.get(key)), key=lambda key: "." in key)
+    return tuple(f"{key} {_shown(before.get(key))} -> {_shown(after[key])}" for key in changed)
 
 
 def _shown(value: Any) -> str:

@@ -15,6 +15,7 @@ from fullrank.core.errors import InputError
 from fullrank.core.memory import Memory
 from fullrank.data import Tokenizer, load_tokenizer
 from fullrank.decoding import beam_search, sample
+from fullrank.experiments.measure import batches_by_length
 from fullrank.experiments.run_folder import open_causal
 from fullrank.kernels import kernel
 from fullrank.training.device import choose_device
@@ -173,7 +174,7 @@ def complete(
         most = segment_length if most is None else min(segment_length, most)
     encoded = [encode_prompt(tokenizer, prompt)[-(most or 0) :] for prompt in prompts]
     texts: dict[int, str] = {}
-    for batch in _batches([len(ids) for ids in encoded], batch_size, alike=bool(model.memory_length)):
+    for batch in batches_by_length([len(ids) for ids in encoded], batch_size, equal=bool(model.memory_length)):
         rows = [encoded[i] for i in batch]
         longest = max(map(len, rows))
         ids = torch.tensor([[tokenizer.start_id] * (longest - len(row)) + row for row in rows])
@@ -208,18 +209,6 @@ class _Stop:
     def __call__(self, ids: Tensor) -> Tensor:
         texts = [_written(self.tokenizer, row, new) for row, new in zip(self.prompts, ids.tolist(), strict=True)]
         return torch.tensor([any(word in text for word in self.stop) for text in texts], device=ids.device)
-
-
-def _batches(lengths: Sequence[int], size: int, *, alike: bool) -> list[list[int]]:
-    """Texts of like length together, the longest first; `alike`: of the same length, so that there is no padding."""
-    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-    batches: list[list[int]] = []
-    for i in order:
-        if batches and len(batches[-1]) < size and (not alike or lengths[batches[-1][0]] == lengths[i]):
-            batches[-1].append(i)
-        else:
-            batches.append([i])
-    return batches
 
 
 def _written(tokenizer: Tokenizer, prompt: Sequence[int], new: Sequence[int]) -> str:

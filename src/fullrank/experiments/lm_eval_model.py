@@ -5,9 +5,10 @@ Importing this module needs lm-eval; `fullrank.experiments.lm_eval` says how to 
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import signature
 from pathlib import Path
@@ -22,7 +23,7 @@ from fullrank.core.errors import InputError
 from fullrank.data import load_tokenizer
 from fullrank.evaluation.protocol import Flags, final_protocol
 from fullrank.experiments.generation import Completion, complete
-from fullrank.experiments.measure import Passage, Score, check_length, ending, passages, score
+from fullrank.experiments.measure import Passage, check_length, ending, passages, score
 from fullrank.experiments.run_folder import open_causal
 from fullrank.kernels import kernel
 from fullrank.training.device import choose_device
@@ -79,7 +80,8 @@ class FullRankLM(LM):
         )
         self._device = choose_device(str(device), "device")
         self.model.to(self._device)
-        self.batch_size = _batch_size(batch_size, config.eval.batch_size)
+        usual = batch_size is None or str(batch_size).startswith("auto")
+        self.batch_size = config.eval.batch_size if usual else _positive("batch_size", batch_size)
         self.max_gen_toks = _positive("max_gen_toks", max_gen_toks)
         self._kernel, self._folder, self._checkpoint = kernel, folder, checkpoint
         with self._reading():  # an unknown kernel is told now
@@ -145,14 +147,8 @@ class FullRankLM(LM):
         The context is read from the start mark of a text on. A token that holds the end of the context and the beginning of
         the continuation counts to the latter.
         """
-        pieces: list[Passage] = []
-        counts = []
-        for context, continuation in (request.args for request in requests):
-            text, scored = self._joined(context, continuation)
-            pieces += (some := ending(text, scored, self.max_length))
-            counts.append(len(some))
-        scores = iter(self._scored(pieces, "loglikelihood", disable_tqdm, greedy=True))
-        return [_sum(next(scores) for _ in range(count)) for count in counts]
+        texts = [ending(*self._joined(*request.args), self.max_length) for request in requests]
+        return self._scored(texts, "loglikelihood", disable_tqdm, greedy=True)
 
     def _joined(self, context: str, continuation: str) -> tuple[list[int], int]:
         """Start mark, context and continuation as tokens, and the first one of the continuation."""
@@ -162,26 +158,31 @@ class FullRankLM(LM):
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """log p(document) in nats, of each (document,): all of its tokens, read as the protocol says."""
-        pieces: list[Passage] = []
-        counts = []
-        for (document,) in (request.args for request in requests):
-            ids = self.words.encode(document)
+        texts = []
+        for request in requests:
+            ids = self.words.encode(request.args[0])
             check_length(self.model, self.protocol, len(ids))
-            pieces += (some := passages(ids, self.protocol, self.words.start_id))
-            counts.append(len(some))
-        scores = iter(self._scored(pieces, "loglikelihood_rolling", disable_tqdm, greedy=False))
-        return [_sum(next(scores) for _ in range(count))[0] for count in counts]
+            texts.append(passages(ids, self.protocol, self.words.start_id))
+        return [nats for nats, _ in self._scored(texts, "loglikelihood_rolling", disable_tqdm, greedy=False)]
 
-    def _scored(self, pieces: Sequence[Passage], name: str, quiet: bool, *, greedy: bool) -> list[Score]:
-        with self._reading(), tqdm(total=len(pieces), desc=f"Running {name} requests", disable=quiet) as bar:
-            return score(
-                self.model,
-                pieces,
-                segment_length=self.protocol.segment_length,
-                batch_size=self.batch_size,
-                greedy=greedy,
-                report=bar.update,
+    def _scored(
+        self, texts: Sequence[Sequence[Passage]], name: str, quiet: bool, *, greedy: bool
+    ) -> list[tuple[float, bool]]:
+        """Log-probability and greedy flag of texts, each of which is one or several passages."""
+        parts = [part for text in texts for part in text]
+        with self._reading(), tqdm(total=len(parts), desc=f"Running {name} requests", disable=quiet) as bar:
+            scores = iter(
+                score(
+                    self.model,
+                    parts,
+                    segment_length=self.protocol.segment_length,
+                    batch_size=self.batch_size,
+                    greedy=greedy,
+                    report=bar.update,
+                )
             )
+        by_text = [list(itertools.islice(scores, len(text))) for text in texts]
+        return [(-sum(one.nll for one in some), all(one.greedy for one in some)) for some in by_text]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """What the model writes after each (context, settings), up to the first string of `until`.
@@ -192,25 +193,25 @@ class FullRankLM(LM):
         groups: dict[str, list[int]] = {}
         for i, request in enumerate(requests):
             groups.setdefault(json.dumps(request.args[1], sort_keys=True, default=str), []).append(i)
-        found: dict[int, str] = {}
+        texts: dict[int, str] = {}
         seed = torch.initial_seed() % 2**31
         with (
             self._reading(),
             tqdm(total=len(requests), desc="Running generate_until requests", disable=disable_tqdm) as bar,
         ):
-            for places in groups.values():
-                texts = complete(
+            for group in groups.values():
+                written = complete(
                     self.model,
                     self.words,
-                    [requests[i].args[0] for i in places],
-                    completion(requests[places[0]].args[1], self.max_gen_toks),
+                    [requests[i].args[0] for i in group],
+                    completion(requests[group[0]].args[1], self.max_gen_toks),
                     segment_length=self.protocol.segment_length,
                     batch_size=self.batch_size,
-                    seeds=[seed + i for i in places],
+                    seeds=[seed + i for i in group],
                     report=bar.update,
                 )
-                found.update(zip(places, texts, strict=True))
-        return [found[i] for i in range(len(requests))]
+                texts.update(zip(group, written, strict=True))
+        return [texts[i] for i in range(len(requests))]
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -240,12 +241,6 @@ def completion(settings: Mapping[str, Any], max_gen_toks: int) -> Completion:
     )
 
 
-def _batch_size(given: int | str | None, usual: int) -> int:
-    if given is None or str(given).startswith("auto"):
-        return usual
-    return _positive("batch_size", given)
-
-
 def _positive(key: str, given: object) -> int:
     try:
         value = int(str(given))
@@ -254,9 +249,3 @@ def _positive(key: str, given: object) -> int:
     if value < 1:
         raise InputError(f"{key}: a positive number, given {given}")
     return value
-
-
-def _sum(scores: Iterable[Score]) -> tuple[float, bool]:
-    """Log-probability and greedy flag of all pieces of a text."""
-    all_of_it = list(scores)
-    return -sum(one.nll for one in all_of_it), all(one.greedy for one in all_of_it)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -36,34 +36,32 @@ def measure(
     """
     assert isinstance(model, LanguageModel)
     check_length(model, protocol, len(ids))
+    source: Blocks | Streams | Windows
+    length, sees_future = protocol.segment_length, model.config.sees_future
     match protocol.kind:
         case "blocks":
-            source: Blocks | Streams | Windows = Blocks(
-                ids, batch_size=batch_size, segment_length=protocol.segment_length, start_id=start_id
-            )
-            score = _score_padded if model.config.sees_future else _score_rows
+            source = Blocks(ids, batch_size=batch_size, segment_length=length, start_id=start_id)
+            score = _score_padded if sees_future else _score_rows
         case "window":
             assert protocol.context is not None
             assert protocol.stride is not None
             context, stride = protocol.context, protocol.stride
             source = Windows(ids, batch_size=batch_size, context=context, stride=stride, start_id=start_id)
-            score = _score_padded if model.config.sees_future else _score_ends
+            score = _score_padded if sees_future else _score_ends
         case "memory":
             assert protocol.streams is not None
-            source = Streams(
-                ids,
-                batch_size=protocol.streams,
-                segment_length=protocol.segment_length,
-                start_id=start_id,
-                remainder="keep",
-            )
+            streams = protocol.streams
+            source = Streams(ids, batch_size=streams, segment_length=length, start_id=start_id, remainder="keep")
             score = _score_streams
     batches = (source.batch(0, index) for index in range(source.batches_per_epoch))
     training = model.training
     model.eval()
     try:
         with torch.no_grad():
-            result = score(_with_memory(model, protocol), batches, device)
+            changed = model.with_memory(
+                protocol.memory_length, same_length=protocol.same_length, clamp_length=protocol.clamp_length
+            )
+            result = score(changed, batches, device)
     finally:
         model.train(training)
     return replace(result, last_position=None) if protocol.next_token else result
@@ -143,25 +141,16 @@ def _score_streams(model: LanguageModel, batches: Iterable[Batch], device: torch
     """Streams: what a segment leaves in memory is read by the next."""
     tally, memory = Tally(device), None
     for batch in batches:
-        batch = _without_padded_columns(batch).to(device)
-        found = model.nll(batch.inputs, batch.targets, memory=memory)
-        memory = found.memory
-        tally.add(found.per_token, batch.targets, batch.weights)
+        if (
+            batch.weights is not None
+        ):  # columns that are padding in every row would take positions that a model may lack
+            last = int(batch.weights.any(0).sum())
+            batch = Batch(batch.inputs[:, :last], batch.targets[:, :last], batch.weights[:, :last])
+        batch = batch.to(device)
+        result = model.nll(batch.inputs, batch.targets, memory=memory)
+        memory = result.memory
+        tally.add(result.per_token, batch.targets, batch.weights)
     return tally.total()
-
-
-def _without_padded_columns(batch: Batch) -> Batch:
-    """Without the columns at the end that are padding in every row: they would take positions that a model may lack."""
-    if batch.weights is None:
-        return batch
-    last = int(batch.weights.any(0).sum())
-    return Batch(batch.inputs[:, :last], batch.targets[:, :last], batch.weights[:, :last])
-
-
-def _with_memory(model: LanguageModel, protocol: EvaluationProtocol) -> LanguageModel:
-    return model.with_memory(
-        protocol.memory_length, same_length=protocol.same_length, clamp_length=protocol.clamp_length
-    )
 
 
 # -- many passages ---------------------------------------------------------------------------------------------------
@@ -191,6 +180,22 @@ class Score:
 
     nll: float
     greedy: bool
+
+
+def batches_by_length(
+    lengths: Sequence[int], batch_size: int, *, equal: bool = False, usual: int | None = None
+) -> Iterator[list[int]]:
+    """Indices of texts of like lengths, the longest first, at most `batch_size` of them.
+
+    equal: of the same length, so that there is no padding. usual: fewer of texts that are longer than so many tokens.
+    """
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    while order:
+        longest = lengths[order[0]]
+        most = batch_size if usual is None else max(1, min(batch_size, batch_size * usual // longest))
+        batch = [i for i in order[:most] if not equal or lengths[i] == longest]
+        yield batch
+        order = order[len(batch) :]
 
 
 def passages(ids: Sequence[int] | np.ndarray, protocol: EvaluationProtocol, start_id: int) -> list[Passage]:
@@ -243,10 +248,8 @@ def score(
     report: called with the number of passages that each batch has finished.
     """
     results: dict[int, Score] = {}
-    order = sorted(range(len(texts)), key=lambda i: -texts[i].inputs)
     with torch.no_grad():
-        for first in range(0, len(order), batch_size):
-            batch = order[first : first + batch_size]
+        for batch in batches_by_length([text.inputs for text in texts], batch_size):
             scores = _score_batch(model, [texts[i] for i in batch], segment_length, greedy)
             results.update(zip(batch, scores, strict=True))
             if report is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from fullrank.core.translator import Translator
 from fullrank.data import Language, load_language
 from fullrank.decoding import beam_search, sample
 from fullrank.decoding.sample import evaluating
+from fullrank.experiments.measure import batches_by_length
 from fullrank.experiments.run_folder import open_run
 from fullrank.kernels import kernel
 from fullrank.training.device import choose_device, device_of
@@ -118,7 +119,7 @@ def translate_ids(
     seed = secrets.randbits(62) if search.sampling is None or search.sampling.seed is None else search.sampling.seed
     hypotheses: list[list[Translation]] = [[] for _ in sentences]
     done = 0
-    for batch in _batches([len(sentence) + 1 for sentence in sentences], batch_size):
+    for batch in batches_by_length([len(sentence) + 1 for sentence in sentences], batch_size, usual=_LONG):
         rows = [i for i in batch for _ in range(search.n_best if search.sampling else 1)]
         sources = [[*sentences[i], source_eos] for i in rows]
         limits = torch.tensor([search.longest(len(source), model.max_length) for source in sources], device=device)
@@ -170,15 +171,6 @@ def padded(sentences: Sequence[Sequence[int]], filler: int, device: torch.device
     lengths = torch.tensor([len(sentence) for sentence in sentences], device=device)
     mask = torch.arange(longest, device=device) < lengths[:, None]
     return ids, None if bool(mask.all()) else mask
-
-
-def _batches(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
-    """Indices of sentences of like lengths, the longest first, at most batch_size, and fewer where they are long."""
-    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-    while order:
-        most = max(1, min(batch_size, batch_size * _LONG // lengths[order[0]]))
-        yield order[:most]
-        order = order[most:]
 
 
 def _translation(ids: list[int], log_prob: float, length_penalty: float, eos: int) -> Translation:
