@@ -195,9 +195,7 @@ def _as_beams(subject: Subject, model: Any, decoder: Any) -> list[tuple[Tensor, 
         new = ids.flatten()[step * 5 : step * 5 + len(index), None]
         texts, origin = torch.cat((texts[index], new), 1), origin[index]
         out = decoder(new, cache=out.cache.reorder(index), attention_mask=None)
-        whole = model
-        if subject.translates:
-            whole = model.with_sources(model.sources[origin], None if model.mask is None else model.mask[origin])
+        whole = model.with_sources(*model.rows(origin)) if subject.translates else model
         pairs.append((out.logits[:, -1], call(whole, texts)[:, -1]))
     return pairs
 

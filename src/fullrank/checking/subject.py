@@ -45,9 +45,8 @@ class FixedSources(nn.Module):
         return self._translator[0]
 
     def _read(self, method: Callable[..., Any], input_ids: Tensor, *args: Any, **options: Any) -> Any:
-        rows = torch.arange(len(input_ids), device=self.sources.device) % len(self.sources)
-        mask = None if self.mask is None else self.mask[rows]
-        return method(self.sources[rows], input_ids, *args, mask, **options)
+        sources, mask = self.rows(torch.arange(len(input_ids), device=self.sources.device) % len(self.sources))
+        return method(sources, input_ids, *args, mask, **options)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Any:
         return self._read(self.translator, input_ids, decoder_attention_mask=attention_mask)
@@ -68,6 +67,10 @@ class FixedSources(nn.Module):
 
     def with_sources(self, sources: Tensor, mask: Tensor | None = None) -> FixedSources:
         return FixedSources(self.translator, sources, mask).train(self.training)
+
+    def rows(self, index: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Sources and mask of the rows `index` (K,)."""
+        return self.sources[index], None if self.mask is None else self.mask[index]
 
     def padded_sources(self) -> dict[str, FixedSources]:
         """Sentences of unequal lengths, by the side of the padding."""

@@ -33,11 +33,10 @@ from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError, RunError
 from fullrank.core.masked import MaskedLanguageModel
 from fullrank.core.translator import Translator
-from fullrank.data import load_language, load_tokenizer
 from fullrank.files import write_json
 from fullrank.hf.code import code_files
 from fullrank.hf.configuration import FullRankConfig
-from fullrank.hf.tokenizer import of_language, of_vocabulary
+from fullrank.hf.tokenizer import tokenizer_of
 from fullrank.reporting.runs import RunRecord, integer, is_run, mapping, number, read_run
 
 
@@ -91,9 +90,7 @@ def export_run(folder: str | Path, out: str | Path, checkpoint: str = "best") ->
         named = {f"{storage.PREFIX}{name}": tensor.contiguous() for name, tensor in state.items()}
         save_file(named, new / storage.WEIGHTS, metadata={"format": "pt"})
         (new / storage.WEIGHTS).chmod(0o644)
-        special, missing = (
-            ({}, "saved outside a run") if run is None else _write_tokenizers(new, folder, kind, run.masks)
-        )
+        special, missing = ({}, "saved outside a run") if run is None else _write_tokenizers(new, folder, kind)
         _write_configuration(new, kind, config, special, run, next(iter(tensors.values())).dtype)
         elements = sum(tensor.numel() for tensor in state.values())
         code["README.md"] = _card(out.name, kind, config, record, checkpoint, elements, missing)
@@ -162,18 +159,18 @@ def _new_folder(out: Path) -> Iterator[Path]:
         shutil.rmtree(new, ignore_errors=True)
 
 
-def _write_tokenizers(new: Path, folder: Path, kind: _Kind, masks: bool) -> tuple[dict[str, Any], str]:
+def _write_tokenizers(new: Path, folder: Path, kind: _Kind) -> tuple[dict[str, Any], str]:
     """Write the tokenizer of a run; of a translator the source's, and the target's in a folder of its own.
 
     Returns the ids of special tokens of the language that the model writes, and the reason if there is no tokenizer.
     """
     try:
         if kind.objective == "translation":
-            source, written = (of_language(load_language(folder / "tokenizer" / side)) for side in ("source", "target"))
+            source, written = (tokenizer_of(folder, side) for side in ("source", "target"))
             source.save_pretrained(new)
             written.save_pretrained(new / TARGET)
         else:
-            written = of_vocabulary(load_tokenizer(folder), masks=masks)
+            written = tokenizer_of(folder)
             written.save_pretrained(new)
     except InputError as error:
         return {}, str(error)

@@ -258,11 +258,9 @@ def _scales_query(method: types.FunctionType) -> bool:
 
 def _is_scaling(node: ast.AST) -> bool:
     """True for `... * self.scaling` and `... *= self.scaling`."""
-    factors: list[ast.expr] = []
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-        factors = [node.left, node.right]
-    elif isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Mult):
-        factors = [node.value]
+    if not isinstance(node, ast.BinOp | ast.AugAssign) or not isinstance(node.op, ast.Mult):
+        return False
+    factors = [node.value] if isinstance(node, ast.AugAssign) else [node.left, node.right]
     return any(isinstance(factor, ast.Attribute) and factor.attr in _SCALES for factor in factors)
 
 
@@ -341,13 +339,9 @@ def parameter_groups(model: nn.Module, *, learning_rate: float, mixing_learning_
 
 
 def _exempt_from_trainer() -> None:
-    """Have `transformers.Trainer` leave mixing parameters out of weight decay, as it does biases and norms.
-
-    It asks `Trainer.get_decay_parameter_names`, which from now on leaves out injected parameters; for other models nothing
-    changes. Without accelerate there is no Trainer.
-    """
+    """Have `transformers.Trainer` leave injected parameters out of weight decay, as it does biases and norms."""
     if importlib.util.find_spec("accelerate") is None:
-        return
+        return  # without it there is no Trainer
     from transformers.trainer import Trainer
 
     names_of = Trainer.get_decay_parameter_names
@@ -356,12 +350,8 @@ def _exempt_from_trainer() -> None:
 
     @functools.wraps(names_of)
     def get_decay_parameter_names(self: Any, model: nn.Module) -> list[str]:
-        mixing = {
-            f"{prefix}.{name}"
-            for prefix, stages in injected_modules(model).items()
-            for name, _ in stages.named_parameters()
-        }
-        return [name for name in names_of(self, model) if name not in mixing]
+        injected = tuple(f"{prefix}." for prefix in injected_modules(model))
+        return [name for name in names_of(self, model) if not name.startswith(injected)]
 
     get_decay_parameter_names.leaves_out_mixing = True  # type: ignore[attr-defined]
     Trainer.get_decay_parameter_names = get_decay_parameter_names

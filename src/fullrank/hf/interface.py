@@ -152,7 +152,7 @@ def _definition(injected: Injected, own: OwnAttention, module: nn.Module, query:
     """Attention by the model's own weights, then our stages."""
     own_dropout = 0.0
     if type(injected.normalize) is Softmax:
-        weights, own_dropout = _own_weights(module, own, query, key, value, mask, arguments)
+        weights, own_dropout = _own_weights(module, injected, query, key, value, mask, arguments)
     else:
         if extras := sorted(name for name in own.extras if arguments.get(name) is not None):
             raise InputError(
@@ -195,14 +195,13 @@ _HARMLESS = {"num_key_value_groups", "config", "is_causal", "scaling", "layer_id
 
 @dataclass(frozen=True)
 class OwnAttention:
-    """The model's own eager attention function, and what it computes.
+    """Properties of a model's own eager attention function.
 
     plain: its weights are softmax(s Q K^T + mask), so that engines compute the same where no `extras` are given.
     after: it changes the weighted values further (Granite's sinks scale them), which belongs to the weights.
     extras: the arguments beside the standard ones that it reads (a soft-cap, a position bias).
     """
 
-    eager: Eager
     plain: bool
     after: bool
     extras: frozenset[str]
@@ -223,7 +222,7 @@ class _WithoutDropout:
         return value
 
 
-def _own_weights(module: nn.Module, own: OwnAttention, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
+def _own_weights(module: nn.Module, injected: Injected, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
                  arguments: dict[str, Any]) -> tuple[Tensor, float]:  # fmt: skip
     """The weights (B, H, N, M) of a module's own attention function before dropout, and its rate of dropout.
 
@@ -231,11 +230,11 @@ def _own_weights(module: nn.Module, own: OwnAttention, query: Tensor, key: Tenso
     Where it changes weighted values further, values are the identity, and the output is the weights.
     """
     without, keys = _WithoutDropout(module), key.shape[2]
-    if own.after:
+    if injected.own(module).after:
         identity = torch.eye(keys, device=value.device, dtype=value.dtype).expand(*value.shape[:2], -1, -1)
-        out, _ = own.eager(without, query, key, identity, mask, dropout=0.0, **arguments)
+        out, _ = injected.eager(without, query, key, identity, mask, dropout=0.0, **arguments)
         return out.transpose(1, 2), without.p
-    _, weights = own.eager(without, query, key, value[..., :0], mask, dropout=0.0, **arguments)
+    _, weights = injected.eager(without, query, key, value[..., :0], mask, dropout=0.0, **arguments)
     return weights, without.p
 
 
@@ -282,7 +281,7 @@ def examine(module: nn.Module, eager: Eager, size: HeadSize) -> OwnAttention:
         plain = without.read <= _HARMLESS and torch.allclose(weights, torch.softmax(scores, -1), atol=1e-6)
         after = not torch.allclose(out.transpose(1, 2), weights @ _repeated(value, groups), atol=1e-5)
     read, all_keywords = _arguments_read(eager)
-    return OwnAttention(eager, plain and not after and not all_keywords, after, frozenset(read - _STANDARD))
+    return OwnAttention(plain and not after and not all_keywords, after, frozenset(read - _STANDARD))
 
 
 def _arguments_read(eager: Eager) -> tuple[set[str], bool]:

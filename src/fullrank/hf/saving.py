@@ -155,7 +155,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     try:
         written: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        arguments_of(written)
+        arguments_of(written)  # KeyError if one is missing
         return written
     except FileNotFoundError:
         raise InputError(
