@@ -13,11 +13,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 
@@ -39,17 +39,46 @@ _ALONE = 0.85  # speed of a model with another one beside it, against alone
 
 
 @dataclass
-class _Model:
-    """One row: the folder it trains in and the process that trains it."""
+class _Training:
+    """One row: the folder it trains in, the process that trains it, and its log."""
 
     row: str
     folder: Path
     process: subprocess.Popen[bytes] | None = None
-    log: TextIO | None = None
 
     @property
     def finished(self) -> bool:
         return (self.folder / "result.json").is_file()
+
+    @property
+    def log(self) -> Path:
+        return self.folder.parent / f"{self.row}.log"
+
+    def start(self, settings: Sequence[str]) -> None:
+        """Start it, or resume it: the command is the same."""
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "fullrank", "train", RECIPE, *settings]
+        with self.log.open("a", encoding="utf-8") as log:
+            self.process = subprocess.Popen(
+                [*command, "--row", self.row, "--out", str(self.folder)],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+                start_new_session=True,  # Ctrl-C reaches this process alone, which then tells the models once
+            )
+
+    def ended(self) -> bool:
+        """True once the process is over; RunError with the end of its log if it failed."""
+        status = None if self.process is None else self.process.poll()
+        if status is None:
+            return False
+        if status != 0 or not self.finished:
+            tail = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
+            raise RunError(
+                "\n".join([f"the training of '{self.row}' failed (exit status {status}; {self.log}):", *tail])
+            )
+        return True
 
     def progress(self) -> tuple[int, str]:
         """Steps made, and the newest figures in words."""
@@ -59,10 +88,8 @@ class _Model:
             return 0, ""
         records = []
         for line in lines[-80:]:
-            try:
+            with suppress(ValueError):  # half a line: being written
                 records.append(json.loads(line))
-            except ValueError:  # half a line: being written
-                continue
         newest = {record["split"]: record for record in records}
         words = "  ".join(f"{split} {newest[split]['ppl']:.0f}" for split in ("train", "valid") if split in newest)
         return max((record["step"] for record in records), default=0), f"perplexity: {words}" if words else ""
@@ -83,12 +110,12 @@ def run_demo(minutes: float, out: Path, seed: int, rows: Sequence[str] | None = 
     console, remarks = Console(), Console(stderr=True, highlight=False)
     rows = list(rows or load(RECIPE).rows)
     plan = _plan(minutes, out, seed, rows, remarks)
-    models = [_Model(row, out / row) for row in rows]
+    trainings = [_Training(row, out / row) for row in rows]
     settings = [f"train.tokens={plan['tokens']}", f"train.seed={seed}", "train.threads=1", "train.device=cpu"]
-    waiting = [model for model in models if not model.finished]
+    waiting = [training for training in trainings if not training.finished]
     if waiting:
         _train_all(waiting, settings, _steps(resolve(RECIPE, overrides=settings).config), remarks)
-    folders = [model.folder for model in models]
+    folders = [training.folder for training in trainings]
     table = report(folders)
     page = table.write(out / "report.html", "A Transformer without its attention bottleneck")
     table.print(console)
@@ -178,60 +205,39 @@ def _seconds_per_token(resolved: Resolved[RunConfig], corpus: Corpus, spend: flo
         torch.set_num_threads(threads)
 
 
-def _start(model: _Model, settings: Sequence[str]) -> None:
-    model.folder.parent.mkdir(parents=True, exist_ok=True)
-    model.log = (model.folder.parent / f"{model.row}.log").open("a", encoding="utf-8")
-    # the same command starts a run and resumes it
-    command = [sys.executable, "-m", "fullrank", "train", RECIPE, *settings]
-    command += ["--row", model.row, "--out", str(model.folder)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    model.process = subprocess.Popen(
-        command,
-        stdout=model.log,
-        stderr=model.log,
-        stdin=subprocess.DEVNULL,
-        env=environment,
-        start_new_session=True,  # Ctrl-C reaches this process alone, which then tells the models once
-    )
-
-
-def _train_all(models: list[_Model], settings: Sequence[str], steps: int, remarks: Any) -> None:
-    """Run every model's training in a process of its own, `_workers()` at a time, and show how far they are."""
+def _train_all(trainings: Sequence[_Training], settings: Sequence[str], steps: int, remarks: Any) -> None:
+    """Run every training in a process of its own, `_workers()` at a time, and show how far they are."""
     from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     columns: list[str | ProgressColumn] = ["[bold]{task.description}", BarColumn(), TaskProgressColumn()]
     columns += [TimeRemainingColumn(), TextColumn("{task.fields[words]}")]
-    waiting, running = list(models), list[_Model]()
+    waiting, running = list(trainings), list[_Training]()
     told = time.monotonic()
     with _terminable(), Progress(*columns, console=remarks, disable=not remarks.is_terminal) as progress:
-        bars = {model.row: progress.add_task(model.row, total=steps, words="", start=False) for model in models}
+        bars = {one.row: progress.add_task(one.row, total=steps, words="", start=False) for one in trainings}
         try:
             while waiting or running:
                 while waiting and len(running) < _workers() and not _busy(waiting[0].folder):
-                    model = waiting.pop(0)
-                    _start(model, settings)
-                    progress.start_task(bars[model.row])
-                    running.append(model)
+                    running.append(waiting.pop(0))
+                    running[-1].start(settings)
+                    progress.start_task(bars[running[-1].row])
                 time.sleep(0.5)
-                for model in list(running):
-                    done, words = model.progress()
-                    progress.update(bars[model.row], completed=min(done, steps), words=words)
-                    if model.process is not None and model.process.poll() is not None:
-                        running.remove(model)
-                        _check(model)
-                        progress.update(bars[model.row], completed=steps)
-                if not remarks.is_terminal and time.monotonic() - told > 30:
-                    told = time.monotonic()
-                    for model in running:
-                        done, words = model.progress()
-                        remarks.print(f"{model.row}: step {done}/{steps}  {words}")
+                tell = not remarks.is_terminal and time.monotonic() - told > 30
+                told = time.monotonic() if tell else told
+                for training in list(running):
+                    done, words = training.progress()
+                    progress.update(bars[training.row], completed=min(done, steps), words=words)
+                    if training.ended():
+                        running.remove(training)
+                        progress.update(bars[training.row], completed=steps)
+                    elif tell:
+                        remarks.print(f"{training.row}: step {done}/{steps}  {words}")
         finally:
-            for model in running:  # SIGTERM: they save and leave, so that the demo can go on later
-                if model.process is not None:
-                    model.process.terminate()
-            for model in running:
-                if model.process is not None:
-                    model.process.wait(timeout=60)
+            processes = [training.process for training in running if training.process is not None]
+            for process in processes:  # SIGTERM: they save and leave, so that the demo can go on later
+                process.terminate()
+            for process in processes:
+                process.wait(timeout=60)
             if running:
                 remarks.print("Stopped; the same command goes on from here.")
 
@@ -259,15 +265,3 @@ def _busy(folder: Path) -> bool:
             return False
     except RunError:
         return True
-
-
-def _check(model: _Model) -> None:
-    assert model.process is not None
-    assert model.log is not None
-    model.log.close()
-    if model.process.returncode != 0 or not model.finished:
-        log = model.folder.parent / f"{model.row}.log"
-        tail = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
-        raise RunError(
-            "\n".join([f"the training of '{model.row}' failed (exit status {model.process.returncode}; {log}):", *tail])
-        )

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,8 +29,7 @@ from fullrank.training.values import EvaluationResult, FitResult, Loss, Objectiv
 # -- shared by GLUE and SQuAD ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _EvaluationOptions:
+class _EvaluationOptions(NamedTuple):
     every_steps: int | None
     every_epochs: float | None
     metric: str
@@ -139,12 +138,10 @@ def mixing_names(model: nn.Module) -> set[str]:
 def groups_of(model: nn.Module, weight_decay: float, mixing_scale: float) -> Groups:
     """The usual parameter groups, and one of mixing parameters: another learning rate, and no decay."""
     names = mixing_names(model)
-    grafted = {id(p) for name, p in model.named_parameters() if name in names}
-    groups: Groups = []
-    mixing: list[nn.Parameter] = []
-    for group in parameter_groups(model, weight_decay):
-        mixing += [p for p in group["params"] if id(p) in grafted]
-        groups.append({**group, "params": [p for p in group["params"] if id(p) not in grafted]})
+    injected = {id(p) for name, p in model.named_parameters() if name in names}
+    groups = parameter_groups(model, weight_decay)
+    mixing = [p for group in groups for p in group["params"] if id(p) in injected]
+    groups = [{**group, "params": [p for p in group["params"] if id(p) not in injected]} for group in groups]
     groups.append({"params": mixing, "weight_decay": 0.0, "scale": mixing_scale})
     return [group for group in groups if group["params"]]
 
@@ -307,9 +304,6 @@ def _targets(examples: Examples, regression: bool) -> Tensor:
 
 def _write_predictions(path: Path, predictions: np.ndarray, examples: Examples) -> None:
     """Write a line of index, label and prediction for every example, for later tests of differences."""
-    lines = ["index\tlabel\tprediction"]
-    lines += [
-        f"{name}\t{label:g}\t{prediction:.6g}"
-        for name, label, prediction in zip(examples.ids, examples.known_labels(), predictions, strict=True)
-    ]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    rows = zip(examples.ids, examples.known_labels(), predictions, strict=True)
+    lines = [f"{name}\t{label:g}\t{prediction:.6g}\n" for name, label, prediction in rows]
+    path.write_text("".join(["index\tlabel\tprediction\n", *lines]), encoding="utf-8")

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fullrank.config.finetune import FinetuneConfig, PretrainedConfig
+from fullrank.config.finetune import FinetuneConfig
 from fullrank.config.load import build_any, flatten, read_yaml, to_yaml
 from fullrank.config.recipe import Resolved, load
-from fullrank.config.run import DataConfig, RunConfig
+from fullrank.config.run import RunConfig
 from fullrank.core.errors import FullRankError, InputError
 from fullrank.files import write_json, write_text
 
@@ -33,43 +33,27 @@ def default_folder(resolved: Resolved[RunConfig | FinetuneConfig]) -> Path:
 
 
 def absolute(config: RunConfig | FinetuneConfig) -> RunConfig | FinetuneConfig:
-    """The same data, and the same encoder, from any working directory."""
-    if isinstance(config, RunConfig):
-        return dataclasses.replace(config, data=_absolute_data(config.data))
-    data = dataclasses.replace(config.data, dir=_resolved(config.data.dir), cache=_resolved(config.data.cache))
-    return dataclasses.replace(config, model=_absolute_encoder(config.model), data=data)
+    """The same data, and the same encoder, from any working directory; files are relative to `data.dir`."""
+    data = config.data
+    folders: dict[str, Any] = {"dir": _resolved(data.dir), "cache": _resolved(data.cache)}
+    if isinstance(config, FinetuneConfig):
+        model, folder = config.model, Path(config.model.pretrained).expanduser()
+        if model.pretrained != MINILM and folder.is_dir():  # any other name is that of a model on the hub
+            model = dataclasses.replace(model, pretrained=str(folder.resolve()))
+        return dataclasses.replace(config, model=model, data=dataclasses.replace(config.data, **folders))
+    base = Path(data.dir or ".").expanduser().resolve()
+
+    def below(path: str | list[str] | None) -> Any:
+        if isinstance(path, list):
+            return [below(part) for part in path]
+        return None if path is None else str(base / Path(path).expanduser())
+
+    files = {key: below(getattr(data, key)) for key in ("train", "valid", "test", "codes")}
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, **files, **folders))
 
 
 def _resolved(path: str | None) -> str | None:
     return None if path is None else str(Path(path).expanduser().resolve())
-
-
-def _absolute_data(data: DataConfig) -> DataConfig:
-    """Files are relative to `data.dir`."""
-    base = Path(data.dir or ".").expanduser().resolve()
-
-    def below(path: str | list[str] | None) -> Any:
-        if path is None:
-            return None
-        return [str(base / Path(p).expanduser()) for p in path] if isinstance(path, list) else below([path])[0]
-
-    return dataclasses.replace(
-        data,
-        train=below(data.train),
-        valid=below(data.valid),
-        test=below(data.test),
-        codes=below(data.codes),
-        dir=_resolved(data.dir),
-        cache=_resolved(data.cache),
-    )
-
-
-def _absolute_encoder(model: PretrainedConfig) -> PretrainedConfig:
-    """A folder by its whole path; any other name is that of a model on the hub."""
-    folder = Path(model.pretrained).expanduser()
-    if model.pretrained == MINILM or not folder.is_dir():
-        return model
-    return dataclasses.replace(model, pretrained=str(folder.resolve()))
 
 
 # -- opening ---------------------------------------------------------------------------------------------------------
@@ -137,15 +121,13 @@ def finished_result(folder: Path) -> dict[str, Any] | None:
 
 def in_table_order(folders: Sequence[Path]) -> list[Path]:
     """Runs of one recipe in the order of its rows, so that the table begins with the baseline; others as given."""
-
-    def position(folder: Path) -> tuple[str, int]:
+    positions: dict[Path, tuple[str, int]] = {}
+    for folder in folders:
         try:
             identity = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-            return identity["recipe"], list(load(identity["recipe"]).rows).index(identity["row"])
+            positions[folder] = identity["recipe"], list(load(identity["recipe"]).rows).index(identity["row"])
         except (OSError, ValueError, KeyError, FullRankError):
-            return "", 0
-
-    positions = {folder: position(folder) for folder in folders}
+            positions[folder] = "", 0
     if len({recipe for recipe, _ in positions.values()}) > 1:
         return list(folders)
     return sorted(folders, key=lambda folder: positions[folder][1])
