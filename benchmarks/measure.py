@@ -230,7 +230,7 @@ def _agree(who: str, values: dict[str, Tensor], expected: dict[str, Tensor], dty
 
 @dataclass(frozen=True)
 class Address:
-    """Where another process finds a comparison again. `number`: its index among the comparisons of this length."""
+    """The place of a comparison, for another process. `number`: its index among the comparisons of this length."""
 
     suite: str
     length: int

@@ -1,4 +1,4 @@
-"""What a memory brings on text: finished runs under several protocols of evaluation, mean and spread over seeds.
+"""Gain of a memory on text: finished runs under several protocols of evaluation, mean and spread over seeds.
 
     fullrank reproduce benchmarks/recipes/memory-ptb.yaml --seeds 3 --from DATA --out runs/memory
     python benchmarks/memory_on_text.py runs/memory/* --json docs/results/memory_ptb.json

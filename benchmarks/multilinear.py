@@ -153,7 +153,7 @@ CANDIDATES_IN_WORDS = {
 
 
 def flops(size: Size, name: str) -> int | None:
-    """Of the products of a forward and a backward pass; None where it is not a product with T."""
+    """FLOPs of the products of a forward and a backward pass; None where it is not a product with T."""
     if name.startswith(LENGTH_FREE):
         return None
     if name.startswith("multilinear"):

@@ -38,8 +38,9 @@ def called(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a system that does not count resident memory: no processes are started."""
+    """As on a system that does not count resident memory: no processes are started. Nothing is repeated for precision."""
     monkeypatch.setattr(measure, "counts_resident_memory", lambda: False)
+    monkeypatch.setattr(measure, "SHORTEST", 0.0)
 
 
 def keys(content: Any) -> Any:
@@ -132,13 +133,12 @@ def test_table_and_drawing(called: Called, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("without_memory")
 def test_absent_peers_are_skipped_by_name(called: Called, monkeypatch: pytest.MonkeyPatch) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *more: None if name == "x_transformers" else find(name, *more)
-    )
+    find, peers = importlib.util.find_spec, ("x_transformers", "transformers")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name in peers else find(name, *more))
     status, out, _ = called("mixing", "--lengths", "6", *SMALL)
     assert status == 0
-    assert "x-transformers: not installed; pip install 'fullrank[bench]'" in out.splitlines()
+    for peer in ("x-transformers", "transformers, eager"):
+        assert f"{peer}: not installed; pip install 'fullrank[bench]'" in out.splitlines()
     assert "compiled A: left out; --compile measures it too" in out.splitlines()
     assert "FlexAttention: has no backward pass on a CPU; --device cuda measures it" in out.splitlines()
     assert not any("x-transformers" in line for line in out.splitlines() if "forward" in line)

@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 import fullrank as fr
 from fullrank.core.engine import Problem
 from fullrank.kernels import blocks
-from fullrank.kernels.blocks import Block, attend, declines, descending, pieces, plan, scores_of, shift
-from fullrank.kernels.problem import differentiable
+from fullrank.kernels.blocks import Block, attend, descending, pieces, plan, scores_of, shift
+from fullrank.kernels.problem import declines, differentiable
 from pairs import covering, product
 
 CUTS = {  # scores of a block, its rows at least

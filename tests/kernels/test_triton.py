@@ -159,7 +159,7 @@ def test_what_it_does_not_compute() -> None:
         (replace(problem, distances=far), "no relative scores"),
         (replace(problem, layout=of(7, causal=False, window=3)), "a window needs"),
         (replace(problem, dropout=1.0), "dropout"),
-        (other(problem.query.to("meta"), None), "meta"),
+        (other(problem.query.to("meta"), None), "no numbers"),
     ):
         assert why in str(reason(wrong)), why
 

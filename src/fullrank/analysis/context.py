@@ -33,7 +33,7 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Drift:
-    """Where the released code believes a layer's memory to be after `steps` steps: its labels drift away (`gaps: drifting`).
+    """Distance at which the released code labels a layer's memory after `steps` steps: it drifts (`gaps: drifting`).
 
     blocks: the expected label, in segments before the current one: 1 + steps p. deviation: its standard deviation.
     tokens: the expected distance that is given to the oldest remembered token, from the first query of a segment.
@@ -122,7 +122,7 @@ class Reach:
 
     @property
     def resting(self) -> float:
-        """How many layers rest at a step on average: the sum of the probabilities."""
+        """The mean number of skipped layers at a step: the sum of the probabilities."""
         return math.fsum(layer.probability for layer in self.layers)
 
     @property
@@ -132,7 +132,7 @@ class Reach:
 
     @property
     def published_short(self) -> float:
-        """What the paper makes of Eq. 6 for the schedule of Eq. 1, M (L - 3) / 2 for L layers."""
+        """The paper's short form of Eq. 6 for the schedule of Eq. 1, M (L - 3) / 2 for L layers."""
         return self.memory_length * (len(self.layers) - 3) / 2
 
 

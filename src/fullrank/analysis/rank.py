@@ -78,7 +78,7 @@ class LogProbRank:
 
     @property
     def tolerance(self) -> float:
-        """What a singular value must exceed to count: s_max max(T, C) eps, as in `numpy.linalg.matrix_rank`."""
+        """Bound above which a singular value counts: s_max max(T, C) eps, as in `numpy.linalg.matrix_rank`."""
         return float(self.singular_values[0]) * max(self.contexts, self.columns) * self.eps
 
     @property

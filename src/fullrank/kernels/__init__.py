@@ -22,7 +22,7 @@ from fullrank.core.engine import Components, Pairs, Problem, Tokens
 from fullrank.core.errors import InputError, suggest
 from fullrank.kernels import blocks, multilinear, vocabulary
 from fullrank.kernels.native import call as native_call
-from fullrank.kernels.problem import fits, is_plain, needs_grad
+from fullrank.kernels.problem import declines, fits, is_plain, needs_grad
 from fullrank.kernels.triton import call as triton_call
 
 Reason = Callable[[Problem], str | None]  # None: the kernel computes the call
@@ -69,7 +69,7 @@ class Kernel:
 
 KERNELS: dict[str, Kernel] = {
     "sdpa": Kernel(_fused, refuses=_not_plain),
-    "blocks": Kernel(blocks.attend, blocks.declines),
+    "blocks": Kernel(blocks.attend, declines),
     "native": Kernel(native_call.attend, native_call.declines, native_call.refuses),
     "triton": Kernel(triton_call.attend, triton_call.declines, triton_call.refuses),
 }
@@ -161,7 +161,7 @@ def decayed_sums(problem: Tokens | str) -> Tensor | None:
 
 
 def _takes_multilinear(problem: Pairs | Tokens | str) -> bool:
-    """Whether the engine computes a call. Raises InputError if a kernel for attention with weights is fixed."""
+    """True if the engine computes a call. Raises InputError if a kernel for attention with weights is fixed."""
     if _forced in KERNELS:
         raise InputError(
             f"kernel '{_forced}' cannot compute multi-linear attention; use kernel 'auto', 'multilinear' or 'reference'"

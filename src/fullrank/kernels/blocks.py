@@ -27,17 +27,7 @@ from fullrank.core.dropout import dropout, keep_mask
 from fullrank.core.engine import Distances, Problem
 from fullrank.core.layout import Layout
 from fullrank.core.mix import mix_heads
-from fullrank.kernels.precision import refuse_second_order
-from fullrank.kernels.problem import (
-    NO_FIT,
-    NO_INTERVAL,
-    NO_NUMBERS,
-    NO_RUNS,
-    TWO_DTYPES,
-    fits,
-    normalized,
-    visible_keys,
-)
+from fullrank.kernels.problem import normalized, refuse_second_order, visible_keys
 
 # Scores of a block, about. On a CPU they stay in the cache that a core has beside the first; elsewhere launches cost more
 # than memory. A long sequence has 64 rows a block at least: with fewer, matrix products become slow.
@@ -71,20 +61,6 @@ class Block:
     rows: slice
     keys: slice
     pieces: tuple[Piece, ...]
-
-
-def declines(problem: Problem) -> str | None:
-    layout, heads = problem.layout, (problem.query, problem.keys, problem.values)
-    if any(x.is_meta or x.numel() == 0 for x in heads):  # `meta` knows no autocast either
-        return NO_NUMBERS
-    if any(x.dtype != problem.values.dtype for x in heads):
-        return TWO_DTYPES
-    if layout.runs is None or not layout.causal:
-        if problem.distances is not None:
-            return NO_RUNS
-        if layout.narrow:
-            return NO_INTERVAL
-    return None if fits(problem) else NO_FIT
 
 
 def attend(problem: Problem) -> Tensor:

@@ -1,8 +1,9 @@
-"""Questions about a call of weighted attention that several kernels ask."""
+"""Shared by several kernels: questions about a call of weighted attention, the precision of products, one derivative only."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,11 +12,13 @@ from torch.nn import functional as F
 from fullrank.core.engine import Problem
 from fullrank.core.layout import Layout
 
-NO_NUMBERS = "there are no numbers"
-TWO_DTYPES = "query, keys and values must have one dtype"
-NO_FIT = "the shapes do not fit each other"
-NO_INTERVAL = "a window needs causal keys whose positions are the same in all sequences"
-NO_RUNS = "relative scores need causal keys whose positions are the same in all sequences"
+SAME_POSITIONS = "causal keys whose positions are the same in all sequences"
+
+# For `torch.library.custom_op`: an operator that keeps tensors for later calls, so that a CUDA graph must not hold it.
+# torch has the tag from 2.9 on; before, `train.cuda_graphs` is refused.
+KEEPS_TENSORS: dict[str, Any] = (
+    {"tags": (torch.Tag.cudagraph_unsafe,)} if hasattr(torch.Tag, "cudagraph_unsafe") else {}
+)
 
 
 def is_plain(problem: Problem) -> bool:
@@ -24,7 +27,7 @@ def is_plain(problem: Problem) -> bool:
 
 
 def fits(problem: Problem) -> bool:
-    """Whether all shapes are those of `Problem`; the definition broadcasts others, or refuses them."""
+    """True if all shapes are those of `Problem`; the definition broadcasts others, or refuses them."""
     (batch, heads, queries, width), keys = problem.query.shape, problem.keys.shape[2]
     mixing, distances, mask = problem.mixing, problem.distances, problem.layout.key_mask
     return (
@@ -36,6 +39,18 @@ def fits(problem: Problem) -> bool:
     )
 
 
+def declines(problem: Problem) -> str | None:
+    """The reason for which the definition is to compute a call: its tensors, or keys that are no interval."""
+    layout, heads = problem.layout, (problem.query, problem.keys, problem.values)
+    if len({x.dtype for x in heads}) > 1:
+        return "query, keys and values must have one dtype"
+    if any(x.is_meta or x.numel() == 0 for x in heads):  # `meta` knows no autocast either
+        return "there are no numbers"
+    if (problem.distances is not None or layout.narrow) and (layout.runs is None or not layout.causal):
+        return f"{'a window needs' if problem.distances is None else 'relative scores need'} {SAME_POSITIONS}"
+    return None if fits(problem) else "the shapes do not fit each other"
+
+
 def differentiable(problem: Problem) -> list[Tensor]:
     """The tensors for which gradients may be asked."""
     tensors: list[Tensor | None] = [problem.query, problem.keys, problem.values, problem.mixing]
@@ -45,7 +60,7 @@ def differentiable(problem: Problem) -> list[Tensor]:
 
 
 def needs_grad(problem: Problem) -> bool:
-    """Whether a gradient is asked for."""
+    """True if a gradient is asked for."""
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in differentiable(problem))
 
 
@@ -72,7 +87,7 @@ class VisibleKeys:
 
 
 def visible_keys(layout: Layout) -> VisibleKeys | None:
-    """The same as `layout.visible()`; None where that is no interval: a window over rows that differ, or without order."""
+    """`layout.visible()` as intervals; None where it is none: a window over rows that differ, or without order."""
     queries, keys = layout.shape
     own = torch.arange(keys - queries, keys, dtype=torch.int32, device="cpu")  # wherever tensors are made by default
     if not layout.causal:
@@ -94,3 +109,30 @@ def tokens_of(layout: Layout) -> Tensor | None:
     """Keys that are tokens, (B, M) or None for all; where a query is no key, a sequence without any token is seen whole."""
     mask = layout.key_mask
     return mask if mask is None or layout.causal else mask | ~mask.any(-1, keepdim=True)
+
+
+# -- precision and derivatives -----------------------------------------------------------------------------------------
+
+
+def device_kind(tensor: Tensor) -> str:
+    """The device as autocast knows it; it does not know `meta`."""
+    return "cpu" if tensor.device.type == "meta" else tensor.device.type
+
+
+def product_dtype(operand: Tensor, weight: Tensor) -> torch.dtype:
+    """The dtype that autocast asks matrix products to have."""
+    kind = device_kind(operand)
+    autocast = torch.is_autocast_enabled(kind) and weight.dtype != torch.float64
+    return torch.get_autocast_dtype(kind) if autocast else weight.dtype
+
+
+def refuse_second_order(what: str, instead: str) -> None:
+    """Called in a backward pass: RuntimeError where it is to be differentiated again.
+
+    Autograd would take the gradients for constants where their cotangent is one, and say nothing.
+    """
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            f"no second derivative (create_graph=True) of {what}: compute it inside "
+            f'`with fullrank.kernel("reference"):`, which {instead}'
+        )

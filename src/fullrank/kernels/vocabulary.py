@@ -32,7 +32,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fullrank.core.engine import Cluster, Components
 from fullrank.core.output import log_probabilities, projected, weighted_losses
-from fullrank.kernels.precision import device_kind, product_dtype, refuse_second_order
+from fullrank.kernels.problem import device_kind, product_dtype, refuse_second_order
 
 # -- one chunk after the other ----------------------------------------------------------------------------------------
 
@@ -193,7 +193,7 @@ class _Pass:
             yield piece, block if self.bias is None else block.add_(self.bias)
 
     def _add_chunk(self, rows: slice, gradient: Tensor, scale: Tensor) -> None:
-        """What a chunk contributes to dh and dW: G (C K, V) in the dtype of the products, scale c (C K,)."""
+        """Add the share of a chunk to dh and dW: G (C K, V) in the dtype of the products, scale c (C K,)."""
         if self.hidden_grad is not None:
             self.hidden_grad[rows] = (gradient @ self.weight) * scale[:, None]
         if not self.needs[2]:

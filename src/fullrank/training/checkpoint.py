@@ -106,9 +106,8 @@ def load_checkpoint(folder: Path, notice: Callable[[str], None]) -> Snapshot | N
     _restore_links(folder)
     last = _linked(folder, "last")
     names = sorted((path.name for path in folder.glob("step-*")), reverse=True)
-    candidates = ([last] if last else []) + [name for name in names if name != last]
     reasons: list[str] = []
-    for name in candidates:
+    for name in dict.fromkeys([last, *names] if last else names):
         try:
             snapshot = read_checkpoint(folder / name)
         except DamagedError as damage:
@@ -143,15 +142,12 @@ def put_weights(model: nn.Module, weights: dict[str, Tensor], path: Path) -> Non
     own = model.state_dict()
     for name in sorted(own.keys() | weights.keys()):
         if name not in own or name not in weights:
-            where = "model" if name not in own else "checkpoint"
-            raise InputError(
-                f"{path} does not fit the model: the {where} has no '{name}'; check the model section of config.yaml"
-            )
-        if own[name].shape != weights[name].shape:
-            raise InputError(
-                f"{path} does not fit the model: '{name}' is {tuple(weights[name].shape)} there and "
-                f"{tuple(own[name].shape)} here; check the model section of config.yaml"
-            )
+            why = f"the {'model' if name not in own else 'checkpoint'} has no '{name}'"
+        elif own[name].shape != weights[name].shape:
+            why = f"'{name}' is {tuple(weights[name].shape)} there and {tuple(own[name].shape)} here"
+        else:
+            continue
+        raise InputError(f"{path} does not fit the model: {why}; check the model section of config.yaml")
     model.load_state_dict(weights)
 
 
@@ -236,9 +232,7 @@ def _keep_weights(folder: Path, checkpoint: Path, *, step: int, number: int) -> 
     write_plain(fresh, (WEIGHTS,), {"step": step})
     target = folder / KEPT / f"step-{step:08d}"
     target.parent.mkdir(exist_ok=True)
-    _remove(folder, target)
-    os.replace(fresh, target)
-    _sync(target.parent)
+    _replace(folder, fresh, target)
     kept = kept_checkpoints(folder)
     up_to_now = [earlier for earlier in kept if earlier <= step]
     for other in set(kept) - set(up_to_now[-number:]):
@@ -285,7 +279,11 @@ def write_mean(folder: Path, name: str, weights: dict[str, Tensor], steps: Seque
             f"--out: '{name}' is not the name of an average; take letters, digits, dots, lines, and none of "
             f"{', '.join(reserved)} and step-..."
         )
-    if target.exists() and not _is_mean(target):
+    try:
+        is_mean = "averaged" in read_plain(target)[1]
+    except DamagedError:
+        is_mean = False
+    if target.exists() and not is_mean:
         raise InputError(f"--out: {target} is there and is not an average; give another name")
     fresh = folder / f".averaging-{name}"
     try:
@@ -293,20 +291,18 @@ def write_mean(folder: Path, name: str, weights: dict[str, Tensor], steps: Seque
         fresh.mkdir()
         write_tensors(fresh / WEIGHTS, weights)
         write_plain(fresh, (WEIGHTS,), {"step": steps[-1], "averaged": list(steps)})
-        _remove(folder, target)
-        os.replace(fresh, target)
-        _sync(folder)
+        _replace(folder, fresh, target)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(fresh, ignore_errors=True)
         raise RunError(f"{target} could not be written: {error}; make room and run the same command again") from error
     return target
 
 
-def _is_mean(path: Path) -> bool:
-    try:
-        return "averaged" in read_plain(path)[1]
-    except DamagedError:
-        return False
+def _replace(folder: Path, fresh: Path, target: Path) -> None:
+    """Put the folder `fresh` in the place of `target`."""
+    _remove(folder, target)
+    os.replace(fresh, target)
+    _sync(target.parent)
 
 
 def _remove(folder: Path, path: Path) -> None:
@@ -371,7 +367,7 @@ def read_tensors(path: Path, seal: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same values on the CPU, contiguous, none sharing memory with another (tied parameters are written twice)."""
+    """Copies on the CPU, contiguous, none sharing memory with another (tied parameters are written twice)."""
     seen: set[int] = set()
     apart: dict[str, Tensor] = {}
     for name, tensor in tensors.items():

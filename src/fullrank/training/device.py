@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fullrank.config.finetune import FinetuneTrainConfig
 from fullrank.config.run import TrainConfig
 from fullrank.core.errors import InputError, RunError
 
@@ -37,16 +38,7 @@ def choose_device(name: str, key: str = "train.device") -> torch.device:
     return device
 
 
-class MachineOptions(Protocol):
-    """The machine's keys of a train section."""
-
-    @property
-    def threads(self) -> int | None: ...
-    @property
-    def device(self) -> str: ...
-
-
-def prepare_machine(options: MachineOptions) -> torch.device:
+def prepare_machine(options: TrainConfig | FinetuneTrainConfig) -> torch.device:
     """Apply `train.threads` to this process and return the device of `train.device`."""
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -117,24 +109,21 @@ def compile_blocks(model: nn.Module, cuda_graphs: bool = False) -> int:
     cuda_graphs: the GPU kernels of a block are recorded once for each shape, and replayed.
     """
     modules = list(model.compile_targets()) if isinstance(model, CompilesParts) else [model]
+    options: dict[str, Any] = {"mode": "reduce-overhead"} if cuda_graphs else {}
     for module in modules:
-        if cuda_graphs:
-            module.compile(mode="reduce-overhead")
-        else:
-            module.compile()
+        module.compile(**options)
     return len(modules)
 
 
 def check_cuda_graphs(options: TrainConfig, device: torch.device) -> None:
     """Raises InputError for `train.cuda_graphs` without a GPU, or with a torch that is too old."""
-    if options.cuda_graphs and device.type != "cuda":
-        raise InputError(
-            f"train.cuda_graphs: the model is on the device '{device}'; give train.device: cuda, or leave train.cuda_graphs out"
-        )
-    if options.cuda_graphs and not hasattr(torch.Tag, "cudagraph_unsafe"):  # some operators must not be recorded
-        raise InputError(
-            f"train.cuda_graphs: needs torch 2.9 or later, given {torch.__version__}; leave train.cuda_graphs out"
-        )
+    if not options.cuda_graphs:
+        return
+    out = "leave train.cuda_graphs out"
+    if device.type != "cuda":
+        raise InputError(f"train.cuda_graphs: the model is on the device '{device}'; give train.device: cuda, or {out}")
+    if not hasattr(torch.Tag, "cudagraph_unsafe"):  # some operators must not be recorded
+        raise InputError(f"train.cuda_graphs: needs torch 2.9 or later, given {torch.__version__}; {out}")
 
 
 def begin_pass(options: TrainConfig) -> None:
@@ -176,15 +165,9 @@ def random_state(device: torch.device) -> tuple[dict[str, Tensor], dict[str, Any
     }
     if device.type == "cuda":
         tensors["cuda"] = torch.cuda.get_rng_state(device)
-    plain = {
-        "python": {"version": version, "gauss": gauss},
-        "numpy": {
-            "pos": int(numpy_state["state"]["pos"]),
-            "has_gauss": int(numpy_state["has_gauss"]),
-            "gauss": float(numpy_state["gauss"]),
-        },
-    }
-    return tensors, plain
+    pos, has_gauss, normal = numpy_state["state"]["pos"], numpy_state["has_gauss"], numpy_state["gauss"]
+    numpy_plain = {"pos": int(pos), "has_gauss": int(has_gauss), "gauss": float(normal)}
+    return tensors, {"python": {"version": version, "gauss": gauss}, "numpy": numpy_plain}
 
 
 def restore_random_state(device: torch.device, tensors: dict[str, Tensor], plain: dict[str, Any]) -> None:
@@ -228,19 +211,17 @@ def catch_signals() -> Iterator[StopRequest]:
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    former: dict[signal.Signals, Any] = {}
+    former = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in former.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def note(number: int, frame: FrameType | None) -> None:
         request.signal = signal.Signals(number).name
         restore()
 
-    def restore() -> None:
-        for number, handler in former.items():
-            signal.signal(number, handler)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        handler = signal.getsignal(number)
-        former[number] = signal.SIG_DFL if handler is None else handler
+    for number in former:
         signal.signal(number, note)
     try:
         yield request

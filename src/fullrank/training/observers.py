@@ -92,7 +92,9 @@ class JsonLines:
             path.touch()
             size = path.stat().st_size
             self.missing = max(0, (keep or 0) - size)  # bytes a checkpoint speaks of that are not there
-            end = _end_of_last_line(path) if keep is None or self.missing else keep
+            with open(path, "rb") as file:
+                whole = file.read(size).rfind(b"\n") + 1
+            end = whole if keep is None or self.missing else keep
             if end < size:
                 os.truncate(path, end)
             self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
@@ -122,20 +124,6 @@ class JsonLines:
 
     def close(self) -> None:
         self._file.close()
-
-
-def _end_of_last_line(path: Path) -> int:
-    """The number of bytes up to and including the last newline."""
-    with open(path, "rb") as file:
-        end = file.seek(0, os.SEEK_END)
-        while end > 0:
-            start = max(0, end - 4096)
-            file.seek(start)
-            newline = file.read(end - start).rfind(b"\n")
-            if newline >= 0:
-                return start + newline + 1
-            end = start
-    return 0
 
 
 # -- observers --------------------------------------------------------------------------------------------------------

@@ -25,8 +25,8 @@ from torch.nn import functional as F
 from fullrank.core.engine import Distances, Problem
 from fullrank.core.layout import Layout
 from fullrank.kernels.native.build import library
-from fullrank.kernels.precision import refuse_second_order
-from fullrank.kernels.problem import NO_FIT, NO_INTERVAL, NO_NUMBERS, NO_RUNS, TWO_DTYPES, fits, visible_keys
+from fullrank.kernels.problem import SAME_POSITIONS, refuse_second_order, visible_keys
+from fullrank.kernels.problem import declines as no_interval
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -44,16 +44,11 @@ def _available() -> bool:
 
 
 def declines(problem: Problem) -> str | None:
-    layout, heads = problem.layout, (problem.query, problem.keys, problem.values)
-    if len({tensor.dtype for tensor in heads}) > 1 or problem.values.dtype not in _DTYPES:
-        return TWO_DTYPES + " of 16, 32 or 64 bits"
-    if problem.values.numel() == 0 or problem.query.numel() == 0:
-        return NO_NUMBERS
-    if problem.distances is not None and (layout.runs is None or not layout.causal or layout.key_mask is not None):
-        return NO_RUNS
-    if layout.narrow and (layout.runs is None or not layout.causal):
-        return NO_INTERVAL
-    return None if fits(problem) else NO_FIT
+    if problem.values.dtype not in _DTYPES:
+        return "the dtype must have 16, 32 or 64 bits"
+    if problem.distances is not None and problem.layout.key_mask is not None:
+        return f"relative scores need {SAME_POSITIONS}"
+    return no_interval(problem)
 
 
 def attend(problem: Problem) -> Tensor:
@@ -116,7 +111,7 @@ def _table_rows(layout: Layout) -> Tensor:
 
 
 class Operands(NamedTuple):
-    """What is differentiated: query, position (B, H, N, D), keys, values (B, H, M, D), table (H, T, D), without gaps.
+    """Differentiable tensors: query, position (B, H, N, D), keys, values (B, H, M, D), table (H, T, D), without gaps.
 
     mixing is (H, H), (B, N, H, H) or None; position and table (the query that meets the keys of distances, and those) are
     None where the score has no distances. D is a multiple of 16, of fp64 of 8.
@@ -189,7 +184,7 @@ def _run(
 
 
 def _narrow(queries: int) -> bool:
-    """Whether blocks of 16 rows, of which each costs a little more, do so much less idle work than blocks of 32."""
+    """True if blocks of 16 rows, each a little dearer, have so much less idle work that they beat blocks of 32."""
     return queries <= 16 or 32 < queries <= 48
 
 
@@ -233,7 +228,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _gradients(inputs: list[Tensor | None], found: list[Tensor]) -> tuple[Tensor | None, ...]:
-    """Those of the inputs that are there. Saved tensors are read once: under activation checkpointing they are gone then."""
+    """Gradients of the given inputs. Saved tensors are read once: under activation checkpointing they are gone then."""
     given = zip(found, inputs[:6], strict=True)
     return *(None if tensor is None else gradient for gradient, tensor in given), *(None,) * 9
 
@@ -302,5 +297,5 @@ def _attention(operands: Operands, geometry: Geometry, choices: tuple[float, boo
 
 
 def _ordinary(operands: Operands) -> bool:
-    """Whether tensors have addresses; those that only pretend to be there have not."""
+    """True if all tensors have addresses, which fake and meta tensors have not."""
     return all(tensor is None or type(tensor) in (Tensor, torch.nn.Parameter) for tensor in operands)

@@ -41,8 +41,8 @@ import torch
 from torch import Tensor
 
 from fullrank.core.layout import Layout
-from fullrank.kernels.precision import KEEPS_TENSORS, refuse_second_order
-from fullrank.kernels.problem import NO_FIT, NO_INTERVAL, NO_NUMBERS, TWO_DTYPES, fits, tokens_of, visible_keys
+from fullrank.kernels.problem import KEEPS_TENSORS, refuse_second_order, tokens_of, visible_keys
+from fullrank.kernels.problem import declines as no_interval
 
 if TYPE_CHECKING:
     from fullrank.core.engine import Problem
@@ -91,12 +91,7 @@ def _runs_on(device: torch.device) -> bool:
 
 
 def declines(problem: Problem) -> str | None:
-    query, keys, values, layout = problem.query, problem.keys, problem.values, problem.layout
-    (batch, heads, queries, size), length = query.shape, keys.shape[2]
-    if not query.dtype == keys.dtype == values.dtype:
-        return TWO_DTYPES
-    if 0 in (batch, heads, queries, length):
-        return NO_NUMBERS
+    (batch, heads, queries, size), length = problem.query.shape, problem.keys.shape[2]
     if size > _MOST_SIZE or (problem.mixing is not None and heads > _MOST_HEADS):
         return f"heads must not be larger than {_MOST_SIZE}, nor mixed heads more than {_MOST_HEADS}"
     if problem.dropout >= 1:
@@ -105,9 +100,7 @@ def declines(problem: Problem) -> str | None:
     places = heads * max(max(queries, length) * size, heads * queries)
     if batch * heads > _MOST_PROGRAMS or places >= 2**31:
         return "there are too many heads, queries or keys"
-    if layout.narrow and not (layout.causal and layout.runs is not None):
-        return NO_INTERVAL
-    return None if fits(problem) else NO_FIT
+    return no_interval(problem)
 
 
 def attend(problem: Problem) -> Tensor:
@@ -242,7 +235,7 @@ def _common(
     query: Tensor, keys: Tensor, mixing: Tensor | None, key_mask: Tensor | None, seed: Tensor | None,
     causal: bool, runs: Sequence[int], window: int, scale: float, sigmoid: bool, dropout: float,
 ) -> dict[str, Any]:  # fmt: skip
-    """What all kernels are told alike, by the names of their arguments."""
+    """Arguments that all kernels share, by name."""
     (texts, heads, queries, size), length = query.shape, keys.shape[2]
     first, end, own, looks, looked = _intervals(causal, queries, length, tuple(runs), window, query.device)
     tokens = first  # not read

@@ -58,7 +58,7 @@ def group(G: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr):
 
 @triton.jit
 def see(FIRST, END, OWN, TOKENS, n, k, N, M, PADDED: tl.constexpr):
-    """Whether queries n see keys k (`VisibleKeys`); rows and columns beyond the end see nothing and are not seen."""
+    """True where query n sees key k (`VisibleKeys`); rows and columns beyond the end see nothing and are not seen."""
     first = tl.load(FIRST + n, mask=n < N, other=0)
     end = tl.load(END + n, mask=n < N, other=0)
     seen = (k >= first) & (k < end)

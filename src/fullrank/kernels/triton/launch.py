@@ -36,7 +36,7 @@ _PAIRS = ((4, 4), (2, 8), (2, 4), (2, 2), (1, 1))  # groups of sources and heads
 def launch(name: str, common: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """Run a kernel over its whole grid; on a GPU the first call of a kind tries its block sizes."""
     kernel, heads = KERNELS[name], common["H"]
-    told = {key: common[key] for key in kernel.arg_names if key in common}
+    shared = {key: common[key] for key in kernel.arg_names if key in common}
 
     def grid(sizes: dict[str, Any]) -> tuple[int, int, int]:
         over_keys = name in ("of_values", "of_keys")
@@ -47,11 +47,11 @@ def launch(name: str, common: dict[str, Any], tensors: dict[str, Tensor]) -> Non
     if isinstance(kernel, InterpretedFunction):
         sizes = {key: size for key, size in INTERPRETED.items() if key in kernel.arg_names}
         sizes |= {key: min(sizes[key], heads) for key in ("G", "GJ") if key in sizes}
-        kernel[grid](**tensors, **told, **sizes)
+        kernel[grid](**tensors, **shared, **sizes)
     else:
         query = tensors["Q"]
         tuned = _tuned(name, heads, common["BD"], query.element_size(), common["PRECISION"], query.device.index)
-        tuned[grid](**tensors, **told, enable_fp_fusion=True)
+        tuned[grid](**tensors, **shared, enable_fp_fusion=True)
 
 
 @functools.cache
@@ -70,12 +70,12 @@ def _tuned(name: str, heads: int, width: int, size: int, precision: str, device:
 def choices(
     name: str, heads: int, width: int, size: int, precision: str, shared: int
 ) -> list[tuple[dict[str, int], int, int]]:
-    """What is tried: sizes, warps and stages. width: of a head, padded; size: bytes of a number; shared: bytes at hand.
+    """Configurations to try: sizes, warps and stages. width: of a head, padded; size: bytes of a number; shared: bytes at hand.
 
     At least one, the smallest, even where it is beyond the bounds.
     """
     most = (_REGISTERS_OF_MIXING if name == "of_mixing" else _REGISTERS)[precision if size == 4 else "ieee"]
-    found: dict[tuple[tuple[str, int], ...], tuple[dict[str, int], int, int]] = {}
+    configs: dict[tuple[tuple[str, int], ...], tuple[dict[str, int], int, int]] = {}
     for rows, columns, warps, stages in _TILES:
         pairs = _PAIRS if name == "of_mixing" else tuple((1, most_heads) for most_heads in range(heads, 0, -1))
         for sources, group in pairs:
@@ -87,10 +87,10 @@ def choices(
                 sizes["GJ"] = sources
             last = (rows, columns, warps, stages) == _TILES[-1] and (sources, group) == (1, 1)
             fits = _registers(name, sizes, warps, width) <= most and _shared(name, sizes, stages, width, size) <= shared
-            if fits or (last and not found):
-                found.setdefault((*sizes.items(), ("warps", warps), ("stages", stages)), (sizes, warps, stages))
+            if fits or (last and not configs):
+                configs.setdefault((*sizes.items(), ("warps", warps), ("stages", stages)), (sizes, warps, stages))
                 break  # the largest group of this tile
-    return list(found.values())[:_MOST_TRIED]
+    return list(configs.values())[:_MOST_TRIED]
 
 
 def _even(heads: int, group: int) -> int:
