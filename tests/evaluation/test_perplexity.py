@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
 from fullrank.core.errors import InputError
-from fullrank.evaluation.perplexity import Evaluation, evaluate_blocks, figures
+from fullrank.evaluation.perplexity import Evaluation, Tally, figures
 
-
-@dataclass(frozen=True)
-class Block:
-    inputs: Tensor
-    targets: Tensor
-    weights: Tensor | None = None
-
-
-CPU = torch.device("cpu")
+Block = tuple[Tensor, Tensor, Tensor | None]  # inputs, targets, weights (B, N)
 
 
 def table(inputs: Tensor, targets: Tensor) -> Tensor:
@@ -30,37 +22,39 @@ def table(inputs: Tensor, targets: Tensor) -> Tensor:
 
 def block(rows: int, length: int, weights: list[list[float]] | None = None, seed: int = 0) -> Block:
     drawn = torch.randint(0, 3, (2, rows, length), generator=torch.Generator().manual_seed(seed))
-    return Block(drawn[0], drawn[1], None if weights is None else torch.tensor(weights))
+    return drawn[0], drawn[1], None if weights is None else torch.tensor(weights)
 
 
 def by_hand(batch: Block) -> list[float]:
     """Nats of every target that counts."""
-    weights = torch.ones(batch.inputs.shape) if batch.weights is None else batch.weights
-    places = zip(batch.inputs.flatten(), batch.targets.flatten(), weights.flatten(), strict=True)
-    return [-math.log((1 + (int(x) + int(y)) % 3) / 6) for x, y, w in places if w]
+    inputs, targets, weights = batch
+    weights = torch.ones(inputs.shape) if weights is None else weights
+    elements = zip(inputs.flatten(), targets.flatten(), weights.flatten(), strict=True)
+    return [-math.log((1 + (int(x) + int(y)) % 3) / 6) for x, y, w in elements if w]
+
+
+def total(batches: list[Block], nll: Callable[[Tensor, Tensor], Tensor] = table) -> Evaluation:
+    tally = Tally("cpu")
+    for inputs, targets, weights in batches:
+        tally.add(nll(inputs, targets), targets, weights)
+    return tally.total()
 
 
 def test_sums_over_blocks_of_unequal_length() -> None:
     batches = [block(2, 5), block(1, 3, seed=1), block(2, 3, [[1, 1, 0], [1, 0, 0]], seed=2)]
     nats = [x for batch in batches for x in by_hand(batch)]
-    found = evaluate_blocks(table, batches, device=CPU)
+    found = total(batches)
     assert found.tokens == len(nats) == 16
     assert found.nll == pytest.approx(math.fsum(nats), rel=1e-7)
     means = [math.fsum(by_hand(batch)) / len(by_hand(batch)) for batch in batches]
     assert abs(found.nll / found.tokens - sum(means) / 3) > 1e-3  # a mean of means is something else
 
 
-def test_evaluations_add_up() -> None:
-    batches = [block(2, 5), block(1, 3, seed=1)]
-    one, other = (evaluate_blocks(table, [batch], device=CPU) for batch in batches)
-    assert one + other == evaluate_blocks(table, batches, device=CPU)
-
-
 def test_sums_are_exact_over_a_large_text() -> None:
     values = torch.rand(40, 50_000, generator=torch.Generator().manual_seed(0)) * 12
-    batches = [Block(row[None].long(), torch.zeros(1, 50_000, dtype=torch.int64)) for row in values]
+    batches: list[Block] = [(row[None].long(), torch.zeros(1, 50_000, dtype=torch.int64), None) for row in values]
     rows = iter(values)
-    found = evaluate_blocks(lambda x, y: next(rows)[None], batches, device=CPU)
+    found = total(batches, lambda x, y: next(rows)[None])
     exact = math.fsum(values.double().flatten().tolist())
     assert found.nll == pytest.approx(exact, rel=1e-13)
     assert abs(values.sum(dim=1).cumsum(0)[-1].item() - exact) > 1e-10 * exact  # which single precision would miss
@@ -69,36 +63,22 @@ def test_sums_are_exact_over_a_large_text() -> None:
 @pytest.mark.parametrize("nonsense", [math.inf, math.nan])
 def test_padding_adds_nothing_whatever_stands_there(nonsense: float) -> None:
     batch = block(1, 3, [[1, 1, 0]])
-    found = evaluate_blocks(
-        lambda x, y: torch.where(torch.tensor([[False, False, True]]), nonsense, table(x, y)), [batch], device=CPU
-    )
+    found = total([batch], lambda x, y: torch.where(torch.tensor([[False, False, True]]), nonsense, table(x, y)))
     assert found.tokens == 2
     assert found.nll == pytest.approx(math.fsum(by_hand(batch)), rel=1e-6)
-
-
-def test_no_gradient_is_kept() -> None:
-    scale = torch.ones((), requires_grad=True)
-    seen: list[bool] = []
-
-    def scaled(inputs: Tensor, targets: Tensor) -> Tensor:
-        seen.append((scale * 2).requires_grad)
-        return table(inputs, targets) * scale
-
-    evaluate_blocks(scaled, [block(1, 2)], device=CPU)
-    assert seen == [False]
 
 
 def test_nothing_to_evaluate_is_refused() -> None:
     for batches in ([], [block(1, 2, [[0, 0]])]):
         with pytest.raises(InputError, match="no tokens"):
-            evaluate_blocks(table, batches, device=CPU)
+            total(batches)
 
 
 def test_wrong_shapes_and_weights_are_refused() -> None:
     with pytest.raises(ValueError, match=r"shape \(1,\) for targets \(1, 2\)"):
-        evaluate_blocks(lambda x, y: table(x, y).mean(1), [block(1, 2)], device=CPU)
+        total([block(1, 2)], lambda x, y: table(x, y).mean(1))
     with pytest.raises(ValueError, match="weights must be 1"):
-        evaluate_blocks(table, [block(1, 2, [[0.5, 1]])], device=CPU)
+        total([block(1, 2, [[0.5, 1]])])
 
 
 def test_figures_of_a_uniform_model() -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,22 +12,9 @@ from torch import Tensor
 from fullrank.core.errors import InputError
 
 
-class Block(Protocol):
-    """One batch: inputs, targets (B, N) int64; weights (B, N), 1 where a target counts and 0 for padding; None: all count."""
-
-    @property
-    def inputs(self) -> Tensor: ...
-
-    @property
-    def targets(self) -> Tensor: ...
-
-    @property
-    def weights(self) -> Tensor | None: ...
-
-
 @dataclass(frozen=True)
 class Evaluation:
-    """nll: nats summed over `tokens` targets. Two evaluations of different texts add up to one of both.
+    """nll: nats summed over `tokens` targets.
 
     last_position: of the last target of each segment alone, where the others are among what the model reads.
     """
@@ -36,12 +22,6 @@ class Evaluation:
     nll: float
     tokens: int
     last_position: Evaluation | None = None
-
-    def __add__(self, other: Evaluation) -> Evaluation:
-        lasts = [one.last_position for one in (self, other) if one.last_position is not None]
-        return Evaluation(
-            self.nll + other.nll, self.tokens + other.tokens, lasts[0] + lasts[1] if len(lasts) == 2 else None
-        )
 
 
 class Tally:
@@ -59,7 +39,7 @@ class Tally:
         Raises ValueError if nll has another shape than targets.
         """
         if nll.shape != targets.shape:
-            raise ValueError(f"nll_fn returned shape {tuple(nll.shape)} for targets {tuple(targets.shape)}")
+            raise ValueError(f"nll has shape {tuple(nll.shape)} for targets {tuple(targets.shape)}")
         nll = nll.double()
         self._targets += targets.numel()
         if weights is not None:
@@ -76,23 +56,6 @@ class Tally:
         if tokens == 0:
             raise InputError("nothing to evaluate: the text has no tokens")
         return Evaluation(self._nats.item(), tokens)
-
-
-def evaluate_blocks(
-    nll_fn: Callable[[Tensor, Tensor], Tensor], batches: Iterable[Block], *, device: torch.device | str
-) -> Evaluation:
-    """Sum the nats of `nll_fn(inputs, targets)`, (B, N) per target, over all batches, without gradients.
-
-    Padding adds exactly nothing, whatever the model says there.
-    Raises InputError if there is no target at all, ValueError if `nll_fn` returns another shape or weights are fractions.
-    """
-    tally = Tally(device)
-    with torch.no_grad():
-        for batch in batches:
-            inputs, targets = batch.inputs.to(device), batch.targets.to(device)
-            weights = None if batch.weights is None else batch.weights.to(device)
-            tally.add(nll_fn(inputs, targets), targets, weights)
-    return tally.total()
 
 
 def figures(

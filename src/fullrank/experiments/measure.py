@@ -13,7 +13,7 @@ from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
 from fullrank.core.masked import MaskedLanguageModel
 from fullrank.data import Batch, Blocks, Streams, Windows
-from fullrank.evaluation.perplexity import Evaluation, Tally, evaluate_blocks
+from fullrank.evaluation.perplexity import Evaluation, Tally
 from fullrank.evaluation.protocol import EvaluationProtocol
 
 
@@ -104,7 +104,11 @@ def check_training_length(model: LanguageModel | MaskedLanguageModel, segment_le
 
 
 def _score_rows(model: LanguageModel, batches: Iterable[Batch], device: torch.device) -> Evaluation:
-    return evaluate_blocks(lambda inputs, targets: model.nll(inputs, targets).per_token, batches, device=device)
+    tally = Tally(device)
+    for batch in batches:
+        batch = batch.to(device)
+        tally.add(model.nll(batch.inputs, batch.targets).per_token, batch.targets, batch.weights)
+    return tally.total()
 
 
 def _score_ends(model: LanguageModel, batches: Iterable[Batch], device: torch.device) -> Evaluation:
