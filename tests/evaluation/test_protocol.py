@@ -11,7 +11,7 @@ from fullrank.config.load import build
 from fullrank.config.run import RunConfig
 from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.core.errors import FullRankError, InputError
-from fullrank.evaluation.protocol import EvaluationProtocol, Flags, final_protocol, judging_protocol
+from fullrank.evaluation.protocol import EvaluationProtocol, Flags, final_protocol, validation_protocol
 
 RELATIVE = {"position": "relative", "attention": {"score": "relative"}}
 
@@ -22,7 +22,7 @@ def config(model: dict[str, Any] | None = None, **evaluation: Any) -> RunConfig:
 
 
 def settings(protocol: EvaluationProtocol) -> dict[str, Any]:
-    """What is not as in a plain protocol."""
+    """Settings that differ from a plain protocol."""
     return {
         field.name: value
         for field in dataclasses.fields(protocol)
@@ -156,9 +156,9 @@ def test_keys_that_exclude_each_other_are_refused_with_the_configuration(
     ],
 )
 def test_a_model_is_judged_as_it_is_trained(model: dict[str, Any], expected: dict[str, Any]) -> None:
-    """What the final figures are measured by plays no part."""
+    """The protocol of final figures plays no part."""
     different = {"memory_length": 640, "clamp_length": 400} if model else {"context": 50}
-    judged = judging_protocol(config(model, segment_length=64, **different))
+    judged = validation_protocol(config(model, segment_length=64, **different))
     assert settings(judged) == expected
     assert final_protocol(config(model, segment_length=64, **different)) != judged
 
@@ -240,8 +240,8 @@ def test_nothing_but_last_positions_is_a_next_token_perplexity(flags: Flags, hon
 def test_training_judges_by_segments_however_the_end_is_measured() -> None:
     slides = published(PUBLISHED, stride=1)
     assert final_protocol(slides).next_token
-    assert not judging_protocol(slides).next_token
-    assert judging_protocol(published({"kind": "weighted"}, stride=1)).next_token
+    assert not validation_protocol(slides).next_token
+    assert validation_protocol(published({"kind": "weighted"}, stride=1)).next_token
 
 
 def test_flags_that_the_model_cannot_have() -> None:

@@ -214,7 +214,7 @@ def test_bootstrap_of_four_seeds_by_counting() -> None:
 
 
 def test_paired_bootstrap_draws_seeds_of_both_arms_at_once() -> None:
-    """Where one arm is twice the other seed by seed, every sample says +100 %; independent draws do not."""
+    """If one arm is twice the other seed by seed, every sample says +100 %; independent draws do not."""
     a = [1.0, 2.0, 4.0, 7.0, 11.0, 11.5, 13.0]
     b = [2 * x for x in a]
     assert statistics.deviation_bootstrap(a, b, paired=True) == (pytest.approx(100), pytest.approx(100))

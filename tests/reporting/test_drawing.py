@@ -33,7 +33,7 @@ def record(metrics: list[dict[str, Any]] | None = None, timing: list[dict[str, A
 def test_validation_lines_are_placed_by_training_tokens() -> None:
     train = [{"split": "train", "step": step, "nll": 5.0, "tokens": 100 * step} for step in (10, 20)]
     valid = [{"split": "valid", "step": step, "ppl": float(step), "tokens": 7777} for step in (5, 20, 30)]
-    found = validation(record(train + valid), PERPLEXITY.of_line)
+    found = validation(record(train + valid), PERPLEXITY.logged_figure)
     assert found is not None
     assert found.x.tolist() == [500, 2000, 3000]
     assert found.y.tolist() == [5, 20, 30]

@@ -210,7 +210,10 @@ def test_curves_are_nats_over_the_logarithm_of_two() -> None:
     lines = [{"split": "train", "step": step, "nll": 9.0, "tokens": 100 * step} for step in (10, 20)]
     lines += [{"split": "valid", "step": step, "nll": step * math.log(2), "ppl": 2.0**step} for step in (10, 20)]
     run = RunRecord(Path("x"), "x", metrics=lines)
-    bits, perplexity = curves.validation(run, BITS_PER_BYTE.of_line), curves.validation(run, PERPLEXITY.of_line)
+    bits, perplexity = (
+        curves.validation(run, BITS_PER_BYTE.logged_figure),
+        curves.validation(run, PERPLEXITY.logged_figure),
+    )
     assert bits is not None
     assert perplexity is not None
     assert bits.y.tolist() == pytest.approx([10, 20])

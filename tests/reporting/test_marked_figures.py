@@ -136,7 +136,7 @@ def test_json(runs: list[Path]) -> None:
 
 
 def test_windows_of_stride_1_are_ordinary_figures_after_other_curves(runs: list[Path], tmp_path: Path) -> None:
-    """What the model was judged by while it trained is marked, its final figures are not."""
+    """Figures while the model trained are marked, its final figures are not."""
     runs = [runs[0], published(tmp_path / "slid", "slid", 95.0, honest=True)]
     compared = comparison(runs)
     assert compared.rows[1].best == ("valid", "test")

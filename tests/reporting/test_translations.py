@@ -42,7 +42,7 @@ def page(runs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Page:
 
 
 def bleu(wrong: float, seed: int, split: str = "test") -> float:
-    """What sacreBLEU says of the run that `make_translation_run` makes of these."""
+    """sacreBLEU's score of the run that `make_translation_run` makes of these."""
     lines = references(split)
     return sacrebleu.BLEU().corpus_score(list(hypotheses(split, wrong, seed, lines)), [list(lines)]).score
 
@@ -225,7 +225,7 @@ def test_rows_of_several_kinds_have_a_baseline_each(tmp_path: Path) -> None:
 
 
 def test_further_test_sets(tmp_path: Path) -> None:
-    """What a corpus has besides test: its own figures, its own test of differences."""
+    """Test sets besides `test` have their own figures and their own test of differences."""
     runs = two_rows(tmp_path, 0.2, 0.1)
     for run, wrong in zip(runs, (0.2, 0.1), strict=True):
         result, lines = json.loads((run / "result.json").read_text()), references("test", 9)
@@ -253,14 +253,14 @@ def test_papers_figures_by_the_ends_of_their_keys(tmp_path: Path) -> None:
         run = make_translation_run(tmp_path / end, paper={f"valid_{end}": 35.28, f"test_{end}": 34.76})
         compared = comparison([run])
         assert compared.paper_measure is measure
-        assert [measure.of_paper(compared.rows[0].paper, split) for split in ("valid", "test")] == [35.28, 34.76]
+        assert [measure.paper_figure(compared.rows[0].paper, split) for split in ("valid", "test")] == [35.28, 34.76]
         page = report([run]).write(tmp_path / f"{end}-page").read_text()
         assert ">34.76<" in page
         assert "What else the paper states" not in page
 
 
 def test_perplexity_of_a_decoder_that_sees_later_tokens_is_left_out(tmp_path: Path) -> None:
-    """Its BLEU is one like any other: it writes from left to right."""
+    """BLEU of such a decoder is one like any other: it writes from left to right."""
     runs = two_rows(tmp_path, 0.2, 0.1)
     config = yaml.safe_load((runs[1] / "config.yaml").read_text())
     config["model"]["decoder"] = {"attention": {"kind": "multilinear", "causal": "as_published"}}

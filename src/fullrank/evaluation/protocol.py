@@ -124,7 +124,7 @@ class _Settings:
         return f"{self.name(key)} is {self(key)}"
 
 
-def judging_protocol(config: RunConfig) -> EvaluationProtocol:
+def validation_protocol(config: RunConfig) -> EvaluationProtocol:
     """Protocol of validation while training: with the model's own memory, or in blocks of `eval.segment_length` tokens."""
     model, segment = config.model, config.eval.segment_length or config.train.segment_length
     return _whole_text(config, segment, config.eval.batch_size, model.memory_length, model.same_length, None)
@@ -173,7 +173,7 @@ def final_protocol(config: RunConfig, flags: Flags | None = None) -> EvaluationP
         stride=stride,
         clamp_length=_clamp(config, clamp),
     )
-    return _judged(config, window)
+    return _with_next_token(config, window)
 
 
 def _whole_text(
@@ -186,10 +186,10 @@ def _whole_text(
             protocol, kind="memory", streams=streams, memory_length=memory_length, same_length=same_length,
             memory_start=config.model.memory_start,
         )  # fmt: skip
-    return _judged(config, protocol)
+    return _with_next_token(config, protocol)
 
 
-def _judged(config: RunConfig, protocol: EvaluationProtocol) -> EvaluationProtocol:
+def _with_next_token(config: RunConfig, protocol: EvaluationProtocol) -> EvaluationProtocol:
     return replace(protocol, next_token=not config.model.sees_future or protocol.only_last)
 
 

@@ -38,8 +38,8 @@ from fullrank.evaluation.protocol import (
     EvaluationProtocol,
     MaskedProtocol,
     final_protocol,
-    judging_protocol,
     masked_protocol,
+    validation_protocol,
 )
 from fullrank.experiments.measure import check_block, check_length, check_training_length, measure
 from fullrank.experiments.task import (
@@ -129,7 +129,7 @@ class LanguageModelTask:
     def parts(self, config: RunConfig, corpus: Corpus, folder: Path, device: torch.device) -> Parts:
         model, batch_size = LanguageModel(config.model).to(device), config.eval.batch_size
         train_tokens, watched = corpus.splits["train"].tokens, corpus.ids("valid")[: config.eval.max_tokens]
-        watching, final = judging_protocol(config), final_protocol(config)
+        watching, final = validation_protocol(config), final_protocol(config)
         _check_positions(model, train_tokens // config.train.batch_size)
         check_training_length(model, config.train.segment_length, train_tokens)
         check_length(model, watching, len(watched))

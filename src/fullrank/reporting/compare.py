@@ -51,7 +51,7 @@ class Row(RunGroup):
 
     @cached_property
     def last(self) -> Stats:
-        """The same of the last checkpoint instead of the best."""
+        """Figures of the last checkpoint instead of the best."""
         return self.measure.over_runs(self.runs, "last")
 
     @property
@@ -116,7 +116,7 @@ class Row(RunGroup):
 
     @property
     def marked(self) -> bool:
-        """Its figures look like next-token perplexities and are none: they compare with no other row."""
+        """True if figures look like next-token perplexities and are none: they compare with no other row."""
         return not self.next_token and self.runs[0].task != runs.MASKED_MODELING
 
     def mark(self, text: str) -> str:
@@ -172,7 +172,7 @@ class Comparison:
     @property
     def split(self) -> str:
         """The split by which rows are judged."""
-        return judged_split(self.rows)
+        return compared_split(self.rows)
 
     @property
     def protocols(self) -> tuple[str, ...]:
@@ -191,7 +191,7 @@ class Comparison:
 
     def states(self, measure: Measure) -> bool:
         """A row has figures of a paper in this measure."""
-        return any(measure.of_paper(row.paper, split) is not None for row in self.rows for split in SPLITS)
+        return any(measure.paper_figure(row.paper, split) is not None for row in self.rows for split in SPLITS)
 
     @property
     def paper_is_last(self) -> bool:
@@ -211,14 +211,14 @@ class Comparison:
         """
         if self.measure is not BLEU:
             return ()
-        judged = (differences(self.rows, split) for split in reversed(SPLITS))
+        either = (differences(self.rows, split) for split in reversed(SPLITS))
         others = dict.fromkeys(split for run in self.runs for split in run.references if split not in SPLITS)
-        tested = [next((one for one in judged if one is not None), None)]
+        tested = [next((one for one in either if one is not None), None)]
         tested += [differences(self.rows, split) for split in others]
         return tuple(one for one in tested if one is not None)
 
 
-def judged_split(rows: Sequence[Row]) -> str:
+def compared_split(rows: Sequence[Row]) -> str:
     """`test` if any row has it, else `valid`."""
     return "test" if any("test" in row.figures for row in rows) else "valid"
 

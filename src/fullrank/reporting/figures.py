@@ -256,13 +256,13 @@ class Measure:
         """Figures of word frequencies alone, by split."""
         return {split: value for split in SPLITS if (value := self.unigram(record, split)) is not None}
 
-    def of_paper(self, paper: Mapping[str, Any], split: str) -> Any:
+    def paper_figure(self, paper: Mapping[str, Any], split: str) -> Any:
         """The paper's figure as the recipe states it; None if it states none in this measure."""
         named = (paper.get("metric") or PERPLEXITY.key) == self.key
         keys = (split + ending for ending in self.paper if ending or named)
         return next((paper[key] for key in keys if paper.get(key) is not None), None)
 
-    def of_line(self, line: Mapping[str, Any]) -> float | None:
+    def logged_figure(self, line: Mapping[str, Any]) -> float | None:
         """Value of a line of metrics.jsonl, in `unit`."""
         if self.higher:
             return number(line.get(self.key))
@@ -331,7 +331,7 @@ def choose(records: Sequence[RunRecord]) -> Measure:
     if records and all(record.task == TRANSLATION for record in records):
         return BLEU if any(all(_has_bleu(record, split) for record in records) for split in SPLITS) else PERPLEXITY
     kinds = {record.tokens for record in records}
-    stated = any(BITS_PER_BYTE.of_paper(record.paper, split) is not None for record in records for split in SPLITS)
+    stated = any(BITS_PER_BYTE.paper_figure(record.paper, split) is not None for record in records for split in SPLITS)
     if not records or not (stated or kinds <= {"byte", "character"}):
         return PERPLEXITY
     measure = BITS_PER_CHARACTER if kinds == {"character"} else BITS_PER_BYTE
@@ -342,5 +342,5 @@ def choose(records: Sequence[RunRecord]) -> Measure:
 def _has_bleu(record: RunRecord, split: str) -> bool:
     """A finished run: of the split; one that has not finished: in any line."""
     if record.result is None:
-        return any(BLEU.of_line(line) is not None for line in record.metrics)
+        return any(BLEU.logged_figure(line) is not None for line in record.metrics)
     return BLEU.final(record, split) is not None

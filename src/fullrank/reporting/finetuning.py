@@ -214,7 +214,7 @@ def attention_of(run: RunRecord) -> dict[str, Any]:
 
 
 def attention_words(run: RunRecord) -> str:
-    """The same in words: `position_wise, cross-head 0.1`; empty for the encoder as it was."""
+    """Grafted attention in words: `position_wise, cross-head 0.1`; empty for the encoder as it was."""
     words = []
     for key, value in attention_of(run).items():
         if key == "layers":
@@ -304,7 +304,7 @@ def _term_remarks(arm: Arm) -> list[str]:
 
 
 def _more_remarks(arms: Sequence[Arm]) -> list[str]:
-    """What is to be known of the figures besides unequal terms."""
+    """Reservations about the figures besides unequal terms."""
     remarks = []
     if any(arm.result.get("checkpoint") == "best" for arm in arms):
         remarks.append(

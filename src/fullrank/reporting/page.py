@@ -113,8 +113,10 @@ def _of_comparison(compared: Comparison) -> dict[str, Any]:
         "strips": _strips(compared) if compared.comparable and len(rows) > 1 else None,
         "folded": tables.folded_tables(compared) if rows else [],
         "legend": shown,
-        "judged": (_translation_curves if compared.task == runs.TRANSLATION else _validation_curves)(compared, shown),
-        "others": _training_curves(compared, shown),
+        "validation_curves": (_translation_curves if compared.task == runs.TRANSLATION else _validation_curves)(
+            compared, shown
+        ),
+        "training_curves": _training_curves(compared, shown),
         "marked": any(marked),
         "bars": _bars(rows, parts),
         "parts": parts,
@@ -192,7 +194,7 @@ def _validation_curves(compared: Comparison, groups: Sequence[RunGroup]) -> list
     measure = compared.measure
 
     def read(line: Mapping[str, Any]) -> float | None:
-        value = measure.of_line(line)
+        value = measure.logged_figure(line)
         return value if value and value > 0 else None
 
     series = _series(groups, lambda run: drawing.validation(run, read))
@@ -214,7 +216,7 @@ def _translation_curves(compared: Comparison, groups: Sequence[RunGroup]) -> lis
             groups, lambda run: drawing.validation(run, read, usual and (drawing.steps_per_epoch(run) or usual))
         )
 
-    bleu, loss = series(BLEU.of_line), series(lambda line: number(line.get("nll")))
+    bleu, loss = series(BLEU.logged_figure), series(lambda line: number(line.get("nll")))
     note = "Nats per target token; lower is better."
     return [
         *_two_halves("Validation BLEU", "As measured while training; higher is better.", bleu, BLEU.unit, x, BLEU),
@@ -260,7 +262,7 @@ def _progress(run: RunRecord, measure: Measure) -> str:
     if not steps:
         return "no step is recorded yet"
     lines = (line for line in run.metrics if line.get("split") == "valid")
-    values = [value for line in lines if (value := measure.of_line(line)) is not None]
+    values = [value for line in lines if (value := measure.logged_figure(line)) is not None]
     last = f"; last validation {measure.unit} {measure.show(values[-1])}" if values else ""
     remark = f" ({NOT_NEXT_TOKEN})" if last and run.sees_future else ""
     return f"reached step {max(steps):,}{last}{remark}"

@@ -306,7 +306,7 @@ def _read_bytes(path: Path, problems: list[str], missing: str = "") -> bytes | N
 
 
 def measured_on(record: RunRecord) -> dict[str, Any]:
-    """What a figure depends on besides the model: text, splits and vocabulary, as far as recorded.
+    """Identity of the text behind a figure: corpus, splits and vocabulary, as far as recorded.
 
     BLEU is of text, however a vocabulary cuts it: there pairs, reference translations and signature decide.
     """

@@ -12,7 +12,7 @@ from fullrank.config.run import MASKED_TOKEN
 from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.evaluation import statistics
 from fullrank.reporting import figures, runs, tables
-from fullrank.reporting.compare import MARK, Comparison, Row, best_row, judged_split, signatures
+from fullrank.reporting.compare import MARK, Comparison, Row, best_row, compared_split, signatures
 from fullrank.reporting.figures import BLEU, LAST_POSITION, SCORES, TOKENISED_BLEU, Measure, interval, listed, points
 from fullrank.reporting.finetuning import SERVER, UNKNOWN, Arm, Task, Tuning, metric_words
 from fullrank.reporting.runs import MASKED_MODELING, TRANSLATION, RunRecord, integer, mapping
@@ -60,7 +60,7 @@ class _Words:
 
     def __init__(self, rows: Sequence[Row], measure: Measure) -> None:
         self.rows, self.measure, self.first = rows, measure, rows[0]
-        self.split = judged_split([row for row in rows if row.comparable_figures])
+        self.split = compared_split([row for row in rows if row.comparable_figures])
         self.measured = [row for row in rows if self.split in row.comparable_figures]
         self.best = best_row(rows, measure, self.split)
         self.name = f"{SPLIT_WORDS[self.split]} {measure.words}"

@@ -123,7 +123,7 @@ def comparison_table(compared: Comparison) -> Table:
     by_text = {row.text: row for row in reversed(rows) if row.unigram}
     foot = [
         {_column("model"): Cell("unigram", ("same vocabulary" if comparable else row.label,), quiet=True)}
-        | {_judged(compared, split): Cell(measure.show(row.unigram.get(split)), quiet=True) for split in SPLITS}
+        | {_ours(compared, split): Cell(measure.show(row.unigram.get(split)), quiet=True) for split in SPLITS}
         for _, row in sorted(by_text.items())
     ]
     return table("Rows compared", map(cells, rows), foot)
@@ -135,14 +135,14 @@ def _figures(compared: Comparison, row: Row) -> Cells:
     tokenised = paper is TOKENISED_BLEU and any(row.stats(TOKENISED_BLEU) for row in compared.rows)
     for split in SPLITS:
         if paper is not None:
-            stated = paper.stated(paper.of_paper(row.paper, split))
+            stated = paper.stated(paper.paper_figure(row.paper, split))
             yield _heading(compared, split, paper, "paper"), Cell(stated, quiet=True)
         if tokenised:
             ours = TOKENISED_BLEU.spread(row.stats(TOKENISED_BLEU).get(split))
             yield _heading(compared, split, TOKENISED_BLEU, "ours"), ours
         change, text = row.difference.get(split), row.mark(measure.spread(row.figures.get(split)))
         below = () if change is None else (measure.show_difference(change),)
-        yield _judged(compared, split), Cell(text, below, strong=split in row.best)
+        yield _ours(compared, split), Cell(text, below, strong=split in row.best)
         if compared.shows_last:
             yield _heading(compared, split, measure, "ours, last"), row.mark(measure.spread(row.last.get(split)))
     for other in {BLEU: (figures.CHRF, PERPLEXITY), figures.MASKED_PERPLEXITY: (figures.ACCURACY,)}.get(measure, ()):
@@ -157,8 +157,8 @@ def _beside(row: Row, measure: Measure) -> Mapping[str, Stat]:
     return {} if sees_later else row.stats(measure)
 
 
-def _judged(compared: Comparison, split: str) -> Column:
-    """The column by which rows are judged."""
+def _ours(compared: Comparison, split: str) -> Column:
+    """Column of our figures, in the measure of the comparison."""
     return _heading(compared, split, compared.measure, "ours, best" if compared.shows_last else "ours")
 
 
@@ -245,7 +245,7 @@ def folded_tables(compared: Comparison) -> list[Table]:
 
 
 def _scores_of_splits(compared: Comparison) -> Table:
-    """Of translations, on every split: BLEU, chrF, perplexity, and their length for their references."""
+    """Scores of translations on every split, and their length relative to the references."""
     measures = [score for score in figures.SCORES if any(row.stats(score) for row in compared.rows)]
 
     def cells(split: str, row: Row) -> Cells:
