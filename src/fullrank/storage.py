@@ -116,7 +116,7 @@ def _of_hugging_face(path: Path) -> tuple[Path, ModelConfig]:
 
 
 def holds_translator(path: Path, checkpoint: str = "best") -> bool:
-    """Whether a folder that `find` reads is that of a translation model; of a damaged file, loading it says more."""
+    """True for the folder of a translation model; False for a damaged file, about which loading says more."""
     file, _ = find(path, checkpoint)
     try:
         with safe_open(file, framework="pt") as tensors:

@@ -32,7 +32,7 @@ TASKS = (*(f"glue/{task}" for task in GLUE), *SQUAD_TASKS)
 
 
 def finetunes(raw: Mapping[str, Any]) -> bool:
-    """Whether plain settings (dotted keys resolved) describe a run of fine-tuning, by `data.name`."""
+    """True if plain settings (dotted keys resolved) describe a run of fine-tuning, by `data.name`."""
     data = raw.get("data")
     return isinstance(data, Mapping) and str(data.get("name", "")).startswith(("glue", "squad"))
 
@@ -161,7 +161,7 @@ class FinetuneTrainConfig(Section):
         return 1.0 if self.mixing_learning_rate is None else self.mixing_learning_rate / self.learning_rate
 
     def options(self, batches_per_epoch: int) -> TrainConfig:
-        """The same for the training loop, which counts its warm-up in steps."""
+        """Options of the training loop, which counts its warm-up in steps."""
         per_epoch = -(-batches_per_epoch // self.gradient_accumulation_steps)
         total = self.steps or max(1, round((self.epochs or 1.0) * per_epoch))
         shared = {
@@ -204,5 +204,5 @@ class FinetuneConfig(Section):
 
     @property
     def task(self) -> Literal["finetuning"]:
-        """What the run does."""
+        """Task of the run."""
         return "finetuning"

@@ -57,7 +57,7 @@ class GlueTask:
         }
 
     def is_published(self, split: str, rows: int) -> bool:
-        """Whether the split was published with so many rows."""
+        """True if the split was published with so many rows."""
         return rows in (self.sizes[split], self.older_sizes.get(split))
 
     def check_split(self, split: str) -> None:

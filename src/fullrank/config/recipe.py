@@ -187,7 +187,7 @@ def resolve_any(
 def resolve(
     name: str, row: str | None = None, scale: str | None = None, overrides: Iterable[str] = ()
 ) -> Resolved[RunConfig]:
-    """The same of a run that trains a model of ours; InputError for a recipe of fine-tuning."""
+    """The checked configuration of one row that trains a model of ours; InputError for a recipe of fine-tuning."""
     settings = _settings(name, row, scale, overrides)
     return replace(settings, config=build(settings.config))
 
@@ -195,13 +195,13 @@ def resolve(
 def resolve_finetune(
     name: str, row: str | None = None, scale: str | None = None, overrides: Iterable[str] = ()
 ) -> Resolved[FinetuneConfig]:
-    """The same of a run of fine-tuning; InputError for any other."""
+    """The checked configuration of one row of fine-tuning; InputError for any other recipe."""
     settings = _settings(name, row, scale, overrides)
     return replace(settings, config=build_finetune(settings.config))
 
 
 def is_finetuning(name: str, row: str | None = None, scale: str | None = None, overrides: Iterable[str] = ()) -> bool:
-    """Whether a configuration is one of fine-tuning, by `data.name`; nothing else of it is checked."""
+    """True for a configuration of fine-tuning, by `data.name`; nothing else of it is checked."""
     return finetunes(_settings(name, row, scale, overrides).config)
 
 

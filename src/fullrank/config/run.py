@@ -236,7 +236,7 @@ class RunConfig(Section):
 
     @property
     def task(self) -> Literal["language_model", "masked_model", "translation"]:
-        """What the run does, by its corpus and its objective."""
+        """Task of the run, by its corpus and its objective."""
         if self.translates:
             return "translation"
         return "masked_model" if self.masks else "language_model"
@@ -253,7 +253,7 @@ class RunConfig(Section):
 
     @property
     def remark(self) -> str | None:
-        """What is said of the perplexity of the run where it is not one of next tokens."""
+        """Remark on the perplexity of a run that does not predict the next token."""
         if self.masks:
             return MASKED_TOKEN
         return NOT_NEXT_TOKEN if self.model.sees_future and not self.translates else None
@@ -276,7 +276,7 @@ class RunConfig(Section):
                     )
 
     def _parts(self) -> list[ModelConfig]:
-        """What has attention of its own; of a translation model that cannot be built, its common section."""
+        """The parts that have attention of their own; of a translation model that cannot be built, its common section."""
         if not self.translates or self.model.problems_of_translation():
             return [self.model]
         return [self.model.of_encoder(), self.model.of_decoder(), self.model.of_cross()]
@@ -350,7 +350,7 @@ class RunConfig(Section):
             )
 
     def _faults_of_protocol(self) -> Iterator[str]:
-        """What `eval` asks of the model that it cannot have: said before training, not after."""
+        """Lines about settings of `eval` that the model cannot have, which are checked before training."""
         asked = {name: getattr(self.eval, name) for name in ("memory_length", "same_length", "clamp_length")}
         try:
             with_memory(self.model, **asked)

@@ -64,7 +64,7 @@ def _section(cls: type[Section], definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 def _value(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
-    """What a type allows."""
+    """JSON schema of the values that a type allows."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         slots = [mark for mark in args[1:] if isinstance(mark, Slot)]

@@ -83,7 +83,7 @@ class Attend(nn.Module):
         """Read u and v of relative positions from the layout instead of an own pair."""
 
     def unmixed(self) -> Attend:
-        """The same with heads left as they are; it shares all other stages."""
+        """This stage without mixing; it shares all other stages."""
         return self
 
 
@@ -294,7 +294,7 @@ class Attention(nn.Module):
         self.attend.use_shared_biases()
 
     def unmixed(self) -> Attention:
-        """The same with heads left as they are; it shares all parameters."""
+        """This layer without mixing; it shares all parameters."""
         plain = copy.copy(self)
         plain._modules = {**self._modules, "attend": self.attend.unmixed()}
         return plain

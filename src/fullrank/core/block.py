@@ -57,7 +57,7 @@ class Block(nn.Module):
         memory: Tensor | None = None,
         cross: CrossInput | None = None,
     ) -> tuple[Tensor, Past]:
-        """The same for new tokens after `past`, or after `memory`; also returns the past of the next call."""
+        """The block for new tokens after `past`, or after `memory`; also returns the past of the next call."""
         kept: list[Past] = []
 
         def attend(h: Tensor) -> Tensor:

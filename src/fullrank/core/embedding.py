@@ -121,7 +121,7 @@ class AdaptiveInput(Input):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As in fairseq: vectors N(0, 1 / width), projections Xavier-uniform."""
+        """Start as in fairseq: vectors N(0, 1 / width), projections Xavier-uniform."""
         for weight in self.weights:
             nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
         for projection in self.projections:

@@ -1,4 +1,4 @@
-"""What can go wrong, by who can mend it.
+"""Errors, by who can mend them.
 
 `InputError`: the user can (exit status 2); its text says what was given, what is allowed and which key to change.
 `RunError`: the machine or the run did (exit status 1): no space left, a diverged loss, a damaged checkpoint.

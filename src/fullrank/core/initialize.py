@@ -43,7 +43,7 @@ def _zero_bias(*layers: nn.Linear) -> None:
 
 
 def _uniform(fan_in: int, *parameters: Tensor | None) -> None:
-    """As `nn.Linear` starts: uniform within +-1 / sqrt(fan_in)."""
+    """Start like `nn.Linear`: uniform within +-1 / sqrt(fan_in)."""
     for parameter in parameters:
         if parameter is not None:
             nn.init.uniform_(parameter, -(fan_in**-0.5), fan_in**-0.5)

@@ -95,7 +95,7 @@ class AttentionConfig(ByKind):
         return False
 
     def seeing_all(self) -> AttentionConfig:
-        """The same where nothing is hidden."""
+        """This attention over a text of which every token is visible."""
         return self
 
 

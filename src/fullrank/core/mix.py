@@ -5,7 +5,7 @@ A mixing *is* its matrix: (H, H), or (B, N, H, H) where it depends on the query.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -35,14 +35,14 @@ def mix_heads(weights: Tensor, matrix: Tensor | None) -> Tensor:
 
 @contract("mix")
 class Mixing(nn.Module):
-    """What a mixing declares. It is built from `(config, size)`; `config` is None for a mixing without a `Config` of its own.
+    """Contract of a mixing, built from `(config, size)`; `config` is None for a mixing without a `Config` of its own.
 
     needs: ("query",) if the matrix depends on the query; otherwise no query has to be projected for it.
     starts_plain: the matrix is I before training.
     no_weight_decay: decay would pull the matrix towards zero, not towards plain attention.
     """
 
-    Config: ClassVar[Any] = None
+    Config: ClassVar[type | None] = None
     needs: ClassVar[tuple[str, ...]] = ("query",)
     starts_plain: ClassVar[bool] = True
     no_weight_decay: ClassVar[bool] = True

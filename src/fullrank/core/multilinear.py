@@ -220,7 +220,7 @@ class MultiLinear(Attend):
         self.bias = nn.Parameter(torch.zeros(size.hidden_size)) if config.bias else None
 
     def merge(self, bias: bool) -> nn.Module:
-        """What follows: nothing, the output map is here."""
+        """No layer follows: the output map is in this one."""
         return nn.Identity()
 
     def forward(self, heads: Heads, layout: Layout, trace: Trace | None = None) -> Tensor:

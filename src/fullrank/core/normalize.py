@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +14,12 @@ from .stage import HeadSize
 
 @contract("normalize")
 class Normalizer(nn.Module):
-    """What a normaliser declares. It is built from `(config, size)`.
+    """Contract of a normaliser, built from `(config, size)`.
 
     engine: the name by which engines know what it computes; None if no engine does.
     """
 
-    Config: ClassVar[Any] = None
+    Config: ClassVar[type | None] = None
     engine: ClassVar[str | None] = None
 
 

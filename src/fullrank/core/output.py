@@ -350,7 +350,7 @@ class AdaptiveSoftmax(Output):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As in fairseq: matrices Xavier-uniform, an untied head as one matrix; biases, which it lacks, 0."""
+        """Start as in fairseq: matrices Xavier-uniform, an untied head as one matrix; biases, which it lacks, 0."""
         tails, hidden = self.class_weight.shape
         head = (6 / (hidden + tails + (self.clusters.sizes[0] if len(self.weights) else 0))) ** 0.5
         nn.init.uniform_(self.class_weight, -head, head)
@@ -387,7 +387,7 @@ class AdaptiveSoftmax(Output):
         return Components(states, log_prior, self._clusters(), self.normalize, self.epsilon)
 
     def flops_per_token(self) -> float:
-        """As in the contract, for a text that follows Zipf's law."""
+        """Operations per token of a text that follows Zipf's law."""
         shares = [1.0, *self.clusters.shares()[1:]]  # every token reads the head
         costs = [c.weight.numel() + (0 if c.projection is None else c.projection.numel()) for c in self._clusters()]
         flops = 2.0 * sum(share * cost for share, cost in zip(shares, costs, strict=True))

@@ -44,7 +44,7 @@ def add_slot(slot: str, module: str) -> None:
 
 
 def _described(item: Any) -> str:
-    """What an error calls a registered object; a `functools.partial` has no name of its own."""
+    """Name of a registered object in errors; a `functools.partial` has none of its own."""
     return getattr(item, "__qualname__", None) or repr(item)
 
 

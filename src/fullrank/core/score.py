@@ -29,7 +29,7 @@ class Score(nn.Module):
     biases: u and v of relative scores, None where the layout carries them.
     """
 
-    Config: ClassVar[Any] = None
+    Config: ClassVar[type | None] = None
     needs: ClassVar[tuple[str, ...]] = ("scored", "keys")
     idle: tuple[str, ...] = ()
     max_length: int | None = None

@@ -138,7 +138,7 @@ class _Unfit(Exception):
 
 
 def words(hint: Any) -> str:
-    """What a type allows, in words."""
+    """The values that a type allows, in words."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         conditions = [mark.words for mark in args[1:] if isinstance(mark, Allowed)]
