@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
@@ -82,10 +81,6 @@ class Attend(nn.Module):
     def use_shared_biases(self) -> None:
         """Read u and v of relative positions from the layout instead of an own pair."""
 
-    def unmixed(self) -> Attend:
-        """This stage without mixing; it shares all other stages."""
-        return self
-
 
 @register("attend", "weighted")
 class WeightedValues(Attend):
@@ -142,11 +137,6 @@ class WeightedValues(Attend):
 
     def use_shared_biases(self) -> None:
         self.score.biases = None
-
-    def unmixed(self) -> WeightedValues:
-        plain = copy.copy(self)
-        plain._modules = {**self._modules, "mix": build_stage("mix", "none", self.size)}
-        return plain
 
 
 class Attention(nn.Module):
@@ -292,9 +282,3 @@ class Attention(nn.Module):
     def use_shared_biases(self) -> None:
         """Read u and v of relative positions from the layout, as the layers of a model do that share one pair."""
         self.attend.use_shared_biases()
-
-    def unmixed(self) -> Attention:
-        """This layer without mixing; it shares all parameters."""
-        plain = copy.copy(self)
-        plain._modules = {**self._modules, "attend": self.attend.unmixed()}
-        return plain

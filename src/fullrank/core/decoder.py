@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from .model import LossParts, Model, ModelOutput, Pass, TokenNll, check_targets,
 from .output import Output
 from .positions import Position
 from .source import ProjectedSource, Source
+from .stage import with_parts
 
 
 class LanguageModel(Model):
@@ -248,12 +248,11 @@ class LanguageModel(Model):
         The result shares all modules and parameters; this model is not changed.
         Raises ConfigError, an InputError, for values that the model cannot have.
         """
-        model = copy.copy(self)
-        model.config = with_memory(self.config, memory_length, same_length=same_length, clamp_length=clamp_length)
+        position = with_parts(self.position)
         if clamp_length is not None:
-            model._modules = dict(self._modules)
-            model.position = copy.copy(self.position)
-            model.position.clamp_length = clamp_length
+            position.clamp_length = clamp_length
+        model = with_parts(self, position=position)
+        model.config = with_memory(self.config, memory_length, same_length=same_length, clamp_length=clamp_length)
         return model
 
     def new_cache(self) -> Cache:

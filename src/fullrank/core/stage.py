@@ -1,16 +1,20 @@
-"""Sizes of attention heads, and how a stage is built from its name in the configuration."""
+"""Sizes of attention heads, and how a stage is built from its name in the configuration or replaced in a module."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 from . import registry
 from .config import Stage, stage_name, stage_options
+
+Part = TypeVar("Part", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,13 @@ def build_stage(slot: str, stage: Stage, size: HeadSize) -> Any:
     """The module that `stage` names, built for `size`; its options fill the class's nested `Config`, if it has one."""
     kind: Any = registry.lookup(slot, stage_name(stage), f"model.attention.{slot}")
     return kind(kind.Config(**stage_options(stage)) if kind.Config else None, size)
+
+
+def with_parts(module: Part, **parts: nn.Module) -> Part:
+    """A view of `module` with other submodules of these names; it shares everything else."""
+    view = copy.copy(module)
+    view._modules = {**module._modules, **parts}
+    return view
 
 
 @contextlib.contextmanager

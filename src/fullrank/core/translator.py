@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -19,6 +18,7 @@ from .errors import ConfigError, InputError
 from .layout import Layout
 from .model import LossParts, Model, ModelOutput, TokenNll, check_targets, longest
 from .source import ProjectedSource, Source
+from .stage import build_stage, with_parts
 
 
 @dataclass(frozen=True)
@@ -120,9 +120,7 @@ class Translator(Model):
         """
         if self.config.decoder is None or not self.config.decoder.released_decoding:
             return self.decoder
-        decoder = copy.copy(self.decoder)
-        decoder._modules = {**self.decoder._modules, "blocks": nn.ModuleList(map(_unmixed, self.decoder.blocks))}
-        return decoder
+        return with_parts(self.decoder, blocks=nn.ModuleList(map(_unmixed, self.decoder.blocks)))
 
     @property
     def max_length(self) -> int | None:
@@ -191,9 +189,11 @@ class Translator(Model):
 
 def _unmixed(block: Block) -> Block:
     """The block with self-attention heads left as they are; it shares all parameters."""
-    plain = copy.copy(block)
-    plain._modules = {**block._modules, "attention": block.attention.unmixed()}
-    return plain
+    attend = block.attention.attend
+    if not isinstance(attend, WeightedValues):
+        return block
+    plain = with_parts(attend, mix=build_stage("mix", "none", attend.size))
+    return with_parts(block, attention=with_parts(block.attention, attend=plain))
 
 
 class Translating:
