@@ -25,7 +25,7 @@ _GROUPED = 50  # batches of examples sorted by length together: enough for littl
 
 
 def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """The same tensor on another device. To a GPU it is copied while that computes, from pinned memory."""
+    """A copy of a tensor on another device. To a GPU it is copied while that computes, from pinned memory."""
     if torch.device(device).type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
@@ -49,7 +49,7 @@ class Tensors:
     """Base of batches, whose tensors move to a device together."""
 
     def to(self, device: torch.device | str) -> Self:
-        """The same batch on another device."""
+        """A copy of the batch on another device."""
         tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         moved: dict[str, Any] = {name: to_device(tensor, device) for name, tensor in tensors.items()}
         return dataclasses.replace(self, **moved)
@@ -305,7 +305,7 @@ class MaskedBatches:
         self.batches_per_epoch, self.tokens_per_epoch = text.batches_per_epoch, text.tokens_per_epoch
 
     def tokens_of_batches(self, epoch: int) -> None:
-        """Not known: a budget in tokens is planned with the mean."""
+        """None: the counts are unknown before a batch is made, so a budget in tokens is planned with their mean."""
 
     def batch(self, epoch: int, index: int) -> MaskedBatch:
         """Batch `index` of an epoch; IndexError if there is none."""
@@ -499,7 +499,7 @@ class ExampleBatches:
         self._batches = lru_cache(maxsize=1)(self._drawn)
 
     def tokens_of_batches(self, epoch: int) -> None:
-        """Not known: a budget in tokens is planned with the mean."""
+        """None: the counts are unknown before a batch is made, so a budget in tokens is planned with their mean."""
 
     def batch(self, epoch: int, index: int) -> ExampleBatch:
         """Batch `index` of an epoch; IndexError if there is none."""

@@ -60,21 +60,21 @@ _LONG = 6  # words from which an identical line counts as boilerplate rather tha
 def modules() -> list[tuple[str, Path]]:
     """(dotted name, source file) of every module of the standard library but tests, sorted by name."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    found = []
+    paths = []
     for path in root.rglob("*.py"):
         parts = path.relative_to(root).with_suffix("").parts
         if _SKIPPED.isdisjoint(parts) and not parts[-1].startswith(_PLATFORM) and not parts[0].startswith("config-"):
-            found.append((".".join(parts), path))
-    return sorted(found)
+            paths.append((".".join(parts), path))
+    return sorted(paths)
 
 
 def topics() -> dict[str, str]:
     """The language reference as `help()` shows it; empty where the distribution left it out."""
     try:
-        from pydoc_data.topics import topics as found
+        from pydoc_data.topics import topics as texts
     except ImportError:
         return {}
-    return dict(found)
+    return dict(texts)
 
 
 def compiled_docstrings(name: str) -> list[str]:
@@ -161,13 +161,13 @@ def sentences(text: str) -> Iterator[str]:
 
     for line in inspect.cleandoc(text).split("\n"):
         words = line.split()
-        here = len(line) - len(line.lstrip())
+        own_indent = len(line) - len(line.lstrip())
         item = _ITEM.match(line.lstrip())
-        goes_on = here > indent if hanging else here == indent
+        goes_on = own_indent > indent if hanging else own_indent == indent
         if not words or not goes_on or item or example or not _LETTER.search(line):
             yield from flush()
         example = bool(item) and words[0] in (">>>", "...")
-        indent, hanging = here, bool(item) and not example
+        indent, hanging = own_indent, bool(item) and not example
         paragraph.extend(words)
     yield from flush()
 
@@ -197,10 +197,10 @@ def documents() -> Iterator[tuple[str, list[str]]]:
         yield name, module_lines(path.read_bytes())
 
 
-def without_repeats(found: Iterable[tuple[str, list[str]]]) -> Iterator[tuple[str, list[str], int]]:
+def without_repeats(documents: Iterable[tuple[str, list[str]]]) -> Iterator[tuple[str, list[str], int]]:
     """(name, lines, lines dropped): a line of six or more words stays only in the first document that has it."""
     seen: dict[str, str] = {}
-    for name, lines in found:
+    for name, lines in documents:
         kept = []
         for line in lines:
             key = line.casefold()
@@ -354,9 +354,9 @@ class _Speaker:
             at_end += thing[1]
         before: list[str] = []
         if not short and self._chance(0.3):
-            place, where = self._pick(_PLACES), self._phrase("place", self._chance(0.2))
-            written += [place.source, *where[0]]
-            before = [*where[1], place.target]
+            preposition, noun_phrase = self._pick(_PLACES), self._phrase("place", self._chance(0.2))
+            written += [preposition.source, *noun_phrase[0]]
+            before = [*noun_phrase[1], preposition.target]
         if not short and self._chance(0.25):
             manner = self._pick(_MANNERS)
             written.append(manner.source)
@@ -400,7 +400,7 @@ def _verb(verb: _Word, alive: bool, tense: str, plural: bool) -> str:
 def synthetic_pairs() -> dict[str, list[tuple[str, str]]]:
     """(source, target) lines of every split. No source line occurs twice."""
     speaker, seen = _Speaker(_SEED), set()
-    found: dict[str, list[tuple[str, str]]] = {}
+    splits: dict[str, list[tuple[str, str]]] = {}
     for split, count in SYNTHETIC_SIZES.items():
         lines: list[tuple[str, str]] = []
         while len(lines) < count:
@@ -408,8 +408,8 @@ def synthetic_pairs() -> dict[str, list[tuple[str, str]]]:
             if source not in seen:
                 seen.add(source)
                 lines.append((source, target))
-        found[split] = lines
-    return found
+        splits[split] = lines
+    return splits
 
 
 def synthetic_files(cache: Path) -> Path:

@@ -169,11 +169,11 @@ def cut_by_lines(paths: Sequence[Path], shares: Sequence[float], key: str) -> li
     return parts
 
 
-def existing_folder(folder: Path, wanted: str) -> Path:
-    """The folder of `data.dir`; InputError if it is none. `wanted`: the files that it should hold."""
+def existing_folder(folder: Path, contents: str) -> Path:
+    """The folder of `data.dir`; InputError if it is none. `contents`: the files that it should hold."""
     if not folder.is_dir():
         problem = f"{folder} is a file" if folder.exists() else f"no such folder: {folder}"
-        raise InputError(f"data.dir: {problem}; give the folder that holds {wanted}")
+        raise InputError(f"data.dir: {problem}; give the folder that holds {contents}")
     return folder
 
 

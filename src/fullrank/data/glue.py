@@ -151,7 +151,7 @@ def load_glue(
 def locate(task: GlueTask, split: str, folder: Path) -> Path | None:
     """The file of a split in `folder`, in `folder`/<Task> or `folder`/glue/<Task>; a whole file goes before a slice."""
     existing_folder(folder, task.files[split])
-    contents = [_files(place) for place in _places(task, split, folder)]
+    contents = [_files(inner) for inner in _folders(task, split, folder)]
     for middle in ("", _SLICE):
         names = [f"{stem}{middle}{end}" for stem in _STEMS[split] for end in (".tsv", ".jsonl")]
         for files in contents:
@@ -164,17 +164,17 @@ def _find(task: GlueTask, split: str, folder: Path) -> Path:
     """The file of a split; InputError if there is none, which lists the files that are there."""
     if path := locate(task, split, folder):
         return path
-    places = list(_places(task, split, folder))
-    there = sorted({name for place in places for name in _files(place) if name.endswith((".tsv", ".jsonl"))})
-    near = f"; found there: {', '.join(there)}" if there else ""
-    searched = ", ".join(map(str, places)) if places else f"{folder} (the folder of another task)"
+    folders = list(_folders(task, split, folder))
+    names = sorted({name for inner in folders for name in _files(inner) if name.endswith((".tsv", ".jsonl"))})
+    near = f"; found there: {', '.join(names)}" if names else ""
+    searched = ", ".join(map(str, folders)) if folders else f"{folder} (the folder of another task)"
     raise InputError(
         f"{_KEY}: GLUE {task.folder}: no file {task.files[split]} in {searched}{near}. Without a folder it comes from the "
         f"Hugging Face hub ({HUB})"
     )
 
 
-def _places(task: GlueTask, split: str, folder: Path) -> Iterator[Path]:
+def _folders(task: GlueTask, split: str, folder: Path) -> Iterator[Path]:
     """Folders that may hold the file, the nearest to the task first."""
     names = ("ax", "diagnostic", task.name) if split == "ax" else (task.name,)
     inner = [path for path in _entries(folder) if path.is_dir() and plain(path.name) in _OUTER]

@@ -148,7 +148,7 @@ def learn_unigram(lines: Iterable[str], size: int) -> Subwords:
 
 
 def _reproducible(content: dict[str, Any]) -> dict[str, Any]:
-    """The same unigram model for the same text.
+    """A reproducible form of a trained unigram model: one text, one model.
 
     Sums of threads differ in their last digits, so log probabilities are rounded and sorted. Characters that stay only to be
     known have the lowest value plus some small steps, in any order: the steps are taken away.

@@ -18,7 +18,7 @@ import numpy as np
 
 from fullrank.config.data import DataConfig
 from fullrank.core.errors import InputError
-from fullrank.data import builtin
+from fullrank.data import builtin, prepared
 from fullrank.data.corpora import CorpusInfo, pair_corpus
 from fullrank.data.files import Report, cache_root, file_digest, lines, number_of_lines
 from fullrank.data.language import (
@@ -32,18 +32,7 @@ from fullrank.data.language import (
     load_codes,
     plain,
 )  # fmt: skip
-from fullrank.data.prepared import (
-    SIDES,
-    PairCorpus,
-    PairSplit,
-    differences,
-    id_type,
-    key_of,
-    load_pairs,
-    open_or_build,
-    sha256_of,
-    write_record,
-)  # fmt: skip
+from fullrank.data.prepared import SIDES, PairCorpus, PairSplit
 from fullrank.data.sources import PairFiles, find_pairs
 from fullrank.data.tokenizers import DEFAULT_BPE_SIZE, EOS, UNK, ranked
 
@@ -104,13 +93,13 @@ def prepare_pairs(config: DataConfig, *, report: Report | None = None, allow_sli
         except PackageNotFoundError:  # the error comes where it is needed
             libraries["sacremoses"] = None
     learned = settings.segmenter != "word" and settings.codes is None
-    key = key_of(info, dataclasses.asdict(settings), sources, learned=learned, **libraries)
+    key = prepared.key_of(info, dataclasses.asdict(settings), sources, learned=learned, **libraries)
     folder = cache / "pairs" / f"{info.name}-{'-'.join(files.languages)}-{settings.tokens}-{key}"
 
     def build(target: Path) -> None:
         _build(target, info, settings, files, sources, lambda line: say(f"{info.name}: {line}"))
 
-    return open_or_build(folder, load_pairs, build, say, allow_slice=allow_slice)
+    return prepared.open_or_build(folder, prepared.load_pairs, build, say, allow_slice=allow_slice)
 
 
 def _settings(config: DataConfig, info: CorpusInfo, files: PairFiles) -> PairSettings:
@@ -173,10 +162,10 @@ def _build(
         report(f"encoding {split}")
         counts = _encode(texts, folder, split, languages, settings)
         written = sorted(path for path in folder.glob(f"{split}.*") if path.is_file())
-        splits[split] = PairSplit(**counts, sha256={path.name: sha256_of(path) for path in written})
+        splits[split] = PairSplit(**counts, sha256={path.name: prepared.sha256_of(path) for path in written})
     # counted before neighbours are joined
     here = {split: number_of_lines(texts / f"{split}.{_COLUMNS[0]}", "data.cache") for split in splits}
-    differs = differences(info, here)
+    differs = prepared.differences(info, here)
     marks = ["slice"] if differs else []
     if info.languages is None:
         marks.append(", ".join(paths[0].name for paths in files.splits["train"].sides))
@@ -187,7 +176,7 @@ def _build(
     if settings.concatenate is not None:
         marks.append(f"joined to {settings.concatenate} tokens")
     shutil.rmtree(texts)
-    write_record(
+    prepared.write_record(
         folder,
         info,
         marks,
@@ -379,7 +368,7 @@ def _encode(
         for text, both_ids in pairs:
             write(text)
             for side, (language, ids) in enumerate(zip(languages, both_ids, strict=True)):
-                files[side].write(np.asarray(ids, dtype=id_type(len(language))).tobytes())
+                files[side].write(np.asarray(ids, dtype=prepared.id_type(len(language))).tobytes())
                 offsets[side].append(offsets[side][-1] + len(ids))
                 words[side] += len(text[side].split())
                 unknown[side] += ids.count(language.unk_id)

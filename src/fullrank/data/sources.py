@@ -45,8 +45,15 @@ def _local_folders(config: DataConfig, info: CorpusInfo, cache: Path, report: Re
         folder = download(info, cache, report)
     else:
         folder = existing_folder(Path(config.dir).expanduser(), info.wanted())
-    inner = (folder / name for name in (info.name, *info.folders))
-    return [place for place in (*inner, folder) if place.is_dir()]
+    candidates = (*(folder / name for name in (info.name, *info.folders)), folder)
+    return [candidate for candidate in candidates if candidate.is_dir()]
+
+
+def _names(split: str, value: str | list[str] | None, kind: str) -> list[str]:
+    """The files or prefixes that a configuration gives for a split."""
+    if value == []:
+        raise InputError(f"data.{split}: an empty list of {kind}")
+    return [value] if isinstance(value, str) else value or []
 
 
 def _fullest_folder(
@@ -105,12 +112,12 @@ def find_text(config: DataConfig, info: CorpusInfo, cache: Path, report: Report)
     folders = _local_folders(config, info, cache, report)
     if info.name == "lm1b":
         return _lm1b(folders)
-    where, names = _fullest_folder(folders, info.files, lambda place, name: (place / name).is_file())
+    folder, names = _fullest_folder(folders, info.files, lambda inner, name: (inner / name).is_file())
     missing = [info.files[split][0] for split in info.files if split not in names]
     if missing:
-        raise _lacking(info, where, missing, list(names.values()))
+        raise _lacking(info, folder, missing, list(names.values()))
     if "valid" in names:  # WikiText-2 and WikiText-103 have the same file names
-        valid = where / names["valid"]
+        valid = folder / names["valid"]
         digest = file_digest(valid, "data.dir")
         for other in CORPORA.values():
             if other.name != info.name and other.sha256.get("valid") == digest:
@@ -119,8 +126,8 @@ def find_text(config: DataConfig, info: CorpusInfo, cache: Path, report: Report)
                     f"data.name={other.name}"
                 )
     if info.name == "enwik8":
-        return _by_bytes(info, where / names["all"])
-    return TextSources({split: [Section(where / names[split])] for split in SPLITS})
+        return _by_bytes(info, folder / names["all"])
+    return TextSources({split: [Section(folder / names[split])] for split in SPLITS})
 
 
 def _by_bytes(info: CorpusInfo, path: Path) -> TextSources:
@@ -136,10 +143,10 @@ def _by_bytes(info: CorpusInfo, path: Path) -> TextSources:
 
 
 def _lm1b(candidates: Sequence[Path]) -> TextSources:
-    places = [place / inner for place in candidates for inner in _LM1B_FOLDERS if (place / inner).is_dir()]
-    shards = [sorted(place.glob("news.en-*-of-00100")) for place in places]
-    train = next((found for found in shards if found), [])
-    heldout = {p.name: p for place in reversed(places) for p in place.glob("news.en.heldout-*") if p.is_file()}
+    folders = [folder / inner for folder in candidates for inner in _LM1B_FOLDERS if (folder / inner).is_dir()]
+    shards = (sorted(folder.glob("news.en-*-of-00100")) for folder in folders)
+    train = next((paths for paths in shards if paths), [])
+    heldout = {p.name: p for folder in reversed(folders) for p in folder.glob("news.en.heldout-*") if p.is_file()}
     valid, test = (heldout.get(f"news.en.heldout-{n:05d}-of-00050") for n in (1, 0))
     if train and valid and test:
         return TextSources(
@@ -160,18 +167,14 @@ def _lm1b(candidates: Sequence[Path]) -> TextSources:
 
 def _given_files(config: DataConfig, report: Report) -> TextSources:
     """The files of `data.name: text`. Splits that are not given are cut from the end of the training lines, 5 % each."""
-    base = Path(config.dir).expanduser() if config.dir else Path()
+    base = Path(config.dir or "").expanduser()
     paths: dict[str, list[Path]] = {}
     digests: dict[str, str] = {}
     notes = []
-    for split, given in zip(SPLITS, (config.train, config.valid, config.test), strict=True):
-        if given is None:
-            continue
-        names = [given] if isinstance(given, str) else list(given)
-        if not names:
-            raise InputError(f"data.{split}: an empty list of files")
-        paths[split] = [path for name in names for path in _matching(base / Path(name).expanduser(), f"data.{split}")]
-        for path in paths[split]:
+    for split, value in zip(SPLITS, (config.train, config.valid, config.test), strict=True):
+        for name in _names(split, value, "files"):
+            paths.setdefault(split, []).extend(_matching(base / Path(name).expanduser(), f"data.{split}"))
+        for path in paths.get(split, ()):
             other = digests.setdefault(file_digest(path, f"data.{split}"), split)
             if other != split:
                 notes.append(f"warning: {path} in {split} has the same content as a file in {other}")
@@ -283,10 +286,8 @@ def _given_prefixes(config: DataConfig, base: Path, codes: Path | None) -> PairF
     """The files of `data.name: parallel`. A prefix with the part `tok`, as in `train.tok`, names tokenized files."""
     suffixes = str(config.source).lstrip("."), str(config.target).lstrip(".")
     splits = {}
-    for split, given in zip(SPLITS, (config.train, config.valid, config.test), strict=True):
-        prefixes = [given] if isinstance(given, str) else list(given or ())
-        if not prefixes:
-            raise InputError(f"data.{split}: an empty list of prefixes")
+    for split, value in zip(SPLITS, (config.train, config.valid, config.test), strict=True):
+        prefixes = _names(split, value, "prefixes")
         source, target = (
             [base / f"{Path(prefix).expanduser()}.{suffix}" for prefix in prefixes] for suffix in suffixes
         )
@@ -299,7 +300,7 @@ def _is_tokenized(path: Path) -> bool:
 
 
 def _known_names(
-    config: DataConfig, info: CorpusInfo, sides: tuple[str, str], places: Sequence[Path], codes: Path | None
+    config: DataConfig, info: CorpusInfo, sides: tuple[str, str], folders: Sequence[Path], codes: Path | None
 ) -> PairFiles:
     """The files of a corpus whose names are known; `data.source` and `data.target` may turn it round."""
     source = config.source or next(side for side in sides if side != config.target)
@@ -309,8 +310,8 @@ def _known_names(
             f"data.source, data.target: {info.name} has the languages {' and '.join(sides)}, given {source} and {target}"
         )
     if info.name == "iwslt14-de-en":
-        for place in places:
-            first, second = ([place / name for name in iwslt_files(side)] for side in (source, target))
+        for folder in folders:
+            first, second = ([folder / name for name in iwslt_files(side)] for side in (source, target))
             if all(path.is_file() for path in (*first, *second)):
                 splits = {
                     "train": SplitFiles("data.dir", (first[:1], second[:1]), _iwslt_training),
@@ -318,13 +319,13 @@ def _known_names(
                 }
                 note = f"every {_IWSLT_VALID_EVERY}rd training pair that cleaning keeps is in the validation split"
                 return PairFiles(splits, (source, target), codes, _IWSLT_VALID_EVERY, (note,))
-    where, prefixes = _prefixes(info, sides, places)
+    folder, prefixes = _prefixes(info, sides, folders)
     if codes is None and config.max_vocabulary is None:
-        around = (where, where.parent) if where.name == "tmp" else (where,)
+        around = (folder, folder.parent) if folder.name == "tmp" else (folder,)
         codes = next((p / name for p in around for name in info.codes if (p / name).is_file()), None)
     splits, notes = {}, []
     for split, prefix in prefixes.items():
-        first, second = ([where / f"{prefix}.{side}"] for side in (source, target))
+        first, second = ([folder / f"{prefix}.{side}"] for side in (source, target))
         tokenized = info.name == "iwslt14-de-en" or _is_tokenized(first[0])
         head = list(itertools.islice(lines(first[0], "data.dir"), _HEAD))
         split_up = 2 * sum("@@ " in line for line in head) > len(head)
@@ -336,29 +337,27 @@ def _known_names(
     return PairFiles(splits, (source, target), codes, notes=tuple(notes))
 
 
-def _prefixes(info: CorpusInfo, sides: tuple[str, str], places: Sequence[Path]) -> tuple[Path, dict[str, str]]:
+def _prefixes(info: CorpusInfo, sides: tuple[str, str], folders: Sequence[Path]) -> tuple[Path, dict[str, str]]:
     """The folder that holds most splits, and of each the first prefix that both languages have.
 
     Splits beyond train, valid and test may be absent.
     """
-    accepted = {
-        name.rpartition(".")[0]: [file.removesuffix(f".{sides[0]}") for file in files]
-        for name, files in info.files.items()
-        if name.endswith(f".{sides[0]}")
-    }
+    accepted: dict[str, list[str]] = {}
+    for name, files in info.files.items():
+        accepted[name.rpartition(".")[0]] = [file.rpartition(".")[0] for file in files]
 
-    def there(place: Path, prefix: str) -> list[str]:
-        return [f"{prefix}.{side}" for side in sides if (place / f"{prefix}.{side}").is_file()]
+    def present(folder: Path, prefix: str) -> list[str]:
+        return [f"{prefix}.{side}" for side in sides if (folder / f"{prefix}.{side}").is_file()]
 
-    where, prefixes = _fullest_folder(places, accepted, lambda place, prefix: len(there(place, prefix)) == 2)
-    missing, found = [], [f"{prefix}.{side}" for prefix in prefixes.values() for side in sides]
+    folder, prefixes = _fullest_folder(folders, accepted, lambda inner, prefix: len(present(inner, prefix)) == 2)
+    missing, files_there = [], [f"{prefix}.{side}" for prefix in prefixes.values() for side in sides]
     for split, names in accepted.items():
-        half = next((name for name in names if there(where, name)), None)
-        if split in prefixes or (half is None and split not in ("train", "valid", "test")):
+        one_side = next((name for name in names if present(folder, name)), None)  # the other is missing
+        if split in prefixes or (one_side is None and split not in SPLITS):
             continue
-        files = there(where, half) if half is not None else []
-        found += files
-        missing += [f"{half or names[0]}.{side}" for side in sides if f"{half}.{side}" not in files]
+        files = present(folder, one_side) if one_side is not None else []
+        files_there += files
+        missing += [name for side in sides if (name := f"{one_side or names[0]}.{side}") not in files]
     if missing:
-        raise _lacking(info, where, missing, found)
-    return where, prefixes
+        raise _lacking(info, folder, missing, files_there)
+    return folder, prefixes

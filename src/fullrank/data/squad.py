@@ -129,21 +129,21 @@ def read_squad(
     if split not in SQUAD_SIZES[version]:
         raise InputError(f"SQuAD has the splits train and dev, not '{split}'; its test set was never published")
     if where is None:
-        found = _from_hub(split, version, None if cache is None else Path(cache), report)
+        loaded = _from_hub(split, version, None if cache is None else Path(cache), report)
     else:
-        found = _from_file(Path(where).expanduser(), split, version)
+        loaded = _from_file(Path(where).expanduser(), split, version)
     ids: set[str] = set()
-    for question in found.questions:
-        _check(question, found.source, version)
+    for question in loaded.questions:
+        _check(question, loaded.source, version)
         if question.id in ids:
-            raise InputError(f"{found.source}: two questions have the id {question.id}; ids must differ")
+            raise InputError(f"{loaded.source}: two questions have the id {question.id}; ids must differ")
         ids.add(question.id)
-    if found.is_slice:
+    if loaded.is_slice:
         report(
-            f"SQuAD {version} (slice): {split} has {len(found.questions):,} questions, published are {found.published:,} "
-            f"({found.source})"
+            f"SQuAD {version} (slice): {split} has {len(loaded.questions):,} questions, published are {loaded.published:,} "
+            f"({loaded.source})"
         )
-    return found
+    return loaded
 
 
 def _check(question: Question, source: str, version: str) -> None:
@@ -157,9 +157,9 @@ def _check(question: Question, source: str, version: str) -> None:
         hint = "; only SQuAD 2.0 has such questions" if version == "1.1" else " and is not marked is_impossible"
         raise InputError(f"{at} has no answer{hint}")
     for text, start in zip(question.answers, question.starts, strict=True):
-        there = question.context[start : start + len(text)] if start >= 0 else ""
-        if not text or there != text:
-            raise InputError(f"{at}: answer_start {start} does not point at its answer {text!r}, but at {there!r}")
+        passage = question.context[start : start + len(text)] if start >= 0 else ""
+        if not text or passage != text:
+            raise InputError(f"{at}: answer_start {start} does not point at its answer {text!r}, but at {passage!r}")
 
 
 def _other_version(source: str, version: str, other: str) -> InputError:
@@ -219,8 +219,8 @@ def _unlike_official(file: str, error: ValidationError) -> InputError:
     """The first place where a file departs from the official form."""
     first = error.errors(include_url=False)[0]
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
-    given = repr(first["input"])
-    shown = given if len(given) <= 40 else given[:37] + "..."
+    value = repr(first["input"])
+    shown = value if len(value) <= 40 else value[:37] + "..."
     match first["type"]:
         case "missing":
             problem = f"{place} is missing"
@@ -237,19 +237,19 @@ def _wanted(split: str, version: str) -> str:
 
 def _in_folder(folder: Path, split: str, version: str) -> Path:
     """The file of a split: the official name in any of the accepted folders comes before a slice in any of them."""
-    places = [place for place in (*(folder / name for name in _FOLDERS[version]), folder) if place.is_dir()]
+    folders = [inner for inner in (*(folder / name for name in _FOLDERS[version]), folder) if inner.is_dir()]
     for name in (f"{split}-v{version}.json", f"{split}-v{version}.slice.json"):
-        for place in places:
-            if (place / name).is_file():
-                return place / name
+        for inner in folders:
+            if (inner / name).is_file():
+                return inner / name
     other = next(known for known in SQUAD_SIZES if known != version)
-    for place in places:
+    for inner in folders:
         # a slice with the other version in its name is not meant
-        slices = sorted(file for file in place.glob(f"{split}*.slice.json") if f"v{other}" not in file.name)
+        slices = sorted(file for file in inner.glob(f"{split}*.slice.json") if f"v{other}" not in file.name)
         if len(slices) > 1:
             names = ", ".join(file.name for file in slices)
             raise InputError(
-                f"{place}: several slices of SQuAD {version} {split}: {names}; "
+                f"{inner}: several slices of SQuAD {version} {split}: {names}; "
                 f"leave one, or name it {split}-v{version}.slice.json"
             )
         if slices:

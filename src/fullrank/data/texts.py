@@ -15,7 +15,7 @@ import numpy as np
 
 from fullrank.config.data import DataConfig
 from fullrank.core.errors import InputError
-from fullrank.data import builtin
+from fullrank.data import builtin, prepared
 from fullrank.data.corpora import CorpusInfo, text_corpus
 from fullrank.data.files import (
     Report,
@@ -23,16 +23,7 @@ from fullrank.data.files import (
     cache_root,
     pieces,
 )
-from fullrank.data.prepared import (
-    Corpus,
-    Split,
-    differences,
-    id_type,
-    key_of,
-    load_corpus,
-    open_or_build,
-    write_record,
-)  # fmt: skip
+from fullrank.data.prepared import Corpus, Split
 from fullrank.data.sources import SPLITS, TextSources, find_text
 from fullrank.data.tokenizers import (
     DEFAULT_BPE_SIZE,
@@ -84,13 +75,13 @@ def prepare(config: DataConfig, *, report: Report | None = None, allow_slice: bo
     if info.name == "builtin":
         extraction = hashlib.sha256(Path(builtin.__file__).read_bytes()).hexdigest()
         identity = {"python": builtin.signature(), "extraction": extraction}
-    key = key_of(info, choices, sources, learned=settings.kind == "bpe", **identity)
+    key = prepared.key_of(info, choices, sources, learned=settings.kind == "bpe", **identity)
     folder = cache / "corpora" / f"{info.name}-{settings.kind}-{key}"
 
     def build(target: Path) -> None:
         _build(target, info, settings, found, sources, say)
 
-    return open_or_build(folder, load_corpus, build, say, allow_slice=allow_slice)
+    return prepared.open_or_build(folder, prepared.load_corpus, build, say, allow_slice=allow_slice)
 
 
 def _settings(config: DataConfig, info: CorpusInfo) -> Settings:
@@ -151,7 +142,7 @@ def _build(
             (folder / f"{split}.txt").unlink()
     # a cut inside a character moves to its end
     slack = 3 if info.unit == "bytes" and settings.kind != "byte" else 0
-    differs = differences(info, {split: getattr(counts, info.unit) for split, counts in splits.items()}, slack)
+    differs = prepared.differences(info, {split: getattr(counts, info.unit) for split, counts in splits.items()}, slack)
     marks = [] if info.name != "builtin" else [f"Python {extracted['python']}"]
     if info.name == "text":
         names = list(dict.fromkeys(section.path.name for section in found.sections["train"]))
@@ -163,7 +154,7 @@ def _build(
         marks.append(f"with {SOS}")
     if splits["train"].tokens == settings.max_tokens and not differs:
         marks.append(f"first {settings.max_tokens:,} tokens")
-    write_record(
+    prepared.write_record(
         folder, info, marks, splits, sources=sources, settings=dataclasses.asdict(settings), notes=found.notes,
         differs=differs, **extracted,
     )  # fmt: skip
@@ -242,7 +233,7 @@ def _encode(
 
     Raises InputError for text that cannot be encoded or has no token at all.
     """
-    dtype = id_type(len(tokenizer))
+    dtype = prepared.id_type(len(tokenizer))
     limit = settings.max_tokens if split == "train" else None
     digest, total = hashlib.sha256(), 0
     words = characters = size = 0

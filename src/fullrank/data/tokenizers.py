@@ -353,7 +353,7 @@ _F = TypeVar("_F", bound=_Fingerprinted)
 
 
 def load_vocabulary(path: Path, load: Callable[[dict[str, Any]], _F], missing: str) -> _F:
-    """What `load` makes of the JSON in `path` and the files beside it.
+    """Load a vocabulary by its JSON in `path` and the files beside it.
 
     Raises InputError if there is none, RunError if its files are damaged (they do not give the recorded fingerprint).
     """
