@@ -1,4 +1,4 @@
-"""What is wrong with files of GLUE: one clear message each, with file, line and what is allowed."""
+"""Faults of files of GLUE: one clear message each, with file, line and what is allowed."""
 
 from __future__ import annotations
 
