@@ -352,27 +352,20 @@ class PairBatch(Tensors):
 def pair_batch(pairs: Pairs, indices: np.ndarray) -> PairBatch:
     """The batch of these pairs, in this order."""
     source_ids, source_mask = _padded([pairs.source(int(i)) for i in indices], pairs.source_eos_id)
-    outputs, weights = _padded([pairs.target(int(i)) for i in indices], pairs.target_eos_id)
-    inputs = np.roll(outputs, 1, axis=1)  # at least one <eos> is at the end of the longest
+    targets, target_mask = _padded([pairs.target(int(i)) for i in indices], pairs.target_eos_id)
+    inputs = targets.roll(1, dims=1)  # at least one <eos> is at the end of the longest
     inputs[:, 0] = pairs.target_eos_id
-    return PairBatch(
-        torch.from_numpy(source_ids),
-        None if source_mask is None else torch.from_numpy(source_mask),
-        torch.from_numpy(inputs),
-        torch.from_numpy(outputs),
-        None if weights is None else torch.from_numpy(weights.astype(np.float32)),
-    )
+    return PairBatch(source_ids, source_mask, inputs, targets, None if target_mask is None else target_mask.float())
 
 
-def _padded(sentences: list[np.ndarray], eos_id: int) -> tuple[np.ndarray, np.ndarray | None]:
+def _padded(sentences: list[np.ndarray], eos_id: int) -> tuple[Tensor, Tensor | None]:
     """(B, N) int64: sentences with `<eos>` and padding; (B, N) bool: True at tokens, None if all are."""
-    lengths = np.array([len(sentence) + 1 for sentence in sentences])
+    lengths = torch.tensor([len(sentence) + 1 for sentence in sentences])
     ids = np.full((len(sentences), int(lengths.max())), eos_id, dtype=np.int64)
     for row, sentence in enumerate(sentences):
         ids[row, : len(sentence)] = sentence
-    if (lengths == ids.shape[1]).all():
-        return ids, None
-    return ids, np.arange(ids.shape[1]) < lengths[:, None]
+    mask = torch.arange(ids.shape[1]) < lengths[:, None]
+    return torch.from_numpy(ids), None if mask.all() else mask
 
 
 class PairBatches:

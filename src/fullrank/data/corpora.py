@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -43,8 +43,6 @@ class CorpusInfo:
 
     `languages`: of the two sides of sentence pairs, source first; None for text of one language.
     `files`: accepted file names of each split (of sentence pairs, of each `split.language`), the published name first.
-    `folders`: accepted names of its folder besides its own, the best first. `codes`: files of BPE merges that come with it.
-    `usual`: settings of sentence pairs where the configuration leaves them open.
     `urls`: things to download, each with its mirrors. `packed`: the files in them, where these are not those of `files`.
     `hub`: its name on the Hugging Face hub, where it comes from there. `sha256`: of files that are known byte by byte.
     """
@@ -57,15 +55,12 @@ class CorpusInfo:
     languages: tuple[str, str] | None = None
     published: Mapping[str, int] = field(default_factory=dict)
     files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    folders: tuple[str, ...] = ()
-    codes: tuple[str, ...] = ()
-    usual: Mapping[str, Any] = field(default_factory=dict)
     urls: tuple[tuple[str, ...], ...] = ()
     packed: tuple[str, ...] = ()
     hub: str = ""
     sha256: Mapping[str, str] = field(default_factory=dict)
 
-    def wanted(self) -> str:
+    def file_names(self) -> str:
         """The files that make up the corpus, in words."""
         return ", ".join(names[0] for names in self.files.values()) or self.source.rpartition(": ")[2]
 
@@ -249,7 +244,6 @@ _ALL = (
         languages=builtin.SYNTHETIC_LANGUAGES,
         published=builtin.SYNTHETIC_SIZES,
         files=_pair_files(_PLAIN_NAMES, builtin.SYNTHETIC_LANGUAGES),
-        usual={"vocabulary": "separate"},
     ),
     CorpusInfo(
         name="parallel",
@@ -268,7 +262,6 @@ _ALL = (
         languages=_DE_EN,
         published={"train": 29_000, "valid": 1_014, "test": 1_000, "test2017": 1_000},
         files=_pair_files(_MULTI30K_NAMES),
-        folders=("multi30k",),
         urls=tuple(
             tuple(f"{_MULTI30K.format(commit)}/{names[0]}.{side}.gz" for commit in _MULTI30K_COMMITS)
             for names in _MULTI30K_NAMES.values()
@@ -295,9 +288,6 @@ _ALL = (
         languages=_DE_EN,
         published={"train": 160_239, "valid": 7_283, "test": 6_750},
         files=_pair_files(_PLAIN_NAMES),
-        folders=("iwslt14.de-en", "iwslt14.tokenized.de-en/tmp", "iwslt14.tokenized.de-en", "de-en", "tmp"),
-        codes=("bpe10k.codes", "code"),
-        usual={"vocabulary": "separate", "lowercase": True, "moses": True, "max_length": 175, "max_ratio": 1.5},
         urls=(
             (
                 "https://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz",
@@ -316,13 +306,23 @@ _ALL = (
         languages=("en", "de"),
         published={"train": 4_500_966, "valid": 3_000, "test": 3_003},
         files=_pair_files(_WMT_NAMES),
-        folders=("wmt.en-de", "wmt16_en_de"),
-        codes=("bpe.32000",),
-        usual={"moses": None, "size": 32_000},  # Moses where the files are tokenized
     ),
 )
 
 CORPORA: Mapping[str, CorpusInfo] = {info.name: info for info in _ALL}
+# of corpora by name: names of their folders besides their own, the best first; files of BPE merges that come with them; and
+# settings of sentence pairs where the configuration leaves them open
+FOLDERS: Mapping[str, tuple[str, ...]] = {
+    "multi30k-de-en": ("multi30k",),
+    "iwslt14-de-en": ("iwslt14.de-en", "iwslt14.tokenized.de-en/tmp", "iwslt14.tokenized.de-en", "de-en", "tmp"),
+    "wmt16-en-de": ("wmt.en-de", "wmt16_en_de"),
+}
+CODES: Mapping[str, tuple[str, ...]] = {"iwslt14-de-en": ("bpe10k.codes", "code"), "wmt16-en-de": ("bpe.32000",)}
+USUAL_SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    builtin.SYNTHETIC: {"vocabulary": "separate"},
+    "iwslt14-de-en": {"vocabulary": "separate", "lowercase": True, "moses": True, "max_length": 175, "max_ratio": 1.5},
+    "wmt16-en-de": {"moses": None, "size": 32_000},  # Moses where the files are tokenized
+}
 
 
 # downloads, which go into a temporary folder first and are verified, and the Hugging Face hub
@@ -366,35 +366,32 @@ def _fetch_rest(url: str, target: Path, report: Report, timeout: float) -> None:
 
 def _unpack(archive: Path, info: CorpusInfo) -> None:
     """Take the corpus's files out of a .zip, .tar.gz, .tgz or .gz, next to it, and remove the archive."""
-    folder = archive.parent
-    wanted = {*info.packed, *(name for names in info.files.values() for name in names)}
-    if archive.suffix == ".zip":
-        with zipfile.ZipFile(archive) as packed:
-            for member in packed.namelist():
-                if (name := Path(member).name) in wanted:
-                    _copy(packed.open(member), folder / name)
-    elif not archive.name.endswith((".tar.gz", ".tgz")):
-        with gzip.open(archive) as content:
-            _copy(content, folder / archive.stem)
-    else:
-        with tarfile.open(archive) as packed:
-            for entry in packed:
-                name = Path(entry.name).name
-                if entry.isfile() and (name in wanted or name.startswith(_SHARDS)):
-                    inner = packed.extractfile(entry)
-                    assert inner is not None  # it is a file
-                    _copy(inner, folder / name)
+    files = {*info.packed, *(name for names in info.files.values() for name in names)}
+    for name, content in _members(archive):
+        if name in files or name.startswith(_SHARDS):
+            with content, (archive.parent / name).open("wb") as file:
+                shutil.copyfileobj(content, file)
     archive.unlink()
 
 
-def _copy(source: IO[bytes] | gzip.GzipFile, target: Path) -> None:
-    with source, target.open("wb") as file:
-        shutil.copyfileobj(source, file)
+def _members(archive: Path) -> Iterator[tuple[str, IO[bytes] | gzip.GzipFile]]:
+    if archive.suffix == ".zip":
+        with zipfile.ZipFile(archive) as packed:
+            for member in packed.namelist():
+                yield Path(member).name, packed.open(member)
+    elif archive.name.endswith((".tar.gz", ".tgz")):
+        with tarfile.open(archive) as tar:
+            for entry in tar:
+                if (member_file := tar.extractfile(entry)) is not None:
+                    yield Path(entry.name).name, member_file
+    else:
+        with gzip.open(archive) as content:
+            yield archive.stem, content
 
 
 def _verify(info: CorpusInfo, folder: Path) -> None:
-    wanted = dict.fromkeys(info.packed, "") if info.packed else {names[0]: split for split, names in info.files.items()}
-    for name, split in wanted.items():
+    files = dict.fromkeys(info.packed, "") if info.packed else {names[0]: split for split, names in info.files.items()}
+    for name, split in files.items():
         path = folder / name
         if not path.is_file():
             raise RunError(f"{info.name}: the download holds no {name}")
@@ -436,7 +433,7 @@ def download(info: CorpusInfo, cache: Path, report: Report) -> Path:
             else:
                 raise RunError(
                     f"{info.name} could not be downloaded ({'; '.join(failures)}). Either connect to the network, or fetch "
-                    f"the files elsewhere and name their folder: --from DIR (data.dir=DIR) with {info.wanted()}"
+                    f"the files elsewhere and name their folder: --from DIR (data.dir=DIR) with {info.file_names()}"
                 )
         _verify(info, folder)
         with writing(final.parent):

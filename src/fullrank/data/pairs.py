@@ -19,7 +19,7 @@ import numpy as np
 from fullrank.config.data import DataConfig
 from fullrank.core.errors import InputError
 from fullrank.data import builtin, prepared
-from fullrank.data.corpora import CorpusInfo, pair_corpus
+from fullrank.data.corpora import USUAL_SETTINGS, CorpusInfo, pair_corpus
 from fullrank.data.files import Report, cache_root, file_digest, lines, number_of_lines
 from fullrank.data.language import (
     MARKS,
@@ -108,7 +108,7 @@ def _settings(config: DataConfig, info: CorpusInfo, files: PairFiles) -> PairSet
     BPE is by the codes of `files` if there are any. Else one vocabulary for both languages is byte-level BPE, and where each
     has its own, merges are learned from both together and each language has the pieces that its training text uses.
     """
-    usual = info.usual
+    usual = USUAL_SETTINGS.get(info.name, {})
     tokens = config.tokens or info.tokens
     vocabulary = config.vocabulary or usual.get("vocabulary", "joint")
     size = config.max_vocabulary

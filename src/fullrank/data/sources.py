@@ -18,7 +18,7 @@ from typing import Any
 from fullrank.config.data import DataConfig
 from fullrank.core.errors import InputError
 from fullrank.data import builtin
-from fullrank.data.corpora import CORPORA, CorpusInfo, download, iwslt_files
+from fullrank.data.corpora import CODES, CORPORA, FOLDERS, CorpusInfo, download, iwslt_files
 from fullrank.data.files import Report, Section, cut_by_lines, existing_folder, file_digest, lines, number_of_lines
 
 SPLITS = ("train", "valid", "test")
@@ -44,8 +44,8 @@ def _local_folders(config: DataConfig, info: CorpusInfo, cache: Path, report: Re
             )
         folder = download(info, cache, report)
     else:
-        folder = existing_folder(Path(config.dir).expanduser(), info.wanted())
-    candidates = (*(folder / name for name in (info.name, *info.folders)), folder)
+        folder = existing_folder(Path(config.dir).expanduser(), info.file_names())
+    candidates = (*(folder / name for name in (info.name, *FOLDERS.get(info.name, ()))), folder)
     return [candidate for candidate in candidates if candidate.is_dir()]
 
 
@@ -322,7 +322,7 @@ def _known_names(
     folder, prefixes = _prefixes(info, sides, folders)
     if codes is None and config.max_vocabulary is None:
         around = (folder, folder.parent) if folder.name == "tmp" else (folder,)
-        codes = next((p / name for p in around for name in info.codes if (p / name).is_file()), None)
+        codes = next((p / name for p in around for name in CODES.get(info.name, ()) if (p / name).is_file()), None)
     splits, notes = {}, []
     for split, prefix in prefixes.items():
         first, second = ([folder / f"{prefix}.{side}"] for side in (source, target))
@@ -343,8 +343,8 @@ def _prefixes(info: CorpusInfo, sides: tuple[str, str], folders: Sequence[Path])
     Splits beyond train, valid and test may be absent.
     """
     accepted: dict[str, list[str]] = {}
-    for name, files in info.files.items():
-        accepted[name.rpartition(".")[0]] = [file.rpartition(".")[0] for file in files]
+    for name, file_names in info.files.items():
+        accepted[name.rpartition(".")[0]] = [file.rpartition(".")[0] for file in file_names]
 
     def present(folder: Path, prefix: str) -> list[str]:
         return [f"{prefix}.{side}" for side in sides if (folder / f"{prefix}.{side}").is_file()]

@@ -192,25 +192,28 @@ def _from_file(path: Path, split: str, version: str) -> SquadSplit:
         raise _unlike_official(str(file), error) from error
     if version == "1.1" and str(content.get("version")).removeprefix("v").startswith("2"):
         raise _other_version(str(file), version, "2.0")
-    entries = [entry for article in official.data for paragraph in article.paragraphs for entry in paragraph.qas]
+    entries = [
+        (article.title, paragraph.context, entry)
+        for article in official.data
+        for paragraph in article.paragraphs
+        for entry in paragraph.qas
+    ]
     if not entries:
         raise InputError(f"{file}: no question in it; is it a SQuAD file?")
     # v2 says of each question whether it can be answered
-    if version == "2.0" and all(entry.is_impossible is None for entry in entries):
+    if version == "2.0" and all(entry.is_impossible is None for _, _, entry in entries):
         raise _other_version(str(file), version, "1.1")
     questions = [
         Question(
             entry.id,
-            article.title,
-            paragraph.context,
+            title,
+            context,
             entry.question,
             tuple(answer.text for answer in entry.answers),
             tuple(answer.answer_start for answer in entry.answers),
             bool(entry.is_impossible),
         )
-        for article in official.data
-        for paragraph in article.paragraphs
-        for entry in paragraph.qas
+        for title, context, entry in entries
     ]
     return SquadSplit(version, split, questions, str(file), hashlib.sha256(raw).hexdigest())
 
