@@ -22,13 +22,15 @@ WAYS = ["by perturbation, evaluation", "by perturbation, training", "by gradient
 def verdicts(model: nn.Module) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
     """Verdicts of the checks for later tokens, and the layers of those that fail."""
     subject = subject_of(model)
-    found = {}
+    outcome = {}
     for training in (False, True):
         when = "training" if training else "evaluation"
-        found[f"by perturbation, {when}"] = by_perturbation(subject, training=training)
-        found[f"by gradient, {when}"] = by_gradient(subject, training=training)
-    found["with padding"] = by_perturbation(subject, training=False, padded=True)
-    return {way: f.verdict for way, f in found.items()}, {w: f.layers for w, f in found.items() if f.verdict == "fails"}
+        outcome[f"by perturbation, {when}"] = by_perturbation(subject, training=training)
+        outcome[f"by gradient, {when}"] = by_gradient(subject, training=training)
+    outcome["with padding"] = by_perturbation(subject, training=False, padded=True)
+    return {way: f.verdict for way, f in outcome.items()}, {
+        w: f.layers for w, f in outcome.items() if f.verdict == "fails"
+    }
 
 
 HONEST = {
@@ -43,9 +45,9 @@ HONEST = {
 
 @pytest.mark.parametrize("kind", HONEST)
 def test_honest_models_pass(kind: str) -> None:
-    found, _ = verdicts(HONEST[kind]())
+    outcome, _ = verdicts(HONEST[kind]())
     padded = "passes" if kind == "a mask of padding" else "not applicable"
-    assert found == {**dict.fromkeys(WAYS, "passes"), "with padding": padded}
+    assert outcome == {**dict.fromkeys(WAYS, "passes"), "with padding": padded}
 
 
 # a leaking model, the layers that leak, and the ways that show it
@@ -102,26 +104,26 @@ def test_leaks_are_found_and_the_layer_is_named(kind: str) -> None:
         with pytest.raises(InputError, match="give vocab_size"):
             subject_of(model)
         model.config = type("Config", (), {"vocab_size": leaky.VOCABULARY})()
-    found, named = verdicts(model)
-    assert {way for way, verdict in found.items() if verdict == "fails"} == ways
+    outcome, named = verdicts(model)
+    assert {way for way, verdict in outcome.items() if verdict == "fails"} == ways
     assert all(names == layers for names in named.values()), named
 
 
 def test_every_layer_that_leaks_is_named() -> None:
     model = leaky.Model({0: leaky.Convolution(ahead=True), 2: leaky.Attention(leaky.everything)})
-    found = by_perturbation(subject_of(model), training=False)
-    assert found.layers == ("blocks.0.attention.taps", "blocks.2.attention")
+    outcome = by_perturbation(subject_of(model), training=False)
+    assert outcome.layers == ("blocks.0.attention.taps", "blocks.2.attention")
 
 
 def test_a_leak_through_the_mask_of_padding() -> None:
-    found, named = verdicts(leaky.Padded(instead=1))
-    assert found == {**dict.fromkeys(WAYS, "passes"), "with padding": "fails"}
+    outcome, named = verdicts(leaky.Padded(instead=1))
+    assert outcome == {**dict.fromkeys(WAYS, "passes"), "with padding": "fails"}
     assert named == {"with padding": ("blocks.1.attention",)}
 
 
 def test_a_leak_through_padding_in_the_ids() -> None:
-    found, named = verdicts(leaky.PaddingInTheIds())
-    assert found["by perturbation, evaluation"] == "fails"
+    outcome, named = verdicts(leaky.PaddingInTheIds())
+    assert outcome["by perturbation, evaluation"] == "fails"
     assert named["by perturbation, evaluation"] == ("blocks.1.attention",)
 
 
@@ -139,9 +141,9 @@ def test_one_token_ahead_at_any_position() -> None:
             return out
 
     for place in (1, 7, 16):
-        found = by_perturbation(subject_of(leaky.Model({1: Somewhere(place)})), training=False)
-        assert (found.verdict, found.layers) == ("fails", ("blocks.1.attention",))
-        assert f"token {place} (from 0)" in found.remark
+        outcome = by_perturbation(subject_of(leaky.Model({1: Somewhere(place)})), training=False)
+        assert (outcome.verdict, outcome.layers) == ("fails", ("blocks.1.attention",))
+        assert f"token {place} (from 0)" in outcome.remark
 
 
 def test_positions_that_are_looked_at() -> None:
@@ -159,8 +161,8 @@ def test_a_model_that_ignores_its_input_cannot_be_judged() -> None:
         def forward(self, input_ids: Tensor) -> Tensor:
             return torch.zeros(*input_ids.shape, 7)
 
-    found, _ = verdicts(Constant())
-    assert set(found.values()) == {"not applicable"}
+    outcome, _ = verdicts(Constant())
+    assert set(outcome.values()) == {"not applicable"}
 
 
 def test_passes_that_differ_by_themselves_fail() -> None:
@@ -173,17 +175,17 @@ def test_passes_that_differ_by_themselves_fail() -> None:
             self.calls += 1
             return super().forward(input_ids) * self.calls
 
-    found = by_perturbation(subject_of(Counting()), training=False)
-    assert found.verdict == "fails"
-    assert "two passes over the same tokens differ" in found.remark
+    outcome = by_perturbation(subject_of(Counting()), training=False)
+    assert outcome.verdict == "fails"
+    assert "two passes over the same tokens differ" in outcome.remark
 
 
 def test_a_layer_of_ours_that_leaks() -> None:
     config = fr.ModelConfig(vocab_size=19, hidden_size=12, num_hidden_layers=3, num_attention_heads=2)
     model = fr.LanguageModel(config)
     model.blocks[1].feed_forward.register_forward_hook(lambda module, args, out: out + out.mean(dim=1, keepdim=True))
-    found, named = verdicts(model)
-    assert set(found.values()) == {"fails"}
+    outcome, named = verdicts(model)
+    assert set(outcome.values()) == {"fails"}
     assert set(named.values()) == {("blocks.1.feed_forward",)}
 
 
@@ -257,21 +259,21 @@ class Sure(nn.Module):
 def test_perplexities_are_those_of_the_probabilities() -> None:
     subject = subject_of(Sure(0.9))
     segments = torch.randint(10, (50, 9))  # 8 predictions, 7 of them seen
-    found = last_position(subject, segments)
+    outcome = last_position(subject, segments)
     ordinary = math.exp((math.log(10) - 7 * math.log(0.9)) / 8)
-    assert found.verdict == "fails"
-    assert found.difference == pytest.approx(math.log(10) - math.log(ordinary), rel=1e-6)
-    assert found.remark == f"perplexity 10.00 at the last position, ordinarily {ordinary:.2f}"
+    assert outcome.verdict == "fails"
+    assert outcome.difference == pytest.approx(math.log(10) - math.log(ordinary), rel=1e-6)
+    assert outcome.remark == f"perplexity 10.00 at the last position, ordinarily {ordinary:.2f}"
     assert last_position(subject_of(Sure(0.1)), segments).verdict == "passes"
 
 
 def test_random_tokens_teach_an_honest_model_nothing() -> None:
     honest = last_position(subject_of(leaky.Model()), None)
     assert honest.verdict == "passes"
-    found = last_position(subject_of(leaky.Model({1: leaky.Convolution(ahead=True)})), None)
-    assert found.verdict == "fails"
-    assert found.difference is not None
-    assert found.difference > 1  # nats
+    outcome = last_position(subject_of(leaky.Model({1: leaky.Convolution(ahead=True)})), None)
+    assert outcome.verdict == "fails"
+    assert outcome.difference is not None
+    assert outcome.difference > 1  # nats
 
 
 def test_a_leak_that_is_hardly_learnt_is_below_log_v(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,9 +281,9 @@ def test_a_leak_that_is_hardly_learnt_is_below_log_v(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(causality, "_STEPS", 2)
     right = causality._nll
     monkeypatch.setattr(causality, "_nll", lambda *given: 0 * right(*given) + math.log(leaky.VOCABULARY) - 0.03)
-    found = last_position(subject_of(leaky.Model()), None)
-    assert found.verdict == "fails"
-    assert found.difference == pytest.approx(0.03)
+    outcome = last_position(subject_of(leaky.Model()), None)
+    assert outcome.verdict == "fails"
+    assert outcome.difference == pytest.approx(0.03)
 
 
 def test_what_cannot_be_trained() -> None:

@@ -140,13 +140,13 @@ def test_the_loss_is_the_mean_nll_of_what_counts(config: fr.ModelConfig) -> None
 def test_the_chunked_loss_has_the_same_gradients() -> None:
     hf_model, _ = pair(CAUSAL["rotary, mixture"])
     hf_model.train()
-    found = []
+    gradients = []
     for chunked in (False, True):
         hf_model.config.chunked_loss = chunked
         hf_model.zero_grad()
         hf_model(tokens(), labels=tokens(), num_items_in_batch=9).loss.backward()
-        found.append([parameter.grad.clone() for parameter in hf_model.parameters()])
-    for one, other in zip(*found, strict=True):
+        gradients.append([parameter.grad.clone() for parameter in hf_model.parameters()])
+    for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other)
 
 
@@ -229,7 +229,7 @@ def test_activation_checkpointing_changes_no_gradient(every_n_layers: int) -> No
     runs: list[int] = []
     for block in hf_model.model.blocks:
         block.feed_forward.register_forward_hook(lambda *given: runs.append(1))
-    found = []
+    gradients = []
     for checkpointed in (False, True):
         if checkpointed:
             hf_model.activation_checkpointing_enable(every_n_layers=every_n_layers)
@@ -238,8 +238,8 @@ def test_activation_checkpointing_changes_no_gradient(every_n_layers: int) -> No
         torch.manual_seed(4)
         hf_model(tokens(), labels=tokens()).loss.backward()
         assert len(runs) == (2 + 2 // every_n_layers if checkpointed else 2)
-        found.append([parameter.grad.clone() for parameter in hf_model.parameters()])
-    for one, other in zip(*found, strict=True):
+        gradients.append([parameter.grad.clone() for parameter in hf_model.parameters()])
+    for one, other in zip(*gradients, strict=True):
         assert torch.equal(one, other)
     assert hf_model.is_activation_checkpointing
     hf_model.activation_checkpointing_disable()
@@ -261,10 +261,10 @@ def test_the_vocabulary_stays_as_it_was_trained() -> None:
 def test_our_own_tools_read_a_saved_one(tmp_path: Path) -> None:
     hf_model, own = pair(small())
     hf_model.save_pretrained(tmp_path)
-    found = load_causal(str(tmp_path), torch.float64, tokenizer=False)
-    assert (type(found.model), found.max_length) == (fr.FullRankForCausalLM, 32)
+    loaded = load_causal(str(tmp_path), torch.float64, tokenizer=False)
+    assert (type(loaded.model), loaded.max_length) == (fr.FullRankForCausalLM, 32)
     with torch.no_grad():
-        torch.testing.assert_close(found.model(tokens()).logits, own.double()(tokens()).logits)
+        torch.testing.assert_close(loaded.model(tokens()).logits, own.double()(tokens()).logits)
 
 
 def test_importing_fullrank_imports_no_transformers() -> None:

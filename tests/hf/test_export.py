@@ -61,7 +61,7 @@ import torch, transformers
 from safetensors.torch import load_file, save_file
 torch.set_num_threads(1)
 work, *jobs = sys.argv[1:]
-given, found = load_file(work + "/given.safetensors"), {}
+given, actual = load_file(work + "/given.safetensors"), {}
 for job in jobs:
     name, auto = job.split(":")
     model = getattr(transformers, auto).from_pretrained(work + "/" + name, trust_remote_code=True)
@@ -72,17 +72,17 @@ for job in jobs:
         model = getattr(transformers, auto).from_pretrained(work + "/once-more", trust_remote_code=True)
     with torch.no_grad():
         if auto == "AutoModelForSeq2SeqLM":
-            found[name] = model(input_ids=ids, decoder_input_ids=given[name + ".target"]).logits
+            actual[name] = model(input_ids=ids, decoder_input_ids=given[name + ".target"]).logits
         else:
-            found[name] = model(ids).logits
+            actual[name] = model(ids).logits
     if name + ".read" in given:
         tokenizer = transformers.AutoTokenizer.from_pretrained(work + "/" + name)
-        found[name + ".read"] = tokenizer("the cat sleeps .\\nthe bird", return_tensors="pt").input_ids
+        actual[name + ".read"] = tokenizer("the cat sleeps .\\nthe bird", return_tensors="pt").input_ids
     if auto == "AutoModelForCausalLM" and model.config.fullrank["attention"]["causal"] != "as_published":
         wrote = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=5, do_sample=False)
-        found[name + ".text"] = wrote[:, ids.shape[1]:].contiguous()
+        actual[name + ".text"] = wrote[:, ids.shape[1]:].contiguous()
 assert not [name for name in sys.modules if name.partition(".")[0] == "fullrank"]
-save_file(found, work + "/found.safetensors")
+save_file(actual, work + "/actual.safetensors")
 """
 
 
@@ -269,13 +269,13 @@ def test_a_process_without_the_package_computes_the_same(exported: tuple[Path, d
     given |= {"again": IDS, "translator.target": IDS[:, :4].contiguous(), "memory.read": torch.zeros(1)}
     expected |= {"again": expected["own"], "again.text": expected["own.text"]}
     expected["memory.read"] = torch.tensor([[0, 2, 3, 5, 7, 0, 2, 1]])  # behind the `<eos>` that a text begins after
-    found = alone(work, jobs, given)
-    assert found.keys() == expected.keys()
+    actual = alone(work, jobs, given)
+    assert actual.keys() == expected.keys()
     for name, tensor in expected.items():
         if name.endswith((".text", ".read")):
-            assert torch.equal(found[name], tensor), name
+            assert torch.equal(actual[name], tensor), name
         else:
-            check_close(found[name], tensor, what=name)
+            check_close(actual[name], tensor, what=name)
 
 
 @torch.no_grad()
@@ -310,7 +310,7 @@ def alone(work: Path, jobs: list[str], given: dict[str, Tensor]) -> dict[str, Te
         capture_output=True, text=True, timeout=600, env=environment, cwd=work, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
-    return load_file(work / "found.safetensors")
+    return load_file(work / "actual.safetensors")
 
 
 def test_with_the_package_no_remote_code_is_needed(tmp_path: Path) -> None:
@@ -342,10 +342,10 @@ def test_there_and_back(run: Path, tmp_path: Path) -> None:
         back = import_folder(out, tmp_path / f"{checkpoint}-back")
         expected = fr.LanguageModel.load(run, checkpoint)
         for folder in (out, back):
-            found = fr.LanguageModel.load(folder)
-            assert found.config == expected.config
+            loaded = fr.LanguageModel.load(folder)
+            assert loaded.config == expected.config
             for name, tensor in expected.state_dict().items():
-                assert torch.equal(found.state_dict()[name], tensor), name
+                assert torch.equal(loaded.state_dict()[name], tensor), name
         named = load_file(out / "model.safetensors")
         assert named.keys() == {f"model.{name}" for name in expected.state_dict()}
     best, last = (fr.LanguageModel.load(tmp_path / name).embedding.weight for name in ("best", "last"))
@@ -355,8 +355,8 @@ def test_there_and_back(run: Path, tmp_path: Path) -> None:
 def test_translators_and_masked_models_come_back(tmp_path: Path) -> None:
     translator = write_run(tmp_path / "run")
     out = export_run(tmp_path / "run", tmp_path / "out")
-    found = fr.Translator.load(import_folder(out, tmp_path / "back"))
-    assert found.config == translator.config
+    loaded = fr.Translator.load(import_folder(out, tmp_path / "back"))
+    assert loaded.config == translator.config
     config, generation = (json.loads((out / name).read_text()) for name in ("config.json", "generation_config.json"))
     assert (config["is_encoder_decoder"], config["decoder_start_token_id"], config["eos_token_id"]) == (True, 0, 0)
     assert (generation["num_beams"], generation["decoder_start_token_id"]) == (5, 0)
@@ -389,8 +389,8 @@ def test_the_configuration_says_what_tools_ask_for(run: Path, tmp_path: Path) ->
 
 
 def header_of(card: str) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(card.split("---\n")[1])
-    return found
+    header: dict[str, Any] = yaml.safe_load(card.split("---\n")[1])
+    return header
 
 
 def test_the_card_has_the_figures_of_the_result_and_no_others(run: Path, tmp_path: Path) -> None:

@@ -42,8 +42,8 @@ def family(request):
 
 
 def output(model: Any, inputs: Inputs) -> Tensor:
-    found = model(**inputs)
-    return found.logits if "logits" in found else found.last_hidden_state
+    actual = model(**inputs)
+    return actual.logits if "logits" in actual else actual.last_hidden_state
 
 
 def own_output(model: Any, inputs: Inputs, **asked: Any) -> Any:
@@ -74,11 +74,11 @@ def test_output_is_the_models_own_at_the_start(family, mix):
     expected = own_output(model, inputs)
     injected = fr.inject(model, mix=mix, cross_head=0.3)
     with fr.kernel("reference"):
-        found = output(injected, inputs)
+        actual = output(injected, inputs)
     if family == "granite_swa":  # it scales the output, where mixing has to scale weights
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6 * max(1, expected.abs().max().item()))
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6 * max(1, expected.abs().max().item()))
     else:
-        assert torch.equal(found, expected)
+        assert torch.equal(actual, expected)
     with kernels.chosen() as names:
         fast = output(injected, inputs)
     difference = (on_tokens(fast, inputs) - on_tokens(expected, inputs)).abs().max()
@@ -129,7 +129,7 @@ def test_mixing_is_that_of_the_equation(family, mix, kernel):
     attend = interface.attend
 
     def watched(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **given: Any) -> Any:
-        found = attend(module, query, key, value, mask, **given)
+        actual = attend(module, query, key, value, mask, **given)
         eager = inspect.unwrap(type(module).forward).__globals__["eager_attention_forward"]
         _, weights = eager(module, query, key, value, mask, **given)
         if family == "granite_swa":  # what its sink takes from a query is taken from the weights that are mixed
@@ -137,9 +137,9 @@ def test_mixing_is_that_of_the_equation(family, mix, kernel):
             weights = weights * (scores.logsumexp(-1) - module.sinks.view(1, -1, 1)).sigmoid()[..., None]
         stages = module.fullrank.mix
         seen.append(
-            (found[0], slow_mixing(weights, query, value, stages.mixing, getattr(stages, "from_query", None)), mask)
+            (actual[0], slow_mixing(weights, query, value, stages.mixing, getattr(stages, "from_query", None)), mask)
         )
-        return found
+        return actual
 
     transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS.register("fullrank", watched)
     try:
@@ -148,32 +148,32 @@ def test_mixing_is_that_of_the_equation(family, mix, kernel):
     finally:
         transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS.register("fullrank", attend)
     assert len(seen) >= 2
-    for found, slow, mask in seen:
+    for actual, slow, mask in seen:
         if mask is not None:  # queries that are padding may see others
-            seen_by = (mask[:, 0] > -1e30).any(-1).expand(found.shape[:2])
-            if inputs.get("attention_mask") is not None and inputs["attention_mask"].shape == found.shape[:2]:
+            seen_by = (mask[:, 0] > -1e30).any(-1).expand(actual.shape[:2])
+            if inputs.get("attention_mask") is not None and inputs["attention_mask"].shape == actual.shape[:2]:
                 seen_by = seen_by & inputs["attention_mask"].bool()
-            found, slow = found[seen_by], slow[seen_by]
-        torch.testing.assert_close(found, slow, rtol=0, atol=2e-6 * max(1, slow.abs().max().item()))
+            actual, slow = actual[seen_by], slow[seen_by]
+        torch.testing.assert_close(actual, slow, rtol=0, atol=2e-6 * max(1, slow.abs().max().item()))
 
 
 def test_every_mixing_matrix_has_a_gradient_and_both_paths_the_same(family):
     model, inputs = FAMILIES[family]()
     injected = trained(fr.inject(model, mix="position_wise"))
-    found = []
+    gradients = []
     for kernel in ("reference", "auto"):
         injected.zero_grad()
         with fr.kernel(kernel):
             values = on_tokens(output(injected, inputs), inputs)
         (values * torch.linspace(-1, 1, values.numel()).view_as(values)).sum().backward()
-        found.append({n: p.grad.clone() for n, p in injected.named_parameters() if p.grad is not None})
+        gradients.append({n: p.grad.clone() for n, p in injected.named_parameters() if p.grad is not None})
     mixing = {name for name, _ in injected.named_parameters() if ".fullrank." in name}
     assert len(mixing) >= 2
     for name in mixing:
-        assert found[0][name].abs().max() > 0, name
-    for name, gradient in found[0].items():
+        assert gradients[0][name].abs().max() > 0, name
+    for name, gradient in gradients[0].items():
         torch.testing.assert_close(
-            found[1][name], gradient, rtol=1e-4, atol=2e-5 * max(1, gradient.abs().max().item()), msg=name
+            gradients[1][name], gradient, rtol=1e-4, atol=2e-5 * max(1, gradient.abs().max().item()), msg=name
         )
 
 
@@ -183,15 +183,15 @@ def test_weights_are_given_mixed(family, mix):
     own = own_output(model, inputs, output_attentions=True)
     key = next(key for key in ("attentions", "decoder_attentions") if own.get(key) is not None)
     injected = fr.inject(model, mix=mix)
-    found = injected(**inputs, output_attentions=True)[key]
-    assert len(found) == len(own[key]) >= 2
+    actual = injected(**inputs, output_attentions=True)[key]
+    assert len(actual) == len(own[key]) >= 2
     if family != "granite_swa":  # its own function returns weights before its sinks take their part
-        assert all(map(torch.equal, found, own[key]))
+        assert all(map(torch.equal, actual, own[key]))
     if (mix, key) == ("position_independent", "attentions") and family != "granite_swa":
         first = next(p for name, p in injected.named_parameters() if ".fullrank." in name)
         torch.nn.init.normal_(first)
-        found = injected(**inputs, output_attentions=True)[key][0]
-        torch.testing.assert_close(found, torch.einsum("bjnm,ji->binm", own[key][0], first))
+        actual = injected(**inputs, output_attentions=True)[key][0]
+        torch.testing.assert_close(actual, torch.einsum("bjnm,ji->binm", own[key][0], first))
 
 
 @pytest.mark.parametrize("name", GENERATE)
@@ -202,10 +202,10 @@ def test_generation_is_the_same_with_and_without_a_cache(name, options):
     inputs = {key: value for key, value in inputs.items() if not key.startswith("decoder")}
     if not model.config.is_encoder_decoder:
         inputs = {key: value.flip(1) for key, value in inputs.items()}  # padded on the left
-    found = [
+    results = [
         injected.generate(**inputs, max_new_tokens=6, min_new_tokens=6, do_sample=False, use_cache=cache, **options)
         for cache in (True, False)
     ]
-    assert torch.equal(*found)
-    assert not torch.equal(found[0], fr.remove(injected).generate(**inputs, max_new_tokens=6, min_new_tokens=6,
+    assert torch.equal(*results)
+    assert not torch.equal(results[0], fr.remove(injected).generate(**inputs, max_new_tokens=6, min_new_tokens=6,
                                                                   do_sample=False, **options))  # fmt: skip

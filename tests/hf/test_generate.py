@@ -80,13 +80,13 @@ def test_beams_are_ours(config: fr.ModelConfig) -> None:
 def test_samples_are_the_same_with_and_without_a_cache(config: fr.ModelConfig) -> None:
     hf_model, _ = pair(config)
     ids, mask = paired_models.padded([tokens(1, 4), tokens(1, 6)])
-    found = []
+    texts = []
     for use_cache in (True, False):
         torch.manual_seed(2)
         how: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": True, "top_k": 0, "num_return_sequences": 3}
-        found.append(hf_model.generate(ids, attention_mask=mask, use_cache=use_cache, **how))
-    assert torch.equal(*found)
-    assert len(torch.unique(found[0], dim=0)) > 2
+        texts.append(hf_model.generate(ids, attention_mask=mask, use_cache=use_cache, **how))
+    assert torch.equal(*texts)
+    assert len(torch.unique(texts[0], dim=0)) > 2
 
 
 @kinds

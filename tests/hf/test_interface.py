@@ -113,8 +113,8 @@ def test_compiled_is_the_same(name):
         with fr.kernel("reference"):
             expected = model(**inputs).logits
         torch.compiler.reset()
-        found = torch.compile(model, backend="aot_eager")(**inputs).logits
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+        actual = torch.compile(model, backend="aot_eager")(**inputs).logits
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["bert", "llama", "t5"])
@@ -128,29 +128,29 @@ def test_bf16_is_as_near_to_fp32_as_without_injection(name):
     fr.inject(model.to(torch.bfloat16), mix="position_wise")
     for kernel in ("auto", "reference"):
         with fr.kernel(kernel):
-            found = model(**inputs).logits[mask]
-        assert found.dtype == torch.bfloat16
-        assert (found.float() - expected).abs().mean() < 1.5 * error
+            actual = model(**inputs).logits[mask]
+        assert actual.dtype == torch.bfloat16
+        assert (actual.float() - expected).abs().mean() < 1.5 * error
 
 
 def test_a_static_cache_generates_the_same():
     model, inputs = FAMILIES["llama"]()
     stir(fr.inject(model, mix="position_wise"))
     inputs = {key: value.flip(1) for key, value in inputs.items()}
-    found = [
+    results = [
         model.generate(**inputs, max_new_tokens=5, min_new_tokens=5, do_sample=False, disable_compile=True, **options)
         for options in ({}, {"cache_implementation": "static"})
     ]
-    assert torch.equal(*found)
+    assert torch.equal(*results)
 
 
 def test_a_kernel_by_name_computes_it_or_refuses():
     model, inputs = FAMILIES["bert"]()
     stir(fr.inject(model, mix="position_wise"))
     with fr.kernel("blocks"):
-        found = model(**inputs).logits
+        actual = model(**inputs).logits
     with fr.kernel("reference"):
-        torch.testing.assert_close(found, model(**inputs).logits, rtol=0, atol=1e-5)
+        torch.testing.assert_close(actual, model(**inputs).logits, rtol=0, atol=1e-5)
     with fr.kernel("sdpa"), pytest.raises(InputError, match="sdpa"):
         model(**inputs)
 
@@ -170,10 +170,10 @@ def test_masks_of_every_kind_keep_their_meaning():
         with fr.kernel("reference"):
             expected = model(input_ids=ids, attention_mask=mask).logits
         with kernels.chosen() as names:
-            found = model(input_ids=ids, attention_mask=mask).logits
+            actual = model(input_ids=ids, attention_mask=mask).logits
         assert bool(names) == fast
         shown = slice(0, 8) if mask is both else slice(None)
-        torch.testing.assert_close(found[:, shown], expected[:, shown], rtol=0, atol=1e-5)
+        torch.testing.assert_close(actual[:, shown], expected[:, shown], rtol=0, atol=1e-5)
 
 
 def test_a_mask_that_was_written_into_is_read_again():
@@ -190,7 +190,7 @@ def test_sigsoftmax_is_that_of_the_equation():
     model, inputs = FAMILIES["bert"]()
     layer = model.bert.encoder.layer[0].attention.self
     seen = {}
-    layer.register_forward_hook(lambda module, given, found: seen.update(x=given[0], out=found[0]))
+    layer.register_forward_hook(lambda module, given, actual: seen.update(x=given[0], out=actual[0]))
     fr.inject(model, normalize="sigsoftmax")
     for kernel in ("reference", "auto"):
         with fr.kernel(kernel), torch.no_grad():

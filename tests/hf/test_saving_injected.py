@@ -31,8 +31,8 @@ def train(model, inputs, steps=2):
     model.train()
     optimizer = torch.optim.AdamW(fr.parameter_groups(model, learning_rate=1e-2, weight_decay=0.1))
     for _ in range(steps):
-        found = model(**inputs)
-        values = found.logits if "logits" in found else found.last_hidden_state
+        actual = model(**inputs)
+        values = actual.logits if "logits" in actual else actual.last_hidden_state
         values.square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -51,8 +51,8 @@ def test_a_fresh_process_computes_the_same_and_a_plain_load_fails(tmp_path):
         layers = [1] if name == "llama" else None
         train(fr.inject(model, mix="position_wise", cross_head=0.1, layers=layers), inputs)
         with torch.no_grad():
-            found = model(**inputs)
-        torch.save([inputs, found.logits if "logits" in found else found.last_hidden_state], tmp_path / f"{name}.pt")
+            actual = model(**inputs)
+        torch.save([inputs, actual.logits if "logits" in actual else actual.last_hidden_state], tmp_path / f"{name}.pt")
         model.save_pretrained(tmp_path / name)
     code = """
 import sys, torch, transformers
@@ -69,9 +69,9 @@ for name in ("bert", "llama", "t5", "gpt_oss", "vit"):
     inputs, expected = torch.load(f"{sys.argv[1]}/{name}.pt")
     model = fr.load_injected(f"{sys.argv[1]}/{name}").eval()
     with torch.no_grad():
-        found = model(**inputs)
-    found = found.logits if "logits" in found else found.last_hidden_state
-    assert torch.equal(found, expected), (name, (found - expected).abs().max())
+        actual = model(**inputs)
+    actual = actual.logits if "logits" in actual else actual.last_hidden_state
+    assert torch.equal(actual, expected), (name, (actual - expected).abs().max())
     assert type(model).__module__.startswith("transformers.models."), type(model)
     assert model.config.fullrank["mix"] == "position_wise"
 print("same")

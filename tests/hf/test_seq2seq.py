@@ -204,15 +204,15 @@ def test_activation_checkpointing_of_both_halves() -> None:
     hf_model, own = translator_of(config("B", dropout=fr.DropoutConfig(attention=0.2, residual=0.1)))
     source, target = sentences(own)
     hf_model.train()
-    found = []
+    gradients = []
     for checkpointed in (False, True):
         if checkpointed:
             hf_model.activation_checkpointing_enable()
         hf_model.zero_grad()
         torch.manual_seed(4)
         hf_model(source, labels=target).loss.backward()
-        found.append([parameter.grad.clone() for parameter in hf_model.parameters()])
-    for one, other in zip(*found, strict=True):
+        gradients.append([parameter.grad.clone() for parameter in hf_model.parameters()])
+    for one, other in zip(*gradients, strict=True):
         assert torch.equal(one, other)
 
 

@@ -68,15 +68,15 @@ OWN: dict[str, Any] = {
 def test_the_ids_are_ours(name: str, tmp_path: Path) -> None:
     """Also after saving; with special tokens the text begins as our models read it."""
     own = OWN[name]()
-    found = of_vocabulary(own)
-    assert len(found) == len(own)
-    found.save_pretrained(tmp_path)
+    built = of_vocabulary(own)
+    assert len(built) == len(own)
+    built.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     for text in texts():
         expected = own.encode(text)
-        for tokenizer in (found, loaded):
+        for tokenizer in (built, loaded):
             assert tokenizer(text, add_special_tokens=False)["input_ids"] == expected, repr(text)
-        assert found(text)["input_ids"] == [own.start_id, *expected]
+        assert built(text)["input_ids"] == [own.start_id, *expected]
         assert loaded.decode(expected) == own.decode(expected), repr(text)
     assert (loaded.eos_token_id, loaded.padding_side) == (own.eos_id, "left")
     batch = loaded(["the", "the value of"], padding=True)
@@ -131,9 +131,9 @@ def test_that_of_a_run(objective: str, tmp_path: Path) -> None:
     train, model = TrainConfig(steps=1, objective=objective), ModelConfig(vocab_size=len(own) + (objective == "masked"))
     run = RunConfig(model=model, data=DataConfig(name="builtin"), train=train)
     (tmp_path / "config.yaml").write_text(to_yaml(run), encoding="utf-8")
-    found = tokenizer_of(tmp_path)
-    assert found("the value of")["input_ids"] == [own.start_id, *own.encode("the value of")]
-    assert (found.mask_token_id, found.padding_side) == (
+    built = tokenizer_of(tmp_path)
+    assert built("the value of")["input_ids"] == [own.start_id, *own.encode("the value of")]
+    assert (built.mask_token_id, built.padding_side) == (
         (len(own), "right") if objective == "masked" else (None, "left")
     )
     with pytest.raises(InputError, match="cannot be read"):

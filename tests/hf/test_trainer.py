@@ -58,15 +58,15 @@ def test_resuming_is_bitwise_equal(tmp_path: Path) -> None:
 @pytest.mark.parametrize("chunked_loss", [False, True])
 def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path: Path, chunked_loss: bool) -> None:
     """Also where the parts of a batch have different numbers of labels."""
-    found = []
+    states = []
     for size, steps in ((4, 1), (1, 4)):
         model = begun(CAUSAL["keys and values"])
         model.config.chunked_loss = chunked_loss
         how: dict[str, Any] = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps}
         trainer(model, tmp_path, rows(padded=True), optim="sgd", max_steps=2, **how).train()
-        found.append(model.state_dict())
-    for name, tensor in found[0].items():
-        torch.testing.assert_close(found[1][name], tensor, rtol=1e-4, atol=1e-5)
+        states.append(model.state_dict())
+    for name, tensor in states[0].items():
+        torch.testing.assert_close(states[1][name], tensor, rtol=1e-4, atol=1e-5)
 
 
 def test_evaluating_and_generating_after_training(tmp_path: Path) -> None:
@@ -102,11 +102,11 @@ def test_pipelines() -> None:
     config = small(vocab_size=VOCABULARY + 1)
     masked, own_masked = masked_of(config, pad_token_id=EOS)
     names = of_vocabulary(own_words, masks=True)
-    found = pipeline("fill-mask", model=masked, tokenizer=names, top_k=3)("w4 <mask> w6")
+    choices = pipeline("fill-mask", model=masked, tokenizer=names, top_k=3)("w4 <mask> w6")
     with torch.no_grad():
         logits = own_masked(torch.tensor([[EOS, 4, VOCABULARY, 6]])).logits[0, 2]
-    assert [choice["token"] for choice in found] == logits.topk(3).indices.tolist()
-    assert found[0]["score"] == pytest.approx(logits.softmax(-1).max().item(), rel=1e-4)
+    assert [choice["token"] for choice in choices] == logits.topk(3).indices.tolist()
+    assert choices[0]["score"] == pytest.approx(logits.softmax(-1).max().item(), rel=1e-4)
 
     labels = {0: "bad", 1: "good"}
     classes = fr.FullRankForSequenceClassification(
