@@ -143,6 +143,3 @@ def test_last_positions_are_figures_of_their_own() -> None:
     assert found["nll"] == 2.0
     assert found["last_position"] == {"nll": 3.0, "perplexity": pytest.approx(20.085537), "tokens": 2}
     assert "last_position" not in figures(Evaluation(20.0, 10))
-    both = Evaluation(20.0, 10, Evaluation(6.0, 2)) + Evaluation(1.0, 4, Evaluation(0.5, 1))
-    assert both == Evaluation(21.0, 14, Evaluation(6.5, 3))
-    assert (both + Evaluation(1.0, 1)).last_position is None  # one of them was not measured so

@@ -17,7 +17,7 @@ import fullrank as fr
 from fullrank.cli import main
 from fullrank.core.errors import InputError
 from fullrank.data import load_tokenizer
-from fullrank.evaluation.protocol import Flags
+from fullrank.evaluation.perplexity import Flags
 from fullrank.experiments import lm_eval
 from fullrank.experiments.generation import Decoding, generate
 from fullrank.experiments.lm_eval import write_task

@@ -20,7 +20,7 @@ from fullrank.config.recipe import Resolved
 from fullrank.config.run import MASKED_TOKEN, TrainConfig
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.data import ByteVocabulary, MaskedBatch, Masking, load_corpus, masked_blocks
-from fullrank.evaluation.protocol import Flags
+from fullrank.evaluation.perplexity import Flags
 from fullrank.experiments.generation import Decoding, generate
 from fullrank.experiments.language_model import MaskedObjective
 from fullrank.experiments.run import evaluate, train

@@ -14,8 +14,7 @@ import fullrank as fr
 from fullrank.config.run import TrainConfig
 from fullrank.core.errors import InputError
 from fullrank.data import Blocks
-from fullrank.evaluation.perplexity import Evaluation
-from fullrank.evaluation.protocol import EvaluationProtocol
+from fullrank.evaluation.perplexity import Evaluation, EvaluationProtocol
 from fullrank.experiments.language_model import CausalObjective
 from fullrank.experiments.measure import check_training_length, measure
 from fullrank.training.values import TrainingPosition

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 import fullrank as fr
 from fullrank.config.run import TrainConfig
 from fullrank.data import Batch, Blocks
-from fullrank.evaluation.protocol import EvaluationProtocol
+from fullrank.evaluation.perplexity import EvaluationProtocol
 from fullrank.experiments.language_model import CausalObjective
 from fullrank.experiments.measure import measure
 from fullrank.training import TrainingPosition

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fullrank as fr
-from fullrank.evaluation.protocol import EvaluationProtocol
+from fullrank.evaluation.perplexity import EvaluationProtocol
 from fullrank.experiments.measure import Passage, ending, measure, passages, score
 
 START, VOCABULARY = 3, 13

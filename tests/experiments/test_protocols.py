@@ -10,8 +10,7 @@ import torch
 
 import fullrank as fr
 from fullrank.core.errors import InputError
-from fullrank.evaluation.perplexity import Evaluation
-from fullrank.evaluation.protocol import EvaluationProtocol
+from fullrank.evaluation.perplexity import Evaluation, EvaluationProtocol
 from fullrank.experiments.measure import measure
 
 START, VOCABULARY = 3, 13

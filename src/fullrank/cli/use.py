@@ -81,7 +81,7 @@ def evaluate(
 
     Of a masked language model, perplexity and accuracy at masked tokens.
     """
-    from fullrank.evaluation.protocol import Flags
+    from fullrank.evaluation.perplexity import Flags
     from fullrank.experiments.run import evaluate as measure
     from fullrank.experiments.run_folder import open_run
 

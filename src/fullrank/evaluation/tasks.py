@@ -182,16 +182,12 @@ def spearman(predictions: ArrayLike, labels: ArrayLike) -> float:
 
 
 METRICS: Mapping[str, Callable[[ArrayLike, ArrayLike], float]] = {
-    "accuracy": accuracy,
-    "f1": f1,
-    "matthews_correlation": matthews_correlation,
-    "pearson": pearson,
-    "spearman": spearman,
+    metric.__name__: metric for metric in (accuracy, f1, matthews_correlation, pearson, spearman)
 }
 
 
-def _pair(predictions: ArrayLike, labels: ArrayLike, kinds: str, wanted: str) -> tuple[np.ndarray, np.ndarray]:
-    """Both as arrays (n,); InputError unless their types are among `kinds` of numpy."""
+def _pair(predictions: ArrayLike, labels: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """Both as arrays (n,); InputError for other shapes and for no examples."""
     predicted, right = np.asarray(predictions), np.asarray(labels)
     if predicted.ndim == 2:
         raise InputError(f"predictions of shape {predicted.shape}: give one number an example, as logits.argmax(-1)")
@@ -199,23 +195,27 @@ def _pair(predictions: ArrayLike, labels: ArrayLike, kinds: str, wanted: str) ->
         raise InputError(f"predictions {predicted.shape} and labels {right.shape}: give one of each an example")
     if len(right) == 0:
         raise InputError("no predictions: a metric needs at least one example")
-    for name, values in (("predictions", predicted), ("labels", right)):
-        if values.dtype.kind not in kinds:
-            raise InputError(f"{name} of type {values.dtype}: {wanted}")
     return predicted, right
 
 
-def _classes(predictions: ArrayLike, labels: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    predicted, right = _pair(predictions, labels, "iub", "class ids are integers")
-    return predicted.astype(np.int64), right.astype(np.int64)
+def _classes(predictions: ArrayLike, labels: ArrayLike) -> list[np.ndarray]:
+    """Both as integers (n,)."""
+    pair = _pair(predictions, labels)
+    for name, values in zip(("predictions", "labels"), pair, strict=True):
+        if values.dtype.kind not in "iub":
+            raise InputError(f"{name} of type {values.dtype}: class ids are integers")
+    return [values.astype(np.int64) for values in pair]
 
 
-def _numbers(predictions: ArrayLike, labels: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    predicted, right = (x.astype(np.float64) for x in _pair(predictions, labels, "iubf", "numbers are wanted"))
-    for name, values in (("predictions", predicted), ("labels", right)):
+def _numbers(predictions: ArrayLike, labels: ArrayLike) -> list[np.ndarray]:
+    """Both as finite floats (n,)."""
+    pair = _pair(predictions, labels)
+    for name, values in zip(("predictions", "labels"), pair, strict=True):
+        if values.dtype.kind not in "iubf":
+            raise InputError(f"{name} of type {values.dtype}: numbers are wanted")
         if len(bad := np.flatnonzero(~np.isfinite(values))):
             raise InputError(f"{name}: number {bad[0]} is {values[bad[0]]}; a correlation needs finite numbers")
-    return predicted, right
+    return [values.astype(np.float64) for values in pair]
 
 
 def _correlation(x: np.ndarray, y: np.ndarray) -> float:

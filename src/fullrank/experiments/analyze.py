@@ -19,7 +19,7 @@ from fullrank.core.errors import ConfigError, InputError, suggest
 from fullrank.core.skip_retain import SkipRetain
 from fullrank.data import load_tokenizer
 from fullrank.data.files import Section, pieces
-from fullrank.evaluation.protocol import final_protocol
+from fullrank.evaluation.perplexity import final_protocol
 from fullrank.experiments.models import Kind, load_causal, model_kind
 from fullrank.experiments.run import corpus_of
 from fullrank.experiments.run_folder import open_run

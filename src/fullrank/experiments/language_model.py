@@ -33,11 +33,13 @@ from fullrank.data import (
     unigram_perplexity,
 )
 from fullrank.data.tokenizers import MASK
-from fullrank.evaluation.perplexity import MaskedEvaluation, figures, masked_figures
-from fullrank.evaluation.protocol import (
+from fullrank.evaluation.perplexity import (
     EvaluationProtocol,
+    MaskedEvaluation,
     MaskedProtocol,
+    figures,
     final_protocol,
+    masked_figures,
     masked_protocol,
     validation_protocol,
 )

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
 from fullrank.data import load_tokenizer
-from fullrank.evaluation.protocol import Flags, final_protocol
+from fullrank.evaluation.perplexity import Flags, final_protocol
 from fullrank.experiments.generation import Completion, complete
 from fullrank.experiments.measure import Passage, check_length, ending, passages, score
 from fullrank.experiments.run_folder import open_causal

@@ -13,8 +13,7 @@ from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
 from fullrank.core.masked import MaskedLanguageModel
 from fullrank.data import Batch, Blocks, Streams, Windows
-from fullrank.evaluation.perplexity import Evaluation, Tally
-from fullrank.evaluation.protocol import EvaluationProtocol
+from fullrank.evaluation.perplexity import Evaluation, EvaluationProtocol, Tally
 
 
 def measure(

@@ -22,7 +22,7 @@ from fullrank.config.finetune import FinetuneConfig
 from fullrank.config.recipe import Resolved, load, resolve_any
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import InputError, suggest
-from fullrank.evaluation.protocol import Flags
+from fullrank.evaluation.perplexity import Flags
 from fullrank.experiments.finetuning import GlueTuning
 from fullrank.experiments.language_model import LanguageModelTask, MaskedModelTask
 from fullrank.experiments.run_folder import (

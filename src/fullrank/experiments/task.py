@@ -24,7 +24,7 @@ from fullrank.core.errors import FullRankError
 from fullrank.core.masked import MaskedLanguageModel
 from fullrank.core.penalty import orthogonality, overlap
 from fullrank.core.translator import Translator
-from fullrank.evaluation.protocol import Flags
+from fullrank.evaluation.perplexity import Flags
 from fullrank.training.optimizer import Groups, parameter_groups
 from fullrank.training.values import Batches, Evaluate, EvaluationOptions, FitResult, Objective
 
