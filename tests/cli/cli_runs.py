@@ -72,3 +72,9 @@ def call(*words: object) -> subprocess.CompletedProcess[str]:
         except SystemExit as stopped:
             status = stopped.code if isinstance(stopped.code, int) else int(stopped.code is not None)
     return subprocess.CompletedProcess(list(words), status, out.getvalue(), err.getvalue())
+
+
+def called(*words: object) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr of the command in this process."""
+    done = call(*words)
+    return done.returncode, done.stdout, done.stderr

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_runs import called
 
 from fullrank.cli import main
 
@@ -27,24 +28,20 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def called(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[object, str, str]:
-    """Exit status, stdout and stderr of `fullrank analyze context` in this process."""
-    with pytest.raises(SystemExit) as stopped:
-        main(["analyze", "context", *map(str, words)])
-    said = capsys.readouterr()
-    return stopped.value.code or 0, said.out, said.err
+def context(*words: object) -> tuple[int, str, str]:
+    return called("analyze", "context", *words)
 
 
-def found(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, Any]:
-    code, out, said = called(capsys, *words, "--json")
+def found(*words: object) -> dict[str, Any]:
+    code, out, said = context(*words, "--json")
     assert (code, said) == (0, "")
     content: dict[str, Any] = json.loads(out)
     return content
 
 
-def test_figures_by_hand(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_by_hand(config: Path) -> None:
     """Eq. 1 with M = N = 512: p = i / 30, mean M / (1 - p), deviation M sqrt(p) / (1 - p), P(K = k) = p^k (1 - p)."""
-    content = found(capsys, config, "--drifting", "300")
+    content = found(config, "--drifting", "300")
     assert (content["phase"], content["skip"], content["gaps"]) == ("skip_retain", "linear", "true")
     assert (content["memory_length"], content["segment_length"]) == (512, 512)
     assert [layer["layer"] for layer in content["layers"]] == list(range(15))
@@ -70,8 +67,8 @@ def test_figures_by_hand(config: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert content["files"] == []
 
 
-def test_the_table_and_the_sentence(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, said = called(capsys, config)
+def test_the_table_and_the_sentence(config: Path) -> None:
+    code, out, said = context(config)
     assert (code, said) == (0, "")
     assert "fifteen.yaml, phase skip_retain (skip: linear)" in out
     rows = [line.split() for line in out.splitlines() if line.strip()[:1].isdigit()]
@@ -82,53 +79,51 @@ def test_the_table_and_the_sentence(config: Path, capsys: pytest.CaptureFixture[
         assert part in sentence
 
 
-def test_no_figure_is_cut_off_in_a_narrow_terminal(
-    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_figure_is_cut_off_in_a_narrow_terminal(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "30")
-    _, out, _ = called(capsys, config, "--drifting", 4000)
+    _, out, _ = context(config, "--drifting", 4000)
     assert "…" not in out
     assert "887,979" in out  # 512 (1 + 4000 * 13 / 30)
 
 
-def test_phases(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_phases(config: Path) -> None:
     """The first that skips, or the one that is named; one that skips nothing, and none at all, say so."""
-    named = found(capsys, config, "--phase", "vanilla")
+    named = found(config, "--phase", "vanilla")
     assert named["phase"] == "vanilla"
     assert "Phase 'vanilla' lets no layer rest" in named["remarks"][0]
-    for content in (named, found(capsys, config, "train.phases=[]"), found(capsys, config, "--phase", "warm")):
+    for content in (named, found(config, "train.phases=[]"), found(config, "--phase", "warm")):
         assert {layer["mean"] for layer in content["layers"]} == {512}
         assert {layer["deviation"] for layer in content["layers"]} == {0}
         assert content["published"]["equation_6"] == 0
-    none = found(capsys, config, "train.phases=[]", "train.steps=3")
+    none = found(config, "train.phases=[]", "train.steps=3")
     assert none["phase"] is None
     assert "No phase (train.phases) lets a layer rest: every layer remembers the 512 tokens" in none["remarks"][0]
     both = (
         "train.phases=[{name: a, skip: uniform, p: 0, steps: 3}, {name: b, skip: listed, p: [0, 0.5, 0.25], steps: 3}]"
     )
-    content = found(capsys, config, "model.num_hidden_layers=3", "train.segment_length=200", both)
+    content = found(config, "model.num_hidden_layers=3", "train.segment_length=200", both)
     assert content["phase"] == "b"
     assert [layer["mean"] for layer in content["layers"]] == pytest.approx([512, 512 + 600, 512 + 200])  # j = 3
     assert content["published"]["short_form"] is None
     assert "takes memory and segment to be equal, here 512 and 200" in content["remarks"][0]
 
 
-def test_what_the_figures_do_not_say(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_figures_do_not_say(config: Path) -> None:
     drifting = "train.phases=[{name: a, skip: uniform, p: 0.1, gaps: drifting, steps: 3}]"
-    content = found(capsys, config, "model.same_length=true", drifting)
+    content = found(config, "model.same_length=true", drifting)
     assert content["gaps"] == "drifting"
     assert any("same_length" in remark for remark in content["remarks"])
     assert any("--drifting" in remark for remark in content["remarks"])
     assert "(15 layers alike)" in content["remarks"][0]
-    plain = found(capsys, config)
+    plain = found(config)
     assert not any("same_length" in remark or "drifting" in remark for remark in plain["remarks"])
 
 
-def test_a_run_folder_and_a_row_of_a_recipe(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_folder_and_a_row_of_a_recipe(config: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
     shutil.copy(config, run / "config.yaml")
-    of_run, of_file = found(capsys, run), found(capsys, config)
+    of_run, of_file = found(run), found(config)
     assert of_run["layers"] == of_file["layers"]
     table = tmp_path / "table.yaml"
     table.write_text(
@@ -137,16 +132,16 @@ def test_a_run_folder_and_a_row_of_a_recipe(config: Path, tmp_path: Path, capsys
         f"base:\n  model: {{num_hidden_layers: 4, memory_length: 128}}\n  train: {{segment_length: 64, phases: {PHASES}}}\n",
         encoding="utf-8",
     )
-    content = found(capsys, table, "--row", "short", "--scale", "tiny")
+    content = found(table, "--row", "short", "--scale", "tiny")
     assert (content["row"], content["scale"]) == ("short", "tiny")
     assert (content["memory_length"], content["segment_length"]) == (64, 32)
-    assert found(capsys, table)["memory_length"] == 128
+    assert found(table)["memory_length"] == 128
 
 
-def test_the_figure(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_figure(config: Path, tmp_path: Path) -> None:
     """Two readable files; the drawing names every layer, and is the same to the byte the next time."""
     out = tmp_path / "new" / "figures"
-    content = found(capsys, config, "--out", out)
+    content = found(config, "--out", out)
     assert content["files"] == [str(out / "context.png"), str(out / "context.svg")]
     assert sorted(path.name for path in out.iterdir()) == ["context.png", "context.svg"]
     assert (out / "context.png").read_bytes().startswith(b"\x89PNG\r\n")
@@ -156,18 +151,16 @@ def test_the_figure(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert {"tokens before the first query of the segment", "the paper's Eq. 6, a sum over layers"} <= set(words)
     assert "fifteen.yaml, phase skip_retain (skip: linear)" in words
     before = [(out / f"context.{kind}").read_bytes() for kind in ("png", "svg")]
-    code, shown, _ = called(capsys, config, "--out", out)
+    code, shown, _ = context(config, "--out", out)
     assert code == 0
     assert str(out / "context.svg") in shown.splitlines()
     assert [(out / f"context.{kind}").read_bytes() for kind in ("png", "svg")] == before
 
 
-def test_figures_of_many_layers_and_odd_shapes(
-    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_figures_of_many_layers_and_odd_shapes(config: Path, tmp_path: Path) -> None:
     one = "train.phases=[{name: '$x_1$ <a>', skip: not_last, p: 0.9, steps: 3}]"
     for layers, length in ((1, 7), (60, 1600), (2, 512)):
-        content = found(capsys, config, f"model.num_hidden_layers={layers}", f"model.memory_length={length}", one,
+        content = found(config, f"model.num_hidden_layers={layers}", f"model.memory_length={length}", one,
                         "--out", tmp_path / str(layers))  # fmt: skip
         assert len(content["layers"]) == layers
         root = ET.fromstring((tmp_path / str(layers) / "context.svg").read_text(encoding="utf-8"))
@@ -198,16 +191,16 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_refused(case: str, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_refused(case: str, config: Path) -> None:
     words, parts = WRONG[case]
-    code, out, said = called(capsys, config, *(word.format(config=config) if "{c" in word else word for word in words))
+    code, out, said = context(config, *(word.format(config=config) if "{c" in word else word for word in words))
     assert (code, out) == (2, "")
     assert "Traceback" not in said
     assert all(part in said for part in parts), said
 
 
 def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = called(capsys, "--help")
+    code, out, _ = context("--help")
     assert code == 0
     assert "Example" in out
     with pytest.raises(SystemExit) as stopped:

@@ -10,33 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cli_runs import SMALL, write_config, write_text
+from cli_runs import SMALL, called, write_config
 from safetensors.numpy import load_file, save_file
 
 import fullrank as fr
-from fullrank.cli import main
 from fullrank.core.errors import InputError
 from fullrank.experiments.run import average
 
 
-def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as stopped:
-        main([str(word) for word in words])
-    said = capsys.readouterr()
-    code = stopped.value.code
-    return (code if isinstance(code, int) else 0), said.out, said.err
-
-
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(text: Path) -> Path:
     """Tied weights; evaluations at 4, 8, 12, 16 and 18, of which the last three are kept."""
-    text = write_text(tmp_path_factory.mktemp("text"))
-    config = write_config(text / "run.yaml", text, text / "cache", steps=18, keep_checkpoints=3)
-    settings = ["model.output.tied=true", "eval.every_steps=4", "--out", text / "run", "--quiet"]
-    with pytest.raises(SystemExit) as stopped:
-        main([str(word) for word in ("train", config, *SMALL, *settings)])
-    assert stopped.value.code in (0, None)
-    return text / "run"
+    config = write_config(text / "average.yaml", text, text / "cache", steps=18, keep_checkpoints=3)
+    settings = ["model.output.tied=true", "eval.every_steps=4", "--out", text / "average", "--quiet"]
+    assert called("train", config, *SMALL, *settings)[0] == 0
+    return text / "average"
 
 
 @pytest.fixture
@@ -49,8 +37,8 @@ def mean(folder: Path, *steps: int) -> dict[str, np.ndarray]:
     return {name: np.mean([w[name] for w in given], axis=0, dtype=np.float64).astype(np.float32) for name in given[0]}
 
 
-def figures(capsys: pytest.CaptureFixture[str], folder: Path, checkpoint: str) -> dict[str, Any]:
-    code, out, err = run(capsys, "eval", folder, "--json", "--device", "cpu", "--checkpoint", checkpoint)
+def figures(folder: Path, checkpoint: str) -> dict[str, Any]:
+    code, out, err = called("eval", folder, "--json", "--device", "cpu", "--checkpoint", checkpoint)
     assert code == 0, err
     found: dict[str, Any] = json.loads(out)
     assert found.pop("checkpoint") == checkpoint
@@ -58,8 +46,8 @@ def figures(capsys: pytest.CaptureFixture[str], folder: Path, checkpoint: str) -
     return found
 
 
-def test_the_mean_of_the_last_ones_is_measured_and_writes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(capsys, "average", folder, "--last", 2)
+def test_the_mean_of_the_last_ones_is_measured_and_writes(folder: Path) -> None:
+    code, out, err = called("average", folder, "--last", 2)
     assert code == 0, err
     assert f"{folder}: the mean of 2 checkpoints, of steps 16, 18" in out
     assert f"fullrank eval {folder} --checkpoint average" in out
@@ -71,20 +59,18 @@ def test_the_mean_of_the_last_ones_is_measured_and_writes(folder: Path, capsys: 
 
     other = shutil.copytree(folder, folder.parent / "by hand", symlinks=True)
     save_file(expected, other / "model.safetensors")  # what lies in the run folder itself is read first
-    measured = figures(capsys, folder, "average")
-    assert measured == figures(capsys, other, "best")
-    assert measured["nll"] != figures(capsys, folder, "last")["nll"]
+    measured = figures(folder, "average")
+    assert measured == figures(other, "best")
+    assert measured["nll"] != figures(folder, "last")["nll"]
 
     words = ("generate", folder, "--checkpoint", "average", "--prompt", "the", "--max-new-tokens", 3, "--greedy")
-    code, out, err = run(capsys, *words, "--device", "cpu")
+    code, out, err = called(*words, "--device", "cpu")
     assert code == 0, err
     assert out.startswith("the")
 
 
-def test_all_that_are_kept_are_averaged_and_the_mean_can_have_another_name(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, out, err = run(capsys, "average", folder, "--out", "of-all", "--json")
+def test_all_that_are_kept_are_averaged_and_the_mean_can_have_another_name(folder: Path) -> None:
+    code, out, err = called("average", folder, "--out", "of-all", "--json")
     assert code == 0, err
     place = folder / "checkpoints" / "of-all"
     assert json.loads(out) == {"run": str(folder), "checkpoint": "of-all", "steps": [12, 16, 18], "folder": str(place)}
@@ -94,42 +80,42 @@ def test_all_that_are_kept_are_averaged_and_the_mean_can_have_another_name(
     assert again["steps"] == [12, 16, 18]
 
 
-def test_the_mean_of_one_checkpoint_has_its_figures(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_mean_of_one_checkpoint_has_its_figures(folder: Path) -> None:
     assert average(folder, last=1)["steps"] == [18]
-    assert figures(capsys, folder, "average") == figures(capsys, folder, "last")
+    assert figures(folder, "average") == figures(folder, "last")
 
 
-def test_a_damaged_mean_is_noticed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_mean_is_noticed(folder: Path) -> None:
     average(folder)
     file = folder / "checkpoints" / "average" / "model.safetensors"
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
-    code, _, err = run(capsys, "eval", folder, "--checkpoint", "average")
+    code, _, err = called("eval", folder, "--checkpoint", "average")
     assert code == 2
     assert "does not match its checksum" in err
 
 
-def test_what_cannot_be_averaged(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run(capsys, "eval", folder, "--checkpoint", "average")
+def test_what_cannot_be_averaged(folder: Path, tmp_path: Path) -> None:
+    code, _, err = called("eval", folder, "--checkpoint", "average")
     assert code == 2
     assert "it has best, last, previous; `fullrank average` makes one that is called average" in " ".join(err.split())
-    code, _, err = run(capsys, "average", folder, "--last", 4)
+    code, _, err = called("average", folder, "--last", 4)
     assert code == 2
     assert "keeps 3 checkpoints to average (steps 12, 16, 18), --last asks for 4; lower it, or train with" in err
     assert "train.keep_checkpoints: 4" in err
-    assert run(capsys, "average", folder, "--last", 0)[0] == 2
+    assert called("average", folder, "--last", 0)[0] == 2
     with pytest.raises(InputError, match="--last: at least 1 checkpoint, given 0"):
         average(folder, last=0)
-    code, _, err = run(capsys, "average", folder, "--out", "best")
+    code, _, err = called("average", folder, "--out", "best")
     assert code == 2
     assert "'best' is not the name of an average" in err
     shutil.rmtree(folder / "checkpoints" / "kept")
-    code, _, err = run(capsys, "average", folder)
+    code, _, err = called("average", folder)
     assert code == 2
     assert "keeps no checkpoints to average; train with train.keep_checkpoints: 5 to keep the last ones" in err
     for place, words in ((tmp_path / "nowhere", "no such folder"), (tmp_path, "not a run folder")):
-        code, _, err = run(capsys, "average", place)
+        code, _, err = called("average", place)
         assert code == 2
         assert words in err
 

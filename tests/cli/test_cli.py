@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from cli_runs import SMALL, call, call_process, environment, write_config, write_text
+from cli_runs import SMALL, call, call_process, called, environment
 
 import fullrank as fr
 from fullrank.cli import main
@@ -20,43 +20,19 @@ from fullrank.core.errors import InputError
 VERBS = ["demo", "train", "reproduce", "eval", "generate", "info", "report", "recipes", "data", "config"]
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_text(tmp_path_factory.mktemp("text"))
+def fails(*words: object) -> tuple[int, str]:
+    """Exit status and stderr of a call that must not succeed."""
+    code, out, said = called(*words)
+    assert code
+    assert out == ""
+    assert "Traceback" not in said
+    return code, said
 
 
-@pytest.fixture(scope="module")
-def config(text: Path) -> Path:
-    return write_config(text / "run.yaml", text, text / "cache", steps=30)
-
-
-@pytest.fixture(scope="module")
-def run(config: Path) -> Path:
-    """A finished run, made by the command."""
-    folder = config.parent / "run"
-    done = call("train", config, *SMALL, "--out", folder)
-    assert done.returncode == 0, done.stderr
-    assert "perplexity" in done.stdout
-    return folder
-
-
-def fails(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
-    """Exit status and stderr of a call in this process that must not succeed."""
-    with pytest.raises(SystemExit) as stopped:
-        main([str(word) for word in words])
-    code = stopped.value.code
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "Traceback" not in said.err
-    return (code if isinstance(code, int) else 1), said.err
-
-
-def succeeds(capsys: pytest.CaptureFixture[str], *words: object) -> str:
-    with pytest.raises(SystemExit) as stopped:
-        main([str(word) for word in words])
-    said = capsys.readouterr()
-    assert stopped.value.code in (0, None), said.err
-    return said.out
+def succeeds(*words: object) -> str:
+    code, out, said = called(*words)
+    assert code == 0, said
+    return out
 
 
 def test_quick_verbs_import_nothing_heavy() -> None:
@@ -85,51 +61,51 @@ for words in calls:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_has_help_with_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = succeeds(capsys, verb, "--help")
+def test_every_verb_has_help_with_an_example(verb: str) -> None:
+    shown = succeeds(verb, "--help")
     assert "Usage: fullrank" in shown
     if verb not in ("recipes", "data", "config"):
         assert "Example" in shown
 
 
-def test_info_counts_exactly_without_allocating(capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_counts_exactly_without_allocating() -> None:
     for row, expected in (("plain", 156_000_256), ("a", 156_000_640), ("b", 156_003_712)):
-        found = json.loads(succeeds(capsys, "info", "mixhead/table1-vanilla", "--row", row, "--json"))
+        found = json.loads(succeeds("info", "mixhead/table1-vanilla", "--row", row, "--json"))
         assert found["parameters"]["total"] == expected
         assert sum(count for part, count in found["parameters"].items() if part != "total") == expected
-    found = json.loads(succeeds(capsys, "info", "mixhead/table2-vanilla", "--row", "b-sigsoftmax", "--json"))
+    found = json.loads(succeeds("info", "mixhead/table2-vanilla", "--row", "b-sigsoftmax", "--json"))
     assert found["parameters"]["total"] == 67_478_528 + 9_216
     assert found["parameters"]["mixing"] == 9_216
 
 
-def test_flops_of_a_model_counted_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
+def test_flops_of_a_model_counted_by_hand() -> None:
     """One layer, E = 8, H = 2, D = 4, F = 16, V = 10, 5 tokens: 2 (4 E^2 + 2 E F) + 4 H D (5 + 1)/2 + 2 V E."""
     sizes = ["model.hidden_size=8", "model.num_attention_heads=2", "model.num_hidden_layers=1", "model.vocab_size=10"]
     words = ["info", "demo/builtin", "--row", "plain", *sizes, "model.intermediate_size=16", "--length", "5", "--json"]
-    found = json.loads(succeeds(capsys, *words))
+    found = json.loads(succeeds(*words))
     assert found["flops_per_token"]["forward"] == 2 * (4 * 64 + 2 * 8 * 16) + 4 * 2 * 4 * 3 + 2 * 10 * 8
 
 
-def test_recipes_list_and_show(capsys: pytest.CaptureFixture[str]) -> None:
-    found = json.loads(succeeds(capsys, "recipes", "list", "--json"))
+def test_recipes_list_and_show() -> None:
+    found = json.loads(succeeds("recipes", "list", "--json"))
     by_name = {entry["name"]: entry for entry in found}
     assert by_name["mixhead/table1-vanilla"]["rows"][0] == "plain"
     assert {"name", "rows", "paper"} <= set(found[0])
-    shown = json.loads(succeeds(capsys, "recipes", "show", "mixhead/table1-vanilla", "--json"))
+    shown = json.loads(succeeds("recipes", "show", "mixhead/table1-vanilla", "--json"))
     assert shown["rows"]["b"]["paper"]["test"] == 28.67
 
 
-def test_config_show_validate_schema(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_config_show_validate_schema(tmp_path: Path) -> None:
     words = ["config", "show", "mixhead/table1-vanilla", "--row", "b", "train.steps=7", "--json"]
-    shown = json.loads(succeeds(capsys, *words))
+    shown = json.loads(succeeds(*words))
     assert shown["model"]["attention"]["mix"] == "position_wise"
     assert (shown["train"]["steps"], shown["train"]["epochs"]) == (7, None)
-    schema = json.loads(succeeds(capsys, "config", "schema"))
+    schema = json.loads(succeeds("config", "schema"))
     assert "position_wise" in json.dumps(schema)
-    assert "valid" in succeeds(capsys, "config", "validate", "mixhead/table1-vanilla")
+    assert "valid" in succeeds("config", "validate", "mixhead/table1-vanilla")
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text("model: {hiden_size: 3, attention: {mix: postion_wise}}\ntrain: {steps: many}\n", encoding="utf-8")
-    code, said = fails(capsys, "config", "validate", wrong)
+    code, said = fails("config", "validate", wrong)
     assert code == 2
     for part in ("did you mean 'model.hidden_size'", "did you mean 'position_wise'", "train.steps"):
         assert part in said
@@ -147,18 +123,18 @@ def test_a_run_folder_holds_what_it_promises(run: Path) -> None:
     assert all({"step", "split", "nll", "ppl", "tokens"} <= set(line) for line in lines)
 
 
-def test_eval_gives_the_figures_of_the_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_gives_the_figures_of_the_run(run: Path) -> None:
     result = json.loads((run / "result.json").read_text(encoding="utf-8"))
     for split in ("valid", "test"):
-        found = json.loads(succeeds(capsys, "eval", run, "--split", split, "--json", "--device", "cpu"))
+        found = json.loads(succeeds("eval", run, "--split", split, "--json", "--device", "cpu"))
         assert found["perplexity"] == pytest.approx(result["final"][split]["perplexity"], rel=1e-6)
         assert found["tokens"] == result["corpus"]["tokens"][split]
         assert found["protocol"] == result["protocol"]
-    other = json.loads(succeeds(capsys, "eval", run, "--batch-size", "3", "--kernel", "reference", "--json"))
+    other = json.loads(succeeds("eval", run, "--batch-size", "3", "--kernel", "reference", "--json"))
     assert other["perplexity"] == pytest.approx(result["final"]["test"]["perplexity"], rel=1e-5)
 
 
-def test_eval_equals_a_plain_computation(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_equals_a_plain_computation(run: Path) -> None:
     """Perplexity from logits, block by block, without any of the evaluation code."""
     words = (run.parent / "test.txt").read_text(encoding="utf-8").replace("\n", " <eos> ").split()
     entries = [line.split()[0] for line in (run / "vocabulary.txt").read_text(encoding="utf-8").splitlines()]
@@ -171,26 +147,26 @@ def test_eval_equals_a_plain_computation(run: Path, capsys: pytest.CaptureFixtur
         with torch.no_grad():
             log_prob = model(torch.tensor([[before, *block[:-1]]])).logits.log_softmax(-1)[0]
         total -= sum(float(log_prob[n, token]) for n, token in enumerate(block))
-    found = json.loads(succeeds(capsys, "eval", run, "--json", "--device", "cpu"))
+    found = json.loads(succeeds("eval", run, "--json", "--device", "cpu"))
     assert found["nll"] == pytest.approx(total / len(ids), rel=1e-5)
 
 
-def test_generate_is_repeatable_and_writes_on_from_the_prompt(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_is_repeatable_and_writes_on_from_the_prompt(run: Path) -> None:
     words = ["generate", run, "--prompt", "the cats", "--max-new-tokens", "12", "--seed", "3", "--device", "cpu"]
-    once, again = (succeeds(capsys, *words) for _ in range(2))
+    once, again = (succeeds(*words) for _ in range(2))
     assert once == again
     assert once.startswith("the cats")
-    beams = json.loads(succeeds(capsys, "generate", run, "--prompt", "the", "--beam", "3", "-n", "2", "--json"))
+    beams = json.loads(succeeds("generate", run, "--prompt", "the", "--beam", "3", "-n", "2", "--json"))
     assert len(beams["texts"]) == 2
     assert beams["texts"][0]["log_prob"] >= beams["texts"][1]["log_prob"]
-    greedy = json.loads(succeeds(capsys, "generate", run, "--prompt", "the", "--greedy", "--json"))
-    single = json.loads(succeeds(capsys, "generate", run, "--prompt", "the", "--beam", "1", "--json"))
+    greedy = json.loads(succeeds("generate", run, "--prompt", "the", "--greedy", "--json"))
+    single = json.loads(succeeds("generate", run, "--prompt", "the", "--beam", "1", "--json"))
     assert greedy["texts"][0]["text"] == single["texts"][0]["text"]
 
 
-def test_report_of_runs(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_of_runs(run: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    found = json.loads(succeeds(capsys, "report", run, "--out", page, "--json"))
+    found = json.loads(succeeds("report", run, "--out", page, "--json"))
     assert found["report"] == str(page)
     assert page.read_text(encoding="utf-8").lstrip().lower().startswith("<!doctype html>")
 
@@ -203,16 +179,16 @@ def test_a_finished_run_is_not_trained_again(run: Path) -> None:
     assert (run / "result.json").read_bytes() == before
 
 
-def test_nothing_is_destroyed(config: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_destroyed(config: Path, run: Path, tmp_path: Path) -> None:
     """Another configuration, or a folder that is no run, is refused as a place to train in."""
     content = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    code, said = fails(capsys, "train", config, *SMALL, "train.steps=31", "--out", run)
+    code, said = fails("train", config, *SMALL, "train.steps=31", "--out", run)
     assert code == 2
     assert "train.steps" in said
     assert "--out" in said
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == content
     (tmp_path / "letter.txt").write_text("dear", encoding="utf-8")
-    code, said = fails(capsys, "train", config, *SMALL, "--out", tmp_path)
+    code, said = fails("train", config, *SMALL, "--out", tmp_path)
     assert code == 2
     assert "not empty" in said
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
@@ -253,68 +229,64 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_bad_input_is_one_clear_message(
-    case: str, run: Path, config: Path, text: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input_is_one_clear_message(case: str, run: Path, config: Path, text: Path) -> None:
     (text / "hollow").mkdir(exist_ok=True)
     (text / "empty.txt").write_text("", encoding="utf-8")
     (text / "latin.txt").write_bytes("caf\xe9 au lait\n".encode("latin-1") * 50)
     words, expected = WRONG[case]
-    code, said = fails(capsys, *(word.format(run=run, text=text, config=config) for word in words))
+    code, said = fails(*(word.format(run=run, text=text, config=config) for word in words))
     assert code == 2
     assert expected in said
     assert len(said.splitlines()) <= 8
     assert not (text / "v" / "result.json").exists()
 
 
-def test_a_damaged_checkpoint_is_told(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_checkpoint_is_told(run: Path, tmp_path: Path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
     weights = copy / "checkpoints" / "best" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
-    code, said = fails(capsys, "eval", copy, "--json")
+    code, said = fails("eval", copy, "--json")
     assert code == 2
     assert "model.safetensors" in said
 
 
-def test_the_text_may_go_but_not_change(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_text_may_go_but_not_change(run: Path, tmp_path: Path) -> None:
     """What was prepared serves on when the text is gone; without it, another text is refused, not evaluated."""
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
     raw = yaml.safe_load((copy / "config.yaml").read_text(encoding="utf-8"))
     raw["data"]["train"] = str(tmp_path / "train.txt")
     (copy / "config.yaml").write_text(yaml.safe_dump(raw), encoding="utf-8")
-    before = json.loads(succeeds(capsys, "eval", run, "--json"))
-    assert json.loads(succeeds(capsys, "eval", copy, "--json"))["perplexity"] == before["perplexity"]
+    before = json.loads(succeeds("eval", run, "--json"))
+    assert json.loads(succeeds("eval", copy, "--json"))["perplexity"] == before["perplexity"]
 
     identity = json.loads((copy / "run.json").read_text(encoding="utf-8"))
     (copy / "run.json").write_text(json.dumps({**identity, "prepared": str(tmp_path / "gone")}), encoding="utf-8")
-    code, said = fails(capsys, "eval", copy)
+    code, said = fails("eval", copy)
     assert code == 2
     assert "train.txt" in said
     (tmp_path / "train.txt").write_text("something else\n" * 50, encoding="utf-8")
-    code, said = fails(capsys, "eval", copy)
+    code, said = fails("eval", copy)
     assert code == 2
     assert "vocabulary" in said
     lines = (run.parent / "test.txt").read_text(encoding="utf-8").splitlines()
     raw["data"] |= {"train": str(run.parent / "train.txt"), "test": str(tmp_path / "test.txt")}
     (copy / "config.yaml").write_text(yaml.safe_dump(raw), encoding="utf-8")
     (tmp_path / "test.txt").write_text("\n".join(reversed(lines)) + "\n", encoding="utf-8")
-    code, said = fails(capsys, "eval", copy)
+    code, said = fails("eval", copy)
     assert code == 2
     assert "test text" in said
 
 
-def test_a_checkpoint_with_changed_bytes_is_not_used(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_with_changed_bytes_is_not_used(run: Path, tmp_path: Path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
     weights = copy / "checkpoints" / "best" / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-40:] = bytes(40)
     weights.write_bytes(content)
-    code, said = fails(capsys, "eval", copy, "--json")
+    code, said = fails("eval", copy, "--json")
     assert code == 2
     assert "checksum" in said
 
@@ -338,15 +310,13 @@ base:
 """
 
 
-def test_reproduce_trains_what_is_missing_and_sets_the_paper_beside_it(
-    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_reproduce_trains_what_is_missing_and_sets_the_paper_beside_it(text: Path, tmp_path: Path) -> None:
     table = tmp_path / "table.yaml"
     table.write_text(RECIPE.format(text=text), encoding="utf-8")
     words = ["reproduce", table, "--out", tmp_path / "out", "--seeds", "2"]
-    first = json.loads(succeeds(capsys, *words, "--rows", "plain", "--quiet", "--json"))
+    first = json.loads(succeeds(*words, "--rows", "plain", "--quiet", "--json"))
     assert [row["name"] for row in first["rows"]] == ["plain"]
-    left = json.loads(succeeds(capsys, *words, "--list", "--json"))
+    left = json.loads(succeeds(*words, "--list", "--json"))
     assert [(cell["row"], cell["seed"], cell["finished"]) for cell in left] == [
         ("plain", 1, True),
         ("b", 1, False),
@@ -354,7 +324,7 @@ def test_reproduce_trains_what_is_missing_and_sets_the_paper_beside_it(
         ("b", 2, False),
     ]
     kept = (tmp_path / "out" / "plain-seed1" / "result.json").read_bytes()
-    shown = succeeds(capsys, *words, "--quiet")
+    shown = succeeds(*words, "--quiet")
     assert "3.00" in shown  # the paper's figure
     assert (tmp_path / "out" / "plain-seed1" / "result.json").read_bytes() == kept
     for row, mix in (("plain", "none"), ("b", "position_wise")):
@@ -364,7 +334,7 @@ def test_reproduce_trains_what_is_missing_and_sets_the_paper_beside_it(
         ]
         assert results[0]["final"] != results[1]["final"]
         assert f"mix: {mix}" in (tmp_path / "out" / f"{row}-seed1" / "config.yaml").read_text(encoding="utf-8")
-    code, said = fails(capsys, *words, "--rows", "c")
+    code, said = fails(*words, "--rows", "c")
     assert code == 2
     assert "no row 'c'" in said
 

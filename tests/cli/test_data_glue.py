@@ -6,18 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from cli_runs import called
 
-from fullrank.cli import main
 from fullrank.config.finetune import TASKS
 from fullrank.config.glue import GLUE
-
-
-def called(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[object, str, str]:
-    """Exit status, stdout and stderr of a call in this process."""
-    with pytest.raises(SystemExit) as stopped:
-        main(list(map(str, words)))
-    said = capsys.readouterr()
-    return stopped.value.code or 0, said.out, said.err
 
 
 @pytest.fixture
@@ -34,8 +26,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_task_is_listed_with_counts_and_the_hub(capsys):
-    code, out, _ = called(capsys, "data", "list", "--json")
+def test_every_task_is_listed_with_counts_and_the_hub():
+    code, out, _ = called("data", "list", "--json")
     assert code == 0
     listed = {entry["name"]: entry for entry in json.loads(out)}
     assert [name for name in listed if name in TASKS] == list(TASKS)
@@ -47,14 +39,14 @@ def test_every_task_is_listed_with_counts_and_the_hub(capsys):
         assert set(entry["files"]) == set(task.splits)
     assert listed["squad"]["published"] == {"train": 87_599, "dev": 10_570}
     assert listed["squad-v2"]["hub"] == "rajpurkar/squad_v2"
-    code, out, _ = called(capsys, "data", "list")
+    code, out, _ = called("data", "list")
     assert "published: train 8,551, dev 1,043, test 1,063" in out
     assert "files: train CoLA/train.tsv, dev CoLA/dev.tsv, test CoLA/test.tsv" in out
     assert "dev MNLI/dev_matched.tsv, dev_mismatched MNLI/dev_mismatched.tsv" in out
 
 
-def test_a_task_is_read_through_and_counted(capsys, folder):
-    code, out, err = called(capsys, "data", "prepare", "glue/wnli", "--from", folder)
+def test_a_task_is_read_through_and_counted(folder):
+    code, out, err = called("data", "prepare", "glue/wnli", "--from", folder)
     assert code == 0, err
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert lines[0] == "GLUE WNLI (slice), Winograd Natural Language Inference: 2 classes, accuracy"
@@ -69,8 +61,8 @@ def test_a_task_is_read_through_and_counted(capsys, folder):
     assert not [path for path in folder.rglob("*") if path.suffix != ".tsv" and path.is_file()], "nothing is written"
 
 
-def test_in_json(capsys, folder):
-    code, out, _ = called(capsys, "data", "prepare", "glue/stsb", "--from", folder, "--json")
+def test_in_json(folder):
+    code, out, _ = called("data", "prepare", "glue/stsb", "--from", folder, "--json")
     assert code == 0
     found = json.loads(out)
     assert (found["name"], found["is_slice"], found["labels"], found["missing"]) == (
@@ -94,17 +86,17 @@ def test_in_json(capsys, folder):
         (["glue/rte"], "no file RTE/train.tsv"),
     ],
 )
-def test_faults(capsys, folder, words, message):
-    code, out, err = called(capsys, "data", "prepare", *words, "--from", folder)
+def test_faults(folder, words, message):
+    code, out, err = called("data", "prepare", *words, "--from", folder)
     assert (code, out) == (2, "")
     assert message in err
     assert len(err.splitlines()) == 1
 
 
-def test_a_damaged_split_is_a_fault_not_a_missing_one(capsys, folder):
+def test_a_damaged_split_is_a_fault_not_a_missing_one(folder):
     path = folder / "WNLI" / "dev.tsv"
     path.write_text(path.read_text(encoding="utf-8")[:-3], encoding="utf-8")
-    code, out, err = called(capsys, "data", "prepare", "glue/wnli", "--from", folder)
+    code, out, err = called("data", "prepare", "glue/wnli", "--from", folder)
     assert (code, out) == (2, "")
     assert "dev.tsv, line 72: 3 fields, expected are 4" in err
 
@@ -118,13 +110,13 @@ def question(number: int, answers: list[str]) -> dict:
     }
 
 
-def test_squad_is_read_through_and_counted(capsys, tmp_path):
+def test_squad_is_read_through_and_counted(tmp_path):
     for split, answers in (("train", [["Anna"], []]), ("dev", [["Anna", "Anna"]])):
         asked = [question(i, found) for i, found in enumerate(answers)]
         articles = [{"title": "t", "paragraphs": [{"context": "Anna came.", "qas": asked}]}]
         content = {"version": "v2.0", "data": articles}
         (tmp_path / f"{split}-v2.0.json").write_text(json.dumps(content), encoding="utf-8")
-    code, out, err = called(capsys, "data", "prepare", "squad-v2", "--from", tmp_path)
+    code, out, err = called("data", "prepare", "squad-v2", "--from", tmp_path)
     assert code == 0, err
     assert [" ".join(line.split()) for line in out.splitlines()] == [
         "SQuAD 2.0 (slice): answers as spans of a context",
@@ -132,8 +124,8 @@ def test_squad_is_read_through_and_counted(capsys, tmp_path):
         f"{tmp_path / 'train-v2.0.json'}",
         f"dev 1 questions (published 11,873) on 1 contexts, 2 answers {tmp_path / 'dev-v2.0.json'}",
     ]
-    code, out, _ = called(capsys, "data", "prepare", "squad-v2", "--from", tmp_path, "--json")
+    code, out, _ = called("data", "prepare", "squad-v2", "--from", tmp_path, "--json")
     assert json.loads(out)["splits"]["train"]["impossible"] == 1
-    code, out, err = called(capsys, "data", "prepare", "squad", "--from", tmp_path)
+    code, out, err = called("data", "prepare", "squad", "--from", tmp_path)
     assert (code, out) == (2, "")
     assert "no train-v1.1.json" in err

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-
-from fullrank.cli import main
+from cli_runs import called
 
 DE = ["ein Hund läuft .", "", "das ist ein sehr langer Satz über viele Hunde .", "Katzen schlafen ."]
 EN = ["a dog runs .", "nothing .", "a long one .", "cats sleep ."]
@@ -33,16 +32,8 @@ def words(tmp_path: Path) -> list[str]:
     return ["data", "prepare", "parallel", *keys, "--from", str(tmp_path), "--to", str(tmp_path / "cache")]
 
 
-def called(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[object, str, str]:
-    """Exit status, stdout and stderr of a call in this process."""
-    with pytest.raises(SystemExit) as stopped:
-        main(list(words))
-    said = capsys.readouterr()
-    return stopped.value.code or 0, said.out, said.err
-
-
-def test_preparing_says_what_there_is_and_what_was_left_out(capsys, words):
-    code, out, err = called(capsys, *words, "data.vocabulary=separate", "data.max_ratio=2")
+def test_preparing_says_what_there_is_and_what_was_left_out(words):
+    code, out, err = called(*words, "data.vocabulary=separate", "data.max_ratio=2")
     assert code == 0, err
     lines = out.splitlines()
     # de: ein Hund läuft . Katzen schlafen; en: a dog runs . cats sleep; and two marks each
@@ -57,8 +48,8 @@ def test_preparing_says_what_there_is_and_what_was_left_out(capsys, words):
     assert "parallel: encoding train" in err
 
 
-def test_preparing_in_json(capsys, words):
-    code, out, _ = called(capsys, *words, "--json")
+def test_preparing_in_json(words):
+    code, out, _ = called(*words, "--json")
     found = json.loads(out)
     assert code == 0
     assert found["label"] == "parallel (train.de, train.en)"
@@ -84,22 +75,22 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_faults_in_one_line(capsys, words, tmp_path, fault):
+def test_faults_in_one_line(words, tmp_path, fault):
     name, text, more, *wanted = FAULTS[fault]
     if name is not None:
         (tmp_path / name).unlink() if text is None else (tmp_path / name).write_text(text, encoding="utf-8")
-    code, out, err = called(capsys, *words, *more)
+    code, out, err = called(*words, *more)
     assert (code, out) == (2, "")
     assert err.count("\n") == 1, err
     assert all(part in err for part in wanted)
 
 
-def test_the_list_names_every_corpus_of_pairs(capsys):
-    code, out, _ = called(capsys, "data", "list")
+def test_the_list_names_every_corpus_of_pairs():
+    code, out, _ = called("data", "list")
     assert code == 0
     text = out[out.index("\niwslt14-de-en\n") :]
     assert "  languages: de, en\n" in text
     assert "  published: train 160,239, valid 7,283, test 6,750\n" in text
-    code, out, _ = called(capsys, "data", "list", "--json")
+    code, out, _ = called("data", "list", "--json")
     names = [corpus["name"] for corpus in json.loads(out)]
     assert {"parallel", "multi30k-de-en", "iwslt14-de-en", "wmt16-en-de", "ptb"} <= set(names)

@@ -10,17 +10,12 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from cli_runs import SMALL, write_config, write_text
+from cli_runs import SMALL, called, write_config
 
 import fullrank as fr
 from fullrank.cli import main
 
 XL = ["model.position=relative", "model.attention.score=relative", "model.memory_length=8"]
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_text(tmp_path_factory.mktemp("text"))
 
 
 def train(text: Path, name: str, *settings: str) -> Path:
@@ -43,16 +38,12 @@ def xl(text: Path) -> Path:
     return train(text, "xl", *XL, "data.tokens=byte", "eval.memory_length=24", "eval.clamp_length=20")
 
 
-def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as stopped:
-        main([str(word) for word in (*words, "--device", "cpu")])
-    said = capsys.readouterr()
-    code = stopped.value.code
-    return (code if isinstance(code, int) else 0), said.out, said.err
+def on_cpu(*words: object) -> tuple[int, str, str]:
+    return called(*words, "--device", "cpu")
 
 
-def figures(capsys: pytest.CaptureFixture[str], folder: Path, *flags: object) -> dict[str, Any]:
-    code, out, err = run(capsys, "eval", folder, "--json", *flags)
+def figures(folder: Path, *flags: object) -> dict[str, Any]:
+    code, out, err = on_cpu("eval", folder, "--json", *flags)
     assert code == 0, err
     found: dict[str, Any] = json.loads(out)
     return found
@@ -63,9 +54,9 @@ def result(folder: Path) -> dict[str, Any]:
     return found
 
 
-def test_the_final_figures_are_those_of_eval(plain: Path, xl: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_final_figures_are_those_of_eval(plain: Path, xl: Path) -> None:
     for folder, words in ((plain, "windows of 8 tokens that overlap by 5"), (xl, "up to 24 tokens of memory")):
-        kept, found = result(folder), figures(capsys, folder)
+        kept, found = result(folder), figures(folder)
         assert found["perplexity"] == pytest.approx(kept["final"]["test"]["perplexity"], rel=1e-6)
         assert found["tokens"] == kept["corpus"]["tokens"]["test"]
         assert found["protocol"] == kept["protocol"]
@@ -73,9 +64,7 @@ def test_the_final_figures_are_those_of_eval(plain: Path, xl: Path, capsys: pyte
         assert found["protocol_settings"] == kept["protocol_settings"]
 
 
-def test_while_training_a_model_is_judged_as_it_is_trained(
-    plain: Path, xl: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_while_training_a_model_is_judged_as_it_is_trained(plain: Path, xl: Path) -> None:
     """The last line of metrics.jsonl is of the last weights, measured without the `eval` section's protocol."""
     for folder, flags, words in (
         (plain, ["--context", 0], "consecutive blocks of 8 tokens"),
@@ -83,7 +72,7 @@ def test_while_training_a_model_is_judged_as_it_is_trained(
     ):
         last = json.loads((folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
         assert last["split"] == "valid"
-        found = figures(capsys, folder, "--split", "valid", "--checkpoint", "last", *flags)
+        found = figures(folder, "--split", "valid", "--checkpoint", "last", *flags)
         assert found["nll"] == pytest.approx(last["nll"], rel=1e-6)
         assert words in result(folder)["best"]["protocol"]
         assert result(folder)["protocol"] != result(folder)["best"]["protocol"]
@@ -109,10 +98,10 @@ def test_while_training_a_model_is_judged_as_it_is_trained(
     ],
 )
 def test_flags_set_the_protocol(
-    which: str, flags: list[object], settings: dict[str, Any], plain: Path, xl: Path, capsys: pytest.CaptureFixture[str]
+    which: str, flags: list[object], settings: dict[str, Any], plain: Path, xl: Path
 ) -> None:
     folder = plain if which == "plain" else xl
-    found = figures(capsys, folder, *flags)
+    found = figures(folder, *flags)
     assert {key: found["protocol_settings"][key] for key in settings} == settings
     assert found["tokens"] == result(folder)["corpus"]["tokens"]["test"]
     assert found["perplexity"] == pytest.approx(math.exp(found["nll"]), rel=1e-12)
@@ -120,7 +109,7 @@ def test_flags_set_the_protocol(
     assert (found["nll"] == pytest.approx(own, rel=1e-9)) == (not flags), "a protocol of its own has figures of its own"
 
 
-def test_a_sliding_window_equals_a_plain_computation(plain: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sliding_window_equals_a_plain_computation(plain: Path) -> None:
     """From the text itself and logits, window by window."""
     words = (plain.parent / "test.txt").read_text(encoding="utf-8").replace("\n", " <eos> ").split()
     entries = [line.split()[0] for line in (plain / "vocabulary.txt").read_text(encoding="utf-8").splitlines()]
@@ -133,39 +122,35 @@ def test_a_sliding_window_equals_a_plain_computation(plain: Path, capsys: pytest
         with torch.no_grad():
             log_prob = model(torch.tensor([inputs[begin:end]])).logits.log_softmax(-1)[0]
         total -= sum(float(log_prob[n - begin, ids[n]]) for n in range(first, end))
-    found = figures(capsys, plain, "--context", 7, "--stride", 3, "--batch-size", 4)
+    found = figures(plain, "--context", 7, "--stride", 3, "--batch-size", 4)
     assert found["nll"] == pytest.approx(total / len(ids), rel=1e-5)
 
 
-def test_a_memory_equals_one_long_pass_and_need_not_be_cut_as_in_training(
-    xl: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_memory_equals_one_long_pass_and_need_not_be_cut_as_in_training(xl: Path) -> None:
     ids = list((xl.parent / "test.txt").read_bytes())
     found = [
-        figures(
-            capsys, xl, "--memory-length", 10**5, "--clamp-length", 10**5, "--batch-size", 1, "--segment-length", size
-        )
+        figures(xl, "--memory-length", 10**5, "--clamp-length", 10**5, "--batch-size", 1, "--segment-length", size)
         for size in (50, 333)
     ]
-    whole = figures(capsys, xl, "--memory-length", 0, "--clamp-length", 10**5, "--segment-length", len(ids))
+    whole = figures(xl, "--memory-length", 0, "--clamp-length", 10**5, "--segment-length", len(ids))
     assert found[0]["tokens"] == len(ids)
     for one in found:
         assert one["nll"] == pytest.approx(whole["nll"], rel=1e-5)
     assert "1 stream, begun without memory" in found[0]["protocol"]
 
 
-def test_figures_per_word_character_and_byte(plain: Path, xl: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_per_word_character_and_byte(plain: Path, xl: Path) -> None:
     """A word model has words for tokens; of bytes, the text's own words, characters and bytes are counted."""
-    found = figures(capsys, plain)
+    found = figures(plain)
     assert found["perplexity_per_word"] == found["perplexity"]
     assert "bits_per_character" not in found
-    found, content = figures(capsys, xl), (xl.parent / "test.txt").read_text(encoding="utf-8")
+    found, content = figures(xl), (xl.parent / "test.txt").read_text(encoding="utf-8")
     nats = found["nll"] * len(content.encode())
     assert found["bits_per_byte"] == pytest.approx(found["nll"] / math.log(2), rel=1e-12)
     assert found["bits_per_character"] == pytest.approx(nats / math.log(2) / len(content), rel=1e-12)
     words = len(content.replace("\n", " <eos> ").split())
     assert found["perplexity_per_word"] == pytest.approx(math.exp(nats / words), rel=1e-9)
-    code, out, _ = run(capsys, "eval", xl)
+    code, out, _ = on_cpu("eval", xl)
     assert code == 0
     for line in (
         "perplexity per token",
@@ -204,10 +189,8 @@ def test_figures_per_word_character_and_byte(plain: Path, xl: Path, capsys: pyte
         ("plain", ["--clamp-length", 0], "--clamp-length"),
     ],
 )
-def test_flags_that_cannot_be(
-    which: str, flags: list[object], said: str, plain: Path, xl: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, out, err = run(capsys, "eval", plain if which == "plain" else xl, *flags)
+def test_flags_that_cannot_be(which: str, flags: list[object], said: str, plain: Path, xl: Path) -> None:
+    code, out, err = on_cpu("eval", plain if which == "plain" else xl, *flags)
     assert (code, out) == (2, "")
     assert said in " ".join(err.split())
     assert "Traceback" not in err
@@ -230,7 +213,7 @@ def test_keys_that_cannot_be_are_refused_before_any_work(text: Path, capsys: pyt
         assert not (text / "wrong" / "metrics.jsonl").exists()
 
 
-def test_a_run_of_before_there_were_protocols(plain: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_before_there_were_protocols(plain: Path, text: Path) -> None:
     """Its files lack what was added since; its figures are still those of blocks."""
     old = text / "old"
     old.mkdir()
@@ -243,9 +226,9 @@ def test_a_run_of_before_there_were_protocols(plain: Path, text: Path, capsys: p
     for key in ("memory_start", "same_length"):
         del config["model"][key]
     (old / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-    found = figures(capsys, old)
+    found = figures(old)
     assert found["protocol"] == (
         "consecutive blocks of 8 tokens, every token scored once, given the tokens before it in its block and the one "
         "before the block"
     )
-    assert found["nll"] == figures(capsys, plain, "--context", 0)["nll"]
+    assert found["nll"] == figures(plain, "--context", 0)["nll"]

@@ -11,34 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
-from cli_runs import SMALL, call, command, environment, write_config, write_text
+from cli_runs import SMALL, called, command, environment, write_text
 
-from fullrank.cli import main
 from fullrank.cli.output import print_json
 from fullrank.files import write_json
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_text(tmp_path_factory.mktemp("text"))
-
-
-@pytest.fixture(scope="module")
-def config(text: Path) -> Path:
-    return write_config(text / "run.yaml", text, text / "cache", steps=12)
-
-
-@pytest.fixture(scope="module")
-def trained(config: Path) -> subprocess.CompletedProcess[str]:
-    return call("train", config, *SMALL, "--out", config.parent / "run", "--quiet")
-
-
-def called(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[object, str, str]:
-    """Exit status, stdout and stderr of a call in this process."""
-    with pytest.raises(SystemExit) as stopped:
-        main([str(word) for word in words])
-    said = capsys.readouterr()
-    return stopped.value.code or 0, said.out, said.err
 
 
 @pytest.mark.parametrize(
@@ -55,18 +31,16 @@ def called(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[object, 
         (["--seed", str(2**63)], ["--seed"]),
     ],
 )
-def test_options_of_generate_that_exclude_each_other(
-    words: list[str], parts: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, out, said = called(capsys, "generate", "nowhere", *words)
+def test_options_of_generate_that_exclude_each_other(words: list[str], parts: list[str]) -> None:
+    code, out, said = called("generate", "nowhere", *words)
     assert (code, out) == (2, "")
     assert all(part in said for part in parts), said
     assert "no such folder" not in said
 
 
 @pytest.mark.parametrize("minutes", ["nan", "inf", "10001", "0", "-inf"])
-def test_minutes_of_a_demo(minutes: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    code, _, said = called(capsys, "demo", f"--minutes={minutes}", "--out", tmp_path / "demo")
+def test_minutes_of_a_demo(minutes: str, tmp_path: Path) -> None:
+    code, _, said = called("demo", f"--minutes={minutes}", "--out", tmp_path / "demo")
     assert code == 2
     assert "--minutes" in said
     assert not (tmp_path / "demo").exists()
@@ -76,38 +50,37 @@ def test_minutes_of_a_demo(minutes: str, capsys: pytest.CaptureFixture[str], tmp
     "recipes", "recipes list", "data", "data list", "config", "config schema", "recipes show", "data prepare",
     "config show", "config validate",
 ])  # fmt: skip
-def test_every_group_and_its_verbs_show_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = called(capsys, *verb.split(), "--help")
+def test_every_group_and_its_verbs_show_an_example(verb: str) -> None:
+    code, out, _ = called(*verb.split(), "--help")
     assert code == 0
     assert "Example" in out
 
 
-def test_an_unknown_corpus_lists_the_known_ones_once(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, said = called(capsys, "data", "prepare", "nope")
+def test_an_unknown_corpus_lists_the_known_ones_once() -> None:
+    code, _, said = called("data", "prepare", "nope")
     assert code == 2
     assert said.count("wikitext-103") == 1
 
 
-def test_training_half_a_run_is_refused(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_half_a_run_is_refused(config: Path, tmp_path: Path) -> None:
     half = tmp_path / "half"
     half.mkdir()
     (half / "config.yaml").write_text(config.read_text(encoding="utf-8"), encoding="utf-8")
-    code, _, said = called(capsys, "train", half)
+    code, _, said = called("train", half)
     assert code == 2
     assert "it lacks run.json" in said
     assert [path.name for path in half.iterdir()] == ["config.yaml"]
 
 
-def test_quiet_is_quiet(trained: subprocess.CompletedProcess[str]) -> None:
+def test_quiet_is_quiet(config: Path, tmp_path: Path) -> None:
     """Also about the preparation of data, which this first run has to do."""
-    assert (trained.returncode, trained.stderr) == (0, "")
+    words = ["train", config, *SMALL, "train.steps=2", f"data.cache={tmp_path}", "--out", tmp_path / "run", "--quiet"]
+    code, _, said = called(*words)
+    assert (code, said) == (0, "")
 
 
-def test_report_and_reproduce_give_json_of_one_shape(
-    trained: subprocess.CompletedProcess[str], text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert trained.returncode == 0
-    code, out, _ = called(capsys, "report", text / "run", "--out", tmp_path / "page.html", "--json")
+def test_report_and_reproduce_give_json_of_one_shape(run: Path, text: Path, tmp_path: Path) -> None:
+    code, out, _ = called("report", run, "--out", tmp_path / "page.html", "--json")
     assert code == 0
     reported = json.loads(out)
     table = tmp_path / "table.yaml"
@@ -117,32 +90,28 @@ def test_report_and_reproduce_give_json_of_one_shape(
         f"cache: {text}/cache}}\n  train: {{steps: 3, batch_size: 4, segment_length: 8, threads: 1, device: cpu}}\n",
         encoding="utf-8",
     )
-    code, out, _ = called(capsys, "reproduce", table, "--out", tmp_path / "out", "--quiet", "--json")
+    code, out, _ = called("reproduce", table, "--out", tmp_path / "out", "--quiet", "--json")
     assert code == 0
     assert set(json.loads(out)) == set(reported) == {
         "report", "comparable", "rows", "unfinished", "left_out", "significance",
     }  # fmt: skip
 
 
-def test_a_foreign_file_is_not_overwritten_by_a_report(
-    trained: subprocess.CompletedProcess[str], text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_foreign_file_is_not_overwritten_by_a_report(run: Path, text: Path, tmp_path: Path) -> None:
     letter = tmp_path / "letter.txt"
     letter.write_text("dear", encoding="utf-8")
-    code, _, said = called(capsys, "report", text / "run", "--out", letter)
+    code, _, said = called("report", run, "--out", letter)
     assert (code, letter.read_text(encoding="utf-8")) == (2, "dear")
     assert "--out" in said
 
 
-def test_a_segment_far_beyond_the_text(
-    trained: subprocess.CompletedProcess[str], text: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_segment_far_beyond_the_text(run: Path, text: Path) -> None:
     """The model has no limit of length, and one block of the whole text is what was asked for, without its padding."""
     tokens = len((text / "valid.txt").read_text(encoding="utf-8").replace("\n", " <eos> ").split())
     perplexities = []
     for length in (tokens, 1_000_000):
-        words = ["eval", text / "run", "--split", "valid", "--segment-length", length, "--device", "cpu", "--json"]
-        code, out, said = called(capsys, *words)
+        words = ["eval", run, "--split", "valid", "--segment-length", length, "--device", "cpu", "--json"]
+        code, out, said = called(*words)
         assert code == 0, said
         perplexities.append(json.loads(out)["perplexity"])
     assert perplexities[0] == perplexities[1]
@@ -161,14 +130,14 @@ def test_json_is_valid_whatever_the_figures(tmp_path: Path, capsys: pytest.Captu
         assert json.loads(written, parse_constant=refuse) == expected
 
 
-def test_ctrl_c_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     from fullrank.config import recipe
 
     def interrupt() -> list[str]:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(recipe, "shipped", interrupt)
-    assert called(capsys, "recipes", "list") == (130, "", "fullrank: interrupted\n")
+    assert called("recipes", "list") == (130, "", "fullrank: interrupted\n")
 
 
 def test_a_signal_ends_a_verb_with_130(config: Path, tmp_path: Path) -> None:
@@ -192,8 +161,8 @@ def test_a_signal_ends_a_verb_with_130(config: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code"), [(["--version"], 0), (["--help"], 0), (["trian"], 2), (["eval"], 2), (["eval", "--nope"], 2)]
 )
-def test_exit_statuses_of_the_parser(words: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> None:
-    found, out, said = called(capsys, *words)
+def test_exit_statuses_of_the_parser(words: list[str], code: int) -> None:
+    found, out, said = called(*words)
     assert found == code
     assert bool(out) == (code == 0)
     assert bool(said) == (code == 2)

@@ -16,7 +16,7 @@ from torch import Tensor
 import fullrank as fr
 from fullrank.core.errors import InputError
 from fullrank.decoding import beam_search, sample
-from fullrank.experiments.generation import Remembering
+from fullrank.experiments.generation import MemoryReader
 from moving import moved
 
 EOS, TARGETS, SOURCES = 0, 5, 9
@@ -318,7 +318,7 @@ def test_a_memory_takes_the_place_of_the_cache(position: str) -> None:
     """A model that remembers four tokens writes what it writes when every window is read anew."""
     lm = language_model("position_wise", position, memory_length=4, num_hidden_layers=1)
     ids, mask = left_padded(PROMPTS)
-    reader = Remembering(lm)
+    reader = MemoryReader(lm)
     batch = sample(reader, ids, greedy=True, attention_mask=mask, max_new_tokens=9)
     found = beam_search(reader, ids, beams=3, n_best=3, attention_mask=mask, max_new_tokens=9)
     for b, prompt in enumerate(PROMPTS):

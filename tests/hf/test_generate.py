@@ -16,7 +16,7 @@ import fullrank as fr
 from combinations import Combination
 from fullrank.core.errors import InputError
 from fullrank.decoding import beam_search, sample
-from fullrank.experiments.generation import Remembering
+from fullrank.experiments.generation import MemoryReader
 
 every_pair = pytest.mark.parametrize("combination", combinations.pairwise(), ids=str)
 kinds = pytest.mark.parametrize("config", CAUSAL.values(), ids=CAUSAL)
@@ -25,7 +25,7 @@ NEW = 8
 
 def reader(own: Any) -> Any:
     """A model of ours as our own decoding reads it."""
-    return Remembering(own) if own.memory_length else own
+    return MemoryReader(own) if own.memory_length else own
 
 
 @every_pair

@@ -84,15 +84,14 @@ def prepare_data(
     raw: dict[str, Any] = {"data": {"name": name}}
     if name in PAIR_CORPORA:
         raw["train"] = {"batch_tokens": 1}  # a run of translation has to say it; nothing is trained here
-    given = build(apply_overrides(raw, words)).data
-    found, lines = _prepared_pairs(given) if given.has_pairs else _prepared_text(given)
-    tell(found, lines, json=json)
+    config = build(apply_overrides(raw, words)).data
+    tell(*(_prepared_pairs(config) if config.has_pairs else _prepared_text(config)), json=json)
 
 
 def _read_task(
     name: str, overrides: list[str], source: str | None, to: Path | None
 ) -> tuple[dict[str, Any], list[str]]:
-    """A task to fine-tune on: what JSON says of it, and lines for people."""
+    """A task to fine-tune on: its JSON, and lines for people."""
     from fullrank.config.glue import GLUE
     from fullrank.core.errors import InputError
     from fullrank.data.corpora import SQUAD
@@ -102,23 +101,23 @@ def _read_task(
     if overrides:
         raise InputError(f"{', '.join(overrides)}: {name} is read as it is; leave out all but --from and --to")
     if name in SQUAD:
-        found = {"name": name, **squad_overview(SQUAD[name], source)}
-        return found, squad_lines(found)
+        overview = {"name": name, **squad_overview(SQUAD[name], source)}
+        return overview, squad_lines(overview)
     if name in GLUE:
         raise InputError(f"unknown corpus '{name}'; did you mean 'glue/{name}'?")
     task = name.partition("/")[2]
     if not task:
         raise InputError(f"{name}: one task at a time: {', '.join(f'glue/{one}' for one in GLUE)}")
-    found = glue_overview(task, source, to, say)
-    return found, overview_lines(found)
+    overview = glue_overview(task, source, to, say)
+    return overview, overview_lines(overview)
 
 
-def _prepared_text(given: DataConfig) -> tuple[dict[str, Any], list[str]]:
-    """A corpus for language models: what JSON says of it, and lines for people."""
+def _prepared_text(config: DataConfig) -> tuple[dict[str, Any], list[str]]:
+    """A corpus for language models: its JSON, and lines for people."""
     from fullrank.data import prepare
     from fullrank.experiments.language_model import describe
 
-    corpus = prepare(given, report=say)
+    corpus = prepare(config, report=say)
     lines = [f"{corpus.label}: vocabulary {len(corpus.tokenizer):,} ({corpus.tokenizer.kind}), {corpus.folder}"]
     lines += [
         f"  {split:<6} {content.tokens:>12,} tokens   {content.words:>12,} words   {content.bytes:>13,} bytes"
@@ -127,15 +126,15 @@ def _prepared_text(given: DataConfig) -> tuple[dict[str, Any], list[str]]:
     return {"folder": str(corpus.folder), **describe(corpus)}, lines
 
 
-def _prepared_pairs(given: DataConfig) -> tuple[dict[str, Any], list[str]]:
-    """A corpus of sentence pairs: what JSON says of it, and lines for people."""
+def _prepared_pairs(config: DataConfig) -> tuple[dict[str, Any], list[str]]:
+    """A corpus of sentence pairs: its JSON, and lines for people."""
     import dataclasses
 
     from fullrank.data import prepare_pairs
 
-    corpus = prepare_pairs(given, report=say)
+    corpus = prepare_pairs(config, report=say)
     sides = {"source": corpus.source, "target": corpus.target}
-    found = {
+    content = {
         "folder": str(corpus.folder), "name": corpus.name, "label": corpus.label, "is_slice": corpus.is_slice,
         "languages": {side: language.name for side, language in sides.items()},
         "vocabulary": {side: len(language) for side, language in sides.items()},
@@ -149,16 +148,16 @@ def _prepared_pairs(given: DataConfig) -> tuple[dict[str, Any], list[str]]:
     )
     sizes = ", ".join(f"{language.name} {len(language):,}" for language in sides.values())
     lines = [f"{corpus.label}: {one}: {sizes} ({kind}), {corpus.folder}"]
-    for split, content in corpus.splits.items():
+    for split, counted in corpus.splits.items():
         counts = ", ".join(
-            f"{language.name} {getattr(content, f'{side}_tokens'):,} tokens of {getattr(content, f'{side}_words'):,} words"
+            f"{language.name} {getattr(counted, f'{side}_tokens'):,} tokens of {getattr(counted, f'{side}_words'):,} words"
             for side, language in sides.items()
         )
-        lines.append(f"  {split:<8} {content.pairs:>10,} pairs   {counts}")
+        lines.append(f"  {split:<8} {counted.pairs:>10,} pairs   {counts}")
     cleaning = corpus.details["cleaning"]
     lines.append(
         f"  training pairs given {cleaning['given']:,}, left out {cleaning['given'] - cleaning['kept']:,}: "
         f"{cleaning['empty']:,} with an empty side, {cleaning['too_long']:,} too long (data.max_length), "
         f"{cleaning['ratio']:,} too unlike in length (data.max_ratio)"
     )
-    return found, lines
+    return content, lines

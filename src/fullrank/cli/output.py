@@ -1,4 +1,4 @@
-"""What verbs print: results to stdout, everything else to stderr."""
+"""Output of the verbs: results to stdout, everything else to stderr."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def say(text: str) -> None:
 
 
 def silent(text: str) -> None:
-    """What `say` is with `--quiet`."""
+    """Replacement of `say` with `--quiet`."""
 
 
 def print_json(content: Any) -> None:
@@ -53,12 +53,12 @@ def show_report(folders: Sequence[Path], page: Path, *, json: bool = False, titl
     """Write the report of runs to `page`, then print its table, or its content as JSON, and where it is."""
     from fullrank.reporting import report
 
-    found = report(folders)
-    page = found.write(page, title)
+    table = report(folders)
+    page = table.write(page, title)
     if json:
-        print_json({"report": str(page), **found.as_json()})
+        print_json({"report": str(page), **table.as_json()})
         return
-    found.print()
+    table.print()
     print(page)
 
 

@@ -138,7 +138,7 @@ def translate(
 
 @contextlib.contextmanager
 def _reading(path: Path | None) -> Iterator[tuple[FileIO, float | None]]:
-    """Where lines come from, unbuffered, and how long to wait for more of them: files never pause."""
+    """The source of lines, unbuffered, and how long to wait for more of them: files never pause."""
     try:
         stream = FileIO(0, closefd=False) if path is None else FileIO(path)
     except OSError as error:
@@ -150,7 +150,7 @@ def _reading(path: Path | None) -> Iterator[tuple[FileIO, float | None]]:
 
 @contextlib.contextmanager
 def _writing(path: Path | None) -> Iterator[BinaryIO]:
-    """Where translations go; a file holds those that have come, whatever happens then."""
+    """The destination of translations; a file holds those that have come, whatever happens then."""
     if path is None:
         yield sys.stdout.buffer
         return
@@ -198,13 +198,13 @@ class Progress:
     def __init__(self, quiet: bool) -> None:
         self.quiet, self.rewrites = quiet, sys.stderr.isatty()
         self.every = 0.2 if self.rewrites else 10.0
-        self.start = self.told = time.monotonic()
+        self.start = self.last_print = time.monotonic()
         self.shown = False
 
     def __call__(self, before: int, done: int) -> None:
         now = time.monotonic()
-        if not self.quiet and now - self.told >= self.every:
-            self.told = now
+        if not self.quiet and now - self.last_print >= self.every:
+            self.last_print = now
             text = self._text(before + done, now)
             if self.rewrites:
                 print(f"\r{text}", end="", file=sys.stderr, flush=True)

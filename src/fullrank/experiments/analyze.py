@@ -263,9 +263,9 @@ class PhaseReach:
     @property
     def title(self) -> str:
         """The recipe, its row and scale, and the phase."""
-        place = self.resolved
-        row = f", row {place.row}, scale {place.scale}" if place.row else ""
-        name = Path(place.recipe).name if Path(place.recipe).exists() else place.recipe
+        resolved = self.resolved
+        row = f", row {resolved.row}, scale {resolved.scale}" if resolved.row else ""
+        name = Path(resolved.recipe).name if Path(resolved.recipe).exists() else resolved.recipe
         return f"{name}{row}" + (f", phase {self.phase.name} (skip: {self.phase.skip})" if self.phase else "")
 
     @property

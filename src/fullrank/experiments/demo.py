@@ -244,7 +244,7 @@ def _train_all(trainings: Sequence[_Training], settings: Sequence[str], steps: i
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Inside the block SIGTERM ends the demo as Ctrl-C does, so that the models are told."""
+    """Inside the block SIGTERM ends the demo as Ctrl-C does, so that the trainings stop, too."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -42,7 +42,7 @@ class _Output(NamedTuple):
     cache: Memory | None
 
 
-class Remembering:
+class MemoryReader:
     """A model with memory, decoded token by token: its memory takes the place of a growing cache.
 
     The prompt is one segment, or several of `segment_length`; after it every token sees the `memory_length` tokens before it.
@@ -86,7 +86,7 @@ def generate(
     tokenizer = load_tokenizer(folder)
     device = choose_device(device_name, "--device")
     model = LanguageModel.load(folder, checkpoint, memory_length=memory_length).to(device)
-    reader = Remembering(model) if model.memory_length else model
+    reader = MemoryReader(model) if model.memory_length else model
     start, *prompt_ids = encode_prompt(tokenizer, prompt)
     ids = torch.tensor([[start, *prompt_ids]], device=device)
     eos = tokenizer.eos_id if how.stop else None
@@ -157,7 +157,7 @@ def complete(
     seeds: Sequence[int],
     report: Callable[[int], None] | None = None,
 ) -> list[str]:
-    """What follows each prompt, without it, in the order given; `seeds`: of each prompt's draws.
+    """The continuation of each prompt, without it, in the order of the prompts; `seeds`: of each prompt's draws.
 
     A model with memory reads a prompt in segments. One without reads its last `segment_length` tokens; where positions end,
     as many as leave room for `max_new_tokens`. report: called with the number of prompts that each batch has finished.
@@ -169,7 +169,7 @@ def complete(
             f"max_gen_toks: {how.max_new_tokens} new tokens and a prompt are more than the {model.max_length} positions of "
             "this model; lower it"
         )
-    reader = Remembering(model, segment_length) if model.memory_length else model
+    reader = MemoryReader(model, segment_length) if model.memory_length else model
     if not model.memory_length:
         most = segment_length if most is None else min(segment_length, most)
     encoded = [encode_prompt(tokenizer, prompt)[-(most or 0) :] for prompt in prompts]

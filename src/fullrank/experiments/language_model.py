@@ -130,17 +130,17 @@ class LanguageModelTask:
 
     def parts(self, config: RunConfig, corpus: Corpus, folder: Path, device: torch.device) -> Parts:
         model, batch_size = LanguageModel(config.model).to(device), config.eval.batch_size
-        train_tokens, watched = corpus.splits["train"].tokens, corpus.ids("valid")[: config.eval.max_tokens]
-        watching, final = validation_protocol(config), final_protocol(config)
+        train_tokens, validation = corpus.splits["train"].tokens, corpus.ids("valid")[: config.eval.max_tokens]
+        while_training, final = validation_protocol(config), final_protocol(config)
         _check_positions(model, train_tokens // config.train.batch_size)
         check_training_length(model, config.train.segment_length, train_tokens)
-        check_length(model, watching, len(watched))
+        check_length(model, while_training, len(validation))
         for split in _MEASURED:
             check_length(model, final, corpus.splits[split].tokens)
 
         def evaluate(model: nn.Module) -> EvaluationResult:
             start = corpus.tokenizer.start_id
-            result = measure(model, watched, watching, batch_size=batch_size, start_id=start, device=device)
+            result = measure(model, validation, while_training, batch_size=batch_size, start_id=start, device=device)
             return EvaluationResult(result.nll, result.tokens)
 
         return training_parts(
@@ -151,7 +151,7 @@ class LanguageModelTask:
             batches=training_batches(config, corpus),
             evaluate=evaluate,
             figures=lambda model, _: {s: causal_figures(model, corpus, s, final, batch_size) for s in _MEASURED},
-            evaluation={"protocol": watching.in_words(), "next_token": watching.next_token},
+            evaluation={"protocol": while_training.in_words(), "next_token": while_training.next_token},
             entries={
                 "protocol": final.in_words(),
                 "protocol_settings": dataclasses.asdict(final),
@@ -251,15 +251,15 @@ class MaskedModelTask:
         options, batch_size = config.train, config.eval.batch_size
         model = MaskedLanguageModel(config.model).to(device)
         masking, protocol = _masking(config, corpus, model), masked_protocol(config)
-        watched = corpus.ids("valid")[: config.eval.max_tokens]
+        validation = corpus.ids("valid")[: config.eval.max_tokens]
         check_training_length(model, options.segment_length, corpus.splits["train"].tokens)
-        for ids in (watched, corpus.ids("test")):
+        for ids in (validation, corpus.ids("test")):
             _check_measurable(model.max_length, masking, protocol, ids)
         unigram = {split: _unigram_of_masked(corpus, split, masking, protocol) for split in _MEASURED}
 
         def evaluate(model: nn.Module) -> EvaluationResult:
             assert isinstance(model, MaskedLanguageModel)
-            result = measure_masked(model, watched, masking, protocol, batch_size)
+            result = measure_masked(model, validation, masking, protocol, batch_size)
             return EvaluationResult(result.nll, result.tokens, result.scores)
 
         def measured(model: MaskedLanguageModel, checkpoint: str) -> dict[str, dict[str, Any]]:

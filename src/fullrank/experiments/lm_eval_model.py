@@ -84,7 +84,7 @@ class FullRankLM(LM):
         self.batch_size = config.eval.batch_size if usual else _positive("batch_size", batch_size)
         self.max_gen_toks = _positive("max_gen_toks", max_gen_toks)
         self._kernel, self._folder, self._checkpoint = kernel, folder, checkpoint
-        with self._reading():  # an unknown kernel is told now
+        with self._reading():  # an unknown kernel is an error now
             _log.info("%s, checkpoint %s: %s", folder, checkpoint, self.protocol.in_words())
 
     @classmethod
@@ -108,7 +108,7 @@ class FullRankLM(LM):
 
     @classmethod
     def create_from_arg_string(cls, arg_string: str, additional_config: Mapping[str, Any] | None = None) -> FullRankLM:
-        """The same from `key=value,key=value`."""
+        """Build the model from `key=value,key=value`."""
         from lm_eval.utils import simple_parse_args_string
 
         return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
@@ -117,7 +117,7 @@ class FullRankLM(LM):
 
     @property
     def eot_token_id(self) -> int:
-        """What stands before the first token of a text: `<eos>`, or the newline where tokens are characters or bytes."""
+        """The token before the first one of a text: `<eos>`, or the newline where tokens are characters or bytes."""
         return self.words.start_id
 
     @property
@@ -131,7 +131,7 @@ class FullRankLM(LM):
         return f"fullrank-{self.words.kind}-{self.words.fingerprint[:16]}"
 
     def get_model_info(self) -> dict[str, Any]:
-        """What lm-eval writes beside its results."""
+        """Facts that lm-eval writes beside its results."""
         return {
             "model_num_parameters": self.model.num_parameters(),
             "model_dtype": "torch.float32",
@@ -185,10 +185,10 @@ class FullRankLM(LM):
         return [(-sum(one.nll for one in some), all(one.greedy for one in some)) for some in by_text]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """What the model writes after each (context, settings), up to the first string of `until`.
+        """The continuation of each (context, settings), up to the first string of `until`.
 
         Greedy unless `temperature` is above 0 (and `do_sample` not false). Draws depend on lm-eval's `--seed` and on the
-        request's place in the list alone.
+        position of the request in the list alone.
         """
         groups: dict[str, list[int]] = {}
         for i, request in enumerate(requests):

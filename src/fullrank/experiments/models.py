@@ -158,7 +158,7 @@ class Pretrained(NamedTuple):
     fresh: tuple[str, ...]
 
     def to(self, device: torch.device) -> Pretrained:
-        """The same on a device."""
+        """The encoder on a device."""
         return self._replace(model=self.model.to(device))
 
 

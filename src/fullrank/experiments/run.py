@@ -281,7 +281,7 @@ def cells(
 
 
 def inside(planned: Sequence[Cell], out: Path) -> list[Cell]:
-    """The same runs in the folder `out`."""
+    """The runs, in the folder `out`."""
     return [dataclasses.replace(cell, folder=out / cell.folder.name) for cell in planned]
 
 

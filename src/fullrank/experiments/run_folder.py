@@ -33,7 +33,7 @@ def default_folder(resolved: Resolved[RunConfig | FinetuneConfig]) -> Path:
 
 
 def absolute(config: RunConfig | FinetuneConfig) -> RunConfig | FinetuneConfig:
-    """The same data, and the same encoder, from any working directory; files are relative to `data.dir`."""
+    """The configuration with absolute paths, for any working directory; files of data are relative to `data.dir`."""
     data = config.data
     folders: dict[str, Any] = {"dir": _resolved(data.dir), "cache": _resolved(data.cache)}
     if isinstance(config, FinetuneConfig):
@@ -79,7 +79,7 @@ def open_any(folder: Path) -> tuple[RunConfig | FinetuneConfig, dict[str, Any]]:
 
 
 def open_run(folder: Path) -> tuple[RunConfig, dict[str, Any]]:
-    """The same of a run with a model of ours; InputError for a run of fine-tuning."""
+    """The configuration and the identity of a run with a model of ours; InputError for a run of fine-tuning."""
     config, identity = open_any(folder)
     if isinstance(config, FinetuneConfig):
         raise InputError(

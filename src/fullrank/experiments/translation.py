@@ -63,12 +63,12 @@ class TranslationTask:
         model = Translator(config.model).to(device)
         for split in corpus.splits:
             check_lengths(model, corpus.pairs(split))
-        search, watched = Search.of(config.eval), corpus.pairs("valid")
-        references = watched.references()[:some]
+        search, validation = Search.of(config.eval), corpus.pairs("valid")
+        references = validation.references()[:some]
 
         def evaluate(model: nn.Module) -> EvaluationResult:
             assert isinstance(model, Translator)
-            total = score(model, watched, config)
+            total = score(model, validation, config)
             if not references:
                 return EvaluationResult(total.nll, total.tokens)
             greedy = dataclasses.replace(search, beams=1)

@@ -1,0 +1,28 @@
+"""One small text and one trained run, shared by all tests of the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli_runs import SMALL, call, write_config, write_text
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text(tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture(scope="session")
+def config(text: Path) -> Path:
+    return write_config(text / "run.yaml", text, text / "cache", steps=30)
+
+
+@pytest.fixture(scope="session")
+def run(config: Path) -> Path:
+    """A finished run, made by the command."""
+    folder = config.parent / "run"
+    done = call("train", config, *SMALL, "--out", folder)
+    assert done.returncode == 0, done.stderr
+    assert "perplexity" in done.stdout
+    return folder
