@@ -72,17 +72,9 @@ def size(config: ModelConfig, length: int, batch: int = 1) -> dict[str, Any]:
     stack = _Stack(config, [block.attention for block in model.blocks], keys)
     others = 2 * _matrices(model) + _vocabulary_flops(model.embedding, model.output)
     forward, training = stack.flops(length, batch)
+    training += 3 * (others + _memory_flops(model, length))
     memory = 4 * config.num_hidden_layers * config.memory_length * config.hidden_size
-    return {
-        "parameters": parts,
-        "attention_block": attention_block(stack.layers[0], config, parts["attention"], parts["total"]),
-        "bytes": _bytes(parts, stack.layers, memory),
-        "flops_per_token": {
-            "length": length,
-            "forward": round(forward + others),
-            "training": round(training + 3 * (others + _memory_flops(model, length))),
-        },
-    }
+    return _document(parts, stack, _bytes(parts, stack.layers, memory), length, forward + others, training)
 
 
 def masked_size(config: ModelConfig, length: int, batch: int, share: float) -> dict[str, Any]:
@@ -99,15 +91,18 @@ def masked_size(config: ModelConfig, length: int, batch: int, share: float) -> d
     others = 2 * _matrices(encoder) + _vocabulary_flops(encoder.embedding)
     others += share * (2 * _matrices(model.output) + _vocabulary_flops(model.output))
     forward, training = stack.flops(length, batch)
+    return _document(parts, stack, _bytes(parts), length, forward + others, training + 3 * others)
+
+
+def _document(
+    parts: dict[str, int], stack: _Stack, in_bytes: dict[str, int], length: int, forward: float, training: float
+) -> dict[str, Any]:
+    """The size of a model with a single stack."""
     return {
         "parameters": parts,
         "attention_block": attention_block(stack.layers[0], stack.config, parts["attention"], parts["total"]),
-        "bytes": _bytes(parts),
-        "flops_per_token": {
-            "length": length,
-            "forward": round(forward + others),
-            "training": round(training + 3 * others),
-        },
+        "bytes": in_bytes,
+        "flops_per_token": {"length": length, "forward": round(forward), "training": round(training)},
     }
 
 
@@ -122,10 +117,8 @@ def translation_size(config: ModelConfig, length: int, batch: int = 1) -> dict[s
     """
     model = _on_meta(Translator, config)
     encoder, decoder = model.encoder, cast(Any, model.decoder)
-    named = list(model.named_parameters())
     # every parameter has one place: a table that both languages share is the decoder's
-    places = {place: parameters_of(item for item in named if _place_of(item[0]) == place) for place in PLACES}
-    parts = parameters_by_part(model)
+    parts, places = parameters_by_part(model), {place: parameters_by_part(model, place) for place in PLACES}
     seen = (length + 1) / 2
     stacks = {
         "encoder": _Stack(config.of_encoder(), [block.attention for block in encoder.blocks], length, causal=False),
@@ -171,25 +164,18 @@ def _on_meta(cls: Callable[[ModelConfig], Model], config: ModelConfig) -> Model:
 # -- parameters and bytes --------------------------------------------------------------------------------------------
 
 
-def parameters_by_part(model: nn.Module) -> dict[str, int]:
-    """Trainable parameters of each part of a model, and `total`; tied ones count once, where they are stored."""
-    return parameters_of(model.named_parameters())
+def parameters_by_part(model: nn.Module, place: str | None = None) -> dict[str, int]:
+    """Trainable parameters of each part of a model, and `total`; tied ones count once, where they are stored.
 
-
-def parameters_of(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, int]:
-    """Parameters of each part, and `total`, of parameters with their names in the model."""
+    place: only those of one of `PLACES` of a translation model; cross-attention and its norm are a place of their own.
+    """
     counts: Counter[str] = Counter({part: 0 for part, _ in _PARTS})
-    for name, parameter in named:
-        part = next((part for part, marks in _PARTS if any(mark in name for mark in marks)), "other")
-        counts[part] += parameter.numel()
+    for name, parameter in model.named_parameters():
+        own = "encoder" if name.startswith("encoder.") else "cross" if ".cross_attention" in name else "decoder"
+        if place in (None, own):
+            part = next((part for part, marks in _PARTS if any(mark in name for mark in marks)), "other")
+            counts[part] += parameter.numel()
     return {"total": sum(counts.values()), **counts}
-
-
-def _place_of(name: str) -> str:
-    """The place of a parameter in a translation model: cross-attention and its norm are a place of their own."""
-    if name.startswith("encoder."):
-        return "encoder"
-    return "cross" if ".cross_attention" in name else "decoder"
 
 
 def _bytes(
@@ -349,13 +335,8 @@ def attention_block(layer: nn.Module, config: ModelConfig, in_all: int, in_model
     block = {"total": sum(counts.values()), **counts}
     width, bias = config.hidden_size, 4 * config.hidden_size * config.attention.bias
     heads, layers, rank = config.num_attention_heads, config.num_hidden_layers, config.attention.rank
-    plain = {
-        "total": 4 * width**2 + bias,
-        "projections": 3 * width**2,
-        "output_map": width**2,
-        "bias": bias,
-        "heads": heads,
-    }
+    pieces = {"projections": 3 * width**2, "output_map": width**2, "bias": bias}
+    plain = {"total": sum(pieces.values()), **pieces, "heads": heads}
 
     def beside(multilinear: int, multi_head: int) -> dict[str, Any]:
         return {"multilinear": multilinear, "multi_head": multi_head, "ratio": multi_head / multilinear}

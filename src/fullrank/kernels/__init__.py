@@ -26,6 +26,7 @@ from fullrank.kernels.problem import declines, fits, is_plain, needs_grad
 from fullrank.kernels.triton import call as triton_call
 
 Reason = Callable[[Problem], str | None]  # None: the kernel computes the call
+_PLAIN_ONLY = "it computes the dot product, softmax and no mixing only"
 
 
 def _fused(problem: Problem) -> Tensor:
@@ -42,14 +43,6 @@ def _fused(problem: Problem) -> Tensor:
     )
 
 
-def _not_plain(problem: Problem) -> str | None:
-    return None if is_plain(problem) else "it computes the dot product, softmax and no mixing only"
-
-
-def _never(problem: Problem) -> str | None:
-    return None
-
-
 @dataclass(frozen=True)
 class Kernel:
     """A kernel, and the reasons for which it does not compute a call.
@@ -59,8 +52,8 @@ class Kernel:
     """
 
     run: Callable[[Problem], Tensor]
-    declines: Reason = _never
-    refuses: Reason = _never
+    declines: Reason = lambda problem: None
+    refuses: Reason = lambda problem: None
 
     def reason(self, problem: Problem) -> str | None:
         """Either of them; the machine is looked at last, since that may compile C++."""
@@ -68,7 +61,7 @@ class Kernel:
 
 
 KERNELS: dict[str, Kernel] = {
-    "sdpa": Kernel(_fused, refuses=_not_plain),
+    "sdpa": Kernel(_fused, refuses=lambda problem: None if is_plain(problem) else _PLAIN_ONLY),
     "blocks": Kernel(blocks.attend, declines),
     "native": Kernel(native_call.attend, native_call.declines, native_call.refuses),
     "triton": Kernel(triton_call.attend, triton_call.declines, triton_call.refuses),

@@ -27,7 +27,7 @@ from fullrank.core.dropout import dropout, keep_mask
 from fullrank.core.engine import Distances, Problem
 from fullrank.core.layout import Layout
 from fullrank.core.mix import mix_heads
-from fullrank.kernels.problem import normalized, refuse_second_order, visible_keys
+from fullrank.kernels.problem import normalized, refuse_second_order, table_row, visible_keys
 
 # Scores of a block, about. On a CPU they stay in the cache that a core has beside the first; elsewhere launches cost more
 # than memory. A long sequence has 64 rows a block at least: with fewer, matrix products become slow.
@@ -104,7 +104,7 @@ def plan(problem: Problem) -> list[Block]:
 
 def pieces(layout: Layout, first: int, end: int) -> tuple[Piece, ...]:
     """For query rows `first` .. `end` - 1 of a layout with runs, the keys that some of them sees, oldest first."""
-    rows, spans, total = end - first, layout.spans, layout.distances
+    rows, total = end - first, layout.distances
     after = layout.runs[-1][0] + layout.runs[-1][1] if layout.runs else 0
     oldest, newest = after - layout.shape[0] + first, after - layout.shape[0] + end - 1  # positions of the rows
     parts, column = [], 0
@@ -116,22 +116,12 @@ def pieces(layout: Layout, first: int, end: int) -> tuple[Piece, ...]:
             width = stop - start
             farthest, nearest = newest - start, max(oldest - stop + 1, 0)
             known = farthest if layout.window is None else min(farthest, layout.window - 1)
-            row = total - 1 - _table_row(spans, known)
+            row = total - 1 - table_row(layout, known)
             table = slice(row, row + max(known - nearest, width) + 1)
             keys = slice(column + start - position, column + stop - position)
             parts.append(Piece(keys, table, rows - 1 - (farthest - known)))
         column += size
     return tuple(parts)
-
-
-def _table_row(spans: Sequence[tuple[int, int]], distance: int) -> int:
-    """The number of a distance among those within `spans`, the smallest first."""
-    row = 0
-    for low, high in spans:
-        if distance <= high:
-            return row + distance - low
-        row += high - low + 1
-    raise AssertionError(f"distance {distance} is not within {spans}")
 
 
 def descending(relative: Tensor, blocks: Sequence[Block]) -> Tensor:

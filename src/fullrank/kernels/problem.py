@@ -111,6 +111,16 @@ def tokens_of(layout: Layout) -> Tensor | None:
     return mask if mask is None or layout.causal else mask | ~mask.any(-1, keepdim=True)
 
 
+def table_row(layout: Layout, distance: int) -> int:
+    """The row of `distance` in the table of distances, the nearest first; itself if no query sees a key so far away."""
+    before = 0
+    for low, high in layout.spans:
+        if low <= distance <= high:
+            return before + distance - low
+        before += high - low + 1
+    return distance
+
+
 # -- precision and derivatives -----------------------------------------------------------------------------------------
 
 

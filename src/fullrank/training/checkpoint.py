@@ -161,13 +161,13 @@ def _read_weights(path: Path, advice: str) -> dict[str, Tensor]:
 
 def _why_not_saved(folder: Path, snapshot: Snapshot, step: int, error: Exception) -> str:
     number = error.errno if isinstance(error, OSError) else None
-    full = number in (errno.ENOSPC, errno.EDQUOT) or str(error).endswith(("(os error 28)", "(os error 122)"))
-    size = sum(t.nbytes for tensors in (snapshot.weights, snapshot.training) for t in tensors.values()) / 2**20
-    what = f"no space left on the disk (it takes about {max(size, 0.1):.1f} MiB)" if full else f"{error}"
-    former = _linked(folder, "last")
+    why, former = str(error), _linked(folder, "last")
+    if number in (errno.ENOSPC, errno.EDQUOT) or why.endswith(("(os error 28)", "(os error 122)")):
+        size = sum(t.nbytes for tensors in (snapshot.weights, snapshot.training) for t in tensors.values()) / 2**20
+        why = f"no space left on the disk (it takes about {max(size, 0.1):.1f} MiB)"
     kept = f"{folder / 'last'} ({former}) is intact" if former else "there is no earlier checkpoint"
     return (
-        f"the checkpoint of step {step} could not be written to {folder}: {what}; {kept}. "
+        f"the checkpoint of step {step} could not be written to {folder}: {why}; {kept}. "
         "Make room and run the same command again to go on"
     )
 

@@ -131,13 +131,11 @@ def _begin(
 
 def _result(counters: Counters, plan: Plan, resumed_from: int | None) -> FitResult:
     """The result of a training that stands at `counters`; a phase too short to be timed has no milliseconds."""
-    per_step = (
-        counters.timed_seconds / counters.timed_steps
-        if counters.timed_steps
-        else counters.seconds / max(1, counters.step)
-    )
-    timed = [(phase.config.name, counters.timed_by_phase.get(phase.config.name)) for phase in plan.phases]
-    by_phase = {name: 1000 * taken.seconds / taken.steps for name, taken in timed if taken is not None and taken.steps}
+    per_step = counters.seconds / max(1, counters.step)
+    if counters.timed_steps:
+        per_step = counters.timed_seconds / counters.timed_steps
+    timed = {phase.config.name: counters.timed_by_phase.get(phase.config.name) for phase in plan.phases}
+    by_phase = {name: 1000 * taken.seconds / taken.steps for name, taken in timed.items() if taken and taken.steps}
     return FitResult(
         steps=counters.step,
         epochs=counters.step / plan.steps_per_epoch,

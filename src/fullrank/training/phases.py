@@ -178,7 +178,10 @@ def make_plan(options: TrainConfig, eval_options: EvaluationOptions, batches: Ba
         raise InputError(f"the training text is shorter than one batch: {size} or give more text")
     accumulation = options.gradient_accumulation_steps
     steps_per_epoch = math.ceil(per_epoch / accumulation)
-    phases = tuple(_plan_phase(config, steps_per_epoch) for config in options.phases)
+    phases = tuple(
+        Phase(config, config.steps if config.epochs is None else max(1, round(config.epochs * steps_per_epoch)))
+        for config in options.phases
+    )
     limits = [phase.steps for phase in phases if phase.steps is not None]
     limited = len(limits) == len(phases) > 0
     if limited:
@@ -191,28 +194,17 @@ def make_plan(options: TrainConfig, eval_options: EvaluationOptions, batches: Ba
         total = max(1, round((options.epochs or 1.0) * steps_per_epoch))
     if not limited:
         _check_all_begin(phases, total, options)
-    if eval_options.every_steps is not None:
-        evaluate_every: float = eval_options.every_steps
-    else:
-        evaluate_every = (eval_options.every_epochs or 1.0) * steps_per_epoch
     return Plan(
         total_steps=total,
         steps_per_epoch=steps_per_epoch,
         batches_per_epoch=per_epoch,
         accumulation=accumulation,
         tokens=options.tokens,
-        evaluate_every=evaluate_every,
+        evaluate_every=eval_options.every_steps or (eval_options.every_epochs or 1.0) * steps_per_epoch,
         save_every=options.save_every_steps,
         log_every=options.log_every_steps,
         phases=phases,
     )
-
-
-def _plan_phase(config: PhaseConfig, steps_per_epoch: int) -> Phase:
-    """A phase with its epochs turned into steps of this data, at least one."""
-    if config.epochs is None:
-        return Phase(config, config.steps)
-    return Phase(config, max(1, round(config.epochs * steps_per_epoch)))
 
 
 def _steps_for(tokens: int, accumulation: int, batches: Batches[object]) -> int:

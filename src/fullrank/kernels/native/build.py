@@ -41,7 +41,8 @@ def library() -> ctypes.CDLL | None:
         loaded.fullrank_mixed.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
         loaded.fullrank_mixed.restype = ctypes.c_int
     except (OSError, RuntimeError, ValueError, AttributeError, subprocess.SubprocessError) as error:
-        _log.warning("attention runs without the C++ kernel, which could not be built: %s", _first_line(error))
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        _log.warning("attention runs without the C++ kernel, which could not be built: %s", why)
         return None
     return loaded
 
@@ -104,16 +105,9 @@ def _compile(compiler: list[str], path: Path) -> None:
             if done.returncode == 0:
                 os.replace(made, path)  # whole or not at all
                 return
-        failed = failed or (_first_error(done.stderr) or f"{compiler[0]} ended with status {done.returncode}")
+        ended = f"{compiler[0]} ended with status {done.returncode}"
+        failed = failed or next((line for line in done.stderr.splitlines() if "error" in line), ended)
     raise RuntimeError(failed)
-
-
-def _first_error(text: str) -> str:
-    return next((line for line in text.splitlines() if "error" in line), "")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 @contextlib.contextmanager

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fullrank.core.engine import Distances, Problem
+from fullrank.core.engine import Problem
 from fullrank.core.layout import Layout
 from fullrank.kernels.native.build import library
-from fullrank.kernels.problem import SAME_POSITIONS, refuse_second_order, visible_keys
+from fullrank.kernels.problem import SAME_POSITIONS, refuse_second_order, table_row, visible_keys
 from fullrank.kernels.problem import declines as no_interval
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -57,7 +57,8 @@ def attend(problem: Problem) -> Tensor:
     query, mixing, position, table, base = problem.query, problem.mixing, None, None, None
     if problem.distances is not None:
         distances = problem.distances
-        query, position = _with_biases(query, distances)
+        u, v = (bias.to(query.dtype)[:, None] for bias in (distances.u, distances.v))
+        query, position = query + u, _ready(query + v)
         table, base = _ready(distances.keys.to(dtype)), _table_rows(problem.layout)
     operands = Operands(
         query=_ready(query),
@@ -79,11 +80,6 @@ def attend(problem: Problem) -> Tensor:
     return out[..., :width]
 
 
-def _with_biases(query: Tensor, distances: Distances) -> tuple[Tensor, Tensor]:
-    u, v = distances.u.to(query.dtype)[:, None], distances.v.to(query.dtype)[:, None]
-    return query + u, _ready(query + v)
-
-
 def _ready(heads: Tensor) -> Tensor:
     """Without gaps, and with zeros up to whole vectors."""
     idle = -heads.shape[-1] % (8 if heads.dtype == torch.float64 else 16)
@@ -94,15 +90,10 @@ def _table_rows(layout: Layout) -> Tensor:
     """(M,): the row of the table of distances for query n and key m is n plus this; of keys that no query sees, some number."""
     assert layout.runs is not None
     first_query = layout.runs[-1][0] + layout.runs[-1][1] - layout.shape[0]
-    shifts, before = [], 0  # of the distances low .. high, to their rows
-    for low, high in layout.spans:
-        shifts.append((low, high, before - low))
-        before += high - low + 1
     rows = []
     for start, size in layout.runs:
         nearest = max(first_query - (start + size - 1), 0)
-        shift = next((shift for low, high, shift in shifts if low <= nearest <= high), 0)
-        newest = first_query - start + shift
+        newest = first_query - start + table_row(layout, nearest) - nearest
         rows.append(torch.arange(newest, newest - size, -1, dtype=torch.int32, device="cpu"))
     return torch.cat(rows)
 

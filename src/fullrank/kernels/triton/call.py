@@ -138,12 +138,14 @@ _ARGUMENTS = (
 def _forward_op(
     query: Tensor, keys: Tensor, values: Tensor, mixing: Tensor | None, *options: Any
 ) -> tuple[Tensor, Tensor]:
+    from fullrank.kernels.triton.launch import launch
+
     query, keys, values = query.contiguous(), keys.contiguous(), values.contiguous()
     out, total = _shapes(query, keys, values)
     common, heads = _common(query, keys, mixing, *options), {"Q": query, "K": keys, "TOTAL": total}
     with _on(query.device):
-        _launch("totals", common, **heads)
-        _launch("outputs", common, **heads, V=values, MIXING=_matrix(mixing, query), OUT=out)
+        launch("totals", common, **heads)
+        launch("outputs", common, **heads, V=values, MIXING=_matrix(mixing, query), OUT=out)
     return out, total
 
 
@@ -163,6 +165,8 @@ def _backward_op(
     *options: Any,
 ) -> list[Tensor]:
     """Gradients of query, keys, values and mixing; of what is not wanted, no numbers."""
+    from fullrank.kernels.triton.launch import launch
+
     for_query, for_keys, for_values, for_mixing = wanted
     query, keys, values, cotangent = (x.contiguous() for x in (query, keys, values, cotangent))
     found, matrix = _gradients(cotangent, total, wanted, query, keys, values, mixing), _matrix(mixing, query)
@@ -170,20 +174,20 @@ def _backward_op(
     heads = {"Q": query, "K": keys, "D_OUT": cotangent, "TOTAL": total}
     with _on(query.device):
         if for_values:
-            _launch("of_values", common, **heads, MIXING=matrix, D_V=found[2])
+            launch("of_values", common, **heads, MIXING=matrix, D_V=found[2])
         if for_query or for_keys or for_mixing:
             batch, count, queries, _ = query.shape
             shares = total.new_empty(batch, count, count, queries)
-            _launch("of_mixing", common, **heads, V=values, D_MIXING=shares)
+            launch("of_mixing", common, **heads, V=values, D_MIXING=shares)
             if for_mixing:
                 found[3].copy_(shares.sum((0, 3)) if found[3].dim() == 2 else shares.permute(0, 3, 1, 2))
             if mixing is not None:
                 shares.mul_(matrix[..., None] if mixing.dim() == 2 else matrix)
             heads |= {"V": values, "MIXING": matrix, "DELTA": shares.sum(2)}
         if for_query:
-            _launch("of_queries", common, **heads, D_Q=found[0])
+            launch("of_queries", common, **heads, D_Q=found[0])
         if for_keys:
-            _launch("of_keys", common, **heads, D_K=found[1])
+            launch("of_keys", common, **heads, D_K=found[1])
     return found
 
 
@@ -289,12 +293,6 @@ def _matrix(mixing: Tensor | None, query: Tensor) -> Tensor:
         return query  # not read
     ordered = mixing if mixing.dim() == 2 else mixing.permute(0, 2, 3, 1)
     return ordered.float().contiguous()
-
-
-def _launch(name: str, common: dict[str, Any], **tensors: Tensor) -> None:
-    from fullrank.kernels.triton.launch import launch
-
-    launch(name, common, tensors)
 
 
 def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:

@@ -33,7 +33,7 @@ _REGISTERS_OF_MIXING = {"ieee": 150, "tf32": 110, "tf32x3": 64}
 _PAIRS = ((4, 4), (2, 8), (2, 4), (2, 2), (1, 1))  # groups of sources and heads in `of_mixing`
 
 
-def launch(name: str, common: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+def launch(name: str, common: dict[str, Any], **tensors: Tensor) -> None:
     """Run a kernel over its whole grid; on a GPU the first call of a kind tries its block sizes."""
     kernel, heads = KERNELS[name], common["H"]
     shared = {key: common[key] for key in kernel.arg_names if key in common}
