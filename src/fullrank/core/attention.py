@@ -102,7 +102,7 @@ class WeightedValues(Attend):
     def forward(self, heads: Heads, layout: Layout, trace: Trace | None = None) -> Tensor:
         mixing = self.mix.matrix(heads.query)
         problem = "a trace asks for attention weights" if trace is not None else self.problem(heads, layout, mixing)
-        if (out := engine.attend(problem)) is not None:
+        if (out := engine.load().attend(problem)) is not None:
             return out
         scores = self.scores(heads, layout)
         if not layout.unrestricted:

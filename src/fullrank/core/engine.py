@@ -132,21 +132,44 @@ class Components:
 
 
 class Engines(Protocol):
-    """Functions that compute what the definition computes, faster; None where they leave a call to the definition."""
+    """Functions that compute what the definition computes, faster; None where they leave a call to the definition.
 
-    def attend(self, problem: Problem | str) -> Tensor | None: ...
+    A string in place of a problem is the reason for which no engine can compute the call. Raises InputError if an engine was
+    asked for by name that computes no such call.
+    """
 
-    def multilinear_pairs(self, problem: Pairs) -> Tensor | None: ...
+    def attend(self, problem: Problem | str) -> Tensor | None:
+        """Weighted attention, (B, H, N, D)."""
+        return None
 
-    def decayed_sums(self, problem: Tokens | str) -> Tensor | None: ...
+    def multilinear_pairs(self, problem: Pairs) -> Tensor | None:
+        """Multi-linear attention over pairs of positions, (B, N, E)."""
+        return None
 
-    def vocabulary_nll(self, components: Components, ids: Tensor) -> Tensor | None: ...
+    def decayed_sums(self, problem: Tokens | str) -> Tensor | None:
+        """Decayed sums, (B, N, S, R)."""
+        return None
+
+    def vocabulary_nll(self, components: Components, ids: Tensor) -> Tensor | None:
+        """-log p(ids) (T,) in nats, in fp32 at least.  ids (T,)."""
+        return None
 
     def vocabulary_loss(
         self, components: Components, ids: Tensor, scale: Tensor, label_smoothing: float
-    ) -> tuple[Tensor, Tensor] | None: ...
+    ) -> tuple[Tensor, Tensor] | None:
+        """sum_t scale_t loss_t and, without gradient, sum_t scale_t nll_t; ids and scale (T,), which takes no gradient.
 
-    def vocabulary_log_prob(self, components: Components) -> Tensor | None: ...
+        With label smoothing e the target is (1 - e) [v = ids] + e / V.
+        """
+        return None
+
+    def vocabulary_log_prob(self, components: Components) -> Tensor | None:
+        """log p (T, V), in fp32 at least."""
+        return None
+
+
+class NoEngines(Engines):
+    """The definition computes everything, as in an exported model."""
 
 
 class Storage(Protocol):
@@ -159,52 +182,8 @@ class Storage(Protocol):
     ) -> Model: ...
 
 
-load: Callable[[], Engines] | None = None
+load: Callable[[], Engines] = NoEngines
 load_storage: Callable[[], Storage] | None = None
-
-
-def attend(problem: Problem | str) -> Tensor | None:
-    """Weighted attention by an engine, (B, H, N, D); None: the definition has to compute it.
-
-    A string is the reason for which no engine can. Raises InputError if a kernel was asked for by name that cannot.
-    """
-    return None if load is None else load().attend(problem)
-
-
-def multilinear_pairs(problem: Pairs) -> Tensor | None:
-    """Multi-linear attention over pairs of positions by an engine, (B, N, E); None: the definition has to compute it.
-
-    Raises InputError if a kernel was asked for by name that computes attention with weights only.
-    """
-    return None if load is None else load().multilinear_pairs(problem)
-
-
-def decayed_sums(problem: Tokens | str) -> Tensor | None:
-    """Decayed sums by an engine, (B, N, S, R); None: the definition has to compute them. Otherwise like `multilinear_pairs`.
-
-    A string is the reason for which no engine can.
-    """
-    return None if load is None else load().decayed_sums(problem)
-
-
-def vocabulary_nll(components: Components, ids: Tensor) -> Tensor | None:
-    """-log p(ids) (T,) in nats, in fp32 at least; None: the definition has to compute it.  ids (T,)."""
-    return None if load is None else load().vocabulary_nll(components, ids)
-
-
-def vocabulary_loss(
-    components: Components, ids: Tensor, scale: Tensor, label_smoothing: float
-) -> tuple[Tensor, Tensor] | None:
-    """sum_t scale_t loss_t and, without gradient, sum_t scale_t nll_t; None: the definition has to compute them.
-
-    ids and scale (T,), which takes no gradient. With label smoothing e the target is (1 - e) [v = ids] + e / V.
-    """
-    return None if load is None else load().vocabulary_loss(components, ids, scale, label_smoothing)
-
-
-def vocabulary_log_prob(components: Components) -> Tensor | None:
-    """log p (T, V), in fp32 at least; None: the definition has to compute it."""
-    return None if load is None else load().vocabulary_log_prob(components)
 
 
 def storage() -> Storage:

@@ -44,7 +44,7 @@ def multilinear(problem: Pairs) -> Tensor:
 
     The authors' output matrix (E, M^2), keys major and values minor, is `weight.permute(2, 0, 1).flatten(1)`.
     """
-    if (out := engine.multilinear_pairs(problem)) is not None:
+    if (out := engine.load().multilinear_pairs(problem)) is not None:
         return out
     queries, length = problem.query.shape[1], problem.keys.shape[1]
     visible = problem.visible
@@ -125,7 +125,7 @@ def decayed_sums(tokens: Tensor, log_decay: Tensor, layout: Layout, state: Tenso
     if regular and queries and (state is None or layout.contiguous):
         before = layout.query_positions[0] - 1 - layout.key_positions[earlier : keys - queries]
         problem = Tokens(tokens, log_decay, before, state)
-    if (sums := engine.decayed_sums(problem)) is not None:
+    if (sums := engine.load().decayed_sums(problem)) is not None:
         return sums
     distances = layout.query_positions[..., :, None] - layout.key_positions[..., None, earlier:]  # (N, M) or (B, N, M)
     distances = distances.abs() if distances.dim() == 3 else distances.abs()[None]

@@ -95,7 +95,7 @@ class Output(nn.Module):
     def log_prob(self, hidden: Tensor) -> Tensor:
         """Log-probabilities (..., V), in fp32 at least."""
         components = self.components(hidden)
-        log_prob = engine.vocabulary_log_prob(components)
+        log_prob = engine.load().vocabulary_log_prob(components)
         if log_prob is None:
             log_prob = log_probabilities(components)
         return log_prob.view(*hidden.shape[:-1], log_prob.shape[-1])
@@ -103,7 +103,7 @@ class Output(nn.Module):
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """-log p(targets) (B, N) in nats, exact under any cotangent.  hidden (B, N, E), targets (B, N)."""
         ids, components = _flat(hidden, targets), self.components(hidden)
-        nll = engine.vocabulary_nll(components, ids)
+        nll = engine.load().vocabulary_nll(components, ids)
         if nll is None:
             nll = -log_probabilities(components).gather(1, ids[:, None]).squeeze(1)
         return nll.view(targets.shape)
@@ -117,7 +117,7 @@ class Output(nn.Module):
         """
         ids, scale = _flat(hidden, targets), _scale(hidden, targets, weights, label_smoothing)
         components = self.components(hidden)
-        losses = engine.vocabulary_loss(components, ids, scale, label_smoothing)
+        losses = engine.load().vocabulary_loss(components, ids, scale, label_smoothing)
         if losses is None:
             losses = weighted_losses(log_probabilities(components), ids, scale, label_smoothing)
         return losses

@@ -107,7 +107,7 @@ def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attenti
             if injected.normalize.engine is not None:
                 problem = Problem(query, _repeated(key, groups), _repeated(value, groups), injected.mix.matrix(query), None,
                                   layout, scaling, injected.normalize.engine, p)  # fmt: skip
-            if (out := engine.attend(problem)) is not None:
+            if (out := engine.load().attend(problem)) is not None:
                 return out.transpose(1, 2).contiguous(), None
     return _definition(injected, own, module, query, key, value, attention_mask, dropout, scaling=scaling, **arguments)
 
