@@ -104,6 +104,11 @@ def test_a_faulty_configuration_is_explained(given: dict[str, object], said: str
         fr.FullRankConfig(**given)
 
 
+def test_a_misspelt_setting_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"'eos_tokn_id' is no setting.*did you mean 'eos_token_id'"):
+        fr.FullRankConfig.of(small(), eos_tokn_id=2)
+
+
 def test_a_class_takes_models_of_its_objective_only(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="takes a model of objective causal, given 'masked'"):
         fr.FullRankForCausalLM(fr.FullRankConfig.of(small(), objective="masked"))

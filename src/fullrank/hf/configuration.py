@@ -9,7 +9,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 from fullrank.core.config import ModelConfig, with_memory
-from fullrank.core.errors import ConfigError
+from fullrank.core.errors import ConfigError, suggest
 
 OBJECTIVES = ("causal", "masked", "translation")
 # sizes that the tools of Hugging Face ask a configuration for
@@ -89,7 +89,12 @@ class FullRankConfig(PreTrainedConfig):
 
         labels: names of classes by number, or how many classes there are.
         A translation begins with `eos_token_id` unless another token is given, as ours do; `<mask>` is the last entry.
+        Raises ConfigError for a name that is no setting.
         """
+        if unknown := [name for name in settings if not hasattr(cls, name)]:
+            raise ConfigError(
+                f"'{unknown[0]}' is no setting of FullRankConfig; {suggest(unknown[0], cls.__annotations__)}"
+            )
         if objective == "masked" and model.vocab_size is not None:
             settings.setdefault("mask_token_id", model.vocab_size - 1)
         if objective == "translation" or model.encoder is not None or model.decoder is not None:
