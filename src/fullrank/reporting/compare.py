@@ -389,10 +389,6 @@ class Differences:
     rows: tuple[Difference, ...]
     left_out: tuple[str, ...]
 
-    @property
-    def baselines(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(row.baseline for row in self.rows))
-
 
 def differences(rows: Sequence[Row], split: str) -> Differences | None:
     """Paired bootstrap of BLEU of every row with its baseline (`baseline_of`); None where nothing can be compared.

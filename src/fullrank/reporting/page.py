@@ -19,9 +19,9 @@ from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.core.errors import InputError, RunError
 from fullrank.files import write_text
 from fullrank.reporting import drawing, figures, runs, summary, tables
-from fullrank.reporting.compare import MARK, Comparison, Row, best_row
+from fullrank.reporting.compare import MARK, Comparison, Row, best_row, signatures
 from fullrank.reporting.drawing import COLOURS, NARROW, Curve, Drawing, Reader, Series, Strip, draw_curves, draw_strips
-from fullrank.reporting.figures import BLEU, LAST_POSITION, MISSING, Measure, count, listed
+from fullrank.reporting.figures import BLEU, CHRF, LAST_POSITION, MISSING, Measure, count, listed
 from fullrank.reporting.finetuning import UNKNOWN, Arm, Task, Tuning, metric_words
 from fullrank.reporting.runs import SPLITS, RunGroup, RunRecord, integer, mapping, number
 from fullrank.reporting.tables import SPLIT_WORDS, Cell, Column, Table
@@ -96,11 +96,12 @@ def _of_comparison(compared: Comparison) -> dict[str, Any]:
         for group, sees_future in zip(groups, marked, strict=True)
     ]
     labels = list(dict.fromkeys(row.label for row in rows if row.label))
+    on = f" on {listed(labels)}" if 0 < len(labels) < 3 else ""
+    validation = _translation_curves if compared.task == runs.TRANSLATION else _validation_curves
     parts = list(dict.fromkeys(part for row in rows for part, size in tables.parts_of_parameters(row).items() if size))
     troubles = [(run, "not finished", [_progress(run, compared.measure), *run.problems]) for run in unfinished]
     return {
-        "title": _plural(len(finished) + len(unfinished), "run")
-        + (f" on {listed(labels)}" if 0 < len(labels) < 3 else ""),
+        "title": _plural(len(finished) + len(unfinished), "run") + on,
         "subtitle": _subtitle(len(rows), "row", len(finished), len(unfinished)),
         "compared": compared,
         "tiles": _tiles(compared) if compared.comparable and rows else [],
@@ -113,9 +114,7 @@ def _of_comparison(compared: Comparison) -> dict[str, Any]:
         "strips": _strips(compared) if compared.comparable and len(rows) > 1 else None,
         "folded": tables.folded_tables(compared) if rows else [],
         "legend": shown,
-        "validation_curves": (_translation_curves if compared.task == runs.TRANSLATION else _validation_curves)(
-            compared, shown
-        ),
+        "validation_curves": validation(compared, shown),
         "training_curves": _training_curves(compared, shown),
         "marked": any(marked),
         "bars": _bars(rows, parts),
@@ -377,8 +376,10 @@ def _comparison_cards(compared: Comparison) -> list[Card]:
     training = [
         ("seeds", _shared([(name, run.seed) for name, run in runs], ", ")),
         fact("protocol", lambda run: run.get("protocol")),
-        fact("BLEU", lambda run: _signature(run, "bleu_signature")),
-        fact("chrF", lambda run: _signature(run, "chrf_signature")),
+        *(
+            fact(one.words, lambda run, key=one.key: " and ".join(signatures([run]).get(key, ())))
+            for one in (BLEU, CHRF)
+        ),
         fact("recipe", lambda run: run.get("recipe")),
         fact("scale", lambda run: run.get("scale")),
         fact("steps", lambda run: _count(run.get("steps"))),
@@ -446,11 +447,6 @@ def _vocabulary(run: RunRecord) -> str:
     size = run.corpus.get("vocabulary")
     sides = [f"{_count(mapping(size).get(side))} {side}" for side in ("source", "target") if mapping(size).get(side)]
     return " / ".join(sides) or _count(size)
-
-
-def _signature(run: RunRecord, key: str) -> str:
-    ways = [run.get("final", split, key) for split in SPLITS]
-    return " and ".join(dict.fromkeys(str(way) for way in ways if way))
 
 
 def _origin(runs: Sequence[RunRecord]) -> str:

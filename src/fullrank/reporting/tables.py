@@ -203,7 +203,7 @@ def difference_tables(compared: Comparison) -> list[Table]:
 
 
 def _difference_table(tested: Differences, slots: Mapping[str, int]) -> Table:
-    several = len(tested.baselines) > 1
+    several = len({row.baseline for row in tested.rows}) > 1
 
     def score(mean: float, runs: int) -> str:
         return BLEU.show(mean) + (f" (n = {runs})" if runs > 1 else "")
