@@ -16,9 +16,9 @@ def main(argv: list[str] | None = None) -> None:
     words = sys.argv[1:] if argv is None else argv
     debug = "--debug" in words
     try:
-        from fullrank.cli.app import app
+        from fullrank.cli.app import load
 
-        app([word for word in words if word != "--debug"], prog_name="fullrank")
+        load()([word for word in words if word != "--debug"], prog_name="fullrank")
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has left: nobody to tell
         sys.exit(0)

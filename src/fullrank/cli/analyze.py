@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fullrank.cli.app import app
 from fullrank.cli.options import Checkpoint, Config, Device, Json, Overrides, Row, Scale
 from fullrank.cli.output import print_json, say, show, table_of
 
@@ -17,19 +18,14 @@ if TYPE_CHECKING:
     from fullrank.experiments.analyze import ModelRank, PhaseReach
 
 
-def add_to(app: typer.Typer) -> None:
-    app.add_typer(analyze, name="analyze")
-    app.command(
-        epilog="Examples:  [cyan]fullrank check mixhead/table1-vanilla --row b[/cyan]   "
-        "[cyan]fullrank check runs/mine --json[/cyan]   [cyan]fullrank check gpt2 --text book.txt[/cyan]",
-    )(check)
-
-
 analyze = typer.Typer(
     no_args_is_help=True,
     help="The papers' analyses.",
     epilog="Example:  [cyan]fullrank analyze context runs/mine --out figures[/cyan]",
 )
+
+
+app.add_typer(analyze, name="analyze")
 
 
 @analyze.command(
@@ -193,6 +189,10 @@ def _rank_table(ranks: list[ModelRank]) -> Table:
     return table_of(headings, rows, left=2)
 
 
+@app.command(
+    epilog="Examples:  [cyan]fullrank check mixhead/table1-vanilla --row b[/cyan]   "
+    "[cyan]fullrank check runs/mine --json[/cyan]   [cyan]fullrank check gpt2 --text book.txt[/cyan]"
+)
 def check(
     name: Annotated[
         str,

@@ -1,12 +1,11 @@
-"""All verbs in one Typer application."""
+"""The Typer application, in which every module of verbs registers its own."""
 
 from __future__ import annotations
 
+import importlib
 from typing import Annotated
 
 import typer
-
-from fullrank.cli import analyze, inspect, share, train, translate, use
 
 app = typer.Typer(
     name="fullrank",
@@ -37,5 +36,8 @@ def _options(
     pass
 
 
-for verbs in (train, use, translate, analyze, share, inspect):
-    verbs.add_to(app)
+def load() -> typer.Typer:
+    """The application with all verbs, in the order of the help."""
+    for verbs in ("train", "use", "translate", "analyze", "share", "inspect"):
+        importlib.import_module(f"fullrank.cli.{verbs}")
+    return app

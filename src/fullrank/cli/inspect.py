@@ -6,18 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
+from fullrank.cli.app import app
 from fullrank.cli.data import data
 from fullrank.cli.options import Config, Json, Overrides, Row, Scale, Source, with_source
 from fullrank.cli.output import print_json, say, tell
 from fullrank.core.config import ModelConfig
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command(epilog="Example:  [cyan]fullrank info mixhead/table1-vanilla --row b --json[/cyan]")(info)
-    app.add_typer(recipes, name="recipes")
-    app.add_typer(data, name="data")
-    app.add_typer(config, name="config")
-
 
 recipes = typer.Typer(
     no_args_is_help=True,
@@ -31,6 +24,12 @@ config = typer.Typer(
 )
 
 
+app.add_typer(recipes, name="recipes")
+app.add_typer(data, name="data")
+app.add_typer(config, name="config")
+
+
+@app.command(epilog="Example:  [cyan]fullrank info mixhead/table1-vanilla --row b --json[/cyan]")
 def info(
     name: Config,
     overrides: Overrides = None,

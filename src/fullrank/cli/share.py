@@ -10,35 +10,19 @@ from typing import Annotated
 
 import typer
 
+from fullrank.cli.app import app
 from fullrank.cli.options import Checkpoint, Json, Run, Split
 from fullrank.cli.output import say, tell
 from fullrank.core.errors import InputError
 
-
-def add_to(app: typer.Typer) -> None:
-    app.command(
-        epilog="Examples:  [cyan]fullrank export runs/demo/b --to hf exported/b[/cyan]   "
-        "[cyan]fullrank export runs/demo/b --checkpoint last --to hf exported/b-last[/cyan]   "
-        "[cyan]fullrank export exported/b --to fullrank models/b[/cyan] (back)",
-    )(export)
-    app.command(
-        epilog="Examples:  [cyan]fullrank bench[/cyan]   [cyan]fullrank bench mixing --plot mixing.png[/cyan]   "
-        "[cyan]fullrank bench relative --lengths 128,512 --json[/cyan]",
-    )(bench)
-    app.command(
-        "lm-eval",
-        context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-        epilog="Example:  [cyan]fullrank lm-eval --model_args path=runs/demo/b --tasks lambada_openai --batch_size 8[/cyan]",
-    )(lm_eval)
-    app.command(
-        "lm-eval-task",
-        epilog="Example:  [cyan]fullrank lm-eval-task runs/demo/b --split test --out tasks[/cyan]",
-    )(lm_eval_task)
-
-
 _FORMATS = ("hf", "fullrank")
 
 
+@app.command(
+    epilog="Examples:  [cyan]fullrank export runs/demo/b --to hf exported/b[/cyan]   "
+    "[cyan]fullrank export runs/demo/b --checkpoint last --to hf exported/b-last[/cyan]   "
+    "[cyan]fullrank export exported/b --to fullrank models/b[/cyan] (back)"
+)
 def export(
     run: Annotated[
         Path, typer.Argument(metavar="DIR", help="A run folder; with --to fullrank a folder that was exported.")
@@ -71,6 +55,10 @@ def export(
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"  # beside src/; not part of an installed package
 
 
+@app.command(
+    epilog="Examples:  [cyan]fullrank bench[/cyan]   [cyan]fullrank bench mixing --plot mixing.png[/cyan]   "
+    "[cyan]fullrank bench relative --lengths 128,512 --json[/cyan]"
+)
 def bench(
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="A benchmark (--list); all of them in small, if not given.")
@@ -119,6 +107,11 @@ def bench(
     )  # fmt: skip
 
 
+@app.command(
+    "lm-eval",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    epilog="Example:  [cyan]fullrank lm-eval --model_args path=runs/demo/b --tasks lambada_openai --batch_size 8[/cyan]",
+)
 def lm_eval(context: typer.Context) -> None:
     """The command lm_eval, with `--model fullrank` known to it: a run on tasks of lm-eval. Its arguments, and its --help.
 
@@ -130,6 +123,7 @@ def lm_eval(context: typer.Context) -> None:
     run(context.args)
 
 
+@app.command("lm-eval-task", epilog="Example:  [cyan]fullrank lm-eval-task runs/demo/b --split test --out tasks[/cyan]")
 def lm_eval_task(
     run: Run,
     split: Split = "test",

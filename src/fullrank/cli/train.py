@@ -8,31 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
+from fullrank.cli.app import app
 from fullrank.cli.options import Config, Json, Kernel, Overrides, Quiet, Row, Scale, Source, with_source
 from fullrank.cli.output import say, show_report, silent, tell
 from fullrank.core.errors import InputError
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command(
-        epilog="Examples:  [cyan]fullrank demo[/cyan]   [cyan]fullrank demo --minutes 2 --out runs/quick[/cyan]",
-    )(demo)
-    app.command(
-        epilog="Examples:  [cyan]fullrank train mixhead/table1-vanilla --row b --scale tiny[/cyan]   "
-        "[cyan]fullrank train my.yaml train.steps=500 --out runs/mine[/cyan]   "
-        "[cyan]fullrank train runs/mine[/cyan] (resumes)",
-    )(train)
-    app.command(
-        epilog="Examples:  [cyan]fullrank reproduce mixhead/table1-vanilla --scale tiny[/cyan]   "
-        "[cyan]fullrank reproduce mixhead/table2-vanilla --scale small --rows plain,b --seeds 3[/cyan]",
-    )(reproduce)
-    app.command(
-        epilog="Examples:  [cyan]fullrank finetune mixhead/table5 --scale small --row cola-b --from glue[/cyan]   "
-        "[cyan]fullrank finetune mixhead/table5 --rows cola-plain,cola-b --seeds 5 --from glue[/cyan]   "
-        "[cyan]fullrank finetune my.yaml data.name=glue/rte model.attention.mix=position_wise[/cyan]",
-    )(finetune)
-
-
+@app.command(epilog="Examples:  [cyan]fullrank demo[/cyan]   [cyan]fullrank demo --minutes 2 --out runs/quick[/cyan]")
 def demo(
     minutes: Annotated[
         float, typer.Option("--minutes", max=10_000, help="About how long the whole demo may take.")
@@ -51,6 +33,11 @@ def demo(
     run_demo(minutes, out, seed)
 
 
+@app.command(
+    epilog="Examples:  [cyan]fullrank train mixhead/table1-vanilla --row b --scale tiny[/cyan]   "
+    "[cyan]fullrank train my.yaml train.steps=500 --out runs/mine[/cyan]   "
+    "[cyan]fullrank train runs/mine[/cyan] (resumes)"
+)
 def train(
     config: Config,
     overrides: Overrides = None,
@@ -86,6 +73,10 @@ def train(
     _summary(result, folder, page)
 
 
+@app.command(
+    epilog="Examples:  [cyan]fullrank reproduce mixhead/table1-vanilla --scale tiny[/cyan]   "
+    "[cyan]fullrank reproduce mixhead/table2-vanilla --scale small --rows plain,b --seeds 3[/cyan]"
+)
 def reproduce(
     table: Annotated[str, typer.Argument(metavar="TABLE", help="A recipe with rows (`fullrank recipes list`).")],
     overrides: Overrides = None,
@@ -188,6 +179,11 @@ def _figures(final: dict[str, Any], masked: bool) -> None:
         line("perplexity at the last positions of segments, whose targets are not read", values, 2)
 
 
+@app.command(
+    epilog="Examples:  [cyan]fullrank finetune mixhead/table5 --scale small --row cola-b --from glue[/cyan]   "
+    "[cyan]fullrank finetune mixhead/table5 --rows cola-plain,cola-b --seeds 5 --from glue[/cyan]   "
+    "[cyan]fullrank finetune my.yaml data.name=glue/rte model.attention.mix=position_wise[/cyan]"
+)
 def finetune(
     config: Config,
     overrides: Overrides = None,

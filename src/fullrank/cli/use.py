@@ -8,30 +8,19 @@ from typing import Annotated, Any
 
 import typer
 
+from fullrank.cli.app import app
 from fullrank.cli.options import Checkpoint, Device, Json, Kernel, Run, Seed, Split, Temperature, TopK, TopP
 from fullrank.cli.output import exclude, given, say, show_report, tell
 from fullrank.core.errors import InputError
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command(
-        "eval",
-        epilog="Examples:  [cyan]fullrank eval runs/demo/b --split valid --json[/cyan]   "
-        "[cyan]fullrank eval runs/demo/b --context 48 --stride 16[/cyan]   "
-        "[cyan]fullrank eval runs/xl --segment-length 64 --memory-length 640 --clamp-length 400[/cyan]   "
-        "[cyan]fullrank eval runs/de-en --beam 5 --against runs/de-en-b[/cyan] (translation)",
-    )(evaluate)
-    app.command(
-        epilog="Examples:  [cyan]fullrank generate runs/demo/b --prompt 'the function returns' --top-p 0.9[/cyan]   "
-        "[cyan]fullrank generate runs/demo/b --prompt 'if the' --beam 4[/cyan]",
-    )(generate)
-    app.command(epilog="Example:  [cyan]fullrank report runs/demo/* --out comparison.html[/cyan]")(report)
-    app.command(
-        epilog="Examples:  [cyan]fullrank average runs/mine --last 5[/cyan]   then "
-        "[cyan]fullrank eval runs/mine --checkpoint average[/cyan]",
-    )(average)
-
-
+@app.command(
+    "eval",
+    epilog="Examples:  [cyan]fullrank eval runs/demo/b --split valid --json[/cyan]   "
+    "[cyan]fullrank eval runs/demo/b --context 48 --stride 16[/cyan]   "
+    "[cyan]fullrank eval runs/xl --segment-length 64 --memory-length 640 --clamp-length 400[/cyan]   "
+    "[cyan]fullrank eval runs/de-en --beam 5 --against runs/de-en-b[/cyan] (translation)",
+)
 def evaluate(
     run: Run,
     split: Split = "test",
@@ -169,6 +158,10 @@ def _compare(run: Path, other: Path, split: str, *, json: bool) -> None:
     tell(comparison, lines, json=json)
 
 
+@app.command(
+    epilog="Examples:  [cyan]fullrank generate runs/demo/b --prompt 'the function returns' --top-p 0.9[/cyan]   "
+    "[cyan]fullrank generate runs/demo/b --prompt 'if the' --beam 4[/cyan]"
+)
 def generate(
     run: Run,
     prompt: Annotated[str, typer.Option("--prompt", help="The text to go on from.")] = "",
@@ -227,6 +220,7 @@ def generate(
     tell(content, [f"\n{'-' * 40}\n".join(text["text"] for text in content["texts"])], json=json)
 
 
+@app.command(epilog="Example:  [cyan]fullrank report runs/demo/* --out comparison.html[/cyan]")
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders.")],
     out: Annotated[Path | None, typer.Option("--out", help="The page; report.html in the only run, or here.")] = None,
@@ -247,6 +241,10 @@ def report(
     show_report(runs, out, json=json, title=title)
 
 
+@app.command(
+    epilog="Examples:  [cyan]fullrank average runs/mine --last 5[/cyan]   then "
+    "[cyan]fullrank eval runs/mine --checkpoint average[/cyan]"
+)
 def average(
     run: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder, trained with train.keep_checkpoints.")],
     last: Annotated[
