@@ -52,8 +52,8 @@ class LayerReach:
         reach = M + N K,    P(K = k) = C(k + j - 1, k) p^k (1 - p)^j,    j = ceil(M / N)
 
     reach: how many tokens before the first query of its segment the oldest remembered token stands; K: the steps in which
-    the layer rested since the j-th last one in which it ran, to which that token belongs.
-    layer: counted from 0. probability p: that the layer rests at a step. memory_length M, segment_length N: in tokens.
+    the layer was skipped since the j-th last one in which it ran, to which that token belongs.
+    layer: counted from 0. probability p: that the layer is skipped at a step. memory_length M, segment_length N: in tokens.
     """
 
     layer: int
@@ -84,14 +84,14 @@ class LayerReach:
     @cached_property
     def reach(self) -> Distribution:
         """The distribution of the reach."""
-        rests = rests_before(self.segments, self.probability)
-        return Distribution(self.memory_length + self.segment_length * np.arange(rests.size), rests)
+        skips = skips_before(self.segments, self.probability)
+        return Distribution(self.memory_length + self.segment_length * np.arange(skips.size), skips)
 
     @cached_property
     def nearest(self) -> Distribution:
         """The distribution of the distance of the nearest remembered token from the first query: 1 + N G, G geometric."""
-        rests = rests_before(1, self.probability)
-        return Distribution(1 + self.segment_length * np.arange(rests.size), rests)
+        skips = skips_before(1, self.probability)
+        return Distribution(1 + self.segment_length * np.arange(skips.size), skips)
 
     def drifting(self, steps: int) -> Drift:
         """The labels that the released code gives after `steps` steps: 1 + Binomial(steps, p) segments."""
@@ -137,10 +137,10 @@ class Reach:
 
 
 def context(probabilities: Sequence[float], *, memory_length: int, segment_length: int) -> Reach:
-    """The reach of the memory of each layer, given how likely each layer rests at a step (`SkipRetain.probabilities`).
+    """The reach of the memory of each layer, given how likely each layer is skipped at a step (`SkipRetain.probabilities`).
 
     memory_length M and segment_length N in tokens, any one longer than the other. Steps are forward passes, and a layer
-    rests independently at each; the beginning, when memory is not yet full, is left out.
+    is skipped independently at each; the beginning, when memory is not yet full, is left out.
     What is described is how far a layer's own attention sees. Its keys are hidden states, which depend on older tokens
     still, as with every memory.
     Raises InputError for lengths below 1 and for a probability that is not from 0 on and below 1: a layer that always rests
@@ -159,8 +159,8 @@ def context(probabilities: Sequence[float], *, memory_length: int, segment_lengt
     return Reach(tuple(layers), memory_length, segment_length)
 
 
-def rests_before(runs: int, p: float) -> np.ndarray:
-    """P(K = 0), P(K = 1), ..: how often a layer rested since the `runs`-th last step in which it ran; (values,).
+def skips_before(runs: int, p: float) -> np.ndarray:
+    """P(K = 0), P(K = 1), ..: how often a layer was skipped since the `runs`-th last step in which it ran; (values,).
 
         P(K = k) = C(k + j - 1, k) p^k (1 - p)^j,    j = runs
 

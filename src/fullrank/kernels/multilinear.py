@@ -114,7 +114,7 @@ def order(size: Size) -> tuple[Step, ...]:
     direct = steps(size, by_state=False)
     if size.masked:
         return direct
-    return min(direct, steps(size, by_state=True), key=lambda found: work(size, found).training)
+    return min(direct, steps(size, by_state=True), key=lambda candidate: work(size, candidate).training)
 
 
 def steps(size: Size, by_state: bool) -> tuple[Step, ...]:
@@ -130,9 +130,9 @@ def steps(size: Size, by_state: bool) -> tuple[Step, ...]:
     if not size.causal and by_state:
         return *(Step(pairs, 0, 0, 0, into_state=True) for pairs in slabs), Step((), 0, queries, 0, reads=True)
     if by_state:
-        found = [Step(pairs, 0, 0, 0, into_state=True) for pairs in slabs]
+        made = [Step(pairs, 0, 0, 0, into_state=True) for pairs in slabs]
     else:
-        found = [Step(pairs, 0, queries, queries if size.masked else 0) for pairs in slabs]
+        made = [Step(pairs, 0, queries, queries if size.masked else 0) for pairs in slabs]
     if size.causal:
         shell = _SHELL_SMALL if size.half or size.batch <= 2 else _SHELL
         for first in range(0, queries, shell):
@@ -140,10 +140,10 @@ def steps(size: Size, by_state: bool) -> tuple[Step, ...]:
             a, b = seen + first, seen + end
             pairs: tuple[Rectangle, ...] = ((a, b, 0, b), (0, a, a, b)) if a else ((a, b, 0, b),)
             if by_state:
-                found.append(Step(pairs, first, end, end, reads=a > 0, into_state=end < queries))
+                made.append(Step(pairs, first, end, end, reads=a > 0, into_state=end < queries))
             else:
-                found.append(Step(pairs, first, queries, end))
-    return tuple(found)
+                made.append(Step(pairs, first, queries, end))
+    return tuple(made)
 
 
 # -- one step ---------------------------------------------------------------------------------------------------------
@@ -300,8 +300,8 @@ def _backward(cotangent: Tensor, states: Tensor, wants_weight: bool, *arguments:
                 unread -= 1
                 d_query[:, queries] += d_out[:, queries] @ states[unread].transpose(1, 2)
                 d_state += of.query[:, queries].transpose(1, 2) @ d_out[:, queries]
-        found = (d_query, d_keys.transpose(0, 1), d_values.transpose(0, 1))
-        return [*(d.to(x.dtype).contiguous() for d, x in zip(found, arguments[:3], strict=True)), d_weight]
+        gradients = (d_query, d_keys.transpose(0, 1), d_values.transpose(0, 1))
+        return [*(d.to(x.dtype).contiguous() for d, x in zip(gradients, arguments[:3], strict=True)), d_weight]
 
 
 def _write(d_weight: Tensor, x: Tensor, d_y: Tensor, step: Step) -> None:
@@ -359,8 +359,8 @@ def _gradients(ctx: Any, cotangent: Tensor | None, _: Tensor | None) -> tuple[Te
         return (None,) * 7
     *inputs, states = ctx.saved_tensors
     wants_weight = ctx.needs_input_grad[3]
-    *found, d_weight = _backward_operator(cotangent, states, wants_weight, *inputs, *ctx.choices)
-    return *found, d_weight if wants_weight else None, None, None, None
+    *gradients, d_weight = _backward_operator(cotangent, states, wants_weight, *inputs, *ctx.choices)
+    return *gradients, d_weight if wants_weight else None, None, None, None
 
 
 _operator.register_autograd(_gradients, setup_context=_keep)

@@ -61,17 +61,17 @@ def _built() -> Path:
 
 def _compiler() -> list[str]:
     """The compiler and its own options."""
-    given = shlex.split(os.environ.get("CXX", ""))
-    names = given[:1] or ["g++", "clang++", "c++"]
+    words = shlex.split(os.environ.get("CXX", ""))
+    names = words[:1] or ["g++", "clang++", "c++"]
     for name in names:
-        if found := shutil.which(name):
-            return [found, *given[1:]]
+        if path := shutil.which(name):
+            return [path, *words[1:]]
     raise RuntimeError(f"no C++ compiler (looked for {', '.join(names)})")
 
 
 def _folder() -> Path:
-    if given := os.environ.get("FULLRANK_CACHE"):
-        return Path(given)
+    if folder := os.environ.get("FULLRANK_CACHE"):
+        return Path(folder)
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "fullrank"
 

@@ -156,12 +156,12 @@ def _run(
     loaded = library()
     assert loaded is not None
     query, mixing, table = operands.query, operands.mixing, operands.table
-    (texts, heads, queries, width), seed = query.shape, geometry.seed
+    (batch, heads, queries, width), seed = query.shape, geometry.seed
     arrays = {**operands._asdict(), **geometry._asdict(), **others}
     del arrays["seed"]
     assert all(array is None or array.is_contiguous() for array in arrays.values())
     call = _Call(
-        B=texts, H=heads, N=queries, M=operands.keys.shape[2], D=width, T=0 if table is None else table.shape[1],
+        B=batch, H=heads, N=queries, M=operands.keys.shape[2], D=width, T=0 if table is None else table.shape[1],
         threads=torch.get_num_threads(), narrow=int(_narrow(queries)),
         mixing_kind=0 if mixing is None else 1 if mixing.dim() == 2 else 2,
         sigsoftmax=int(sigsoftmax), dropped=min(round(dropout * 2**32), 2**32 - 1), seed=0 if seed is None else int(seed),
@@ -170,7 +170,7 @@ def _run(
     )  # fmt: skip
     if loaded.fullrank_mixed(ctypes.byref(call), int(query.dtype == torch.float64), int(backward)):
         raise MemoryError(
-            f"attention of {texts} x {heads} x {queries} x {call.M}, {call.threads} threads: not enough memory"
+            f"attention of {batch} x {heads} x {queries} x {call.M}, {call.threads} threads: not enough memory"
         )
 
 
@@ -197,13 +197,13 @@ def _differentiated(cotangent: Tensor, lse: Tensor, *arguments: Any) -> list[Ten
     operands, geometry, choices = _split(arguments)
     dtypes = [None if tensor is None else tensor.dtype for tensor in operands]
     operands = _wide(operands)
-    found = [None if tensor is None else torch.empty_like(tensor) for tensor in operands]
+    gradients = [None if tensor is None else torch.empty_like(tensor) for tensor in operands]
     names = (f"d_{name}" for name in Operands._fields)
-    others = {**dict(zip(names, found, strict=True)), "lse": lse, "d_out": cotangent.to(lse.dtype).contiguous()}
+    others = {**dict(zip(names, gradients, strict=True)), "lse": lse, "d_out": cotangent.to(lse.dtype).contiguous()}
     _run(operands, geometry, others, *choices, backward=True)
     nothing = operands.query.new_empty(0)
     return [
-        nothing.clone() if tensor is None else tensor.to(dtype) for tensor, dtype in zip(found, dtypes, strict=True)
+        nothing.clone() if tensor is None else tensor.to(dtype) for tensor, dtype in zip(gradients, dtypes, strict=True)
     ]
 
 
@@ -218,10 +218,10 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.set_materialize_grads(False)
 
 
-def _gradients(inputs: list[Tensor | None], found: list[Tensor]) -> tuple[Tensor | None, ...]:
+def _gradients(inputs: list[Tensor | None], gradients: list[Tensor]) -> tuple[Tensor | None, ...]:
     """Gradients of the given inputs. Saved tensors are read once: under activation checkpointing they are gone then."""
-    given = zip(found, inputs[:6], strict=True)
-    return *(None if tensor is None else gradient for gradient, tensor in given), *(None,) * 9
+    pairs = zip(gradients, inputs[:6], strict=True)
+    return *(None if tensor is None else gradient for gradient, tensor in pairs), *(None,) * 9
 
 
 class Native(torch.autograd.Function):

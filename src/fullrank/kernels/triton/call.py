@@ -96,9 +96,9 @@ def declines(problem: Problem) -> str | None:
         return f"heads must not be larger than {_MOST_SIZE}, nor mixed heads more than {_MOST_HEADS}"
     if problem.dropout >= 1:
         return "dropout must be less than 1"
-    # programs along an axis of a grid, and places within one sequence, which are numbers of 32 bits
-    places = heads * max(max(queries, length) * size, heads * queries)
-    if batch * heads > _MOST_PROGRAMS or places >= 2**31:
+    # programs along an axis of a grid, and elements of one sequence, which are numbers of 32 bits
+    elements = heads * max(max(queries, length) * size, heads * queries)
+    if batch * heads > _MOST_PROGRAMS or elements >= 2**31:
         return "there are too many heads, queries or keys"
     return no_interval(problem)
 
@@ -107,12 +107,12 @@ def attend(problem: Problem) -> Tensor:
     """(B, H, N, D), in the dtype of the values."""
     query, mixing, layout = problem.query, problem.mixing, problem.layout
     batch, heads = query.shape[:2]
-    given = [query, problem.keys, problem.values]
+    tensors = [query, problem.keys, problem.values]
     if mixing is None:  # heads do not meet: each is a text of its own with a single head
-        given = [tensor.reshape(batch * heads, 1, *tensor.shape[2:]) for tensor in given]
+        tensors = [tensor.reshape(batch * heads, 1, *tensor.shape[2:]) for tensor in tensors]
     narrow = layout.narrow and layout.window is not None and layout.runs is not None
     out, _ = _forward(
-        *given,
+        *tensors,
         mixing,
         tokens_of(layout),
         torch.randint(2**62, (1,), device=query.device) if problem.dropout else None,
@@ -127,7 +127,7 @@ def attend(problem: Problem) -> Tensor:
     return mixed
 
 
-# What a compiler need not look into. Padding has a row for each text, or for all heads of one where those are texts.
+# What a compiler need not look into. Padding has a row for each sequence, or for all heads of one where those are sequences.
 # runs: first position and size of each, oldest first, where `window` hides a key; otherwise empty.
 _ARGUMENTS = (
     "Tensor query, Tensor keys, Tensor values, Tensor? mixing, Tensor? key_mask, Tensor? seed, "
@@ -240,7 +240,7 @@ def _common(
     causal: bool, runs: Sequence[int], window: int, scale: float, sigmoid: bool, dropout: float,
 ) -> dict[str, Any]:  # fmt: skip
     """Arguments that all kernels share, by name."""
-    (texts, heads, queries, size), length = query.shape, keys.shape[2]
+    (batch, heads, queries, size), length = query.shape, keys.shape[2]
     first, end, own, looks, looked = _intervals(causal, queries, length, tuple(runs), window, query.device)
     tokens = first  # not read
     if key_mask is not None:
@@ -248,12 +248,12 @@ def _common(
     return {
         "FIRST": first, "END": end, "OWN": own, "LOOKS": looks, "LOOKED": looked,
         "TOKENS": tokens, "SEED": first if seed is None else seed,
-        "B": texts, "N": queries, "M": length, "H": heads, "D": size, "BD": max(16, 1 << (size - 1).bit_length()),
+        "B": batch, "N": queries, "M": length, "H": heads, "D": size, "BD": max(16, 1 << (size - 1).bit_length()),
         "scale": scale, "unit": scale / math.log(2),
         "least": min(math.floor(2**32 * dropout), 2**32 - 1) - 2**31, "kept": 1 / (1 - dropout),
         "MIX": 0 if mixing is None else 1 if mixing.dim() == 2 else 2,
         "SIGMOID": sigmoid, "PADDED": key_mask is not None, "DROP": seed is not None,
-        "EACH": 1 if key_mask is None else texts // key_mask.shape[0],
+        "EACH": 1 if key_mask is None else batch // key_mask.shape[0],
         "PRECISION": _precision(query), "LONG": int(max(queries, length) > 1024),
     }  # fmt: skip
 
