@@ -74,13 +74,13 @@ def against_first(
         extreme = int((np.abs(differences - differences.mean()) >= abs(observed)).sum())
         extreme_sacrebleu = int((size - size.mean() > abs(observed)).sum())
         wins = {"a": differences < 0, "b": differences > 0, "ties": differences == 0}
-        welch_low, welch_high = welch_interval(a, b)
+        welch = welch_interval(a, b) or (None, None)
         comparisons.append({
             "metric": metric.name, "a": mean_a, "b": mean_b, "difference": observed, "low": low, "high": high,
             "p_value": (1 + extreme) / (1 + samples), "p_value_sacrebleu": (1 + extreme_sacrebleu) / (1 + samples),
             "wins": {name: int(won.sum()) for name, won in wins.items()},
             "samples": samples, "seed": seed, "sentences": len(arms[0][0]),
-            "seeds": {"a": _spread(a), "b": _spread(b), "low": welch_low, "high": welch_high},
+            "seeds": {"a": _spread(a), "b": _spread(b), "low": welch[0], "high": welch[1]},
         })  # fmt: skip
     return comparisons
 
@@ -124,22 +124,22 @@ def _spread(scores: Sequence[float]) -> dict[str, Any]:
 # -- means over seeds -------------------------------------------------------------------------------------------------
 
 
-def welch_interval(a: Sequence[float], b: Sequence[float]) -> tuple[float | None, float | None]:
-    """Welch's 95 % interval of mean(b) - mean(a) for independent samples; (None, None) unless both have at least two.
+def welch_interval(a: Sequence[float], b: Sequence[float]) -> Interval | None:
+    """Welch's 95 % interval of mean(b) - mean(a) for independent samples; None unless both have at least two.
 
         mean(b) - mean(a) +- t(0.975, v) * sqrt(s_a^2 / n_a + s_b^2 / n_b)
 
     v are Welch's degrees of freedom. With two seeds an arm t is up to 12.7: so little do two seeds say.
     """
     if min(len(a), len(b)) < 2:
-        return None, None
+        return None
     parts = [statistics.variance(scores) / len(scores) for scores in (a, b)]
     difference, variance = statistics.fmean(b) - statistics.fmean(a), sum(parts)
     if variance == 0:
-        return difference, difference
+        return Interval(difference, difference)
     shares = sum((part / variance) ** 2 / (len(scores) - 1) for part, scores in zip(parts, (a, b), strict=True))
     reach = student_quantile(1 / shares) * variance**0.5
-    return difference - reach, difference + reach
+    return Interval(difference - reach, difference + reach)
 
 
 def paired_interval(a: Sequence[float], b: Sequence[float]) -> Interval | None:

@@ -352,13 +352,12 @@ def _against(name: str, base: Mapping[int | str, float], own: Mapping[int | str,
     pairs = set(base) == set(own)
     a = list(base.values())
     b = [own[seed] for seed in base] if pairs else list(own.values())
-    low, high = over_seeds.welch_interval(a, b)
     spread = min(len(a), len(b)) > 1 and statistics.stdev(a) + statistics.stdev(b) > 0
     return Against(
         baseline=name,
         difference=statistics.fmean(b) - statistics.fmean(a),
         pairs=pairs,
-        welch=Interval(low, high) if spread and low is not None and high is not None else None,
+        welch=over_seeds.welch_interval(a, b) if spread else None,
         paired=over_seeds.paired_interval(a, b) if pairs else None,
         deviation_change_percent=over_seeds.deviation_change(a, b),
         deviation_f_interval=over_seeds.deviation_interval(a, b),
