@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import io
+import re
 import shutil
 import tarfile
 import threading
@@ -84,7 +85,7 @@ def test_wikitext_2_lacks_its_training_file(corpora, cache):
         InputError, match=r"wikitext-2 lacks wiki.train.tokens; found there: wiki.valid.tokens, wiki.test.tokens"
     ) as e:
         prepare(DataConfig(name="wikitext-2", dir=str(corpora), cache=cache))
-    assert "data.name=wikitext-103" in str(e.value)
+    assert re.search(r"data.name=wikitext-103, with .*wikitext-103.wiki.train.slice.tokens\. ", str(e.value))
     with pytest.raises(InputError, match=r"is the validation file of wikitext-103; set data.name=wikitext-103"):
         prepare(DataConfig(name="wikitext-2", dir=str(corpora / "wikitext-103"), cache=cache))
 

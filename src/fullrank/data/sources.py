@@ -68,12 +68,16 @@ def _fullest_folder(
     return max(((folder, first_names(folder)) for folder in folders), key=lambda item: len(item[1]))
 
 
-def _lacking(info: CorpusInfo, folder: Path, missing: Sequence[str], there: Sequence[str]) -> InputError:
+def _lacking(info: CorpusInfo, folder: Path, missing: Sequence[str], present: Sequence[str]) -> InputError:
     text = f"data.dir: {info.name}: {folder} lacks {', '.join(missing)}"
-    text += f"; found there: {', '.join(there)}." if there else "."
+    text += f"; found there: {', '.join(present)}." if present else "."
     if info.name == "wikitext-2":
-        text += " WikiText-103 has the same validation and test articles: data.name=wikitext-103."
-    return InputError(text + " Without data.dir the corpus is downloaded." * bool(info.urls))
+        text += " WikiText-103 has the same validation and test articles: data.name=wikitext-103"
+        folders, names = (folder, folder.parent), CORPORA["wikitext-103"].files["train"]
+        candidates = (inner / "wikitext-103" / name for inner in folders for name in names)
+        train = next((path for path in candidates if path.is_file()), None)
+        text += f", with {train}." if train else " (also as a slice, wiki.train.slice.tokens)."
+    return InputError(text + (" Without data.dir the corpus is downloaded." if info.urls else ""))
 
 
 # text for language models
