@@ -96,30 +96,37 @@ class _TextBatches:
         """The targets [start, end) of each row."""
         raise NotImplementedError
 
-    def _order(self, epoch: int) -> np.ndarray:
-        return np.arange(self._rows)
+    def _order(self, epoch: int) -> np.ndarray | None:
+        """The order of rows in an epoch; None: as they stand in the text."""
+        return None
 
     def batch(self, epoch: int, index: int) -> Batch:
         """Batch `index` of an epoch; IndexError if there is none."""
         _check_index(epoch, index, self.batches_per_epoch)
-        rows = self._order(epoch)[index * self._batch_size : (index + 1) * self._batch_size]
+        first, last = index * self._batch_size, min((index + 1) * self._batch_size, self._rows)
+        order = self._order(epoch)
+        rows = np.arange(first, last) if order is None else order[first:last]
         return self._read(*self._spans(rows), self._length)
 
     def _read(self, starts: np.ndarray, ends: np.ndarray, length: int) -> Batch:
         """The batch whose row r scores ids[starts[r]:ends[r]] (at most `length` of them), padded at its end."""
-        at = starts[:, None] + np.arange(-1, length)
-        read = self._ids[np.clip(at, 0, len(self._ids) - 1)].astype(np.int64)
-        read[at < 0] = self._start_id
+        at = np.maximum(starts[:, None] + np.arange(-1, length), 0)
+        padding = np.arange(length) >= (ends - starts)[:, None]
+        if padded := bool(padding.any()):
+            at = np.minimum(at, len(self._ids) - 1)
+        read = self._ids[at].astype(np.int64)
+        read[starts == 0, 0] = self._start_id
         # copies, so that a write to inputs does not change targets
         inputs, targets = read[:, :-1].copy(), read[:, 1:].copy()
-        padding = at[:, 1:] >= ends[:, None]
-        inputs[padding] = targets[padding] = self._start_id
-        weights = torch.from_numpy((~padding).astype(np.float32)) if padding.any() else None
+        if padded:
+            inputs[padding] = targets[padding] = self._start_id
+        weights = torch.from_numpy((~padding).astype(np.float32)) if padded else None
         return Batch(torch.from_numpy(inputs), torch.from_numpy(targets), weights)
 
     def tokens_of_batches(self, epoch: int) -> list[int]:
         """Targets that count in each batch of an epoch: those with short rows have fewer."""
-        starts, ends = self._spans(self._order(epoch))
+        order = self._order(epoch)
+        starts, ends = self._spans(np.arange(self._rows) if order is None else order)
         tokens: list[int] = np.add.reduceat(ends - starts, np.arange(0, self._rows, self._batch_size)).tolist()
         return tokens
 
@@ -146,8 +153,8 @@ class Blocks(_TextBatches):
         self._shuffle, self._seed = shuffle, seed
         self._set_rows(-(-len(ids) // self._length))
 
-    def _order(self, epoch: int) -> np.ndarray:
-        return _permutation(self._seed, epoch, self._rows) if self._shuffle else np.arange(self._rows)
+    def _order(self, epoch: int) -> np.ndarray | None:
+        return _permutation(self._seed, epoch, self._rows) if self._shuffle else None
 
     def _spans(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return rows * self._length, np.minimum((rows + 1) * self._length, len(self._ids))
