@@ -19,7 +19,7 @@ from fullrank.core.errors import InputError
 from fullrank.data import load_tokenizer
 from fullrank.evaluation.perplexity import Flags
 from fullrank.experiments import lm_eval
-from fullrank.experiments.generation import Decoding, generate
+from fullrank.experiments.generation import generate
 from fullrank.experiments.lm_eval import write_task
 from fullrank.experiments.run import corpus_of, evaluate
 
@@ -241,9 +241,7 @@ def test_greedy_texts_are_those_of_fullrank_generate(runs: dict[str, Path], name
     )
     tokenizer = load_tokenizer(runs[name])
     for prompt, text in zip(prompts, found, strict=True):
-        whole = generate(runs[name], prompt, Decoding(max_new_tokens=7, greedy=True), device_name="cpu")["texts"][0][
-            "text"
-        ]
+        whole = generate(runs[name], prompt, max_new_tokens=7, greedy=True, device_name="cpu")["texts"][0]["text"]
         assert tokenizer.decode(tokenizer.encode(prompt)) + text == whole
 
 

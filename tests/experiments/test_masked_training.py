@@ -21,7 +21,7 @@ from fullrank.config.run import MASKED_TOKEN, TrainConfig
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.data import ByteVocabulary, MaskedBatch, Masking, load_corpus, masked_blocks
 from fullrank.evaluation.perplexity import Flags
-from fullrank.experiments.generation import Decoding, generate
+from fullrank.experiments.generation import generate
 from fullrank.experiments.language_model import MaskedObjective
 from fullrank.experiments.run import evaluate, train
 from fullrank.training import TrainingPosition
@@ -161,7 +161,7 @@ def test_saved_and_loaded(run: tuple[Path, dict[str, Any]]) -> None:
 
 def test_it_writes_no_text(run: tuple[Path, dict[str, Any]]) -> None:
     with pytest.raises(InputError, match=r"train.objective: masked"):
-        generate(run[0], "a", Decoding(), device_name="cpu")
+        generate(run[0], "a", device_name="cpu")
 
 
 def test_masks_are_new_in_every_epoch_and_depend_on_the_seed(text: Path, tmp_path: Path) -> None:

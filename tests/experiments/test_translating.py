@@ -14,7 +14,7 @@ from fullrank.config.load import to_yaml
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.decoding import beam_search, sample
-from fullrank.experiments.generation import Decoding, generate
+from fullrank.experiments.generation import generate
 from fullrank.experiments.translate import LineTranslator, Sampling, Search, translate_ids
 from translation_runs import LINES, languages, write_run
 
@@ -159,7 +159,7 @@ def test_what_is_no_translation_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match="a translation run, no language model; it translates with `fullrank translate`"
     ):
-        generate(folder, "ein hund", Decoding())
+        generate(folder, "ein hund")
     with pytest.raises(InputError, match="not a run folder"):
         LineTranslator(tmp_path)
     shutil.rmtree(folder / "tokenizer" / "target")

@@ -199,10 +199,11 @@ def generate(
         if number > 1:
             raise InputError(f"--greedy writes the same text every time: --number must be 1, given {number}")
 
-    from fullrank.experiments.generation import Decoding
     from fullrank.experiments.generation import generate as write
 
-    how = Decoding(
+    content = write(
+        run,
+        prompt,
         max_new_tokens=max_new_tokens,
         temperature=1.0 if temperature is None else temperature,
         top_k=top_k,
@@ -213,9 +214,10 @@ def generate(
         seed=seed,
         number=number,
         stop=stop,
-    )
-    content = write(
-        run, prompt, how, memory_length=memory_length, checkpoint=checkpoint, device_name=device, kernel_name=kernel
+        memory_length=memory_length,
+        checkpoint=checkpoint,
+        device_name=device,
+        kernel_name=kernel,
     )
     tell(content, [f"\n{'-' * 40}\n".join(text["text"] for text in content["texts"])], json=json)
 

@@ -21,22 +21,6 @@ from fullrank.kernels import kernel
 from fullrank.training.device import choose_device
 
 
-@dataclass(frozen=True)
-class Decoding:
-    """Choice of tokens: beam search with `beam`, else sampling (or `greedy`)."""
-
-    max_new_tokens: int = 100
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    greedy: bool = False
-    beam: int | None = None
-    length_penalty: float = 1.0
-    seed: int | None = None
-    number: int = 1
-    stop: bool = False
-
-
 class _Output(NamedTuple):
     logits: Tensor
     cache: Memory | None
@@ -69,50 +53,45 @@ class MemoryReader:
 def generate(
     folder: Path,
     prompt: str,
-    how: Decoding,
     *,
+    max_new_tokens: int = 100,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    greedy: bool = False,
+    beam: int | None = None,
+    length_penalty: float = 1.0,
+    seed: int | None = None,
+    number: int = 1,
+    stop: bool = False,
     memory_length: int | None = None,
     checkpoint: str = "best",
     device_name: str = "auto",
     kernel_name: str = "auto",
 ) -> dict[str, Any]:
-    """`how.number` continuations of `prompt` by the run in `folder`, each with its log-probability in nats.
+    """`number` continuations of `prompt` by the run in `folder`, each with its log-probability in nats.
 
+    By beam search with `beam`, else by sampling (or `greedy`); with `stop` a text ends at <eos>.
     A model with memory remembers the last `memory_length` tokens (null: as many as it was trained with).
     """
     open_causal(folder)
-    if how.beam is not None and how.number > how.beam:
-        raise InputError(f"--number: {how.number} texts from a beam of {how.beam}; make --beam at least {how.number}")
+    if beam is not None and number > beam:
+        raise InputError(f"--number: {number} texts from a beam of {beam}; make --beam at least {number}")
     tokenizer = load_tokenizer(folder)
     device = choose_device(device_name, "--device")
     model = LanguageModel.load(folder, checkpoint, memory_length=memory_length).to(device)
     reader = MemoryReader(model) if model.memory_length else model
     start, *prompt_ids = encode_prompt(tokenizer, prompt)
     ids = torch.tensor([[start, *prompt_ids]], device=device)
-    eos = tokenizer.eos_id if how.stop else None
+    limits: dict[str, Any] = {"max_new_tokens": max_new_tokens, "eos_id": tokenizer.eos_id if stop else None}
     with kernel(kernel_name), torch.no_grad():
-        if how.beam is not None:
-            beams = beam_search(
-                reader,
-                ids,
-                max_new_tokens=how.max_new_tokens,
-                beams=how.beam,
-                n_best=how.number,
-                length_penalty=how.length_penalty,
-                eos_id=eos,
-            )
+        if beam is not None:
+            beams = beam_search(reader, ids, beams=beam, n_best=number, length_penalty=length_penalty, **limits)
             new, lengths, scores = beams.ids[0], beams.lengths[0], beams.log_probs[0]
         else:
+            prompts = ids.expand(number, -1)
             drawn = sample(
-                reader,
-                ids.expand(how.number, -1),
-                max_new_tokens=how.max_new_tokens,
-                temperature=how.temperature,
-                top_k=how.top_k,
-                top_p=how.top_p,
-                greedy=how.greedy,
-                eos_id=eos,
-                seed=how.seed,
+                reader, prompts, temperature=temperature, top_k=top_k, top_p=top_p, greedy=greedy, seed=seed, **limits
             )
             new, lengths, scores = drawn.ids, drawn.lengths, drawn.log_probs.sum(1)
     texts = [
