@@ -1,4 +1,4 @@
-"""`train.phases`: when a phase ends, what follows, what the objective is recorder, and that a kill changes nothing."""
+"""`train.phases`: when a phase ends, what follows, which position the objective is given, and that a kill changes nothing."""
 
 from __future__ import annotations
 

@@ -123,25 +123,27 @@ def evaluate_scored(model: nn.Module) -> EvaluationResult:
 
 def train(folder: Path, *, eval_options: dict[str, Any] | None = None, **options: Any) -> tuple[Toy, FitResult]:
     """Train a fresh toy in `folder`, or go on there; keywords are those of TrainConfig, or of `fit`."""
-    handed = {name: options.pop(name) for name in ("objective", "evaluate", "observers", "batches") if name in options}
+    arguments = {
+        name: options.pop(name) for name in ("objective", "evaluate", "observers", "batches") if name in options
+    }
     config = TrainConfig(
         **{"batch_size": STREAMS, "segment_length": LENGTH, "log_every_steps": 4, "device": "cpu"} | options
     )
-    judged = EvalConfig(**eval_options or {"every_steps": 5})
+    eval_config = EvalConfig(**eval_options or {"every_steps": 5})
     torch.manual_seed(config.seed)
     model = Toy().to(choose_device(config.device))
-    batches = handed.pop("batches", ToyBatches())
+    batches = arguments.pop("batches", ToyBatches())
     result = fit(
         model,
-        objective=handed.pop("objective", Objective)(model),
+        objective=arguments.pop("objective", Objective)(model),
         batches=batches,
-        evaluate=handed.pop("evaluate", evaluate),
+        evaluate=arguments.pop("evaluate", evaluate),
         optimizer=make_optimizer(config.optimizer, parameter_groups(model, config.weight_decay), config),
-        schedule=make_schedule(config, make_plan(config, judged, batches).total_steps),
+        schedule=make_schedule(config, make_plan(config, eval_config, batches).total_steps),
         options=config,
-        eval_options=judged,
+        eval_options=eval_config,
         folder=folder,
-        **handed,
+        **arguments,
     )
     return model, result
 
@@ -202,7 +204,7 @@ def train_in_child(connection: Any, folder: Path, options: dict[str, Any]) -> No
 
 
 class Recorder(Observer):
-    """An observer that keeps everything it is told."""
+    """An observer that keeps all that it is called with."""
 
     def __init__(self) -> None:
         self.notices: list[str] = []

@@ -254,12 +254,7 @@ class _Loop:
         self.write(split="train", nll=state.running.take_mean(), lr=rate)
         speed = self.clock.lap()
         counters.peak_memory_mib = max(counters.peak_memory_mib, peak_memory_mib(self.device))
-        line = timing_line(
-            step=counters.step,
-            seconds=counters.seconds,
-            tokens_per_second=speed,
-            peak_memory_mib=counters.peak_memory_mib,
-        )
+        line = timing_line(counters.step, counters.seconds, speed, counters.peak_memory_mib)
         self.timing.write(line)
         self.observers.record(line)
 

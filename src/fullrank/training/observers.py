@@ -63,7 +63,7 @@ def scores_of(line: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in line.items() if name not in _FIXED}
 
 
-def timing_line(*, step: int, seconds: float, tokens_per_second: float, peak_memory_mib: float) -> dict[str, Any]:
+def timing_line(step: int, seconds: float, tokens_per_second: float, peak_memory_mib: float) -> dict[str, Any]:
     """A line of timing.jsonl; `seconds` since the start of training, summed over the parts of a resumed run."""
     return {
         "step": step,
