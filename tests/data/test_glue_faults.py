@@ -163,7 +163,7 @@ bits = st.one_of(
 
 
 @given(task=st.sampled_from(sorted(GLUE)), headed=st.booleans(), parts=st.lists(bits, max_size=30), jsonl=st.booleans())
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=80)
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_text_gives_rows_or_one_line_of_explanation(tmp_path, task, headed, parts, jsonl):
     """Never another exception, and what is accepted has as many labels as sentences."""
     info = GLUE[task]
