@@ -340,7 +340,12 @@ def test_reproduce_trains_what_is_missing_and_sets_the_paper_beside_it(text: Pat
 
 
 @pytest.mark.parametrize(
-    "settings", [["train.compile=true"], ["train.precision=bf16"], ["train.order=shuffled", "data.tokens=bpe"]]
+    "settings",
+    [
+        ["train.compile=true", "model.num_hidden_layers=1"],
+        ["train.precision=bf16"],
+        ["train.order=shuffled", "data.tokens=bpe"],
+    ],
 )
 def test_training_options_reach_the_training(settings: list[str], config: Path, tmp_path: Path) -> None:
     run = call_process if "train.compile=true" in settings else call  # compiling warns, which ends a test
