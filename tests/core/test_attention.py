@@ -194,7 +194,7 @@ def test_sizes_given_twice() -> None:
         ({"normalize": "softmx"}, "did you mean 'softmax'"),
         (
             {"score": "cosine"},
-            "model.attention.score: 'cosine' is not available; known: dense_synthesizer, dot_product",
+            "model.attention.score: 'cosine' is not available; known: .*dense_synthesizer, dot_product",
         ),
         ({"kind": "wighted"}, "model.attention.kind: .* did you mean 'weighted'"),
         ({"cross_head": 1.5}, "model.attention.cross_head: a probability from 0 to 1, given 1.5"),
