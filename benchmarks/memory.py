@@ -1,4 +1,4 @@
-"""Whole models with memory: evaluation against Transformer-XL's published scheme, and what layers that rest save in training.
+"""Whole models with memory: evaluation against Transformer-XL's published scheme, and what skipped layers save in training.
 
     python benchmarks/memory.py [--rounds 9] [--threads 1] [--only evaluation | skip] [--json FILE]
 

@@ -58,7 +58,7 @@ PLAIN = {"attend": "weighted", "score": "dot_product", "normalize": "softmax", "
 
 
 def possible(choices: dict[str, str]) -> bool:
-    """Whether a configuration may hold these choices, of all slots or of some.
+    """True if a configuration may hold these choices, of all slots or of some.
 
     `score: relative` and `position: relative` go together only.
     """
@@ -89,7 +89,7 @@ class Combination:
     output: str
 
     def but(self, slot: str, choice: str) -> Combination:
-        """The same with another choice; those that would not go with it follow."""
+        """This combination with another choice; choices that it excludes follow."""
         changed = vars(self) | {slot: choice}
         for partner, plain in PLAIN.items():
             if partner != slot and not possible({slot: choice, partner: changed[partner]}):
@@ -102,7 +102,7 @@ class Combination:
 
     @property
     def weighted(self) -> bool:
-        """Whether there are attention weights, and heads that have them."""
+        """True if there are attention weights."""
         return self.attend == "weighted"
 
     def config(self, **changes: Any) -> fr.ModelConfig:
@@ -185,7 +185,7 @@ def _turned(attend: str, row: dict[str, str], turns: Iterator[tuple[str, ...]]) 
 
 
 def score_needs(score: str) -> tuple[str, ...]:
-    """What a score reads."""
+    """Heads that a score reads."""
     needs: tuple[str, ...] = getattr(registry.lookup("score", score), "needs", ("scored", "keys"))
     return needs
 

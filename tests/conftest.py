@@ -1,4 +1,4 @@
-"""What every test stands on: one thread, fixed seeds, deterministic kernels; and where the real corpora are."""
+"""Common setting of all tests: one thread, fixed seeds, deterministic kernels, and the folder of real corpora."""
 
 from __future__ import annotations
 

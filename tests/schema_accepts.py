@@ -6,7 +6,7 @@ from typing import Any
 
 
 def accepts(schema: dict[str, Any], value: Any, root: dict[str, Any]) -> bool:
-    """Whether `schema`, a part of `root`, takes `value`."""
+    """True if `schema`, a part of `root`, accepts `value`."""
     if "$ref" in schema:
         return accepts(root["$defs"][schema["$ref"].rpartition("/")[2]], value, root)
     if "anyOf" in schema:

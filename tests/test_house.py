@@ -69,7 +69,7 @@ class Clone:
         )
 
     def calls(self) -> list[str]:
-        """What was asked of the interpreter since the last look: the first word of each line."""
+        """Calls of the interpreter since the last look: the first word of each line."""
         log = self.home / "calls"
         words = [line.split()[0] for line in log.read_text().splitlines()] if log.exists() else []
         log.unlink(missing_ok=True)

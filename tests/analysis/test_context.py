@@ -95,7 +95,7 @@ def test_moments_and_tail(memory_length: int, segment_length: int, p: float) -> 
 
 @pytest.mark.parametrize("p", [0.1, 0.2, 0.5, 0.8])
 def test_quantiles(p: float) -> None:
-    """Of one segment, P(K <= k) = 1 - p^(k+1) in fractions; 0.8 at p = 0.2 is met exactly, at k = 0."""
+    """One segment: P(K <= k) = 1 - p^(k+1) in fractions; 0.8 at p = 0.2 is met exactly, at k = 0."""
     (layer,) = context([p], memory_length=64, segment_length=64).layers
     rest = Fraction(str(p))
     for share in ("0.5", "0.2", "0.8", "0.9", "0.99", "0.999", "0.001"):

@@ -1,4 +1,4 @@
-"""What a masked language model costs, counted by hand."""
+"""Costs of a masked language model, counted by hand."""
 
 from __future__ import annotations
 

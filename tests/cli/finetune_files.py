@@ -1,4 +1,4 @@
-"""What fine-tuning needs, made small: an encoder of two layers with a tokenizer of words, and files of CoLA and RTE."""
+"""Small files for fine-tuning: an encoder of two layers with a tokenizer of words, and CoLA and RTE."""
 
 from __future__ import annotations
 

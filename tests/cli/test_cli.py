@@ -252,7 +252,7 @@ def test_a_damaged_checkpoint_is_told(run: Path, tmp_path: Path) -> None:
 
 
 def test_the_text_may_go_but_not_change(run: Path, tmp_path: Path) -> None:
-    """What was prepared serves on when the text is gone; without it, another text is refused, not evaluated."""
+    """A prepared text is evaluated when its file is gone; without it, another text is refused."""
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
     raw = yaml.safe_load((copy / "config.yaml").read_text(encoding="utf-8"))

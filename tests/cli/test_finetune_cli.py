@@ -27,7 +27,7 @@ class Said(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where encoder and files are; `say` runs the command in this process."""
+    """Folders of encoder and files; `say` runs the command in this process."""
 
     encoder: Path
     glue: Path

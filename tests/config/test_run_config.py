@@ -1,4 +1,4 @@
-"""What a run cannot ask for: said when it is configured, not at a step or after all."""
+"""Impossible settings of a run are refused when it is configured."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ Remembered = list[tuple[int, Vector]]  # positions and inputs, oldest first
 
 @dataclass(frozen=True)
 class Setting:
-    """What a model is, beside its parameters."""
+    """Sizes and options of a model."""
 
     position: str
     norm: str = "post"
@@ -56,7 +56,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Expected:
-    """Of each segment: nll of its tokens, and what every layer remembers after it."""
+    """For each segment the nll of its tokens and the memory of every layer after it."""
 
     nll: list[list[float]]
     memories: list[list[Remembered]]

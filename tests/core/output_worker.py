@@ -17,7 +17,7 @@ import fullrank as fr
 
 
 class Loss(nn.Module):
-    """What is wrapped: its forward pass is the loss."""
+    """Module to wrap: its forward pass is the loss."""
 
     def __init__(self, model: fr.LanguageModel) -> None:
         super().__init__()

@@ -131,7 +131,7 @@ def test_log_probabilities_sum_to_one() -> None:
 
 
 def test_equals_pytorchs_encoder_layer() -> None:
-    """The same numbers as nn.TransformerEncoderLayer with a causal mask, pre- and post-norm."""
+    """A block equals nn.TransformerEncoderLayer with a causal mask, pre- and post-norm."""
     for kind in ("pre", "post"):
         block = shaken(Block(config(norm=kind)))
         other = torch.nn.TransformerEncoderLayer(E, 2, INNER, 0.0, batch_first=True, norm_first=kind == "pre").double()

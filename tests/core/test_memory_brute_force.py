@@ -129,7 +129,7 @@ def test_the_drifting_gap(norm: str) -> None:
     ids=["relative", "window", "mixed", "rotary"],
 )
 def test_gradients_take_memory_as_a_constant(setting: Setting, kernel: str) -> None:
-    """Of the mean nll of the last segment, along a random direction of every parameter, against differences of the loops."""
+    """Gradients of the mean nll of the last segment along random directions, against finite differences of the loops."""
     model, text, pattern = setting.build(), texts(), PATTERNS["some"]
     p = numbers(model)
     before = [Loops(setting, p).read(row, pattern).memories[-2] for row in text.tolist()]

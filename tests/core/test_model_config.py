@@ -32,7 +32,7 @@ def model(**sections: Any) -> fr.ModelConfig:
 
 
 def of_python(**sections: Any) -> fr.ModelConfig:
-    """The same, without YAML."""
+    """Sections given in Python, without YAML."""
     made = dict(sections)
     for name, cls in (("encoder", fr.EncoderConfig), ("decoder", fr.DecoderConfig)):
         if name in made:
@@ -73,7 +73,7 @@ def test_each_place_has_its_own() -> None:
 
 
 def test_cross_attention_scores_by_content() -> None:
-    """Whatever the score of self-attention is, where no `cross` says otherwise."""
+    """Cross-attention has a dot-product score unless `cross` says otherwise."""
     for score, position in (("relative", "relative"), ("dense_synthesizer", "none"), ("random_synthesizer", "none")):
         found = model(position=position, attention={"score": score, "mix": "position_wise"}, encoder={})
         assert found.of_cross().attention == fr.AttentionConfig(mix="position_wise")

@@ -299,7 +299,7 @@ def test_the_layer_says_what_it_lacks() -> None:
 
 
 def test_decayed_sums_are_continued_over_a_gap() -> None:
-    """What a text leaves out between two pieces counts as distance, as in one pass; a window cannot be taken out of sums."""
+    """Tokens left out between two pieces count as distance, as in one pass; sums have no window."""
     module, source = layer(output_map="decayed", decays=3), tokens(2, 9)
     layout = fr.Layout.of_runs(4, ((0, 2), (4, 3), (9, 4)))
     past: Any = module.continued(source[:, :2], module.past(), fr.Layout.of(2))[1]

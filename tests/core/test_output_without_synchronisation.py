@@ -90,7 +90,7 @@ def test_adaptive_losses_ask_once(name: str, smoothing: float) -> None:
 
 @pytest.mark.parametrize("mix", ["none", "position_wise"])
 def test_the_loss_of_a_translation_asks_for_no_number(mix: str) -> None:
-    """Where a mask says by itself, and not by looking, on which side padding stands."""
+    """A stated side of padding needs no look at the mask."""
     config = fr.ModelConfig(
         vocab_size=VOCABULARY, hidden_size=WIDTH, num_hidden_layers=1, num_attention_heads=2,
         attention=fr.AttentionConfig(mix=mix),

@@ -162,7 +162,7 @@ def test_a_model_is_told_at_evaluation(name: str) -> None:
 @pytest.mark.parametrize("way", ["loss", "nll", "logits"])
 @pytest.mark.parametrize("kernel", ["reference", "auto"])
 def test_gradients(kernel: str, way: str) -> None:
-    """Of the mean nll of the last segment with respect to every parameter; memory is a constant."""
+    """Gradients of the mean nll of the last segment for every parameter; memory is a constant."""
     name = ABOUT["gradients_of"]
     case = CASES[name]
     model, memory = build(case), None

@@ -1,4 +1,4 @@
-"""What a token of a translation depends on, where mixing starts, one table for two languages, files, and misuse."""
+"""Translator: what a token depends on, where mixing starts, shared embeddings, files, and misuse."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_padding_of_the_target_on_the_left(mechanism: str) -> None:
 
 
 def test_padding_of_a_target_that_sees_later_tokens() -> None:
-    """Where tokens see later ones, padding on the right has to be said; losses take it, too."""
+    """Padding on the right must be stated where tokens see later ones; losses take it, too."""
     seeing = PAIRS | {"causal": "as_published", "not_next_token_perplexity": True}
     model = translator(decoder=seeing)
     source, target = sentences(model)

@@ -194,7 +194,7 @@ def test_texts_that_are_not_those_of_the_cache() -> None:
 
 
 def test_a_prompt_that_is_padded() -> None:
-    """What is written goes on after prefixes of unequal lengths, padded on the left: forced beginnings."""
+    """Decoding goes on after prefixes of unequal lengths, padded on the left: forced beginnings."""
     for mechanism in ("B", "relative positions", "learned positions", "multi-linear everywhere"):
         model = translator(mechanism)
         source, _ = sentences(model, 2, 7)

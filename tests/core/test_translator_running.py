@@ -51,7 +51,7 @@ SIDES = ("right", "left", "")  # in turn
 @pytest.mark.parametrize("kernel", FAST)
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_kernels_agree(mechanism: str, kernel: str) -> None:
-    """Whatever can compute it: self-attention without a causal mask, and cross-attention, with padding and without."""
+    """Every kernel: self-attention without a causal mask, and cross-attention, with padding and without."""
     side = SIDES[(list(MECHANISMS).index(mechanism) + FAST.index(kernel)) % 3]
     model = translator(mechanism)
     with fr.kernel("reference"):

@@ -176,7 +176,7 @@ def test_one_beam_is_greedy(name: str) -> None:
 
 
 def every_text(longest: int) -> list[tuple[int, ...]]:
-    """Those that end with their only <eos>, and those of full length without one."""
+    """All texts that end with their only <eos>, and those of full length without one."""
     others = range(1, TARGETS)
     ended = [(*head, EOS) for length in range(longest) for head in itertools.product(others, repeat=length)]
     return [*ended, *itertools.product(others, repeat=longest)]

@@ -99,7 +99,7 @@ def test_attention_without_weights_is_no_drawing(tmp_path: Path) -> None:
 
 
 def dark(weights: np.ndarray, panels: int, folder: Path) -> np.ndarray:
-    """Where the darkest blue is on paper, (rows, columns) of pixels, the scale left out."""
+    """Rows and columns of the darkest blue pixels, the scale left out."""
     rows, columns = weights.shape
     maps = AttentionMaps(
         tuple(f"s{i}" for i in range(columns)), ("猫", *(f"t{i}" for i in range(1, rows))),

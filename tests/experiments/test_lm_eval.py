@@ -142,7 +142,7 @@ PROTOCOLS: list[tuple[str, dict[str, Any]]] = [
 
 
 def as_eval(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """What `fullrank eval` measures with the same settings; its batch size is that of streams."""
+    """The figures of `fullrank eval` with the same settings; its batch size is that of streams."""
     flags = {key: value for key, value in settings.items() if key != "streams"}
     return evaluate(folder, "test", flags=Flags(**flags, batch_size=settings.get("streams", 1)), device_name="cpu")
 

@@ -1,4 +1,4 @@
-"""What may be given as `model.pretrained`: other families, checkpoints of other tasks, and with attention of ours in them."""
+"""Encoders for `model.pretrained`: other families, checkpoints of other tasks, and injected ones."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def equation(problem: Problem, kept: Tensor | None = None) -> Tensor:
 
 
 def exact(problem: Problem) -> Problem:
-    """The same numbers in fp64."""
+    """These operands in fp64."""
 
     def wide(x: Tensor | None) -> Tensor | None:
         return None if x is None else x.detach().double().requires_grad_()

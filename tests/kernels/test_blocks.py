@@ -136,7 +136,7 @@ def test_scores_of_bf16_are_sums_in_fp32(name: str) -> None:
 
 
 def mask(problem: Problem, seed: int) -> Tensor:
-    """What dropout leaves under this seed, read off the weighted values of keys that each have a value of their own."""
+    """The weights that dropout keeps under this seed, read off one-hot values."""
     batch, heads, keys, _ = problem.keys.shape
     one_hot = torch.eye(keys, problem.keys.shape[-1], dtype=torch.float64).expand(batch, heads, keys, -1)
     torch.manual_seed(seed)

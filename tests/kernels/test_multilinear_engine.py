@@ -124,7 +124,7 @@ def test_a_backward_pass_has_the_precision_of_its_forward_pass() -> None:
 
 @pytest.mark.parametrize("tokens", [40, 130])
 def test_no_look_ahead(tokens: int) -> None:
-    """What comes later may be anything, also inf: outputs keep every bit, and nothing depends on it."""
+    """Later tokens may be anything, also inf: outputs keep every bit."""
     leaves = leaves_of(1, tokens, tokens, rank=3, width=2)
     before = computed(leaves)
     for here in (0, tokens // 2, tokens - 2):

@@ -115,7 +115,7 @@ def test_equals_the_equation_wherever() -> None:
 
 @pytest.mark.parametrize(("relative", "normalize"), [(False, "sigsoftmax"), (True, "softmax")])
 def test_large_scores(relative: bool, normalize: str) -> None:
-    """Of some hundreds; as a score of 200 is known to 1e-5 in fp32, so are weights, and no better."""
+    """Scores of some hundreds: fp32 knows a score of 200, and so its weight, to 1e-5."""
     for dtype, tolerance in ((DOUBLE, 1e-11), (SINGLE, 1e-3)):
         problem = call(
             fr.Layout.of(35, 50), "B", relative=relative, normalize=normalize, size=16, dtype=dtype, times=8.0
@@ -159,7 +159,7 @@ def small(**choices: object) -> Problem:
 
 
 def test_expanded_inputs() -> None:
-    """The same keys for all sequences, and values that are one number: gradients are summed where they are read."""
+    """Keys shared by all sequences, and values that are one number: gradients are summed over the reads."""
     problem, number = small(), torch.tensor(0.7, dtype=DOUBLE, requires_grad=True)
     one = problem.keys.detach()[:1].requires_grad_()
     spread = replace(problem, keys=one.expand(2, -1, -1, -1), values=number.expand_as(problem.values))

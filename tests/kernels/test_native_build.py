@@ -55,7 +55,7 @@ class Workshop:
 
     @property
     def kept(self) -> list[str]:
-        """What lies in the cache, but for locks."""
+        """Files in the cache, without locks."""
         return sorted(path.suffix for path in self.cache.rglob("*") if path.suffix != ".lock")
 
 

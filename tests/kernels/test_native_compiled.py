@@ -110,7 +110,7 @@ def test_inputs_with_gaps_are_refused() -> None:
 
 
 def test_watched_by_a_mode() -> None:
-    """What counts operators finds this one."""
+    """Profilers that count operators find this one."""
     problem, seen = call(fr.Layout.of(20), dtype=torch.float32), list[object]()
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):

@@ -1,4 +1,4 @@
-"""What holds for every model that can be configured, as functions of a `Combination`."""
+"""Properties of every model that can be configured, as functions of a `Combination`."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def mixing_leaves_other_parameters_alone(combination: Combination) -> None:
 
 
 def _reads_query(combination: Combination) -> bool:
-    """Whether the score does; where it does not, only mixing may."""
+    """True if the score reads the query; otherwise only mixing may."""
     return "scored" in score_needs(combination.score)
 
 

@@ -153,7 +153,7 @@ def test_learns(combination: Combination) -> None:
 
 
 def _belongs_to(slot: str) -> Callable[[str], bool]:
-    """Whether a parameter's name belongs to the part of a model that a slot chooses."""
+    """Test of names: does a parameter belong to the part of a model that a slot chooses?"""
     scores = (".attend.score.", ".project.query.", ".project.key.", ".project.relative.")  # a score says what it reads
     marks = {
         "attend": ("position.", ".attention.project.", ".attention.attend.", ".attention.merge."),

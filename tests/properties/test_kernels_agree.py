@@ -67,7 +67,7 @@ def stages(score: str, normalize: str, mix: str) -> WeightedValues:
 
 
 def heads_for(attend: WeightedValues, where: fr.Layout, dtype: torch.dtype) -> tuple[Heads, dict[str, Tensor]]:
-    """What the stages read, and its tensors by name."""
+    """Heads that the stages read, and their tensors by name."""
     queries, keys = where.shape
     generator = torch.Generator().manual_seed(8)
     shapes = {"query": (2, H, queries, D), "scored": (2, H, queries, D), "keys": (2, H, keys, D), "values": (2, H, keys, D),
@@ -100,7 +100,7 @@ def compare(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: fl
 
 
 def computes(row: dict[str, Any]) -> bool:
-    """Whether this kernel, or for "auto" one written by hand, computes the call; C++ is not compiled for the answer."""
+    """True if this kernel, or for "auto" one written by hand, computes the call; C++ is not compiled for the answer."""
     attend, where = stages(row["score"], row["normalize"], row["mix"]), layout(row["where"])
     heads, _ = heads_for(attend, where, torch.float32)
     problem = attend.problem(heads, where, attend.mix.matrix(heads.query))

@@ -82,7 +82,7 @@ def test_every_row_builds_at_every_scale(name: str, row: str, scale: str) -> Non
 
 @pytest.mark.parametrize(("name", "row"), ROWS)
 def test_the_papers_columns(name: str, row: str) -> None:
-    """Where the paper states parameters, ours round to them, in every row; and every row has figures."""
+    """Parameters round to those that the paper states, in every row; and every row has figures."""
     paper = load(name).rows[row].get("paper", {})
     if (name, row) in OURS:
         assert paper == {}

@@ -63,7 +63,7 @@ def test_notes_state_the_totals_of_both_widths(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "row"), ROWS)
 def test_figures_of_the_paper(name: str, row: str) -> None:
-    """The same at both widths: which one they belong to is not said."""
+    """Equal rows at both widths: the paper does not say to which one they belong."""
     base = row.removesuffix("-d300")
     paper = dict(load(name).rows[row]["paper"])
     assert paper.pop("checkpoint") == "last"

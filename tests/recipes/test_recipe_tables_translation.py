@@ -22,7 +22,7 @@ def transformer(width: int, inner: int, source: int, target: int, layers: int = 
 
 
 def mixing(heads: int, width: int, kind: str, stacks: int) -> int:
-    """Of all layers of so many stacks of attention: H^2 numbers for A, D H more for B, where D = E / H."""
+    """Mixing parameters of `stacks` stacks of attention: H^2 numbers a layer for A, D H more for B, with D = E / H."""
     return LAYERS * stacks * {"plain": 0, "a": heads**2, "b": heads**2 + width}[kind]
 
 

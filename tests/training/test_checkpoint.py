@@ -1,4 +1,4 @@
-"""Whatever happens while a checkpoint is written, the one before it is there; and damage is noticed."""
+"""Checkpoints: an interrupted write keeps the one before it, and damage is noticed."""
 
 from __future__ import annotations
 
@@ -380,7 +380,7 @@ def made(folder: Path, step: int, **tensors: Tensor) -> Path:
 
 
 def test_the_mean_is_numpys(tmp_path: Path) -> None:
-    """Of each tensor that is no count, in fp64; counts are the last one's; tied tensors stay equal."""
+    """The mean of each tensor in fp64; counts are the last one's; tied tensors stay equal."""
     _, _ = train(tmp_path, steps=20, keep_checkpoints=3, eval_options={"every_steps": 4})
     paths = list(kept_checkpoints(tmp_path / "checkpoints").values())
     found = mean_weights(paths)

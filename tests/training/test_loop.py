@@ -1,4 +1,4 @@
-"""What the loop does at a step: the right gradient, the right lines, the right end."""
+"""A step of the loop: its gradient, its lines and its end."""
 
 from __future__ import annotations
 

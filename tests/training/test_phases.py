@@ -42,7 +42,7 @@ def phase(name: str, plateau: tuple[float, int] | None = None, **options: Any) -
 
 
 def plan(*phases: PhaseConfig, **options: Any) -> Plan:
-    """Of a training of 7 batches of 15 tokens an epoch."""
+    """The plan of a training of 7 batches of 15 tokens an epoch."""
     options = {"batch_size": 3, "segment_length": 5, "phases": list(phases)} | options
     return make_plan(TrainConfig(**options), EvalConfig(), ToyBatches(7))
 

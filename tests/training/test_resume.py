@@ -172,7 +172,7 @@ def test_evaluation_does_not_disturb_training(tmp_path: Path) -> None:
 
 
 def test_the_stream_of_dropout_depends_on_the_seed_alone(tmp_path: Path) -> None:
-    """Whatever was drawn before training, and by however large an initialisation, the same masks follow."""
+    """The masks of training do not depend on what was drawn before it."""
     first, _ = train(tmp_path / "a", steps=3)
     torch.rand(100)
     second, _ = train(tmp_path / "b", steps=3)

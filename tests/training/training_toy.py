@@ -115,7 +115,7 @@ def evaluate(model: nn.Module) -> EvaluationResult:
 
 
 def evaluate_scored(model: nn.Module) -> EvaluationResult:
-    """The same with a score that is unrelated to the loss."""
+    """A toy objective with a score that is unrelated to the loss."""
     found = evaluate(model)
     assert isinstance(model, Toy)
     return EvaluationResult(found.nll, found.tokens, {"bleu": 30 + 10 * math.sin(40 * float(model.inner.weight.sum()))})
@@ -149,7 +149,7 @@ def train(folder: Path, *, eval_options: dict[str, Any] | None = None, **options
 
 
 def outcome(folder: Path) -> dict[str, bytes]:
-    """What a run leaves, times aside."""
+    """Files of a run, times aside."""
     files = {"metrics": folder / "metrics.jsonl"}
     for link in ("last", "best"):
         files |= {
@@ -198,7 +198,7 @@ class Reporting(ToyBatches):
 
 
 def train_in_child(connection: Any, folder: Path, options: dict[str, Any]) -> None:
-    """The same in a process of its own."""
+    """A toy run in a process of its own."""
     torch.set_num_threads(1)
     train(folder, batches=Reporting(connection=connection), **options)
 

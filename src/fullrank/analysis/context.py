@@ -1,4 +1,4 @@
-"""How far back the memory of each layer reaches under Skip-Retain (Skip Cross-head §2.1.2; docs/derivations/skip_retain.md)."""
+"""Reach of each layer's memory under Skip-Retain (Skip Cross-head §2.1.2; docs/derivations/skip_retain.md)."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ Layers = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class GraftConfig(Section):
-    """What takes the place of the encoder's own attention; by default the encoder is as it was pretrained."""
+    """Stages in place of the encoder's own attention; by default the encoder is as it was pretrained."""
 
     KEY = "model.attention"
     mix: Mix = key("none", "exchange of attention between heads (Mixhead)")

@@ -102,7 +102,7 @@ class Row(RunGroup):
 
     @property
     def protocol(self) -> str:
-        """How the row was evaluated, in words."""
+        """Evaluation of the row, in words."""
         return " and ".join(dict.fromkeys(str(run.get("protocol") or "not recorded") for run in self.runs))
 
     @property

@@ -256,7 +256,7 @@ def _bars(rows: Sequence[Row], names: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _progress(run: RunRecord, measure: Measure) -> str:
-    """How far an unfinished run has come."""
+    """Progress of an unfinished run."""
     steps = [step for line in run.metrics if (step := integer(line.get("step"))) is not None]
     if not steps:
         return "no step is recorded yet"

@@ -314,7 +314,7 @@ def _capital(words: str) -> str:
 
 
 def comparison_notes(compared: Comparison) -> list[str]:
-    """How to read the table of rows."""
+    """Legend of the table of rows."""
     measure = compared.measure
     notes = [
         f"{_capital(measure.words)}: {measure.comparative} is better; the {measure.extreme} of comparable rows is set bold."
@@ -341,7 +341,7 @@ def comparison_notes(compared: Comparison) -> list[str]:
 
 
 def signature_notes(compared: Comparison) -> list[str]:
-    """How the scores of translations were computed."""
+    """Method of the scores of translations."""
     signed = signatures(compared.runs)
     lines = [f"{one.words}: sacreBLEU, {' and '.join(signed[one.key])}." for one in SCORES if one.key in signed]
     if compared.paper_measure is TOKENISED_BLEU:
@@ -355,7 +355,7 @@ def signature_notes(compared: Comparison) -> list[str]:
 
 
 def difference_notes(compared: Comparison) -> list[str]:
-    """How tables of differences were made, and what they do not say."""
+    """Method and limits of the tables of differences."""
     if not (tests := compared.differences):
         return []
     sizes = listed(f"{tested.sentences:,} {tested.split} sentences" for tested in tests)
@@ -418,7 +418,7 @@ def _against_sentences(task: Task, arm: Arm) -> list[str]:
 
 
 def _tuning_notes(tuning: Tuning) -> list[str]:
-    """How the figures were made, and what they do not say."""
+    """Method and limits of the figures."""
     if not any(task.compares for task in tuning.tasks):
         return []
     papers = [figure.paper for arm in tuning.arms for figure in arm.figures.values()]
@@ -434,7 +434,7 @@ def _tuning_notes(tuning: Tuning) -> list[str]:
 
 
 def protocol_notes(task: Task) -> list[str]:
-    """How the figures of a task were made, each way once."""
+    """Methods of the figures of a task, each once."""
     return list(dict.fromkeys(
         f"{task.name}: {arm.result.get('protocol') or UNKNOWN}; the {arm.result.get('checkpoint') or UNKNOWN} checkpoint; "
         f"trained on {task.examples('train', arm)}"

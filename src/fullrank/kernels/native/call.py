@@ -117,7 +117,7 @@ class Operands(NamedTuple):
 
 
 class Geometry(NamedTuple):
-    """Which keys are seen (`VisibleKeys`, tokens as bytes), and the seed of dropout.
+    """Visible keys (`VisibleKeys`, tokens as bytes) and the seed of dropout.
 
     base (M,): n plus this is the row of the table of distances.
     """

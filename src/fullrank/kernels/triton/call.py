@@ -259,7 +259,7 @@ def _common(
 
 
 def _precision(query: Tensor) -> str:
-    """How the kernels multiply (`forward.dot`); of numbers with 16 bits "ieee" is the only way."""
+    """Precision of the kernels' products (`forward.dot`); 16-bit numbers have "ieee" only."""
     if query.dtype != torch.float32:
         return "widened" if query.dtype == torch.bfloat16 and not query.is_cuda else "ieee"
     if not query.is_cuda:
