@@ -44,7 +44,7 @@ def context(
         int | None,
         typer.Option(
             "--drifting", metavar="STEPS", min=0, max=10**12,
-            help="Also where the released code believes the memory to be after STEPS steps (gaps: drifting).",
+            help="Add the positions that the released code assumes after STEPS steps (gaps: drifting).",
         ),
     ] = None,
     out: Annotated[
@@ -52,7 +52,7 @@ def context(
     ] = None,
     json: Json = False,
 ) -> None:  # fmt: skip
-    """How far each layer's memory reaches under Skip-Retain: its exact distribution, beside the paper's Eq. 6.
+    """Reach of each layer's memory under Skip-Retain: its exact distribution, beside the paper's Eq. 6.
 
     Layers are counted from 0; the reach is in tokens before the first query of a segment.
     """
@@ -111,10 +111,11 @@ def rank(
         ),
     ],
     text: Annotated[
-        Path | None, typer.Option("--text", metavar="FILE", help="What is read; a run's own valid split if not given.")
+        Path | None, typer.Option("--text", metavar="FILE", help="Text to read; a run's own valid split if not given.")
     ] = None,
     contexts: Annotated[
-        int | None, typer.Option("--contexts", metavar="N", min=2, help="How many; 2 (d + 2) + 32 if not given.")
+        int | None,
+        typer.Option("--contexts", metavar="N", min=2, help="Number of contexts; 2 (d + 2) + 32 if not given."),
     ] = None,
     segment_length: Annotated[
         int | None,
@@ -205,20 +206,20 @@ def check(
     row: Row = None,
     scale: Scale = None,
     full: Annotated[
-        bool, typer.Option("--full", help="A configuration in its own sizes, not made small; can take long.")
+        bool, typer.Option("--full", help="Check a configuration at its own sizes instead of tiny ones; can take long.")
     ] = False,
     text: Annotated[
         Path | None,
         typer.Option(
-            "--text", metavar="FILE", help="For the last-position test of a trained model; a run has its own."
+            "--text", metavar="FILE", help="Text for the last-position test of a trained model; a run has its own."
         ),
     ] = None,
     checkpoint: Checkpoint = "best",
     json: Json = False,
 ) -> None:
-    """Look for leaks from the future, and for two ways to compute the same that disagree.
+    """Check that no token depends on later ones, and that all ways to compute a model agree.
 
-    The layer that leaks is named. Every check says what it looked at, the largest difference, its tolerance and why.
+    The layer that leaks is named. Every check states its subject, the largest difference, the tolerance and its reason.
     Exit status 1 if one fails.
     """
     from fullrank.experiments.check import check_named

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 data = typer.Typer(
     no_args_is_help=True,
-    help="Corpora: what is known, and getting one ready.",
+    help="List corpora and prepare them.",
     epilog="Examples:  [cyan]fullrank data prepare ptb --from ~/corpora/ptb[/cyan]   "
     "[cyan]fullrank data prepare glue/cola --from ~/glue_data[/cyan]",
 )
@@ -23,7 +23,7 @@ data = typer.Typer(
 
 @data.command("list", epilog="Example:  [cyan]fullrank data list[/cyan]")
 def list_data(json: Json = False) -> None:
-    """Known corpora: tokens, published counts, terms, where they come from."""
+    """List the known corpora: tokens, published counts, terms, source."""
     import dataclasses
 
     from fullrank.data import known_corpora
@@ -69,7 +69,7 @@ def prepare_data(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Find or download a corpus, verify its counts, and turn it into token ids once and for all.
+    """Find or download a corpus, verify its counts, and store it as token ids.
 
     Of a task to fine-tune on (glue/cola, squad) every split is read and counted; token ids are those of its model.
     """

@@ -19,7 +19,7 @@ recipes = typer.Typer(
 )
 config = typer.Typer(
     no_args_is_help=True,
-    help="Configurations: resolved, as a schema, checked.",
+    help="Resolve and check configurations; print their schema.",
     epilog="Example:  [cyan]fullrank config show mixhead/table1-vanilla --row b[/cyan]",
 )
 
@@ -43,9 +43,9 @@ def info(
 ) -> None:
     """Parameters by part (total exact), memory and FLOPs per token. Allocates nothing.
 
-    Translation models: of encoder, decoder and cross-attention, too; FLOPs for a source and a target of --length tokens each.
+    For translation models: encoder, decoder and cross-attention apart; FLOPs for a source and a target of --length tokens each.
     Multi-linear attention is shown beside multi-head attention of the same width, its output map included.
-    Of fine-tuning: the pretrained encoder as its configuration has it, and the mixing parameters that are grafted in.
+    For fine-tuning: the pretrained encoder, and the mixing parameters that are injected.
     """
     from fullrank.analysis.size import size_of_run
     from fullrank.config.recipe import is_finetuning, resolve, resolve_finetune

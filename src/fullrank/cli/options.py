@@ -39,7 +39,10 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 Run = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")]
 Split = Annotated[str, typer.Option("--split", help="train, valid, test or another one of the corpus.")]
 Temperature = Annotated[
-    float | None, typer.Option("--temperature", min=0.0, help="Below 1 safer, above 1 wilder; 1 if not given.")
+    float | None,
+    typer.Option(
+        "--temperature", min=0.0, help="Divides the logits: below 1 less random, above 1 more; 1 if not given."
+    ),
 ]
 TopK = Annotated[int | None, typer.Option("--top-k", min=1, help="Only the k likeliest tokens.")]
 TopP = Annotated[float | None, typer.Option("--top-p", help="Only the likeliest tokens that make up p.")]

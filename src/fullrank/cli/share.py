@@ -27,7 +27,7 @@ def export(
     run: Annotated[
         Path, typer.Argument(metavar="DIR", help="A run folder; with --to fullrank a folder that was exported.")
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; it must not hold anything.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; it must be new or empty.")],
     to: Annotated[
         str,
         typer.Option("--to", metavar="FORMAT", help="hf: a folder of Hugging Face; fullrank: what model.save writes."),
@@ -63,16 +63,16 @@ def bench(
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="A benchmark (--list); all of them in small, if not given.")
     ] = None,
-    listing: Annotated[bool, typer.Option("--list", help="Say which benchmarks there are.")] = False,
+    listing: Annotated[bool, typer.Option("--list", help="List the benchmarks.")] = False,
     lengths: Annotated[
         str | None, typer.Option("--lengths", metavar="N,N,..", help="Tokens of a text; the benchmark's own.")
     ] = None,
     rounds: Annotated[
-        int | None, typer.Option("--rounds", min=2, max=10_000, help="How often everything is timed.")
+        int | None, typer.Option("--rounds", min=2, max=10_000, help="Number of timings of every candidate.")
     ] = None,
     heads: Annotated[int | None, typer.Option("--heads", min=1, max=1024, help="Attention heads; 8.")] = None,
     head_dim: Annotated[int | None, typer.Option("--head-dim", min=1, max=4096, help="Size of a head; 64.")] = None,
-    batch: Annotated[int | None, typer.Option("--batch", min=1, max=2**20, help="Texts at a time.")] = None,
+    batch: Annotated[int | None, typer.Option("--batch", min=1, max=2**20, help="Texts in a batch.")] = None,
     dtype: Annotated[str, typer.Option("--dtype", help="fp32, bf16 or, on a GPU, fp16.")] = "fp32",
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:0.")] = "cpu",
     threads: Annotated[

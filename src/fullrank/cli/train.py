@@ -17,14 +17,14 @@ from fullrank.core.errors import InputError
 @app.command(epilog="Examples:  [cyan]fullrank demo[/cyan]   [cyan]fullrank demo --minutes 2 --out runs/quick[/cyan]")
 def demo(
     minutes: Annotated[
-        float, typer.Option("--minutes", max=10_000, help="About how long the whole demo may take.")
+        float, typer.Option("--minutes", max=10_000, help="Approximate duration of the whole demo.")
     ] = 8.0,
-    out: Annotated[Path, typer.Option("--out", help="Where the runs and the report go.")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option("--out", help="Folder of the runs and the report.")] = Path("runs/demo"),
     seed: Annotated[int, typer.Option("--seed", help="Seed of every model.")] = 1,
 ) -> None:
     """Train a plain Transformer and its bottleneck-free variants on the built-in text, on equal terms, and compare them.
 
-    Ends with a table and OUT/report.html. A demo that was stopped goes on where it was.
+    Ends with a table and OUT/report.html. A stopped demo goes on when it is started again.
     """
     if not minutes > 0:  # NaN passes a comparison that is written the other way
         raise InputError(f"--minutes: a positive number up to 10000, given {minutes}")
@@ -50,7 +50,7 @@ def train(
 ) -> None:
     """Train a recipe or a YAML file. Given a run folder, resume it exactly where it stopped.
 
-    Of fine-tuning it does what `fullrank finetune` does.
+    A configuration of fine-tuning is trained as by `fullrank finetune`.
     """
     from fullrank.config.recipe import is_finetuning, resolve
     from fullrank.experiments.run import resume
@@ -84,7 +84,7 @@ def reproduce(
     scale: Scale = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Train every row with seeds 1 to N.")] = 1,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Where the runs and the report go; runs/TABLE if not given.")
+        Path | None, typer.Option("--out", help="Folder of the runs and the report; runs/TABLE if not given.")
     ] = None,
     source: Source = None,
     kernel: Kernel = "auto",
@@ -92,7 +92,10 @@ def reproduce(
     list_only: Annotated[bool, typer.Option("--list", help="Only list what is finished and what is not.")] = False,
     json: Json = False,
 ) -> None:
-    """Train the rows of a paper's table, then print it with the paper's figures beside ours. Goes on where it was stopped."""
+    """Train the rows of a paper's table, then print it with the paper's figures beside ours.
+
+    A stopped command goes on when it is given again.
+    """
     from fullrank.config.recipe import is_finetuning, load
     from fullrank.experiments.run import cells, inside
     from fullrank.experiments.run import reproduce as train_table
@@ -203,7 +206,9 @@ def finetune(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Fine-tune a pretrained encoder with our attention grafted in, on GLUE or SQuAD. Goes on where it was stopped.
+    """Fine-tune a pretrained encoder, with our attention injected, on GLUE or SQuAD.
+
+    A stopped command goes on when it is given again.
 
     Several seeds end in a table: mean, deviation, and by how many percent the deviation changed against the first row.
     """

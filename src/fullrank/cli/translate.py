@@ -69,7 +69,7 @@ def translate(
     ] = 1024,
     attention: Annotated[
         Path | None,
-        typer.Option("--attention", metavar="FILE.png", help="Draw what the only line's translation attends to."),
+        typer.Option("--attention", metavar="FILE.png", help="Draw the attention of the translation of a single line."),
     ] = None,
     attention_layer: Annotated[
         int | None,
@@ -85,8 +85,8 @@ def translate(
 ) -> None:
     """Translate lines of text, one sentence a line, in order: `fullrank translate DIR < source > target`.
 
-    Translations are written as they come: after --buffer-lines lines, or when a pipe or a terminal pauses.
-    An empty line stays one. A line longer than the model can read is translated as far as it goes, with a warning.
+    Translations are written after every --buffer-lines lines, or when a pipe or a terminal pauses.
+    An empty line stays empty. A line that is longer than the model can read is cut, with a warning.
     """
     if attention_layer is not None and attention is None:
         raise InputError(

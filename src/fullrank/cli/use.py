@@ -42,10 +42,10 @@ def evaluate(
     ] = None,
     same_length: Annotated[
         bool | None,
-        typer.Option("--same-length/--no-same-length", help="Every query sees as many keys as are remembered."),
+        typer.Option("--same-length/--no-same-length", help="Every query sees as many keys as the memory has tokens."),
     ] = None,
     clamp_length: Annotated[
-        int | None, typer.Option("--clamp-length", min=1, help="Relative positions beyond it count as it.")
+        int | None, typer.Option("--clamp-length", min=1, help="Longer distances count as this one.")
     ] = None,
     beam: Annotated[
         int | None, typer.Option("--beam", min=1, help="Translation: width of the beam; 1 is greedy.")
@@ -68,7 +68,7 @@ def evaluate(
 ) -> None:
     """Perplexity of a run (bits per character and byte where tokens spell text, BLEU of translations), with its protocol.
 
-    Of a masked language model, perplexity and accuracy at masked tokens.
+    For a masked language model: perplexity and accuracy at masked tokens.
     """
     from fullrank.evaluation.perplexity import Flags
     from fullrank.experiments.run import evaluate as measure
@@ -164,8 +164,8 @@ def _compare(run: Path, other: Path, split: str, *, json: bool) -> None:
 )
 def generate(
     run: Run,
-    prompt: Annotated[str, typer.Option("--prompt", help="The text to go on from.")] = "",
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Tokens to write.")] = 100,
+    prompt: Annotated[str, typer.Option("--prompt", help="The text to continue.")] = "",
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Number of new tokens.")] = 100,
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
@@ -175,7 +175,7 @@ def generate(
         float | None, typer.Option("--length-penalty", help="Beam score / length ** this; 1 if not given.")
     ] = None,
     seed: Seed = None,
-    number: Annotated[int, typer.Option("--number", "-n", min=1, help="How many texts.")] = 1,
+    number: Annotated[int, typer.Option("--number", "-n", min=1, help="Number of texts.")] = 1,
     stop: Annotated[
         bool, typer.Option("--stop/--no-stop", help="Stop at the end of the line or text (<eos>).")
     ] = False,
@@ -188,7 +188,7 @@ def generate(
     kernel: Kernel = "auto",
     json: Json = False,
 ) -> None:
-    """Write on from a prompt, by sampling or beam search."""
+    """Continue a prompt by sampling or beam search."""
     drawing = {"--temperature": temperature, "--top-k": top_k, "--top-p": top_p}
     if beam is not None:
         exclude("--beam", "searches", {**drawing, "--greedy": greedy or None, "--seed": seed})
@@ -226,12 +226,12 @@ def generate(
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders.")],
     out: Annotated[Path | None, typer.Option("--out", help="The page; report.html in the only run, or here.")] = None,
-    title: Annotated[str | None, typer.Option("--title", help="Its headline.")] = None,
+    title: Annotated[str | None, typer.Option("--title", help="Headline of the page.")] = None,
     json: Json = False,
 ) -> None:
-    """One self-contained HTML page: table, curves, what differs between the runs, environment.
+    """Write one self-contained HTML page: table, curves, differences between the runs, environment.
 
-    Of runs of fine-tuning: mean and deviation over seeds, differences and their intervals.
+    For fine-tuning: mean and deviation over seeds, differences and their intervals.
     """
     from fullrank.experiments.run_folder import in_table_order
     from fullrank.reporting import find_runs
@@ -251,10 +251,10 @@ def average(
     run: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder, trained with train.keep_checkpoints.")],
     last: Annotated[
         int | None,
-        typer.Option("--last", min=1, help="How many of the kept checkpoints, the newest; all if not given."),
+        typer.Option("--last", min=1, help="Number of kept checkpoints, the newest ones; all if not given."),
     ] = None,
     out: Annotated[
-        str, typer.Option("--out", metavar="NAME", help="What --checkpoint calls it: DIR/checkpoints/NAME.")
+        str, typer.Option("--out", metavar="NAME", help="Name for --checkpoint: DIR/checkpoints/NAME.")
     ] = "average",
     json: Json = False,
 ) -> None:

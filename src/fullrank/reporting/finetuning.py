@@ -204,13 +204,15 @@ def _task(name: str, records: Sequence[RunRecord]) -> Task:
 
 
 def attention_of(run: RunRecord) -> dict[str, Any]:
-    """The grafted attention without what has no effect: `{"mix": "position_wise"}`; empty for the encoder as it was."""
+    """The injected attention without options that have no effect; empty for the encoder as it was."""
     model = mapping(run.config.get("model"))
-    graft, plain = mapping(model.get("attention")), {"mix": "none", "normalize": "softmax", "cross_head": 0}
-    grafted = {key: graft[key] for key, value in plain.items() if graft.get(key, value) not in (value, {"name": value})}
-    if grafted and model.get("layers") is not None:
-        grafted["layers"] = model["layers"]
-    return grafted
+    attention, plain = mapping(model.get("attention")), {"mix": "none", "normalize": "softmax", "cross_head": 0}
+    injected = {
+        key: attention[key] for key, value in plain.items() if attention.get(key, value) not in (value, {"name": value})
+    }
+    if injected and model.get("layers") is not None:
+        injected["layers"] = model["layers"]
+    return injected
 
 
 def attention_words(run: RunRecord) -> str:
@@ -242,7 +244,7 @@ def _settings(run: RunRecord) -> dict[str, Any]:
 
 
 def _arm_names(arms: Sequence[Runs]) -> list[str]:
-    """Row of the recipe or grafted attention, then as much more as it takes to tell an arm from the others."""
+    """Row of the recipe or injected attention, then as much more as it takes to tell an arm from the others."""
     first = [arm[0] for arm in arms]
     attention = [attention_words(run) or "plain" for run in first]
     settings = [_settings(run) for run in first]
