@@ -342,7 +342,7 @@ def test_reproduce_trains_what_is_missing_and_sets_the_paper_beside_it(text: Pat
 @pytest.mark.parametrize(
     "settings",
     [
-        ["train.compile=true", "model.num_hidden_layers=1"],
+        pytest.param(["train.compile=true", "model.num_hidden_layers=1"], marks=pytest.mark.full),
         ["train.precision=bf16"],
         ["train.order=shuffled", "data.tokens=bpe"],
     ],
