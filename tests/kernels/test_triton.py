@@ -254,6 +254,7 @@ def test_block_sizes_for_every_number_and_size_of_heads() -> None:
                             assert (-(-heads // group) - 1) * group < heads
 
 
+@pytest.mark.full
 def test_compiles_for_a_gpu(tmp_path: Path) -> None:
     """Every kernel becomes machine code of an H200, with its first choice of block sizes; no GPU is needed for that."""
     script = Path(__file__).with_name("compile_triton.py")

@@ -179,7 +179,7 @@ def test_configurations_that_share_a_part_share_its_names_and_shapes(slot: str) 
             if slot != "attend" and chosen.attend != row.attend:
                 continue  # that has a part of its own, and a comparison of its own
             with torch.device("meta"):
-                model = fr.LanguageModel(chosen.config(head_dim=None, hidden_size=12))
+                model = fr.LanguageModel(chosen.config(head_dim=None, hidden_size=12, num_hidden_layers=1))
             state, own = model.state_dict(), _belongs_to(slot)
             shapes.append({name: tensor.shape for name, tensor in state.items() if not own(name)})
         assert all(other == shapes[0] for other in shapes)
