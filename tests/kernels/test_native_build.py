@@ -55,8 +55,8 @@ class Workshop:
 
     @property
     def kept(self) -> list[str]:
-        """Files in the cache, without locks."""
-        return sorted(path.suffix for path in self.cache.rglob("*") if path.suffix != ".lock")
+        """Files in the cache, without locks and checksums."""
+        return sorted(path.suffix for path in self.cache.rglob("*") if path.suffix not in (".lock", ".sha256"))
 
 
 @pytest.fixture
@@ -86,6 +86,13 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 COPIES = 'cp "$compiled" "$out"'
+LOADS = """
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("build", sys.argv[1])
+build = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(build)
+assert build.library() is not None
+"""
 FAULTS = {
     "fails": ('echo "mixed.cpp:3:1: error: nothing works" >&2; exit 1', "mixed.cpp:3:1: error: nothing works"),
     "fails silently": ("exit 3", "ended with status 3"),
@@ -164,37 +171,62 @@ def test_no_folder_for_it(workshop: Workshop, caplog: pytest.LogCaptureFixture) 
     assert str(workshop.cache) in warnings_of(caplog)[0]
 
 
-@pytest.mark.parametrize("content", [b"", b"no library at all", None], ids=["empty", "text", "another library"])
-def test_file_in_the_cache_is_no_library(
-    content: bytes | None, workshop: Workshop, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It is not made anew: where a folder forbids running what lies in it, every start would compile. The warning names it."""
+@pytest.mark.parametrize("damage", ["cut off", "flipped bytes", "empty", "another library", "no checksum"])
+def test_damaged_library_is_compiled_again(damage: str, workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
+    """Loading a cut-off library ends in SIGBUS, one with flipped bytes in SIGSEGV: neither is ever loaded."""
     workshop.compiler(COPIES)
-    workshop.cache.mkdir()
     path = build._built()
-    if content is None:
-        shutil.copy(Path(sys.modules["_ctypes"].__file__ or ""), path)
-    else:
-        path.write_bytes(content)
-    names, right = computed()
-    assert "native" not in names
-    assert right
-    assert str(path) in warnings_of(caplog)[0]
+    whole = path.read_bytes()
+    match damage:
+        case "cut off":
+            path.write_bytes(whole[: len(whole) // 2])
+        case "flipped bytes":
+            path.write_bytes(bytes(byte ^ 255 if i % 5 == 0 else byte for i, byte in enumerate(whole)))
+        case "empty":
+            path.write_bytes(b"")
+        case "another library":
+            shutil.copy(Path(sys.modules["_ctypes"].__file__ or ""), path)
+        case _:
+            path.with_suffix(".sha256").unlink()
+    library.cache_clear()
+    assert computed() == ({"native"}, True)
+    assert workshop.calls == 2
+    assert path.read_bytes() == whole
+    assert not warnings_of(caplog)
+
+
+def test_whole_file_that_cannot_be_loaded_is_kept(workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
+    """Where a folder forbids running what lies in it, every start would compile. The warning names the file."""
+    workshop.compiler('echo "no library" > "$out"')
+    for _ in range(2):
+        library.cache_clear()
+        names, right = computed()
+        assert "native" not in names
+        assert right
+    assert workshop.calls == 1
+    assert str(build._built()) in warnings_of(caplog)[0]
+
+
+def test_leavings_of_a_killed_compiler_are_removed(workshop: Workshop) -> None:
+    """It is killed with its process (SIGKILL runs no clean-up)."""
+    workshop.compiler("kill -9 $PPID; sleep 5")
+    first = subprocess.run([sys.executable, "-c", LOADS, str(build.__file__)])
+    assert first.returncode == -9
+    assert any(path.is_dir() for path in workshop.cache.iterdir())
+    workshop.compiler(COPIES)
+    assert library() is not None
+    assert not any(path.is_dir() for path in workshop.cache.iterdir())
 
 
 def test_two_processes_at_once(workshop: Workshop) -> None:
-    """The second waits for the first, and both have a whole library."""
+    """The second says that it waits for the first, and both have a whole library."""
     workshop.compiler(f"sleep 1\n{COPIES}")
-    script = (
-        "import importlib.util, sys\n"
-        "spec = importlib.util.spec_from_file_location('build', sys.argv[1])\n"
-        "build = importlib.util.module_from_spec(spec)\n"
-        "spec.loader.exec_module(build)\n"
-        "assert build.library() is not None\n"
-    )
-    command = [sys.executable, "-c", script, str(build.__file__)]
-    started = [subprocess.Popen(command) for _ in range(2)]
-    assert [process.wait(timeout=60) for process in started] == [0, 0]
+    command = [sys.executable, "-c", LOADS, str(build.__file__)]
+    started = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    said = sorted(process.communicate(timeout=60)[1] for process in started)
+    assert [process.returncode for process in started] == [0, 0]
+    assert "waiting until it gives up" in said[0]
+    assert "compiling" in said[1]
     assert workshop.calls == 1
     assert workshop.kept == [".so"]
 

@@ -5,7 +5,8 @@
     CXX="clang++ -pipe"    the compiler; by default the first of g++, clang++, c++
 
 A library is named after its source, its flags, the compiler and the processor, so that none is ever used where it does not
-belong. No compiler, or one that fails, is not an error: attention is computed by other kernels, and a warning is logged.
+belong. Its sha256 lies beside it and is compared before every loading, for a damaged library kills the process; such a one is
+compiled again. No compiler, or one that fails, is no error: attention is computed by other kernels, and a warning is logged.
 """
 
 from __future__ import annotations
@@ -50,13 +51,22 @@ def library() -> ctypes.CDLL | None:
 def _built() -> Path:
     compiler = _compiler()
     path = _folder() / f"mixed-{_key(compiler)}.so"
-    if not path.exists():
+    if not _whole(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with _alone(path.with_suffix(".lock")):
-            if not path.exists():  # another process may have been faster
-                _log.warning("compiling the attention kernel for this machine, once: about ten seconds")
+            if not _whole(path):  # another process may have been faster
+                again = ", whose file is damaged" if path.with_suffix(".sha256").exists() else ""
+                _log.warning("compiling the attention kernel%s for this machine, once: about ten seconds", again)
                 _compile(compiler, path)
     return path
+
+
+def _whole(path: Path) -> bool:
+    """True if the library has the checksum that lies beside it."""
+    try:
+        return path.with_suffix(".sha256").read_text(encoding="ascii") == hashlib.sha256(path.read_bytes()).hexdigest()
+    except (OSError, ValueError):
+        return False
 
 
 def _compiler() -> list[str]:
@@ -95,15 +105,21 @@ def _processor() -> bytes:
 
 def _compile(compiler: list[str], path: Path) -> None:
     source, failed, english = str(_SOURCES / "mixed.cpp"), "", {**os.environ, "LC_ALL": "C"}
+    prefix = f".building-{path.stem}-"
+    for leftover in path.parent.glob(f"{prefix}*"):  # of a process that was killed
+        shutil.rmtree(leftover, ignore_errors=True)
     for threads in _THREADS:
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=prefix) as folder:
             made = Path(folder) / path.name
             command = [*compiler, *_FLAGS, *threads, source, "-o", str(made)]
             done = subprocess.run(
                 command, capture_output=True, encoding="utf-8", errors="replace", env=english, timeout=_LONGEST
             )
             if done.returncode == 0:
-                os.replace(made, path)  # whole or not at all
+                checksum = made.with_suffix(".sha256")
+                checksum.write_text(hashlib.sha256(made.read_bytes()).hexdigest(), encoding="ascii")
+                for file in (made, checksum):  # each whole or not at all; a kill in between is a wrong checksum
+                    os.replace(file, path.with_suffix(file.suffix))
                 return
         ended = f"{compiler[0]} ended with status {done.returncode}"
         failed = failed or next((line for line in done.stderr.splitlines() if "error" in line), ended)
@@ -120,5 +136,9 @@ def _alone(path: Path) -> Iterator[None]:
         return
     with path.open("w") as file:
         with contextlib.suppress(OSError):  # some network file systems have none
-            fcntl.flock(file, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                _log.warning("another process compiles the attention kernel; waiting until it gives up %s", path)
+                fcntl.flock(file, fcntl.LOCK_EX)
         yield
