@@ -99,7 +99,7 @@ def test_wrong_types_are_named_with_their_key(text: str, parts: list[str]) -> No
         ("model: {position: relative}", "model.attention.score: 'relative' goes with model.position: relative and only with "
          "it; given score dot_product with model.position: relative; change one of them"),
         ("model: {attention: {score: {name: relative}}}", "model.attention.score: 'relative' goes with model.position: "
-         "relative and only with it; given score relative with model.position: sinusoidal; change one of "
+         "relative and only with it; given score relative with model.position: rotary; change one of "
          "them"),
         ("model: {position: relativ, attention: {score: relative}}", "model.position: 'relativ' is not available; did you mean "
          "'relative'? (known: learned, none, relative, rotary, sinusoidal)"),

@@ -111,7 +111,7 @@ def _has(nested: dict[str, Any], key: str) -> bool:
 
 def test_the_interfaces_defaults() -> None:
     config = fr.ModelConfig(vocab_size=10)
-    assert (config.position, config.memory_length, config.norm, config.final_norm) == ("sinusoidal", 0, "pre", True)
+    assert (config.position, config.memory_length, config.norm, config.final_norm) == ("rotary", 0, "pre", True)
     assert (config.output.tied, config.output.bias, config.attention.bias) == (False, True, True)
     assert fr.OutputConfig(tied=True).bias is False
     assert config.max_position_embeddings == 1024

@@ -23,6 +23,7 @@ def config(**changes: object) -> fr.ModelConfig:
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "intermediate_size": INNER,
+        "position": "sinusoidal",  # added outside of the blocks, as PyTorch's layers expect
     }
     return fr.ModelConfig(**(sizes | changes))
 

@@ -312,3 +312,36 @@ def test_the_schema_has_the_sections_with_their_choices() -> None:
         {"decoder": {"released_cross": 3}}, {"encoder": {"num_hidden_layers": "two"}},
     ):  # fmt: skip
         assert not accepts(schema, {"model": wrong}, schema), wrong
+
+
+@pytest.mark.parametrize(
+    ("sections", "position"),
+    [
+        ({}, "rotary"),
+        ({"position": None}, "rotary"),
+        ({"encoder": {}, "decoder": {"cross": PAIRS}}, "rotary"),
+        ({"head_dim": 5}, "sinusoidal"),
+        ({"attention": PAIRS}, "sinusoidal"),
+        ({"attention": DECAYED}, "sinusoidal"),
+        ({"attention": {"score": "dense_synthesizer"}}, "sinusoidal"),
+        ({"attention": {"score": {"name": "random_synthesizer"}}}, "sinusoidal"),
+        ({"encoder": {"attention": PAIRS}}, "sinusoidal"),
+        ({"decoder": {"attention": {"score": "random_synthesizer"}}}, "sinusoidal"),
+    ],
+)
+def test_the_default_position_is_rotary_where_there_is_something_to_rotate(sections: Any, position: str) -> None:
+    made = model(**sections)
+    assert made.position == made.to_dict()["position"] == position
+    if "encoder" in sections or "decoder" in sections:
+        fr.Translator(made)
+    else:
+        fr.LanguageModel(made)
+
+
+def test_a_default_position_does_not_hide_an_illegal_pair() -> None:
+    with pytest.raises(ConfigError, match=r"model\.attention\.score: .* model\.position: rotary"):
+        model(attention={"score": "relative"})
+    with pytest.raises(ConfigError, match=r"model\.position: rotary acts on dot products"):
+        model(position="rotary", attention=PAIRS)
+    with pytest.raises(ConfigError, match=r"model\.head_dim: rotary positions need an even head size, given 5"):
+        model(position="rotary", head_dim=5)

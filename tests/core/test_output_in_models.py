@@ -37,7 +37,7 @@ def model(kind: str, dtype: torch.dtype = DOUBLE, **changes: Any) -> fr.Language
     """Away from its start, where priors and latents hardly differ."""
     torch.manual_seed(1)
     config = fr.ModelConfig(
-        vocab_size=V, hidden_size=E, num_hidden_layers=1, num_attention_heads=2,
+        vocab_size=V, hidden_size=E, num_hidden_layers=1, num_attention_heads=2, position="sinusoidal",
         input=fr.InputConfig(**CLUSTERS if "adaptive" in kind or kind == "transformer_xl" else {}),
         output=fr.OutputConfig(**KINDS[kind]), **changes,
     )  # fmt: skip

@@ -126,7 +126,7 @@ def copied(model: Any, norm: str) -> nn.Transformer:
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_equals_the_transformer_of_pytorch(norm: str) -> None:
-    model: Any = translator("plain", norm=norm)
+    model: Any = translator("plain", norm=norm, position="sinusoidal")  # PyTorch's layers rotate nothing
     theirs = copied(model, norm)
     source, target = sentences(model, 3, 6, 5)
     mask = padding(LENGTHS, 6, "right").bool()

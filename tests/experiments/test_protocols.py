@@ -17,7 +17,10 @@ START, VOCABULARY = 3, 13
 IDS = np.random.default_rng(0).integers(0, VOCABULARY, 41).astype(np.uint16)
 RELATIVE: dict[str, Any] = {"position": "relative", "attention": fr.AttentionConfig(score="relative")}
 MODELS: dict[str, dict[str, Any]] = {
-    "sinusoidal": {"attention": fr.AttentionConfig(mix="position_wise", normalize="sigsoftmax")},
+    "sinusoidal": {
+        "position": "sinusoidal",
+        "attention": fr.AttentionConfig(mix="position_wise", normalize="sigsoftmax"),
+    },
     "learned": {"position": "learned", "max_position_embeddings": 50},
     "rotary": {"position": "rotary", "norm": "post"},
     "relative": RELATIVE,

@@ -149,7 +149,7 @@ def test_a_line_too_long_is_translated_as_far_as_it_goes(tmp_path: Path) -> None
     assert found[1] == found[2]
     assert all(one.tokens <= 23 for best in found for one in best)
     sinusoidal = tmp_path / "sinusoidal"
-    write_run(sinusoidal)
+    write_run(sinusoidal, position="sinusoidal")
     assert LineTranslator(sinusoidal).longest_source == 24  # model.max_position_embeddings
 
 

@@ -75,6 +75,12 @@ def test_recipes_are_there() -> None:
         assert load(name).notes
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_recipes_state_the_papers_positions(name: str) -> None:
+    """Whatever the default is."""
+    assert "model.position" in flatten(load(name).base)
+
+
 @pytest.mark.parametrize(("name", "row", "scale"), CELLS)
 def test_every_row_builds_at_every_scale(name: str, row: str, scale: str) -> None:
     assert total(name, row, scale) > 0

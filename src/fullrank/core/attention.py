@@ -213,13 +213,12 @@ class Attention(nn.Module):
         if layout is None:
             keys = x.shape[1] if source is None else source.shape[1]
             layout = Layout.of(x.shape[1], keys, causal=source is None, device=x.device)
-        return self._attend(self.project(x, x if source is None else source, layout), layout, trace)
+        source = x if source is None else source
+        if layout.shape != (shape := (x.shape[1], source.shape[1])):
+            raise InputError(f"the layout is of {layout.shape} queries and keys, the call of {shape}")
+        return self._attend(self.project(x, source, layout), layout, trace)
 
     def _attend(self, heads: Heads, layout: Layout, trace: Trace | None) -> Tensor:
-        queries = layout.shape[0] if heads.query is None else heads.query.shape[2]
-        shape = (queries, heads.values.shape[2])
-        if layout.shape != shape:
-            raise ValueError(f"the layout is of {layout.shape} queries and keys, the call of {shape}")
         relative = None if heads.relative is None else heads.relative[:, : layout.distances]
         keys, values, relative = self.permute(heads.keys, heads.values, relative)
         out = self.attend(replace(heads, keys=keys, values=values, relative=relative), layout, trace)

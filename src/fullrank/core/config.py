@@ -77,6 +77,8 @@ class ModelConfig(Section):
     """A Transformer: a decoder-only language model, an encoder, or both of a translation model.
 
     `encoder` and `decoder` say what differs there; a language model has neither section.
+    `position` is rotary by default. Multi-linear attention and synthesizers have no dot products to rotate, and heads of odd
+    size no pairs: a model with one of these gets sinusoidal positions. Relative scores need `position: relative` beside them.
     """
 
     KEY = "model"
@@ -91,7 +93,9 @@ class ModelConfig(Section):
     norm: Literal["pre", "post"] = key("pre", "layer norm before or after each sub-layer")
     final_norm: bool | None = key(None, "layer norm after the last layer; null: with pre-norm yes, with post-norm no")
     layer_norm_eps: Positive = key(1e-5, "added to the variance in layer norms")
-    position: Position = key("sinusoidal", "how positions are told")
+    position: Position | None = key(
+        None, "how positions are told; null: rotary, sinusoidal where nothing can be rotated"
+    )
     max_position_embeddings: Size = key(1024, "the longest sequence")
     rope_theta: Positive = key(10000.0, "base of the angles of rotary positions")
     memory_length: SizeOrZero = key(0, "tokens before a segment that every layer remembers")
@@ -110,6 +114,8 @@ class ModelConfig(Section):
         divides = self.hidden_size % self.num_attention_heads == 0
         if self.head_dim is None and (divides or isinstance(self.attention, MultiLinearConfig)):
             self._set("head_dim", max(1, self.hidden_size // self.num_attention_heads))
+        if self.position is None:
+            self._set("position", "rotary" if self._rotates() else "sinusoidal")
         if self.intermediate_size is None:
             self._set("intermediate_size", 4 * self.hidden_size)
         if self.final_norm is None:
@@ -120,6 +126,18 @@ class ModelConfig(Section):
                 cutoffs = self.input.cutoffs if cutoffs is None else cutoffs
                 div_val = self.input.div_val if div_val is None else div_val
             self._set("output", replace(self.output, cutoffs=cutoffs, div_val=1 if div_val is None else div_val))
+
+    def _rotates(self) -> bool:
+        """Every self-attention is of dot products, or relative, whose score no other position suits either."""
+        parts = [self.attention, *(part.attention for part in (self.encoder, self.decoder) if part is not None)]
+        synthesized = ("dense_synthesizer", "random_synthesizer")
+        return (
+            self.head_dim is not None
+            and self.head_dim % 2 == 0
+            and not any(
+                isinstance(part, MultiLinearConfig) or stage_name(part.score) in synthesized for part in parts if part
+            )
+        )
 
     def _faults(self) -> Iterator[str]:
         lines = list(self._faults_of_one())

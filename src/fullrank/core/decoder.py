@@ -39,6 +39,7 @@ class LanguageModel(Model):
     def __init__(self, config: ModelConfig, cross: ModelConfig | None = None) -> None:
         super().__init__(config)
         self.embedding: Input = registry.lookup("input", config.input.kind)(config)
+        assert config.position is not None  # resolved
         self.position: Position = registry.lookup("position", config.position)(config)
         self.embedding_dropout = Dropout(config.dropout.embedding, config.dropout.locked)
         blocks = [Block(config, cross) for _ in range(config.num_hidden_layers)]

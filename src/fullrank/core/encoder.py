@@ -40,6 +40,7 @@ class Encoder(Model):
         self.embedding: Input | None = None
         if embedding is None:
             self.embedding = registry.lookup("input", config.input.kind)(config)
+        assert config.position is not None  # resolved
         self.position: Position = registry.lookup("position", config.position)(config)
         self.embedding_dropout = Dropout(config.dropout.embedding, config.dropout.locked)
         blocks = [Block(config) for _ in range(config.num_hidden_layers)]
