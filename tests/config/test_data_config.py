@@ -55,9 +55,9 @@ BAD = {
     "codes of words": ({"name": "multi30k-de-en", "codes": "x", "tokens": "word"}, "data.codes: merges of BPE"),
     "codes and a size": ({**PARALLEL, "codes": "x", "max_vocabulary": 9}, "data.max_vocabulary: the codes file says"),
     "no target": ({**PARALLEL, "target": None}, "data.target: `data.name: parallel` needs the suffix"),
-    "no validation": (
-        {**PARALLEL, "valid": None},
-        "as in data.valid: corpus/valid for corpus/valid.de and corpus/valid.en",
+    "no training": (
+        {**PARALLEL, "train": None},
+        "as in data.train: corpus/train for corpus/train.de and corpus/train.en",
     ),
     "one language": ({**PARALLEL, "target": "de"}, "data.target: another language than data.source"),
     "half a ratio": ({**PARALLEL, "max_ratio": 0.5}, "data.max_ratio: longer side over shorter side"),
@@ -81,7 +81,7 @@ def test_every_fault_at_once_and_near_names():
     with pytest.raises(ConfigError) as error:
         build({"data": {"name": "parallel"}})
     assert [line.partition(":")[0] for line in error.value.problems] == [
-        "data.train", "data.valid", "data.test", "data.source", "data.target",
+        "data.train", "data.source", "data.target",
     ]  # fmt: skip
     with pytest.raises(ConfigError, match=r"did you mean 'data.concatenate'"):
         build(apply_overrides({"data": {"name": "multi30k-de-en"}}, ["data.concatenat=3"]))

@@ -34,6 +34,46 @@ def demo(
 
 
 @app.command(
+    epilog="Examples:  [cyan]fullrank init book.txt[/cyan]   "
+    "[cyan]fullrank init book.txt --tokens word --minutes 30 --out words.yaml[/cyan]   "
+    "[cyan]fullrank init corpus/train --task translation --source de --target en[/cyan]"
+)
+def init(
+    texts: Annotated[
+        list[str],
+        typer.Argument(metavar="TEXT", help="A text file; for translation a prefix of two files, or both files."),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("my.yaml"),
+    task: Annotated[str, typer.Option("--task", help="lm or translation.")] = "lm",
+    tokens: Annotated[
+        str | None, typer.Option("--tokens", help="character, word, bpe or byte; by the amount of text if not given.")
+    ] = None,
+    size: Annotated[
+        str | None,
+        typer.Option("--size", help="tiny, small, medium or large; the largest that the time can train if not given."),
+    ] = None,
+    minutes: Annotated[
+        float, typer.Option("--minutes", help="Duration of the training on this machine, evaluation included.")
+    ] = 5.0,
+    memory: Annotated[bool, typer.Option("--memory", help="A model that remembers the segment before.")] = False,
+    source: Annotated[str | None, typer.Option("--source", help="Translation: suffix of the source files.")] = None,
+    target: Annotated[str | None, typer.Option("--target", help="Translation: suffix of the target files.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+) -> None:
+    """Write a configuration with comments for your own text: size, rate, batch, dropout and steps by rules.
+
+    A few training steps are timed, so that `fullrank train` takes the minutes asked for.
+    """
+    if (source is None) != (target is None):
+        raise InputError("--source, --target: give both suffixes or none")
+    from fullrank.experiments.init import Wish, write_configuration
+
+    languages = None if source is None or target is None else (source, target)
+    write_configuration(Wish(texts, task, tokens, size, minutes, memory, languages), out, force=force, say=say)
+    print(out.read_text(encoding="utf-8"), end="")
+
+
+@app.command(
     epilog="Examples:  [cyan]fullrank train mixhead/table1-vanilla --row b --scale tiny[/cyan]   "
     "[cyan]fullrank train my.yaml train.steps=500 --out runs/mine[/cyan]   "
     "[cyan]fullrank train runs/mine[/cyan] (resumes)"

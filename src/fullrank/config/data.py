@@ -71,10 +71,10 @@ class DataConfig(Section):
     def _faults_of_pairs(self) -> Iterator[str]:
         for name in ("train", "valid", "test"):
             stated = getattr(self, name) is not None
-            if self.name == "parallel" and not stated:
+            if self.name == "parallel" and name == "train" and not stated:
                 yield (
-                    f"data.{name}: `data.name: parallel` needs the prefix of the files of this split, as in data.{name}: "
-                    f"corpus/{name} for corpus/{name}.{self.source or 'de'} and corpus/{name}.{self.target or 'en'}"
+                    "data.train: `data.name: parallel` needs the prefix of its files, as in data.train: corpus/train for "
+                    f"corpus/train.{self.source or 'de'} and corpus/train.{self.target or 'en'}"
                 )
             if self.name != "parallel" and stated:
                 yield f"data.{name}: the files of {self.name} are known; give data.dir, or use data.name: parallel"

@@ -82,6 +82,7 @@ def prepare_pairs(config: DataConfig, *, report: Report | None = None, allow_sli
     settings = _settings(config, info, files)
     sources = [
         {"split": split, "side": side, "file": str(path.absolute()), "sha256": file_digest(path, f"data.{split}")}
+        | ({} if content.span is None else {"lines": content.span})
         for split, content in files.splits.items()
         for side, paths in zip(SIDES, content.sides, strict=True)
         for path in paths

@@ -11,7 +11,7 @@ import glob
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ SPLITS = ("train", "valid", "test")
 _LM1B = "1-billion-word-language-modeling-benchmark-r13output"
 _LM1B_PARTS = ("training-monolingual.tokenized.shuffled", "heldout-monolingual.tokenized.shuffled")
 _LM1B_FOLDERS = ("", *_LM1B_PARTS, *(f"{_LM1B}/{part}" for part in _LM1B_PARTS))
+_MOST_CUT = 1000  # pairs of a split that is cut from the training files
 _HEAD = 200  # lines that say whether a file was split by BPE
 _BPE_MARK = re.compile("@@( |$)")
 _IWSLT_VALID_EVERY = 23
@@ -225,16 +226,17 @@ class SplitFiles:
     """Files of both sides of a split; several of a side are read one after another.
 
     `key`: the configuration key that errors name. `reader`: sentences of the rows of a file, where they are not the same.
-    `tokenized`: with Moses' rules already.
+    `tokenized`: with Moses' rules already. `span`: the first of the lines, and the one after the last; None: all.
     """
 
     key: str
     sides: tuple[Sequence[Path], Sequence[Path]]
     reader: Callable[[Iterator[str]], Iterator[str]] | None = None
     tokenized: bool = False
+    span: tuple[int, int] | None = None
 
     def _sentences(self, path: Path) -> Iterator[str]:
-        rows = lines(path, self.key)
+        rows = lines(path, self.key) if self.span is None else itertools.islice(lines(path, self.key), *self.span)
         return rows if self.reader is None else self.reader(rows)
 
     def pairs(self) -> Iterator[tuple[str, str]]:
@@ -246,7 +248,8 @@ class SplitFiles:
         """InputError if the two sides have different numbers of lines, or none."""
 
         def count(path: Path) -> int:
-            return sum(1 for _ in self._sentences(path)) if self.reader else number_of_lines(path, self.key)
+            whole = self.reader is None and self.span is None
+            return number_of_lines(path, self.key) if whole else sum(1 for _ in self._sentences(path))
 
         m, n = (sum(map(count, paths)) for paths in self.sides)
         if m != n:
@@ -278,7 +281,7 @@ def find_pairs(config: DataConfig, info: CorpusInfo, cache: Path, report: Report
     base = Path(config.dir or "").expanduser()
     codes = None if config.codes is None else base / Path(config.codes).expanduser()
     if info.languages is None:
-        files = _given_prefixes(config, base, codes)
+        files = _given_prefixes(config, base, codes, report)
     else:
         files = _known_names(config, info, info.languages, _local_folders(config, info, cache, report), codes)
     for content in files.splits.values():
@@ -286,8 +289,11 @@ def find_pairs(config: DataConfig, info: CorpusInfo, cache: Path, report: Report
     return files
 
 
-def _given_prefixes(config: DataConfig, base: Path, codes: Path | None) -> PairFiles:
-    """The files of `data.name: parallel`. A prefix with the part `tok`, as in `train.tok`, names tokenized files."""
+def _given_prefixes(config: DataConfig, base: Path, codes: Path | None, report: Report) -> PairFiles:
+    """The files of `data.name: parallel`. A prefix with the part `tok`, as in `train.tok`, names tokenized files.
+
+    Splits that are not given are cut from the end of the training pairs.
+    """
     suffixes = str(config.source).lstrip("."), str(config.target).lstrip(".")
     splits = {}
     for split, value in zip(SPLITS, (config.train, config.valid, config.test), strict=True):
@@ -295,8 +301,38 @@ def _given_prefixes(config: DataConfig, base: Path, codes: Path | None) -> PairF
         source, target = (
             [base / f"{Path(prefix).expanduser()}.{suffix}" for prefix in prefixes] for suffix in suffixes
         )
-        splits[split] = SplitFiles(f"data.{split}", (source, target), tokenized=all(map(_is_tokenized, source)))
-    return PairFiles(splits, (suffixes[0].rpartition(".")[2], suffixes[1].rpartition(".")[2]), codes)
+        if prefixes:
+            splits[split] = SplitFiles(f"data.{split}", (source, target), tokenized=all(map(_is_tokenized, source)))
+    notes = []
+    if absent := [split for split in SPLITS if split not in splits]:
+        splits |= _cut_from_training(splits["train"], absent)
+        notes.append(f"{' and '.join(absent)}: the last pairs of the training files, 5 % each, at most {_MOST_CUT:,}")
+        report(notes[-1])
+    languages = suffixes[0].rpartition(".")[2], suffixes[1].rpartition(".")[2]
+    return PairFiles(splits, languages, codes, notes=tuple(notes))
+
+
+def _cut_from_training(train: SplitFiles, absent: Sequence[str]) -> dict[str, SplitFiles]:
+    """The training files without their last lines, and those as the splits `absent`, in their order.
+
+    Raises InputError for several files, and for too few lines.
+    """
+    if len(train.sides[0]) > 1:
+        raise InputError(
+            f"data.{absent[0]}: cut from the training pairs only where these are one prefix; give its prefix"
+        )
+    train.check()
+    total = number_of_lines(train.sides[0][0], train.key)
+    part = min(total // 20, _MOST_CUT)
+    if part == 0:
+        raise InputError(
+            f"data.train: {total} pairs are too few to cut {' and '.join(absent)} from; give their prefixes"
+        )
+    borders = [0, *(total - part * left for left in range(len(absent), -1, -1))]
+    return {
+        split: replace(train, key=f"data.{split}", span=span)
+        for split, span in zip(["train", *absent], itertools.pairwise(borders), strict=True)
+    }
 
 
 def _is_tokenized(path: Path) -> bool:

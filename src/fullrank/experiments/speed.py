@@ -1,0 +1,56 @@
+"""Speed of this machine: the time of a training step and of an evaluation, from a few of them with untrained weights."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from fullrank.experiments.task import Parts
+from fullrank.training.device import detach_carry, device_of
+from fullrank.training.optimizer import make_optimizer
+from fullrank.training.values import TrainingPosition
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds of a training step, tokens that it predicts, and seconds of one evaluation as it is done while training."""
+
+    step: float
+    tokens: float
+    evaluation: float
+
+
+def measure_speed(parts: Parts, spend: float = 1.0) -> Speed:
+    """Train for about `spend` seconds, then evaluate once. Afterwards the weights are worth nothing.
+
+    With one thread on a CPU the time is CPU time, which other programs on the machine do not change.
+    """
+    alone = device_of(parts.model).type == "cpu" and torch.get_num_threads() == 1
+    clock = time.process_time if alone else time.perf_counter
+    optimizer = make_optimizer(parts.options.optimizer, parts.groups, parts.options)
+    parameters = [p for group in parts.groups for p in group["params"]]
+    carry: dict[str, torch.Tensor] = {}
+    times: list[float] = []
+    tokens = 0
+    end = time.perf_counter() + spend
+    parts.model.train()
+    while len(times) < 4 or (time.perf_counter() < end and len(times) < 200):
+        begin, index = clock(), len(times) % parts.batches.batches_per_epoch
+        position = TrainingPosition(step=len(times) + 1)
+        loss = parts.objective(parts.batches.batch(0, index), carry if index else {}, position)
+        loss.value.backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        carry = {name: detach_carry(tensor, parts.options) for name, tensor in loss.carry.items()}
+        tokens += int(loss.tokens)  # on a GPU this waits for the step
+        times.append(clock() - begin)
+    parts.model.eval()
+    begin = clock()
+    with torch.no_grad():
+        parts.evaluate(parts.model)
+    return Speed(statistics.median(times[1:]), tokens / len(times), clock() - begin)
