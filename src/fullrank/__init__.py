@@ -53,6 +53,7 @@ _HOMES = {
     "FullRankForSequenceClassification": "fullrank.hf",
     "inject": "fullrank.hf.inject",
     "remove": "fullrank.hf.inject",
+    "traced": "fullrank.hf.interface",
     "parameter_groups": "fullrank.hf.inject",
     "save_adapter": "fullrank.hf.saving",
     "load_adapter": "fullrank.hf.saving",
@@ -101,6 +102,7 @@ if TYPE_CHECKING:
     from fullrank.hf.inject import inject as inject
     from fullrank.hf.inject import parameter_groups as parameter_groups
     from fullrank.hf.inject import remove as remove
+    from fullrank.hf.interface import traced as traced
     from fullrank.hf.saving import load_adapter as load_adapter
     from fullrank.hf.saving import load_injected as load_injected
     from fullrank.hf.saving import save_adapter as save_adapter

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fullrank as fr
+from fullrank.core.errors import InputError
 from fullrank.core.penalty import overlap_terms
 
 
@@ -63,7 +64,22 @@ def test_orthogonality_is_zero_at_the_start_and_for_any_rotation() -> None:
         vocab_size=7, hidden_size=12, num_attention_heads=3, attention=fr.AttentionConfig(mix="position_wise")
     )
     assert float(fr.orthogonality(fr.LanguageModel(config)).detach()) == 0
-    assert float(fr.orthogonality(model("none")).detach()) == 0
+
+
+@pytest.mark.parametrize("mix", ["random", "average"])
+def test_a_constant_matrix_is_no_part_of_orthogonality(mix: str) -> None:
+    made, trace = model(mix), fr.Trace()
+    made(torch.randint(7, (2, 5)), trace=trace)
+    assert equation_16(trace.layers[0].mixing.numpy()) > 0.1
+    assert float(fr.orthogonality(made).detach()) == float(fr.orthogonality(trace).detach()) == 0
+
+
+def test_orthogonality_of_a_model_without_mixing_is_refused() -> None:
+    for plain in (model("none"), torch.nn.Linear(2, 2)):
+        with pytest.raises(
+            InputError, match=r"no layer of it mixes heads.*set model.attention.mix, or call fullrank.inj"
+        ):
+            fr.orthogonality(plain)
 
 
 def test_orthogonality_has_the_gradient_of_its_equation() -> None:

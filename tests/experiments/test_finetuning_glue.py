@@ -13,14 +13,16 @@ from safetensors.torch import load_file
 from tests.tiny_encoder import tiny_encoder, write_cola, write_stsb
 from torch.nn import functional as F
 
+import fullrank as fr
 from fullrank.config.load import build_finetune
 from fullrank.config.recipe import Resolved
 from fullrank.core.errors import InputError
-from fullrank.data.batches import ExampleBatches
-from fullrank.experiments.finetuning import GlueTuning, encode, groups_of, logits_of, mixing_names
+from fullrank.data.batches import ExampleBatch, ExampleBatches
+from fullrank.experiments.finetuning import ExampleObjective, GlueTuning, encode, groups_of, logits_of, mixing_names
 from fullrank.experiments.models import load_pretrained
 from fullrank.experiments.run import resume, train
 from fullrank.experiments.run_folder import open_run
+from fullrank.training import TrainingPosition
 
 transformers = pytest.importorskip("transformers")
 
@@ -90,6 +92,45 @@ def test_a_run_makes_the_updates_of_a_loop_written_here(place: Path, tmp_path: P
     assert any(
         (saved[name] - torch.eye(4)).abs().max() > 0.01 for name in mixing_names(model.model) if "mixing" in name
     )
+
+
+def logits_of_batch(model: torch.nn.Module, batch: ExampleBatch) -> torch.Tensor:
+    logits: torch.Tensor = model(**batch.inputs).logits
+    return logits
+
+
+def test_penalties_reach_the_injected_attention(place: Path) -> None:
+    torch.manual_seed(0)
+    config = build_finetune(settings(place, encoder="still", orthogonality=0.3, overlap=0.02))
+    model = load_pretrained(config.model, "classification", num_labels=2)
+    data = GlueTuning().prepare(config, {}, False, lambda _: None).corpus
+    assert data.train.labels is not None
+    for name, parameter in model.model.named_parameters():
+        if name in mixing_names(model.model):
+            torch.nn.init.normal_(parameter)
+    batch, labels = (
+        ExampleBatches(encode(model, data.train, 32), batch_size=8, seed=1).batch(0, 0),
+        torch.from_numpy(data.train.labels),
+    )
+    objective = ExampleObjective(
+        model.model, labels, lambda made, one: made(**one.inputs).logits, F.cross_entropy, config.train
+    )
+    loss, trace = objective(batch, {}, TrainingPosition(step=1)), fr.Trace()
+    with fr.traced(trace):
+        plain = F.cross_entropy(model.model(**batch.inputs).logits, labels[batch.indices])
+    expected = 0.3 * fr.orthogonality(trace) + 0.02 * fr.overlap(trace)
+    assert expected > 1
+    torch.testing.assert_close(loss.value - plain, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(torch.as_tensor(loss.nll), 8 * plain.detach())  # the figures are without penalties
+
+
+def test_a_penalty_without_injected_attention_is_refused(place: Path) -> None:
+    raw = settings(place, orthogonality=0.1)
+    raw["model"]["attention"] = {"cross_head": 0.1}
+    with pytest.raises(
+        InputError, match=r"train\.orthogonality: a penalty on the attention that is injected, given 0\.1"
+    ):
+        build_finetune(raw)
 
 
 def test_figures_are_those_of_the_predictions(place: Path, tmp_path: Path) -> None:

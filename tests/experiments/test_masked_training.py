@@ -210,8 +210,12 @@ def test_the_objective() -> None:
 
 
 def test_steps_where_nothing_is_asked_for(text: Path, tmp_path: Path) -> None:
-    raw = configuration(text, steps=12, batch_size=1, segment_length=4, mlm_probability=0.05)
+    raw = configuration(text, steps=12, batch_size=1, segment_length=4, mlm_probability=0.05, log_every_steps=1)
     result = trained(tmp_path / "run", raw)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    training = [line for line in lines if line["split"] == "train"]
+    assert 0 < len(training) < 12  # a step without masked tokens has no figure
+    assert all(line["nll"] > 1 and line["ppl"] > 2 for line in training)
     assert result["tokens_seen"] == 48
     assert math.isfinite(result["final"]["test"]["nll"])
 

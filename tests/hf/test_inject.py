@@ -40,6 +40,53 @@ def test_removed_is_as_before(bert):
     assert torch.equal(removed(**INPUTS).logits, bert(**INPUTS).logits)
 
 
+@pytest.mark.parametrize("mix", ["position_independent", "position_wise"])
+def test_penalties_of_an_injected_model_are_those_of_the_equations(bert, mix):
+    """Eq. 16 over the matrices themselves, and Eq. 16 and 20 over a pass, from what the model itself gives."""
+    plain = copy.deepcopy(bert).eval()
+    plain.set_attn_implementation("eager")
+    weights = [w.double() for w in plain(**INPUTS, output_attentions=True).attentions]
+    model, trace = fr.inject(bert, mix=mix).eval(), fr.Trace()
+    mixings = [layer.attention.self.fullrank.mix for layer in model.bert.encoder.layer]
+    for mixing in mixings:
+        torch.nn.init.normal_(mixing.mixing)
+
+    def equation_16(matrix):
+        return (matrix.mT @ matrix - torch.eye(4)).square().sum((-1, -2)).mean()
+
+    expected = sum(equation_16(mixing.mixing) for mixing in mixings)
+    torch.testing.assert_close(fr.orthogonality(model), expected)
+    assert expected > 10
+    with fr.traced(trace):
+        model(**INPUTS)
+    assert len(trace.layers) == 2
+    torch.testing.assert_close(fr.orthogonality(trace), expected)  # W is zero
+    first = weights[0]  # the second layer reads what the first one mixed
+    torch.testing.assert_close(trace.layers[0].weights.double(), first, atol=1e-6, rtol=1e-5)
+    pairs = [(i, j) for j in range(4) for i in range(j)]
+    both = sum((first[:, i] @ first[:, j].mT).square().sum() + (first[:, i].mT @ first[:, j]).square().sum()
+               for i, j in pairs) / len(first)  # fmt: skip
+    torch.testing.assert_close(fr.overlap(fr.Trace([trace.layers[0]])).double(), both, atol=1e-4, rtol=1e-4)
+    (fr.orthogonality(trace) + fr.overlap(trace)).backward()
+    for layer, mixing in zip(model.bert.encoder.layer, mixings, strict=True):
+        assert all(parameter.grad.abs().max() > 0 for parameter in mixing.parameters())
+        assert layer.attention.self.query.weight.grad.abs().max() > 0
+    model(**INPUTS)
+    assert len(trace.layers) == 2
+
+
+def test_penalties_of_a_model_in_peft_are_of_the_trained_mixing(bert):
+    peft = pytest.importorskip("peft")
+    model = fr.inject(bert, mix="position_independent")
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(target_modules=["query"], modules_to_save=["fullrank"]))
+    trained = [p for name, p in wrapped.named_parameters() if "mixing" in name and p.requires_grad]
+    for parameter in trained:
+        torch.nn.init.normal_(parameter)
+    expected = sum((m.mT @ m - torch.eye(4)).square().sum() for m in trained)
+    assert len(trained) == 2
+    torch.testing.assert_close(fr.orthogonality(wrapped), expected)
+
+
 def test_groups_never_decay_mixing(bert):
     injected = fr.inject(bert, mix="position_wise")
     groups = fr.parameter_groups(injected, learning_rate=1e-4, mixing_learning_rate=1e-2, weight_decay=0.1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import math
 import os
 import subprocess
@@ -18,7 +19,7 @@ import fullrank as fr
 from fullrank.core.engine import Distances, Problem
 from fullrank.kernels import KERNELS
 from fullrank.kernels.problem import differentiable
-from fullrank.kernels.triton.call import _intervals, attend
+from fullrank.kernels.triton.call import _installed, _intervals, attend
 
 if sys.platform != "linux":
     pytest.importorskip("triton", reason="Triton is for Linux")
@@ -252,6 +253,20 @@ def test_block_sizes_for_every_number_and_size_of_heads() -> None:
                         for group in (sizes.get("G", 1), sizes.get("GJ", 1)):
                             assert 1 <= group <= heads
                             assert (-(-heads // group) - 1) * group < heads
+
+
+@pytest.mark.parametrize(
+    ("version", "usable"), [("3.5.0+rocm7.0", True), ("3.4rc1", True), ("3.3.1", False), ("nightly", False)]
+)
+def test_triton_of_another_distribution(version: str, usable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`pytorch-triton`, `triton-windows`, `triton-rocm`: the distribution `triton` is not there, and its module is."""
+
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    monkeypatch.setattr("triton.__version__", version)
+    assert _installed.__wrapped__() is usable
 
 
 @pytest.mark.full

@@ -131,6 +131,24 @@ def test_a_parameter_can_be_marked_itself_and_a_tied_one_is_spared_if_any_owner_
     assert [group["weight_decay"] for group in groups] == [0.0]
 
 
+@pytest.mark.parametrize("name", EQUATIONS)
+def test_a_parameter_without_gradient_at_the_first_step_follows_later(name: str) -> None:
+    """A layer that is skipped at its first step has no gradient there; later ones are as if it had begun with them."""
+    skipped, other = (nn.Linear(2, 3, bias=False, dtype=torch.float64) for _ in range(2))
+    options = TrainConfig(steps=1, optimizer=name, momentum=MU, betas=BETAS, eps=EPS, weight_decay=DECAY)
+    optimizer = make_optimizer(name, parameter_groups(nn.ModuleList([skipped, other]), DECAY), options)
+    expected, state = skipped.weight.detach().clone(), {key: torch.zeros_like(skipped.weight) for key in "vwms"}
+    for t, (gradient, rate) in enumerate(zip(GRADIENTS, RATES[:1] + RATES[:-1], strict=True)):
+        skipped.weight.grad = gradient.clone() if t else None
+        other.weight.grad = gradient.clone()
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+        if t:
+            expected = EQUATIONS[name](expected, state, gradient, rate, t)
+    torch.testing.assert_close(skipped.weight.detach(), expected, rtol=1e-12, atol=1e-12)
+
+
 def test_nag_without_momentum_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"train.momentum: nag needs a momentum above 0"):
         make_optimizer("nag", parameter_groups(Toy(), 0.0), TrainConfig(steps=1))

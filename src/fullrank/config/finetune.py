@@ -135,6 +135,8 @@ class FinetuneTrainConfig(Section):
     betas: tuple[float, float] = key((0.9, 0.999), "decay of the means of adam and adamw")
     eps: Positive = key(1e-8, "epsilon of adam and adamw")
     weight_decay: PositiveOrZero = key(0.01, "weight decay")
+    orthogonality: PositiveOrZero = key(0.0, "coefficient of the orthogonality penalty (Mixhead Eq. 16)")
+    overlap: PositiveOrZero = key(0.0, "coefficient of the overlap penalty (Mixhead Eq. 20)")
     schedule: Schedule = key("linear", "schedule of the learning rate")
     warmup_ratio: Share = key(0.1, "share of all steps over which the learning rate rises")
     max_grad_norm: Positive | None = key(1.0, "gradients are clipped to this norm")
@@ -201,6 +203,15 @@ class FinetuneConfig(Section):
     data: TaskDataConfig = key(TaskDataConfig(), "a task, and how its texts become token ids")
     train: FinetuneTrainConfig = key(FinetuneTrainConfig(), "how the encoder is fine-tuned")
     eval: FinetuneEvalConfig = key(FinetuneEvalConfig(), "how the task is evaluated")
+
+    def _faults(self) -> Iterator[str]:
+        attention = self.model.attention
+        for penalty in ("orthogonality", "overlap"):
+            if (given := getattr(self.train, penalty)) and (attention.mix, attention.normalize) == ("none", "softmax"):
+                yield (
+                    f"train.{penalty}: a penalty on the attention that is injected, given {given}; set "
+                    "model.attention.mix, or leave it out"
+                )
 
     @property
     def task(self) -> Literal["finetuning"]:

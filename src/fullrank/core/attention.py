@@ -25,11 +25,15 @@ from .stage import HeadSize, build_stage
 
 @dataclass(frozen=True)
 class LayerTrace:
-    """One layer's attention: weights before and after mixing (B, H, N, M), mixing (H, H) or (B, N, H, H) or None."""
+    """One layer's attention: weights before and after mixing (B, H, N, M), mixing (H, H) or (B, N, H, H) or None.
+
+    learned: the mixing has parameters.
+    """
 
     weights: Tensor
     mixed: Tensor
     mixing: Tensor | None
+    learned: bool = True
 
 
 @dataclass
@@ -110,7 +114,7 @@ class WeightedValues(Attend):
         weights = self.normalize(scores)
         mixed = mix_heads(weights, mixing)
         if trace is not None:
-            trace.layers.append(LayerTrace(weights, mixed, mixing))
+            trace.layers.append(LayerTrace(weights, mixed, mixing, self.mix.learned))
         dropped = dropout(mixed, self.dropout) if self.training else mixed
         return dropped.to(heads.values.dtype) @ heads.values
 

@@ -55,6 +55,11 @@ class Mixing(nn.Module):
         """
         raise NotImplementedError(f"{type(self).__name__} has no matrix(query)")
 
+    @property
+    def learned(self) -> bool:
+        """The matrix has parameters, so that penalties can change it."""
+        return next(self.parameters(), None) is not None
+
 
 @register("mix", "none")
 class KeepHeads(Mixing):

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Protocol, runtime_checkable
+
 import torch
 from torch import Tensor, nn
 
-from .attention import Trace, WeightedValues
+from .attention import Trace
+from .errors import InputError
+from .mix import Mixing
 
 
 def _not_orthogonal(mixing: Tensor) -> Tensor:
@@ -15,22 +20,45 @@ def _not_orthogonal(mixing: Tensor) -> Tensor:
     return off.square().sum((-1, -2)).mean()
 
 
+@runtime_checkable
+class MixesHeads(Protocol):
+    """A module with a mixing of heads: ours, an exported copy of it, or the stages in a Hugging Face model."""
+
+    mix: Mixing
+
+
+def _mixings(module: nn.Module) -> Iterator[Mixing]:
+    """The mixings inside a module: a wrapper (PEFT's) stands for what it wraps."""
+    if isinstance(module, MixesHeads):
+        yield module.mix
+    else:
+        for child in module.children():
+            yield from _mixings(child)
+
+
 def orthogonality(source: nn.Module | Trace) -> Tensor:
     """R_orth = sum over layers of ||M^T M - I||_F^2  (Mixhead Eq. 16); a scalar.
 
-    From a model: over the mixing matrices themselves; position-wise mixing counts with B, the part that every position
-    shares (the paper does not say which M is meant). From a `Trace`: position-wise mixing counts with the mean of the
-    penalty over the M(n) of all positions of the pass, which is what training uses.
-    Layers without mixing count zero. Raises ValueError for a trace that has seen no layer.
+    From a model, ours or an injected one: over the mixing matrices themselves; position-wise mixing counts with B, the part
+    that every position shares (the paper does not say which M is meant). From a `Trace`: position-wise mixing counts with the
+    mean of the penalty over the M(n) of all positions of the pass, which is what training uses.
+    Layers without mixing count zero, and so do constant matrices (`random`, `average`): Eq. 16 is about a learned M.
+    Raises InputError for a model in which no layer mixes heads, and for a trace that has seen no layer.
     """
     if isinstance(source, Trace):
         if not source.layers:
-            raise ValueError("the trace is empty: hand it to a forward pass first")
-        found = [layer.mixing for layer in source.layers if layer.mixing is not None]
+            raise InputError("the trace is empty: hand it to a forward pass first")
+        found = [layer.mixing for layer in source.layers if layer.mixing is not None and layer.learned]
         zero = source.layers[0].weights.new_zeros(())
     else:
-        mixes = [module.mix for module in source.modules() if isinstance(module, WeightedValues)]
-        found = [mixing for mix in mixes if (mixing := mix.matrix(None)) is not None]
+        once = {id(mix): mix for mix in _mixings(source)}.values()
+        mixings = [(mix, mixing) for mix in once if (mixing := mix.matrix(None)) is not None]
+        if not mixings:
+            raise InputError(
+                f"{type(source).__name__}: no layer of it mixes heads, and orthogonality is of mixing matrices; set "
+                "model.attention.mix, or call fullrank.inject(model, mix=...) on a Hugging Face model"
+            )
+        found = [mixing for mix, mixing in mixings if mix.learned]
         zero = next(source.parameters()).new_zeros(())
     return sum((_not_orthogonal(mixing).to(zero) for mixing in found), zero)
 
@@ -59,7 +87,7 @@ def overlap(source: Tensor | Trace) -> Tensor:
     """
     if isinstance(source, Trace):
         if not source.layers:
-            raise ValueError("the trace is empty: hand it to a forward pass first")
+            raise InputError("the trace is empty: hand it to a forward pass first")
         return torch.stack(
             [sum(overlap_terms(layer.weights), start=layer.weights.new_zeros(())) for layer in source.layers]
         ).sum()

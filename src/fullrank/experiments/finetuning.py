@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,13 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fullrank.config.finetune import FinetuneConfig
+from fullrank.config.finetune import FinetuneConfig, FinetuneTrainConfig
 from fullrank.core.errors import InputError
 from fullrank.data.batches import Encoded, ExampleBatch, ExampleBatches, by_length, subset
 from fullrank.data.glue import GLUE, Examples, GlueTask, load_glue, locate, submission_rows, write_submission
 from fullrank.evaluation.tasks import glue_scores
 from fullrank.experiments.models import Pretrained, check_length, load_pretrained, padding_of
-from fullrank.experiments.task import Parts, Prepared, Say
+from fullrank.experiments.task import Parts, Prepared, Say, penalized, trace_for
 from fullrank.training.checkpoint import load_weights
 from fullrank.training.device import device_of
 from fullrank.training.optimizer import Groups, parameter_groups
@@ -84,6 +83,8 @@ def tuning_parts(
             "ms_per_step": done.ms_per_step,
         }
 
+    import transformers
+
     return Parts(
         model,
         objective,
@@ -93,7 +94,7 @@ def tuning_parts(
         _EvaluationOptions(config.eval.every_steps, every_epochs, metrics[0]),
         groups_of(model, options.weight_decay, config.train.mixing_scale),
         result,
-        {"transformers": importlib.metadata.version("transformers")},
+        {"transformers": transformers.__version__},
     )
 
 
@@ -101,17 +102,29 @@ Logits = Callable[[nn.Module, ExampleBatch], Tensor]
 
 
 class ExampleObjective:
-    """The mean loss of labelled examples. `targets`: one row for each example; `logits` (B, ...), `loss`: those of the task."""
+    """The mean loss of labelled examples, plus the penalties of Mixhead Eq. 16 and Eq. 20.
+
+    `targets`: one row for each example; `logits` (B, ...), `loss`: those of the task.
+    """
 
     def __init__(
-        self, model: nn.Module, targets: Tensor, logits: Logits, loss: Callable[[Tensor, Tensor], Tensor]
+        self,
+        model: nn.Module,
+        targets: Tensor,
+        logits: Logits,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        options: FinetuneTrainConfig,
     ) -> None:
-        self.model, self.targets, self.logits, self.loss = model, targets, logits, loss
+        self.model, self.targets, self.logits, self.loss, self.options = model, targets, logits, loss, options
 
     def __call__(self, batch: ExampleBatch, carry: Mapping[str, Tensor], position: TrainingPosition) -> Loss:
-        logits, count = self.logits(self.model, batch), len(batch.indices)
+        from fullrank.hf.interface import traced  # a configuration is checked without transformers
+
+        trace, count = trace_for(self.options), len(batch.indices)
+        with traced(trace):
+            logits = self.logits(self.model, batch)
         value = self.loss(logits, self.targets[torch.from_numpy(batch.indices)].to(logits.device))
-        return Loss(value, value.detach() * count, count, read=batch.tokens)
+        return Loss(penalized(value, trace, self.options), value.detach() * count, count, read=batch.tokens)
 
 
 def logits_by_example(model: nn.Module, examples: Encoded, batch_size: int, logits: Logits) -> list[Tensor]:
@@ -230,7 +243,9 @@ class GlueTuning:
             pretrained,
             folder,
             train=train,
-            objective=ExampleObjective(pretrained.model, _targets(corpus.train, task.labels is None), _logits, _loss),
+            objective=ExampleObjective(
+                pretrained.model, _targets(corpus.train, task.labels is None), _logits, _loss, config.train
+            ),
             evaluate=evaluate,
             measure=measure,
             metrics=task.metrics,

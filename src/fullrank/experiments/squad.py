@@ -112,7 +112,7 @@ class SquadTuning:
             pretrained,
             folder,
             train=train.encoded,
-            objective=ExampleObjective(pretrained.model, train.targets, _logits, _loss),
+            objective=ExampleObjective(pretrained.model, train.targets, _logits, _loss, config.train),
             evaluate=evaluate,
             measure=measure,
             metrics=metrics,

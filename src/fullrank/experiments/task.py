@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fullrank.analysis.size import parameters_by_part
-from fullrank.config.finetune import FinetuneConfig
+from fullrank.config.finetune import FinetuneConfig, FinetuneTrainConfig
 from fullrank.config.run import RunConfig, TrainConfig
 from fullrank.core.attention import Trace
 from fullrank.core.decoder import LanguageModel
@@ -171,7 +171,7 @@ def training_parts(
     return Parts(model, objective, batches, evaluate, config.train, config.eval, groups, result)
 
 
-def penalized(value: Tensor, trace: Trace | None, options: TrainConfig) -> Tensor:
+def penalized(value: Tensor, trace: Trace | None, options: TrainConfig | FinetuneTrainConfig) -> Tensor:
     """`value` plus the penalties of Mixhead Eq. 16 and 20, over the layers in `trace` (none where all are skipped)."""
     if trace is not None and trace.layers:
         if options.orthogonality:
@@ -181,6 +181,6 @@ def penalized(value: Tensor, trace: Trace | None, options: TrainConfig) -> Tenso
     return value
 
 
-def trace_for(options: TrainConfig) -> Trace | None:
+def trace_for(options: TrainConfig | FinetuneTrainConfig) -> Trace | None:
     """A trace where a penalty needs one."""
     return Trace() if options.orthogonality or options.overlap else None

@@ -10,7 +10,9 @@ import dis
 import functools
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +25,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from fullrank import kernels
 from fullrank.core import engine
+from fullrank.core.attention import LayerTrace, Trace
 from fullrank.core.config import Stage
 from fullrank.core.cross_head import StochasticCrossHead
 from fullrank.core.engine import Problem
@@ -63,6 +66,22 @@ class Injected(nn.Module):
         if self._own is None:
             self._own = examine(module, self.eager, self.size)
         return self._own
+
+
+_trace: ContextVar[Trace | None] = ContextVar("trace", default=None)
+
+
+@contextmanager
+def traced(trace: Trace | None) -> Iterator[None]:
+    """Collect the attention of every injected layer that runs inside the block in `trace`; None collects nothing.
+
+    The models of transformers hand no trace on, so it reaches their layers beside the call; compiled layers do not see it.
+    """
+    token = _trace.set(trace)
+    try:
+        yield
+    finally:
+        _trace.reset(token)
 
 
 def name_for(former: str, weights_change: bool) -> str:
@@ -138,10 +157,14 @@ def _engines_compute(own: OwnAttention, query: Tensor, key: Tensor, value: Tenso
 
 
 def _weights_wanted(arguments: dict[str, Any]) -> bool:
-    """True with the argument `output_attentions`, and where a model above collects the weights of its layers."""
+    """True with the argument `output_attentions`, under `traced`, and where a model above collects its layers' weights."""
     if arguments.get("output_attentions"):
         return True
-    if _active_collector is None or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
+        return False
+    if _trace.get() is not None:
+        return True
+    if _active_collector is None:
         return False
     collected = _active_collector.get()
     return bool(collected) and any("attentions" in key for key in collected)
@@ -160,7 +183,10 @@ def _definition(injected: Injected, own: OwnAttention, module: nn.Module, query:
                 "other normalisers than softmax would have to take apart; inject without normalize"
             )
         weights = injected.normalize(_scores(query, key, mask, arguments["scaling"])).to(query.dtype)
-    mixed = mix_heads(weights, injected.mix.matrix(query))
+    mixing = injected.mix.matrix(query)
+    mixed = mix_heads(weights, mixing)
+    if not torch.compiler.is_compiling() and (trace := _trace.get()) is not None:
+        trace.layers.append(LayerTrace(weights, mixed, mixing, injected.mix.learned))
     p = max(dropout, own_dropout) if module.training else 0.0
     # torch's own dropout of contiguous weights draws the same numbers as the model's own function
     dropped = F.dropout(mixed.contiguous(), p) if p else mixed

@@ -251,7 +251,8 @@ class _Loop:
         state, counters = self.state, self.state.counters
         self.check_loss()
         rate = state.schedule.rate(counters.step)
-        self.write(split="train", nll=state.running.take_mean(), lr=rate)
+        if state.running.tokens:  # a masked model may have met no masked token since the last line
+            self.write(split="train", nll=state.running.take_mean(), lr=rate)
         speed = self.clock.lap()
         counters.peak_memory_mib = max(counters.peak_memory_mib, peak_memory_mib(self.device))
         line = timing_line(counters.step, counters.seconds, speed, counters.peak_memory_mib)
@@ -268,7 +269,9 @@ class _Loop:
         self.clock.pause()
         result = self.state.evaluate(self.evaluate, self.options)
         self.clock.resume()
-        nll = float(result.nll) / max(1, result.tokens)
+        if not result.tokens:
+            raise InputError("the validation has no token to measure; give a longer validation text")
+        nll = float(result.nll) / result.tokens
         if not all(math.isfinite(value) for value in (nll, *result.scores.values())):
             raise self.diverged("the validation loss", counters.step)
         value = _metric(result, nll, counters.metric)

@@ -84,9 +84,17 @@ def _common(groups: Groups, options: TrainConfig) -> dict[str, Any]:
 
 
 @register("optimizer", "sgd")
-def sgd(groups: Groups, options: TrainConfig) -> Optimizer:
-    """Stochastic gradient descent, with `momentum` if any."""
-    return torch.optim.SGD(groups, momentum=options.momentum, **_common(groups, options))
+def sgd(groups: Groups, options: TrainConfig, *, nesterov: bool = False) -> Optimizer:
+    """Stochastic gradient descent, with `momentum` if any.
+
+    Velocities start at zero: torch's fused step fails if only some are missing, as those of a layer skipped at first.
+    """
+    made = torch.optim.SGD(groups, momentum=options.momentum, nesterov=nesterov, **_common(groups, options))
+    if options.momentum:
+        for group in made.param_groups:
+            for parameter in group["params"]:
+                made.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return made
 
 
 @register("optimizer", "nag")
@@ -94,7 +102,7 @@ def nag(groups: Groups, options: TrainConfig) -> Optimizer:
     """Nesterov's accelerated gradient; ConfigError without `momentum`."""
     if not options.momentum > 0:
         raise ConfigError(f"train.momentum: nag needs a momentum above 0 (0.99 is usual), given {options.momentum}")
-    return torch.optim.SGD(groups, momentum=options.momentum, nesterov=True, **_common(groups, options))
+    return sgd(groups, options, nesterov=True)
 
 
 @register("optimizer", "adam")

@@ -201,7 +201,7 @@ class RunningLoss:
 
     def take_mean(self) -> float:
         """The mean in nats per token; the sums start again from zero."""
-        mean = float(self.nll) / max(1, self.tokens)
+        mean = float(self.nll) / self.tokens
         self.nll = torch.zeros_like(self.nll)
         self.tokens = 0
         return mean

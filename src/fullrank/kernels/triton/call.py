@@ -34,6 +34,7 @@ import functools
 import importlib.util
 import math
 import os
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -61,8 +62,8 @@ def _installed() -> bool:
         return False
     import triton  # its distribution has other names too: nightlies, ROCm, Windows
 
-    version = triton.__version__.split(".")
-    return (int(version[0]), int(version[1])) >= _OLDEST_TRITON
+    version = re.match(r"(\d+)\.(\d+)", triton.__version__)  # `3.4rc1`, `3.5.0+git`
+    return version is not None and (int(version[1]), int(version[2])) >= _OLDEST_TRITON
 
 
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton too looks only once, when it is imported
