@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from fullrank.core.errors import pip_install
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 FORWARD, BOTH = "forward", "forward + backward"
 
@@ -145,7 +147,7 @@ class Suite:
 
 def missing(module: str) -> str:
     """Why a peer from another package cannot run: empty if the package is installed."""
-    return "" if importlib.util.find_spec(module) else "not installed; pip install 'fullrank[bench]'"
+    return "" if importlib.util.find_spec(module) else f"not installed; {pip_install('bench')}"
 
 
 def uncompiled(settings: Settings) -> str:

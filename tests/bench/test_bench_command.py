@@ -16,6 +16,7 @@ import measure
 import suites
 from candidates import Settings
 from fullrank.cli import main
+from fullrank.core.errors import pip_install
 from machine import counts_resident_memory
 
 Called = Callable[..., tuple[object, str, str]]
@@ -138,7 +139,7 @@ def test_absent_peers_are_skipped_by_name(called: Called, monkeypatch: pytest.Mo
     status, out, _ = called("mixing", "--lengths", "6", *SMALL)
     assert status == 0
     for peer in ("x-transformers", "transformers, eager"):
-        assert f"{peer}: not installed; pip install 'fullrank[bench]'" in out.splitlines()
+        assert f"{peer}: not installed; {pip_install('bench')}" in out.splitlines()
     assert "compiled A: left out; --compile measures it too" in out.splitlines()
     assert "FlexAttention: has no backward pass on a CPU; --device cuda measures it" in out.splitlines()
     assert not any("x-transformers" in line for line in out.splitlines() if "forward" in line)

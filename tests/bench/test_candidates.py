@@ -221,8 +221,8 @@ def test_what_is_missing_is_said_with_the_way_to_get_it(monkeypatch: pytest.Monk
     assert missing("torch") == ""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     absent = {candidate.name: candidate.absent for candidate in comparison("mixing", 1).candidates if candidate.absent}
-    assert absent["x-transformers"] == "not installed; pip install 'fullrank[bench]'"
-    assert absent["transformers, eager"] == "not installed; pip install 'fullrank[bench]'"
+    said = "not installed; pip install 'fullrank[bench]' (in a clone: pip install -e '.[bench]')"
+    assert absent["x-transformers"] == absent["transformers, eager"] == said
 
 
 def test_compiling_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -248,7 +248,8 @@ def test_without_transformers(called: Called, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "transformers", None)
     code, out, said = called("@gpt2", "--text", "@words.txt")
     assert (code, out) == (2, "")
-    assert "a Hugging Face model needs transformers; install it: pip install 'fullrank[hf]'" in said
+    command = "pip install 'fullrank[hf]' (in a clone: pip install -e '.[hf]')"
+    assert f"a Hugging Face model needs transformers; install it: {command}" in said
     code, _, said = called("no-such-run", "--text", "@words.txt")
     assert code == 2
     assert "no such folder, and a model of the Hugging Face hub needs transformers" in said.splitlines()[-1]

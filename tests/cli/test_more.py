@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import shutil
 import signal
 import subprocess
 import time
@@ -14,6 +15,7 @@ import pytest
 from cli_runs import SMALL, called, command, environment, write_text
 
 from fullrank.cli.output import print_json
+from fullrank.core.errors import Interrupted
 from fullrank.files import write_json
 
 
@@ -79,7 +81,11 @@ def test_quiet_is_quiet(config: Path, tmp_path: Path) -> None:
     assert (code, said) == (0, "")
 
 
-def test_report_and_reproduce_give_json_of_one_shape(run: Path, text: Path, tmp_path: Path) -> None:
+def test_report_and_reproduce_give_json_of_one_shape(
+    run: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fullrank.config import recipe
+
     code, out, _ = called("report", run, "--out", tmp_path / "page.html", "--json")
     assert code == 0
     reported = json.loads(out)
@@ -95,6 +101,44 @@ def test_report_and_reproduce_give_json_of_one_shape(run: Path, text: Path, tmp_
     assert set(json.loads(out)) == set(reported) == {
         "report", "comparable", "rows", "unfinished", "left_out", "significance",
     }  # fmt: skip
+    # a table of several backbones, each of which has a report of its own
+    monkeypatch.setattr(recipe, "tables", lambda name: [f"{tmp_path}/{one}.yaml" for one in ("table", "table-b")])
+    shutil.copy(table, tmp_path / "table-b.yaml")
+    for backbone in ("table", "table-b"):
+        shutil.copytree(tmp_path / "out", tmp_path / "both" / f"{backbone}.yaml")
+        record = tmp_path / "both" / f"{backbone}.yaml" / "plain-seed1" / "run.json"
+        record.write_text(record.read_text(encoding="utf-8").replace(str(table), f"{tmp_path}/{backbone}.yaml"))
+    code, out, said = called("reproduce", "table", "--out", tmp_path / "both", "--quiet", "--json")
+    assert code == 0, said
+    both = json.loads(out)
+    assert [Path(one["report"]).is_file() for one in both.values()] == [True, True]
+    assert {name: one["rows"][0]["name"] for name, one in both.items()} == {
+        f"{tmp_path}/table.yaml": "plain", f"{tmp_path}/table-b.yaml": "plain"
+    }  # fmt: skip
+
+
+def test_a_table_of_several_backbones_is_one_command() -> None:
+    code, out, _ = called("reproduce", "mixhead/table1", "--scale", "tiny", "--rows", "plain,b", "--list", "--json")
+    assert code == 0
+    folders = [Path(cell["folder"]).parts for cell in json.loads(out)]
+    backbones = ("baevski", "synthesizer", "transformer-xl", "vanilla")
+    expected = [(f"mixhead-table1-{name}", f"{row}-tiny-seed1") for name in backbones for row in ("plain", "b")]
+    assert [parts[1:] for parts in folders] == expected
+    code, _, said = called("train", "mixhead/table1")
+    assert code == 2
+    assert "did you mean 'mixhead/table1-baevski' or 'mixhead/table1-synthesizer' or" in said
+    assert "table10" not in said
+
+
+def test_an_interrupted_command_says_how_it_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def stopped(*given: object, **options: object) -> None:
+        raise Interrupted("stopped by SIGINT after step 3 of 12; everything is saved in there")
+
+    monkeypatch.setattr("fullrank.experiments.run.train", stopped)
+    words = ("reproduce", "mixhead/table1-vanilla", "--scale", "tiny", "train.steps=12", "--out", tmp_path / "a b")
+    code, out, said = called(*words, "--quiet")
+    again = f"fullrank reproduce mixhead/table1-vanilla --scale tiny train.steps=12 --out '{tmp_path}/a b' --quiet"
+    assert (code, out, said.splitlines()[-1]) == (1, "", f"fullrank: to go on: {again}")
 
 
 def test_a_foreign_file_is_not_overwritten_by_a_report(run: Path, text: Path, tmp_path: Path) -> None:

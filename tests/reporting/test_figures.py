@@ -15,7 +15,15 @@ from test_page import Page
 
 from fullrank.reporting import drawing as curves
 from fullrank.reporting import report
-from fullrank.reporting.figures import BITS_PER_BYTE, BITS_PER_CHARACTER, PERPLEXITY, choose
+from fullrank.reporting.figures import (
+    BITS_PER_BYTE,
+    BITS_PER_CHARACTER,
+    PERPLEXITY,
+    choose,
+    decimals_of,
+    interval,
+    points,
+)
 from fullrank.reporting.runs import RunRecord
 from fullrank.reporting.summary import summarize
 
@@ -101,6 +109,23 @@ def test_means_spread_differences_and_best_are_those_of_bits(tmp_path: Path) -> 
     assert skip.difference["test"] == pytest.approx(1.02 / 1.15 - 1)
     assert skip.best == ("valid", "test")
     assert xl.stats(PERPLEXITY)["test"].mean == pytest.approx((2**1.1 + 2**1.2) / 2)
+
+
+@pytest.mark.parametrize(
+    ("difference", "low", "high", "shown"),
+    [
+        (0.618, 0.12, 1.103, "+0.62 (+0.12 to +1.10)"),
+        (0.004, 0.0011, 0.007, "+0.004 (+0.001 to +0.007)"),  # was 0.00 beside p = 0.001
+        (0.0042, 0.0004, 0.007, "+0.0042 (+0.0004 to +0.0070)"),  # no end of a decided interval looks like 0
+        (0.6, 0.002, 1.2, "+0.600 (+0.002 to +1.200)"),
+        (0.003, -0.81, 0.79, "0.00 (−0.81 to +0.79)"),  # of an undecided one no more digits than it has
+        (-0.0007, -0.0031, 0.0022, "−0.001 (−0.003 to +0.002)"),
+        (0.0, 0.0, 0.0, "0.00 (0.00 to 0.00)"),
+    ],
+)
+def test_a_difference_has_the_digits_of_its_interval(difference: float, low: float, high: float, shown: str) -> None:
+    decimals = decimals_of(difference, low, high)
+    assert f"{points(difference, decimals)} ({interval(low, high, decimals)})" == shown
 
 
 def test_best_is_judged_by_the_digits_shown(tmp_path: Path) -> None:

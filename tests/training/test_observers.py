@@ -41,6 +41,14 @@ def test_status_says_loss_perplexity_speed_and_time_left(monkeypatch: pytest.Mon
     assert status.words() == "step 121/2000  loss 5.100  ppl 164.0  valid ppl 181.3  20 tok/s  ETA 15:40"
 
 
+def test_status_of_characters_says_bits() -> None:
+    status = Status("bits/char")
+    status.start(step=0, total_steps=2)
+    status.record({"split": "train", "nll": 1.5, "ppl": 4.48})
+    status.record({"split": "valid", "nll": 2.0, "ppl": 7.39})
+    assert status.words() == "step 0/2  loss 1.500  bits/char 2.164  valid bits/char 2.885"  # nats / ln 2
+
+
 def test_status_says_scores_and_no_more_steps_than_planned() -> None:
     status = Status()
     status.start(step=0, total_steps=727)

@@ -123,7 +123,7 @@ def test_a_signal_finishes_the_step_and_saves(number: signal.Signals, tmp_path: 
     train(tmp_path / "whole", **options)
     former = signal.getsignal(number)
     send = at_call(3, lambda: os.kill(os.getpid(), number))
-    with pytest.raises(Interrupted, match=rf"stopped by {number.name} after step 3 of 12.*fullrank train {tmp_path}"):
+    with pytest.raises(Interrupted, match=rf"stopped by {number.name} after step 3 of 12.*saved in {tmp_path}"):
         train(tmp_path / "stopped", **options, objective=send)
     assert signal.getsignal(number) == former
     _, result = train(tmp_path / "stopped", **options)

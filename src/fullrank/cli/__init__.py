@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import NoReturn
 
@@ -30,11 +31,13 @@ def main(argv: list[str] | None = None) -> None:
         raise
     except Exception as error:
         from fullrank.cli.output import explain
-        from fullrank.core.errors import InputError
+        from fullrank.core.errors import InputError, Interrupted
 
         if debug:
             raise
         print(explain(error), file=sys.stderr)
+        if isinstance(error, Interrupted):
+            print(f"fullrank: to go on: {shlex.join(['fullrank', *words])}", file=sys.stderr)
         sys.exit(2 if isinstance(error, InputError) else 1)
 
 

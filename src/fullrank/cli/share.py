@@ -91,7 +91,7 @@ def bench(
 
     A ratio is ours / peer, the median over rounds of two times of the same round; below 1 ours is faster, or needs less.
     Growth: the exponent p of cost = c n^p over the upper half of the lengths.
-    Peers that are not installed are skipped by name; pip install 'fullrank\\[bench]' brings them.
+    Peers that are not installed are skipped by name, with the command that installs them.
     Without a name, everything in small: short lengths and few rounds, a few minutes on a CPU.
     """
     if not (BENCHMARKS / "bench.py").is_file():

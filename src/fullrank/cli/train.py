@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fullrank.cli.app import app
 from fullrank.cli.options import Config, Json, Kernel, Overrides, Quiet, Row, Scale, Source, with_source
-from fullrank.cli.output import say, show_report, silent, tell
+from fullrank.cli.output import say, show_report, show_reports, silent, tell
 from fullrank.core.errors import InputError
+
+if TYPE_CHECKING:
+    from fullrank.reporting.figures import Measure
 
 
 @app.command(epilog="Examples:  [cyan]fullrank demo[/cyan]   [cyan]fullrank demo --minutes 2 --out runs/quick[/cyan]")
@@ -136,17 +139,23 @@ def reproduce(
 
     A stopped command goes on when it is given again.
     """
-    from fullrank.config.recipe import is_finetuning, load
+    from fullrank.config.recipe import is_finetuning, load, tables
     from fullrank.experiments.run import cells, inside
     from fullrank.experiments.run import reproduce as train_table
 
-    finetuning = is_finetuning(table, None, scale, overrides or [])
-    if not load(table).rows:
+    recipes = tables(table)
+    finetuning = is_finetuning(recipes[0], None, scale, overrides or [])
+    if not load(recipes[0]).rows:
         verb = "finetune" if finetuning else "train"
         raise InputError(f"{table} is a single configuration, not a table; use `fullrank {verb} {table}`")
     wanted = ["all"] if rows is None else _names(rows)
-    planned = cells(table, wanted, scale, seeds, with_source(overrides, source))
-    planned = planned if out is None else inside(planned, out)
+    by_recipe = {recipe: cells(recipe, wanted, scale, seeds, with_source(overrides, source)) for recipe in recipes}
+    if out is not None:
+        by_recipe = {
+            recipe: inside(runs, out if len(recipes) == 1 else out / Path(recipe).name)
+            for recipe, runs in by_recipe.items()
+        }
+    planned = [cell for runs in by_recipe.values() for cell in runs]
     if list_only:
         status = [
             {"row": cell.row, "seed": cell.seed, "folder": str(cell.folder), "finished": cell.finished}
@@ -157,8 +166,10 @@ def reproduce(
         tell(status, lines, json=json)
         return
     train_table(table, planned, kernel_name=kernel, quiet=quiet or finetuning, say=silent if quiet else say)
-    folders = [cell.folder for cell in planned]
-    show_report(folders, folders[0].parent / "report.html", json=json, title=table)
+    folders_of: dict[str | None, list[Path]] = {
+        recipe: [cell.folder for cell in runs] for recipe, runs in by_recipe.items()
+    }
+    show_reports(folders_of, [runs[0].parent / "report.html" for runs in folders_of.values()], json=json)
 
 
 def _names(text: str) -> list[str]:
@@ -180,38 +191,43 @@ def _is_whole_run(folder: Path, options: Sequence[object]) -> bool:
 
 
 def _summary(result: dict[str, Any], folder: Path, page: Path) -> None:
+    from fullrank.reporting.figures import choose
+    from fullrank.reporting.runs import read_run
+
     final = result["final"]
     print(
         f"{result['name']}: {result['parameters']['total']:,} parameters, {result['corpus']['label']}, seed {result['seed']}"
     )
-    masked = result.get("task") == "masked_modeling"
-    _figures(final, masked)
+    measure = choose([read_run(folder)])
+    _figures(final, measure)
     of_last = result.get("last") if (result["paper"] or {}).get("checkpoint") == "last" else None
     if of_last is not None and of_last != final:
         print("  the last checkpoint, as the paper's figures are:")
-        _figures(of_last, masked)
+        _figures(of_last, measure)
     print(f"  {result['protocol']}")
     if len(result["ms_per_step"]) > 1:
         print("  ms per step: " + ", ".join(f"{phase} {ms:.1f}" for phase, ms in result["ms_per_step"].items()))
     print(f"  {result['tokens_seen']:,} tokens at {result['tokens_per_second']:,.0f} tokens/s   {folder}   {page}")
 
 
-def _figures(final: dict[str, Any], masked: bool) -> None:
-    """A line for each figure that was measured."""
+def _figures(final: dict[str, Any], measure: Measure) -> None:
+    """A line for each figure that was measured, that of the task first."""
 
     def line(words: str, values: Mapping[str, float | None], digits: int) -> None:
         figures = (f"{split} {'-' if v is None else format(v, f'.{digits}f')}" for split, v in values.items())
         print(f"  {words}  {'   '.join(figures)}")
 
-    for key, words, digits in (
+    lines = (
         ("bleu", "BLEU", 2),
         ("tokenised_bleu", "tokenised BLEU", 2),
         ("chrf", "chrF", 2),
-        ("perplexity", "masked-token perplexity" if masked else "perplexity", 2),
+        ("perplexity", "perplexity" if measure.key != "perplexity" else measure.words, 2),
         ("accuracy_percent", "accuracy in %", 2),
         ("perplexity_without_sos", "without <sos>", 2),
+        ("bits_per_character", "bits per character", 3),
         ("bits_per_byte", "bits per byte", 3),
-    ):
+    )
+    for key, words, digits in sorted(lines, key=lambda line: line[0] != measure.key):
         values = {split: final[split].get(key) for split in ("valid", "test")}
         if key == "perplexity" or any(value is not None for value in values.values()):
             line(words, values, digits)

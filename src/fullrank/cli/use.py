@@ -73,6 +73,8 @@ def evaluate(
     from fullrank.evaluation.perplexity import Flags
     from fullrank.experiments.run import evaluate as measure
     from fullrank.experiments.run_folder import open_run
+    from fullrank.reporting.figures import choose
+    from fullrank.reporting.runs import read_run
 
     flags = Flags(
         segment_length=segment_length,
@@ -107,14 +109,16 @@ def evaluate(
         kernel_name=kernel,
         say=say,
     )
-    lines = _translation_lines(figures) if config.translates else _text_lines(figures, masked=config.masks)
+    first = choose([read_run(run)]).key
+    lines = _translation_lines(figures) if config.translates else _text_lines(figures, first, masked=config.masks)
     tell(figures, [*lines, f"  {figures['protocol']}"], json=json)
 
 
-def _text_lines(figures: Mapping[str, Any], *, masked: bool) -> Iterator[str]:
+def _text_lines(figures: Mapping[str, Any], first: str, *, masked: bool) -> Iterator[str]:
+    """The lines of `eval`; the figure `first` is that of the task."""
     kind = "masked token" if masked else "token"
     yield f"{figures['run']}: {figures['corpus']}, {figures['split']}, {figures['tokens']:,} {kind}s"
-    for key, words in (
+    lines = (
         ("perplexity", "masked-token perplexity" if masked else "perplexity per token"),
         ("accuracy_percent", "accuracy in %"),
         ("perplexity_without_sos", "... without <sos>"),
@@ -122,7 +126,8 @@ def _text_lines(figures: Mapping[str, Any], *, masked: bool) -> Iterator[str]:
         ("bits_per_character", "bits per character"),
         ("bits_per_byte", "bits per byte"),
         ("nll", f"nats per {kind}"),
-    ):
+    )
+    for key, words in sorted(lines, key=lambda line: line[0] != first):
         if figures.get(key) is not None:
             yield f"  {words:<20} {figures[key]:.4f}"
     if "perplexity" in (last := figures.get("last_position", {})):
@@ -146,12 +151,15 @@ def _translation_lines(figures: Mapping[str, Any]) -> Iterator[str]:
 def _compare(run: Path, other: Path, split: str, *, json: bool) -> None:
     """Paired bootstrap of two runs' kept translations."""
     from fullrank.reporting import compare_runs
+    from fullrank.reporting.figures import decimals_of
 
     comparison = compare_runs([other, run], split)
     bleu = comparison["against_first"][0]
+    decimals = decimals_of(bleu["difference"], bleu["low"], bleu["high"])
     lines = [
-        f"{split}: BLEU {bleu['b']:.2f} of {run}, {bleu['a']:.2f} of {other}",
-        f"  difference {bleu['difference']:+.2f}, 95 % interval {bleu['low']:+.2f} to {bleu['high']:+.2f}, "
+        f"{split}: BLEU {bleu['b']:.{decimals}f} of {run}, {bleu['a']:.{decimals}f} of {other}",
+        f"  difference {bleu['difference']:+.{decimals}f}, 95 % interval {bleu['low']:+.{decimals}f} to "
+        f"{bleu['high']:+.{decimals}f}, "
         f"p = {bleu['p_value']:.3f} (paired bootstrap, {comparison['samples']:,} samples of "
         f"{comparison['sentences']:,} sentences)",
     ]

@@ -143,6 +143,13 @@ def shipped() -> list[str]:
     )
 
 
+def tables(name: str) -> list[str]:
+    """The recipes of a table: one, or those of its backbones where it has several (`mixhead/table1`)."""
+    known = shipped()
+    backbones = [] if name in known or Path(name).exists() else [one for one in known if one.startswith(f"{name}-")]
+    return backbones or [name]
+
+
 def load(name: str) -> Recipe:
     """A shipped recipe by name, or a YAML file by path; a run folder gives the configuration saved in it."""
     return _load(name, ())

@@ -30,8 +30,18 @@ class RunError(FullRankError, RuntimeError):
     """A run that failed although its input was right."""
 
 
+class Interrupted(RunError):
+    """Training was asked to stop (SIGINT, SIGTERM) and has saved its state: the same command resumes it."""
+
+
 def suggest(given: str, known: Iterable[str]) -> str:
-    """The end of an error message about an unknown name: the nearest known one, or all of them."""
+    """The end of an error message about an unknown name: the known ones that begin with it, the nearest one, or all."""
     known = list(known)
-    near = difflib.get_close_matches(given, known, n=1, cutoff=0.6)
-    return f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(known))}"
+    near = [name for name in known if name.startswith(f"{given}-")]
+    near = near or difflib.get_close_matches(given, known, n=1, cutoff=0.6)
+    return f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {', '.join(sorted(known))}"
+
+
+def pip_install(extra: str) -> str:
+    """The command that installs what an extra of this package brings."""
+    return f"pip install 'fullrank[{extra}]' (in a clone: pip install -e '.[{extra}]')"

@@ -19,7 +19,7 @@ from typing import IO, Any, Literal
 
 from fullrank.config.data import PAIR_CORPORA
 from fullrank.config.glue import GLUE, HUB, GlueTask
-from fullrank.core.errors import InputError, RunError, suggest
+from fullrank.core.errors import InputError, RunError, pip_install, suggest
 from fullrank.data import builtin
 from fullrank.data.files import Report, file_digest, publish, workspace, writing
 
@@ -459,9 +459,7 @@ def hub_rows(
     Raises InputError where `datasets` is not installed, RunError where the hub cannot be reached; both name the local way.
     """
     if importlib.util.find_spec("datasets") is None:
-        raise InputError(
-            f"{what}: {local}; or install what the Hugging Face hub ({name}) needs: pip install 'fullrank[hf]'"
-        )
+        raise InputError(f"{what}: {local}; or install what the Hugging Face hub ({name}) needs: {pip_install('hf')}")
     report(f"{what}: {split} from the Hugging Face hub, {name} ({licence})")
     try:
         import datasets

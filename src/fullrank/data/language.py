@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from fullrank.core.errors import InputError
+from fullrank.core.errors import InputError, pip_install
 from fullrank.data.files import open_text
 from fullrank.data.tokenizers import (
     ENTRIES_FILE,
@@ -290,7 +290,7 @@ def _moses(language: str) -> tuple[Any, Any]:
         from sacremoses import MosesDetokenizer, MosesTokenizer
     except ImportError as error:
         raise InputError(
-            "Moses tokenization needs the package sacremoses: pip install 'fullrank[translate]', or set data.moses=false"
+            f"Moses tokenization needs the package sacremoses: {pip_install('translate')}, or set data.moses=false"
         ) from error
     return MosesTokenizer(lang=language), MosesDetokenizer(lang=language)
 

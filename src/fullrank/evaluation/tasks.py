@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fullrank.config.glue import GlueTask
-from fullrank.core.errors import InputError, suggest
+from fullrank.core.errors import InputError, pip_install, suggest
 
 # -- translation: BLEU and chrF, 0 to 100 -----------------------------------------------------------------------------
 
@@ -29,7 +29,7 @@ TOKENISED_BLEU = (
 def sacrebleu() -> ModuleType:
     """The package sacrebleu; InputError with the command that installs it where it is missing."""
     if importlib.util.find_spec("sacrebleu") is None:
-        raise InputError("BLEU and chrF need sacrebleu; install it: pip install 'fullrank[translate]'")
+        raise InputError(f"BLEU and chrF need sacrebleu; install it: {pip_install('translate')}")
     import sacrebleu
 
     return sacrebleu

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from fullrank.core.errors import InputError
+from fullrank.core.errors import InputError, pip_install
 from fullrank.data import Corpus
 from fullrank.files import write_text
 
@@ -27,7 +27,7 @@ def register() -> None:
     Raises InputError if lm-eval is not installed.
     """
     if importlib.util.find_spec("lm_eval") is None:
-        raise InputError("lm-eval is not installed; install it: pip install 'fullrank[eval]'")
+        raise InputError(f"lm-eval is not installed; install it: {pip_install('eval')}")
     import lm_eval.models  # noqa: F401 - registers lm-eval's own, which it does only while nothing is registered
     from lm_eval.api.registry import MODEL_REGISTRY, register_model
 

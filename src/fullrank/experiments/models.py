@@ -14,7 +14,7 @@ import torch
 from fullrank.config.finetune import FinetuneConfig, PretrainedConfig
 from fullrank.config.glue import GLUE
 from fullrank.config.recipe import shipped
-from fullrank.core.errors import FullRankError, InputError
+from fullrank.core.errors import FullRankError, InputError, pip_install
 from fullrank.experiments.run_folder import MINILM, is_run
 
 # files of which a saved tokenizer has at least one
@@ -92,7 +92,7 @@ def load_causal(name: str, dtype: torch.dtype, *, tokenizer: bool = True) -> Hug
 def _transformers(what: str) -> Any:
     """The package; InputError that names `what` needs it where it is not installed."""
     if importlib.util.find_spec("transformers") is None:
-        raise InputError(f"{what} needs transformers; install it: pip install 'fullrank[hf]'")
+        raise InputError(f"{what} needs transformers; install it: {pip_install('hf')}")
     import transformers
 
     import fullrank.hf  # noqa: F401  tells the auto classes about exported models of ours

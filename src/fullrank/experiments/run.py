@@ -40,6 +40,8 @@ from fullrank.experiments.task import EvaluationRequest, Parts, Say, Task, TextT
 from fullrank.experiments.translation import TranslationTask
 from fullrank.files import write_json
 from fullrank.kernels import kernel
+from fullrank.reporting.figures import choose
+from fullrank.reporting.runs import read_run
 from fullrank.training.checkpoint import kept_checkpoints, mean_weights, write_mean
 from fullrank.training.device import choose_device, lock_folder, prepare_machine, seed_everything
 from fullrank.training.loop import fit
@@ -106,7 +108,9 @@ def train(
         device = prepare_machine(config.train)
         seed_everything(config.train.seed)
         parts = task.parts(prepared.config, prepared.corpus, folder, device)
-        done = _fit(parts, folder, prepared.config.to_dict(), str(identity["name"]), quiet)
+        measure = choose([read_run(folder)])
+        bits = measure.short if measure.in_bits else None
+        done = _fit(parts, folder, prepared.config.to_dict(), str(identity["name"]), bits, quiet)
         result = {
             **{key: identity[key] for key in ("name", "recipe", "row", "scale", "paper", "kernel")},
             "seed": parts.options.seed,
@@ -125,7 +129,7 @@ def train(
         return result
 
 
-def _fit(parts: Parts, folder: Path, config: dict[str, Any], label: str, quiet: bool) -> FitResult:
+def _fit(parts: Parts, folder: Path, config: dict[str, Any], label: str, bits: str | None, quiet: bool) -> FitResult:
     options = parts.options
     return fit(
         parts.model,
@@ -137,7 +141,7 @@ def _fit(parts: Parts, folder: Path, config: dict[str, Any], label: str, quiet: 
         options=options,
         eval_options=parts.eval_options,
         folder=folder,
-        observers=make_observers(folder, track=options.track, config=config, label=label, quiet=quiet),
+        observers=make_observers(folder, track=options.track, config=config, label=label, bits=bits, quiet=quiet),
     )
 
 

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import importlib.util
 
-from fullrank.core.errors import InputError
+from fullrank.core.errors import InputError, pip_install
 
 if importlib.util.find_spec("transformers") is None:
-    raise InputError(
-        "transformers is not installed, and Hugging Face models need it; install it: pip install 'fullrank[hf]'"
-    )
+    raise InputError(f"transformers is not installed, and Hugging Face models need it; install it: {pip_install('hf')}")
 
 from transformers import (
     AutoConfig,

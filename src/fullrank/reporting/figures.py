@@ -70,19 +70,30 @@ def bits(value: float | None) -> str:
     return MISSING if value is None else f"{value:.3f}"
 
 
-def score(value: float | None) -> str:
-    """BLEU and other scores from 0 to 100: two decimals."""
-    return MISSING if value is None else f"{value:.2f}"
+def score(value: float | None, decimals: int = 2) -> str:
+    """BLEU and other scores from 0 to 100."""
+    return MISSING if value is None else f"{value:.{decimals}f}"
 
 
-def points(difference: float) -> str:
+def points(difference: float, decimals: int = 2) -> str:
     """Difference of scores with its sign: 0.618 -> '+0.62'."""
-    return signed(difference < 0, score(abs(difference)))
+    return signed(difference < 0, score(abs(difference), decimals))
 
 
-def interval(low: float | None, high: float | None) -> str:
+def interval(low: float | None, high: float | None, decimals: int = 2) -> str:
     """Ends of an interval of differences, with their signs."""
-    return MISSING if low is None or high is None else f"{points(low)} to {points(high)}"
+    return MISSING if low is None or high is None else f"{points(low, decimals)} to {points(high, decimals)}"
+
+
+def decimals_of(difference: float, low: float | None, high: float | None) -> int:
+    """The decimals, from two to six, for a difference and its interval.
+
+    Where the interval leaves out 0 none of the three is shown as zero; otherwise the largest is not.
+    """
+    sizes = [abs(value) for value in (difference, low, high) if value]
+    decided = low is None or high is None or low > 0 or high < 0
+    shown = (min if decided else max)(sizes, default=1.0)
+    return min(6, max(2, math.ceil(-math.log10(shown))))
 
 
 def stated(value: object, show: Callable[[float], str]) -> str:

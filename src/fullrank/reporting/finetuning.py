@@ -72,6 +72,12 @@ class Against:
         return self.paired or self.welch
 
     @property
+    def decimals(self) -> int:
+        """The decimals with which the difference and its interval are shown."""
+        low, high = (None, None) if self.interval is None else self.interval
+        return figures.decimals_of(self.difference, low, high)
+
+    @property
     def decided(self) -> bool | None:
         """0 is outside the interval; None if there is no interval."""
         return None if self.interval is None else self.interval.low > 0 or self.interval.high < 0

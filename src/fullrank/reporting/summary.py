@@ -13,7 +13,17 @@ from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.evaluation import statistics
 from fullrank.reporting import figures, runs, tables
 from fullrank.reporting.compare import MARK, Comparison, Row, best_row, compared_split, signatures
-from fullrank.reporting.figures import BLEU, LAST_POSITION, SCORES, TOKENISED_BLEU, Measure, interval, listed, points
+from fullrank.reporting.figures import (
+    BLEU,
+    LAST_POSITION,
+    SCORES,
+    TOKENISED_BLEU,
+    Measure,
+    decimals_of,
+    interval,
+    listed,
+    points,
+)
 from fullrank.reporting.finetuning import SERVER, UNKNOWN, Arm, Task, Tuning, metric_words
 from fullrank.reporting.runs import MASKED_MODELING, TRANSLATION, RunRecord, integer, mapping
 from fullrank.reporting.tables import LAST_POSITION_TITLE, SPLIT_WORDS, Table, change_words, interval_words, print_table
@@ -199,9 +209,10 @@ class _Words:
             return "", False
         means = "" if pair.runs == pair.baseline_runs == 1 else ", means over their runs"
         verdict = "leaves out 0" if pair.decided else "holds 0: other sentences might turn it round"
+        decimals = decimals_of(pair.difference, pair.low, pair.high)
         sentence = (
             f"Paired bootstrap over {tested.split} sentences, {pair.row} − {pair.baseline}{means}: "
-            f"{points(pair.difference)} ({interval(pair.low, pair.high)}); the 95 % interval {verdict} "
+            f"{points(pair.difference, decimals)} ({interval(pair.low, pair.high, decimals)}); the 95 % interval {verdict} "
             f"(p = {pair.p_value:.3f})."
         )
         return sentence, pair.baseline == self.first.name and not pair.decided
@@ -398,14 +409,14 @@ def _against_sentences(task: Task, arm: Arm) -> list[str]:
         return []
     beginning = (
         f"{task.name}: {metric_words(key[1])} of {arm.name} is {figures.score(figure.stat.mean)}, "
-        f"{points(against.difference)} to {against.baseline}"
+        f"{points(against.difference, against.decimals)} to {against.baseline}"
     )
     if against.interval is None:
         sentences = [f"{beginning}; whether that is more than chance cannot be told from so few seeds."]
     else:
         kind = "paired over seeds" if against.paired else "Welch"
         verdict = "more than the choice of seeds" if against.decided else "not decided by these seeds"
-        sentences = [f"{beginning} (95 % {interval_words(against.interval)}, {kind}): {verdict}."]
+        sentences = [f"{beginning} (95 % {interval_words(against.interval, against.decimals)}, {kind}): {verdict}."]
     change, ends = against.deviation_change_percent, against.deviation_f_interval
     if change is not None and ends is not None:
         decided = ends.low > 0 or ends.high < 0

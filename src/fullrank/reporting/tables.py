@@ -205,17 +205,19 @@ def difference_tables(compared: Comparison) -> list[Table]:
 def _difference_table(tested: Differences, slots: Mapping[str, int]) -> Table:
     several = len({row.baseline for row in tested.rows}) > 1
 
+    decimals = max(figures.decimals_of(row.difference, row.low, row.high) for row in tested.rows)
+
     def score(mean: float, runs: int) -> str:
-        return BLEU.show(mean) + (f" (n = {runs})" if runs > 1 else "")
+        return figures.score(mean, decimals) + (f" (n = {runs})" if runs > 1 else "")
 
     def cells(row: Difference) -> Cells:
         yield "model", Cell(row.row, slot=slots[row.row])
         yield "BLEU", score(row.score, row.runs)
         if several:
             yield "against", f"{row.baseline} {score(row.baseline_score, row.baseline_runs)}"
-        yield "difference", Cell(figures.points(row.difference), strong=row.decided)
+        yield "difference", Cell(figures.points(row.difference, decimals), strong=row.decided)
         sentences = Column("95 % interval over sentences", terminal="95 % over\nsentences")
-        yield sentences, figures.interval(row.low, row.high)
+        yield sentences, figures.interval(row.low, row.high, decimals)
         yield "p", f"{row.p_value:.3f}"
         yield Column("samples ahead", terminal="samples\nahead"), f"{row.ahead:.0%}"
         seeds = Column("95 % interval over seeds", terminal="95 % over\nseeds")
@@ -346,10 +348,10 @@ def _against(figure: Figure) -> Cells:
     )
     if (against := figure.against) is None:
         return zip(columns, (Cell("baseline", quiet=True), Cell(""), Cell("")), strict=True)
-    intervals, changes = ["interval unknown"], []
+    intervals, changes, decimals = ["interval unknown"], [], against.decimals
     if against.interval is not None:
-        paired = f"{interval_words(against.paired)} paired" if against.pairs else "other seeds, not paired"
-        intervals = [f"{interval_words(against.welch)} Welch", paired]
+        paired = f"{interval_words(against.paired, decimals)} paired" if against.pairs else "other seeds, not paired"
+        intervals = [f"{interval_words(against.welch, decimals)} Welch", paired]
     if against.deviation_change_percent is not None:
         changes = [
             f"{change_words(against.deviation_f_interval)} by F",
@@ -359,15 +361,15 @@ def _against(figure: Figure) -> Cells:
         changes.append(f"{change_words(figure.paper.deviation_change_percent)} in the paper")
     p = against.brown_forsythe_p
     return zip(columns, (
-        Cell(figures.points(against.difference), tuple(intervals), strong=bool(against.decided)),
+        Cell(figures.points(against.difference, decimals), tuple(intervals), strong=bool(against.decided)),
         Cell(change_words(against.deviation_change_percent), tuple(changes)),
         Cell(UNKNOWN if p is None else "below 0.001" if p < 0.001 else f"{p:.3f}"),
     ), strict=True)  # fmt: skip
 
 
-def interval_words(interval: Interval | None) -> str:
+def interval_words(interval: Interval | None, decimals: int = 2) -> str:
     """`−0.31 to +1.20`."""
-    return UNKNOWN if interval is None else figures.interval(*interval)
+    return UNKNOWN if interval is None else figures.interval(*interval, decimals)
 
 
 def change_words(percent: float | Interval | None) -> str:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fullrank.config.run import TrainConfig
-from fullrank.core.errors import InputError, RunError
+from fullrank.core.errors import InputError, Interrupted, RunError
 from fullrank.training.checkpoint import load_checkpoint, save_checkpoint
 from fullrank.training.device import (
     StopRequest,
@@ -48,7 +48,6 @@ from fullrank.training.values import (
     EvaluationOptions,
     EvaluationResult,
     FitResult,
-    Interrupted,
     Objective,
     Observer,
     TrainingPosition,
@@ -192,7 +191,7 @@ class _Loop:
             if stop.signal and not counters.finished:
                 raise Interrupted(
                     f"stopped by {stop.signal} after step {counters.step} of {plan.total_steps}; everything is saved in "
-                    f"{self.folder}: run `fullrank train {self.folder}` to go on"
+                    f"{self.folder}"
                 )
 
     def update(self) -> None:

@@ -135,15 +135,17 @@ def make_observers(
     track: Sequence[str] = (),
     config: Mapping[str, Any] | None = None,
     label: str = "training",
+    bits: str | None = None,
     quiet: bool = False,
 ) -> list[Observer]:
     """The usual observers of a run: a live line where stderr is a terminal, else lines now and then, and `train.track`.
 
+    bits: the unit of a run whose tokens are bytes or characters, in place of perplexity.
     InputError if a tracker's package is not installed. Everything is written to stderr: stdout is for results.
     """
     observers: list[Observer] = []
     if not quiet:
-        observers.append(LiveLine(label) if sys.stderr.isatty() else PlainLines(label))
+        observers.append(LiveLine(label, bits) if sys.stderr.isatty() else PlainLines(label, bits=bits))
     for name in track:
         try:
             match name:
@@ -189,7 +191,8 @@ class Status(Observer):
     phase: str | None = None
     ppl = "ppl"
 
-    def __init__(self) -> None:
+    def __init__(self, bits: str | None = None) -> None:
+        self.bits = bits
         self.step = self.total = self.first = self.tokens = self.first_tokens = 0
         self.scores: dict[str, float] = {}
         self.began = time.monotonic()
@@ -213,7 +216,7 @@ class Status(Observer):
             case "train":
                 self.nll = line["nll"]
             case "valid":
-                self.valid, self.scores = line["ppl"], scores_of(line)
+                self.valid, self.scores = line["nll"], scores_of(line)
 
     def words(self) -> str:
         """The line; figures that are not known yet are left out."""
@@ -221,9 +224,9 @@ class Status(Observer):
         if self.phase is not None:
             parts.append(f"phase {self.phase}")
         if self.nll is not None:
-            parts += [f"loss {self.nll:.3f}", f"{self.ppl} {perplexity(self.nll):.1f}"]
+            parts += [f"loss {self.nll:.3f}", self._figure(self.nll)]
         if self.valid is not None:
-            parts.append(f"valid {self.ppl} {self.valid:.1f}")
+            parts.append(f"valid {self._figure(self.valid)}")
             parts += [f"{_WRITTEN.get(name, name)} {score:.1f}" for name, score in self.scores.items()]
         seconds, steps = time.monotonic() - self.began, self.step - self.first
         if steps > 0 and seconds > 0:
@@ -231,15 +234,20 @@ class Status(Observer):
             parts += [f"{(self.tokens - self.first_tokens) / seconds:,.0f} tok/s", f"ETA {_duration(left)}"]
         return "  ".join(parts)
 
+    def _figure(self, nll: float) -> str:
+        if self.bits is not None:
+            return f"{self.bits} {nll / math.log(2):.3f}"
+        return f"{self.ppl} {perplexity(nll):.1f}"
+
 
 class LiveLine(Status):
     """A single line with a progress bar, for terminals."""
 
-    def __init__(self, label: str) -> None:
+    def __init__(self, label: str, bits: str | None = None) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
-        super().__init__()
+        super().__init__(bits)
         self.label, self.console = label, Console(stderr=True)
         bar, words = BarColumn(bar_width=24), TextColumn("{task.fields[words]}")
         description = TextColumn("{task.description}", markup=False)
@@ -264,8 +272,8 @@ class LiveLine(Status):
 class PlainLines(Status):
     """Plain lines for log files, one every `every` seconds and one after every evaluation."""
 
-    def __init__(self, label: str, every: float = 30.0, stream: TextIO | None = None) -> None:
-        super().__init__()
+    def __init__(self, label: str, every: float = 30.0, stream: TextIO | None = None, bits: str | None = None) -> None:
+        super().__init__(bits)
         self.label, self.every, self.stream = label, every, stream or sys.stderr
         self.last = time.monotonic()
 

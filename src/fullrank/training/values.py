@@ -9,7 +9,6 @@ from typing import Any, Protocol, TypeVar
 from torch import Tensor, nn
 
 from fullrank.config.run import PhaseConfig
-from fullrank.core.errors import RunError
 
 Batch = TypeVar("Batch")
 Batch_co = TypeVar("Batch_co", covariant=True)
@@ -131,10 +130,6 @@ class FitResult:
     seconds: float
     peak_memory_mib: float
     resumed_from: int | None
-
-
-class Interrupted(RunError):
-    """Training was asked to stop (SIGINT, SIGTERM) and has saved its state: the same command resumes it."""
 
 
 class Observer:
