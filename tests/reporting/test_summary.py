@@ -31,6 +31,19 @@ def test_one_seed_each_names_the_lowest_and_decides_nothing(tmp_path: Path) -> N
     assert "best" not in summary.headline
 
 
+@pytest.mark.parametrize("rows", [{"plain": [700.0], "b": [690.0]}, {"plain": [700.0], "b": [90.0]}])
+def test_nobody_is_lowest_where_a_row_is_above_the_unigram(rows: dict[str, list[float]], tmp_path: Path) -> None:
+    """The unigram model has 655.25: a row above it has learned nothing of the order of words."""
+    summary = summary_of(tmp_path, rows)
+    names = [row for row, (value,) in rows.items() if value > 655.25]
+    assert summary.headline == f"{' and '.join(names)}: undertrained, perplexity above that of a unigram model"
+    assert "lowest" not in " ".join([summary.headline, *summary.paragraphs])
+    assert "655.25" in " ".join(summary.paragraphs)
+    compared = comparison(sorted(tmp_path.iterdir()))
+    assert {row.name for row in compared.rows if row.undertrained} == set(names)
+    assert not any(row.best for row in compared.rows)
+
+
 def test_a_difference_larger_than_the_spread(tmp_path: Path) -> None:
     summary = summary_of(tmp_path, {"plain": [99.0, 101.0], "b": [89.0, 91.0]})
     assert summary.headline == "b is best: test perplexity 90.00 ± 1.41, 10.0 % below plain"

@@ -62,6 +62,12 @@ class Row(RunGroup):
     def unigram(self) -> Mapping[str, float]:
         return self.measure.unigrams(self.runs[0])
 
+    @property
+    def undertrained(self) -> bool:
+        """Some figure is above that of word frequencies alone."""
+        figures, unigram = self.comparable_figures, self.unigram
+        return any(figures[split].mean > unigram[split] for split in figures.keys() & unigram.keys())
+
     def stats(self, measure: Measure) -> Stats:
         """Another figure, by split."""
         return measure.over_runs(self.runs)
@@ -224,7 +230,9 @@ def compared_split(rows: Sequence[Row]) -> str:
 
 
 def best_row(rows: Sequence[Row], measure: Measure, split: str) -> Row | None:
-    """The row with the best mean; None if no row compares."""
+    """The row with the best mean; None if no row compares, or one is undertrained."""
+    if any(row.undertrained for row in rows):
+        return None
     measured = [row for row in rows if split in row.comparable_figures]
     best = measure.best([row.figures[split].mean for row in measured]) if measured else None
     return next((row for row in measured if row.figures[split].mean == best), None)
@@ -260,7 +268,8 @@ def _with_neighbours(row: Row, rows: Sequence[Row], measure: Measure) -> Row:
             difference |= {} if change is None else {split: change}
         rivals = [other.comparable_figures.get(split) for other in rows if other.text == row.text]
         means = [rival.mean for rival in rivals if rival is not None]
-        if len(means) > 1 and measure.show(stat.mean) == measure.show(measure.best(means)):
+        trained = not any(other.undertrained for other in rows if other.text == row.text)
+        if trained and len(means) > 1 and measure.show(stat.mean) == measure.show(measure.best(means)):
             best.append(split)
     known = row.parameters is not None and first.parameters is not None
     extra = (row.parameters or 0) - (first.parameters or 0) if known else None

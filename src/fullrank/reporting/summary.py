@@ -103,6 +103,8 @@ class _Words:
     def headline(self, undecided: bool) -> str:
         """`undecided`: on resampled test sets the best row and the first cannot be told apart."""
         best, first = self.best, self.first
+        if undertrained := listed(row.name for row in self.rows if row.undertrained):
+            return f"{undertrained}: undertrained, {self.measure.words} above that of a unigram model"
         if best is None:
             return f"{listed(row.name for row in self.rows)}: {self.measure.words} is {NOT_NEXT_TOKEN}"
         value, extreme = f"{self.name} {self.short(best)}", self.measure.extreme
@@ -127,6 +129,8 @@ class _Words:
 
     def paragraph(self) -> str:
         best, measure = self.best, self.measure
+        if any(row.undertrained for row in self.rows):
+            return f"{self._unigram()} Rows above it have learned less than word frequencies: train longer to compare.".strip()
         if best is None:
             return self._last_positions()
         if len(self.measured) == 1:

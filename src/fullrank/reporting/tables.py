@@ -107,6 +107,7 @@ def comparison_table(compared: Comparison) -> Table:
     def cells(row: Row) -> Cells:
         mark = compared.protocol_mark(row)
         badges = [("slice", row.label)] * row.is_slice + [(f"protocol {mark}", row.protocol)] * bool(mark)
+        badges += [("undertrained", f"{measure.words} above that of a unigram model")] * row.undertrained
         text = () if comparable else (row.label or "text not recorded",)
         yield "model", Cell(row.name, text, slot=row.slot, badges=tuple(badges))
         if compared.several_seeds:
