@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
+import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from fullrank.config.recipe import load, resolve
 from fullrank.core.errors import InputError
@@ -40,6 +44,7 @@ def test_demo_trains_rows_on_equal_terms(
         (tmp_path / split).write_text("a line of the text\n" * lines, encoding="utf-8")
     (tmp_path / "small.yaml").write_text(SMALL.format(tmp_path), encoding="utf-8")
     monkeypatch.setattr(demo, "RECIPE", str(tmp_path / "small.yaml"))
+    monkeypatch.setattr(demo, "_PATIENCE", 10_000)  # the machine of a test may be busy
     monkeypatch.setenv("COLUMNS", "110")
     demo.run_demo(0.01, out, 1)
     results = [json.loads((out / row / "result.json").read_text(encoding="utf-8")) for row in rows]
@@ -73,6 +78,56 @@ def test_the_demo_counts_the_steps_that_are_made(tmp_path: Path) -> None:
         seen += batches.batch(*divmod(steps, batches.batches_per_epoch)).tokens
         steps += 1
     assert demo._steps(config) == steps > 20480 / (8 * 64)
+
+
+def test_evaluation_counts_in_the_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rows at a time: each begins (7 s), trains 1 ms a token and evaluates 20 s, all at 0.85 of its speed alone."""
+    (tmp_path / "text").write_text("a line of the text\n" * 1000, encoding="utf-8")
+    (tmp_path / "small.yaml").write_text(
+        "extends: demo/builtin\nrows: {plain: {}, b: {}, c: {}}\nbase:\n"
+        f"  data: {{name: text, tokens: byte, train: {tmp_path}/text, cache: {tmp_path}/cache}}",
+        encoding="utf-8",
+    )
+    monkeypatch.setattr(demo, "RECIPE", str(tmp_path / "small.yaml"))
+    monkeypatch.setattr(demo, "_speed", lambda resolved, corpus: (1e-3, 20.0))
+    monkeypatch.setattr(demo, "_workers", lambda: 2)
+    remarks = Console(file=io.StringIO())
+    plan = demo._plan(3.0, tmp_path / "out", 1, ["plain", "b", "c"], remarks, time.monotonic())
+    rounds = 2
+    assert 180 - 10 < rounds * (7 + (20 + plan["tokens"] * 1e-3) / 0.85) + 5 <= 180
+    assert plan["evaluate_every"] * 5 >= plan["tokens"] / 512 > plan["evaluate_every"] * 4
+
+
+class Endless:
+    """A training that never ends: step 20 of 20, in its last evaluation."""
+
+    row, finished, folder, stopped = "plain", False, Path("nothing"), False
+
+    def start(self, settings: list[str]) -> None:
+        self.process = self
+
+    def progress(self) -> tuple[int, str]:
+        return 20, "perplexity: valid 9"
+
+    def ended(self) -> bool:
+        return False
+
+    def terminate(self) -> None:
+        self.stopped = True
+
+    def wait(self, timeout: float) -> None:
+        pass
+
+
+def test_a_busy_machine_ends_the_demo_and_nothing_is_said_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """500 looks, half a second apart: the one line about the last evaluation comes once."""
+    now = itertools.count(0.0, 0.5)
+    monkeypatch.setattr(demo.time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(demo.time, "sleep", lambda seconds: None)
+    training, said = Endless(), io.StringIO()
+    demo._train_all([training], [], 20, Console(file=said), until=250.0)
+    assert training.stopped
+    assert said.getvalue().splitlines() == ["plain: last evaluation  perplexity: valid 9"]
 
 
 def test_other_settings_need_another_place(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 @app.command(epilog="Examples:  [cyan]fullrank demo[/cyan]   [cyan]fullrank demo --minutes 2 --out runs/quick[/cyan]")
 def demo(
     minutes: Annotated[
-        float, typer.Option("--minutes", max=10_000, help="Approximate duration of the whole demo.")
-    ] = 8.0,
+        float, typer.Option("--minutes", max=10_000, help="Duration of the whole demo, evaluation included.")
+    ] = 5.0,
     out: Annotated[Path, typer.Option("--out", help="Folder of the runs and the report.")] = Path("runs/demo"),
     seed: Annotated[int, typer.Option("--seed", help="Seed of every model.")] = 1,
 ) -> None:

@@ -5,8 +5,8 @@ Models train two at a time with one thread each, which on a small or busy machin
 
 from __future__ import annotations
 
+import bisect
 import json
-import math
 import os
 import signal
 import subprocess
@@ -23,19 +23,19 @@ import torch
 
 from fullrank.config.recipe import Resolved, load, resolve
 from fullrank.config.run import RunConfig
-from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError, RunError
 from fullrank.data import Corpus, prepare
-from fullrank.experiments.language_model import CausalObjective, training_batches, with_vocabulary
+from fullrank.experiments.language_model import LanguageModelTask, training_batches, with_vocabulary
+from fullrank.experiments.speed import measure_speed
 from fullrank.files import write_json
 from fullrank.training.device import lock_folder
-from fullrank.training.optimizer import make_optimizer, parameter_groups
 from fullrank.training.phases import make_plan
-from fullrank.training.values import TrainingPosition
 
 RECIPE = "demo/builtin"
-_STARTUP, _REPORT = 8.0, 10.0  # seconds: start and last evaluation of a model; preparing and reporting
+_STARTUP, _REPORT = 7.0, 5.0  # seconds: of a model until it trains and after its figures; of the report at the end
 _ALONE = 0.85  # speed of a model with another one beside it, against alone
+_LEAST_STEPS, _MOST_STEPS, _EVALUATIONS = 20, 1_000_000, 5
+_PATIENCE = 2  # a machine that has become busy stops the demo after so many times its minutes
 
 
 @dataclass
@@ -109,13 +109,23 @@ def run_demo(minutes: float, out: Path, seed: int, rows: Sequence[str] | None = 
     started = time.monotonic()
     console, remarks = Console(), Console(stderr=True, highlight=False)
     rows = list(rows or load(RECIPE).rows)
-    plan = _plan(minutes, out, seed, rows, remarks)
+    plan = _plan(minutes, out, seed, rows, remarks, started)
     trainings = [_Training(row, out / row) for row in rows]
     settings = [f"train.tokens={plan['tokens']}", f"train.seed={seed}", "train.threads=1", "train.device=cpu"]
+    settings.append(f"eval.every_steps={plan.get('evaluate_every', 200)}")
     waiting = [training for training in trainings if not training.finished]
     if waiting:
-        _train_all(waiting, settings, _steps(resolve(RECIPE, overrides=settings).config), remarks)
-    folders = [training.folder for training in trainings]
+        steps = _steps(resolve(RECIPE, overrides=settings).config)
+        _train_all(waiting, settings, steps, remarks, until=started + _PATIENCE * minutes * 60)
+    folders = [training.folder for training in trainings if training.finished]
+    if len(folders) < len(trainings):
+        open_rows = ", ".join(training.row for training in trainings if not training.finished)
+        remarks.print(
+            f"Not finished after {_PATIENCE} times {minutes:g} minutes, as this machine is busy: {open_rows}. "
+            "The same command goes on from here."
+        )
+    if not folders:
+        raise RunError(f"no model of the demo was finished in {_PATIENCE * minutes:g} minutes; give more --minutes")
     table = report(folders)
     page = table.write(out / "report.html", "A Transformer without its attention bottleneck")
     table.print(console)
@@ -131,7 +141,7 @@ def run_demo(minutes: float, out: Path, seed: int, rows: Sequence[str] | None = 
     console.print(f"Report: {page} ({spent})", highlight=False)
 
 
-def _plan(minutes: float, out: Path, seed: int, rows: Sequence[str], remarks: Any) -> dict[str, Any]:
+def _plan(minutes: float, out: Path, seed: int, rows: Sequence[str], remarks: Any, started: float) -> dict[str, Any]:
     """The tokens that each model reads: as written in `out/demo.json`, else from a probe of this machine."""
     wanted = {"minutes": minutes, "seed": seed, "rows": list(rows)}
     file = out / "demo.json"
@@ -148,16 +158,23 @@ def _plan(minutes: float, out: Path, seed: int, rows: Sequence[str], remarks: An
     remarks.print("Preparing the built-in text: the documentation of this Python's standard library ...")
     corpus = prepare(resolve(RECIPE).config.data, report=lambda text: remarks.print(text))
     remarks.print("Measuring the speed of this machine ...")
-    seconds = _makespan([_seconds_per_token(resolve(RECIPE, row), corpus) for row in rows], _workers())
-    pairs = math.ceil(len(rows) / _workers())
-    budget = max(minutes * 60 - _REPORT - pairs * _STARTUP, 0.3 * minutes * 60)
-    tokens = int(_ALONE * budget / seconds)
+    speeds = [_speed(resolve(RECIPE, row), corpus) for row in rows]
     options = resolve(RECIPE).config.train
     per_step = options.batch_size * options.segment_length
-    tokens = max(tokens // per_step, 20) * per_step
-    write_json(file, {**wanted, "tokens": tokens})
-    remarks.print(f"Each of the {len(rows)} models will read {tokens:,} tokens, {_workers()} at a time.")
-    return {**wanted, "tokens": tokens}
+    left = minutes * 60 - (time.monotonic() - started) - _REPORT
+
+    def duration(steps: int) -> float:
+        seconds = (_STARTUP + (evaluation + steps * per_step * token) / _ALONE for token, evaluation in speeds)
+        return _makespan([*seconds], _workers())
+
+    steps = max(bisect.bisect_right(range(_MOST_STEPS), left, key=duration) - 1, _LEAST_STEPS)
+    plan = {**wanted, "tokens": steps * per_step, "evaluate_every": -(-steps // _EVALUATIONS)}
+    write_json(file, plan)
+    remarks.print(
+        f"Each of the {len(rows)} models will read {plan['tokens']:,} tokens, {_workers()} at a time: about "
+        f"{duration(steps) / 60:.1f} minutes, evaluation included."
+    )
+    return plan
 
 
 def _steps(config: RunConfig) -> int:
@@ -180,43 +197,33 @@ def _workers() -> int:
     return 2 if usable >= 2 else 1
 
 
-def _seconds_per_token(resolved: Resolved[RunConfig], corpus: Corpus, spend: float = 2.5) -> float:
-    """Time of a training step with one thread, per token: the median of as many steps as fit in `spend` seconds."""
+def _speed(resolved: Resolved[RunConfig], corpus: Corpus) -> tuple[float, float]:
+    """Seconds of a token of training, and of all evaluation, of a row with one thread on the machine as busy as it is."""
     config: RunConfig = with_vocabulary(resolved.config, corpus)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        model = LanguageModel(config.model)
-        objective = CausalObjective(model, config.train)
-        optimizer = make_optimizer(config.train.optimizer, parameter_groups(model, 0.0), config.train)
-        batches = training_batches(config, corpus)
-        times: list[float] = []
-        end = time.perf_counter() + spend
-        while len(times) < 4 or time.perf_counter() < end:
-            begin = time.perf_counter()
-            position = TrainingPosition(step=len(times) + 1)
-            loss = objective(batches.batch(0, len(times) % batches.batches_per_epoch), {}, position)
-            optimizer.zero_grad(set_to_none=True)
-            loss.value.backward()
-            optimizer.step()
-            times.append((time.perf_counter() - begin) / loss.tokens)
-        return sorted(times[1:])[len(times[1:]) // 2]
+        parts = LanguageModelTask().parts(config, corpus, Path(), torch.device("cpu"))
+        speed = measure_speed(parts, busy=True)
     finally:
         torch.set_num_threads(threads)
+    valid, test = (corpus.splits[split].tokens for split in ("valid", "test"))
+    final = (valid + test) / min(config.eval.max_tokens or valid, valid)
+    return speed.step / speed.tokens, speed.evaluation * (_EVALUATIONS + final)
 
 
-def _train_all(trainings: Sequence[_Training], settings: Sequence[str], steps: int, remarks: Any) -> None:
-    """Run every training in a process of its own, `_workers()` at a time, and show how far they are."""
+def _train_all(trainings: Sequence[_Training], settings: Sequence[str], steps: int, remarks: Any, until: float) -> None:
+    """Run every training in a process of its own, `_workers()` at a time, and show how far they are; stop at `until`."""
     from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     columns: list[str | ProgressColumn] = ["[bold]{task.description}", BarColumn(), TaskProgressColumn()]
     columns += [TimeRemainingColumn(), TextColumn("{task.fields[words]}")]
     waiting, running = list(trainings), list[_Training]()
-    told = time.monotonic()
+    told, lines = time.monotonic(), dict[str, str]()
     with _terminable(), Progress(*columns, console=remarks, disable=not remarks.is_terminal) as progress:
         bars = {one.row: progress.add_task(one.row, total=steps, words="", start=False) for one in trainings}
         try:
-            while waiting or running:
+            while (waiting or running) and time.monotonic() < until:
                 while waiting and len(running) < _workers() and not _busy(waiting[0].folder):
                     running.append(waiting.pop(0))
                     running[-1].start(settings)
@@ -231,14 +238,19 @@ def _train_all(trainings: Sequence[_Training], settings: Sequence[str], steps: i
                         running.remove(training)
                         progress.update(bars[training.row], completed=steps)
                     elif tell:
-                        remarks.print(f"{training.row}: step {done}/{steps}  {words}")
+                        line = (
+                            f"{training.row}: {'last evaluation' if done >= steps else f'step {done}/{steps}'}  {words}"
+                        )
+                        if lines.get(training.row) != line:  # nothing is said twice
+                            remarks.print(line)
+                        lines[training.row] = line
         finally:
             processes = [training.process for training in running if training.process is not None]
             for process in processes:  # SIGTERM: they save and leave, so that the demo can go on later
                 process.terminate()
             for process in processes:
                 process.wait(timeout=60)
-            if running:
+            if running and time.monotonic() < until:
                 remarks.print("Stopped; the same command goes on from here.")
 
 

@@ -24,13 +24,13 @@ class Speed:
     evaluation: float
 
 
-def measure_speed(parts: Parts, spend: float = 1.0) -> Speed:
+def measure_speed(parts: Parts, spend: float = 1.0, *, busy: bool = False) -> Speed:
     """Train for about `spend` seconds, then evaluate once. Afterwards the weights are worth nothing.
 
-    With one thread on a CPU the time is CPU time, which other programs on the machine do not change.
+    With one thread on a CPU the time is CPU time, which other programs on the machine do not change; with `busy` they count.
     """
     alone = device_of(parts.model).type == "cpu" and torch.get_num_threads() == 1
-    clock = time.process_time if alone else time.perf_counter
+    clock = time.process_time if alone and not busy else time.perf_counter
     optimizer = make_optimizer(parts.options.optimizer, parts.groups, parts.options)
     parameters = [p for group in parts.groups for p in group["params"]]
     carry: dict[str, torch.Tensor] = {}
