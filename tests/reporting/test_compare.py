@@ -104,7 +104,7 @@ def test_the_terminal_shows_rows_paper_and_what_is_unfinished(tmp_path: Path) ->
     report(two_kinds(tmp_path)).print(Console(file=out, width=140))
     text = out.getvalue()
     row = next(line for line in text.splitlines() if line.split()[:1] == ["b"])
-    assert " ".join(row.split()) == "b 3,359,888 +3,456 29.65 115.50 ± 2.12 28.67 111.50 ± 2.12 8,654"
+    assert " ".join(row.split()) == "b 28.67 111.50 ± 2.12 29.65 115.50 ± 2.12 3,359,888 +3,456 8,654"
     assert "not finished" in text
     assert "a-1" in text
 
@@ -118,6 +118,16 @@ def test_no_width_cuts_a_name_or_a_figure(tmp_path: Path, width: int) -> None:
         assert word in words
     if width >= 80:
         assert max(len(line.rstrip()) for line in out.getvalue().splitlines()) <= width
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_a_terminal_breaks_no_line_and_keeps_the_figure_that_rows_are_judged_by(tmp_path: Path, width: int) -> None:
+    out = io.StringIO()
+    report(two_kinds(tmp_path)).print(Console(file=out, width=width, force_terminal=True, color_system=None))
+    text = out.getvalue()
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= width
+    assert {"plain", "b", "28.67", "111.50"} <= set(text.split())
+    assert ("tokens/s; the page has them." in " ".join(text.split())) is (width < 80)
 
 
 def test_the_terminal_without_paper_has_no_paper_columns_and_takes_names_literally(tmp_path: Path) -> None:

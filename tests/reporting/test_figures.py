@@ -155,9 +155,10 @@ def test_the_terminal_sets_the_papers_bits_beside_ours(tmp_path: Path) -> None:
     text = printed(bytes_table(tmp_path))
     table = text[: text.index("skip is best")]
     lines = {line.split()[0]: line.split() for line in table.splitlines() if line.strip()}
-    assert lines["xl"][2:] == ["first", "–", "1.350", "±", "0.071", "1.06", "1.150", "±", "0.071", "9,000"]
-    assert lines["skip"][3:] == ["1.06", "1.250", "±", "0.000", "1.037", "1.020", "±", "0.028", "9,000"]
-    assert lines["unigram"][1:] == ["4.500", "4.750"]
+    assert lines["xl"][1:9] == ["1.06", "1.150", "±", "0.071", "–", "1.350", "±", "0.071"]
+    assert lines["xl"][-2:] == ["first", "9,000"]
+    assert lines["skip"][1:9] == ["1.037", "1.020", "±", "0.028", "1.06", "1.250", "±", "0.000"]
+    assert lines["unigram"][1:] == ["4.750", "4.500"]
     assert "test bits/byte" in text
     assert "skip is best: test bits per byte 1.020 ± 0.028, 11.3 % below xl" in text
     assert "perplexit" not in text
@@ -199,8 +200,9 @@ def test_the_page_speaks_of_bits_alone(page: Page) -> None:
 def test_the_page_has_the_figures_and_the_time_of_each_phase(page: Page) -> None:
     xl = next(cells for cells in page.cells if cells[:2] == ["xl", "2"] and len(cells) == 11)
     skip = next(cells for cells in page.cells if cells[:2] == ["skip", "2"] and len(cells) == 11)
-    assert xl[4:] == ["–", "1.350 ± 0.071", "1.06", "1.150 ± 0.071", "9,000", "142", "57 s"]
-    assert skip[4:8] == ["1.06", "1.250 ± 0.000−7.4 %", "1.037", "1.020 ± 0.028−11.3 %"]
+    assert xl[2:6] == ["1.06", "1.150 ± 0.071", "–", "1.350 ± 0.071"]
+    assert xl[8:] == ["9,000", "142", "57 s"]
+    assert skip[2:6] == ["1.037", "1.020 ± 0.028−11.3 %", "1.06", "1.250 ± 0.000−7.4 %"]
     assert skip[9] == "skip_retain 40.8vanilla 22.9"
     singles = [cells for cells in page.cells if len(cells) == 12 and cells[0] == "skip"]
     assert [cells[2:4] for cells in singles] == [["1.250", "1.000"], ["1.250", "1.040"]]

@@ -85,8 +85,8 @@ def test_the_terminal(runs: list[Path]) -> None:
     text = printed(runs)
     lines = [line.split() for line in text.splitlines() if line.strip()]
     figures = {name: [line for line in lines if line[0] == name] for name in ("plain", "core-1", "core-2")}
-    assert figures["core-1"][0][3:7] == ["17.00", "†", "12.00", "†"]
-    assert figures["plain"][0][3:5] == ["105.00", "100.00"]
+    assert figures["core-1"][0][1:5] == ["12.00", "†", "17.00", "†"]
+    assert figures["plain"][0][1:3] == ["100.00", "105.00"]
     assert figures["core-1"][1] == ["core-1", "170.00", "120.00"], "at last positions"
     assert len(figures["plain"]) == 1
     assert "Perplexity at the last position of every segment" in text

@@ -66,18 +66,33 @@ def test_every_row_stands_in_the_table_with_its_figures(page: Page) -> None:
     assert b == [
         "b",
         "2",
-        "3,359,888",
-        "+3,456",
+        "28.67",  # the split that rows are judged by comes first: a phone shows no more
+        "111.50 ± 2.12−7.9 %",
         "29.65",
         "115.50 ± 2.12−8.0 %",
-        "28.67",
-        "111.50 ± 2.12−7.9 %",
+        "3,359,888",
+        "+3,456",
         "8,654",
         "142",
         "57 s",
     ]
     assert any(cells[:2] == ["plain", "2"] for cells in page.cells)
     assert any(cells[0] == "unigramsame vocabulary" and "655.25" in cells for cells in page.cells)
+
+
+def test_rows_are_explained_by_their_mechanisms(page: Page) -> None:
+    assert "plain multi-head attention and one softmax over the vocabulary" in page.text
+    assert "Mixhead B: each query decides how heads exchange attention weights" in page.text
+
+
+def test_a_pointer_on_a_figure_shows_its_value(page: Page, tmp_path: Path) -> None:
+    """A title for every dot, and for points along the curves."""
+    run = make_run(tmp_path / "x", row="x", test=111.5)
+    text = report([run, make_run(tmp_path / "y", row="y", test=118)]).write(tmp_path).read_text(encoding="utf-8")
+    assert "<title>x: 111.5</title></circle>" in text
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    last = [line for line in steps if line["split"] == "valid"][-1]
+    assert f"<title>x: perplexity {last['ppl']:,.5g} at 512k training tokens</title></circle>" in text
 
 
 def test_single_runs_configuration_environment_and_commands_are_there(page: Page) -> None:

@@ -14,6 +14,7 @@ from fullrank.reporting.figures import Stat, short_count
 from fullrank.reporting.runs import RunRecord, number
 
 POINTS = 260  # more cannot be told apart at the width of a figure
+POINTED = 24  # of them show their values
 SMOOTH_FROM = 100  # curves with fewer lines are drawn as they are
 COLOURS = 8  # of the palette; more rows take them again
 WIDTH, NARROW, HEIGHT = 430, 370, 280  # user units; the page scales a drawing to its column
@@ -155,6 +156,12 @@ def _thinned(curve: Curve | None) -> Curve | None:
     return Curve(curve.x[kept], curve.y[kept])
 
 
+def _spread(curve: Curve) -> list[tuple[float, float]]:
+    """Points of a curve that are far enough apart to be pointed at."""
+    kept = np.unique(np.linspace(0, len(curve.x) - 1, POINTED).round().astype(int))
+    return list(zip(curve.x[kept].tolist(), curve.y[kept].tolist(), strict=True))
+
+
 def merged(series: Sequence[Series]) -> list[Series]:
     """One series for all where every curve is the same, as learning rates often are."""
     drawn = [curve for one in series for curve in one.curves]
@@ -201,17 +208,20 @@ class Stroke:
 
 
 class Label(NamedTuple):
-    """A text (or a dot, without text) in the colour of a row."""
+    """A text in the colour of a row, or a dot whose text is shown where the pointer is on it."""
 
     slot: int
     x: float
     y: float
-    text: str = ""
+    text: str
 
 
 @dataclass
 class Drawing:
-    """A figure in user units: plot area, axes and everything in it. `alt` says the same in words."""
+    """A figure in user units: plot area, axes and everything in it. `alt` says the same in words.
+
+    `points` are unseen dots along the curves, for their text.
+    """
 
     heading: str
     notes: list[str]
@@ -229,6 +239,7 @@ class Drawing:
     upright_grid: bool = False
     strokes: list[Stroke] = field(default_factory=list)
     dots: list[Label] = field(default_factory=list)
+    points: list[Label] = field(default_factory=list)
     dot_size: float = 8.5
     labels: list[Label] = field(default_factory=list)
     names: list[Label] = field(default_factory=list)
@@ -281,6 +292,9 @@ def draw_curves(
         drawing.strokes += [stroke(one, curve, 1.1 if several else 2.0, faint) for curve in one.curves]
         if several and mean is not None:
             drawing.strokes.append(stroke(one, mean, 2.2))
+        for x, y in _spread(mean or one.curves[0]):
+            text = f"{one.name}: {y_label} {y:,.5g} at {short_count(x)} {x_label}"
+            drawing.points.append(Label(one.slot, x_at(x), y_at(y), text))
     if len(series) <= COLOURS:
         heights = spread_apart([y_at(one.last) for one in series], 15, bottom)
         for one, height in zip(series, heights, strict=True):
@@ -333,7 +347,7 @@ def draw_strips(heading: str, rows: Sequence[Strip], x_label: str, alt: str) -> 
             drawing.labels.append(Label(row.slot, left + 4, middle, "not measured"))
             continue
         drawing.dots += [
-            Label(row.slot, x_at(value), middle - (size + 1.5) * place)
+            Label(row.slot, x_at(value), middle - (size + 1.5) * place, f"{row.name}: {value:,.6g}")
             for value, place in zip(row.values, lane, strict=True)
         ]
         if row.stat.deviation is not None:

@@ -384,6 +384,43 @@ def _row_key(record: RunRecord) -> str:
     return json.dumps([origin, name, settings, text], sort_keys=True, default=str)
 
 
+# settings that make a row, in words; every other value of these keys is that of a plain Transformer
+_MECHANISMS = {
+    "attention.kind": {"multilinear": "multi-linear attention: sums over pairs of tokens in place of attention weights"},
+    "attention.score": {
+        "relative": "scores of content and distance (Transformer-XL)",
+        "dense_synthesizer": "each query makes its scores without keys (dense synthesizer)",
+        "random_synthesizer": "scores are learned parameters, the same for every text (random synthesizer)",
+    },
+    "attention.normalize": {"sigsoftmax": "sigsoftmax in place of softmax"},
+    "attention.mix": {
+        "position_independent": "Mixhead A: heads exchange attention weights by one learned matrix",
+        "position_wise": "Mixhead B: each query decides how heads exchange attention weights",
+        "random": "heads exchange attention weights by a fixed random matrix",
+        "average": "every head uses the mean of all heads' attention weights",
+    },
+    "output.kind": {"adaptive": "adaptive softmax: rare words have smaller vectors",
+                    "mixture_of_softmaxes": "a mixture of {mixtures} softmaxes in place of one"},
+}  # fmt: skip
+
+
+def mechanism_words(config: Mapping[str, Any]) -> str:
+    """The mechanisms of a configuration: `Mixhead B: each query decides ..; sigsoftmax in place of softmax`."""
+    settings = {key.removesuffix(".name"): value for key, value in flatten(mapping(config.get("model"))).items()}
+    words = dict.fromkeys(
+        known[value].format(mixtures=settings.get(key.replace("kind", "mixtures")))
+        for ending, known in _MECHANISMS.items()
+        for key, value in settings.items()
+        if key.endswith(ending) and isinstance(value, str) and value in known
+    )
+    if beta := max((float(value or 0) for key, value in settings.items() if key.endswith("cross_head")), default=0.0):
+        words[f"keys and values of heads change places in training with probability {beta:g}"] = None
+    skips = [mapping(phase).get("skip") for phase in mapping(config.get("train")).get("phases") or ()]
+    if any(mapping(skip).get("name", skip) not in (None, "none") for skip in skips):
+        words["layers are skipped at random in a phase of training (Skip-Retain)"] = None
+    return "; ".join(words) or "plain multi-head attention and one softmax over the vocabulary"
+
+
 def row_names(rows: Sequence[Sequence[RunRecord]]) -> list[str]:
     """A distinct name for each row: its row in the recipe or its own name, then scale, recipe and folder as needed."""
     names = [row[0].origin("row") or (_without_seed(row[0].name) if len(row) > 1 else row[0].name) for row in rows]

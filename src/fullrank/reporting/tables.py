@@ -97,7 +97,10 @@ def _milliseconds(steps: Mapping[str, float]) -> Cell:
 
 
 def comparison_table(compared: Comparison) -> Table:
-    """Rows with parameters, figures (the paper's beside ours) and speed; beneath them word frequencies alone."""
+    """Rows with figures (the paper's beside ours), parameters and speed; beneath them word frequencies alone.
+
+    What rows are judged by comes first: it is seen where there is room for little.
+    """
     rows, measure, comparable = compared.rows, compared.measure, compared.comparable
 
     def mean(row: Row, key: str) -> float | None:
@@ -112,10 +115,10 @@ def comparison_table(compared: Comparison) -> Table:
         yield "model", Cell(row.name, text, slot=row.slot, badges=tuple(badges))
         if compared.several_seeds:
             yield Column("n", page_only=True), str(len(row.runs))
+        yield from _figures(compared, row)
         more = Cell("first", quiet=True) if row is rows[0] else figures.extra(row.extra_parameters)
         yield Column("total", "parameters", "params"), figures.count(row.parameters)
         yield Column("over first", "parameters", "+params"), more
-        yield from _figures(compared, row)
         yield Column("tokens/s", "speed", "tokens/s"), figures.count(mean(row, "tokens_per_second"))
         steps = {phase: stat.mean for phase, stat in row.ms_per_step.items()}
         yield Column("ms/step", "speed", page_only=True), _milliseconds(steps)
@@ -134,7 +137,7 @@ def _figures(compared: Comparison, row: Row) -> Cells:
     """For each split the paper's figure, where there is one, and ours; then chrF, perplexity or accuracy beside them."""
     measure, paper = compared.measure, compared.paper_measure
     tokenised = paper is TOKENISED_BLEU and any(row.stats(TOKENISED_BLEU) for row in compared.rows)
-    for split in SPLITS:
+    for split in sorted(SPLITS, key=lambda split: split != compared.split):
         if paper is not None:
             stated = paper.stated(paper.paper_figure(row.paper, split))
             yield _heading(compared, split, paper, "paper"), Cell(stated, quiet=True)
@@ -217,11 +220,11 @@ def _difference_table(tested: Differences, slots: Mapping[str, int]) -> Table:
         if several:
             yield "against", f"{row.baseline} {score(row.baseline_score, row.baseline_runs)}"
         yield "difference", Cell(figures.points(row.difference, decimals), strong=row.decided)
-        sentences = Column("95 % interval over sentences", terminal="95 % over\nsentences")
+        sentences = Column("95 % interval over sentences", terminal="95\u00a0%\u00a0over\nsentences")
         yield sentences, figures.interval(row.low, row.high, decimals)
         yield "p", f"{row.p_value:.3f}"
         yield Column("samples ahead", terminal="samples\nahead"), f"{row.ahead:.0%}"
-        seeds = Column("95 % interval over seeds", terminal="95 % over\nseeds")
+        seeds = Column("95 % interval over seeds", terminal="95\u00a0%\u00a0over\nseeds")
         yield seeds, figures.interval(row.seeds_low, row.seeds_high)
 
     first = tested.rows[0]
@@ -430,16 +433,26 @@ def tuning_runs(task: Task) -> Table:
 
 
 def print_table(table: Table, console: Console) -> None:
-    """Print a table, narrow where it would not fit."""
-    rich = _rich(table, narrow=False)
+    """Print a table, narrow where it would not fit; on a terminal the last columns are left out where it still does not.
+
+    A file takes lines of any length, a terminal breaks them inside words.
+    """
+    shown = [column for column in table.columns if not column.page_only]
+    rich, left_out = _rich(table, shown, narrow=False), list[Column]()
     if _width(console, rich) > console.width:
-        rich = _rich(table, narrow=True)
+        rich = _rich(table, shown, narrow=True)
+    while console.is_terminal and _width(console, rich) > console.width and len(shown) > 2:
+        left_out.insert(0, shown.pop())
+        rich = _rich(table, shown, narrow=True)
     console.print(_Whole(rich), crop=False, soft_wrap=True)
+    if left_out:
+        names = figures.listed(" ".join((column.terminal or column.heading).split()) for column in left_out)
+        console.print(Text(f"Left out in {console.width} columns: {names}; the page has them.", "dim"))
 
 
 @dataclass(frozen=True)
 class _Whole:
-    """A table at its own width even where the console is narrower: lines may wrap there, but no figure is cut off."""
+    """A table at its own width even where the console is narrower: no figure is cut off."""
 
     table: RichTable
 
@@ -452,14 +465,14 @@ def _width(console: Console, table: RichTable) -> int:
     return console.measure(table, options=console.options.update(max_width=1000)).maximum
 
 
-def _rich(table: Table, *, narrow: bool) -> RichTable:
-    """`narrow` shortens headings and sets deviations beneath their means."""
+def _rich(table: Table, columns: Sequence[Column], *, narrow: bool) -> RichTable:
+    """Some columns of a table. `narrow` breaks headings and sets deviations beneath their means."""
     rich = RichTable(
         title=Text(table.caption) if table.show_caption else None,
         title_justify="left", title_style="", box=box.SIMPLE_HEAD, pad_edge=False,
         padding=(0, 0 if narrow and table.lines_below else 1, 0, 0) if narrow or table.lines_below else (0, 1),
     )  # fmt: skip
-    shown = [index for index, column in enumerate(table.columns) if not column.page_only]
+    shown = [index for index, column in enumerate(table.columns) if column in columns]
     for index in shown:
         column = table.columns[index]
         heading = column.terminal or column.heading

@@ -246,11 +246,13 @@ class LiveLine(Status):
     def __init__(self, label: str, bits: str | None = None) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
+        from rich.table import Column
 
         super().__init__(bits)
         self.label, self.console = label, Console(stderr=True)
-        bar, words = BarColumn(bar_width=24), TextColumn("{task.fields[words]}")
-        description = TextColumn("{task.description}", markup=False)
+        whole, wrapped = Column(no_wrap=True, min_width=len(label)), Column(no_wrap=False)
+        bar, words = BarColumn(bar_width=12), TextColumn("{task.fields[words]}", table_column=wrapped)
+        description = TextColumn("{task.description}", markup=False, table_column=whole)
         self.progress = Progress(description, bar, words, console=self.console, refresh_per_second=4)
 
     def start(self, *, step: int, total_steps: int) -> None:
