@@ -1,9 +1,10 @@
-"""Small files that appear whole or not at all."""
+"""Small files that appear whole or not at all, and JSON that is what it was."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import math
 import os
@@ -52,3 +53,32 @@ def _finite(content: Any) -> Any:
 def write_json(path: Path, content: Any) -> None:
     """Write `content` as indented JSON in one step; a number that is not finite becomes null."""
     write_text(path, as_json(content) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; ValueError if it holds anything else."""
+    try:
+        content = json.loads(path.read_bytes())
+    except RecursionError:
+        raise ValueError("brackets inside brackets without end") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"a JSON object is wanted, not {type(content).__name__}")
+    return content
+
+
+def digest(content: Any) -> str:
+    """sha256 of plain values."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
+    """`content` with the checksum that `without_checksum` compares."""
+    return {**content, "sha256": digest(content)}
+
+
+def without_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
+    """`content` as it was given to `with_checksum`; ValueError if it was changed since. Earlier versions wrote none."""
+    values = {key: value for key, value in content.items() if key != "sha256"}
+    if content.get("sha256", digest(values)) != digest(values):
+        raise ValueError("it does not match its checksum")
+    return values

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import shutil
@@ -22,6 +21,7 @@ from fullrank.config.load import read_yaml
 from fullrank.core.config import ModelConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.core.model import Model
+from fullrank.seal import PLAIN, DamagedError, check_run, read_record, seal_file
 
 WEIGHTS, CONFIG = "model.safetensors", "config.yaml"
 HUGGING_FACE, PREFIX = (
@@ -88,10 +88,13 @@ def find(path: Path, checkpoint: str) -> tuple[Path, ModelConfig]:
             f"see `fullrank finetune {path}` and `fullrank report {path}`"
         )
     config = ModelConfig.from_dict(raw.get("model") or {})
-    candidates = [path / WEIGHTS, path / "checkpoints" / checkpoint / WEIGHTS]
-    for candidate in candidates:
-        if candidate.is_file():
-            return candidate, config
+    of_run, in_run = path / "checkpoints" / checkpoint / WEIGHTS, (path / "run.json").is_file()
+    if not in_run and (path / WEIGHTS).is_file():
+        return path / WEIGHTS, config
+    if of_run.is_file():
+        if in_run and not (of_run.parent / CONFIG).is_file():  # else `model.save` wrote it, and it has a configuration
+            check_run(path, checkpoint)
+        return of_run, config
     there = sorted(folder.name for folder in (path / "checkpoints").glob("[!.]*") if (folder / WEIGHTS).is_file())
     named = [name for name in there if not name.startswith("step-")]
     hint = f"it has {', '.join(named)}" if named else "has the run saved a checkpoint yet?"
@@ -134,11 +137,18 @@ def read(file: Path) -> dict[str, torch.Tensor]:
     try:
         _verify(file)
         # in a folder of Hugging Face names begin with `model.`, which none of ours does
-        return {name.removeprefix(PREFIX): tensor.clone() for name, tensor in load_file(file).items()}
+        tensors = {name.removeprefix(PREFIX): tensor.clone() for name, tensor in load_file(file).items()}
     except (SafetensorError, OSError, ValueError) as error:
         raise InputError(
             f"{file}: damaged or not a safetensors file ({error}); take another checkpoint or train again"
         ) from error
+    floating = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+    for name, tensor in floating.items():
+        if not tensor.isfinite().all():
+            raise InputError(f"{file}: '{name}' holds NaN or infinite numbers; take another checkpoint or train again")
+    if len(dtypes := {tensor.dtype for tensor in floating.values()}) > 1:
+        raise InputError(f"{file}: its tensors are of several types ({', '.join(sorted(map(str, dtypes)))})")
+    return tensors
 
 
 # how the models of ours are told apart, by the names of their tensors
@@ -165,17 +175,15 @@ def kind_of(names: Iterable[str]) -> str:
 
 
 def _verify(file: Path) -> None:
-    """Compare `file` with the checksum in the `checkpoint.json` beside it, if a run wrote one; ValueError if it differs."""
-    record = file.parent / "checkpoint.json"
-    if not record.is_file():
+    """Compare `file` with the checksum in the record beside it, if a run wrote one; ValueError if it differs."""
+    if not (file.parent / PLAIN).is_file():
         return
     try:
-        expected = json.loads(record.read_text(encoding="utf-8"))["content"]["files"][file.name]["sha256"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{record.name} beside it is not whole") from error
-    with file.open("rb") as content:
-        if hashlib.file_digest(content, "sha256").hexdigest() != expected:
-            raise ValueError("it does not match its checksum")
+        expected = read_record(file.parent).files.get(file.name)
+    except DamagedError as damage:
+        raise ValueError(str(damage)) from damage
+    if seal_file(file) != expected:
+        raise ValueError("it does not match its checksum")
 
 
 def assign(model: nn.Module, tensors: dict[str, torch.Tensor], origin: Path) -> None:

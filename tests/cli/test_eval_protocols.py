@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from cli_runs import SMALL, called, write_config
 
 import fullrank as fr
 from fullrank.cli import main
+from fullrank.seal import write_record
 
 XL = ["model.position=relative", "model.attention.score=relative", "model.memory_length=8"]
 
@@ -224,7 +226,9 @@ def test_a_run_of_before_there_were_protocols(plain: Path, text: Path) -> None:
     old.mkdir()
     for name in ("run.json", "vocabulary.txt"):
         (old / name).write_bytes((plain / name).read_bytes())
-    (old / "checkpoints").symlink_to(plain / "checkpoints")
+    shutil.copytree(plain / "checkpoints", old / "checkpoints", symlinks=True)
+    for checkpoint in (old / "checkpoints").glob("step-*"):
+        write_record(checkpoint, ("model.safetensors", "training.safetensors"), {"step": 1})
     config = yaml.safe_load((plain / "config.yaml").read_text(encoding="utf-8"))
     for key in ("context", "stride", "memory_length", "same_length", "clamp_length"):
         del config["eval"][key]

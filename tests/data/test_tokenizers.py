@@ -217,6 +217,10 @@ def test_damaged_bpe_is_an_error(name, tmp_path):
         load_tokenizer(tmp_path)
     meta = json.loads((tmp_path / "vocabulary.json").read_text())
     (tmp_path / "vocabulary.json").write_text(json.dumps(meta | {"kind": "runes"}))
+    with pytest.raises(RunError, match="does not match its checksum"):
+        load_tokenizer(tmp_path)
+    del meta["sha256"]  # of an earlier version
+    (tmp_path / "vocabulary.json").write_text(json.dumps(meta | {"kind": "runes"}))
     with pytest.raises(RunError, match="unknown kind of vocabulary 'runes'"):
         load_tokenizer(tmp_path)
 

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from training_toy import Death, Recorder, Toy, at_call, die, evaluate, outcome, train
 
 from fullrank.core.errors import InputError, RunError
+from fullrank.seal import DamagedError, write_record
 from fullrank.training import EvaluationResult, load_weights
 from fullrank.training.checkpoint import (
-    DamagedError,
     Snapshot,
     kept_checkpoints,
     load_checkpoint,
@@ -31,7 +31,6 @@ from fullrank.training.checkpoint import (
     save_checkpoint,
     separate,
     write_mean,
-    write_plain,
     write_tensors,
 )
 
@@ -375,7 +374,7 @@ def made(folder: Path, step: int, **tensors: Tensor) -> Path:
     path = folder / "kept" / f"step-{step:08d}"
     path.mkdir(parents=True)
     write_tensors(path / "model.safetensors", tensors)
-    write_plain(path, ("model.safetensors",), {"step": step})
+    write_record(path, ("model.safetensors",), {"step": step})
     return path
 
 

@@ -31,10 +31,12 @@ from fullrank.data.tokenizers import (
     read_entries,
     save_entries,
 )  # fmt: skip
+from fullrank.files import with_checksum
 
 MARKS = (EOS, UNK)  # the first two entries of a language, known by their position: a text may hold the same words
 _META, _STATE = "language.json", "segments.txt"
 _SURROGATES = re.compile("[\ud800-\udfff]")
+
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _BYTES = 256
 _CACHED_WORDS = 1 << 20
@@ -378,7 +380,9 @@ class Language:
             "moses": self.moses,
             "lowercase": self.lowercase,
         }
-        (folder / _META).write_text(json.dumps(meta, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        (folder / _META).write_text(
+            json.dumps(with_checksum(meta), indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
 
 
 def load_language(folder: Path) -> Language:

@@ -24,6 +24,7 @@ from fullrank.data.corpora import CorpusInfo
 from fullrank.data.files import Report, discard, publish, workspace, writing
 from fullrank.data.language import Language, load_language
 from fullrank.data.tokenizers import Tokenizer, load_tokenizer
+from fullrank.files import read_json, with_checksum, without_checksum
 
 SIDES = ("source", "target")
 _FORMAT = 1  # of the folder; part of the key
@@ -224,7 +225,7 @@ def _recorded(folder: Path, name: str) -> Iterator[tuple[dict[str, Any], dict[st
     if not (folder / name).exists():
         raise InputError(f"{folder}: not a prepared corpus, there is no {name}; run `fullrank data prepare NAME`")
     try:
-        record = json.loads((folder / name).read_text(encoding="utf-8"))
+        record = without_checksum(read_json(folder / name))
         yield record, {"folder": folder, **{key: record[key] for key in ("name", "label", "is_slice", "details")}}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{folder}: the prepared corpus is damaged ({error})") from error
@@ -234,6 +235,16 @@ def _verify(folder: Path, digests: Mapping[str, str]) -> None:
     for name, digest in digests.items():
         if sha256_of(folder / name) != digest:
             raise RunError(f"{folder / name} is damaged (truncated or changed)")
+
+
+def check_sources(corpus: Corpus | PairCorpus, folder: Path) -> None:
+    """InputError where a source file is there and is another than the one that the run in `folder` was prepared from."""
+    for row in corpus.details["sources"]:
+        path = Path(row["file"])
+        if path.is_file() and sha256_of(path) != row["sha256"]:
+            raise InputError(
+                f"{path} was changed since {folder} was started on it; bring it back, or begin a new run with another --out"
+            )
 
 
 def sha256_of(path: Path) -> str:
@@ -338,7 +349,7 @@ def write_record(
         },
     }
     name = _PAIRS_RECORD if info.unit == "pairs" else _TEXT_RECORD
-    (folder / name).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    (folder / name).write_text(json.dumps(with_checksum(record), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 # the unigram model of a prepared text: the simplest language model, as a yardstick

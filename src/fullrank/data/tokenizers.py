@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, Self, TypeVar
 
 from fullrank.core.errors import InputError, RunError
+from fullrank.files import read_json, with_checksum, without_checksum
 
 UNK, EOS, SOS = "<unk>", "<eos>", "<sos>"
 MASK = "<mask>"  # no entry of the text: a masked language model has one entry more than its vocabulary, the last
@@ -58,7 +59,7 @@ class Tokenizer:
         folder.mkdir(parents=True, exist_ok=True)
         self._save_entries(folder)
         meta = {"kind": self.kind, "entries": len(self), "fingerprint": self.fingerprint, **self._options()}
-        (folder / META_FILE).write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
+        (folder / META_FILE).write_text(json.dumps(with_checksum(meta), indent=1) + "\n", encoding="utf-8")
 
     def _save_entries(self, folder: Path) -> None:
         pass
@@ -360,7 +361,7 @@ def load_vocabulary(path: Path, load: Callable[[dict[str, Any]], _F], missing: s
     if not path.is_file():
         raise InputError(f"{path.parent}: no {path.name} there, so {missing}")
     try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
+        meta = without_checksum(read_json(path))
         loaded, recorded = load(meta), meta["fingerprint"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{path.parent}: the vocabulary files are damaged or incomplete ({error!r})") from error

@@ -22,6 +22,7 @@ from fullrank.config.finetune import FinetuneConfig
 from fullrank.config.recipe import Resolved, load, resolve_any
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import InputError, suggest
+from fullrank.data.prepared import Corpus, PairCorpus, check_sources
 from fullrank.evaluation.perplexity import Flags
 from fullrank.experiments.finetuning import GlueTuning
 from fullrank.experiments.language_model import LanguageModelTask, MaskedModelTask
@@ -42,6 +43,7 @@ from fullrank.files import write_json
 from fullrank.kernels import kernel
 from fullrank.reporting.figures import choose
 from fullrank.reporting.runs import read_run
+from fullrank.seal import read_record, seal_run
 from fullrank.training.checkpoint import kept_checkpoints, mean_weights, write_mean
 from fullrank.training.device import choose_device, lock_folder, prepare_machine, seed_everything
 from fullrank.training.loop import fit
@@ -87,6 +89,8 @@ def train(
     check_usable(folder)
     known = open_any(folder)[1] if is_run(folder) else {}
     prepared = task.prepare(config, known, resolved.scale != "paper", say)
+    if known and isinstance(prepared.corpus, Corpus | PairCorpus):
+        check_sources(prepared.corpus, folder)
     identity = {
         "name": resolved.row or folder.name,
         "recipe": resolved.recipe,
@@ -102,7 +106,8 @@ def train(
             if finished is not None:
                 say(f"{folder}: already finished")
                 return finished
-        prepared.save(folder)
+        else:
+            prepared.save(folder)
         if isinstance(config, RunConfig) and config.remark is not None:
             say(f"{folder}: its perplexity is {config.remark}")
         device = prepare_machine(config.train)
@@ -141,6 +146,7 @@ def _fit(parts: Parts, folder: Path, config: dict[str, Any], label: str, bits: s
         options=options,
         eval_options=parts.eval_options,
         folder=folder,
+        seal=seal_run(folder, config),
         observers=make_observers(folder, track=options.track, config=config, label=label, bits=bits, quiet=quiet),
     )
 
@@ -148,7 +154,8 @@ def _fit(parts: Parts, folder: Path, config: dict[str, Any], label: str, bits: s
 def resume(folder: Path, *, quiet: bool = False, say: Say = print) -> dict[str, Any]:
     """Resume the run in `folder` exactly where it stopped."""
     config, identity = open_any(folder)
-    resolved = Resolved(config, identity["recipe"], identity["row"], identity["scale"], identity["paper"])
+    recipe = identity.get("recipe") or folder.name
+    resolved = Resolved(config, recipe, *(identity.get(key) for key in ("row", "scale", "paper")))
     return train(resolved, folder, kernel_name=identity.get("kernel", "auto"), quiet=quiet, say=say)
 
 
@@ -162,11 +169,11 @@ def corpus_of(folder: Path, split: str, say: Say = print) -> Any:
     splits: dict[str, str] = dict(prepared.identity["text"])
     if split not in splits:
         raise InputError(f"--split: '{split}' is not a split; {prepared.label} has {', '.join(splits)}")
-    if prepared.identity["vocabulary"] != identity["vocabulary"]:
+    if prepared.identity["vocabulary"] != identity.get("vocabulary"):
         raise InputError(
             f"{folder} was trained with another vocabulary than {prepared.label} has now; has the text changed?"
         )
-    if splits[split] != identity["text"].get(split):
+    if splits[split] != (identity.get("text") or {}).get(split):
         raise InputError(f"the {split} text of {prepared.label} is not the one that {folder} was started with")
     return prepared.corpus
 
@@ -223,7 +230,9 @@ def average(folder: Path, *, last: int | None = None, name: str = "average") -> 
             f"--last asks for {last}; lower it, or train with train.keep_checkpoints: {last}"
         )
     steps = list(kept)[-last:] if last else list(kept)
-    target = write_mean(checkpoints, name, mean_weights([kept[step] for step in steps]), steps)
+    target = write_mean(
+        checkpoints, name, mean_weights([kept[step] for step in steps]), steps, read_record(kept[steps[-1]]).run
+    )
     return {"run": str(folder), "checkpoint": name, "steps": steps, "folder": str(target)}
 
 

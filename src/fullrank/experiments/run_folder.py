@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ from fullrank.config.load import build_any, flatten, read_yaml, to_yaml
 from fullrank.config.recipe import Resolved, load
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import FullRankError, InputError
-from fullrank.files import write_json, write_text
+from fullrank.files import read_json, write_json, write_text
+from fullrank.seal import check_run, read_identity
 
 MINILM = "minilm"  # an encoder that is no folder and needs no hub: all-MiniLM-L6-v2 inside a Python package
 
@@ -65,17 +65,17 @@ def is_run(folder: Path) -> bool:
 
 
 def open_any(folder: Path) -> tuple[RunConfig | FinetuneConfig, dict[str, Any]]:
-    """The configuration and the identity (run.json) of the run in `folder`; InputError if there is none."""
+    """The configuration and the identity (run.json) of the run in `folder`, compared with the seal of its newest checkpoint.
+
+    InputError if there is no run, or if it was changed.
+    """
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder")
     if not is_run(folder):
         raise InputError(f"{folder}: not a run folder (it lacks config.yaml or run.json)")
-    try:
-        identity: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{folder / 'run.json'}: damaged ({error})") from error
-    raw = read_yaml(folder / "config.yaml")
-    return build_any(raw), identity
+    identity = read_identity(folder)
+    check_run(folder)
+    return build_any(read_yaml(folder / "config.yaml")), identity
 
 
 def open_run(folder: Path) -> tuple[RunConfig, dict[str, Any]]:
@@ -113,10 +113,9 @@ def open_causal(folder: Path) -> RunConfig:
 def finished_result(folder: Path) -> dict[str, Any] | None:
     """The result.json of a finished run; None if the run is not finished, or the file is damaged."""
     try:
-        result: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        return read_json(folder / "result.json")
     except (OSError, ValueError):
         return None
-    return result
 
 
 def in_table_order(folders: Sequence[Path]) -> list[Path]:
@@ -124,9 +123,9 @@ def in_table_order(folders: Sequence[Path]) -> list[Path]:
     positions: dict[Path, tuple[str, int]] = {}
     for folder in folders:
         try:
-            identity = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+            identity = read_identity(folder)
             positions[folder] = identity["recipe"], list(load(identity["recipe"]).rows).index(identity["row"])
-        except (OSError, ValueError, KeyError, FullRankError):
+        except (ValueError, KeyError, FullRankError):
             positions[folder] = "", 0
     if len({recipe for recipe, _ in positions.values()}) > 1:
         return list(folders)

@@ -127,7 +127,7 @@ def prepared_again(
     """The prepared data that a run was started on, if they are still there and whole: the text may be gone by now."""
     try:
         corpus = load(Path(identity["prepared"]))
-    except (KeyError, FullRankError):
+    except (KeyError, TypeError, FullRankError):
         return None
     return corpus if checksums(corpus) == identity.get("text") else None
 

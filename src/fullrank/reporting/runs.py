@@ -17,6 +17,7 @@ from fullrank.config.data import PAIR_CORPORA
 from fullrank.config.finetune import finetunes
 from fullrank.config.load import flatten, read_yaml
 from fullrank.core.errors import InputError
+from fullrank.seal import DamagedError, check_run, read_record
 
 SPLITS = ("valid", "test")
 RUN_FILES = ("config.yaml", "metrics.jsonl", "result.json")
@@ -219,9 +220,25 @@ def read_run(folder: Path) -> RunRecord:
     result = _read_object(folder / "result.json", problems, "no result.json: the run has not finished")
     # written when a run began: whatever is wrong with them, the rest of the folder says more
     identity, vocabulary = (_read_object(folder / name, []) or {} for name in ("run.json", "vocabulary.json"))
+    problems += _broken_seals(folder)
     name = str(mapping(result).get("name") or identity.get("name") or folder.name or folder.resolve().name)
     record = RunRecord(folder, name, config, metrics, timing, result, tuple(problems), identity, vocabulary)
     return record if result is None else _without_unusable_result(record)
+
+
+def _broken_seals(folder: Path) -> list[str]:
+    """What was changed in a run folder after its training began."""
+    try:
+        state = read_record(folder / "checkpoints" / "last").state
+        check_run(folder)
+        written = (folder / "metrics.jsonl").read_bytes()[: state.get("metrics_bytes", 0)]
+    except (DamagedError, OSError):  # without checkpoints nothing is sealed
+        return []
+    except InputError as error:
+        return [str(error)]
+    sealed = state.get("metrics_sha256") or None
+    changed = sealed is not None and hashlib.sha256(written).hexdigest() != sealed
+    return ["metrics.jsonl: its lines are not those that the training wrote"] if changed else []
 
 
 def _without_unusable_result(record: RunRecord) -> RunRecord:

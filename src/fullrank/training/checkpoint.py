@@ -2,7 +2,7 @@
 
     checkpoints/step-00000120/  model.safetensors      the weights to use (averaged ones when averaging), by state_dict name
                                 training.safetensors   for resuming: optimizer, own weights, random states, carry
-                                checkpoint.json        plain values and the checksums of all three
+                                checkpoint.json        plain values and checksums
     checkpoints/last, best, previous                   links to such folders
     checkpoints/kept/step-00000120/                    weights of the last evaluations (`train.keep_checkpoints`)
     checkpoints/average/                               a mean of kept weights, {"step": 360, "averaged": [120, 240, 360]}
@@ -10,20 +10,17 @@
 A checkpoint is written to a temporary folder, forced to the disk, renamed, and only then do the links move (a link is
 replaced in one atomic step); folders without a link are removed last. `previous` is the `last` before this one: should
 `last` be damaged, training resumes from there. Kept weights are a hard link to the file of the checkpoint where the disk
-can do that. checkpoint.json is {"sha256": of its content, "content": {"format", "files", "state"}}, where `files` has size
-and sha256 of each of the others. No pickle anywhere.
+can do that. checkpoint.json seals the others and the run around them (`fullrank.seal`). No pickle anywhere.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
-import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,24 +29,24 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fullrank.core.errors import InputError, RunError
+from fullrank.seal import DamagedError, read_record, seal_file, sync, write_record
 
-FORMAT = 1
-WEIGHTS, TRAINING, PLAIN = "model.safetensors", "training.safetensors", "checkpoint.json"
+WEIGHTS, TRAINING = "model.safetensors", "training.safetensors"
 KEPT = "kept"
 _LINKS = ("last", "best", "previous")
 
 
-class DamagedError(Exception):
-    """A checkpoint that cannot be trusted; the text says why."""
-
-
 @dataclass(frozen=True)
 class Snapshot:
-    """The content of a checkpoint: weights by state_dict name, other tensors by dotted name, plain JSON values."""
+    """The content of a checkpoint: weights by state_dict name, other tensors by dotted name, plain JSON values.
+
+    run: the seal of the run (`seal.seal_run`).
+    """
 
     weights: dict[str, Tensor]
     training: dict[str, Tensor]
     state: dict[str, Any]
+    run: Mapping[str, Any] = field(default_factory=dict)
 
 
 # -- saving and loading ----------------------------------------------------------------------------------------------
@@ -71,16 +68,16 @@ def save_checkpoint(
         temporary.mkdir()
         write_tensors(temporary / WEIGHTS, snapshot.weights)
         write_tensors(temporary / TRAINING, snapshot.training)
-        write_plain(temporary, (WEIGHTS, TRAINING), snapshot.state)
+        write_record(temporary, (WEIGHTS, TRAINING), snapshot.state, snapshot.run)
         target = _free_name(folder, step)
         os.replace(temporary, target)
-        _sync(folder)
+        sync(folder)
         former = _linked(folder, "last")
         if former is not None:
             _link(folder, "previous", former)
         # before `last`: a run resumed from the former `last` repeats this step, one resumed from the new one does not
         if keep_weights is not None:
-            _keep_weights(folder, target, step=step, number=keep_weights)
+            _keep_weights(folder, target, step=step, number=keep_weights, run=snapshot.run)
         if best:
             _link(folder, "best", target.name)
         _link(folder, "last", target.name)
@@ -127,9 +124,9 @@ def load_checkpoint(folder: Path, notice: Callable[[str], None]) -> Snapshot | N
 
 def read_checkpoint(path: Path) -> Snapshot:
     """The checkpoint in the folder `path`, every checksum verified; DamagedError says what is wrong with it."""
-    files, state = read_plain(path)
+    files, run, state = read_record(path)
     weights, training = (read_tensors(path / name, files.get(name, {})) for name in (WEIGHTS, TRAINING))
-    return Snapshot(weights, training, state)
+    return Snapshot(weights, training, state, run)
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
@@ -145,6 +142,8 @@ def put_weights(model: nn.Module, weights: dict[str, Tensor], path: Path) -> Non
             why = f"the {'model' if name not in own else 'checkpoint'} has no '{name}'"
         elif own[name].shape != weights[name].shape:
             why = f"'{name}' is {tuple(weights[name].shape)} there and {tuple(own[name].shape)} here"
+        elif own[name].dtype != weights[name].dtype:
+            why = f"'{name}' is {weights[name].dtype} there and {own[name].dtype} here"
         else:
             continue
         raise InputError(f"{path} does not fit the model: {why}; check the model section of config.yaml")
@@ -153,8 +152,7 @@ def put_weights(model: nn.Module, weights: dict[str, Tensor], path: Path) -> Non
 
 def _read_weights(path: Path, advice: str) -> dict[str, Tensor]:
     try:
-        files, _ = read_plain(path)
-        return read_tensors(path / WEIGHTS, files.get(WEIGHTS, {}))
+        return read_tensors(path / WEIGHTS, read_record(path).files.get(WEIGHTS, {}))
     except DamagedError as damage:
         raise InputError(f"{path} is damaged: {damage}; {advice}") from damage
 
@@ -195,7 +193,7 @@ def _link(folder: Path, name: str, target: str) -> None:
     fresh.unlink(missing_ok=True)
     os.symlink(target, fresh)
     os.replace(fresh, folder / name)
-    _sync(folder)
+    sync(folder)
 
 
 def _restore_links(folder: Path) -> None:
@@ -205,7 +203,7 @@ def _restore_links(folder: Path) -> None:
         if path.is_symlink() or not path.is_dir():
             continue
         try:
-            step = int(read_plain(path)[1]["step"])
+            step = int(read_record(path).state["step"])
         except DamagedError:
             step = 0
         target = _free_name(folder, step)
@@ -216,7 +214,7 @@ def _restore_links(folder: Path) -> None:
 # -- kept weights and their mean -------------------------------------------------------------------------------------
 
 
-def _keep_weights(folder: Path, checkpoint: Path, *, step: int, number: int) -> None:
+def _keep_weights(folder: Path, checkpoint: Path, *, step: int, number: int, run: Mapping[str, Any]) -> None:
     """Keep the weights of the checkpoint of `step`, and of those kept before it the last `number` - 1.
 
     A resumed run that repeats a step writes the same again; weights kept later than `step` are removed, for that step
@@ -228,8 +226,8 @@ def _keep_weights(folder: Path, checkpoint: Path, *, step: int, number: int) -> 
         os.link(checkpoint / WEIGHTS, fresh / WEIGHTS)
     except OSError:  # not every disk has links
         shutil.copyfile(checkpoint / WEIGHTS, fresh / WEIGHTS)
-        _sync(fresh / WEIGHTS)
-    write_plain(fresh, (WEIGHTS,), {"step": step})
+        sync(fresh / WEIGHTS)
+    write_record(fresh, (WEIGHTS,), {"step": step}, run)
     target = folder / KEPT / f"step-{step:08d}"
     target.parent.mkdir(exist_ok=True)
     _replace(folder, fresh, target)
@@ -268,7 +266,9 @@ def mean_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
     }
 
 
-def write_mean(folder: Path, name: str, weights: dict[str, Tensor], steps: Sequence[int]) -> Path:
+def write_mean(
+    folder: Path, name: str, weights: dict[str, Tensor], steps: Sequence[int], run: Mapping[str, Any] | None = None
+) -> Path:
     """Write `weights`, the mean of those of `steps`, to `folder`/`name`; an earlier mean of that name is replaced.
 
     InputError if `name` cannot be used; RunError if the disk does not take it.
@@ -280,7 +280,7 @@ def write_mean(folder: Path, name: str, weights: dict[str, Tensor], steps: Seque
             f"{', '.join(reserved)} and step-..."
         )
     try:
-        is_mean = "averaged" in read_plain(target)[1]
+        is_mean = "averaged" in read_record(target).state
     except DamagedError:
         is_mean = False
     if target.exists() and not is_mean:
@@ -290,7 +290,7 @@ def write_mean(folder: Path, name: str, weights: dict[str, Tensor], steps: Seque
         shutil.rmtree(fresh, ignore_errors=True)  # of a process that was killed
         fresh.mkdir()
         write_tensors(fresh / WEIGHTS, weights)
-        write_plain(fresh, (WEIGHTS,), {"step": steps[-1], "averaged": list(steps)})
+        write_record(fresh, (WEIGHTS,), {"step": steps[-1], "averaged": list(steps)}, run)
         _replace(folder, fresh, target)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(fresh, ignore_errors=True)
@@ -302,7 +302,7 @@ def _replace(folder: Path, fresh: Path, target: Path) -> None:
     """Put the folder `fresh` in the place of `target`."""
     _remove(folder, target)
     os.replace(fresh, target)
-    _sync(target.parent)
+    sync(target.parent)
 
 
 def _remove(folder: Path, path: Path) -> None:
@@ -320,40 +320,13 @@ def _remove(folder: Path, path: Path) -> None:
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     """Write a file of `tensors` and force it to the disk."""
     safetensors.torch.save_file(separate(tensors), path, metadata={"format": "pt"})
-    _sync(path)
-
-
-def write_plain(folder: Path, names: tuple[str, ...], state: dict[str, Any]) -> None:
-    """Write checkpoint.json about the files `names`, which lie in `folder`, and the plain values `state`."""
-    content = {"format": FORMAT, "files": {name: _seal(folder / name) for name in names}, "state": state}
-    text = json.dumps({"sha256": _digest(content), "content": content}, indent=1, allow_nan=False)
-    with open(folder / PLAIN, "w", encoding="utf-8") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    _sync(folder)
-
-
-def read_plain(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Files with their checksums, and plain values, from checkpoint.json. DamagedError if it is not whole."""
-    try:
-        document = json.loads((folder / PLAIN).read_text(encoding="utf-8"))
-        content = document["content"]
-        if document["sha256"] != _digest(content):
-            raise DamagedError(f"{PLAIN} does not match its checksum")
-    except OSError as error:
-        raise DamagedError(f"{PLAIN} cannot be read ({error.strerror})") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise DamagedError(f"{PLAIN} is not whole") from error
-    if content["format"] != FORMAT:
-        raise DamagedError(f"{PLAIN} is of format {content['format']}, this version reads {FORMAT}")
-    return content["files"], content["state"]
+    sync(path)
 
 
 def read_tensors(path: Path, seal: dict[str, Any]) -> dict[str, Tensor]:
     """The tensors of a file, copied into memory; DamagedError if size or checksum differ from `seal`."""
     try:
-        now = _seal(path)
+        now = seal_file(path)
     except OSError as error:
         raise DamagedError(f"{path.name} cannot be read ({error.strerror})") from error
     if now["bytes"] != seal.get("bytes"):
@@ -378,21 +351,3 @@ def separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         seen.add(plain.untyped_storage().data_ptr())
         apart[name] = plain
     return apart
-
-
-def _sync(path: Path) -> None:
-    """Force a file, or the list of a folder, to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _digest(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _seal(path: Path) -> dict[str, Any]:
-    with open(path, "rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}

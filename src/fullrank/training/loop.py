@@ -8,6 +8,7 @@ checkpoint and writes the same metrics and the same weights, byte for byte.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -65,11 +66,13 @@ def fit(
     options: TrainConfig,
     eval_options: EvaluationOptions,
     folder: Path,
+    seal: Mapping[str, Any] | None = None,
     observers: Sequence[Observer] = (),
 ) -> FitResult:
     """Train `model` in the run folder `folder`, from its last checkpoint if it has one; at the end the model holds
     the last weights (the averaged ones when averaging). `load_weights(model, folder / "checkpoints" / "best")` gives the best.
 
+    seal: what checkpoints state of the run (`seal.seal_run`).
     The objective is called with every batch, the carry of the batch before it ({} at the start of an epoch, not of a phase),
     and its position in training. Evaluation runs in evaluation mode, in the precision of training, without gradients,
     and with random numbers of its own; `eval.metric` says which is the best.
@@ -93,7 +96,8 @@ def fit(
         stack.enter_context(lock_folder(folder))
         group = ObserverGroup(observers)
         resumed_from = _begin(state, plan, options, folder, group)
-        metrics = JsonLines(folder / "metrics.jsonl", keep=state.counters.metrics_bytes)
+        kept = state.counters
+        metrics = JsonLines(folder / "metrics.jsonl", keep=kept.metrics_bytes, sha256=kept.metrics_sha256)
         stack.callback(metrics.close)
         if metrics.missing:
             group.notice(f"{metrics.path} lacks {metrics.missing} bytes that were written before; its curve has a gap")
@@ -105,7 +109,9 @@ def fit(
                 with preserve_random_state(device):
                     observer.start(step=state.counters.step, total_steps=plan.total_steps)
             stack.enter_context(explain_failures(options))
-            loop = _Loop(state, plan, objective, batches, evaluate, options, device, folder, metrics, timing, group)
+            loop = _Loop(
+                state, plan, objective, batches, evaluate, options, device, folder, seal or {}, metrics, timing, group
+            )
             loop.run(stack.enter_context(catch_signals()))
         state.average.copy_to_model()
     return _result(state.counters, plan, resumed_from)
@@ -162,6 +168,7 @@ class _Loop:
     options: TrainConfig
     device: torch.device
     folder: Path
+    seal: Mapping[str, Any]
     metrics: JsonLines
     timing: JsonLines
     observers: ObserverGroup
@@ -301,8 +308,8 @@ class _Loop:
         if not all(bool(torch.isfinite(norm)) for norm in torch._foreach_norm([p.detach() for p in self.parameters])):
             raise self.diverged("a parameter", counters.step)
         self.clock.pause()
-        counters.metrics_bytes = self.metrics.sync()
-        folder, snapshot = self.folder / "checkpoints", self.state.capture()
+        counters.metrics_bytes, counters.metrics_sha256 = self.metrics.sync(), self.metrics.digest.hexdigest()
+        folder, snapshot = self.folder / "checkpoints", dataclasses.replace(self.state.capture(), run=self.seal)
         save_checkpoint(folder, snapshot, step=counters.step, best=best, keep_weights=keep)
         self.clock.resume()
 

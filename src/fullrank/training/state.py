@@ -66,6 +66,7 @@ class Counters:
     timed_by_phase: dict[str, TimedSteps] = field(default_factory=dict)
     peak_memory_mib: float = 0.0
     metrics_bytes: int = 0
+    metrics_sha256: str = ""  # of these bytes; empty in a checkpoint of an earlier version
     batches_per_epoch: int = 0
 
     def note_evaluation(self, nll: float, value: float) -> bool:

@@ -1,0 +1,176 @@
+"""What belongs together is sealed together: the record of a checkpoint, about its own files and about the run around it.
+
+checkpoint.json is {"sha256": of its content, "content": {"format", "files", "run", "state"}}. `files` has size and sha256 of
+the files beside it, `run` the configuration, the run record and the vocabulary files that the weights were trained with.
+Every reader of a run compares them (`check_run`): a changed activation or flag would give another figure without a word.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fullrank.config.load import build_any, flatten, read_yaml
+from fullrank.core.errors import ConfigError, InputError
+from fullrank.files import digest, read_json
+
+FORMAT = 1
+PLAIN = "checkpoint.json"
+# where a run lies and how it is watched: these may change under a finished run; texts have checksums of their own
+_MOVABLE = {
+    *(f"data.{key}" for key in ("dir", "cache", "train", "valid", "test", "codes")),
+    "train.device", "train.threads", "train.track", "prepared",
+}  # fmt: skip
+_IDENTITY = {
+    **dict.fromkeys(("name", "recipe", "row", "scale", "kernel", "prepared"), str),
+    "paper": dict,
+    "text": dict,
+}
+_VOCABULARY = ("vocabulary.json", "vocabulary.txt", "tokenizer.json", "tokenizer/*/*")
+
+
+class DamagedError(Exception):
+    """A checkpoint that cannot be trusted; the text says why."""
+
+
+class Record(NamedTuple):
+    """The content of checkpoint.json; `run` is empty in a checkpoint of an earlier version."""
+
+    files: dict[str, Any]
+    run: dict[str, Any]
+    state: dict[str, Any]
+
+
+def seal_file(path: Path) -> dict[str, Any]:
+    """Size and sha256 of a file."""
+    with open(path, "rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def sync(path: Path) -> None:
+    """Force a file, or the list of a folder, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_record(
+    folder: Path, names: tuple[str, ...], state: Mapping[str, Any], run: Mapping[str, Any] | None = None
+) -> None:
+    """Write checkpoint.json about the files `names`, which lie in `folder`, the plain values `state`, and the run."""
+    files = {name: seal_file(folder / name) for name in names}
+    content = {"format": FORMAT, "files": files, "run": run or {}, "state": state}
+    text = json.dumps({"sha256": digest(content), "content": content}, indent=1, allow_nan=False)
+    with open(folder / PLAIN, "w", encoding="utf-8") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    sync(folder)
+
+
+def read_record(folder: Path) -> Record:
+    """The record of the checkpoint in `folder`. DamagedError if it is not whole."""
+    try:
+        document = read_json(folder / PLAIN)
+        content = document["content"]
+        if document["sha256"] != digest(content):
+            raise DamagedError(f"{PLAIN} does not match its checksum")
+        if content["format"] != FORMAT:
+            raise DamagedError(f"{PLAIN} is of format {content['format']}, this version reads {FORMAT}")
+        return Record(content["files"], content.get("run", {}), content["state"])
+    except OSError as error:
+        raise DamagedError(f"{PLAIN} cannot be read ({error.strerror})") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedError(f"{PLAIN} is not whole") from error
+
+
+# -- the run around a checkpoint --------------------------------------------------------------------------------------
+
+
+def seal_run(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The part `run` of a checkpoint's record: values of configuration and run record, checksums of vocabulary files."""
+    paths = sorted(path for pattern in _VOCABULARY for path in folder.glob(pattern))
+    files = {str(path.relative_to(folder)): seal_file(path) for path in paths}
+    return {"config": dict(config), "identity": read_identity(folder), "files": files}
+
+
+def read_identity(folder: Path) -> dict[str, Any]:
+    """The run record (run.json) in `folder`; InputError if it is damaged."""
+    try:
+        identity = read_json(folder / "run.json")
+        for key, kind in _IDENTITY.items():
+            if not isinstance(identity.get(key), kind | None):
+                raise ValueError(f"{key} is {identity[key]!r}")
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{folder / 'run.json'}: damaged ({error}); it is written once, when a training begins"
+        ) from error
+    return identity
+
+
+def check_run(folder: Path, checkpoint: str | None = None) -> None:
+    """InputError unless configuration, run record and vocabulary in `folder` are those of its `checkpoint`.
+
+    None: the newest checkpoint that can be read; without any there is nothing to compare. A vocabulary file that is missing
+    changes no figure: what needs it says so.
+    """
+    record = None
+    for name in ("last", "previous", "best") if checkpoint is None else (checkpoint,):
+        try:
+            record = record or read_record(folder / "checkpoints" / name)
+        except DamagedError as damage:
+            if checkpoint is not None:
+                raise InputError(
+                    f"{folder / 'checkpoints' / name} is damaged: {damage}; take another checkpoint or train again"
+                ) from damage
+    if record is None:
+        return
+    if not record.run:
+        _say_unsealed(folder)
+        return
+    where = "so the figures would be others; set it back, or begin a new run with another --out"
+    try:
+        trained = build_any(record.run["config"]).to_dict()
+    except ConfigError as error:  # another version knows other keys
+        raise InputError(f"{folder}: was trained by another version of fullrank: {error}") from error
+    for file, now, then in (
+        ("config.yaml", build_any(read_yaml(folder / "config.yaml")).to_dict(), trained),
+        ("run.json", read_identity(folder), record.run["identity"]),
+    ):
+        new, old = (json.loads(json.dumps(flatten(values))) for values in (now, then))
+        if changed := [k for k in {**old, **new} if k not in _MOVABLE and (k not in old or old[k] != new.get(k))]:
+            shown = ", ".join(f"{key} is {new.get(key)!r}, trained with {old.get(key)!r}" for key in changed[:4])
+            raise InputError(f"{folder / file} was changed after the training began: {shown}, {where}")
+    for name, sealed in record.run["files"].items():
+        if (folder / name).is_file() and seal_file(folder / name) != sealed:
+            raise InputError(f"{folder / name} was changed after the training began, {where}")
+    if checkpoint == "best":
+        _check_best(folder, record.state)
+
+
+def _check_best(folder: Path, state: Mapping[str, Any]) -> None:
+    """InputError if the link `best` points to another checkpoint than the best one."""
+    newest: Mapping[str, Any]
+    try:
+        newest = read_record(folder / "checkpoints" / "last").state
+    except DamagedError:
+        newest = state
+    step, best = state["step"], max(state.get("best_step") or 0, newest.get("best_step") or 0)
+    if step < best or step != (state.get("best_step") or step):
+        raise InputError(
+            f"{folder / 'checkpoints' / 'best'} is the checkpoint of step {step}, and the best one was of step {best}; let "
+            "the link point there, or name a checkpoint with --checkpoint"
+        )
+
+
+@functools.cache
+def _say_unsealed(folder: Path) -> None:
+    logging.getLogger("fullrank").warning("%s: made before seals; its configuration is not verified", folder)
