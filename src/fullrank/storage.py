@@ -118,6 +118,14 @@ def _of_hugging_face(path: Path) -> tuple[Path, ModelConfig]:
     return path / WEIGHTS, ModelConfig.from_dict(section)
 
 
+def is_export(path: Path) -> bool:
+    """True for a folder of Hugging Face that holds a model of ours."""
+    try:
+        return not (path / CONFIG).is_file() and bool(_of_hugging_face(path))
+    except InputError:
+        return False
+
+
 def holds_translator(path: Path, checkpoint: str = "best") -> bool:
     """True for the folder of a translation model; False for a damaged file, about which loading says more."""
     file, _ = find(path, checkpoint)

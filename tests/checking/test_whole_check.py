@@ -152,6 +152,75 @@ def test_honest_models_of_hugging_face_pass(kind: str, capsys: pytest.CaptureFix
     assert capsys.readouterr() == ("", "")
 
 
+INJECTED: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("gpt2", {"mix": "position_wise", "cross_head": 0.5}),
+    "llama": ("llama", {"mix": "position_independent", "normalize": "sigsoftmax"}),
+    "opt": ("opt", {"mix": "random"}),
+    "gemma2, heads permuted alone": ("gemma2", {"cross_head": 0.5}),
+}
+
+
+@pytest.mark.parametrize("name", INJECTED)
+def test_injected_models_pass(name: str) -> None:
+    kind, stages = INJECTED[name]
+    model = fr.inject(getattr(tiny, kind)(), **stages)
+    report = fr.check(model)
+    assert failed(report) == {}
+    not_checked = {"memory in segments = one pass", "probabilities sum to one"}
+    if "position" not in stages.get("mix", ""):
+        not_checked.add("starts as plain attention")
+    assert set(skipped(report)) == not_checked
+    assert "auto" in report.of("kernels = reference, fp32").looked_at
+
+
+def test_an_injected_mixing_that_does_not_start_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fullrank.core.mix import PositionIndependentMixing
+
+    start = PositionIndependentMixing.__init__
+
+    def started_off(self: Any, *sizes: Any) -> None:
+        start(self, *sizes)
+        self.mixing.data.mul_(1.01)
+
+    monkeypatch.setattr(PositionIndependentMixing, "__init__", started_off)
+    finding = agreement.plain_start(subject_of(fr.inject(tiny.llama(), mix="position_independent")))
+    assert off(finding)
+
+
+def test_a_model_of_ours_as_hugging_faces() -> None:
+    """Its mixing, kernels, memory and probabilities are checked in the model that is inside."""
+    torch.manual_seed(1)
+    own = fr.ModelConfig(**SIZES, memory_length=4, attention=fr.AttentionConfig(mix="position_wise"))
+    report = fr.check(fr.FullRankForCausalLM(fr.FullRankConfig.of(own)))
+    assert (failed(report), skipped(report)) == ({}, {})
+
+
+def test_a_report_in_words_has_a_line_for_each_question(capsys: pytest.CaptureFixture[str]) -> None:
+    told: list[str] = []
+    report = fr.check(
+        leaky.Model({1: nn.Linear(leaky.WIDTH, leaky.WIDTH), 2: leaky.Convolution(ahead=True)}), say=told.append
+    )
+    first, *lines = str(report).splitlines()
+    assert first.startswith("Model: ")
+    assert f"{len(report.failures)} fail: {FUTURE[0]}; " in first
+    assert [line.split("  ")[1] for line in lines] == [finding.check for finding in report.findings]
+    assert told == [f"{finding.check}: {finding.verdict}" for finding in report.findings]
+    assert "the layer that leaks: blocks.2.attention" in lines[0]
+    assert any(line.endswith("not applicable  forward takes no memory") for line in lines)
+    assert len(repr(report)) < 400
+    assert capsys.readouterr() == ("", "")
+
+
+def test_progress_where_stderr_is_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    fr.check(leaky.Model())
+    written = capsys.readouterr().err
+    assert f"1/15 {FUTURE[0]}" in written
+    assert written.endswith("\r\x1b[K")
+
+
 class Blind(nn.Module):
     """An attention layer of Hugging Face without its mask."""
 

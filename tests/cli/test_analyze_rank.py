@@ -137,6 +137,21 @@ def test_hugging_face_models(called: Called, place: Path) -> None:
     assert longest["segment_length"] == 32  # its positions
 
 
+def test_an_injected_model_and_an_export(
+    called: Callable[..., tuple[object, str, str]], place: Path, tmp_path: Path
+) -> None:
+    """The export has the bound of its own output layer, which is that of the run."""
+    tiny.save(fr.inject(tiny.gpt2(), mix="position_wise"), tmp_path / "injected")
+    with pytest.raises(SystemExit):
+        main(["export", str(place / "mixture"), str(tmp_path / "export")])
+    text = tiny.write_text(tmp_path / "words.txt")
+    code, out, said = called(tmp_path / "injected", tmp_path / "export", "--text", text, "--contexts", 40, "--json")
+    assert (code, said) == (0, "")
+    injected, export = json.loads(out)["models"]
+    assert (injected["d"], injected["exempt"]) == (WIDTH, None)
+    assert export["exempt"].startswith("the logarithm of a sum")
+
+
 def test_a_saved_model_with_a_vocabulary(called: Called, place: Path, tmp_path: Path) -> None:
     fr.LanguageModel.load(place / "plain").save(tmp_path / "saved")
     code, out, said = called(tmp_path / "saved", "--text", "@valid.txt")

@@ -170,6 +170,43 @@ def test_hugging_face(called: Called, tmp_path: Path) -> None:
     assert json.loads(out)["checks"][-1]["looked_at"].endswith("segments of 32 tokens of the text")
 
 
+def test_every_kind_of_hugging_face_model(
+    called: Called, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An injected model, its adapter, an export, a model type and a function: each is loaded with its mixing."""
+    plain = tiny.save(tiny.llama(), tmp_path / "plain", tokenizer=False)
+    injected = fr.inject(type(tiny.llama()).from_pretrained(plain), mix="position_wise")
+    fr.save_adapter(injected, tmp_path / "adapter")
+    tiny.save(injected, tmp_path / "injected", tokenizer=False)
+    cli_runs.called("export", run, tmp_path / "export")
+    (tmp_path / "mine.py").write_text(
+        "import hugging_face_models as t\ndef make(): return t.gpt2()\ndef bad(): return 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    mixed = {
+        "injected": True,
+        "adapter": True,
+        "export": True,
+        "hf:plain": False,
+        "hf:gpt2": False,
+        "python:mine:make": False,
+    }
+    for name, has_mixing in mixed.items():
+        code, out, said = called(name, "--json")
+        assert (code, said) == (0, ""), name
+        verdicts = {one["check"]: one["verdict"] for one in json.loads(out)["checks"]}
+        assert verdicts["starts as plain attention"] == ("passes" if has_mixing else "not applicable"), name
+    for words, expected in (
+        (["python:mine:bad"], "must return a torch module, given int"),
+        (["python:mine:nothing"], "AttributeError"),
+        (["python:mine:make", "--text", "mine.py"], "a model without a tokenizer"),
+        (["hf:gpt2", "--text", "mine.py"], "a model type, untrained and without a tokenizer"),
+        (["hf:t5"], "no small causal model"),
+    ):
+        code, out, said = called(*words)
+        assert (code, out, expected in said) == (2, "", True), said
+
+
 def test_bad_input(called: Called, run: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "short.txt").write_text("the cats\n", encoding="utf-8")

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fullrank.core.config import ClusteredConfig, MixtureConfig, ModelConfig, OutputConfig
+from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError, RunError
 
 MOST_BYTES = 1 << 30  # of the matrix, beyond which a part of the vocabulary is looked at ...
@@ -256,8 +257,9 @@ def reader_of(model: nn.Module) -> Reader:
 
     Raises InputError for what is neither a `LanguageModel` nor a causal model of Hugging Face.
     """
-    if isinstance(getattr(model, "config", None), ModelConfig) and hasattr(model, "output"):
-        return _Ours(doubled(model))
+    for own in (model, model._modules.get("model")):  # inside a `FullRankForCausalLM`
+        if isinstance(own, LanguageModel):
+            return _Ours(doubled(own))
     if callable(getattr(model, "get_output_embeddings", None)):
         return _HuggingFace(doubled(model))
     raise InputError(f"rank: give a LanguageModel or a causal model of Hugging Face, given {type(model).__name__}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -76,7 +77,8 @@ def check(
     vocab_size: how many token ids it knows, where it does not say it. length: tokens of the texts it is given; by default a
     short prime that no size of the model equals, since layers that leak are recognised by the dimension of positions.
     text (S, N + 1) or (T,): token ids of a text it was trained for, for the last-position test; without one, a small model
-    is trained on random tokens (a copy of it). description, shrunk, say: for the report, and remarks while it works.
+    is trained on random tokens (a copy of it). description, shrunk: for the report. say: is told each verdict (`say=print`);
+    None: where stderr is a terminal, a line there names the check that runs.
     Raises InputError for a model that gives no logits.
     """
     name = type(model).__name__
@@ -88,18 +90,22 @@ def check(
     segments = None if text is None else _segments(text, subject.length, subject.vocab_size)
     checks = FUTURE | (_OF_TRANSLATORS if subject.translates else {}) | _AGREEMENTS
     checks["last position"] = partial(last_position, segments=segments)
-    findings = []
-    for title, run in checks.items():
+    findings, live = [], say is None and sys.stderr.isatty()
+    for number, (title, run) in enumerate(checks.items(), 1):
+        if live:
+            print(f"\r\x1b[K{number}/{len(checks)} {title}", end="", file=sys.stderr, flush=True)
         findings.append(replace(_guarded(run, subject), check=title))
         if say is not None:
             say(f"{title}: {findings[-1].verdict}")
+    if live:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
     about = {
         "model": name,
         "source": _SOURCES[subject.kind],
         "vocab_size": subject.vocab_size,
         "length": subject.length,
         "precision": str(subject.dtype).removeprefix("torch."),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "parameters": subject.parameters,
     }
     if subject.sees_future:
         about["sees_future"] = subject.sees_future

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fullrank.checking.report import Finding, bounded, inapplicable, largest, rounding, same, tolerance
-from fullrank.checking.subject import ROWS, Subject, accepted, call, everywhere, log_prob, logits_in, mode
+from fullrank.checking.subject import ROWS, Subject, accepted, call, duplicate, everywhere, log_prob, logits_in, mode
 from fullrank.core import registry
 from fullrank.core.config import DropoutConfig, ModelConfig, WeightedConfig, stage_name, with_memory
 from fullrank.core.errors import InputError
@@ -141,6 +141,8 @@ def decoding(subject: Subject) -> Finding:
     """Token by token, or in pieces, with a cache, as in one pass; our models also as beams."""
     if subject.sees_future:
         return inapplicable(f"{subject.sees_future}: a token that sees later ones cannot be read before them")
+    if subject.core.kind == "fullrank" and subject.core.model.memory_length:
+        subject = subject.core  # the cache of Hugging Face is its memory, which forgets
     model, ids, length = subject.model, subject.ids, subject.length
     cases: list[tuple[str, Any, Tensor | None]] = [("", model, None)]
     if subject.translates:
@@ -204,6 +206,7 @@ def memory(subject: Subject) -> Finding:
     """A text in segments, each after the memory of those before, as in one pass."""
     if subject.translates:
         return inapplicable("a translation model reads sentences, each by itself: it has no memory")
+    subject = subject.core
     if subject.kind != "fullrank":
         takes = "memory" in accepted(subject.model)
         return inapplicable("only the memory of fullrank's models is known" if takes else "forward takes no memory")
@@ -257,7 +260,10 @@ def saving(subject: Subject) -> Finding:
                 logging.disable_progress_bar()
                 stack.callback(logging.enable_progress_bar)
             model.save_pretrained(folder)
-            loaded = type(model).from_pretrained(folder, dtype=next(model.parameters()).dtype)
+            load: Callable[..., Any] = type(model).from_pretrained
+            if subject.injected:
+                from fullrank.hf.saving import load_injected as load
+            loaded = load(folder, dtype=next(model.parameters()).dtype)
         else:
             return inapplicable("it has no save and load of its own")
     loaded = loaded.to(subject.ids.device).eval()
@@ -281,6 +287,7 @@ def saving(subject: Subject) -> Finding:
 
 def probabilities(subject: Subject) -> Finding:
     """Probabilities of the vocabulary layer sum to one, and its nll is that of its log-probabilities."""
+    subject = subject.core
     if not subject.ours:
         return inapplicable("its logits go through a softmax, after which anything sums to one")
     model = subject.model
@@ -307,9 +314,17 @@ def probabilities(subject: Subject) -> Finding:
 
 def plain_start(subject: Subject) -> Finding:
     """Mixing starts as plain attention, bit for bit through one kernel, where the paper says so."""
-    if not subject.ours:
+    subject = subject.core
+    settings: dict[str, Any] = {}
+    if subject.injected:
+        from fullrank.hf.inject import inject, remove, settings_of
+
+        settings = settings_of(subject.model)
+        mixes = {"": stage_name(settings["mix"])}
+    elif subject.ours:
+        mixes = {place: stage_name(p.mix) for place, p in subject.attention.items() if isinstance(p, WeightedConfig)}
+    else:
         return inapplicable("not a model with a mixing of heads")
-    mixes = {place: stage_name(p.mix) for place, p in subject.attention.items() if isinstance(p, WeightedConfig)}
     if not mixes:
         return inapplicable("model.attention.kind is multilinear, which has no heads to mix")
     mixed = {place: mix for place, mix in mixes.items() if mix != "none"}
@@ -319,12 +334,20 @@ def plain_start(subject: Subject) -> Finding:
         if not registry.lookup("mix", mix).starts_plain:
             where = f" ({place})" if place else ""
             return inapplicable(f"'{mix}' mixing{where} does not start as plain attention, by its definition")
-    config = subject.own.config
-    models = []
-    for settings in (config, everywhere(config, mix="none")):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(3)
-            models.append(subject.rebuilt(settings, fresh=True).eval())
+    models: list[Any] = []
+    if settings:
+        plain = remove(duplicate(subject.model))
+        plain.set_attn_implementation("eager")  # whose weights the kernel reference mixes
+        other_normalizer = stage_name(settings["normalize"]) != "softmax"
+        models = [inject(duplicate(plain), **settings), plain]
+        if other_normalizer:
+            models[1] = inject(plain, **settings | {"mix": "none"})
+    else:
+        config = subject.own.config
+        for changed in (config, everywhere(config, mix="none")):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(3)
+                models.append(subject.rebuilt(changed, fresh=True).eval())
     figures = {}
     with torch.no_grad():
         for name in ("reference", "auto"):
@@ -335,7 +358,8 @@ def plain_start(subject: Subject) -> Finding:
     # across kernels the promise is 1e-6; the figure is that of one kernel unless the other is broken
     off = figures["reference"] if figures["auto"] <= 1e-6 else max(figures.values())
     words = ", ".join(f"{place} {mix}".strip() for place, mix in mixed.items())
-    looked_at = f"logits of a fresh model beside the same with mix: none (mix: {words}), kernel reference, fp32"
+    precision = str(next(models[0].parameters()).dtype).removeprefix("torch.")
+    looked_at = f"logits of a fresh model beside the same with mix: none (mix: {words}), kernel reference, {precision}"
     return bounded(looked_at, off, 0.0, "bit for bit through one kernel", remark=remark)
 
 
@@ -345,14 +369,19 @@ _TOLERANCES = {"fp64": (torch.float64, 1e-12, 1e-11), "fp32": (torch.float32, 1e
 
 def kernels(subject: Subject, precision: str) -> Finding:
     """Every kernel that can compute the model beside the reference: outputs, losses and gradients."""
-    if not subject.ours:
+    subject = subject.core
+    if not subject.ours and not subject.injected:
         return inapplicable("its kernels are not those of fullrank")
     dtype, outputs, steepest = _TOLERANCES[precision]
-    # without dropout and permutations: different kernels draw different random numbers
-    config = everywhere(subject.model.config, cross_head=0.0)
-    output = config.output.with_known(latent_dropout=0.0, latent_dropout_locked=False, tail_dropout=0.0)
-    config = replace(config, dropout=DropoutConfig(locked=config.dropout.locked), output=output)
-    model = subject.rebuilt(config).to(dtype)
+    if subject.injected and dtype.itemsize > subject.dtype.itemsize:
+        return inapplicable("the model cannot compute in double precision")
+    if subject.injected:  # a whole model that is not ours, parts of which are in fp32 in double precision too
+        model, outputs, steepest = duplicate(subject.model).to(dtype).requires_grad_(), 1e-5, 1e-5
+    else:  # without dropout and permutations: different kernels draw different random numbers
+        config = everywhere(subject.model.config, cross_head=0.0)
+        output = config.output.with_known(latent_dropout=0.0, latent_dropout_locked=False, tail_dropout=0.0)
+        config = replace(config, dropout=DropoutConfig(locked=config.dropout.locked), output=output)
+        model = subject.rebuilt(config).to(dtype)
     with kernel("reference"):
         expected = _computed(subject, model)
     scales = {key: max(1.0, float(tensor.abs().max())) for key, tensor in expected.items()}
@@ -381,8 +410,8 @@ def kernels(subject: Subject, precision: str) -> Finding:
     if bad := [kind for kind, (share, _) in worst.items() if not share <= limits[kind]]:
         remark += "; worst: " + ", ".join(f"{kind} of {worst[kind][1]}" for kind in bad)
     else:
-        used |= {"multilinear"} & {part.kind for part in subject.attention.values()}
-        remark += f"; attention by {', '.join(sorted(used))}"
+        used |= {"multilinear"} & {part.kind for part in subject.attention.values()} if subject.ours else set()
+        remark += f"; attention by {', '.join(sorted(used)) or 'reference'}"
         if used == {"reference"}:
             remark += " (no fast kernel computes these stages), the vocabulary layer by its fast one"
     # one figure: how far the worst is, in the tolerance of outputs
@@ -392,10 +421,11 @@ def kernels(subject: Subject, precision: str) -> Finding:
         "(the figure in proportion)"
     )
     context = "of beams" if subject.translates else "after a memory"
-    looked_at = (
-        f"{', '.join(ran)} beside reference: logits (padded, {context}), log-probabilities, nll, loss, gradients of all "
-        "parameters; training and evaluation, no dropout"
-    )
+    outputs_of = f"logits (padded, {context}), log-probabilities, nll, loss"
+    modes = "training and evaluation"
+    if subject.injected:
+        outputs_of, modes = "logits, nll", "evaluation"
+    looked_at = f"{', '.join(ran)} beside reference: {outputs_of}, gradients of all parameters; {modes}, no dropout"
     return bounded(looked_at, figure, outputs, reason, remark=remark)
 
 
@@ -420,6 +450,13 @@ def _computed(subject: Subject, model: Any) -> dict[str, Tensor]:
             if p.requires_grad:
                 out[f"gradient of {parameter}: {name}"] = torch.zeros_like(p) if p.grad is None else p.grad.clone()
 
+    if not subject.ours:
+        with mode(model, training=False):
+            logits = call(model, ids)
+            out["output of logits, evaluation"] = logits.detach()
+            nll = -torch.log_softmax(logits, -1).gather(-1, targets[..., None])[..., 0]
+            differentiate((nll * weights).sum(), "nll, evaluation")
+        return out
     for training, where in ((False, "evaluation"), (True, "training")):
         with mode(model, training=training):
             for side, one in sides.items():
@@ -433,8 +470,9 @@ def _computed(subject: Subject, model: Any) -> dict[str, Tensor]:
                         out[f"output of logits of beams{side}, {where}"] = logits
                 nll = one.nll(ids, targets).per_token
                 out[f"nll of tokens{side}, {where}"] = nll.detach()
-                differentiate((nll * weights).sum(), f"nll{side}, {where}")
-            for smoothing in (0.0, 0.1):
+                if not training:  # without dropout training computes the same; there the loss is differentiated
+                    differentiate((nll * weights).sum(), f"nll{side}, {where}")
+            for smoothing in (0.0, 0.1) if training else ():
                 loss = model.loss(ids, targets, weights, label_smoothing=smoothing)
                 out[f"loss of tokens, label_smoothing {smoothing}, {where}"] = loss.detach()
                 differentiate(loss, f"loss, label_smoothing {smoothing}, {where}")

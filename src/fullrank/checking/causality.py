@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fullrank.checking.report import Finding, bounded, inapplicable, largest, rounding, same, tolerance
 from fullrank.checking.subject import Subject, call, duplicate, mode
 
-_MOST_POSITIONS = 24
+_MOST_POSITIONS, _OF_LARGE = 24, 8  # where a token is changed; of a model with more than _MOST_PARAMETERS
 _MOST_LAYERS = 16  # that are named
 OWN_FORWARD = "the model's own forward"
 
@@ -37,7 +37,7 @@ def by_perturbation(subject: Subject, *, training: bool, padded: bool = False) -
     """A token is changed; no logits before it may change."""
     if padded and not subject.takes_mask:
         return inapplicable("forward takes no attention_mask")
-    chosen = positions(subject.length)
+    chosen = positions(subject.length, _OF_LARGE if subject.parameters > _MOST_PARAMETERS else _MOST_POSITIONS)
     every = len(chosen) == subject.length - 1
     where = f"each of {subject.length} positions" if every else f"{len(chosen)} positions of {subject.length}"
     when = "training mode, dropout seeded" if training else "evaluation mode"
@@ -289,10 +289,9 @@ def last_position(subject: Subject, segments: Tensor | None) -> Finding:
 
 def on_random_tokens(subject: Subject) -> Finding:
     """A copy is trained on fresh random tokens, then measured on others: nothing can be learnt there but to look ahead."""
-    count = sum(parameter.numel() for parameter in subject.own.parameters())
-    if count > _MOST_PARAMETERS:
+    if subject.parameters > _MOST_PARAMETERS:
         return inapplicable(
-            f"needs a text (--text): a model of {count:,} parameters is not trained on random tokens for it"
+            f"needs a text (--text): a model of {subject.parameters:,} parameters is not trained on random tokens for it"
         )
     model: Any = duplicate(subject.own).float()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

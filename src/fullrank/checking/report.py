@@ -28,14 +28,48 @@ class Finding:
     layers: tuple[str, ...] = ()
     check: str = ""
 
+    @property
+    def words(self) -> str:
+        """Everything but the name, the verdict and the figures, in one line."""
+        if self.verdict == "not applicable":
+            return self.reason
+        parts = [self.looked_at, f"tolerance: {self.reason}" if self.reason else "", self.remark]
+        if self.layers:
+            parts.append(f"the layer that leaks: {', '.join(self.layers)}")
+        return "; ".join(part for part in parts if part)
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Report:
-    """All findings of one model. description: what the model is; shrunk: what was made smaller for the check."""
+    """All findings of one model; `print(report)` is a table with a line for each.
+
+    description: what the model is; shrunk: what was made smaller for the check.
+    """
 
     findings: tuple[Finding, ...]
     description: Mapping[str, Any]
     shrunk: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Report of {self.description.get('model', 'a model')}: {self.counts}>"
+
+    def __str__(self) -> str:
+        wide = max((len(finding.check) for finding in self.findings), default=0)
+        lines = [f"{self.description.get('model', 'a model')}: {self.counts}"]
+        for finding in self.findings:
+            figure = "" if finding.difference is None else f"{finding.difference:.2g}, allowed {finding.tolerance:.2g}"
+            reason = finding.words if finding.verdict == "fails" or not figure else ""
+            why = ": ".join(part for part in (figure, reason) if part)
+            lines.append(f"  {finding.check:<{wide}}  {finding.verdict:<14}  {why}")
+        return "\n".join(lines)
+
+    @property
+    def counts(self) -> str:
+        """How many checks pass, are not applicable and fail."""
+        verdicts = [finding.verdict for finding in self.findings]
+        passed, others = verdicts.count("passes"), verdicts.count("not applicable")
+        failed = f", {len(self.failures)} fail: {'; '.join(f.check for f in self.failures)}" if self.failures else ""
+        return f"{passed} checks pass, {others} are not applicable{failed}"
 
     @property
     def passes(self) -> bool:
@@ -97,6 +131,8 @@ def largest(values: Tensor, expected: Tensor) -> float:
     if values.numel() == 0:
         return 0.0
     off = (values - expected).abs()
+    if (worst := float(off.max())) == worst:
+        return worst
     same = (values == expected) | (values.isnan() & expected.isnan())  # infinities that agree, too
     return float(torch.where(same, torch.zeros_like(off), off).max())
 

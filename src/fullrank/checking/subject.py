@@ -110,6 +110,11 @@ class Subject:
         return self.ids.shape[1]
 
     @property
+    def parameters(self) -> int:
+        """Number of parameters."""
+        return sum(parameter.numel() for parameter in self.own.parameters())
+
+    @property
     def translates(self) -> bool:
         return self.kind == "translator"
 
@@ -117,6 +122,19 @@ class Subject:
     def ours(self) -> bool:
         """Made of our parts, in double precision throughout."""
         return self.kind in ("fullrank", "translator")
+
+    @property
+    def core(self) -> Subject:
+        """The language model of ours inside a `FullRankForCausalLM`; any other model itself."""
+        inside = self.model._modules.get("model")
+        if self.kind != "hugging_face" or not isinstance(inside, LanguageModel):
+            return self
+        return replace(self, model=inside, own=self.own.model, kind="fullrank")
+
+    @property
+    def injected(self) -> bool:
+        """Our stages are inside a model of Hugging Face, by `fullrank.inject`."""
+        return self.kind == "hugging_face" and any("fullrank" in module._modules for module in self.model.modules())
 
     @property
     def rounds(self) -> torch.dtype:
@@ -219,7 +237,7 @@ def subject_of(model: nn.Module, vocab_size: int | None = None, length: int | No
         limit = "" if longest is None else f" to {longest}"
         raise InputError(f"length: {length} tokens, but this model can be checked with 3{limit}")
     ids = random_ids(ROWS, length, vocab_size, 5).to(tensors[0].device if tensors else "cpu")
-    padding_id = None if kind == "hugging_face" else 0  # those of Hugging Face are told by a mask only
+    padding_id = 0 if kind == "module" else None  # the others are told by a mask only
     if padding_id is not None:
         ids[-1, -max(1, length // 4) :] = padding_id
     moved, dtype = _moved(model, ids)

@@ -14,7 +14,7 @@ from fullrank.cli.output import print_json, say, show, table_of
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from fullrank.checking import Finding, Report
+    from fullrank.checking import Report
     from fullrank.experiments.analyze import ModelRank, PhaseReach
 
 
@@ -199,7 +199,8 @@ def check(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A recipe, a YAML file, a run folder, a saved model, or a Hugging Face model (folder or hub name).",
+            help="A recipe, a YAML file, a run folder, a saved model, a Hugging Face model (folder or hub name; also an "
+            "export, an injected model, an adapter; hf:TYPE: a small one of a model type), or python:MODULE:FUNCTION.",
         ),
     ],
     overrides: Overrides = None,
@@ -260,7 +261,7 @@ def _print_report(report: Report) -> None:
     ]
     show(table_of(("check", "verdict", "largest\ndifference", "tolerance"), rows, left=2), highlight=False)
     for finding in report.findings:
-        line = Text(finding.check, style=_STYLES[finding.verdict]).append(f": {_words(finding)}", style="default")
+        line = Text(finding.check, style=_STYLES[finding.verdict]).append(f": {finding.words}", style="default")
         console.print(line, soft_wrap=True)
     print()
     failed = [finding.check for finding in report.failures]
@@ -270,17 +271,7 @@ def _print_report(report: Report) -> None:
     if failed:
         console.print(Text(f"fails: {'; '.join(failed)}", style="bold red"), soft_wrap=True)
     else:
-        verdicts = [finding.verdict for finding in report.findings]
-        print(f"{verdicts.count('passes')} checks pass, {verdicts.count('not applicable')} are not applicable")
-
-
-def _words(finding: Finding) -> str:
-    if finding.verdict == "not applicable":
-        return finding.reason
-    parts = [finding.looked_at, f"tolerance: {finding.reason}" if finding.reason else "", finding.remark]
-    if finding.layers:
-        parts.append(f"the layer that leaks: {', '.join(finding.layers)}")
-    return "; ".join(part for part in parts if part)
+        print(report.counts)
 
 
 def _figure(value: float | None) -> str:

@@ -55,19 +55,23 @@ class OpenedModel:
 def open_with_text(
     name: str, kind: Kind, *, text: Path | None, checkpoint: str, dtype: torch.dtype, own_text: bool, say: Say
 ) -> OpenedModel:
-    """The run, saved model or Hugging Face model `name`, with the file `text`; else, with `own_text`, a run's valid split.
+    """Any trained model `name`, with the file `text`; else, with `own_text`, a run's valid split.
 
     dtype: of a Hugging Face model; one of ours stays as it is saved.
     """
+    if kind == "Python function" and text is not None:
+        raise InputError(
+            f"--text: {name} gives a model without a tokenizer; in Python give token ids (fullrank.check, text=)"
+        )
     folder = Path(name).expanduser()
     label, ids, start = None if text is None else str(text), iter(list[list[int]]()), None
-    if kind == "Hugging Face model":
-        if not folder.is_dir():
+    if kind in ("Hugging Face model", "Python function"):
+        if kind == "Hugging Face model" and not folder.is_dir() and not name.startswith("hf:"):
             say(f"{name}: no such folder, file or recipe; looking for it on the Hugging Face hub")
         loaded = load_causal(name, dtype, tokenizer=text is not None)
-        vocab_size = loaded.model.config.get_text_config().vocab_size
         if text is None:
-            return OpenedModel(loaded.model, loaded.max_length, vocab_size, None, ids)
+            return OpenedModel(loaded.model, loaded.max_length, 0, None, ids)
+        vocab_size = loaded.model.config.get_text_config().vocab_size
         ids = _encoded_lines(loaded.tokenizer, text)
         return OpenedModel(
             loaded.model, loaded.max_length, vocab_size, label, ids, bos_id=loaded.tokenizer.bos_token_id

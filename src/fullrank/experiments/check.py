@@ -31,7 +31,7 @@ from fullrank.experiments.models import Kind, model_kind
 from fullrank.experiments.run import with_vocabulary
 from fullrank.experiments.run_folder import open_run
 from fullrank.experiments.task import Say
-from fullrank.storage import holds_translator
+from fullrank.storage import holds_translator, is_export
 
 _SEGMENTS, _LENGTH, _SEED = 256, 64, 1  # of a text, and of a fresh model
 _SENTENCE = 47  # tokens of the targets of a translation model in its own size
@@ -48,7 +48,7 @@ def check_named(
     checkpoint: str = "best",
     say: Say = print,
 ) -> Report:
-    """Everything that can be checked of `name`: a recipe or YAML file, a run folder, a saved model, a Hugging Face model.
+    """Everything that can be checked of `name`, a recipe or YAML file or any model that `models.model_kind` knows.
 
     row, scale, overrides, full (in its own sizes): of a configuration. text, checkpoint: of a trained model.
     Raises InputError for what is none of them, and for options that it does not have.
@@ -95,8 +95,9 @@ def _check_configuration(
 
 def _check_trained(name: str, kind: Kind, text: Path | None, checkpoint: str, say: Say) -> Report:
     folder, length = Path(name).expanduser(), _LENGTH
-    about: dict[str, Any] = {"name": name if kind == "Hugging Face model" else str(folder), "kind": kind}
-    if kind != "Hugging Face model" and holds_translator(folder, checkpoint):
+    ours = kind in ("run", "saved model")
+    about: dict[str, Any] = {"name": str(folder) if ours else name, "kind": kind}
+    if (ours or is_export(folder)) and holds_translator(folder, checkpoint):
         if text is not None:
             raise InputError(
                 f"--text: for models of running text; {folder} is a translation model, which random sentences test"

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import importlib
 import importlib.util
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,21 +28,30 @@ _TOKENIZER_FILES = (
 )  # fmt: skip
 
 
-Kind = Literal["configuration", "run", "saved model", "Hugging Face model"]
+Kind = Literal["configuration", "run", "saved model", "Hugging Face model", "Python function"]
+
+# adapters, ours and PEFT's: the file that describes one, and its key for the model that the adapter was made of
+_ADAPTERS = {"fullrank_config.json": "base_model", "adapter_config.json": "base_model_name_or_path"}
 
 
 def model_kind(name: str) -> Kind:
     """The kind of model that a name stands for: a recipe or YAML file, a run folder, a saved model, a Hugging Face model.
 
+    A Hugging Face model is a folder (also an export, an injected model, an adapter of one) or a name on the hub, after `hf:`
+    or not; `hf:TYPE` is one of a model type, small and untrained; `python:MODULE:FUNCTION` is what the function returns.
     Raises InputError for a folder without a model, and for a path that does not exist.
     """
+    if name.startswith("python:"):
+        return "Python function"
+    if name.startswith("hf:"):
+        return "Hugging Face model"
     folder = Path(name).expanduser()
     if folder.is_dir():
         if is_run(folder):
             return "run"
         if (folder / "config.yaml").is_file():
             return "saved model" if (folder / "model.safetensors").is_file() else "configuration"
-        if (folder / "config.json").is_file():
+        if any((folder / file).is_file() for file in ("config.json", *_ADAPTERS)):
             return "Hugging Face model"
         raise InputError(
             f"{name}: no model there; give a recipe, a YAML file, a run folder, a folder written by model.save or "
@@ -64,11 +77,17 @@ class HuggingFaceModel(NamedTuple):
 def load_causal(name: str, dtype: torch.dtype, *, tokenizer: bool = True) -> HuggingFaceModel:
     """The model and tokenizer of a folder or a name on the hub, in `dtype`, in evaluation mode; its code is never run.
 
+    Injected stages are loaded with it, and an adapter with the model that it was made of; PEFT's is merged.
     Without `tokenizer` there is none, and the folder need not hold one.
     Raises InputError where transformers is not installed, where there is no such model, and where it lacks its tokenizer
     or some of its weights.
     """
+    if name.startswith("python:"):
+        return HuggingFaceModel(_from_python(name), None, None)
+    is_type, name = name.startswith("hf:"), name.removeprefix("hf:")
     folder = Path(name).expanduser()
+    if adapter := next((file for file in _ADAPTERS if (folder / file).is_file()), None):
+        return _with_adapter(folder, adapter, dtype, tokenizer)
     what = "a Hugging Face model" if folder.is_dir() else "no such folder, and a model of the Hugging Face hub"
     transformers = _transformers(f"{name}: {what}")
     if tokenizer and folder.is_dir() and not any((folder / file).is_file() for file in _TOKENIZER_FILES):
@@ -77,16 +96,83 @@ def load_causal(name: str, dtype: torch.dtype, *, tokenizer: bool = True) -> Hug
             "tokenizer.save_pretrained(folder)"
         )
     where = str(folder) if folder.is_dir() else name
+    if is_type and not folder.is_dir() and name in transformers.CONFIG_MAPPING:
+        if tokenizer:
+            raise InputError(f"hf:{name}: a model type, untrained and without a tokenizer; give a folder or a hub name")
+        with (
+            quiet(transformers),
+            _explained(f"hf:{name}: no small causal model", "; build one: python:MODULE:FUNCTION"),
+        ):
+            config = transformers.AutoConfig.for_model(name, **_SMALL)
+            with torch.device("meta"):
+                count = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(config)).num_parameters()
+            if count > 30_000_000:
+                raise ValueError(f"{count:,} parameters at least")
+            return HuggingFaceModel(transformers.AutoModelForCausalLM.from_config(config).to(dtype).eval(), None, None)
     with quiet(transformers), _explained(f"{name}: no causal model"):
         config = transformers.AutoConfig.from_pretrained(where, trust_remote_code=False)
         words = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False) if tokenizer else None
-        model, loading = transformers.AutoModelForCausalLM.from_pretrained(
+        auto, load = transformers.AutoModelForCausalLM, transformers.AutoModelForCausalLM.from_pretrained
+        if _injected_settings(config) is not None:
+            from fullrank.hf.saving import load_injected
+
+            load = functools.partial(load_injected, cls=auto)
+        model, loading = load(
             where, config=config, dtype=dtype, trust_remote_code=False, output_loading_info=True,
             experts_implementation="eager",  # the others lack double precision
         )  # fmt: skip
     if missing := sorted(loading["missing_keys"]):
         raise InputError(f"{name}: lacks weights of {type(model).__name__}: {', '.join(missing[:3])}")
     return HuggingFaceModel(model.eval(), words, _positions(config))
+
+
+# sizes of a model that stands for a model type
+_SMALL = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def _from_python(name: str) -> torch.nn.Module:
+    """The model that the function of `python:MODULE:FUNCTION` returns; modules are found in the working directory, too."""
+    module, _, function = name.removeprefix("python:").partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        model = getattr(importlib.import_module(module), function)()
+    except Exception as error:
+        words = " ".join(str(error).split())[:200]
+        raise InputError(f"{name}: python:MODULE:FUNCTION() failed ({type(error).__name__}: {words})") from error
+    finally:
+        sys.path.pop(0)
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(f"{name}: the function must return a torch module, given {type(model).__name__}")
+    return model.eval()
+
+
+def _with_adapter(folder: Path, file: str, dtype: torch.dtype, tokenizer: bool) -> HuggingFaceModel:
+    """The model that the adapter in `folder` was made of, with it."""
+    base = json.loads((folder / file).read_text(encoding="utf-8")).get(_ADAPTERS[file])
+    if not base:
+        raise InputError(
+            f"{folder / file}: {_ADAPTERS[file]} does not say which model the adapter was made of; name it there"
+        )
+    loaded = load_causal(base, dtype, tokenizer=tokenizer)
+    from fullrank.hf.inject import injected_modules
+    from fullrank.hf.saving import load_adapter
+
+    if file == "fullrank_config.json":
+        return loaded._replace(model=load_adapter(loaded.model, folder).eval())
+    if importlib.util.find_spec("peft") is None:
+        raise InputError(f"{folder}: an adapter of PEFT, which is not installed: pip install peft")
+    peft: Any = importlib.import_module("peft")
+    config = peft.PeftConfig.from_pretrained(str(folder))
+    if "fullrank" in (config.modules_to_save or ()) and not injected_modules(loaded.model):
+        raise InputError(
+            f"{folder}: the adapter of an injected model, but nothing is injected in {base}; save the injected model "
+            f"(model.save_pretrained) and name its folder in {file}, {_ADAPTERS[file]}"
+        )
+    model = peft.PeftModel.from_pretrained(loaded.model, str(folder)).merge_and_unload()
+    return loaded._replace(model=model.eval())
 
 
 def _transformers(what: str) -> Any:
@@ -98,6 +184,12 @@ def _transformers(what: str) -> Any:
     import fullrank.hf  # noqa: F401  tells the auto classes about exported models of ours
 
     return transformers
+
+
+def _injected_settings(config: Any) -> Mapping[str, Any] | None:
+    """What was injected into the model of a configuration of transformers; None if nothing was."""
+    settings = None if config.model_type == "fullrank" else getattr(config, "fullrank", None)
+    return settings if isinstance(settings, Mapping) else None
 
 
 def _positions(config: Any) -> int | None:
@@ -222,8 +314,8 @@ def _inject(model: Any, config: PretrainedConfig) -> None:
 
 def _holds_injected(config: PretrainedConfig, known: Any) -> bool:
     """True if the checkpoint holds attention of ours; InputError unless it is the one that is asked for."""
-    settings = None if known.model_type == "fullrank" else getattr(known, "fullrank", None)
-    if not isinstance(settings, Mapping):
+    settings = _injected_settings(known)
+    if settings is None:
         return False
     keys = ("mix", "normalize", "cross_head")
     there = {**{key: settings.get(key) for key in keys}, "layers": settings.get("layers")}
