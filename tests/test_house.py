@@ -191,7 +191,7 @@ FORBIDDEN = [
     ("core", "config"), ("config", "data"), ("config", "torch"), ("data", "evaluation"),
     ("evaluation", "training"), ("decoding", "training"), ("reporting", "training"), ("core", "data"), ("core", "training"),
     ("core", "experiments"), ("training", "core"), ("training", "data"), ("training", "reporting"), ("analysis", "training"),
-    ("analysis", "experiments"), ("checking", "training"), ("checking", "experiments"), ("experiments", "cli"),
+    ("analysis", "experiments"), ("hf", "checking"), ("checking", "experiments"), ("experiments", "cli"),
 ]  # fmt: skip
 
 
