@@ -54,6 +54,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return Speed(tokens * (1e-5 + 1e-12 * sizes[-1]), tokens, 2.0)
 
     monkeypatch.setattr(init, "measure_speed", measure)
+    monkeypatch.setattr(init, "translated", lambda *some: None)  # timed, and it takes long
     return sizes
 
 
@@ -91,7 +92,7 @@ def test_every_task_is_written_and_can_be_trained(wish, states, book: str, tmp_p
 
 @pytest.mark.parametrize("minutes", [1.0, 3.0, 60.0])
 def test_steps_fill_the_time_that_evaluation_leaves(minutes: float, book: str, tmp_path: Path, slow: list[int]) -> None:
-    """By the stated speed: at most 40 times through the text, in batches that leave 2,500 updates."""
+    """By the stated speed: at most 40 times through the text, in batches that leave 2,000 updates."""
     config = write_configuration(Wish([book], minutes=minutes, size="tiny"), tmp_path / "my.yaml", say=silent)
     per_step = config.train.batch_size * config.train.segment_length
     text = Path(book).read_text(encoding="utf-8").splitlines(keepends=True)
@@ -101,7 +102,7 @@ def test_steps_fill_the_time_that_evaluation_leaves(minutes: float, book: str, t
     seconds = minutes * 60 - 6 - 5 * 2.0 - final
     reads = min(seconds / (1e-5 + 1e-12 * slow[-1]), 40 * have)
     assert config.train.steps * per_step == pytest.approx(reads, rel=0.02)
-    assert config.train.steps >= 2500 or per_step == 512
+    assert config.train.steps >= 2000 or per_step == 512
     assert config.model.dropout.residual == (0.0 if reads <= 4 * have else 0.1 if reads <= 12 * have else 0.2)
     assert config.train.learning_rate == pytest.approx(0.5 / 64, rel=1e-3)
 
@@ -190,6 +191,14 @@ def test_what_is_refused(wish, message: str, book: str, tmp_path: Path) -> None:
         write_configuration(given, tmp_path / "my.yaml", say=silent)
     assert message in str(error.value)
     assert not (tmp_path / "my.yaml").exists()
+
+
+def test_a_strange_name_stays_in_its_line(tmp_path: Path, slow: list[int]) -> None:
+    name = write_lines(tmp_path / 'a\nmodel: {x: "\u001b[31m"} # b.txt', 1200, 0)
+    config = write_configuration(Wish([name]), tmp_path / "my.yaml", say=silent)
+    assert resolve(str(tmp_path / "my.yaml")).config == config
+    assert config.data.train == name
+    assert "\u001b" not in (tmp_path / "my.yaml").read_text(encoding="utf-8")
 
 
 def test_an_existing_file_stays_without_force(book: str, tmp_path: Path, slow: list[int]) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import glob
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from fullrank.core.translator import Translator
 from fullrank.data.files import open_text
 from fullrank.data.prepared import Corpus, PairCorpus
 from fullrank.experiments.run import TEXT_TASKS
-from fullrank.experiments.speed import Speed, measure_speed
+from fullrank.experiments.speed import Speed, clock_for, measure_speed
 from fullrank.experiments.task import Prepared, Say
 from fullrank.experiments.translate import Search
 from fullrank.experiments.translation import translated
@@ -37,7 +36,7 @@ SIZES = {"tiny": (64, 2, 2), "small": (128, 4, 4), "medium": (256, 4, 8), "large
 TOKENS = ("character", "word", "bpe", "byte")
 _STARTUP = 6.0  # seconds until training begins, and for the report at the end
 _EVALUATIONS = 5
-_STEPS = 2500  # updates below which a batch is not made larger
+_STEPS = 2000  # updates below which a batch is not made larger
 _LEAST_TOKENS = 2000  # of a training text
 _PER_PARAMETER = 2  # tokens that a model reads of the text, for each parameter outside of its vocabulary
 
@@ -135,8 +134,9 @@ def write_configuration(wish: Wish, out: Path, *, force: bool = False, say: Say 
     sections = _sections(wish, data, size, dataclasses.replace(amounts, steps=steps), prepared.corpus)
     evaluations = trial.final + _EVALUATIONS * trial.speed.evaluation
     minutes = (_STARTUP + steps * trial.speed.step + evaluations) / 60
+    given = "".join(c if c.isprintable() else "?" for c in " ".join(wish.texts))
     lines = [
-        f"# Written by `fullrank init {' '.join(wish.texts)}`: {trial.parameters:,} parameters, {have:,} tokens to train on.",
+        f"# Written by `fullrank init {given}`: {trial.parameters:,} parameters, {have:,} tokens to train on.",
         f"# Takes about {minutes:.1f} minutes on this machine with {torch.get_num_threads()} of its threads, "
         f"{evaluations / 60:.1f} of them for evaluation:",
         f"#     fullrank train {out}",
@@ -157,9 +157,9 @@ def _plain(keys: Keys) -> dict[str, Any]:
 
 def _flow(value: Any) -> str:
     """A value as YAML on one line."""
-    return (
-        yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10_000).removesuffix("\n...\n").strip()
-    )
+    style = '"' if isinstance(value, str) and not value.isprintable() else None  # such names stay on one line
+    text: str = yaml.safe_dump(value, default_flow_style=True, default_style=style, allow_unicode=True, width=10_000)
+    return text.removesuffix("\n...\n").strip()
 
 
 # -- the text ----------------------------------------------------------------------------------------------------------
@@ -266,9 +266,10 @@ def _try(wish: Wish, data: Keys, size: str, amounts: _Amounts, prepared: Prepare
     else:
         assert isinstance(parts.model, Translator)
         judged, some = corpus.splits["valid"].pairs + corpus.splits["test"].pairs, min(16, corpus.splits["valid"].pairs)
-        began = time.perf_counter()
+        clock = clock_for(parts.model)
+        began = clock()
         translated(parts.model, corpus, "valid", Search.of(config.eval), some)
-        searched = time.perf_counter() - began
+        searched = clock() - began
         final = speed.evaluation * judged / corpus.splits["valid"].pairs + searched * judged / some
     return _Trial(counts["total"], counts["total"] - counts["embedding"] - counts["output"], speed, final)
 
@@ -333,7 +334,10 @@ def _sections(wish: Wish, data: Keys, size: str, amounts: _Amounts, corpus: Corp
         evaluate["max_sentences"] = (0, "while training, perplexity alone; BLEU of all sentences at the end")
         evaluate["beams"] = (4, "width of the beam at the end")
     else:
-        evaluate["batch_size"] = (2048 // length, "2,048 tokens at a time")
+        rows = 2048 // length
+        if wish.memory:
+            rows = min(rows, max(1, corpus.splits["valid"].tokens // (20 * length)))
+        evaluate["batch_size"] = (rows, "2,048 tokens at a time" + "; a memory begins empty in each row" * wish.memory)
         most = min(amounts.evaluated, corpus.splits["valid"].tokens)
         evaluate["max_tokens"] = (most, "while training: at most 1 % of the time each; the final figures use all")
     return {"model": model, "data": data, "train": train, "eval": evaluate}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -24,13 +25,18 @@ class Speed:
     evaluation: float
 
 
+def clock_for(model: nn.Module) -> Callable[[], float]:
+    """CPU time for one thread on a CPU, which other programs on the machine do not change, else time on the wall."""
+    alone = device_of(model).type == "cpu" and torch.get_num_threads() == 1
+    return time.process_time if alone else time.perf_counter
+
+
 def measure_speed(parts: Parts, spend: float = 1.0, *, busy: bool = False) -> Speed:
     """Train for about `spend` seconds, then evaluate once. Afterwards the weights are worth nothing.
 
-    With one thread on a CPU the time is CPU time, which other programs on the machine do not change; with `busy` they count.
+    busy: other programs on the machine count, too (see `clock_for`).
     """
-    alone = device_of(parts.model).type == "cpu" and torch.get_num_threads() == 1
-    clock = time.process_time if alone and not busy else time.perf_counter
+    clock = time.perf_counter if busy else clock_for(parts.model)
     optimizer = make_optimizer(parts.options.optimizer, parts.groups, parts.options)
     parameters = [p for group in parts.groups for p in group["params"]]
     carry: dict[str, torch.Tensor] = {}
