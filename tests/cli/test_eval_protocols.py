@@ -15,6 +15,11 @@ from cli_runs import SMALL, called, write_config
 
 import fullrank as fr
 from fullrank.cli import main
+from fullrank.cli.output import silent
+from fullrank.core.decoder import LanguageModel
+from fullrank.experiments.generation import generate
+from fullrank.experiments.language_model import sample_text
+from fullrank.experiments.run import corpus_of
 from fullrank.seal import write_record
 
 XL = ["model.position=relative", "model.attention.score=relative", "model.memory_length=8"]
@@ -139,6 +144,19 @@ def test_a_memory_equals_one_long_pass_and_need_not_be_cut_as_in_training(xl: Pa
     for one in found:
         assert one["nll"] == pytest.approx(whole["nll"], rel=1e-5)
     assert "1 stream, begun without memory" in found[0]["protocol"]
+
+
+def test_the_sample_of_a_result_is_what_generate_writes(plain: Path, xl: Path) -> None:
+    """The beginning of the validation text, continued by a model without and with memory."""
+    for folder, tokens in ((plain, 50), (xl, 250)):
+        corpus = corpus_of(folder, "valid", silent)
+        found = sample_text(LanguageModel.load(folder), corpus)
+        assert found is not None
+        assert (found["tokens"], found["temperature"], found["seed"]) == (tokens, 0.8, 1)
+        assert found["text"].startswith(found["prompt"])
+        assert found["prompt"] == corpus.tokenizer.decode(corpus.ids("valid")[: tokens * 12 // 50].tolist())
+        written = generate(folder, found["prompt"], max_new_tokens=tokens, temperature=0.8, seed=1, device_name="cpu")
+        assert written["texts"][0]["text"] == found["text"]
 
 
 def test_figures_per_word_character_and_byte(plain: Path, xl: Path) -> None:

@@ -95,6 +95,18 @@ def test_a_pointer_on_a_figure_shows_its_value(page: Page, tmp_path: Path) -> No
     assert f"<title>x: perplexity {last['ppl']:,.5g} at 512k training tokens</title></circle>" in text
 
 
+def test_samples_of_rows_stand_below_one_another(tmp_path: Path) -> None:
+    sample = {"prompt": "the <cat>", "text": "the <cat> sat", "tokens": 50, "temperature": 0.8, "seed": 1}
+    first = make_run(tmp_path / "x", row="x", result={"sample": sample})
+    second = make_run(tmp_path / "y", row="y", result={"sample": sample | {"text": "the <cat> ran"}})
+    text = report([first, second, make_run(tmp_path / "z", row="z")]).page()
+    assert text.count("<b>the &lt;cat&gt;</b>") == 2
+    assert "</b> sat</dd>" in text
+    assert "</b> ran</dd>" in text
+    assert "50 tokens, temperature 0.8, seed 1" in text
+    assert 'id="samples"' not in report([make_run(tmp_path / "w", row="w")]).page()
+
+
 def test_single_runs_configuration_environment_and_commands_are_there(page: Page) -> None:
     singles = [cells for cells in page.cells if len(cells) == 12 and cells[0] in ("plain", "b")]
     assert [cells[1] for cells in singles] == ["1", "2", "1", "2"]

@@ -366,6 +366,14 @@ def test_the_page(runs: list[Path], page: Page) -> None:
     assert "reached step 500; last validation BLEU" in page.text
 
 
+def test_sentences_stand_beside_their_translations(runs: list[Path], page: Page) -> None:
+    for file in ("test.reference.txt", "test.txt"):
+        lines = (runs[0] / "translations" / file).read_text(encoding="utf-8").splitlines()
+        assert lines[0] in page.text
+        assert lines[5] not in page.text
+    assert "The first sentences, translated by the best checkpoint of its first seed." in page.text
+
+
 def test_learning_curves_of_bleu_by_epoch(page: Page) -> None:
     labels = [str(attrs["aria-label"]) for attrs in page.tags("svg") if attrs.get("class") == "figure"]
     assert labels[0].startswith("Final test BLEU")

@@ -131,8 +131,8 @@ def _rank_figure(spectra: Mapping[str, LogProbRank]) -> Figure:
     height = 0.95 + _PLOT + below
     figure = Figure(figsize=(_WIDTH, height))
     axes = figure.add_axes((0.085, below / height, 0.885, _PLOT / height))
-    # some way below the rounding, where values that are not counted would lie anywhere
-    lowest = 10 ** np.floor(np.log10(min(one.tolerance for one in spectra.values())) - 2.5)
+    # down to the values that count: between them and the rounding there is often nothing
+    lowest = 10 ** np.floor(np.log10(min(float(one.singular_values[one.rank - 1]) for one in spectra.values())) - 0.7)
     lines = []
     for i, (name, one) in enumerate(spectra.items()):
         colour = COLOURS[i % len(COLOURS)]
@@ -153,7 +153,9 @@ def _rank_figure(spectra: Mapping[str, LogProbRank]) -> Figure:
         axes.axvline(bound, color=INK, zorder=2, **_DASHED)
     _furnish_rank(axes, spectra, lowest)
     _name_bounds(axes, spectra, bounds)
-    tolerance = "tolerance, s_max max(contexts, words) eps: what lies below is rounding and does not count"
+    eps = max(one.tolerance for one in spectra.values())
+    where = "" if eps > lowest else f" = {eps:.0e} (beneath the figure)"
+    tolerance = f"tolerance, s_max max(contexts, words) eps{where}: what lies below does not count"
     noise = Line2D([], [], color=MUTED, linewidth=1.2, label=tolerance, **_DOTTED)
     sizes = {(one.contexts, one.columns) for one in spectra.values()}
     shape = ", ".join(f"{contexts:,} contexts by {columns:,} words" for contexts, columns in sorted(sizes)[:2])
@@ -165,7 +167,8 @@ def _rank_figure(spectra: Mapping[str, LogProbRank]) -> Figure:
 
 def _furnish_rank(axes: Axes, spectra: Mapping[str, LogProbRank], lowest: float) -> None:
     furnish(axes, "y", "number of the singular value", "singular value")
-    most = max(len(one.singular_values) for one in spectra.values())
+    counted = max(max(one.rank, one.layer.bound) for one in spectra.values())
+    most = min(max(len(one.singular_values) for one in spectra.values()), 1.2 * counted)
     largest = max(float(one.singular_values[0]) for one in spectra.values())
     axes.set_yscale("log")
     axes.set_ylim(lowest, 10 ** np.ceil(np.log10(largest) + 0.3))

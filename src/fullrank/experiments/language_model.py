@@ -33,6 +33,7 @@ from fullrank.data import (
     unigram_perplexity,
 )
 from fullrank.data.tokenizers import MASK
+from fullrank.decoding import sample
 from fullrank.evaluation.perplexity import (
     EvaluationProtocol,
     MaskedEvaluation,
@@ -43,6 +44,7 @@ from fullrank.evaluation.perplexity import (
     masked_protocol,
     validation_protocol,
 )
+from fullrank.experiments.generation import MemoryReader
 from fullrank.experiments.measure import check_block, check_length, check_training_length, measure
 from fullrank.experiments.task import (
     EvaluationRequest,
@@ -58,6 +60,7 @@ from fullrank.experiments.task import (
 from fullrank.training.values import EvaluationResult, Loss, TrainingPosition
 
 _MEASURED = ("valid", "test")
+_PROMPT, _SAMPLE, _TEMPERATURE = 12, 50, 0.8  # tokens, tokens: the text that a finished run shows
 _LOGITS = 1 << 24  # logits held at a time while hits are counted
 
 
@@ -151,6 +154,7 @@ class LanguageModelTask:
             batches=training_batches(config, corpus),
             evaluate=evaluate,
             figures=lambda model, _: {s: causal_figures(model, corpus, s, final, batch_size) for s in _MEASURED},
+            sample=lambda model: sample_text(model, corpus),
             evaluation={"protocol": while_training.in_words(), "next_token": while_training.next_token},
             entries={
                 "protocol": final.in_words(),
@@ -223,6 +227,28 @@ def causal_figures(
     if tokenizer.kind == "word":
         return figures(total, words=total.tokens - (starts or 0), line_starts=starts)
     return figures(total, words=info.words, characters=info.characters, bytes=info.bytes, line_starts=starts)
+
+
+def sample_text(model: LanguageModel, corpus: Corpus) -> dict[str, Any] | None:
+    """A continuation of the beginning of the validation text; None where the model cannot write or has no room."""
+    tokenizer = corpus.tokenizer
+    longer = 5 if tokenizer.kind in ("byte", "character") else 1
+    tokens, prompt = longer * _SAMPLE, corpus.ids("valid")[: longer * _PROMPT].tolist()
+    room = tokens if model.max_length is None else model.max_length - len(prompt) - 1
+    if model.config.sees_future or room < 1:
+        return None
+    reader = MemoryReader(model) if model.memory_length else model
+    ids = torch.tensor([[tokenizer.start_id, *prompt]], device=next(model.parameters()).device)
+    with torch.no_grad():
+        new = sample(reader, ids, max_new_tokens=min(tokens, room), temperature=_TEMPERATURE, seed=1).ids[0].tolist()
+    text = tokenizer.decode(prompt + new)
+    return {
+        "prompt": tokenizer.decode(prompt),
+        "text": text,
+        "tokens": len(new),
+        "temperature": _TEMPERATURE,
+        "seed": 1,
+    }
 
 
 def _check_positions(model: LanguageModel, stream: int) -> None:

@@ -132,6 +132,9 @@ def prepared_again(
     return corpus if checksums(corpus) == identity.get("text") else None
 
 
+_WRITES_FROM = 100  # steps; a model that was trained for fewer writes noise
+
+
 def training_parts(
     config: RunConfig,
     model: Model,
@@ -143,19 +146,24 @@ def training_parts(
     figures: Callable[[Model, str], dict[str, dict[str, Any]]],
     evaluation: Mapping[str, Any],
     entries: Mapping[str, Any],
+    sample: Callable[[Model], dict[str, Any] | None] = lambda model: None,
 ) -> Parts:
     """The parts of a run that trains a model of ours.
 
     figures: those of every split, of the model of a checkpoint and its name. evaluation: the protocol while training.
-    entries: the task's own entries of result.json.
+    entries: the task's own entries of result.json. sample: a text that the best model writes, for people.
     """
     device = next(model.parameters()).device
 
+    def loaded(checkpoint: str) -> Model:
+        return type(model).load(folder, checkpoint).to(device)
+
     def measured(checkpoint: str) -> dict[str, Any]:
-        return figures(type(model).load(folder, checkpoint).to(device), checkpoint)
+        return figures(loaded(checkpoint), checkpoint)
 
     def result(done: FitResult) -> dict[str, Any]:
         final = measured("best")
+        text = sample(loaded("best")) if done.steps >= _WRITES_FROM else None
         last = final if done.best_step == done.steps else measured("last")
         counts = parameters_by_part(model)
         return {
@@ -165,6 +173,7 @@ def training_parts(
             "last": last,
             "best": {"step": done.best_step, "nll": done.best_nll, config.eval.metric: done.best_metric, **evaluation},
             **entries,
+            **({"sample": text} if text is not None else {}),
         }
 
     groups = parameter_groups(model, config.train.weight_decay)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -19,7 +20,7 @@ from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.core.errors import InputError, RunError
 from fullrank.files import write_text
 from fullrank.reporting import drawing, figures, runs, summary, tables
-from fullrank.reporting.compare import MARK, Comparison, Row, best_row, signatures
+from fullrank.reporting.compare import MARK, Comparison, Row, best_row, signatures, translations
 from fullrank.reporting.drawing import COLOURS, NARROW, Curve, Drawing, Reader, Series, Strip, draw_curves, draw_strips
 from fullrank.reporting.figures import BLEU, CHRF, LAST_POSITION, MISSING, Measure, count, listed
 from fullrank.reporting.finetuning import UNKNOWN, Arm, Task, Tuning, metric_words
@@ -27,6 +28,7 @@ from fullrank.reporting.runs import SPLITS, RunGroup, RunRecord, integer, mappin
 from fullrank.reporting.tables import SPLIT_WORDS, Cell, Column, Table
 
 _BEGINNING = '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'  # of every report; a report is known by it
+_SENTENCES = 3  # shown with their translations
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 
 
@@ -113,6 +115,8 @@ def _of_comparison(compared: Comparison) -> dict[str, Any]:
         "difference_notes": summary.difference_notes(compared),
         "strips": _strips(compared) if compared.comparable and len(rows) > 1 else None,
         "folded": tables.folded_tables(compared) if rows else [],
+        "samples": _samples(rows),
+        "sentences": _sentences(compared),
         "legend": shown,
         "validation_curves": validation(compared, shown),
         "training_curves": _training_curves(compared, shown),
@@ -152,6 +156,30 @@ def _tiles(compared: Comparison) -> list[tuple[str, str, str]]:
         ends = dict.fromkeys(figures.short_count(value) for value in (min(seen), max(seen)))
         tiles.append(("Training tokens", "–".join(ends), "per run"))
     return tiles
+
+
+def _samples(rows: Sequence[Row]) -> list[tuple[Row, str, str, str]]:
+    """A text that each row has written: its prompt, what follows, and how it was drawn."""
+    samples = []
+    for row in rows:
+        sample = mapping(row.runs[0].get("sample"))
+        prompt, text = str(sample.get("prompt", "")), str(sample.get("text", ""))
+        if text:
+            drawn = f"{sample.get('tokens')} tokens, temperature {sample.get('temperature')}, seed {sample.get('seed')}"
+            beginning = prompt if text.startswith(prompt) else ""
+            samples.append((row, beginning, text.removeprefix(beginning), drawn))
+    return samples
+
+
+def _sentences(compared: Comparison) -> list[tuple[str, list[tuple[Row, str]]]]:
+    """The first references of the test split, or of validation, each with the translation of every row that kept any."""
+    kept: list[tuple[Row, list[str], list[str]]] = []
+    for row in compared.rows if compared.measure is BLEU else ():
+        with contextlib.suppress(InputError):
+            kept.append((row, *translations(row.runs[0].folder, compared.split)))
+    kept = [(row, hypotheses, wanted) for row, hypotheses, wanted in kept if wanted == kept[0][2]]
+    references = kept[0][2][:_SENTENCES] if kept else []
+    return [(wanted, [(row, hypotheses[i]) for row, hypotheses, _ in kept]) for i, wanted in enumerate(references)]
 
 
 def _strips(compared: Comparison) -> Drawing:
