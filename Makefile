@@ -6,7 +6,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-all lint format clean
+.PHONY: help demo test test-all test-versions lint format clean
 
 PYTHON ?=
 ARGS ?=
@@ -29,6 +29,9 @@ test: ## run every test that protects a change
 test-all: ## run those, and the full products of all stages
 	@$(VENV) dev
 	@$(PYTEST) -m "" $(ARGS)
+
+test-versions: ## run the tests of Hugging Face models with the lowest and the newest torch and transformers
+	@PYTHON="$(PYTHON)" sh scripts/versions.sh
 
 lint: ## check style, formatting, types and who imports whom
 	@$(VENV) dev

@@ -229,6 +229,62 @@ def test_a_diagonal_mixing_is_merged_into_values(name, mix):
     torch.testing.assert_close(model(**inputs).logits[mask], expected[mask], rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize(
+    ("name", "stacks"),
+    [
+        ("bert", ["bert.encoder.layer"]),
+        ("gpt2", ["transformer.h"]),
+        ("bart", ["model.encoder.layers", "model.decoder.layers"]),
+    ],
+)
+def test_negative_layers_count_from_the_end_of_each_stack(name, stacks):
+    model, _ = FAMILIES[name]()
+    for negative, positive in ((-1, 1), (-2, 0)):
+        again = fr.inject(copy.deepcopy(model), mix="position_independent", layers=[negative])
+        injected = {key for key, _ in again.named_parameters() if ".fullrank." in key}
+        assert {key.partition(f".{positive}.")[0] for key in injected} == set(stacks)
+    with pytest.raises(InputError, match=r"layers: -3 .* it has 0, 1"):
+        fr.inject(model, mix="position_independent", layers=[-3])
+
+
+@pytest.mark.parametrize("given", [{"mix": "position_wise"}, {"cross_head": 0.5}])
+def test_an_attention_that_is_set_later_is_refused_and_mixing_is_never_left_out(bert, given):
+    injected = copy.deepcopy(fr.inject(bert, **given))
+    injected.set_attn_implementation("sdpa")
+    with pytest.raises(InputError, match=r"BertSelfAttention: its attention was set to 'sdpa' .*fullrank\.remove"):
+        injected(**INPUTS)
+    fr.remove(injected).set_attn_implementation("eager")
+    assert injected.config._attn_implementation == "eager"
+    assert injected(**INPUTS).logits.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["bert", "bart", "clip_vision"])
+def test_models_of_one_configuration_do_not_meet(name):
+    model, inputs = FAMILIES[name]()
+    config, implementation = model.config, model.config._attn_implementation
+    other = type(model)(config).eval()
+    other.load_state_dict(model.state_dict())
+    before = other(**inputs)[0]
+    fr.inject(model, mix="position_wise")
+    assert not hasattr(config, "fullrank")
+    assert config._attn_implementation == implementation
+    assert torch.equal(other(**inputs)[0], before)
+    fr.inject(other, mix="average")
+    assert (model.config.fullrank["mix"], other.config.fullrank["mix"]) == ("position_wise", "average")
+    fr.remove(other)
+    assert torch.equal(other(**inputs)[0], before)
+    model(**inputs)
+
+
+def test_attention_off_the_interface_is_left_out_with_a_warning():
+    config = transformers.LongT5Config(vocab_size=9, d_model=8, d_kv=4, d_ff=8, num_layers=2, num_heads=2)
+    with pytest.warns(
+        UserWarning, match=r"LongT5Model: 2 attention modules .*encoder\.block\.1\.layer\.0\.LocalSelfAttention"
+    ):
+        model = fr.inject(transformers.LongT5Model(config), mix="position_wise")
+    fr.inject(fr.remove(model), mix="position_wise", layers=["decoder"])  # a warning would be an error
+
+
 def test_what_cannot_be_merged_stays(bert):
     llama = FAMILIES["llama"]()[0]
     cases = [

@@ -105,15 +105,31 @@ def test_peft_keeps_mixing_beside_lora(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["llama", pytest.param("bert", marks=pytest.mark.full)])
-def test_compiled_is_the_same(name):
+def test_peft_before_injection_is_refused_with_the_right_order():
+    peft = pytest.importorskip("peft")
+    wrapped = peft.get_peft_model(FAMILIES["bert"]()[0], peft.LoraConfig(target_modules=["query"], r=2))
+    before = set(wrapped.state_dict())
+    for model in (wrapped, wrapped.base_model.model):
+        with pytest.raises(InputError, match=r"first, then get_peft_model with modules_to_save=\['fullrank'\]"):
+            fr.inject(model, mix="position_wise")
+    assert set(wrapped.state_dict()) == before
+    fr.inject(wrapped, cross_head=0.5)  # which has no parameters to lose
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "name", ["llama", *(pytest.param(name, marks=pytest.mark.full) for name in ("bert", "gpt2", "t5"))]
+)
+def test_compiled_in_one_graph_is_the_same(name):
+    """A mask of padding breaks no graph."""
     model, inputs = FAMILIES[name]()
+    assert not inputs["attention_mask"].all()
     stir(fr.inject(model, mix="position_wise", cross_head=0.5))
     with torch.no_grad():
         with fr.kernel("reference"):
             expected = model(**inputs).logits
         torch.compiler.reset()
-        actual = torch.compile(model, backend="aot_eager")(**inputs).logits
+        actual = torch.compile(model, backend="aot_eager", fullgraph=True)(**inputs).logits
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
 
 

@@ -108,6 +108,22 @@ def test_other_classes_load_it_too(tmp_path, bert):
     assert {p.dtype for p in half.parameters()} == {torch.bfloat16}
 
 
+def test_a_model_with_parameters_made_outside_of_the_meta_device_is_loaded(tmp_path):
+    """DiffLlama draws its lambdas with a function that does not know the meta device."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = transformers.DiffLlamaConfig(vocab_size=11, intermediate_size=12, pad_token_id=0, **sizes)
+    model, inputs = transformers.DiffLlamaForCausalLM(config), {"input_ids": torch.arange(1, 9)[None]}
+    train(fr.inject(model, mix="position_wise"), inputs, steps=1).save_pretrained(tmp_path)
+    assert torch.equal(fr.load_injected(tmp_path).eval()(**inputs).logits, model(**inputs).logits)
+
+
+def test_a_plain_load_by_hand_names_what_it_leaves_out(tmp_path, bert):
+    model, _ = bert
+    fr.inject(model, mix="position_wise").save_pretrained(tmp_path)
+    _, report = type(model).from_pretrained(tmp_path, attn_implementation="sdpa", output_loading_info=True)
+    assert set(report["unexpected_keys"]) == {name for name in model.state_dict() if ".fullrank." in name}
+
+
 def test_missing_parameters_are_an_error(tmp_path, bert):
     from safetensors.torch import load_file, save_file
 

@@ -7,9 +7,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from torch import Tensor
+from transformers.models.t5 import modeling_t5 as t5
 
 VOCABULARY, LENGTH = 60, 11
 _IDS = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -64,7 +66,14 @@ def _stir(model: torch.nn.Module) -> None:
         parameter.add_(0.15 * torch.randn_like(parameter))
 
 
-FAMILIES = {
+class Families(dict[str, Callable[[], tuple[Any, Inputs]]]):
+    """Models by name; the test is skipped where the installed transformers lacks one, or has it off the attention interface."""
+
+    def __missing__(self, name: str) -> Callable[[], tuple[Any, Inputs]]:
+        pytest.skip(f"transformers {transformers.__version__} has no {name} that can be injected into")
+
+
+FAMILIES = Families({
     "bert": _of("BertForMaskedLM", "BertConfig", _texts, **_ENCODER),
     "bert_decoder": _of("BertLMHeadModel", "BertConfig", _texts, is_decoder=True, **_ENCODER),
     "roberta": _of("RobertaForMaskedLM", "RobertaConfig", _texts, **{**_ENCODER, "pad_token_id": 1, "bos_token_id": 0}),
@@ -100,6 +109,10 @@ FAMILIES = {
                    decoder_start_token_id=1, **_IDS),
     "vit": _of("ViTModel", "ViTConfig", _images, **_IMAGE),
     "clip_vision": _of("CLIPVisionModel", "CLIPVisionConfig", _images, **_IMAGE),
-}  # fmt: skip
+})  # fmt: skip
+if "ALL_ATTENTION_FUNCTIONS" not in vars(t5):
+    del FAMILIES["t5"]
+if not hasattr(transformers, "GraniteSWAForCausalLM"):
+    del FAMILIES["granite_swa"]
 
 GENERATE = ["gpt2", "opt", "llama", "mistral", "qwen3", "gemma2", "gpt_oss", "t5", "bart"]

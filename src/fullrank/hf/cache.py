@@ -95,9 +95,7 @@ class StateLayer(CacheLayerMixin):
             self.reorder_cache(torch.arange(self.batch_size, device=self.device).repeat_interleave(repeats))
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last -tokens_to_remove tokens; InputError where that is impossible."""
-        if tokens_to_remove > 0:
-            raise InputError(f"crop: a number below zero, the tokens to take out again, given {tokens_to_remove}")
+        """Forget the last -tokens_to_remove tokens; above zero: keep the first so many. InputError where that is impossible."""
         if tokens_to_remove == 0 or self.state is None:
             return
         if isinstance(self.state, Memory):
@@ -105,7 +103,8 @@ class StateLayer(CacheLayerMixin):
                 "a memory cannot forget its last tokens again: what they pushed out of it is gone; decode without speculation, "
                 "or with a memory of 0 (memory_length=0 in from_pretrained)"
             )
-        self.state = self.state.first(max(0, self.get_seq_length() + tokens_to_remove))
+        kept = tokens_to_remove + (self.get_seq_length() if tokens_to_remove < 0 else 0)
+        self.state = self.state.first(min(max(0, kept), self.get_seq_length()))
 
 
 class FullRankCache(HuggingFaceCache):

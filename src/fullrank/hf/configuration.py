@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from huggingface_hub.dataclasses import strict
-from transformers import PreTrainedConfig
+import transformers
 
 from fullrank.core.config import ModelConfig, with_memory
-from fullrank.core.errors import ConfigError, suggest
+from fullrank.core.errors import ConfigError, InputError, suggest
+
+# the versions before have other configurations, masks and caches
+if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 13):
+    raise InputError(
+        f"transformers {transformers.__version__} is too old for Hugging Face models of fullrank, which need 5.13 or later; "
+        "update it: pip install -U 'transformers>=5.13'"
+    )
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
 
 OBJECTIVES = ("causal", "masked", "translation")
 # sizes that the tools of Hugging Face ask a configuration for

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import importlib.util
 import inspect
 import textwrap
 import types
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +20,7 @@ from fullrank.core.config import Stage, WeightedConfig, stage_name
 from fullrank.core.errors import InputError, suggest
 from fullrank.core.normalize import Softmax
 from fullrank.core.stage import HeadSize
-from fullrank.hf.interface import FORMER, Injected, dispatcher, eager_of, name_for
+from fullrank.hf.interface import FORMER, Injected, dispatcher, eager_of, name_for, refuse_another
 
 _FORMERS = "_fullrank_formers"
 # Saved as the attention implementation of an injected model. It is never registered, so that a plain `from_pretrained` stops
@@ -32,7 +34,9 @@ def inject(model: Any, *, mix: Stage = "none", normalize: Stage = "softmax", cro
 
         P'_i = sum_j m_ji P_j     of the weights P that the model itself computes
 
-    mix, normalize, cross_head: as in `AttentionConfig`. layers: numbers of layers, or parts of module names; None: all.
+    mix, normalize, cross_head: as in `AttentionConfig`. layers: numbers of layers (-1: the last), or parts of module names;
+    None: all, with a warning for attention that is not on the interface. The configuration becomes a copy, so that other
+    models that were made of it stay as they are.
     Outputs are unchanged until it is trained, with `normalize="softmax"` and a mix that starts as the identity. The new
     parameters are `....fullrank.mix.*`, and `model.config.fullrank` says what was injected, and which query is read.
     Mixing is over query heads, cross_head permutes key and value heads.
@@ -58,11 +62,14 @@ def inject(model: Any, *, mix: Stage = "none", normalize: Stage = "softmax", cro
         for name, module in chosen.items():
             torch.rand((), device="cpu")  # a fixed random mixing is another one in every layer
             made[name] = _stages(name, module, mix, normalize, cross_head)
+    if any(list(stages.parameters()) for stages in made.values()):
+        _refuse_peft(model)
+        _exempt_from_trainer()
     # nothing was changed so far
     for name, stages in made.items():
         chosen[name].fullrank = stages
-    if any(list(stages.parameters()) for stages in made.values()):
-        _exempt_from_trainer()
+        chosen[name].register_forward_pre_hook(refuse_another)
+    _copy_configs(model)
     for module in attention_modules(model).values():
         vars(module)[FORMER] = module.config._attn_implementation
     queries = {name: query_of(module) for name, module in chosen.items()}
@@ -76,13 +83,39 @@ def inject(model: Any, *, mix: Stage = "none", normalize: Stage = "softmax", cro
         if former is not None:
             config._attn_implementation_internal = name_for(former, weights_change)
         config.fullrank, config.attn_implementation = settings, LOADED_BY
+    if layers is None and (left := _off_the_interface(model)):
+        warnings.warn(
+            f"{type(model).__name__}: {len(left)} attention modules compute weights in code of their own and stay as they are: "
+            f"{', '.join(left[:3])}{' ...' if left[3:] else ''}; give the others as `layers` to inject without this warning",
+            stacklevel=2,
+        )
     return model
+
+
+def _refuse_peft(model: nn.Module) -> None:
+    """InputError for a model with adapters: PEFT saves the modules that it knew when it was applied, and no others."""
+    if any(type(module).__module__.startswith("peft.") for module in model.modules()):
+        raise InputError(
+            f"{type(model).__name__}: PEFT was applied already and would save no mixing; call fullrank.inject on the base "
+            "model first, then get_peft_model with modules_to_save=['fullrank'] in its configuration"
+        )
+
+
+def _copy_configs(model: nn.Module) -> None:
+    """Give a model configurations of its own."""
+    copied = copy.deepcopy(configs := _configs(model))
+    copies = dict(zip(map(id, configs), copied, strict=True))
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if id(value) in copies:
+                vars(module)[name] = copies[id(value)]
 
 
 def _stages(name: str, module: Any, mix: Stage, normalize: Stage, cross_head: float) -> Injected:
     """The stages for a module, on its device and in its dtype."""
     stages = Injected(head_size(module), eager_of(module), mix, normalize, cross_head)
-    like = next((p for p in module.parameters() if p.is_floating_point()), None)  # a quantized layer has others too
+    # a quantized layer has others too; while a model is loaded, some parameters may have been made outside of the meta device
+    like = min((p for p in module.parameters() if p.is_floating_point()), key=lambda p: not p.is_meta, default=None)
     if like is None or not like.is_meta:
         own = stages.own(module)
         if stage_name(normalize) != "softmax" and not own.plain:
@@ -133,6 +166,8 @@ def remove(model: Any, *, merge: bool = False) -> Any:
     for module in modules.values():
         vars(module).pop(FORMER, None)
         module._modules.pop("fullrank", None)
+        for key in [key for key, hook in module._forward_pre_hooks.items() if hook is refuse_another]:
+            del module._forward_pre_hooks[key]
     for config, former in vars(model).pop(_FORMERS):
         config._attn_implementation_internal = former
         del config.fullrank, config.attn_implementation
@@ -152,8 +187,22 @@ def attention_modules(model: nn.Module) -> dict[str, Any]:
     return {name: module for name, module in model.named_modules() if dispatcher(type(module)) is not None}
 
 
+def _off_the_interface(model: nn.Module) -> list[str]:
+    """The names of attention modules with projections of their own that call no attention function of the interface."""
+    known = attention_modules(model)
+    return [
+        name
+        for name, module in model.named_modules()
+        if "Attention" in type(module).__name__
+        and sum(p.dim() == 2 for layer in module.children() for p in layer.parameters(recurse=False)) > 1
+        and not any(f"{other}.".startswith(f"{name}.") for other in known)
+    ]
+
+
 def chosen_modules(model: nn.Module, layers: Sequence[int | str] | None) -> dict[str, Any]:
     """The attention modules of `layers`: numbers (the first one in a module's name), or parts of names; None: all.
+
+    Negative numbers count from the end of each list of layers.
 
     Raises InputError for a model that is not on the attention interface, and for layers that it does not have.
     """
@@ -168,7 +217,7 @@ def chosen_modules(model: nn.Module, layers: Sequence[int | str] | None) -> dict
         )
     chosen: set[str] = set()
     for layer in layers:
-        matching = {name for name in modules if _matches(name, layer)}
+        matching = {name for name in modules if _matches(model, name, layer)}
         if not matching:
             numbers = sorted({number for name in modules if (number := _layer_number(name)) is not None})
             known = suggest(layer, modules) if isinstance(layer, str) else f"it has {', '.join(map(str, numbers))}"
@@ -177,8 +226,14 @@ def chosen_modules(model: nn.Module, layers: Sequence[int | str] | None) -> dict
     return {name: module for name, module in modules.items() if name in chosen}
 
 
-def _matches(name: str, layer: int | str) -> bool:
-    return _layer_number(name) == layer if isinstance(layer, int) else f".{layer}." in f".{name}."
+def _matches(model: nn.Module, name: str, layer: int | str) -> bool:
+    if isinstance(layer, str):
+        return f".{layer}." in f".{name}."
+    number = _layer_number(name)
+    if number is not None and layer < 0:
+        layers: Any = model.get_submodule(f".{name}".partition(f".{number}.")[0].lstrip("."))
+        layer += len(layers)
+    return number == layer
 
 
 def _layer_number(name: str) -> int | None:

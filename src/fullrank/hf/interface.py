@@ -131,6 +131,15 @@ def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attenti
     return _definition(injected, own, module, query, key, value, attention_mask, dropout, scaling=scaling, **arguments)
 
 
+def refuse_another(module: Any, _: object) -> None:
+    """InputError if the configuration of an injected module names an attention function that leaves its stages out."""
+    if not str(module.config._attn_implementation).startswith(MIXED):
+        raise InputError(
+            f"{type(module).__name__}: its attention was set to '{module.config._attn_implementation}' after injection, which "
+            "leaves out what was injected; call fullrank.remove(model), set_attn_implementation, then fullrank.inject again"
+        )
+
+
 def _injected(module: nn.Module) -> Injected | None:
     """The stages of a module, None for a layer without any. InputError where a whole model has none."""
     stages: Any = module._modules.get("fullrank")  # an Injected, or PEFT's wrapper around it
@@ -237,7 +246,8 @@ class _WithoutDropout:
     """An attention module as its eager function reads it, without dropout. `p` is the rate of the dropout left out."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._module, self.read, self.p, self.training = module, set[str](), 0.0, False
+        self._module, self.p, self.training = module, 0.0, False
+        self.read: set[str] = set()
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._module, name)
@@ -255,13 +265,15 @@ def _own_weights(module: nn.Module, injected: Injected, query: Tensor, key: Tens
     The function is called with values of no width, so that only weights are computed: all that it does to scores is kept.
     Where it changes weighted values further, values are the identity, and the output is the weights.
     """
-    without, keys = _WithoutDropout(module), key.shape[2]
+    keys = key.shape[2]
+    without: Any = _WithoutDropout(module) if module.training else module
     if injected.own(module).after:
         identity = torch.eye(keys, device=value.device, dtype=value.dtype).expand(*value.shape[:2], -1, -1)
         out, _ = injected.eager(without, query, key, identity, mask, dropout=0.0, **arguments)
-        return out.transpose(1, 2), without.p
-    _, weights = injected.eager(without, query, key, value[..., :0], mask, dropout=0.0, **arguments)
-    return weights, without.p
+        weights = out.transpose(1, 2)
+    else:
+        _, weights = injected.eager(without, query, key, value[..., :0], mask, dropout=0.0, **arguments)
+    return weights, without.p if module.training else 0.0
 
 
 def _scores(query: Tensor, key: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
