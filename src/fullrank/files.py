@@ -8,11 +8,16 @@ import hashlib
 import json
 import math
 import os
+import re
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fullrank.core.errors import RunError
+
+_LARGEST_JSON = 1 << 26
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # all but tab and the ends of lines
 
 
 def write_text(path: Path, text: str) -> None:
@@ -25,7 +30,8 @@ def write_bytes(path: Path, content: bytes) -> None:
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with fresh.open("wb") as file:
+        fresh.unlink(missing_ok=True)
+        with fresh.open("xb") as file:  # never through a link
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -55,10 +61,32 @@ def write_json(path: Path, content: Any) -> None:
     write_text(path, as_json(content) + "\n")
 
 
+def read_small(path: Path, largest: int = 1 << 20) -> bytes:
+    """The content of a file; ValueError if it is a device, a pipe, or larger than a file of its kind ever is."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError("not a plain file")
+    if status.st_size > largest:
+        raise ValueError(f"{status.st_size:,} bytes; at most {largest:,} are read")
+    return path.read_bytes()
+
+
+def visible(text: str) -> str:
+    """`text` with its control characters written out: a name must not send commands to the terminal."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """True for the errors by which Python, PyTorch on a CPU, and PyTorch on a GPU say so."""
+    return (
+        isinstance(error, MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error).lower()
+    )
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file; ValueError if it holds anything else."""
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_small(path, _LARGEST_JSON))
     except RecursionError:
         raise ValueError("brackets inside brackets without end") from None
     if not isinstance(content, dict):

@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +34,9 @@ _IDENTITY = {
     "text": dict,
 }
 _VOCABULARY = ("vocabulary.json", "vocabulary.txt", "tokenizer.json", "tokenizer/*/*")
+
+
+LINKS = ("last", "best", "previous")  # in the folder `checkpoints`
 
 
 class DamagedError(Exception):
@@ -90,6 +94,27 @@ def read_record(folder: Path) -> Record:
         raise DamagedError(f"{PLAIN} cannot be read ({error.strerror})") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedError(f"{PLAIN} is not whole") from error
+
+
+def refuse_links(folder: Path) -> None:
+    """InputError for whatever in a run folder is neither a file nor a folder, before anything is written or deleted there.
+
+    A link would lead out of it: its target would be cut off or deleted. The folder itself may be one. Links of checkpoints
+    point to a name beside them; `wandb` keeps links of its own.
+    """
+    for parent, folders, files in os.walk(folder):
+        for path in (Path(parent, name) for name in (*folders, *files)):
+            try:
+                mode = path.lstat().st_mode
+                target = os.readlink(path) if stat.S_ISLNK(mode) else None
+            except FileNotFoundError:  # of a training that goes on there
+                continue
+            ours = path.parent == folder / "checkpoints" and path.name.removeprefix(".link-") in LINKS
+            if stat.S_ISREG(mode) or stat.S_ISDIR(mode) or (ours and target is not None and "/" not in target):
+                continue
+            kind = f"a link to {target}" if target is not None else "neither a file nor a folder"
+            raise InputError(f"{path} is {kind}: nothing is written there; remove it, or give another --out")
+        folders[:] = [name for name in folders if name != "wandb"]
 
 
 # -- the run around a checkpoint --------------------------------------------------------------------------------------

@@ -355,3 +355,28 @@ def test_training_options_reach_the_training(settings: list[str], config: Path, 
     assert result["final"]["test"]["nll"] < 10
     assert result["environment"]["precision"] == ("bf16" if "train.precision=bf16" in settings else "fp32")
     assert ("bits_per_byte" in result["final"]["test"]) == ("data.tokens=bpe" in settings)
+
+
+def test_names_send_no_commands_to_the_terminal(config: Path) -> None:
+    code, said = fails("train", "\x1b[31mred\x1b]0;title\x07.yaml")
+    assert code == 2
+    assert r"\x1b[31mred\x1b]0;title\x07.yaml: no such file" in said
+    assert "\x1b" not in said
+
+
+def test_name_too_long(config: Path) -> None:
+    for words in (["train", "x" * 300], ["eval", "x" * 300], ["train", config, "--out", "x" * 300]):
+        code, said = fails(*words)
+        assert (code, said.count("\n")) == (2, 1)
+        assert "the name is too long" in said
+
+
+def test_out_of_memory_says_what_to_reduce(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def greedy(*_: object, **__: object) -> None:
+        torch.empty(1 << 52)
+
+    monkeypatch.setattr("fullrank.experiments.language_model.measure", greedy)
+    code, said = fails("eval", run)
+    assert code == 1
+    assert "out of memory: lower --batch-size" in said
+    assert "segment_length" in said

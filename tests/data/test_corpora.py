@@ -1,6 +1,7 @@
 """Corpora with a name: found in local folders, counted against what was published; downloads from a local server."""
 
 import dataclasses
+import gzip
 import hashlib
 import io
 import re
@@ -340,6 +341,37 @@ def test_the_second_mirror_and_an_archive(server, tmp_path):
     )
     info = dataclasses.replace(CORPORA["wikitext-103"], urls=urls, sha256={})
     assert read(download(info, tmp_path, silent)) == {f"wiki.{split}.tokens": text for split, text in TEXTS.items()}
+
+
+def test_an_archive_that_unpacks_to_a_thousand_times_its_size(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(corpora_module, "_UNPACKED", 1)
+    for suffix in ("zip", "gz"):
+        packed = io.BytesIO()
+        if suffix == "zip":
+            with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+                archive.writestr("bomb", bytes(1 << 22))
+        else:
+            packed.write(gzip.compress(bytes(1 << 22)))
+        server.files = {f"bomb.{suffix}": packed.getvalue()}
+        assert len(packed.getvalue()) * 900 < 1 << 22
+        info = dataclasses.replace(
+            CORPORA["enwik8"], urls=((f"{server.url}/bomb.{suffix}",),), files={"all": ("bomb",)}
+        )
+        with pytest.raises(RunError, match=rf"bomb\.{suffix} unpacks to more than 1,048,576 bytes"):
+            download(info, tmp_path, silent)
+        assert not list(tmp_path.rglob("bomb*"))
+
+
+def test_enwik8_of_the_published_size_has_the_published_bytes(tmp_path, cache, monkeypatch):
+    """Its size is lowered here: no test writes 100 MB."""
+    info = dataclasses.replace(CORPORA["enwik8"], published={"train": 90, "valid": 5, "test": 5})
+    monkeypatch.setitem(CORPORA, "enwik8", info)
+    (tmp_path / "enwik8").write_bytes(b"x" * 100)
+    with pytest.raises(InputError, match=r"enwik8 has the size of enwik8 and is another file \(its sha256 differs\)"):
+        prepare(DataConfig(name="enwik8", dir=str(tmp_path), cache=cache))
+    digest = hashlib.sha256(b"x" * 100).hexdigest()
+    monkeypatch.setitem(CORPORA, "enwik8", dataclasses.replace(info, sha256={"all": digest}))
+    assert not prepare(DataConfig(name="enwik8", dir=str(tmp_path), cache=cache)).is_slice
 
 
 def test_the_archive_of_lm1b(server, tmp_path):

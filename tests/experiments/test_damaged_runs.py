@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import random
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -208,3 +211,234 @@ def test_run_of_before_there_were_seals(run: Path, caplog: pytest.LogCaptureFixt
         f"{run}: made before seals; its configuration is not verified"
     ]
     resume(unfinished(run), quiet=True, say=silent)
+
+
+# -- links out of the folder -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    [".lock", "metrics.jsonl", "timing.jsonl", "vocabulary.json", "vocabulary.txt", "result.json", "tensorboard"],
+)
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_training_follows_no_link_out_of_its_folder(run: Path, kind: str, name: str, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious", encoding="utf-8")
+    unfinished(run)
+    (run / name).unlink(missing_ok=True)
+    if kind == "link":
+        (run / name).symlink_to(victim)
+    else:
+        os.mkfifo(run / name)
+    with pytest.raises(InputError, match=f"{name} (is a link to {victim}|is neither a file nor a folder|was changed)"):
+        resume(run, quiet=True, say=silent)
+    assert victim.read_text(encoding="utf-8") == "precious"
+
+
+@pytest.mark.parametrize(
+    "name", ["checkpoints", "checkpoints/kept", "checkpoints/last", "checkpoints/.writing-00000099"]
+)
+def test_nothing_is_deleted_through_a_link(run: Path, name: str, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    shutil.copytree(run / "checkpoints", outside, symlinks=True)
+    (outside / ".writing-1").mkdir()
+    before = sorted(outside.rglob("*"))
+    unfinished(run)
+    if (run / name).is_dir() and not (run / name).is_symlink():
+        shutil.rmtree(run / name)
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(outside / "last" if name.endswith("last") else outside)
+    for writes in (resume, average):
+        with pytest.raises(InputError, match=f"{name} is a link to {outside}|keeps no checkpoints"):
+            writes(run)  # type: ignore[operator]
+    assert sorted(outside.rglob("*")) == before
+
+
+def test_the_run_folder_itself_may_be_a_link(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(unfinished(run))
+    resume(tmp_path / "link", quiet=True, say=silent)
+    assert (run / "result.json").is_file()
+
+
+def test_evaluation_writes_nothing_into_a_run(run: Path) -> None:
+    """Also where it may not, and where the prepared text is gone."""
+
+    def content() -> dict[str, tuple[int, int]]:
+        return {str(path): (path.lstat().st_mtime_ns, path.lstat().st_ino) for path in [run, *run.rglob("*")]}
+
+    for path in (run, *run.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(0o555 if path.is_dir() else 0o444)
+    before = content()
+    figure = nll(run)
+    shutil.rmtree(run.parent / "cache")
+    assert nll(run) == figure
+    assert content() == before
+    for path in (run, *run.rglob("*")):
+        path.chmod(0o755)
+
+
+# -- files that nobody would write -------------------------------------------------------------------------------------
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{b}: &{b} [*{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}]\n" for a, b in itertools.pairwise("abcdefghi")
+)
+CONFIGURATIONS = {
+    "a bomb of aliases": (BOMB, "stands for more than 100,000 values"),
+    "an alias inside itself": ("a: &a [*a]", "stands for more than 100,000 values"),
+    "open brackets": ("[" * 100_000, "brackets inside brackets without end"),
+    "a number as a key": ("model: {1: 2}", "keys should be strings, given 1"),
+    "NUL in a name": ('data: {name: text, train: "a\\0b"}', "the character NUL"),
+    "a name too long": (f"data: {{name: text, train: {'x' * 256}}}", "data.train: a name is at most 255 bytes"),
+    "too large": ("#" * (1 << 20) + "\n", "1,048,577 bytes; at most 1,048,576 are read"),
+}
+
+
+@pytest.mark.parametrize("case", CONFIGURATIONS)
+def test_configuration_nobody_would_write(case: str, tmp_path: Path) -> None:
+    text, said = CONFIGURATIONS[case]
+    (tmp_path / "run.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=said):
+        resolve_any(str(tmp_path / "run.yaml"))
+
+
+@pytest.mark.parametrize("content", ["null", "[]", "7", "[" * 100_000, '{"text": 5}', '{"recipe": 1}', ""])
+@pytest.mark.parametrize("sealed", [True, False])
+def test_run_record_nobody_would_write(content: str, sealed: bool, run: Path) -> None:
+    (run / "run.json").write_text(content, encoding="utf-8")
+    if not sealed:
+        shutil.rmtree(run / "checkpoints")
+    for reads in (nll, resume, average):
+        with pytest.raises(InputError, match=r"run\.json: damaged"):
+            reads(run)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+@pytest.mark.parametrize("key", ["data.train", "configuration"])
+def test_endless_files_are_refused(kind: str, key: str, tmp_path: Path) -> None:
+    path = Path("/dev/zero")
+    if kind == "pipe":
+        path = tmp_path / "pipe.yaml"
+        os.mkfifo(path)
+    settings = tmp_path / "run.yaml"
+    settings.write_text(f"data: {{name: text, train: {path}}}\nmodel: {{vocab_size: 9}}\n", encoding="utf-8")
+    if key == "configuration":
+        settings.unlink()
+        settings.symlink_to(path)
+    with pytest.raises(InputError, match=r"a device or a pipe|run\.yaml: no such file"):
+        train(resolve_any(str(settings)), tmp_path / "out", quiet=True, say=silent)
+
+
+# -- a campaign --------------------------------------------------------------------------------------------------------
+
+
+def flipped(data: bytes, draw: random.Random) -> bytes:
+    """One bit turned over."""
+    if not data:
+        return b"x"
+    at = draw.randrange(len(data))
+    return data[:at] + bytes([data[at] ^ 1 << draw.randrange(8)]) + data[at + 1 :]
+
+
+def lines_changed(data: bytes, draw: random.Random) -> bytes:
+    """A line left out, given twice, or put elsewhere."""
+    rows = data.splitlines(keepends=True) or [b""]
+    row = rows.pop(draw.randrange(len(rows)))
+    for _ in range(draw.randrange(3)):
+        rows.insert(draw.randrange(len(rows) + 1), row)
+    return b"".join(rows)
+
+
+def value_changed(data: bytes, draw: random.Random) -> bytes:
+    """A value of another type or size, or two values exchanged."""
+    found = list(re.finditer(rb"(?<=[ \[:])(true|false|null|-?[0-9][0-9.e-]*|\"[^\"\n]*\"|[a-z_]+)(?=[,\n\]}])", data))
+    if not found:
+        return flipped(data, draw)
+    words = [
+        b"null",
+        b"true",
+        b"-1",
+        b"0",
+        b"1e400",
+        b"9" * 40,
+        b"[]",
+        b"{}",
+        b'""',
+        b"3",
+        b"0.5",
+        b"nan",
+        b'"\\u001b[0m"',
+    ]
+    one, other = draw.choice(found), draw.choice(found)
+    return data[: one.start()] + draw.choice([*words, other[0]]) + data[one.end() :]
+
+
+def cut(data: bytes, draw: random.Random) -> bytes:
+    return data[: draw.randrange(len(data) + 1)]
+
+
+def emptied(data: bytes, draw: random.Random) -> bytes:
+    return b""
+
+
+def campaign(pristine: Path, mutations: int, seed: int) -> dict[str, int]:
+    """Files of a run, its text and its prepared text changed one at a time, then read: how each ended, counted."""
+    draw, here, run = random.Random(seed), pristine / "here", pristine / "here" / "run"
+    kept = pristine / "kept"
+    patterns = {
+        "configuration": ["run/config.yaml"],
+        "run record": ["run/run.json", "run/metrics.jsonl"],
+        "vocabulary": ["run/vocabulary.*", "cache/corpora/*/vocabulary.*"],
+        "checkpoint": ["run/checkpoints/step-*/*", "run/checkpoints/kept/*/*"],
+        "corpus": ["*.txt", "cache/corpora/*/*.bin", "cache/corpora/*/corpus.json"],
+    }
+    names = [[path.relative_to(kept) for one in some for path in sorted(kept.glob(one))] for some in patterns.values()]
+    counts = dict.fromkeys(("refused", "same figure", "internal error", "changed figure"), 0)
+    shutil.copytree(kept, here, symlinks=True)
+    longest, figure, lines = 0, nll(run), (run / "metrics.jsonl").read_bytes()
+    for number in range(mutations):
+        shutil.rmtree(here)
+        shutil.copytree(kept, here, symlinks=True)
+        name = draw.choice(draw.choice(names))
+        change = draw.choice([flipped, lines_changed, value_changed, value_changed, cut, emptied, None])
+        if change is None:
+            (here / name).unlink()
+        else:
+            (here / name).write_bytes(change((here / name).read_bytes(), draw))
+        about = f"mutation {number} of seed {seed}: {name} {change and change.__name__}"
+        refused, found, resumes = False, figure, draw.random() < 0.25
+        try:
+            if resumes:
+                resume(unfinished(run), quiet=True, say=silent)
+                shutil.copytree(kept / "cache", here / "cache", dirs_exist_ok=True)
+                assert (run / "metrics.jsonl").read_bytes() == lines or "metrics" in str(name), about
+            found = nll(run)
+        except FullRankError as error:
+            refused = True
+            longest = max(longest, len(str(error)))
+        except Exception as error:
+            counts["internal error"] += 1
+            print(about, repr(error)[:300])
+            continue
+        if found != figure:
+            print(about, found, figure)
+        counts["refused" if refused else "same figure" if found == figure else "changed figure"] += 1
+    shutil.rmtree(here)
+    print(counts)
+    assert longest < 3000
+    return counts
+
+
+def check_campaign(counts: dict[str, int]) -> None:
+    assert counts["internal error"] == counts["changed figure"] == 0
+    assert counts["refused"] > counts["same figure"] / 4 > 0  # it met what it was made for, and not only that
+
+
+def test_some_changed_files_end_in_a_message_or_in_the_same_figure(pristine: Path) -> None:
+    check_campaign(campaign(pristine, 60, seed=1))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", [2, 3])
+def test_changed_files_end_in_a_message_or_in_the_same_figure(pristine: Path, seed: int) -> None:
+    check_campaign(campaign(pristine, 300, seed))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shlex
 import sys
 from typing import NoReturn
@@ -38,7 +39,8 @@ def main(argv: list[str] | None = None) -> None:
         print(explain(error), file=sys.stderr)
         if isinstance(error, Interrupted):
             print(f"fullrank: to go on: {shlex.join(['fullrank', *words])}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, InputError) else 1)
+        wrong_name = isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG
+        sys.exit(2 if wrong_name or isinstance(error, InputError) else 1)
 
 
 def _interrupted() -> NoReturn:

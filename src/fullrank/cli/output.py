@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fullrank.core.errors import FullRankError, InputError
-from fullrank.files import as_json
+from fullrank.files import as_json, out_of_memory, visible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -19,16 +19,23 @@ if TYPE_CHECKING:
 def explain(error: Exception) -> str:
     """An error in a line or two."""
     if isinstance(error, FullRankError):
-        return "\n".join(f"fullrank: {line}" for line in str(error).splitlines())
+        return "\n".join(f"fullrank: {visible(line)}" for line in str(error).splitlines())
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return f"fullrank: {visible(str(error.filename))}: the name is too long (at most 255 bytes between two slashes)"
+    if out_of_memory(error):
+        return (
+            "fullrank: out of memory: lower --batch-size (eval.batch_size, train.batch_size) or the length of what is read at "
+            f"once (--context, eval.segment_length, train.segment_length); {' '.join(str(error).split())[:200]}"
+        )
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return "fullrank: no space left on the disk"
     words = " ".join(str(error).split())
-    return f"fullrank: {type(error).__name__}: {words[:300]} (--debug shows where)"
+    return f"fullrank: {type(error).__name__}: {visible(words[:300])} (--debug shows where)"
 
 
 def say(text: str) -> None:
     """A remark for the person at the terminal."""
-    print(text, file=sys.stderr, flush=True)
+    print(visible(text), file=sys.stderr, flush=True)
 
 
 def silent(text: str) -> None:
@@ -46,7 +53,7 @@ def tell(content: Any, lines: Iterable[str], *, json: bool) -> None:
         print_json(content)
         return
     for line in lines:
-        print(line)
+        print(visible(line))
 
 
 def show_report(folders: Sequence[Path], page: Path, *, json: bool = False, title: str | None = None) -> None:

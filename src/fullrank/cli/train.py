@@ -12,6 +12,7 @@ from fullrank.cli.app import app
 from fullrank.cli.options import Config, Json, Kernel, Overrides, Quiet, Row, Scale, Source, with_source
 from fullrank.cli.output import say, show_report, show_reports, silent, tell
 from fullrank.core.errors import InputError
+from fullrank.files import visible
 
 if TYPE_CHECKING:
     from fullrank.reporting.figures import Measure
@@ -195,9 +196,8 @@ def _summary(result: dict[str, Any], folder: Path, page: Path) -> None:
     from fullrank.reporting.runs import read_run
 
     final = result["final"]
-    print(
-        f"{result['name']}: {result['parameters']['total']:,} parameters, {result['corpus']['label']}, seed {result['seed']}"
-    )
+    size = f"{result['parameters']['total']:,} parameters"
+    print(visible(f"{result['name']}: {size}, {result['corpus']['label']}, seed {result['seed']}"))
     measure = choose([read_run(folder)])
     _figures(final, measure)
     of_last = result.get("last") if (result["paper"] or {}).get("checkpoint") == "last" else None
@@ -207,7 +207,8 @@ def _summary(result: dict[str, Any], folder: Path, page: Path) -> None:
     print(f"  {result['protocol']}")
     if len(result["ms_per_step"]) > 1:
         print("  ms per step: " + ", ".join(f"{phase} {ms:.1f}" for phase, ms in result["ms_per_step"].items()))
-    print(f"  {result['tokens_seen']:,} tokens at {result['tokens_per_second']:,.0f} tokens/s   {folder}   {page}")
+    speed = f"{result['tokens_seen']:,} tokens at {result['tokens_per_second']:,.0f} tokens/s"
+    print(visible(f"  {speed}   {folder}   {page}"))
 
 
 def _figures(final: dict[str, Any], measure: Measure) -> None:

@@ -11,6 +11,7 @@ from fullrank.core.section import Allowed, Count, Section, key
 # corpora of sentence pairs, for translation; all others are text for language models
 PAIR_CORPORA = ("parallel", "multi30k-de-en", "iwslt14-de-en", "wmt16-en-de", "synthetic-translation")
 Ratio = Annotated[float, Allowed("longer side over shorter side, so 1 or more", lambda x: x >= 1)]
+_LONGEST_NAME = 255  # bytes in the name of a file
 _PAIRS_ONLY = (
     "source", "target", "vocabulary", "codes", "moses", "max_length", "max_ratio", "concatenate", "concatenate_splits",
 )  # fmt: skip
@@ -56,7 +57,12 @@ class DataConfig(Section):
         return self.name in PAIR_CORPORA
 
     def _faults(self) -> Iterator[str]:
-        return self._faults_of_pairs() if self.has_pairs else self._faults_of_text()
+        for name in ("train", "valid", "test", "codes", "dir", "cache"):
+            value = getattr(self, name)
+            paths = value if isinstance(value, list) else [value or ""]
+            if any(len(part.encode(errors="replace")) > _LONGEST_NAME for path in paths for part in path.split("/")):
+                yield f"data.{name}: a name is at most {_LONGEST_NAME} bytes long between two slashes"
+        yield from self._faults_of_pairs() if self.has_pairs else self._faults_of_text()
 
     def _faults_of_text(self) -> Iterator[str]:
         for name in _PAIRS_ONLY:

@@ -5,6 +5,7 @@ Every fault is found in one pass and named with its full key; an unknown key sug
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from fullrank.config.finetune import FinetuneConfig, finetunes
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import InputError
 from fullrank.core.section import Section, hints_of
+from fullrank.files import read_small
 
 
 class _UniqueKeys(yaml.SafeLoader):
@@ -46,19 +48,45 @@ _UniqueKeys.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _map
 def parse_yaml(text: str, origin: str) -> Any:
     """YAML text as plain objects; InputError names `origin` and the place of a syntax error."""
     try:
-        return yaml.load(text, Loader=_UniqueKeys)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a day 30 of February, endless digits
+        loader = _UniqueKeys(text)
+        node = loader.get_single_node()
+        if node is not None and _size(node, {}) > _MOST_VALUES:  # before anything is made of a bomb of aliases
+            raise ValueError(f"it stands for more than {_MOST_VALUES:,} values")
+        return None if node is None else loader.construct_document(node)
+    except RecursionError:
+        raise InputError(f"{origin}: not valid YAML: brackets inside brackets without end") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a day 30 of February, endless digits
         raise InputError(f"{origin}: not valid YAML: {' '.join(str(error).split())}") from error
+
+
+_MOST_VALUES = 100_000
+
+
+def _size(node: yaml.Node, known: dict[int, int]) -> int:
+    """The number of values that a node stands for, each alias counted as what it repeats; one inside itself is endless."""
+    if (size := known.get(id(node))) is None:
+        known[id(node)] = _MOST_VALUES + 1
+        if isinstance(node, yaml.ScalarNode):
+            size = 1
+            if "\0" in node.value:
+                raise ValueError("a text holds the character NUL")
+        else:
+            inner = itertools.chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value
+            size = 1 + sum(_size(child, known) for child in inner)
+        known[id(node)] = size
+    return size
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file (an empty file is an empty mapping)."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_small(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise InputError(f"{path}: cannot be read ({error})") from error
     raw = parse_yaml(text, str(path))
     if raw is None:
         return {}
@@ -168,5 +196,5 @@ def flatten(raw: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, Mapping):
             flat |= flatten(value, f"{prefix}{key}.")
         else:
-            flat[prefix + key] = value
+            flat[f"{prefix}{key}"] = value
     return flat

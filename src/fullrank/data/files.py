@@ -13,6 +13,7 @@ import itertools
 import mmap
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -33,14 +34,19 @@ _STALE_SECONDS = 24 * 3600
 
 def open_text(path: Path, key: str) -> BufferedReader:
     """The file, open for reading; InputError if it is missing, a folder or empty."""
-    if path.is_dir():
-        raise InputError(f"{key}: {path} is a folder; a text file is wanted")
     try:
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise InputError(f"{key}: {path} is a folder; a text file is wanted")
+        if not stat.S_ISREG(mode):
+            raise InputError(f"{key}: {path} is a device or a pipe; a text file is wanted")
         file = path.open("rb")
     except FileNotFoundError:
         raise InputError(f"{key}: no such file: {path}") from None
     except OSError as error:
         raise InputError(f"{key}: {path} cannot be read ({error.strerror})") from error
+    except ValueError as error:  # NUL in its name
+        raise InputError(f"{key}: {str(path)!r} cannot be read ({error})") from error
     if not file.peek(1):
         file.close()
         raise InputError(f"{key}: {path} is empty")
@@ -196,7 +202,7 @@ def writing(root: Path) -> Iterator[None]:
                 f"no space left on the disk of {root}; free some, or set data.cache (or FULLRANK_CACHE) "
                 "to a folder on another disk"
             ) from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG):
             raise InputError(
                 f"data.cache: cannot write to {root} ({error.strerror}); set data.cache (or FULLRANK_CACHE) "
                 "to a folder of yours"

@@ -144,6 +144,8 @@ def _by_bytes(info: CorpusInfo, path: Path) -> TextSources:
     borders = (0, size - 2 * part, size - part, size)
     sections = {split: [Section(path, a, b)] for split, a, b in zip(SPLITS, borders[:-1], borders[1:], strict=True)}
     whole = size == sum(info.published.values())
+    if whole and file_digest(path, "data.dir") != info.sha256["all"]:
+        raise InputError(f"data.dir: {path} has the size of {info.name} and is another file (its sha256 differs)")
     return TextSources(sections, () if whole else (f"{path.name}: {size:,} bytes cut 90/5/5 in their order",))
 
 

@@ -39,11 +39,11 @@ from fullrank.experiments.run_folder import (
 from fullrank.experiments.squad import SquadTuning
 from fullrank.experiments.task import EvaluationRequest, Parts, Say, Task, TextTask
 from fullrank.experiments.translation import TranslationTask
-from fullrank.files import write_json
+from fullrank.files import visible, write_json
 from fullrank.kernels import kernel
 from fullrank.reporting.figures import choose
 from fullrank.reporting.runs import read_run
-from fullrank.seal import read_record, seal_run
+from fullrank.seal import read_record, refuse_links, seal_run
 from fullrank.training.checkpoint import kept_checkpoints, mean_weights, write_mean
 from fullrank.training.device import choose_device, lock_folder, prepare_machine, seed_everything
 from fullrank.training.loop import fit
@@ -147,7 +147,9 @@ def _fit(parts: Parts, folder: Path, config: dict[str, Any], label: str, bits: s
         eval_options=parts.eval_options,
         folder=folder,
         seal=seal_run(folder, config),
-        observers=make_observers(folder, track=options.track, config=config, label=label, bits=bits, quiet=quiet),
+        observers=make_observers(
+            folder, track=options.track, config=config, label=visible(label), bits=bits, quiet=quiet
+        ),
     )
 
 
@@ -229,6 +231,7 @@ def average(folder: Path, *, last: int | None = None, name: str = "average") -> 
             f"{folder} keeps {len(kept)} checkpoint{'s' * (len(kept) > 1)} to average (steps {', '.join(map(str, kept))}), "
             f"--last asks for {last}; lower it, or train with train.keep_checkpoints: {last}"
         )
+    refuse_links(folder)
     steps = list(kept)[-last:] if last else list(kept)
     target = write_mean(
         checkpoints, name, mean_weights([kept[step] for step in steps]), steps, read_record(kept[steps[-1]]).run

@@ -17,6 +17,7 @@ from fullrank.config.data import PAIR_CORPORA
 from fullrank.config.finetune import finetunes
 from fullrank.config.load import flatten, read_yaml
 from fullrank.core.errors import InputError
+from fullrank.files import visible
 from fullrank.seal import DamagedError, check_run, read_record
 
 SPLITS = ("valid", "test")
@@ -222,7 +223,7 @@ def read_run(folder: Path) -> RunRecord:
     identity, vocabulary = (_read_object(folder / name, []) or {} for name in ("run.json", "vocabulary.json"))
     problems += _broken_seals(folder)
     name = str(mapping(result).get("name") or identity.get("name") or folder.name or folder.resolve().name)
-    record = RunRecord(folder, name, config, metrics, timing, result, tuple(problems), identity, vocabulary)
+    record = RunRecord(folder, visible(name), config, metrics, timing, result, tuple(problems), identity, vocabulary)
     return record if result is None else _without_unusable_result(record)
 
 
@@ -282,7 +283,7 @@ def _read_lines(path: Path, problems: list[str]) -> list[Mapping[str, Any]]:
     for index, line in enumerate(text.splitlines(), start=1):
         try:
             value = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             value = None
         if isinstance(value, dict):
             lines.append(value)
@@ -299,7 +300,7 @@ def _read_object(path: Path, problems: list[str], missing: str = "") -> Mapping[
         return None
     try:
         value = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         problems.append(f"{path.name} is damaged: not valid JSON")
         return None
     if not isinstance(value, dict):

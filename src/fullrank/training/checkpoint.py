@@ -29,11 +29,10 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fullrank.core.errors import InputError, RunError
-from fullrank.seal import DamagedError, read_record, seal_file, sync, write_record
+from fullrank.seal import LINKS, DamagedError, read_record, seal_file, sync, write_record
 
 WEIGHTS, TRAINING = "model.safetensors", "training.safetensors"
 KEPT = "kept"
-_LINKS = ("last", "best", "previous")
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ def save_checkpoint(
         for leftover in folder.glob(".writing-*"):
             shutil.rmtree(leftover, ignore_errors=True)
         raise RunError(_why_not_saved(folder, snapshot, step, error)) from error
-    linked = {_linked(folder, name) for name in _LINKS}
+    linked = {_linked(folder, name) for name in LINKS}
     for path in folder.glob("step-*"):
         if path.name not in linked:
             shutil.rmtree(path, ignore_errors=True)  # if that fails, the next checkpoint tries again
@@ -198,7 +197,7 @@ def _link(folder: Path, name: str, target: str) -> None:
 
 def _restore_links(folder: Path) -> None:
     """Make folders called `last` ... links again, in a run folder that was copied with its links followed."""
-    for name in _LINKS:
+    for name in LINKS:
         path = folder / name
         if path.is_symlink() or not path.is_dir():
             continue
@@ -273,7 +272,7 @@ def write_mean(
 
     InputError if `name` cannot be used; RunError if the disk does not take it.
     """
-    target, reserved = folder / name, (*_LINKS, KEPT)
+    target, reserved = folder / name, (*LINKS, KEPT)
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name) or name in reserved or name.startswith("step-"):
         raise InputError(
             f"--out: '{name}' is not the name of an average; take letters, digits, dots, lines, and none of "

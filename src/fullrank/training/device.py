@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import sys
@@ -19,6 +20,8 @@ from torch import Tensor, nn
 from fullrank.config.finetune import FinetuneTrainConfig
 from fullrank.config.run import TrainConfig
 from fullrank.core.errors import InputError, RunError
+from fullrank.files import out_of_memory
+from fullrank.seal import refuse_links
 
 # -- device and precision --------------------------------------------------------------------------------------------
 
@@ -78,12 +81,13 @@ def explain_failures(options: TrainConfig) -> Iterator[None]:
     """Turn failures of the machine inside the block into RunErrors that say which key to change."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        raise RunError(
-            f"out of memory: lower train.batch_size (now {options.batch_size}) and raise train.gradient_accumulation_steps "
-            f"(now {options.gradient_accumulation_steps}) by the same factor; {str(error).splitlines()[0]}"
-        ) from error
     except Exception as error:
+        if out_of_memory(error):
+            raise RunError(
+                f"out of memory: lower train.batch_size (now {options.batch_size}) and raise "
+                f"train.gradient_accumulation_steps (now {options.gradient_accumulation_steps}) by the same factor, or lower "
+                f"train.segment_length; {(str(error).splitlines() or ['no more memory'])[0]}"
+            ) from error
         if options.compile and type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
             raise RunError(
                 f"torch.compile failed; set train.compile=false; {str(error).strip().splitlines()[0]}"
@@ -264,7 +268,9 @@ def _file_lock(folder: Path) -> Iterator[None]:
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = open(folder / ".lock", "wb")  # noqa: SIM115 - held until the end of the block
+        refuse_links(folder)
+        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        file = open(handle, "wb")  # noqa: SIM115 - held until the end of the block
     except OSError as error:
         raise RunError(f"{folder}: cannot be written ({error.strerror}); choose another folder with --out") from error
     with file:
