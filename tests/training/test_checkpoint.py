@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from torch import Tensor, nn
-from training_toy import Death, Recorder, Toy, at_call, die, evaluate, outcome, train
+from training_toy import Death, Objective, Recorder, Toy, at_call, die, evaluate, outcome, train
 
 from fullrank.core.errors import InputError, RunError
 from fullrank.seal import DamagedError, write_record
@@ -204,6 +204,34 @@ def test_no_space_is_one_clear_message(first: bool, tmp_path: Path, monkeypatch:
     with pytest.raises(RunError, match=rf"checkpoint of step 2 could not .* no space left on the disk .*{kept}"):
         save_checkpoint(tmp_path, snapshot(2), step=2, best=False)
     assert not list(tmp_path.glob(".writing*"))
+
+
+def test_checkpoints_are_minutes_apart_at_most_and_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without an evaluation before the end; a rhythm that is set holds alone."""
+    now, once = [0.0], {"eval_options": {"every_epochs": 1e6}, "steps": 8}
+    train(tmp_path / "whole", **once)
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+
+    def minutes_then_death(model: Toy) -> Any:
+        inner = Objective(model)
+
+        def objective(batch: Any, carry: Any, position: Any) -> Any:
+            now[0] += 61.0
+            if position.step == 8:
+                raise Death
+            return inner(batch, carry, position)
+
+        return objective
+
+    for folder, options in (("killed", {}), ("own rhythm", {"save_every_steps": 3})):
+        with pytest.raises(Death):
+            train(tmp_path / folder, **once, **options, objective=minutes_then_death)
+        last = (tmp_path / folder / "checkpoints" / "last").resolve().name
+        assert last == ("step-00000005" if folder == "killed" else "step-00000006")
+    train(tmp_path / "killed", **once)
+    assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
 
 
 def test_no_space_while_training_leaves_a_run_that_can_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

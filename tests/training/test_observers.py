@@ -27,6 +27,13 @@ from fullrank.training.observers import (
 )
 
 
+def test_the_status_of_a_classifier_says_its_loss_and_scores() -> None:
+    status = Status()
+    status.record({"split": "train", "nll": 0.51, "ppl": 1.7, "objective": "labels"})
+    status.record({"split": "valid", "nll": 0.62, "ppl": 1.9, "accuracy": 0.8437, "f1": 0.5, "objective": "labels"})
+    assert status.words() == "step 0/0  loss 0.510  valid loss 0.620  accuracy 0.844  f1 0.500"
+
+
 def test_status_says_loss_perplexity_speed_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])

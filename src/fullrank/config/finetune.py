@@ -145,7 +145,9 @@ class FinetuneTrainConfig(Section):
     device: str = key("auto", "device of torch; auto: a GPU when there is one")
     threads: Threads | None = key(None, "threads of torch")
     log_every_steps: Count = key(20, "updates between lines of metrics")
-    save_every_steps: Count | None = key(None, "updates between checkpoints; null: at every evaluation")
+    save_every_steps: Count | None = key(
+        None, "updates between checkpoints; null: at every evaluation and every 5 minutes"
+    )
     keep_model: bool = key(True, "the fine-tuned model stays in the run folder as model/")
     track: list[Literal["tensorboard", "wandb"]] = key([], "other places that metrics are sent to")
 

@@ -138,7 +138,9 @@ class TrainConfig(Section):
     ema_decay: Fraction = key(0.999, "ema: decay of the average")
     swa_start: Share = key(0.75, "swa: share of training after which weights are averaged")
     patience: Count | None = key(None, "stop after so many evaluations without improvement of eval.metric")
-    save_every_steps: Count | None = key(None, "updates between checkpoints; null: at every evaluation")
+    save_every_steps: Count | None = key(
+        None, "updates between checkpoints; null: at every evaluation and every 5 minutes"
+    )
     keep_checkpoints: Count | None = key(None, "weights that are kept of the last evaluations")
     log_every_steps: Count = key(20, "updates between lines of metrics")
     track: list[Literal["tensorboard", "wandb"]] = key([], "other places that metrics are sent to")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -158,6 +159,9 @@ def _result(counters: Counters, plan: Plan, resumed_from: int | None) -> FitResu
     )
 
 
+SAVE_SECONDS = 300.0  # most time between two checkpoints, where `train.save_every_steps` says nothing
+
+
 @dataclass
 class _Loop:
     state: TrainingState
@@ -174,13 +178,14 @@ class _Loop:
     observers: ObserverGroup
     parameters: list[nn.Parameter] = field(init=False)
     clock: Clock = field(init=False)
+    saved: float = field(init=False)  # when
 
     def run(self, stop: StopRequest) -> None:
         """Step after step until plan or phases are done, patience is out, or a signal asks for a stop."""
         plan, counters = self.plan, self.state.counters
         self.state.model.train()
         self.parameters = [p for group in self.state.optimizer.param_groups for p in group["params"]]
-        self.clock = Clock(self.device, counters)
+        self.clock, self.saved = Clock(self.device, counters), time.monotonic()
         while not counters.finished:
             self.update()
             self.observers.advance(counters.step, counters.tokens)
@@ -193,7 +198,8 @@ class _Loop:
             if over or flat:
                 self.next_phase()
             keep = self.options.keep_checkpoints if evaluating else None
-            if plan.save_due(counters.step) or best or keep or counters.finished or stop.signal:
+            late = self.options.save_every_steps is None and time.monotonic() - self.saved > SAVE_SECONDS
+            if plan.save_due(counters.step) or late or best or keep or counters.finished or stop.signal:
                 self.save(best, keep)
             if stop.signal and not counters.finished:
                 raise Interrupted(
@@ -311,6 +317,7 @@ class _Loop:
         counters.metrics_bytes, counters.metrics_sha256 = self.metrics.sync(), self.metrics.digest.hexdigest()
         folder, snapshot = self.folder / "checkpoints", dataclasses.replace(self.state.capture(), run=self.seal)
         save_checkpoint(folder, snapshot, step=counters.step, best=best, keep_weights=keep)
+        self.saved = time.monotonic()
         self.clock.resume()
 
     def write(

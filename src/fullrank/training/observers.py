@@ -222,7 +222,8 @@ class Status(Observer):
 
     def record(self, line: Mapping[str, Any]) -> None:
         self.phase = line.get("phase", self.phase)
-        self.ppl = f"{line['objective']} ppl" if "objective" in line else self.ppl
+        objective = line.get("objective", "causal")  # the loss of labels is no perplexity
+        self.ppl = {"causal": self.ppl, "labels": "loss"}.get(objective, f"{objective} ppl")
         match line.get("split"):
             case "train":
                 self.nll = line["nll"]
@@ -235,10 +236,11 @@ class Status(Observer):
         if self.phase is not None:
             parts.append(f"phase {self.phase}")
         if self.nll is not None:
-            parts += [f"loss {self.nll:.3f}", self._figure(self.nll)]
+            parts += dict.fromkeys((f"loss {self.nll:.3f}", self._figure(self.nll)))
         if self.valid is not None:
             parts.append(f"valid {self._figure(self.valid)}")
-            parts += [f"{_WRITTEN.get(name, name)} {score:.1f}" for name, score in self.scores.items()]
+            digits = 3 if self.ppl == "loss" else 1  # scores of labels are fractions
+            parts += [f"{_WRITTEN.get(name, name)} {score:.{digits}f}" for name, score in self.scores.items()]
         seconds, steps = time.monotonic() - self.began, self.step - self.first
         if steps > 0 and seconds > 0:
             left = max(0, self.total - self.step) * seconds / steps
@@ -248,7 +250,7 @@ class Status(Observer):
     def _figure(self, nll: float) -> str:
         if self.bits is not None:
             return f"{self.bits} {nll / math.log(2):.3f}"
-        return f"{self.ppl} {perplexity(nll):.1f}"
+        return f"loss {nll:.3f}" if self.ppl == "loss" else f"{self.ppl} {perplexity(nll):.1f}"
 
 
 class LiveLine(Status):
