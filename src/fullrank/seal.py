@@ -26,16 +26,14 @@ PLAIN = "checkpoint.json"
 # where a run lies and how it is watched: these may change under a finished run; texts have checksums of their own
 _MOVABLE = {
     *(f"data.{key}" for key in ("dir", "cache", "train", "valid", "test", "codes")),
-    "train.device", "train.threads", "train.track", "prepared",
+    "train.device", "train.threads", "train.track",
 }  # fmt: skip
+# types of values in a run record
 _IDENTITY = {
     **dict.fromkeys(("name", "recipe", "row", "scale", "kernel", "prepared"), str),
-    "paper": dict,
-    "text": dict,
+    **dict.fromkeys(("paper", "text"), dict),
 }
 _VOCABULARY = ("vocabulary.json", "vocabulary.txt", "tokenizer.json", "tokenizer/*/*")
-
-
 LINKS = ("last", "best", "previous")  # in the folder `checkpoints`
 
 
@@ -124,7 +122,12 @@ def seal_run(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """The part `run` of a checkpoint's record: values of configuration and run record, checksums of vocabulary files."""
     paths = sorted(path for pattern in _VOCABULARY for path in folder.glob(pattern))
     files = {str(path.relative_to(folder)): seal_file(path) for path in paths}
-    return {"config": dict(config), "identity": read_identity(folder), "files": files}
+    return {"config": dict(config), "identity": _data(read_identity(folder)), "files": files}
+
+
+def _data(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run record says about data and computation; the rest of it are names."""
+    return {key: identity[key] for key in ("text", "vocabulary", "kernel") if key in identity}
 
 
 def read_identity(folder: Path) -> dict[str, Any]:
@@ -168,7 +171,7 @@ def check_run(folder: Path, checkpoint: str | None = None) -> None:
         raise InputError(f"{folder}: was trained by another version of fullrank: {error}") from error
     for file, now, then in (
         ("config.yaml", build_any(read_yaml(folder / "config.yaml")).to_dict(), trained),
-        ("run.json", read_identity(folder), record.run["identity"]),
+        ("run.json", _data(read_identity(folder)), record.run["identity"]),
     ):
         new, old = (json.loads(json.dumps(flatten(values))) for values in (now, then))
         if changed := [k for k in {**old, **new} if k not in _MOVABLE and (k not in old or old[k] != new.get(k))]:
