@@ -101,7 +101,7 @@ def config(mechanism: str = "plain", **changes: Any) -> fr.ModelConfig:
 
 
 def built(mechanism: str = "plain", seed: int = 2, **changes: Any) -> fr.Translator:
-    """As it starts, in double precision."""
+    """A translator at its start, in double precision."""
     torch.manual_seed(seed)
     return fr.Translator(config(mechanism, **changes)).double().eval()
 

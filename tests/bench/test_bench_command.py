@@ -39,7 +39,7 @@ def called(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a system that does not count resident memory: no processes are started. Nothing is repeated for precision."""
+    """A system that does not count resident memory: no processes are started. Nothing is repeated for precision."""
     monkeypatch.setattr(measure, "counts_resident_memory", lambda: False)
     monkeypatch.setattr(measure, "SHORTEST", 0.0)
 

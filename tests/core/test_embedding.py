@@ -112,7 +112,7 @@ def test_transformer_xl_starts() -> None:
 
 
 def test_pytorch_starts() -> None:
-    """As nn.Embedding and nn.Linear."""
+    """The starts of nn.Embedding and nn.Linear."""
     made = large("pytorch", False, "transformer_xl")
     for i, width in enumerate((64, 32, 16)):
         is_normal(made.embedding.weights[i], 1.0)

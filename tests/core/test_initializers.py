@@ -1,4 +1,4 @@
-"""How parameters start, from the definitions of the initialisers' originals: moments, bounds, zeros."""
+"""Starts of parameters, from the definitions of the initialisers' originals: moments, bounds, zeros."""
 
 from __future__ import annotations
 

@@ -355,7 +355,7 @@ def test_positions_are_a_positive_whole_number(wrong: Any) -> None:
 
 
 def test_positions_before_the_text_have_no_rows() -> None:
-    """As the labels of `gaps: drifting` may say of a memory."""
+    """Positions that the labels of `gaps: drifting` may give to a memory."""
     layer = fr.MultiLinearAttention(hidden_size=6, rank=3, max_position_embeddings=9)
     layout = fr.Layout.of_runs(2, [(-3, 2), (0, 2)])
     with pytest.raises(InputError, match=r"position before the text.*gaps: true"):

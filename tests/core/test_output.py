@@ -73,7 +73,7 @@ def test_every_probability_and_every_gradient(case: Case, kernel: str) -> None:
 
 
 def test_without_engines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in an exported folder, which has core alone."""
+    """An exported folder has core alone."""
     monkeypatch.setattr(engine, "load", engine.NoEngines)
     for case in KINDS.values():
         check(case)
@@ -370,7 +370,7 @@ def test_sums_are_fp32_under_autocast(case: Case, kernel: str, smoothing: float)
 
 @kinds
 def test_a_loss_that_is_kept_keeps_no_gradients(case: Case) -> None:
-    """As of any other loss: a list of them is a list of numbers once their backward passes are done."""
+    """Losses that are kept: a list of them is a list of numbers once their backward passes are done."""
     layer, (hidden, targets) = case.layer(), case.batch()
     loss, _ = layer.loss(hidden, targets)
     assert _tensors_behind(loss)

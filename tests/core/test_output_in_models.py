@@ -108,7 +108,7 @@ def test_saved_once_loaded_and_imagined(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["tied mixture", "adaptive", "mixture of adaptive"])
 def test_beam_search_finds_the_best_text(kind: str) -> None:
-    """As wide as there are texts, it finds what counting every text finds; its sums are those of the nll."""
+    """A beam of as many texts as there are finds what counting every text finds; its sums are those of the nll."""
     made = model(kind).eval()
     found = beam_search(made, torch.tensor([[3]]), beams=V, max_new_tokens=2, eos_id=None, length_penalty=0.0)
     pairs = torch.cartesian_prod(torch.arange(V), torch.arange(V))

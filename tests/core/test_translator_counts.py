@@ -1,4 +1,4 @@
-"""How many parameters a translator has: the published integers, and formulas of their own."""
+"""Numbers of parameters of a translator: the published integers, and formulas of their own."""
 
 from __future__ import annotations
 

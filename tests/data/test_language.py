@@ -243,7 +243,7 @@ def test_without_sacremoses_the_error_says_what_to_install(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "sacremoses", None)
     language._moses.cache_clear()
-    with pytest.raises(InputError, match=r"pip install 'fullrank\[translate\]', or set data.moses=false"):
+    with pytest.raises(InputError, match=r"pip install 'fullrank\[translate\]' \(in a clone: .*\), or set data.moses=false"):
         Language("en", Words(), MARKS, moses=True).encode("a")
     assert Language("en", Words(), MARKS).encode("a") == [1]
 
@@ -291,7 +291,7 @@ def test_of_a_merge_that_stands_twice_the_first_counts():
 
 
 def plainly(word: str, merges: list[tuple[str, str]], old: bool) -> list[str]:
-    """As in the paper: as long as there is a pair with a code, merge the best wherever it stands."""
+    """The paper's procedure: as long as there is a pair with a code, merge the best wherever it stands."""
     if len(word) == 1:
         return [word]
     symbols = [*word, "</w>"] if old else [*word[:-1], word[-1] + "</w>"]

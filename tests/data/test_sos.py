@@ -49,7 +49,7 @@ def entries(corpus: Corpus, split: str) -> str:
     ],
 )
 def test_every_line_begins_with_sos(text: str, expected: str) -> None:
-    """As the paper's code has it: `<sos>` words `<eos>`, for a blank line, too."""
+    """The form of the paper's code: `<sos>` words `<eos>`, for a blank line, too."""
     assert WORDS.words(text) == expected.split()
     assert WORDS.decode(WORDS.encode(text)) == text
     assert WORDS.start_id == WORDS.eos_id != WORDS.sos_id

@@ -84,7 +84,7 @@ def test_no_compiler_is_asked_for_a_call_that_the_kernel_declines(monkeypatch: p
 
 
 def test_without_engines_everything_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in an exported model."""
+    """An exported model has no engines."""
     layer = fr.Attention(fr.AttentionConfig(mix="position_wise"), hidden_size=6, num_attention_heads=2)
     x = torch.randn(1, 60, 6)
     expected = layer(x)

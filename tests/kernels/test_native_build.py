@@ -49,7 +49,7 @@ class Workshop:
 
     @property
     def calls(self) -> int:
-        """How often something was compiled."""
+        """Number of compilations."""
         diary = self.tools / "calls"
         return len(diary.read_text().splitlines()) if diary.exists() else 0
 
@@ -196,7 +196,7 @@ def test_damaged_library_is_compiled_again(damage: str, workshop: Workshop, capl
 
 
 def test_whole_file_that_cannot_be_loaded_is_kept(workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
-    """Where a folder forbids running what lies in it, every start would compile. The warning names the file."""
+    """A folder that forbids running its files: every start would compile. The warning names the file."""
     workshop.compiler('echo "no library" > "$out"')
     for _ in range(2):
         library.cache_clear()

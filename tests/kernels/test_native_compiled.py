@@ -81,7 +81,7 @@ def test_tensors_without_numbers() -> None:
 
 
 def _arguments(mixed: bool) -> tuple[object, ...]:
-    """As `native` makes them, with all that may be there or with nothing of it."""
+    """Arguments that `native` makes, with all that may be there or with nothing of it."""
 
     def heads(*shape: int) -> Tensor:
         return torch.randn(*shape, 8, dtype=torch.float64, requires_grad=True)

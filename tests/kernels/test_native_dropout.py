@@ -103,7 +103,7 @@ def test_nothing_repeats() -> None:
 
 
 def test_counts_are_binomial() -> None:
-    """How many weights are dropped along each axis: the sum of squared deviations is a chi-square."""
+    """Numbers of weights dropped along each axis: the sum of squared deviations is a chi-square."""
     for seed in (1, 2, 3):
         dropped = (masks(0.25, seed, batch=3, heads=5, queries=40, keys=96) == 0).double()
         for axes in [(3,), (2,), (1,), (0,), (2, 3), (0, 1), (1, 2)]:

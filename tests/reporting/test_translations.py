@@ -403,7 +403,7 @@ def test_curves_where_bleu_was_not_measured_while_training(tmp_path: Path) -> No
 
 
 def test_unfinished_runs_alone(tmp_path: Path) -> None:
-    """How long an epoch is, they do not say: the curves are over training tokens."""
+    """Unfinished runs do not say how long an epoch is: the curves are over training tokens."""
     runs = [make_translation_run(tmp_path / "k", row="k", finished=False)]
     page = Page(report(runs).write(tmp_path / "page").read_text())
     labels = [str(attrs["aria-label"]) for attrs in page.tags("svg") if attrs.get("class") == "figure"]

@@ -142,7 +142,7 @@ def test_evaluation_is_not_recorded() -> None:
 
 
 def test_the_loop_marks_every_batch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As if this machine could record: the same training, with a mark for each pass."""
+    """A machine that could record: the same training, with a mark for each pass."""
     marks: list[None] = []
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marks.append(None))
     monkeypatch.setattr(nn.Module, "compile", lambda self, **given: None)

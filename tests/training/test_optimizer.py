@@ -28,7 +28,7 @@ def sgd(p: Tensor, state: dict[str, Tensor], g: Tensor, lr: float, t: int) -> Te
 
 
 def fairseq_nag(p: Tensor, state: dict[str, Tensor], g: Tensor, lr: float, t: int) -> Tensor:
-    """As fairseq states it: a velocity that carries the rate and is corrected when the rate changes."""
+    """fairseq's form: a velocity that carries the rate and is corrected when the rate changes."""
     g = g + DECAY * p
     correct = lr / RATES[max(t - 2, 0)]
     p = p + MU * MU * correct * state["w"] - (1 + MU) * lr * g
@@ -67,7 +67,7 @@ def test_every_optimizer_follows_its_equation(name: str) -> None:
 
 
 def fairseq_adam(p: Tensor, state: dict[str, Tensor], g: Tensor, lr: float, t: int, eps: float) -> Tensor:
-    """As fairseq states it: the decay acts on the parameter, and eps is added before the second moment is corrected."""
+    """fairseq's form: the decay acts on the parameter, and eps is added before the second moment is corrected."""
     state["m"] = BETAS[0] * state["m"] + (1 - BETAS[0]) * g
     state["s"] = BETAS[1] * state["s"] + (1 - BETAS[1]) * g * g
     size = lr * math.sqrt(1 - BETAS[1] ** t) / (1 - BETAS[0] ** t)

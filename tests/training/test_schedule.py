@@ -136,7 +136,7 @@ def test_an_unknown_schedule_suggests_the_nearest() -> None:
 
 
 def test_inverse_sqrt_is_fairseqs_an_update_later() -> None:
-    """As fairseq states it, of `u` updates made: its update t has the rate of t - 1, the first one `warmup-init-lr`."""
+    """fairseq's schedule of `u` updates made: its update t has the rate of t - 1, the first one `warmup-init-lr`."""
     high, start, warmup = 5e-4, 1e-7, 4000
 
     def fairseq(u: int) -> float:

@@ -249,7 +249,7 @@ class Reader:
 
     def log_probs(self, ids: Tensor, positions: Tensor) -> Iterator[Tensor]:
         """Log-probabilities (rows, V) after the tokens at `positions` of ids (B, N) laid end to end, a few rows at a time."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define log_probs(ids, positions)")
 
 
 def reader_of(model: nn.Module) -> Reader:

@@ -65,7 +65,7 @@ class Report:
 
     @property
     def counts(self) -> str:
-        """How many checks pass, are not applicable and fail."""
+        """Numbers of checks that pass, are not applicable and fail."""
         verdicts = [finding.verdict for finding in self.findings]
         passed, others = verdicts.count("passes"), verdicts.count("not applicable")
         failed = f", {len(self.failures)} fail: {'; '.join(f.check for f in self.failures)}" if self.failures else ""

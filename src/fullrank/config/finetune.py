@@ -176,7 +176,7 @@ class FinetuneTrainConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneEvalConfig(Section):
-    """How a task is evaluated, on its development split: its labels are the only ones that are public.
+    """Settings of evaluation, on the development split of a task: its labels are the only ones that are public.
 
     `checkpoint`: the figures are those of the last weights, as in BERT's and the papers' tables, or of the `best` evaluation;
     choosing it by the split that it is then reported on flatters it.

@@ -88,7 +88,7 @@ class PhaseConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(Section):
-    """How a model is trained. Exactly one of `steps`, `epochs` and `tokens` says when training ends, or the last phase does.
+    """Settings of training. Exactly one of `steps`, `epochs` and `tokens` says when training ends, or the last phase does.
 
     Text is read in `batch_size` streams of `segment_length` tokens, sentence pairs in batches of `batch_tokens`; `tokens` are
     those that are predicted: of translations, their words and final <eos>, without padding. Where tokens are masked
@@ -192,7 +192,7 @@ _OF_SEGMENTS = ("segment_length", "context", "stride", "memory_length", "same_le
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig(Section):
-    """How and how often a model is evaluated. Both cadences `null`: once an epoch and at the end.
+    """Settings of evaluation. Both cadences `null`: once an epoch and at the end.
 
     `context`, `stride`, `memory_length`, `same_length` and `clamp_length` belong to the final figures and to `fullrank eval`;
     while training, a model is judged as it is trained.

@@ -82,11 +82,11 @@ class Output(nn.Module):
 
     def components(self, hidden: Tensor) -> Components:
         """The softmaxes of hidden states (..., E), in `hidden.shape[:-1].numel()` tokens."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define components(hidden)")
 
     def flops_per_token(self) -> float:
         """Multiply-adds, counted as two, of the nll of one token; `nn.Linear` layers inside are counted elsewhere."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define flops_per_token()")
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Logits (..., V), which softmax makes probabilities: here the log-probabilities themselves."""

@@ -94,7 +94,7 @@ class _TextBatches:
 
     def _spans(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The targets [start, end) of each row."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define _spans(rows), the targets of each row")
 
     def _order(self, epoch: int) -> np.ndarray | None:
         """The order of rows in an epoch; None: as they stand in the text."""

@@ -69,13 +69,13 @@ class Segmenter:
 
     def _split(self, words: list[str]) -> list[list[str]]:
         """The pieces of each word."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define _split(words), the pieces of each word")
 
     def join(self, pieces: Sequence[str]) -> str:
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define join(pieces), the text of pieces")
 
     def state(self) -> str:
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define state(), its saved form")
 
 
 class Words(Segmenter):

@@ -46,13 +46,13 @@ class Tokenizer:
     fingerprint: str
 
     def __len__(self) -> int:
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define __len__(), the number of its entries")
 
     def encode(self, text: str) -> list[int]:
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define encode(text)")
 
     def decode(self, ids: Sequence[int]) -> str:
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define decode(ids)")
 
     def save(self, folder: Path) -> None:
         """Write the files that `load_tokenizer` reads."""

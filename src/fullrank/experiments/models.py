@@ -187,7 +187,7 @@ def _transformers(what: str) -> Any:
 
 
 def _injected_settings(config: Any) -> Mapping[str, Any] | None:
-    """What was injected into the model of a configuration of transformers; None if nothing was."""
+    """Settings of the injected attention in a configuration of transformers; None if nothing was injected."""
     settings = None if config.model_type == "fullrank" else getattr(config, "fullrank", None)
     return settings if isinstance(settings, Mapping) else None
 

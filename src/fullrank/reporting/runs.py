@@ -410,13 +410,13 @@ _MECHANISMS = {
         "dense_synthesizer": "each query makes its scores without keys (dense synthesizer)",
         "random_synthesizer": "scores are learned parameters, the same for every text (random synthesizer)",
     },
-    "attention.normalize": {"sigsoftmax": "sigsoftmax in place of softmax"},
     "attention.mix": {
         "position_independent": "Mixhead A: heads exchange attention weights by one learned matrix",
         "position_wise": "Mixhead B: each query decides how heads exchange attention weights",
         "random": "heads exchange attention weights by a fixed random matrix",
         "average": "every head uses the mean of all heads' attention weights",
     },
+    "attention.normalize": {"sigsoftmax": "sigsoftmax in place of softmax"},
     "output.kind": {"adaptive": "adaptive softmax: rare words have smaller vectors",
                     "mixture_of_softmaxes": "a mixture of {mixtures} softmaxes in place of one"},
 }  # fmt: skip
