@@ -243,7 +243,9 @@ def test_without_sacremoses_the_error_says_what_to_install(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "sacremoses", None)
     language._moses.cache_clear()
-    with pytest.raises(InputError, match=r"pip install 'fullrank\[translate\]' \(in a clone: .*\), or set data.moses=false"):
+    with pytest.raises(
+        InputError, match=r"pip install 'fullrank\[translate\]' \(in a clone: .*\), or set data.moses=false"
+    ):
         Language("en", Words(), MARKS, moses=True).encode("a")
     assert Language("en", Words(), MARKS).encode("a") == [1]
 
