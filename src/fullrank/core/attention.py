@@ -11,6 +11,7 @@ from .cache import Buffer, DecayedSums, KeyValues, Past, append
 from .config import AttentionConfig, ModelConfig, MultiLinearConfig, WeightedConfig
 from .cross_head import StochasticCrossHead
 from .dropout import dropout
+from .embedding import check_tensors
 from .engine import Problem
 from .errors import ConfigError, InputError
 from .layout import Layout
@@ -175,8 +176,11 @@ class Attention(nn.Module):
             dropout, max_position_embeddings = model.dropout.attention, model.max_position_embeddings
             if model.position == "rotary" and head_dim is not None:
                 rotary = Rotary(head_dim, model.rope_theta)
+        if not isinstance(config, AttentionConfig):
+            raise ConfigError(f"{type(self).__name__}: give a ModelConfig or an AttentionConfig, given {config!r}")
         size = self._size(config, hidden_size, num_attention_heads, head_dim, max_position_embeddings)
         attend: Attend = registry.lookup("attend", config.kind)(config, size, dropout or 0.0)
+        self.hidden_size = size.hidden_size
         self.project = Projection(attend.size, config.bias, rotary, attend.needs)
         self.permute = StochasticCrossHead(config.cross_head if isinstance(config, WeightedConfig) else 0.0)
         self.attend = attend
@@ -201,9 +205,9 @@ class Attention(nn.Module):
                     f"hidden_size {hidden_size} is not divisible by num_attention_heads {heads}; give head_dim"
                 )
             head_dim = hidden_size // heads
-        if min(hidden_size, heads, head_dim) < 1:
+        if not all(type(size) is int and size > 0 for size in (hidden_size, heads, head_dim)):
             raise ConfigError(
-                f"sizes are positive numbers, given hidden_size {hidden_size}, num_attention_heads {heads}, "
+                f"sizes are positive whole numbers, given hidden_size {hidden_size}, num_attention_heads {heads}, "
                 f"head_dim {head_dim}"
             )
         longest = 1024 if longest is None else longest
@@ -214,6 +218,14 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, source: Tensor | None = None, layout: Layout | None = None, *, trace: Trace | None = None
     ) -> Tensor:
+        check_tensors(x=x, source=source)
+        for name, given in (("x", x), ("source", source)):
+            fits = given is None or (given.dim() == 3 and given.shape[::2] == (len(x), self.hidden_size))
+            if given is not None and not (fits and given.is_floating_point()):
+                raise InputError(
+                    f"{name} must be numbers (B, N, {self.hidden_size}), with one B for x and source; given {given.dtype} "
+                    f"{tuple(given.shape)}"
+                )
         if layout is None:
             keys = x.shape[1] if source is None else source.shape[1]
             layout = Layout.of(x.shape[1], keys, causal=source is None, device=x.device)

@@ -21,7 +21,7 @@ from .errors import InputError
 from .initialize import initialize
 from .layout import Layout
 from .memory import LayerMemory, Memory, Segment
-from .model import LossParts, Model, ModelOutput, Pass, TokenNll, check_targets, longest
+from .model import LossParts, Model, ModelOutput, Pass, TokenNll, check_targets, check_tokens, longest
 from .output import Output
 from .positions import Position
 from .source import ProjectedSource, Source
@@ -93,7 +93,8 @@ class LanguageModel(Model):
         source: Source | ProjectedSource | None = None,
     ) -> Pass:
         """Input of the output layer (B, N, E), and memory and cache of the next call; source: of a translation."""
-        self._check(input_ids, memory, cache, skip)
+        check_tokens(input_ids, attention_mask)
+        self._check(memory, cache, skip)
         if input_ids.shape[1] == 0:  # nothing is read, nothing is remembered
             begun = (memory or self.new_memory()) if self.memory_length and cache is None else None
             return Pass(self._finish(self.embedding(input_ids)), begun, cache)
@@ -213,9 +214,10 @@ class LanguageModel(Model):
         hidden: Tensor = self.output_dropout(self.final_norm(x))
         return hidden
 
-    def _check(self, input_ids: Tensor, memory: Memory | None, cache: Cache | None, skip: Collection[int]) -> None:
-        if input_ids.dim() != 2:
-            raise InputError(f"input_ids must be (B, N), given shape {tuple(input_ids.shape)}")
+    def _check(self, memory: Memory | None, cache: Cache | None, skip: Collection[int]) -> None:
+        for name, value, kind in (("memory", memory, Memory), ("cache", cache, Cache)):
+            if value is not None and not isinstance(value, kind):
+                raise InputError(f"{name}: the `{name}` of the output of the call before, given {type(value).__name__}")
         if wrong := [layer for layer in skip if isinstance(layer, bool) or not 0 <= layer < len(self.blocks)]:
             raise InputError(f"skip: layers 0 to {len(self.blocks) - 1}, given {wrong}")
         if memory is not None and self.memory_length == 0:

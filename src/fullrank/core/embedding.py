@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .config import AdaptiveInputConfig, InputConfig, ModelConfig, OutputConfig, cluster_problems
-from .errors import ConfigError
+from .errors import ConfigError, InputError
 from .registry import register
 
 
@@ -29,6 +29,25 @@ def layer_sizes(
     if vocab_size is None:
         raise ConfigError("model.vocab_size: must be a number to build a model (a run takes it from its data)")
     return vocab_size, hidden_size
+
+
+def check_tensors(**values: Tensor | None) -> None:
+    """InputError unless each is a tensor, or left out."""
+    for name, value in values.items():
+        if value is not None and not isinstance(value, Tensor):
+            raise InputError(f"{name} must be a tensor, given {type(value).__name__}")
+
+
+def check_ids(ids: Tensor, vocab_size: int, name: str) -> None:
+    """InputError unless `ids` are whole numbers from 0 to vocab_size - 1. On a GPU, which would have to be waited for, torch
+    looks at their range itself."""
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise InputError(f"{name}: whole numbers in torch.int64, given {ids.dtype}")
+    if ids.device.type == "cpu" and ids.numel() and not torch.compiler.is_compiling():
+        low, high = (int(bound) for bound in ids.aminmax())
+        if low < 0 or high >= vocab_size:
+            given = low if low < 0 else high
+            raise InputError(f"{name}: from 0 to {vocab_size - 1} (model.vocab_size is {vocab_size}), given {given}")
 
 
 class Input(nn.Module):
@@ -53,6 +72,7 @@ class TokenEmbedding(Input):
         self.scale = config.hidden_size**0.5 if config.scale_embedding else 1.0
 
     def forward(self, input_ids: Tensor) -> Tensor:
+        check_ids(input_ids, self.weight.shape[0], "input ids")
         vectors = F.embedding(input_ids, self.weight)
         return vectors * self.scale if self.scale != 1 else vectors
 
@@ -128,6 +148,7 @@ class AdaptiveInput(Input):
             nn.init.xavier_uniform_(projection)
 
     def forward(self, input_ids: Tensor) -> Tensor:
+        check_ids(input_ids, sum(self.clusters.sizes), "input ids")
         cluster = self.clusters.number(input_ids)
         out: Tensor | None = None
         for i, (start, weight) in enumerate(zip(self.clusters.starts, self.weights, strict=True)):

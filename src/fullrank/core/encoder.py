@@ -15,7 +15,7 @@ from .embedding import Input
 from .errors import InputError
 from .initialize import initialize
 from .layout import Layout
-from .model import Model, longest
+from .model import Model, check_tokens, longest
 from .positions import Position
 from .source import Source
 
@@ -65,8 +65,7 @@ class Encoder(Model):
         padded_right: bool | None = None,
     ) -> Source:
         """The hidden states as the value that a decoder reads. padded_right: the side of the padding; None: it is looked up."""
-        if input_ids.dim() != 2:
-            raise InputError(f"input_ids must be (B, M), given shape {tuple(input_ids.shape)}")
+        check_tokens(input_ids, attention_mask)
         if input_ids.shape[1] == 0:
             raise InputError(
                 "input_ids: at least one token a sentence; an empty one is its end-of-sentence token alone"

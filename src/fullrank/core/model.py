@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from . import engine
 from .cache import Cache
 from .config import ModelConfig
+from .embedding import check_tensors
 from .errors import InputError
 from .memory import Memory
 
@@ -62,6 +63,8 @@ class Model(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        if not isinstance(config, ModelConfig):
+            raise InputError(f"{type(self).__name__} is built from a ModelConfig, given {type(config).__name__}")
         self.config = config
 
     def num_parameters(self) -> int:
@@ -92,10 +95,18 @@ class Model(nn.Module):
         return model
 
 
+def check_tokens(input_ids: Tensor, attention_mask: Tensor | None) -> None:
+    """Raises InputError unless input_ids are a tensor (B, N), and the mask is one; the embedding looks at their values."""
+    check_tensors(input_ids=input_ids, attention_mask=attention_mask)
+    if input_ids.dim() != 2:
+        raise InputError(f"input_ids must be (B, N), given shape {tuple(input_ids.shape)}")
+
+
 def check_targets(input_ids: Tensor, targets: Tensor, name: str = "input_ids") -> None:
     """Raises InputError unless targets are tokens, as many as `input_ids`."""
-    if targets.numel() == 0:
-        raise InputError(f"a loss of no tokens: targets are {tuple(targets.shape)}")
+    check_tensors(**{name: input_ids, "targets": targets})
+    if targets is None or targets.numel() == 0:
+        raise InputError(f"a loss of no tokens: targets are {targets if targets is None else tuple(targets.shape)}")
     if targets.shape != input_ids.shape:
         raise InputError(f"targets {tuple(targets.shape)} must have the shape of {name} {tuple(input_ids.shape)}")
 

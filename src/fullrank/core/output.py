@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from . import engine
 from .config import ClusteredConfig, MixtureConfig, ModelConfig, OutputConfig
 from .dropout import Dropout, dropout
-from .embedding import AdaptiveInput, Clusters, TokenEmbedding, layer_sizes
+from .embedding import AdaptiveInput, Clusters, TokenEmbedding, check_ids, check_tensors, layer_sizes
 from .engine import Cluster, Components
 from .errors import ConfigError, InputError
 from .registry import register
@@ -69,6 +69,8 @@ def weighted_losses(log_prob: Tensor, ids: Tensor, scale: Tensor, label_smoothin
     return (loss * scale).sum(), (nll.detach() * scale).sum()
 
 
+IGNORED = -100  # the target of a token that does not count, as in `torch.nn.functional.cross_entropy`
+
 # -- the contract -----------------------------------------------------------------------------------------------------
 
 
@@ -101,50 +103,63 @@ class Output(nn.Module):
         return log_prob.view(*hidden.shape[:-1], log_prob.shape[-1])
 
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """-log p(targets) (B, N) in nats, exact under any cotangent.  hidden (B, N, E), targets (B, N)."""
-        ids, components = _flat(hidden, targets), self.components(hidden)
+        """-log p(targets) (B, N) in nats, exact under any cotangent; 0 at targets -100.  hidden (B, N, E), targets (B, N)."""
+        components = self.components(hidden)
+        ids, counts = _flat(hidden, targets, components)
         nll = engine.load().vocabulary_nll(components, ids)
         if nll is None:
             nll = -log_probabilities(components).gather(1, ids[:, None]).squeeze(1)
-        return nll.view(targets.shape)
+        return nll.masked_fill(~counts, 0).view(targets.shape)
 
     def loss(
         self, hidden: Tensor, targets: Tensor, weights: Tensor | None = None, label_smoothing: float = 0.0
     ) -> tuple[Tensor, Tensor]:
         """Weighted means in nats per token, two scalars: the smoothed loss and, without gradient, sum(w nll) / sum(w).
 
-        With label smoothing e the target is (1 - e) [v = x] + e / V. An engine forms gradients in the forward pass.
+        Targets -100 have weight 0. With label smoothing e the target is (1 - e) [v = x] + e / V. An engine forms gradients in
+        the forward pass.
         """
-        ids, scale = _flat(hidden, targets), _scale(hidden, targets, weights, label_smoothing)
         components = self.components(hidden)
+        ids, counts = _flat(hidden, targets, components)
+        scale = _scale(hidden, counts.view(targets.shape), weights, label_smoothing)
         losses = engine.load().vocabulary_loss(components, ids, scale, label_smoothing)
         if losses is None:
             losses = weighted_losses(log_probabilities(components), ids, scale, label_smoothing)
         return losses
 
 
-def _flat(hidden: Tensor, targets: Tensor) -> Tensor:
-    """The ids (T,) of targets (B, N); InputError unless there is one for each hidden state."""
+def _flat(hidden: Tensor, targets: Tensor, components: Components) -> tuple[Tensor, Tensor]:
+    """The ids (T,) of targets (B, N), 0 where they do not count, and which count; InputError unless there is one for each
+    hidden state."""
     if targets.shape != hidden.shape[:-1]:
         raise InputError(
             f"targets {tuple(targets.shape)}: one for each hidden state, of which there are {tuple(hidden.shape[:-1])}"
         )
-    return targets.flatten()
+    flat = targets.flatten()
+    counts = flat != IGNORED
+    ids = flat.masked_fill(~counts, 0)
+    vocab_size = sum(cluster.weight.shape[0] for cluster in components.clusters) - len(components.clusters) + 1
+    check_ids(ids, vocab_size, f"targets (or {IGNORED}, which does not count)")
+    return ids.long(), counts
 
 
-def _scale(hidden: Tensor, targets: Tensor, weights: Tensor | None, label_smoothing: float) -> Tensor:
-    """The factor w_t / sum(w) (T,) of each token in a weighted mean; without weights 1 / T."""
+def _scale(hidden: Tensor, counts: Tensor, weights: Tensor | None, label_smoothing: float) -> Tensor:
+    """The factor w_t / sum(w) (T,) of each token in a weighted mean, 0 for one that does not count; without weights w is 1."""
     dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
     if not 0 <= label_smoothing < 1:
         raise InputError(f"label_smoothing: at least 0 and below 1, given {label_smoothing}")
-    if weights is None:
-        return torch.full((targets.numel(),), 1 / max(1, targets.numel()), device=targets.device, dtype=dtype)
-    if weights.shape != targets.shape:
-        raise InputError(f"weights {tuple(weights.shape)} must have the shape of targets {tuple(targets.shape)}")
-    if weights.requires_grad:
+    check_tensors(weights=weights)
+    if weights is not None and weights.shape != counts.shape:
+        raise InputError(f"weights {tuple(weights.shape)} must have the shape of targets {tuple(counts.shape)}")
+    if weights is not None and weights.requires_grad:
         raise InputError("weights of a loss take no gradient; pass weights.detach(), or weigh the nll of each token")
-    scale = weights.flatten().to(dtype)
+    scale = (counts if weights is None else weights.masked_fill(~counts, 0)).flatten().to(dtype)
     return scale / scale.sum().clamp_min(torch.finfo(dtype).tiny)
+
+
+def _check_width(hidden: Tensor, width: int) -> None:
+    if hidden.dim() < 2 or hidden.shape[-1] != width:
+        raise InputError(f"hidden states: (B, N, {width}), of the layer's hidden_size; given {tuple(hidden.shape)}")
 
 
 # -- one matrix -------------------------------------------------------------------------------------------------------
@@ -198,6 +213,7 @@ class SoftmaxOutput(Output):
         return weight
 
     def components(self, hidden: Tensor) -> Components:
+        _check_width(hidden, self.matrix.shape[1])
         states = hidden.flatten(0, -2)[:, None]  # (T, 1, E)
         return Components(states, None, (Cluster(self.matrix, self.bias),), self.normalize)
 
@@ -274,6 +290,7 @@ class MixtureOfSoftmaxes(SoftmaxOutput):
             nn.init.normal_(self.weight, std=width**-0.5)
 
     def components(self, hidden: Tensor) -> Components:
+        _check_width(hidden, self.matrix.shape[1])
         states, log_prior = self.mixture(hidden)
         return Components(states, log_prior, (Cluster(self.matrix, self.bias),), self.normalize, self.epsilon)
 
@@ -380,6 +397,7 @@ class AdaptiveSoftmax(Output):
         )
 
     def components(self, hidden: Tensor) -> Components:
+        _check_width(hidden, self.class_weight.shape[1])
         if self.mixture is None:
             states, log_prior = hidden.flatten(0, -2)[:, None], None
         else:

@@ -250,8 +250,30 @@ def hints_of(cls: type[Section]) -> dict[str, Any]:
     return _HINTS[cls]
 
 
+class _Sections(type):
+    """A section names the keys that it does not have; where `kind` decides, its keys choose the member that is made."""
+
+    def __call__(cls, *values: Any, **keys: Any) -> Any:
+        if values:
+            raise ConfigError(f"{cls.__name__}: keys by name (or `from_dict` of a mapping), given {values[0]!r}")
+        section = member = cast(type[Section], cls)
+        if issubclass(section, ByKind) and "MEMBERS" in vars(section):
+            member, keys = section.member(keys, section.KEY), section.stated(keys)
+        wrong = [
+            (issubclass(member, ByKind) and member.key_of_another_kind(name, value, section.KEY))
+            or unknown_key(section, section.KEY, _join(section.KEY, name))
+            for name, value in keys.items()
+            if name not in hints_of(member)
+        ]
+        if wrong:
+            raise ConfigError(*wrong)
+        made = object.__new__(member)
+        made.__init__(**keys)  # type: ignore[misc]
+        return made
+
+
 @dataclass(frozen=True, kw_only=True)
-class Section:
+class Section(metaclass=_Sections):
     """A section of a configuration. `KEY` is where it stands, as in `model.dropout`.
 
     A field left at None may be resolved from the others (`_resolve`), so that a saved configuration states every value.
@@ -390,27 +412,8 @@ def unknown_key(root: type[Section], section: str, key: str) -> str:
 # -- sections that `kind` decides about --------------------------------------------------------------------------------
 
 
-class _Kinds(type):
-    """A section that `kind` decides about makes one of the member that its keys describe."""
-
-    def __call__(cls, **keys: Any) -> Any:
-        if not (issubclass(cls, ByKind) and "MEMBERS" in vars(cls)):
-            return super().__call__(**keys)
-        member, keys = cls.member(keys, cls.KEY), cls.stated(keys)
-        wrong = [
-            member.key_of_another_kind(name, value, cls.KEY) or unknown_key(cls, cls.KEY, _join(cls.KEY, name))
-            for name, value in keys.items()
-            if name not in hints_of(member)
-        ]
-        if wrong:
-            raise ConfigError(*wrong)
-        made = object.__new__(member)
-        made.__init__(**keys)  # type: ignore[misc]
-        return made
-
-
 @dataclass(frozen=True, kw_only=True)
-class ByKind(Section, metaclass=_Kinds):
+class ByKind(Section):
     """A section whose type `kind` decides: each kind is a subclass with its own keys, and knows no others.
 
         AttentionConfig(kind="multilinear", rank=40)     # a MultiLinearConfig

@@ -13,6 +13,7 @@ from .block import Block
 from .cache import Cache
 from .config import ModelConfig
 from .decoder import LanguageModel
+from .embedding import check_tensors
 from .encoder import Encoder
 from .errors import ConfigError, InputError
 from .layout import Layout
@@ -94,6 +95,7 @@ class Translator(Model):
         padded_right: bool | None = None,
     ) -> Tensor:
         """Input of the output layer (B, N, E); padded_right as in `Encoder.encode`."""
+        check_tensors(input_ids=input_ids, decoder_input_ids=decoder_input_ids)
         fits = decoder_input_ids.dim() == 2 and decoder_input_ids.shape[0] == len(input_ids)
         if input_ids.dim() == 2 and not fits:  # else the encoder says it
             raise InputError(

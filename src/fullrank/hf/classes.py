@@ -29,13 +29,11 @@ from fullrank.core.errors import InputError
 from fullrank.core.masked import MaskedLanguageModel
 from fullrank.core.memory import Memory
 from fullrank.core.model import Model
-from fullrank.core.output import Output
+from fullrank.core.output import IGNORED, Output
 from fullrank.core.source import Source
 from fullrank.core.translator import TranslationCache, Translator
 from fullrank.hf.cache import FullRankCache, StateLayer, layer_of, mask_of_new
 from fullrank.hf.configuration import FullRankConfig
-
-IGNORED = -100  # the label of a token that has no loss
 
 
 class FullRankPreTrainedModel(PreTrainedModel):
