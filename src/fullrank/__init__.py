@@ -45,6 +45,7 @@ _HOMES = {
     "orthogonality": "fullrank.core.penalty",
     "overlap": "fullrank.core.penalty",
     "check": "fullrank.checking",
+    "generate": "fullrank.experiments.generation",
     "FullRankConfig": "fullrank.hf",
     "FullRankCache": "fullrank.hf",
     "FullRankForCausalLM": "fullrank.hf",
@@ -93,6 +94,7 @@ if TYPE_CHECKING:
     from fullrank.core.penalty import overlap as overlap
     from fullrank.core.skip_retain import SkipRetain as SkipRetain
     from fullrank.core.translator import Translator as Translator
+    from fullrank.experiments.generation import generate as generate
     from fullrank.hf import FullRankCache as FullRankCache
     from fullrank.hf import FullRankConfig as FullRankConfig
     from fullrank.hf import FullRankForCausalLM as FullRankForCausalLM
@@ -121,7 +123,13 @@ def _storage() -> _engine.Storage:
     return storage
 
 
-_engine.load, _engine.load_storage = _engines, _storage
+def _generate(*given: Any) -> Any:
+    from fullrank import decoding
+
+    return decoding.generate(*given)
+
+
+_engine.load, _engine.load_storage, _engine.generate = _engines, _storage, _generate
 
 
 def __getattr__(name: str) -> Any:

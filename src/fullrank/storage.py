@@ -40,6 +40,8 @@ def load(kind: type[Model], path: Path, checkpoint: str, change: Callable[[Model
     with torch.device("meta"):
         model: Model = kind(config)
     assign(model, tensors, file)
+    if (path / CONFIG).is_file():  # of a run, or of a model alone
+        model.trained_length = (read_yaml(path / CONFIG).get("train") or {}).get("segment_length")
     return model.eval()
 
 

@@ -16,6 +16,7 @@ from cli_runs import SMALL, call, call_process, called, environment
 import fullrank as fr
 from fullrank.cli import main
 from fullrank.core.errors import InputError
+from fullrank.data import load_tokenizer
 
 VERBS = ["demo", "train", "reproduce", "eval", "generate", "info", "report", "recipes", "data", "config"]
 
@@ -162,6 +163,24 @@ def test_generate_is_repeatable_and_writes_on_from_the_prompt(run: Path) -> None
     greedy = json.loads(succeeds("generate", run, "--prompt", "the", "--greedy", "--json"))
     single = json.loads(succeeds("generate", run, "--prompt", "the", "--beam", "1", "--json"))
     assert greedy["texts"][0]["text"] == single["texts"][0]["text"]
+
+
+def test_generate_in_python_writes_what_the_command_writes(run: Path) -> None:
+    done = call("generate", run, "--prompt", "the cats", "--max-new-tokens", 12, "--seed", 3, "--device", "cpu")
+    assert done.stderr == "the model reads 8 tokens at once; where the text is longer, its last 4 are read anew\n"
+    options = {"max_new_tokens": 12, "seed": 3}
+    assert fr.generate(run, "the cats", device_name="cpu", **options) + "\n" == done.stdout
+    model = fr.LanguageModel.load(run)
+    assert model.trained_length == 8
+    assert fr.generate(model, "the cats", tokenizer=load_tokenizer(run), **options) + "\n" == done.stdout
+    with pytest.raises(InputError, match="tokenizer: give one beside a model, or a run folder"):
+        fr.generate(model, "the cats")
+
+
+def test_eval_warns_of_segments_longer_than_trained(run: Path) -> None:
+    done = call("eval", run, "--segment-length", 16, "--device", "cpu")
+    assert done.stderr.count("warning: segments of 16 tokens, but the model was trained on 8") == 1
+    assert "warning" not in call("eval", run, "--segment-length", 8, "--device", "cpu").stderr
 
 
 def test_report_of_runs(run: Path, tmp_path: Path) -> None:

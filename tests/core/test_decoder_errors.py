@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
@@ -114,3 +117,104 @@ def test_a_forced_kernel_does_what_it_says_or_refuses() -> None:
 def test_a_foreign_class_of_the_same_name_does_not_replace_a_built_in_one() -> None:
     with pytest.raises(InputError, match="already registered"):
         fr.register("normalize", "softmax")(type("Softmax", (torch.nn.Module,), {"__module__": "elsewhere"}))
+
+
+IDS = torch.randint(11, (2, 5), generator=torch.Generator().manual_seed(0))
+HIGH, LOW = IDS.clone(), IDS.clone()
+HIGH[0, 0], LOW[0, 0] = 11, -1
+HIDDEN = torch.zeros(2, 5, 8)
+TWO = {"vocab_size": 11, "hidden_size": 8}
+CLUSTERS = {"kind": "adaptive", "cutoffs": [4]}
+
+
+def parts() -> dict[str, Any]:
+    config = build(1).config
+    return {
+        "lm": build(1),
+        "remembering": build(1, memory_length=4),
+        "clustered": build(1, input=fr.InputConfig(**CLUSTERS), output=fr.OutputConfig(**CLUSTERS)),
+        "masked": fr.MaskedLanguageModel(config),
+        "translator": fr.Translator(config),
+        "attention": fr.Attention(fr.AttentionConfig(), hidden_size=8, num_attention_heads=2),
+        "multilinear": fr.MultiLinearAttention(hidden_size=8, rank=4, max_position_embeddings=10),
+        "mixture": fr.MixtureOfSoftmaxes(fr.OutputConfig(kind="mixture_of_softmaxes", mixtures=2), **TWO),
+        "adaptive": fr.AdaptiveSoftmax(fr.OutputConfig(**CLUSTERS), **TWO),
+        "input": fr.AdaptiveInput(fr.InputConfig(**CLUSTERS), **TWO),
+    }
+
+
+RANGE = r"from 0 to 10 \(model\.vocab_size is 11\), given (11|-1)"
+CALLS: dict[str, tuple[Callable[..., Any], str]] = {
+    **{
+        f"{name} {what}": (lambda name=name, given=given, **made: made[name](given), words)
+        for name in ("lm", "clustered", "masked", "input")
+        for what, given, words in (
+            ("float", IDS.float(), "whole numbers in torch.int64, given torch.float32"),
+            ("high", HIGH, RANGE), ("low", LOW, RANGE),
+        )
+    },
+    **{
+        f"{name} {way} of {what}": (lambda name=name, way=way, given=given, **m: getattr(m[name], way)(IDS, given), words)
+        for name in ("lm", "clustered", "masked")
+        for way in ("nll", "loss")
+        for what, given, words in (
+            ("floats", IDS.float(), "targets .*whole numbers in torch.int64"), ("high", HIGH, RANGE), ("low", LOW, RANGE),
+            ("a list", [[1] * 5] * 2, "targets must be a tensor, given list"), ("nothing", None, "targets are None"),
+        )
+    },
+    "a list of ids": (lambda lm, **_: lm([[1, 2]]), "input_ids must be a tensor, given list"),
+    "a list of masked ids": (lambda masked, **_: masked([[1, 2]]), "input_ids must be a tensor, given list"),
+    "a list as mask": (lambda lm, **_: lm(IDS, attention_mask=[[1] * 5] * 2), "attention_mask must be a tensor, given list"),
+    "a list of weights": (lambda lm, **_: lm.loss(IDS, IDS, [[1.0] * 5] * 2), "weights must be a tensor, given list"),
+    "a high source": (lambda translator, **_: translator(HIGH, IDS), RANGE),
+    "a high target": (lambda translator, **_: translator(IDS, HIGH), RANGE),
+    "a float source": (lambda translator, **_: translator(IDS.float(), IDS), "whole numbers"),
+    "a high word": (lambda translator, **_: translator.nll(IDS, IDS, HIGH), RANGE),
+    "a list of words": (lambda translator, **_: translator(IDS, [[1]]), "decoder_input_ids must be a tensor, given list"),
+    "a tensor as memory": (lambda remembering, **_: remembering(IDS, HIDDEN), "memory: .* given Tensor"),
+    "an output as memory": (lambda remembering, **_: remembering(IDS, remembering(IDS)), "memory: .* given ModelOutput"),
+    "a tuple as cache": (lambda lm, **_: lm(IDS, cache=()), "cache: .* given tuple"),
+    "2-d attention": (lambda attention, **_: attention(HIDDEN[0]), r"x must be numbers \(B, N, 8\).* \(5, 8\)"),
+    "ids to attention": (lambda attention, **_: attention(HIDDEN.long()), "x must be numbers .* torch.int64"),
+    "a narrow source": (lambda attention, **_: attention(HIDDEN, HIDDEN[..., 1:]), "source must be numbers"),
+    "a source of other rows": (lambda attention, **_: attention(HIDDEN, HIDDEN[:1]), "one B for x and source"),
+    "2-d multi-linear attention": (lambda multilinear, **_: multilinear(HIDDEN[0]), "x must be numbers"),
+    "narrow multi-linear attention": (lambda multilinear, **_: multilinear(HIDDEN[..., 1:]), "x must be numbers"),
+    "a narrow mixture": (lambda mixture, **_: mixture(HIDDEN[..., 1:]), r"hidden states: \(B, N, 8\)"),
+    "nll of a narrow mixture": (lambda mixture, **_: mixture.nll(HIDDEN[..., 1:], IDS), "hidden states"),
+    "a high word of a mixture": (lambda mixture, **_: mixture.loss(HIDDEN, HIGH), RANGE),
+    "a narrow adaptive softmax": (lambda adaptive, **_: adaptive(HIDDEN[..., 1:]), "hidden states"),
+    "a low word of an adaptive softmax": (lambda adaptive, **_: adaptive.nll(HIDDEN, LOW), RANGE),
+    "a dictionary as model": (lambda **_: fr.LanguageModel({"vocab_size": 5}), "built from a ModelConfig, given dict"),
+    "a section as model": (lambda **_: fr.LanguageModel(fr.AttentionConfig()), "given WeightedConfig"),
+    "a dictionary as attention": (lambda **_: fr.Attention({"mix": "none"}), "AttentionConfig, given"),
+    "half a width": (lambda **_: fr.Attention(fr.AttentionConfig(), hidden_size=8.0, num_attention_heads=2), "whole numbers"),
+    "a misspelt key": (lambda **_: fr.ModelConfig(hiden_size=8), "did you mean 'model.hidden_size'"),
+    "a misspelt key of attention": (lambda **_: fr.AttentionConfig(mixing="none"), "did you mean 'model.attention.mix'"),
+    "a misspelt key of the output": (lambda **_: fr.OutputConfig(mixture=3), "did you mean 'model.output.mixtures'"),
+    "a misspelt key of dropout": (lambda **_: fr.DropoutConfig(attn=0.1), "did you mean 'model.dropout.attention'"),
+    "a misspelt key inside": (lambda **_: fr.ModelConfig(attention={"mixx": "none"}), "did you mean 'model.attention.mix'"),
+    "a key without name": (lambda **_: fr.ModelConfig(100), "ModelConfig: keys by name"),
+    "a word as section": (lambda **_: fr.ModelConfig(attention="multilinear"), "model.attention: a section of keys"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[str, Any]:
+    return parts()
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_wrong_call_is_named(name: str, made: dict[str, Any]) -> None:
+    call, words = CALLS[name]
+    with pytest.raises(InputError, match=words):
+        call(**made)
+
+
+def test_dictionaries_are_sections_at_any_depth() -> None:
+    given = fr.ModelConfig(attention={"mix": "average"}, decoder={"cross": {"cross_head": 0.5}}, output={"tied": True})
+    assert given == fr.ModelConfig(
+        attention=fr.AttentionConfig(mix="average"),
+        decoder=fr.DecoderConfig(cross=fr.AttentionConfig(cross_head=0.5)),
+        output=fr.OutputConfig(tied=True),
+    )

@@ -151,3 +151,37 @@ def test_a_mask_may_cover_the_new_tokens_or_all() -> None:
     with torch.no_grad():
         reordered = made(read[beams, 4:], cache=cache.reorder(beams)).logits
     assert torch.allclose(reordered, expected[beams], atol=1e-12)
+
+
+KINDS = {
+    "softmax": {},
+    "mixture": {"output": fr.OutputConfig(kind="mixture_of_softmaxes", mixtures=2)},
+    "adaptive": {"output": fr.OutputConfig(kind="adaptive", cutoffs=[4, 8])},
+}
+
+
+@pytest.mark.parametrize("kernel", ["auto", "reference"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_targets_of_minus_100_do_not_count(kind: str, kernel: str, batch: tuple[torch.Tensor, ...]) -> None:
+    """As in PyTorch's cross entropy: values and gradients, with weights, smoothing and in the nll of each token."""
+    read, targets = batch
+    targets = targets.clone()
+    targets[0, :3] = targets[2, 4] = -100
+    made = model(**KINDS[kind])
+    for smoothing in (0.0, 0.1):
+        logits = made(read).logits.flatten(0, 1)
+        F.cross_entropy(logits, targets.flatten(), label_smoothing=smoothing).backward()
+        expected = grads(made)
+        with fr.kernel(kernel):
+            made.loss(read, targets, label_smoothing=smoothing).backward()
+        for name, found in grads(made).items():
+            torch.testing.assert_close(found, expected[name], msg=name)
+    each = F.cross_entropy(made(read).logits.flatten(0, 1), targets.flatten(), reduction="none").view(3, 5)
+    weights = torch.rand(3, 5).double()
+    with fr.kernel(kernel):
+        torch.testing.assert_close(made.nll(read, targets).per_token, each)
+        wanted = (each * weights).sum() / (weights * (targets != -100)).sum()
+        torch.testing.assert_close(made.loss(read, targets, weights), wanted)
+        assert made.loss(read, torch.full_like(targets, -100)).item() == 0
+        plain = made.loss(read, batch[1])
+        assert torch.equal(plain, made.loss(read, batch[1].int()))

@@ -207,7 +207,7 @@ def generate(
         if number > 1:
             raise InputError(f"--greedy writes the same text every time: --number must be 1, given {number}")
 
-    from fullrank.experiments.generation import generate as write
+    from fullrank.experiments.generation import write
 
     content = write(
         run,
@@ -217,7 +217,7 @@ def generate(
         top_k=top_k,
         top_p=top_p,
         greedy=greedy,
-        beam=beam,
+        beams=beam,
         length_penalty=1.0 if length_penalty is None else length_penalty,
         seed=seed,
         number=number,
@@ -226,6 +226,7 @@ def generate(
         checkpoint=checkpoint,
         device_name=device,
         kernel_name=kernel,
+        say=say,
     )
     tell(content, [f"\n{'-' * 40}\n".join(text["text"] for text in content["texts"])], json=json)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import registry
+from . import engine, registry
 from .attention import Trace
 from .block import Block
 from .cache import Cache
@@ -215,15 +215,15 @@ class LanguageModel(Model):
         return hidden
 
     def _check(self, memory: Memory | None, cache: Cache | None, skip: Collection[int]) -> None:
-        for name, value, kind in (("memory", memory, Memory), ("cache", cache, Cache)):
-            if value is not None and not isinstance(value, kind):
-                raise InputError(f"{name}: the `{name}` of the output of the call before, given {type(value).__name__}")
         if wrong := [layer for layer in skip if isinstance(layer, bool) or not 0 <= layer < len(self.blocks)]:
             raise InputError(f"skip: layers 0 to {len(self.blocks) - 1}, given {wrong}")
         if memory is not None and self.memory_length == 0:
             raise InputError(
                 "memory was given, but model.memory_length is 0: this model has none (model.with_memory gives it one)"
             )
+        for name, value, kind in (("memory", memory, Memory), ("cache", cache, Cache)):
+            if value is not None and not isinstance(value, kind):
+                raise InputError(f"{name}: the `{name}` of the output of the call before, given {type(value).__name__}")
         if cache is not None and (memory is not None or skip):
             raise InputError("a cache holds all earlier tokens of every layer: give no memory and no skip with it")
 
@@ -270,6 +270,42 @@ class LanguageModel(Model):
     def max_length(self) -> int | None:
         """The longest sequence the model can take, None if there is no limit."""
         return longest(self.position.max_length, self.blocks[0].attention.max_length)
+
+    def generate(
+        self,
+        input_ids: Tensor,
+        max_new_tokens: int = 100,
+        *,
+        min_new_tokens: int = 0,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        greedy: bool = False,
+        beams: int | None = None,
+        length_penalty: float = 1.0,
+        no_repeat_ngram_size: int | None = None,
+        eos_id: int | None = None,
+        seed: int | Sequence[int] | None = None,
+        attention_mask: Tensor | None = None,
+        window: int | None = None,
+    ) -> Tensor:
+        """input_ids (B, N), padded on the left, and what the model writes after them -> (B, N + T), read with a cache.
+
+        Tokens are drawn from p^(1/temperature) cut to `top_k` and `top_p`; `greedy` takes the likeliest, `beams` searches so
+        many texts at a time (score: log p / length^length_penalty). The same `seed` gives the same text. A row ends with
+        `eos_id` or after `max_new_tokens`, and is filled with `eos_id`.
+        window: the most tokens W that are read at once. Where a text grows longer, the model reads its last W / 2 tokens
+        anew, as a text of their own. By default the segments of the run that the model was loaded from, else
+        `max_position_embeddings`; a memory slides by itself.
+        """
+        if engine.generate is None:
+            raise RuntimeError("generate needs the package fullrank; an exported model has Hugging Face's own")
+        drawing = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "greedy": greedy, "seed": seed}
+        limits = {
+            "max_new_tokens": max_new_tokens, "min_new_tokens": min_new_tokens, "eos_id": eos_id,
+            "no_repeat_ngram_size": no_repeat_ngram_size, "attention_mask": attention_mask,
+        }  # fmt: skip
+        return engine.generate(self, input_ids, drawing, limits, window, beams, length_penalty)
 
     # -- losses -------------------------------------------------------------------------------------------------------
 

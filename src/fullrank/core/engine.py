@@ -1,7 +1,8 @@
 """The seam between the definition and the engines, which compute the same faster (`fullrank/kernels`).
 
 The definition asks the engines first, and computes by itself where they answer None. This module imports no engine and no
-torch: the package sets `load` and `load_storage`. A model that was exported has no engines, and everything works without them.
+torch: the package sets `load`, `load_storage` and `generate`. A model that was exported has none of them, and everything
+works without engines.
 """
 
 from __future__ import annotations
@@ -184,6 +185,7 @@ class Storage(Protocol):
 
 load: Callable[[], Engines] = NoEngines
 load_storage: Callable[[], Storage] | None = None
+generate: Callable[..., Tensor] | None = None  # text, for `LanguageModel.generate`
 
 
 def storage() -> Storage:

@@ -60,6 +60,7 @@ class Model(nn.Module):
     """
 
     config: ModelConfig
+    trained_length: int | None = None  # tokens of a segment in the run that it was loaded from
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

@@ -51,6 +51,7 @@ def beam_search(
     eos_id: int | None = None,
     attention_mask: Tensor | None = None,
     use_cache: bool = True,
+    window: int | None = None,
 ) -> Hypotheses:
     """The `n_best` continuations of prompts (B, N), padded on the left, found by a beam of `beams` unfinished texts.
 
@@ -65,6 +66,7 @@ def beam_search(
     there are texts is exhaustive search.
     max_new_tokens: a number, or (B,), one a prompt. min_new_tokens: tokens that <eos> must have before it.
     no_repeat_ngram_size: no text holds the same n-gram of new tokens twice; None or 0: it may.
+    window: as in `sample`.
     Raises InputError for values out of range and for sequences longer than the model can take.
     """
     if beams < 1:
@@ -76,7 +78,7 @@ def beam_search(
     constraints = Constraints.build(prompt_ids, max_new_tokens, min_new_tokens, no_repeat_ngram_size, eos_id)
     with evaluating(model):
         log_probs, reading = read_prompts(
-            model, prompt_ids, attention_mask, max_new_tokens=constraints.longest, use_cache=use_cache
+            model, prompt_ids, attention_mask, constraints.longest, use_cache=use_cache, window=window
         )
         max_lengths = constraints.max_lengths.tolist()
         ended: list[list[_Hypothesis]] = [[] for _ in max_lengths]  # of each prompt

@@ -67,6 +67,7 @@ def sample(
     seed: int | Sequence[int] | None = None,
     attention_mask: Tensor | None = None,
     use_cache: bool = True,
+    window: int | None = None,
     stop: Callable[[Tensor], Tensor] | None = None,
 ) -> Sequences:
     """Continue prompts (B, N), padded on the left, token by token; a row ends with `eos_id` or after `max_new_tokens`.
@@ -78,6 +79,7 @@ def sample(
     max_new_tokens: a number, or (B,), one a prompt. min_new_tokens: tokens that <eos> must have before it.
     no_repeat_ngram_size: no text holds the same n-gram of new tokens twice; None or 0: it may. Forbidden tokens are left out
     before the draw; a row ends where nothing may follow.
+    window: the most tokens that are read at once, see `Reading`; None: a text has to fit into `model.max_length`.
     stop: asked after every token with all new tokens (B, T): which rows end here too, (B,) bool.
     Raises InputError for values out of range and for sequences longer than the model can take.
     """
@@ -87,7 +89,7 @@ def sample(
     generators = _generators(seed, prompt_ids)
     with evaluating(model):
         log_probs, reading = read_prompts(
-            model, prompt_ids, attention_mask, max_new_tokens=constraints.longest, use_cache=use_cache
+            model, prompt_ids, attention_mask, constraints.longest, use_cache=use_cache, window=window
         )
         filler = 0 if eos_id is None else eos_id
         ids = prompt_ids.new_empty(prompt_ids.shape[0], 0)
@@ -183,17 +185,30 @@ class Reading:
     """State of a model that reads token by token.
 
     ids (B, N); mask (B, N) with False for padding, None when there is none; cache None: every step reads all ids again.
+    window: the most tokens W that are read at once; None without limit. A prompt is its last W tokens. A token that would be
+    one too many begins the window anew: what is read is the last W / 2 tokens (rounded up), it among them, as a text of
+    their own. So each token is read twice at most.
     """
 
     model: Any
     ids: Tensor
     mask: Tensor | None
     cache: Any
+    window: int | None = None
 
     def next(self, tokens: Tensor) -> tuple[Tensor, Reading]:
         """Read one more token in every row, (B,): log p(next token), (B, V), and the new reading."""
         new = tokens[:, None]
-        return self.read(new, None if self.mask is None else torch.ones_like(new, dtype=torch.bool))
+        mask = None if self.mask is None else torch.ones_like(new, dtype=torch.bool)
+        if self.window is None or self.ids.shape[1] < self.window:
+            return self.read(new, mask)
+        kept = self.window // 2 + self.window % 2 - 1
+        old = self.ids[:, self.ids.shape[1] - kept :]
+        if self.mask is not None and mask is not None:
+            mask = torch.cat((self.mask[:, self.ids.shape[1] - kept :], mask), dim=1)
+        cache = None if self.cache is None else self.model.new_cache()
+        begun = replace(self, ids=new[:, :0], mask=None if mask is None else mask[:, :0], cache=cache)
+        return begun.read(torch.cat((old, new), dim=1), mask)
 
     def rows(self, index: Tensor) -> Reading:
         """The reading of rows `index` (K,) of this one, in that order; rows may repeat."""
@@ -214,11 +229,17 @@ class Reading:
         if self.cache is None:
             return log_normalized(self.model(ids, attention_mask=mask).logits[:, -1]), replace(self, ids=ids, mask=mask)
         out = self.model(new, cache=self.cache, attention_mask=mask)
-        return log_normalized(out.logits[:, -1]), Reading(self.model, ids, mask, out.cache)
+        return log_normalized(out.logits[:, -1]), replace(self, ids=ids, mask=mask, cache=out.cache)
 
 
 def read_prompts(
-    model: Any, prompt_ids: Tensor, attention_mask: Tensor | None, *, max_new_tokens: int, use_cache: bool
+    model: Any,
+    prompt_ids: Tensor,
+    attention_mask: Tensor | None,
+    max_new_tokens: int,
+    *,
+    use_cache: bool,
+    window: int | None = None,
 ) -> tuple[Tensor, Reading]:
     """Read prompts (B, N), padded on the left: log p(next token), (B, V), and the reading.
 
@@ -227,13 +248,15 @@ def read_prompts(
     """
     mask = _checked_mask(prompt_ids, attention_mask)
     wanted = prompt_ids.shape[1] + max_new_tokens
-    if model.max_length is not None and wanted > model.max_length:
+    if window is not None:
+        prompt_ids, mask = prompt_ids[:, -window:], None if mask is None else mask[:, -window:]
+    elif model.max_length is not None and wanted > model.max_length:
         raise InputError(
             f"a prompt of {prompt_ids.shape[1]} tokens and max_new_tokens {max_new_tokens} make {wanted}, but the model "
             f"takes at most {model.max_length}; shorten the prompt or lower max_new_tokens"
         )
     cache = model.new_cache() if use_cache else None
-    start = Reading(model, prompt_ids[:, :0], None if mask is None else mask[:, :0], cache)
+    start = Reading(model, prompt_ids[:, :0], None if mask is None else mask[:, :0], cache, window)
     return start.read(prompt_ids, mask)
 
 

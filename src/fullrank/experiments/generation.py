@@ -5,89 +5,88 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
-from fullrank.core.memory import Memory
 from fullrank.data import Tokenizer, load_tokenizer
-from fullrank.decoding import beam_search, sample
+from fullrank.decoding import MemoryReader, beam_search, reader_of, sample, window_of
 from fullrank.experiments.measure import batches_by_length
 from fullrank.experiments.run_folder import open_causal
 from fullrank.kernels import kernel
 from fullrank.training.device import choose_device
 
 
-class _Output(NamedTuple):
-    logits: Tensor
-    cache: Memory | None
-
-
-class MemoryReader:
-    """A model with memory, decoded token by token: its memory takes the place of a growing cache.
-
-    The prompt is one segment, or several of `segment_length`; after it every token sees the `memory_length` tokens before it.
-    """
-
-    def __init__(self, model: LanguageModel, segment_length: int | None = None) -> None:
-        self.model, self.max_length, self.segment_length = model, model.max_length, segment_length
-
-    def new_cache(self) -> Memory:
-        """An empty memory."""
-        return self.model.new_memory()
-
-    def __call__(self, input_ids: Tensor, *, attention_mask: Tensor | None, cache: Memory | None = None) -> _Output:
-        tokens = input_ids.shape[1]
-        mask = None if attention_mask is None else attention_mask[:, -tokens:]
-        step = self.segment_length or tokens
-        for start in range(0, tokens, step):
-            here = slice(start, start + step)
-            part = None if mask is None else mask[:, here]
-            hidden, cache, _ = self.model.hidden(input_ids[:, here], cache, attention_mask=part)
-        return _Output(self.model.output(hidden), cache)
-
-
 def generate(
-    folder: Path,
+    model: LanguageModel | str | Path, prompt: str = "", *, tokenizer: Tokenizer | None = None, **how: Any
+) -> str:
+    """`prompt` and its continuation by a model, or by the run in a folder with the run's tokenizer.
+
+    fr.generate("runs/demo/b", "The", max_new_tokens=200, temperature=0.8, top_p=0.9, seed=1)
+
+    how: the options of `write`.
+    """
+    text: str = write(model, prompt, tokenizer=tokenizer, **how)["texts"][0]["text"]
+    return text
+
+
+def write(
+    model: LanguageModel | str | Path,
     prompt: str,
     *,
+    tokenizer: Tokenizer | None = None,
     max_new_tokens: int = 100,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
     greedy: bool = False,
-    beam: int | None = None,
+    beams: int | None = None,
     length_penalty: float = 1.0,
     seed: int | None = None,
     number: int = 1,
     stop: bool = False,
     memory_length: int | None = None,
+    window: int | None = None,
     checkpoint: str = "best",
     device_name: str = "auto",
     kernel_name: str = "auto",
+    say: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """`number` continuations of `prompt` by the run in `folder`, each with its log-probability in nats.
+    """`number` continuations of `prompt` by a model or by the run in a folder, each with its log-probability in nats.
 
-    By beam search with `beam`, else by sampling (or `greedy`); with `stop` a text ends at <eos>.
+    By search with `beams`, else by sampling (or `greedy`); with `stop` a text ends at <eos>. window: as in
+    `LanguageModel.generate`; say: told where it slides.
     A model with memory remembers the last `memory_length` tokens (null: as many as it was trained with).
     """
-    open_causal(folder)
-    if beam is not None and number > beam:
-        raise InputError(f"--number: {number} texts from a beam of {beam}; make --beam at least {number}")
-    tokenizer = load_tokenizer(folder)
-    device = choose_device(device_name, "--device")
-    model = LanguageModel.load(folder, checkpoint, memory_length=memory_length).to(device)
-    reader = MemoryReader(model) if model.memory_length else model
+    if beams is not None and number > beams:
+        raise InputError(f"--number: {number} texts from a beam of {beams}; make --beam at least {number}")
+    run = str(model) if isinstance(model, str | Path) else None
+    if isinstance(model, str | Path):
+        open_causal(folder := Path(model))
+        tokenizer = load_tokenizer(folder) if tokenizer is None else tokenizer
+        model = LanguageModel.load(folder, checkpoint, memory_length=memory_length)
+        model = model.to(choose_device(device_name, "--device"))
+    elif memory_length is not None:
+        model = model.with_memory(memory_length)
+    if tokenizer is None:
+        raise InputError("tokenizer: give one beside a model, or a run folder, which has its own")
     start, *prompt_ids = encode_prompt(tokenizer, prompt)
-    ids = torch.tensor([[start, *prompt_ids]], device=device)
-    limits: dict[str, Any] = {"max_new_tokens": max_new_tokens, "eos_id": tokenizer.eos_id if stop else None}
+    ids = torch.tensor([[start, *prompt_ids]], device=next(model.parameters()).device)
+    reader, window = reader_of(model), window_of(model, window)
+    if say is not None and window is not None and ids.shape[1] + max_new_tokens > window:
+        say(
+            f"the model reads {window} tokens at once; where the text is longer, its last {-(-window // 2)} are read anew"
+        )
+    limits: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens, "eos_id": tokenizer.eos_id if stop else None, "window": window,
+    }  # fmt: skip
     with kernel(kernel_name), torch.no_grad():
-        if beam is not None:
-            beams = beam_search(reader, ids, beams=beam, n_best=number, length_penalty=length_penalty, **limits)
-            new, lengths, scores = beams.ids[0], beams.lengths[0], beams.log_probs[0]
+        if beams is not None:
+            found = beam_search(reader, ids, beams=beams, n_best=number, length_penalty=length_penalty, **limits)
+            new, lengths, scores = found.ids[0], found.lengths[0], found.log_probs[0]
         else:
             prompts = ids.expand(number, -1)
             drawn = sample(
@@ -98,7 +97,7 @@ def generate(
         {"text": tokenizer.decode(prompt_ids + row[:length]), "tokens": length, "log_prob": score}
         for row, length, score in zip(new.tolist(), lengths.tolist(), scores.tolist(), strict=True)
     ]
-    return {"run": str(folder), "prompt": prompt, "texts": texts}
+    return {"run": run, "prompt": prompt, "texts": texts}
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:

@@ -199,6 +199,9 @@ def evaluate(
     device, request = choose_device(device_name, "--device"), EvaluationRequest(split, checkpoint, flags, search)
     with kernel(kernel_name):
         measured = TEXT_TASKS[config.task].measure(config, corpus, folder, request, device)
+    read, trained = measured.protocol_settings.get("segment_length", 0), config.train.segment_length
+    if read > trained and not measured.protocol_settings.get("memory_length"):
+        say(f"warning: segments of {read} tokens, but the model was trained on {trained} and may not go further")
     return {
         "run": str(folder),
         "split": split,

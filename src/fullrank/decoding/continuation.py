@@ -1,0 +1,86 @@
+"""Continuation of a text by one of our language models, in a window that slides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fullrank.core.decoder import LanguageModel
+from fullrank.core.errors import InputError
+from fullrank.core.memory import Memory
+from fullrank.core.model import longest
+from fullrank.decoding.beam import beam_search
+from fullrank.decoding.sample import sample
+
+
+class _Output(NamedTuple):
+    logits: Tensor
+    cache: Memory | None
+
+
+class MemoryReader:
+    """A model with memory, decoded token by token: its memory takes the place of a growing cache.
+
+    The prompt is one segment, or several of `segment_length`; after it every token sees the `memory_length` tokens before it.
+    """
+
+    def __init__(self, model: LanguageModel, segment_length: int | None = None) -> None:
+        self.model, self.max_length, self.segment_length = model, model.max_length, segment_length
+
+    def new_cache(self) -> Memory:
+        """An empty memory."""
+        return self.model.new_memory()
+
+    def __call__(self, input_ids: Tensor, *, attention_mask: Tensor | None, cache: Memory | None = None) -> _Output:
+        tokens = input_ids.shape[1]
+        mask = None if attention_mask is None else attention_mask[:, -tokens:]
+        step = self.segment_length or tokens
+        for start in range(0, tokens, step):
+            here = slice(start, start + step)
+            part = None if mask is None else mask[:, here]
+            hidden, cache, _ = self.model.hidden(input_ids[:, here], cache, attention_mask=part)
+        return _Output(self.model.output(hidden), cache)
+
+
+def reader_of(model: LanguageModel) -> LanguageModel | MemoryReader:
+    """The model as it is decoded: with its cache, or with its memory if it has one."""
+    return MemoryReader(model) if model.memory_length else model
+
+
+def window_of(model: LanguageModel, window: int | None = None) -> int | None:
+    """The most tokens that generation reads at once: `window`, or else the length of the segments that the model was trained
+    on, or else `max_position_embeddings`; None for a model with memory, which slides by itself. Never more than
+    `model.max_length`."""
+    if window is not None and window < 1:
+        raise InputError(f"window: one token or more, given {window}")
+    if window is None and not model.memory_length:
+        window = model.trained_length or model.config.max_position_embeddings
+    return longest(window, model.max_length)
+
+
+def generate(
+    model: LanguageModel,
+    input_ids: Tensor,
+    drawing: Mapping[str, Any],
+    limits: Mapping[str, Any],
+    window: int | None,
+    beams: int | None,
+    length_penalty: float,
+) -> Tensor:
+    """`LanguageModel.generate`; drawing: options of `sample` alone, limits: those of `beam_search`, too."""
+    reader, window = reader_of(model), window_of(model, window)
+    if beams is None:
+        new = sample(reader, input_ids, window=window, **drawing, **limits).ids
+    elif any(drawing[name] != plain for name, plain in _PLAIN.items()):
+        raise InputError(f"beams: a search draws nothing; leave out beams, or {', '.join(_PLAIN)}")
+    else:
+        new = beam_search(reader, input_ids, window=window, beams=beams, length_penalty=length_penalty, **limits).ids[
+            :, 0
+        ]
+    return torch.cat((input_ids, new), dim=1)
+
+
+_PLAIN = {"temperature": 1.0, "top_k": None, "top_p": None, "greedy": False, "seed": None}
