@@ -143,7 +143,7 @@ def parts() -> dict[str, Any]:
     }
 
 
-RANGE = r"from 0 to 10 \(model\.vocab_size is 11\), given (11|-1)"
+RANGE = r"an index from 0 to 10 \(model\.vocab_size is 11\), given (11|-1)"
 CALLS: dict[str, tuple[Callable[..., Any], str]] = {
     **{
         f"{name} {what}": (lambda name=name, given=given, **made: made[name](given), words)
@@ -194,7 +194,6 @@ CALLS: dict[str, tuple[Callable[..., Any], str]] = {
     "a misspelt key of the output": (lambda **_: fr.OutputConfig(mixture=3), "did you mean 'model.output.mixtures'"),
     "a misspelt key of dropout": (lambda **_: fr.DropoutConfig(attn=0.1), "did you mean 'model.dropout.attention'"),
     "a misspelt key inside": (lambda **_: fr.ModelConfig(attention={"mixx": "none"}), "did you mean 'model.attention.mix'"),
-    "a key without name": (lambda **_: fr.ModelConfig(100), "ModelConfig: keys by name"),
     "a word as section": (lambda **_: fr.ModelConfig(attention="multilinear"), "model.attention: a section of keys"),
 }  # fmt: skip
 
@@ -209,6 +208,19 @@ def test_a_wrong_call_is_named(name: str, made: dict[str, Any]) -> None:
     call, words = CALLS[name]
     with pytest.raises(InputError, match=words):
         call(**made)
+
+
+def test_keys_are_given_by_name() -> None:
+    with pytest.raises(TypeError, match=r"ModelConfig: keys by name .* given 100"):
+        fr.ModelConfig(100)  # type: ignore[misc]
+
+
+def test_ids_that_are_out_of_range_are_index_errors_too_and_vmap_takes_ids() -> None:
+    with pytest.raises(IndexError):
+        build()(HIGH)
+    one = build()
+    each = torch.func.vmap(lambda ids: one.output(one.embedding(ids)))(IDS)
+    torch.testing.assert_close(each, one.output(one.embedding(IDS)))
 
 
 def test_dictionaries_are_sections_at_any_depth() -> None:

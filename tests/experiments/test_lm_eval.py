@@ -19,7 +19,6 @@ from fullrank.core.errors import InputError
 from fullrank.data import load_tokenizer
 from fullrank.evaluation.perplexity import Flags
 from fullrank.experiments import lm_eval
-from fullrank.experiments.generation import generate
 from fullrank.experiments.lm_eval import write_task
 from fullrank.experiments.run import corpus_of, evaluate
 
@@ -241,7 +240,7 @@ def test_greedy_texts_are_those_of_fullrank_generate(runs: dict[str, Path], name
     )
     tokenizer = load_tokenizer(runs[name])
     for prompt, text in zip(prompts, found, strict=True):
-        whole = generate(runs[name], prompt, max_new_tokens=7, greedy=True, device_name="cpu")["texts"][0]["text"]
+        whole = fr.generate(runs[name], prompt, max_new_tokens=7, greedy=True, device_name="cpu", window=20)
         assert tokenizer.decode(tokenizer.encode(prompt)) + text == whole
 
 
@@ -263,8 +262,8 @@ def test_a_stop_string_saves_the_rest_of_the_work(runs: dict[str, Path], monkeyp
     (free,) = lm.generate_until(asked(("the", {"max_gen_toks": 12})), disable_tqdm=True)
     assert len(steps) == 12
     steps.clear()
-    lm.generate_until(asked(("the", {"max_gen_toks": 12, "until": free.split()[0]})), disable_tqdm=True)
-    assert len(steps) == 1
+    lm.generate_until(asked(("the", {"max_gen_toks": 12, "until": (word := free.split()[0])})), disable_tqdm=True)
+    assert len(steps) == 1 + len(load_tokenizer(runs["word"]).encode(free[: free.index(word)]))
 
 
 def test_draws_depend_on_the_seed_and_the_place_alone(runs: dict[str, Path]) -> None:

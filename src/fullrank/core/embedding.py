@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .config import AdaptiveInputConfig, InputConfig, ModelConfig, OutputConfig, cluster_problems
-from .errors import ConfigError, InputError
+from .errors import ConfigError, InputError, RangeError
 from .registry import register
 
 
@@ -43,11 +43,18 @@ def check_ids(ids: Tensor, vocab_size: int, name: str) -> None:
     looks at their range itself."""
     if ids.dtype not in (torch.int64, torch.int32):
         raise InputError(f"{name}: whole numbers in torch.int64, given {ids.dtype}")
-    if ids.device.type == "cpu" and ids.numel() and not torch.compiler.is_compiling():
-        low, high = (int(bound) for bound in ids.aminmax())
-        if low < 0 or high >= vocab_size:
-            given = low if low < 0 else high
-            raise InputError(f"{name}: from 0 to {vocab_size - 1} (model.vocab_size is {vocab_size}), given {given}")
+    if ids.device.type != "cpu" or ids.numel() == 0 or torch.compiler.is_compiling():
+        return
+    try:
+        numbers = ids.numpy()  # no operation of torch, which a dispatch mode would have to record
+    except RuntimeError:  # a tensor without numbers, as in `torch.func.vmap`
+        return
+    low, high = numbers.min(), numbers.max()
+    if low < 0 or high >= vocab_size:
+        given = low if low < 0 else high
+        raise RangeError(
+            f"{name}: an index from 0 to {vocab_size - 1} (model.vocab_size is {vocab_size}), given {given}"
+        )
 
 
 class Input(nn.Module):

@@ -18,6 +18,10 @@ class InputError(FullRankError, ValueError):
     """Input that cannot be used as given."""
 
 
+class RangeError(InputError, IndexError):
+    """A token id outside of the vocabulary."""
+
+
 class ConfigError(InputError):
     """A configuration that cannot be used; `problems` lists every fault found, one line each."""
 

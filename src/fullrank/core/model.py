@@ -96,11 +96,11 @@ class Model(nn.Module):
         return model
 
 
-def check_tokens(input_ids: Tensor, attention_mask: Tensor | None) -> None:
-    """Raises InputError unless input_ids are a tensor (B, N), and the mask is one; the embedding looks at their values."""
+def check_tokens(input_ids: Tensor, attention_mask: Tensor | None, shape: str = "(B, N)") -> None:
+    """Raises InputError unless input_ids are a matrix, and the mask is one; the embedding looks at their values."""
     check_tensors(input_ids=input_ids, attention_mask=attention_mask)
     if input_ids.dim() != 2:
-        raise InputError(f"input_ids must be (B, N), given shape {tuple(input_ids.shape)}")
+        raise InputError(f"input_ids must be {shape}, given shape {tuple(input_ids.shape)}")
 
 
 def check_targets(input_ids: Tensor, targets: Tensor, name: str = "input_ids") -> None:

@@ -255,7 +255,7 @@ class _Sections(type):
 
     def __call__(cls, *values: Any, **keys: Any) -> Any:
         if values:
-            raise ConfigError(f"{cls.__name__}: keys by name (or `from_dict` of a mapping), given {values[0]!r}")
+            raise TypeError(f"{cls.__name__}: keys by name (or `from_dict` of a mapping), given {values[0]!r}")
         section = member = cast(type[Section], cls)
         if issubclass(section, ByKind) and "MEMBERS" in vars(section):
             member, keys = section.member(keys, section.KEY), section.stated(keys)

@@ -187,7 +187,7 @@ class Reading:
     ids (B, N); mask (B, N) with False for padding, None when there is none; cache None: every step reads all ids again.
     window: the most tokens W that are read at once; None without limit. A prompt is its last W tokens. A token that would be
     one too many begins the window anew: what is read is the last W / 2 tokens (rounded up), it among them, as a text of
-    their own. So each token is read twice at most.
+    their own. So each token is read twice at most. Padding counts.
     """
 
     model: Any
