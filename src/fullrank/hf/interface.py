@@ -118,8 +118,10 @@ def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attenti
         return _unmixed(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **arguments)
     key, value = injected.route(key, value)
     own = injected.own(module)
-    if scaling is not None and _engines_compute(own, query, key, value, arguments):
-        layout = layout_of(attention_mask, query, key)
+    if scaling is not None and _is_plain(own, query, key, value, arguments):
+        if query.shape[2] == 1 and not module.training and type(injected.normalize) is Softmax:
+            return _step(injected, query, key, value, attention_mask, scaling), None
+        layout = layout_of(attention_mask, query, key) if query.shape[2] > 1 else None
         if layout is not None:
             groups, p = query.shape[1] // key.shape[1], dropout if module.training else 0.0
             problem: Problem | str = f"no engine knows the normaliser {type(injected.normalize).__name__}"
@@ -133,7 +135,7 @@ def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attenti
 
 def refuse_another(module: Any, _: object) -> None:
     """InputError if the configuration of an injected module names an attention function that leaves its stages out."""
-    if not str(module.config._attn_implementation).startswith(MIXED):
+    if not str(vars(module.config)["_attn_implementation_internal"]).startswith(MIXED):  # not by its slow property
         raise InputError(
             f"{type(module).__name__}: its attention was set to '{module.config._attn_implementation}' after injection, which "
             "leaves out what was injected; call fullrank.remove(model), set_attn_implementation, then fullrank.inject again"
@@ -152,11 +154,23 @@ def _injected(module: nn.Module) -> Injected | None:
     return injected
 
 
-def _engines_compute(own: OwnAttention, query: Tensor, key: Tensor, value: Tensor, arguments: dict[str, Any]) -> bool:
-    """True if engines can compute the call and gain by it: a single query is not worth a kernel."""
+def _step(injected: Injected, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+    """Plain attention of a single query, in few operations: in decoding each costs more than its numbers."""
+    groups, matrix = query.shape[1] // key.shape[1], injected.mix.matrix(query)
+    scores = query @ _repeated(key, groups).mT * scaling
+    dtype = None if query.dtype == torch.float64 else torch.float32
+    weights = torch.softmax(scores if mask is None else scores + mask, -1, dtype=dtype).to(query.dtype)
+    if matrix is not None and matrix.dim() == 4:  # the product of `mix_heads`, without an einsum to plan
+        mixed = (matrix.to(weights).mT @ weights.transpose(1, 2)).transpose(1, 2)
+    else:
+        mixed = mix_heads(weights, matrix)
+    return (mixed @ _repeated(value, groups)).transpose(1, 2).contiguous()
+
+
+def _is_plain(own: OwnAttention, query: Tensor, key: Tensor, value: Tensor, arguments: dict[str, Any]) -> bool:
+    """True if a call is scaled dot-product attention, so that others than the model's own function may compute it."""
     return (
         own.plain
-        and query.shape[2] > 1
         and kernels.forced() != "reference"
         and query.dtype == key.dtype == value.dtype
         and value.shape == key.shape
@@ -370,7 +384,13 @@ def eager_of(module: nn.Module) -> Callable[..., Any]:
 def eager_mask(**arguments: Any) -> Tensor | None:
     """The additive mask (B, 1, N, M) of eager attention, or None where every query sees every key, made once for all layers."""
     mask: Tensor | None = ALL_MASK_ATTENTION_FUNCTIONS["eager"](**arguments)
-    if mask is not None and not torch.compiler.is_compiling() and (layout := _described(**arguments)) is not None:
+    single = arguments.get("q_length") == 1  # which `_step` computes without a layout
+    if (
+        mask is not None
+        and not single
+        and not torch.compiler.is_compiling()
+        and (layout := _described(**arguments)) is not None
+    ):
         _noted(mask, layout)
     return mask
 
