@@ -13,9 +13,7 @@ from rich.console import Console
 
 from fullrank.config.recipe import load, resolve
 from fullrank.core.errors import InputError
-from fullrank.data import prepare
 from fullrank.experiments import demo
-from fullrank.experiments.language_model import training_batches
 
 SMALL = """\
 extends: demo/builtin
@@ -65,21 +63,6 @@ def test_demo_trains_rows_on_equal_terms(
     assert (out / "plain" / "metrics.jsonl").read_bytes() == before
 
 
-def test_the_demo_counts_the_steps_that_are_made(tmp_path: Path) -> None:
-    """One batch holds the short end of the text: as many tokens take a step more than in full batches."""
-    for split, lines in (("train", 1001), ("valid", 10), ("test", 10)):
-        (tmp_path / split).write_text("a line\n" * lines, encoding="utf-8")
-    settings = ["train.tokens=20480", "data.name=text", "data.tokens=byte", f"data.dir={tmp_path}", "data.valid=valid"]
-    settings += ["data.train=train", "data.test=test", f"data.cache={tmp_path / 'cache'}"]
-    config = resolve(demo.RECIPE, overrides=settings).config
-    batches = training_batches(config, prepare(config.data, report=lambda text: None))
-    seen = steps = 0
-    while seen < 20480:
-        seen += batches.batch(*divmod(steps, batches.batches_per_epoch)).tokens
-        steps += 1
-    assert demo._steps(config) == steps > 20480 / (8 * 64)
-
-
 def test_evaluation_counts_in_the_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two rows at a time: each begins (7 s), trains 1 ms a token and evaluates 20 s, all at 0.85 of its speed alone."""
     (tmp_path / "text").write_text("a line of the text\n" * 1000, encoding="utf-8")
@@ -94,8 +77,7 @@ def test_evaluation_counts_in_the_minutes(tmp_path: Path, monkeypatch: pytest.Mo
     remarks = Console(file=io.StringIO())
     plan = demo._plan(3.0, tmp_path / "out", 1, ["plain", "b", "c"], remarks, time.monotonic())
     rounds = 2
-    assert 180 - 10 < rounds * (7 + (20 + plan["tokens"] * 1e-3) / 0.85) + 5 <= 180
-    assert plan["evaluate_every"] * 5 >= plan["tokens"] / 512 > plan["evaluate_every"] * 4
+    assert 180 - 10 < rounds * (7 + (20 + plan["steps"] * 512 * 1e-3) / 0.85) + 5 <= 180
 
 
 class Endless:

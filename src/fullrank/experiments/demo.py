@@ -25,11 +25,10 @@ from fullrank.config.recipe import Resolved, load, resolve
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.data import Corpus, prepare
-from fullrank.experiments.language_model import LanguageModelTask, training_batches, with_vocabulary
+from fullrank.experiments.language_model import LanguageModelTask, with_vocabulary
 from fullrank.experiments.speed import measure_speed
 from fullrank.files import write_json
 from fullrank.training.device import lock_folder
-from fullrank.training.phases import make_plan
 
 RECIPE = "demo/builtin"
 _STARTUP, _REPORT = 7.0, 5.0  # seconds: of a model until it trains and after its figures; of the report at the end
@@ -111,12 +110,11 @@ def run_demo(minutes: float, out: Path, seed: int, rows: Sequence[str] | None = 
     rows = list(rows or load(RECIPE).rows)
     plan = _plan(minutes, out, seed, rows, remarks, started)
     trainings = [_Training(row, out / row) for row in rows]
-    settings = [f"train.tokens={plan['tokens']}", f"train.seed={seed}", "train.threads=1", "train.device=cpu"]
-    settings.append(f"eval.every_steps={plan.get('evaluate_every', 200)}")
+    settings = [f"train.steps={plan['steps']}", f"train.seed={seed}", "train.threads=1", "train.device=cpu"]
+    settings.append(f"eval.every_steps={-(-plan['steps'] // _EVALUATIONS)}")
     waiting = [training for training in trainings if not training.finished]
     if waiting:
-        steps = _steps(resolve(RECIPE, overrides=settings).config)
-        _train_all(waiting, settings, steps, remarks, until=started + _PATIENCE * minutes * 60)
+        _train_all(waiting, settings, plan["steps"], remarks, until=started + _PATIENCE * minutes * 60)
     folders = [training.folder for training in trainings if training.finished]
     if len(folders) < len(trainings):
         open_rows = ", ".join(training.row for training in trainings if not training.finished)
@@ -142,12 +140,12 @@ def run_demo(minutes: float, out: Path, seed: int, rows: Sequence[str] | None = 
 
 
 def _plan(minutes: float, out: Path, seed: int, rows: Sequence[str], remarks: Any, started: float) -> dict[str, Any]:
-    """The tokens that each model reads: as written in `out/demo.json`, else from a probe of this machine."""
+    """The steps of each model, all with the same batches: as written in `out/demo.json`, else from a probe of this machine."""
     wanted = {"minutes": minutes, "seed": seed, "rows": list(rows)}
     file = out / "demo.json"
     if file.is_file():
         plan: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        if {key: plan.get(key) for key in wanted} == wanted:
+        if {key: plan.get(key) for key in wanted} == wanted and "steps" in plan:
             return plan
         raise InputError(
             f"{out} holds a demo with other settings (--minutes {plan.get('minutes')}, --seed {plan.get('seed')}); "
@@ -168,19 +166,13 @@ def _plan(minutes: float, out: Path, seed: int, rows: Sequence[str], remarks: An
         return _makespan([*seconds], _workers())
 
     steps = max(bisect.bisect_right(range(_MOST_STEPS), left, key=duration) - 1, _LEAST_STEPS)
-    plan = {**wanted, "tokens": steps * per_step, "evaluate_every": -(-steps // _EVALUATIONS)}
+    plan = {**wanted, "steps": steps}
     write_json(file, plan)
     remarks.print(
-        f"Each of the {len(rows)} models will read {plan['tokens']:,} tokens, {_workers()} at a time: about "
+        f"Each of the {len(rows)} models will read {steps * per_step:,} tokens, {_workers()} at a time: about "
         f"{duration(steps) / 60:.1f} minutes, evaluation included."
     )
     return plan
-
-
-def _steps(config: RunConfig) -> int:
-    """The number of steps of each model."""
-    corpus = prepare(config.data, report=lambda text: None)
-    return make_plan(config.train, config.eval, training_batches(config, corpus)).total_steps
 
 
 def _makespan(times: Sequence[float], workers: int) -> float:

@@ -195,22 +195,17 @@ def _entries(size: int) -> int:
 def _pairs(wish: Wish) -> Keys:
     """Prefixes and suffixes of the files. Validation and test lie beside training files that have `train` in their name."""
     paths = [Path(text).expanduser().resolve() for text in wish.texts]
-    prefix = paths[0] if len(paths) == 1 else paths[0].with_suffix("")
+    prefix = paths[0]
+    suffixes: Sequence[str] = wish.languages or ()
     if len(paths) == 2:
-        languages = (paths[0].suffix[1:], paths[1].suffix[1:])
-        if paths[1].with_suffix("") != prefix or not all(languages):
-            raise InputError(
-                f"TEXT: two files of one name with a suffix for each language, given {' '.join(wish.texts)}"
-            )
-    else:
-        files = sorted(path.suffix[1:] for path in prefix.parent.glob(f"{glob.escape(prefix.name)}.*"))
-        if wish.languages is None and len(files) != 2:
-            raise InputError(
-                f"TEXT: {prefix}.* are {len(files)} files ({', '.join(files) or 'none'}), not one for each of two languages; "
-                "give both files, or the suffixes as --source and --target"
-            )
-        languages = wish.languages or (files[0], files[1])
-    sides = [Path(f"{prefix}.{suffix}") for suffix in languages]
+        prefix, suffixes = paths[0].with_suffix(""), tuple(path.suffix[1:] for path in paths)
+    suffixes = suffixes or sorted(path.suffix[1:] for path in prefix.parent.glob(f"{glob.escape(prefix.name)}.*"))
+    if len(set(suffixes) - {""}) != 2:
+        raise InputError(
+            f"TEXT: {prefix}.* are {len(suffixes)} files ({', '.join(suffixes) or 'none'}), not one for each of two languages; "
+            "give both files, or the suffixes as --source and --target"
+        )
+    sides = [Path(f"{prefix}.{suffix}") for suffix in suffixes]
     for side in sides:
         open_text(side, "TEXT").close()
     data: Keys = {
@@ -220,16 +215,13 @@ def _pairs(wish: Wish) -> Keys:
     for split, names in (("valid", ("valid", "val", "dev")), ("test", ("test", "test*"))):
         patterns = [glob.escape(prefix.name).replace("train", name) for name in names if "train" in prefix.name]
         for pattern in patterns:
-            found = sorted(path.with_suffix("") for path in prefix.parent.glob(f"{pattern}.{languages[0]}"))
-            found = [path for path in found if Path(f"{path}.{languages[1]}").is_file()]
+            found = sorted(path.with_suffix("") for path in prefix.parent.glob(f"{pattern}.{suffixes[0]}"))
+            found = [path for path in found if Path(f"{path}.{suffixes[1]}").is_file()]
             if found and split not in data:
                 data[split] = (str(found[0]), "beside the training files")
     if not {"valid", "test"} <= data.keys():
-        data["name"] = (
-            "parallel",
-            "splits without files: the last pairs of the training files, 5 % each, at most 1,000",
-        )
-    data["source"], data["target"] = (languages[0], "its suffix"), (languages[1], "its suffix")
+        data["name"] = ("parallel", "splits without files: the last training pairs, 5 % each, at most 1,000")
+    data["source"], data["target"] = (suffixes[0], "its suffix"), (suffixes[1], "its suffix")
     data["tokens"] = (wish.tokens or "bpe", "subwords of both languages")
     size = _entries(sum(side.stat().st_size for side in sides)) if data["tokens"][0] == "bpe" else 10_000
     data["max_vocabulary"] = (size, "an entry for each 1,000 bytes of text, from 500 to 16,000; of words, 10,000")
