@@ -38,7 +38,7 @@ _STARTUP = 6.0  # seconds until training begins, and for the report at the end
 _EVALUATIONS = 5
 _STEPS = 2000  # updates below which a batch is not made larger
 _LEAST_TOKENS = 2000  # of a training text
-_PER_PARAMETER = 2  # tokens that a model reads of the text, for each parameter outside of its vocabulary
+_PER_PARAMETER = {"lm": 2, "translation": 0.5}  # tokens to train on, for each parameter outside of the vocabulary
 
 _MOST_EPOCHS = 40
 _BUILTIN_BYTES = 3_000_000  # about
@@ -119,13 +119,15 @@ def write_configuration(wish: Wish, out: Path, *, force: bool = False, say: Say 
     size, trial = wish.size or "tiny", None
     for name in [size] if wish.size else SIZES:
         attempt = _try(wish, data, name, _Amounts(), prepared)
-        if trial and not (_PER_PARAMETER * attempt.body <= attempt.reads(wish, have) and attempt.body <= 4 * have):
+        if trial and not (
+            _PER_PARAMETER[wish.task] * attempt.body <= attempt.reads(wish, have) and attempt.body <= 4 * have
+        ):
             break
         size, trial = name, attempt
     assert trial is not None
     reads = trial.reads(wish, have)
     amounts = _Amounts(
-        per_step=2 ** min(max(int(math.log2(max(reads, 1) / _STEPS)), 9), 13),
+        per_step=2 ** min(max(int(math.log2(max(reads, 1) / _STEPS)), 9 + wish.memory), 13),
         dropout=next(rate for most, rate in _DROPOUT if reads <= most * have),
         evaluated=2048 * max(1, int(0.01 * trial.training(wish) / trial.speed.evaluation * 2)),  # of 4,096 tokens
     )
@@ -273,15 +275,17 @@ def _sections(wish: Wish, data: Keys, size: str, amounts: _Amounts, corpus: Corp
     """Every value with its reason."""
     width, layers, heads = SIZES[size]
     pairs = isinstance(corpus, PairCorpus)
+    layers = layers // 2 if pairs else layers
     entries = len(corpus.tokenizer if isinstance(corpus, Corpus) else corpus.target)
-    length = 128 if data["tokens"][0] in ("character", "byte") else 64
+    seen = 128 if data["tokens"][0] in ("character", "byte") else 64
+    length = seen // 4 if wish.memory else seen
     names = ", ".join(SIZES)
     model: Keys = {
         "hidden_size": (
             width,
-            f"size {size} of {names}: the largest that reads {_PER_PARAMETER} tokens for each parameter",
+            f"size {size} of {names}: the largest that reads {_PER_PARAMETER[wish.task]} tokens for each parameter",
         ),
-        "num_hidden_layers": (layers, "by the size"),
+        "num_hidden_layers": (layers, "by the size" + ", half of them in the encoder, half in the decoder" * pairs),
         "num_attention_heads": (heads, "by the size"),
         "hidden_act": ("gelu", "usual"),
         "position": ("rotary", "learns fastest, and reads on past the trained length"),
@@ -302,14 +306,17 @@ def _sections(wish: Wish, data: Keys, size: str, amounts: _Amounts, corpus: Corp
         model["input"] = (clusters, "above 4,000 entries: rare ones get shorter vectors")
         model["output"] = ({**clusters, "tied": True}, "and cost less: a softmax over all would be most of the work")
     if wish.memory:
-        model["memory_length"] = (length, "as long as a segment")
+        model["memory_length"] = (seen - length, "three segments")
     train: Keys = {"steps": (amounts.steps, f"what the time allows; at most {_MOST_EPOCHS} times through the text")}
-    why = f"a power of two that leaves {_STEPS:,} updates, from 512 to 8,192 tokens"
+    why = f"a power of two that leaves {_STEPS:,} updates, from 512 (with a memory 1,024) to 8,192 tokens"
     if pairs:
         train["batch_tokens"] = (amounts.per_step, why)
         train["label_smoothing"] = (0.1, "usual for translation")
     else:
-        train["segment_length"] = (length, "128 characters or bytes, 64 words or subwords")
+        train["segment_length"] = (
+            length,
+            "128 characters or bytes, 64 words or subwords" + "; with a memory a quarter" * wish.memory,
+        )
         train["batch_size"] = (amounts.per_step // length, f"times segment_length: {why}")
         train["order"] = ("contiguous" if wish.memory else "shuffled", "a memory needs the text in order")
     train |= {
