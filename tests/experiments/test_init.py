@@ -17,6 +17,7 @@ from fullrank.experiments.init import Wish, write_configuration
 from fullrank.experiments.run import train
 from fullrank.experiments.speed import Speed
 
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 WORDS = [f"{a}{b}{c}" for a in "bdfgkl" for b in "aeiou" for c in "mnprst"]
 
 
@@ -209,3 +210,15 @@ def test_an_existing_file_stays_without_force(book: str, tmp_path: Path, slow: l
     assert out.read_text(encoding="utf-8") == "mine\n"
     write_configuration(Wish([book]), out, force=True, say=silent)
     assert resolve(str(out)).config.data.train == book
+
+
+def test_the_examples_are_configurations() -> None:
+    """Each is complete, and says what it reached."""
+    tasks = set()
+    for path in sorted(EXAMPLES.glob("*.yaml")):
+        config = resolve(str(path)).config
+        assert (config.model.position, config.train.epochs) == ("rotary", None)
+        assert "Reached:" in path.read_text(encoding="utf-8")
+        tasks.add((config.task, config.data.tokens, bool(config.model.memory_length)))
+    assert {("language_model", kind, False) for kind in ("character", "word", "bpe")} < tasks
+    assert {("translation", "bpe", False), ("language_model", "character", True)} < tasks

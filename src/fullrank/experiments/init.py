@@ -38,7 +38,7 @@ _STARTUP = 6.0  # seconds until training begins, and for the report at the end
 _EVALUATIONS = 5
 _STEPS = 2000  # updates below which a batch is not made larger
 _LEAST_TOKENS = 2000  # of a training text
-_PER_PARAMETER = {"lm": 2, "translation": 0.5}  # tokens to train on, for each parameter outside of the vocabulary
+_PER_PARAMETER = 2  # tokens to train on, for each parameter outside of the vocabulary
 
 _MOST_EPOCHS = 40
 _BUILTIN_BYTES = 3_000_000  # about
@@ -119,9 +119,7 @@ def write_configuration(wish: Wish, out: Path, *, force: bool = False, say: Say 
     size, trial = wish.size or "tiny", None
     for name in [size] if wish.size else SIZES:
         attempt = _try(wish, data, name, _Amounts(), prepared)
-        if trial and not (
-            _PER_PARAMETER[wish.task] * attempt.body <= attempt.reads(wish, have) and attempt.body <= 4 * have
-        ):
+        if trial and not (_PER_PARAMETER * attempt.body <= attempt.reads(wish, have) and attempt.body <= 4 * have):
             break
         size, trial = name, attempt
     assert trial is not None
@@ -275,7 +273,6 @@ def _sections(wish: Wish, data: Keys, size: str, amounts: _Amounts, corpus: Corp
     """Every value with its reason."""
     width, layers, heads = SIZES[size]
     pairs = isinstance(corpus, PairCorpus)
-    layers = layers // 2 if pairs else layers
     entries = len(corpus.tokenizer if isinstance(corpus, Corpus) else corpus.target)
     seen = 128 if data["tokens"][0] in ("character", "byte") else 64
     length = seen // 4 if wish.memory else seen
@@ -283,9 +280,9 @@ def _sections(wish: Wish, data: Keys, size: str, amounts: _Amounts, corpus: Corp
     model: Keys = {
         "hidden_size": (
             width,
-            f"size {size} of {names}: the largest that reads {_PER_PARAMETER[wish.task]} tokens for each parameter",
+            f"size {size} of {names}: the largest that reads {_PER_PARAMETER} tokens for each parameter",
         ),
-        "num_hidden_layers": (layers, "by the size" + ", half of them in the encoder, half in the decoder" * pairs),
+        "num_hidden_layers": (layers, "by the size" + ", in the encoder and in the decoder" * pairs),
         "num_attention_heads": (heads, "by the size"),
         "hidden_act": ("gelu", "usual"),
         "position": ("rotary", "learns fastest, and reads on past the trained length"),
