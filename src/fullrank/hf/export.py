@@ -33,6 +33,7 @@ from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError, RunError
 from fullrank.core.masked import MaskedLanguageModel
 from fullrank.core.translator import Translator
+from fullrank.data import load_tokenizer
 from fullrank.files import write_json
 from fullrank.hf.code import code_files
 from fullrank.hf.configuration import FullRankConfig
@@ -164,17 +165,20 @@ def _write_tokenizers(new: Path, folder: Path, kind: _Kind) -> tuple[dict[str, A
 
     Returns the ids of special tokens of the language that the model writes, and the reason if there is no tokenizer.
     """
+    ids: dict[str, Any] = {}
     try:
         if kind.objective == "translation":
             source, written = (tokenizer_of(folder, side) for side in ("source", "target"))
             source.save_pretrained(new)
             written.save_pretrained(new / TARGET)
         else:
-            written = tokenizer_of(folder)
+            written, own = tokenizer_of(folder), load_tokenizer(folder)
             written.save_pretrained(new)
+            if own.eos_id is not None:  # which has no name in a tokenizer where it is the end of a line
+                ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), own.eos_id)
     except InputError as error:
         return {}, str(error)
-    ids = {f"{name}_token_id": getattr(written, f"{name}_token_id") for name in ("bos", "eos", "pad", "mask")}
+    ids = {f"{name}_token_id": getattr(written, f"{name}_token_id") for name in ("bos", "eos", "pad", "mask")} | ids
     return {name: token for name, token in ids.items() if token is not None}, ""
 
 

@@ -37,7 +37,9 @@ def tokenizer_of(folder: str | Path, side: str = "target") -> PreTrainedTokenize
 
     Without special tokens it gives the ids that our own gives. With them, a text begins with the token that our models read
     first (`<eos>`, or a newline of bytes and characters); a sentence of a translation ends in `<eos>`. Where lines end in
-    `<eos>`, a newline is that token. A masked language model's has `<mask>` as its last entry.
+    `<eos>`, that token is called newline and is no special one, so that decoding keeps the ends of lines also with
+    `skip_special_tokens`; a literal `<eos>` is then a text like any other. A masked language model's has `<mask>` as its last
+    entry.
     Raises InputError where no tokenizer of that library gives the same ids, and where the folder is no run.
     """
     folder = Path(folder)
@@ -66,24 +68,28 @@ def of_vocabulary(own: Any, *, masks: bool = False) -> PreTrainedTokenizerFast:
     backend.post_processor = processors.TemplateProcessing(
         single=f"{begin}:0 $A:0", pair=f"{begin}:0 $A:0 $B:1", special_tokens=[(begin, own.start_id)]
     )
-    # marks inside a text are text, as in ours; only BPE knows them, and `<mask>` where no word can be one
+    # marks inside a text are text; only BPE finds <sos>, and `<mask>` where no word can be one
     as_text = not isinstance(own, BpeTokenizer)
     marks: dict[str, Any] = {}
-    if own.eos_id is not None:
-        marks = {"eos_token": _mark(EOS, own), "bos_token": _mark(EOS, own), "pad_token": _mark(EOS, own)}
     if isinstance(own, WordVocabulary) and own.unk_id is not None:
         marks["unk_token"] = UNK
     if masks:
         marks["mask_token"] = MASK
         as_text = as_text and isinstance(own, WordVocabulary)
-    if own.eos_id is None:
-        marks["pad_token"] = MASK if masks else begin
+    # Decoding may leave out every token that has a name here, so that a newline has none. Attention masks cover padding.
+    ends = isinstance(own, WordVocabulary | BpeTokenizer) and not own.line_end
+    byte_0 = bytes_to_unicode()[0]
+    paddings = (
+        [EOS] if ends else [MASK] if masks else [UNK, byte_0] if backend.token_to_id(byte_0) is None else [byte_0]
+    )
+    if padding := next((token for token in paddings if backend.token_to_id(token) is not None), None):
+        marks["pad_token"] = padding
+    if ends:
+        marks |= {"eos_token": EOS, "bos_token": EOS}
+    elif not isinstance(own, ByteVocabulary):
+        name = "\n" if isinstance(own, CharacterVocabulary) else _line_end(own)
+        backend.add_tokens([AddedToken(name, special=False, normalized=True)])
     return _finished(backend, marks, as_text, "right" if masks else "left")
-
-
-def _mark(token: str, own: Any) -> Any:
-    """BPE finds marks in a text that was made lower case and whose lines end in them."""
-    return AddedToken(token, special=True, normalized=True) if isinstance(own, BpeTokenizer) else token
 
 
 def of_language(own: Language) -> PreTrainedTokenizerFast:
@@ -141,7 +147,7 @@ def _of_pieces(own: Language) -> Tokenizer:
 
 
 def _of_words(own: WordVocabulary, masks: bool) -> Tokenizer:
-    entries = [*own.entries, MASK] if masks else own.entries
+    entries = [_line_end(own) if entry == EOS else entry for entry in own.entries] + [MASK] * masks
     unk = {} if own.unk_id is None else {"unk_token": UNK}
     backend = Tokenizer(models.WordLevel({entry: i for i, entry in enumerate(entries)}, **unk))
     backend.normalizer = normalizers.Sequence([*_lowered(own.lowercase), _SEPARATORS, *_lines(own, " ")])
@@ -155,7 +161,7 @@ def _of_words(own: WordVocabulary, masks: bool) -> Tokenizer:
             decoders.Replace(Regex(r"\A"), " "),
             decoders.Fuse(),
             *[decoders.Replace(f" {SOS}", "")] * own.line_start,
-            decoders.Replace(f" {EOS}", "\n"),
+            decoders.Replace(f" {_line_end(own)}", "\n"),
             decoders.Replace("\n ", "\n"),
             decoders.Strip(" ", 1, 0),
         ]
@@ -163,35 +169,40 @@ def _of_words(own: WordVocabulary, masks: bool) -> Tokenizer:
     return backend
 
 
+def _line_end(own: WordVocabulary | BpeTokenizer) -> str:
+    """The name of `<eos>`: newline where it is the end of a line, or a sign for it where `<sos>` has to be put behind it."""
+    return EOS if not own.line_end else "\N{SYMBOL FOR NEWLINE}" if own.line_start else "\n"
+
+
 def _lines(own: WordVocabulary | BpeTokenizer, space: str) -> list[Any]:
-    """Lines end in <eos> and, with `line_start`, begin with <sos>."""
-    if not own.line_end:
+    """With `line_start` a line begins with <sos>."""
+    if not own.line_end or not own.line_start:
         return []
-    if not own.line_start:
-        return [normalizers.Replace("\n", f"{space}{EOS}{space}")]
     # a text that is one mark stays that: so the library finds marks in what this has made
-    first = normalizers.Replace(Regex(rf"\A(?!({EOS}|{SOS})\z)(?=[\s\S])"), f"{SOS}{space}")
-    return [
-        first,
-        normalizers.Replace(Regex(r"\n\z"), f"{space}{EOS}{space}"),
-        normalizers.Replace("\n", f"{space}{EOS}{space}{SOS}{space}"),
-    ]
+    end = _line_end(own)
+    first = normalizers.Replace(Regex(rf"\A(?!({end}|{SOS})\z)(?=[\s\S])"), f"{SOS}{space}")
+    last = normalizers.Replace(Regex(r"\n\z"), end)
+    return [first, last, normalizers.Replace("\n", f"{end}{SOS}{space}")]
 
 
 def _of_bpe(own: BpeTokenizer) -> Tokenizer:
-    backend = Tokenizer.from_str(own.backend_state())
+    state = json.loads(own.backend_state())
+    vocabulary = state["model"]["vocab"]
+    if own.line_end:
+        vocabulary[_line_end(own)] = vocabulary.pop(EOS)
+        state["added_tokens"] = [token for token in state["added_tokens"] if token["content"] != EOS]
+    backend = Tokenizer.from_str(json.dumps(state))
     backend.normalizer = normalizers.Sequence([*_lowered(own.lowercase), *_lines(own, "")])
     if not own.line_end:  # a newline stays with the line that it ends
         lines = pre_tokenizers.Split("\n", "merged_with_previous")
         backend.pre_tokenizer = pre_tokenizers.Sequence([lines, backend.pre_tokenizer])
     ends: list[Any] = [
-        decoders.Replace(EOS, bytes_to_unicode()[ord("\n")]),
+        decoders.Replace(_line_end(own), bytes_to_unicode()[ord("\n")]),
         *[decoders.Replace(SOS, "")] * own.line_start,
     ]
     backend.decoder = decoders.Sequence([*ends, backend.decoder])
-    backend.add_special_tokens([_mark(EOS, own)])
     if own.sos_id is not None:
-        backend.add_special_tokens([_mark(SOS, own)])
+        backend.add_special_tokens([AddedToken(SOS, special=True, normalized=True)])
     return backend
 
 
