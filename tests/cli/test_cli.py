@@ -231,6 +231,7 @@ WRONG = {
     "unknown kernel": (["eval", "{run}", "--kernel", "fast"], "kernel: 'fast'"),
     "unknown split": (["eval", "{run}", "--split", "dev"], "--split"),
     "no run": (["eval", "{text}"], "not a run folder"),
+    "a file for a run": (["generate", "{text}/train.txt"], "a file; give a run folder"),
     "no folder": (["generate", "{text}/nothing"], "no such folder"),
     "beam too small": (["generate", "{run}", "--beam", "1", "-n", "2"], "--beam"),
     "a run with further options": (["train", "{run}", "train.steps=5"], "resumed as it was configured"),

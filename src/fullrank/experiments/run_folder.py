@@ -74,7 +74,7 @@ def open_any(folder: Path) -> tuple[RunConfig | FinetuneConfig, dict[str, Any]]:
     InputError if there is no run, or if it was changed.
     """
     if not folder.is_dir():
-        raise InputError(f"{folder}: no such folder")
+        raise InputError(f"{folder}: {'a file; give a run folder' if folder.exists() else 'no such folder'}")
     if not is_run(folder):
         model = " but a model, which `fullrank check` and `fullrank analyze rank` take" if _holds_model(folder) else ""
         raise InputError(f"{folder}: not a run folder (it lacks config.yaml or run.json){model}")

@@ -130,7 +130,10 @@ def _check_ours(folder: Path) -> None:
         raise InputError(f"{folder}: no such folder; give a run folder (fullrank train --out)")
     if not (folder / storage.CONFIG).is_file():
         if (folder / storage.HUGGING_FACE).is_file():
-            raise InputError(f"{folder}: already a folder of Hugging Face; it loads with transformers as it is")
+            raise InputError(
+                f"{folder}: already a folder of Hugging Face; it loads with transformers as it is, or with "
+                "fullrank.load_injected where attention was injected"
+            )
         raise InputError(f"{folder}: not a run folder, it has no {storage.CONFIG}")
     raw = read_yaml(folder / storage.CONFIG)
     if finetunes(raw):
