@@ -13,17 +13,7 @@ from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.evaluation import statistics
 from fullrank.reporting import figures, runs, tables
 from fullrank.reporting.compare import MARK, Comparison, Row, best_row, compared_split, signatures
-from fullrank.reporting.figures import (
-    BLEU,
-    LAST_POSITION,
-    SCORES,
-    TOKENISED_BLEU,
-    Measure,
-    decimals_of,
-    interval,
-    listed,
-    points,
-)
+from fullrank.reporting.figures import BLEU, LAST_POSITION, SCORES, TOKENISED_BLEU, Measure, interval, listed, points
 from fullrank.reporting.finetuning import SERVER, UNKNOWN, Arm, Task, Tuning, metric_words
 from fullrank.reporting.runs import MASKED_MODELING, TRANSLATION, RunRecord, integer, mapping
 from fullrank.reporting.tables import LAST_POSITION_TITLE, SPLIT_WORDS, Table, change_words, interval_words, print_table
@@ -213,7 +203,7 @@ class _Words:
             return "", False
         means = "" if pair.runs == pair.baseline_runs == 1 else ", means over their runs"
         verdict = "leaves out 0" if pair.decided else "holds 0: other sentences might turn it round"
-        decimals = decimals_of(pair.difference, pair.low, pair.high)
+        decimals = figures.decimals_of(pair.difference, pair.low, pair.high)
         sentence = (
             f"Paired bootstrap over {tested.split} sentences, {pair.row} − {pair.baseline}{means}: "
             f"{points(pair.difference, decimals)} ({interval(pair.low, pair.high, decimals)}); the 95 % interval {verdict} "
