@@ -120,7 +120,7 @@ def test_what_configuration_and_flags_make(
         (
             {},
             {"clamp_length": 5},
-            "--clamp-length: goes with model.position: relative, given model.position: sinusoidal",
+            "--clamp-length: goes with model.position: relative, given model.position: rotary",
         ),
     ],
 )

@@ -16,7 +16,7 @@ import fullrank as fr
 from fullrank.cli import main
 from fullrank.config.recipe import resolve
 from fullrank.data import load_corpus
-from fullrank.experiments.generation import generate
+from fullrank.experiments.generation import write
 from fullrank.experiments.run import evaluate, train
 
 SETTINGS = [
@@ -120,7 +120,7 @@ def test_what_is_written_begins_a_line(
         return forward(model, input_ids, *args, **options)
 
     monkeypatch.setattr(fr.LanguageModel, "forward", watched)
-    found = generate(folder, prompt, max_new_tokens=6, seed=3, device_name="cpu")
+    found = write(folder, prompt, max_new_tokens=6, seed=3, device_name="cpu")
     assert [entries[i] for i in seen[0]] == read
     text = found["texts"][0]["text"]
     assert text.startswith(prompt)
