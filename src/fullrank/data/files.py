@@ -36,11 +36,12 @@ def open_text(path: Path, key: str) -> BufferedReader:
     """The file, open for reading; InputError if it is missing, a folder or empty."""
     try:
         mode = path.stat().st_mode
-        if stat.S_ISDIR(mode):
-            raise InputError(f"{key}: {path} is a folder; a text file is wanted")
         if not stat.S_ISREG(mode):
-            raise InputError(f"{key}: {path} is a device or a pipe; a text file is wanted")
+            kind = "a folder" if stat.S_ISDIR(mode) else "a device or a pipe"
+            raise InputError(f"{key}: {path} is {kind}; a text file is wanted")
         file = path.open("rb")
+    except InputError:
+        raise
     except FileNotFoundError:
         raise InputError(f"{key}: no such file: {path}") from None
     except OSError as error:
