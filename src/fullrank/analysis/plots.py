@@ -6,13 +6,12 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import matplotlib
+import matplotlib.style
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -30,7 +29,7 @@ from fullrank.files import write_bytes
 
 INK, MUTED, LINE = "#1b1d22", "#5c616b", "#dfe0e3"
 COLOURS = ("#0072b2", "#c04f00", "#00795a", "#b0508b", "#7a6a00", "#4b5bd0", "#8c3b2f", "#5c616b")
-_SETTINGS = {
+_SETTINGS: dict[str, Any] = {  # in place of the user's own
     "svg.fonttype": "none",
     "svg.hashsalt": "fullrank",
     "svg.id": None,
@@ -47,15 +46,6 @@ _DOTTED: dict[str, Any] = {"linestyle": (0, (1, 2))}
 _LEGEND: dict[str, Any] = {
     "loc": "lower left", "frameon": False, "fontsize": 9.5, "labelcolor": MUTED, "handlelength": 2.2,
 }  # fmt: skip
-
-
-@contextmanager
-def _settings() -> Iterator[None]:
-    """Matplotlib settings of every figure inside the block; the user's own do not count."""
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_SETTINGS)  # type: ignore[arg-type]
-        yield
 
 
 def clean(text: str) -> str:
@@ -75,7 +65,7 @@ def write(draw: Callable[[], Figure], folder: Path, name: str) -> list[Path]:
     except OSError as error:
         raise RunError(f"--out {folder}: cannot be made ({error.strerror})") from error
     files = {kind: folder / f"{name}.{kind}" for kind in ("png", "svg")}
-    with _settings():
+    with matplotlib.style.context(_SETTINGS, after_reset=True):
         figure = draw()
         for kind, file in files.items():
             write_bytes(file, _drawn(figure, kind))
@@ -84,7 +74,7 @@ def write(draw: Callable[[], Figure], folder: Path, name: str) -> list[Path]:
 
 def write_png(draw: Callable[[], Figure], path: Path) -> None:
     """`draw()` as the PNG `path`; equal figures give equal bytes. Raises RunError if it cannot be written."""
-    with _settings():
+    with matplotlib.style.context(_SETTINGS, after_reset=True):
         write_bytes(path, _drawn(draw(), "png"))
 
 

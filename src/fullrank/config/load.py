@@ -120,18 +120,12 @@ def set_dotted(raw: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
     return copy
 
 
-def _is_dotted(key: Any) -> bool:
-    return isinstance(key, str) and "." in key
-
-
 _ENDS = ("steps", "epochs", "tokens")  # of training: exactly one of them counts
 
 
 def lay(raw: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """`over` (nested or dotted keys) laid on `raw`; a new end of training replaces the old one instead of adding to it."""
-    merged = dict(raw)
-    for key, value in over.items():
-        merged = set_dotted(merged, key, value) if _is_dotted(key) else merge(merged, {key: value})
+    merged = undotted(over, raw)
     train = undotted(over).get("train")
     given = [end for end in _ENDS if isinstance(train, Mapping) and end in train]
     if given and isinstance(merged.get("train"), dict):
@@ -139,11 +133,12 @@ def lay(raw: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def undotted(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys as nested mappings."""
-    nested: dict[str, Any] = {}
+def undotted(raw: Mapping[str, Any], base: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Dotted keys as nested mappings, laid on `base`."""
+    nested = dict(base or {})
     for key, value in raw.items():
-        nested = set_dotted(nested, key, value) if _is_dotted(key) else merge(nested, {key: value})
+        dotted = isinstance(key, str) and "." in key
+        nested = set_dotted(nested, key, value) if dotted else merge(nested, {key: value})
     return nested
 
 

@@ -91,7 +91,7 @@ def _extended(name: str, parent: str, folder: Path | None, below: tuple[str, ...
     if where in below:
         raise InputError(f"{name}: `extends` goes round in a circle: {' -> '.join((*below, where))}")
     try:
-        recipe = _load(where, below)
+        recipe = load(where, below)
     except InputError as error:
         raise InputError(f"{name}: `extends: {parent}`: {error}") from error
     if not recipe.rows:
@@ -150,12 +150,11 @@ def tables(name: str) -> list[str]:
     return backbones or [name]
 
 
-def load(name: str) -> Recipe:
-    """A shipped recipe by name, or a YAML file by path; a run folder gives the configuration saved in it."""
-    return _load(name, ())
+def load(name: str, below: tuple[str, ...] = ()) -> Recipe:
+    """A shipped recipe by name, or a YAML file by path; a run folder gives the configuration saved in it.
 
-
-def _load(name: str, below: tuple[str, ...]) -> Recipe:
+    `below`: as in `parse`.
+    """
     path = Path(name)
     if path.is_dir():
         if not (path / "config.yaml").is_file():

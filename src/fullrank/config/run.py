@@ -289,8 +289,7 @@ class RunConfig(Section):
             return
         yield from self.model.problems_of_masked()
         for name in _OF_SEGMENTS[1:]:
-            if getattr(self.eval, name):
-                given = getattr(self.eval, name)
+            if given := getattr(self.eval, name):
                 yield f"eval.{name}: of next tokens, and train.objective is masked; given {given}, leave it out"
 
     def _faults_of_text(self) -> Iterator[str]:

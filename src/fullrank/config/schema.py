@@ -56,11 +56,10 @@ def _section(cls: type[Section], definitions: dict[str, Any]) -> dict[str, Any]:
         if default is not dataclasses.MISSING and not isinstance(default, Section | list):
             content["default"] = list(default) if isinstance(default, tuple) else default
         properties[name] = content | {"description": field.metadata["description"]}
-    schema: dict[str, Any] = {
+    return {
         "type": "object", "title": cls.__name__, "description": inspect.getdoc(cls), "properties": properties,
         "additionalProperties": False,
     }  # fmt: skip
-    return schema
 
 
 def _value(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:

@@ -191,7 +191,7 @@ class _Loop:
             self.observers.advance(counters.step, counters.tokens)
             counters.finished = plan.finished(counters)
             over = plan.phase_over(counters)
-            if plan.log_due(counters.step) or over or counters.finished:
+            if counters.step % plan.log_every == 0 or over or counters.finished:
                 self.log()
             evaluating = plan.evaluation_due(counters.step) or counters.finished
             best, flat = self.evaluate_model() if evaluating else (False, False)
@@ -320,21 +320,11 @@ class _Loop:
         self.saved = time.monotonic()
         self.clock.resume()
 
-    def write(
-        self, *, split: str, nll: float, lr: float | None = None, scores: Mapping[str, float] | None = None
-    ) -> None:
-        """Write a line of metrics about this step."""
-        counters = self.state.counters
-        line = metrics_line(
-            step=counters.step,
-            split=split,
-            nll=nll,
-            tokens=counters.tokens,
-            lr=lr,
-            phase=counters.phase,
-            scores=scores,
-            objective=self.options.objective,
-        )
+    def write(self, **figures: Any) -> None:
+        """Write a line of metrics about this step; figures: `split`, `nll` and others of `metrics_line`."""
+        now = self.state.counters
+        objective = self.options.objective
+        line = metrics_line(step=now.step, tokens=now.tokens, phase=now.phase, objective=objective, **figures)
         self.metrics.write(line)
         self.observers.record(line)
 

@@ -108,10 +108,6 @@ class Plan:
         """True if a checkpoint follows `step` updates; without a rhythm of its own, at every evaluation."""
         return self.evaluation_due(step) if self.save_every is None else step % self.save_every == 0
 
-    def log_due(self, step: int) -> bool:
-        """True if a line about training follows `step` updates (the last one aside, which always has one)."""
-        return step % self.log_every == 0
-
     # phases: without any, nothing ever begins or ends
 
     def phase(self, counters: Counters) -> Phase | None:

@@ -16,6 +16,7 @@ Halves are computed in fp32. Limits: no double backward, no functorch transforms
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -60,23 +61,31 @@ def attend(problem: Problem) -> Tensor:
         u, v = (bias.to(query.dtype)[:, None] for bias in (distances.u, distances.v))
         query, position = query + u, _ready(query + v)
         table, base = _ready(distances.keys.to(dtype)), _table_rows(problem.layout)
-    operands = Operands(
+    visible = visible_keys(problem.layout)
+    assert visible is not None
+    tokens = visible.tokens
+    if tokens is not None:
+        tokens = tokens.expand(len(query), -1).to(torch.uint8).contiguous()
+    given = Arguments(
         query=_ready(query),
         keys=_ready(problem.keys),
         values=_ready(problem.values),
         mixing=None if mixing is None else mixing.to(torch.promote_types(dtype, torch.float32)).contiguous(),
         position=position,
         table=table,
+        first=visible.first,
+        end=visible.end,
+        own=visible.own,
+        base=base,
+        tokens=tokens,
+        seed=torch.randint(2**63 - 1, (), dtype=torch.int64, device="cpu") if problem.dropout else None,
+        scale=problem.scale,
+        sigsoftmax=problem.normalize == "sigsoftmax",
+        dropout=problem.dropout,
     )
-    visible = visible_keys(problem.layout)
-    assert visible is not None
-    tokens = visible.tokens
-    if tokens is not None:
-        tokens = tokens.expand(len(query), -1).to(torch.uint8).contiguous()
-    seed = torch.randint(2**63 - 1, (), dtype=torch.int64, device="cpu") if problem.dropout else None
-    geometry = Geometry(visible.first, visible.end, visible.own, base, tokens, seed)
-    choices = (problem.scale, problem.normalize == "sigsoftmax", problem.dropout)
-    out: Tensor = _attention(operands, geometry, choices)
+    # an operator costs more than a function, and is taken where somebody looks at operators
+    watched = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or not _ordinary(given)
+    out: Tensor = (operator if watched else Native.apply)(*given)[0]
     return out[..., :width]
 
 
@@ -101,11 +110,12 @@ def _table_rows(layout: Layout) -> Tensor:
 # -- the call of the library: arguments, autograd function, and the operator that a compiler sees ----------------------
 
 
-class Operands(NamedTuple):
-    """Differentiable tensors: query, position (B, H, N, D), keys, values (B, H, M, D), table (H, T, D), without gaps.
+class Arguments(NamedTuple):
+    """Operands, which are differentiable; visible keys (`VisibleKeys`, tokens as bytes); seed of dropout; choices.
 
+    query, position (B, H, N, D), keys, values (B, H, M, D), table (H, T, D) have no gaps; D is a multiple of 16, of fp64 of 8.
     mixing is (H, H), (B, N, H, H) or None; position and table (the query that meets the keys of distances, and those) are
-    None where the score has no distances. D is a multiple of 16, of fp64 of 8.
+    None where the score has no distances. base (M,): n plus this is the row of the table of distances.
     """
 
     query: Tensor
@@ -114,20 +124,15 @@ class Operands(NamedTuple):
     mixing: Tensor | None
     position: Tensor | None
     table: Tensor | None
-
-
-class Geometry(NamedTuple):
-    """Visible keys (`VisibleKeys`, tokens as bytes) and the seed of dropout.
-
-    base (M,): n plus this is the row of the table of distances.
-    """
-
     first: Tensor
     end: Tensor
     own: Tensor
     base: Tensor | None
     tokens: Tensor | None
     seed: Tensor | None
+    scale: float
+    sigsoftmax: bool
+    dropout: float
 
 
 class _Call(ctypes.Structure):
@@ -144,24 +149,15 @@ class _Call(ctypes.Structure):
     )
 
 
-def _run(
-    operands: Operands,
-    geometry: Geometry,
-    others: dict[str, Tensor | None],
-    scale: float,
-    sigsoftmax: bool,
-    dropout: float,
-    backward: bool,
-) -> None:
+def _run(given: Arguments, others: dict[str, Tensor | None], backward: bool) -> None:
     loaded = library()
     assert loaded is not None
-    query, mixing, table = operands.query, operands.mixing, operands.table
-    (batch, heads, queries, width), seed = query.shape, geometry.seed
-    arrays = {**operands._asdict(), **geometry._asdict(), **others}
-    del arrays["seed"]
+    query, mixing, table = given.query, given.mixing, given.table
+    (batch, heads, queries, width), (*_, seed, scale, sigsoftmax, dropout) = query.shape, given
+    arrays: dict[str, Tensor | None] = dict(zip(given._fields[:11], given[:11], strict=True)) | others
     assert all(array is None or array.is_contiguous() for array in arrays.values())
     call = _Call(
-        B=batch, H=heads, N=queries, M=operands.keys.shape[2], D=width, T=0 if table is None else table.shape[1],
+        B=batch, H=heads, N=queries, M=given.keys.shape[2], D=width, T=0 if table is None else table.shape[1],
         threads=torch.get_num_threads(), narrow=int(_narrow(queries)),
         mixing_kind=0 if mixing is None else 1 if mixing.dim() == 2 else 2,
         sigsoftmax=int(sigsoftmax), dropped=min(round(dropout * 2**32), 2**32 - 1), seed=0 if seed is None else int(seed),
@@ -179,37 +175,28 @@ def _narrow(queries: int) -> bool:
     return queries <= 16 or 32 < queries <= 48
 
 
-def _split(arguments: tuple[Any, ...]) -> tuple[Operands, Geometry, tuple[float, bool, float]]:
-    return Operands(*arguments[:6]), Geometry(*arguments[6:12]), arguments[12:15]
-
-
 def _computed(*arguments: Any) -> tuple[Tensor, Tensor]:
     """The output and the logarithms of the sums, (B, H, N)."""
-    operands, geometry, choices = _split(arguments)
-    dtype, operands = operands.query.dtype, _wide(operands)
-    out, lse = torch.empty_like(operands.query), operands.query.new_empty(operands.query.shape[:3])
-    _run(operands, geometry, {"out": out, "lse": lse}, *choices, backward=False)
-    return out.to(dtype), lse
+    given = _wide(arguments)
+    out, lse = torch.empty_like(given.query), given.query.new_empty(given.query.shape[:3])
+    _run(given, {"out": out, "lse": lse}, backward=False)
+    return out.to(arguments[0].dtype), lse
 
 
 def _differentiated(cotangent: Tensor, lse: Tensor, *arguments: Any) -> list[Tensor]:
     """The gradients of the operands; of those that are not there, something empty."""
-    operands, geometry, choices = _split(arguments)
-    dtypes = [None if tensor is None else tensor.dtype for tensor in operands]
-    operands = _wide(operands)
-    gradients = [None if tensor is None else torch.empty_like(tensor) for tensor in operands]
-    names = (f"d_{name}" for name in Operands._fields)
-    others = {**dict(zip(names, gradients, strict=True)), "lse": lse, "d_out": cotangent.to(lse.dtype).contiguous()}
-    _run(operands, geometry, others, *choices, backward=True)
-    nothing = operands.query.new_empty(0)
-    return [
-        nothing.clone() if tensor is None else tensor.to(dtype) for tensor, dtype in zip(gradients, dtypes, strict=True)
-    ]
+    given = _wide(arguments)
+    gradients = [None if tensor is None else torch.empty_like(tensor) for tensor in given[:6]]
+    others = {f"d_{name}": gradient for name, gradient in zip(given._fields[:6], gradients, strict=True)}
+    _run(given, others | {"lse": lse, "d_out": cotangent.to(lse.dtype).contiguous()}, backward=True)
+    pairs = zip(gradients, arguments[:6], strict=True)
+    return [cotangent.new_empty(0) if gradient is None else gradient.to(x.dtype) for gradient, x in pairs]
 
 
-def _wide(operands: Operands) -> Operands:
-    """In fp32 at least: the kernel has no products of halves, and is faster than those of PyTorch even so."""
-    return Operands._make(x if x is None else x.to(torch.promote_types(x.dtype, torch.float32)) for x in operands)
+def _wide(arguments: Sequence[Any]) -> Arguments:
+    """Operands in fp32 at least: the kernel has no products of halves, and is faster than those of PyTorch even so."""
+    operands = (x if x is None else x.to(torch.promote_types(x.dtype, torch.float32)) for x in arguments[:6])
+    return Arguments(*operands, *arguments[6:])
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -218,14 +205,19 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.set_materialize_grads(False)
 
 
-def _gradients(inputs: list[Tensor | None], gradients: list[Tensor]) -> tuple[Tensor | None, ...]:
+def _gradients(
+    ctx: Any, cotangent: Tensor | None, differentiated: Callable[..., list[Tensor]]
+) -> tuple[Tensor | None, ...]:
     """Gradients of the given inputs. Saved tensors are read once: under activation checkpointing they are gone then."""
-    pairs = zip(gradients, inputs[:6], strict=True)
+    if cotangent is None:
+        return (None,) * 15
+    *inputs, lse = ctx.saved_tensors
+    pairs = zip(differentiated(cotangent, lse, *inputs, *ctx.choices), inputs[:6], strict=True)
     return *(None if tensor is None else gradient for gradient, tensor in pairs), *(None,) * 9
 
 
 class Native(torch.autograd.Function):
-    """`operands, geometry, scale, sigsoftmax, dropout` -> output (B, H, N, D) and the logarithms of the sums."""
+    """`Arguments` -> output (B, H, N, D) and the logarithms of the sums."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
@@ -237,10 +229,7 @@ class Native(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
         refuse_second_order("this attention kernel", "keeps the weights")
-        if cotangent is None:
-            return (None,) * 15
-        *inputs, lse = ctx.saved_tensors
-        return _gradients(inputs, _differentiated(cotangent, lse, *inputs, *ctx.choices))
+        return _gradients(ctx, cotangent, _differentiated)
 
 
 _ARGUMENTS = (
@@ -270,23 +259,13 @@ def _(cotangent: Tensor, lse: Tensor, *arguments: Any) -> list[Tensor]:
     return [cotangent.new_empty(0) if tensor is None else torch.empty_like(tensor) for tensor in arguments[:6]]
 
 
-def _operator_backward(ctx: Any, cotangent: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    if cotangent is None:
-        return (None,) * 15
-    *inputs, lse = ctx.saved_tensors
-    return _gradients(inputs, _backward_operator(cotangent, lse, *inputs, *ctx.choices))
+def _operator_gradients(ctx: Any, cotangent: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    return _gradients(ctx, cotangent, _backward_operator)
 
 
-operator.register_autograd(_operator_backward, setup_context=lambda ctx, inputs, output: _keep(ctx, inputs, output))
+operator.register_autograd(_operator_gradients, setup_context=_keep)
 
 
-def _attention(operands: Operands, geometry: Geometry, choices: tuple[float, bool, float]) -> Tensor:
-    """(B, H, N, D). An operator costs more than a function, and is taken where somebody looks at operators."""
-    watched = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or not _ordinary(operands)
-    out: Tensor = (operator if watched else Native.apply)(*operands, *geometry, *choices)[0]
-    return out
-
-
-def _ordinary(operands: Operands) -> bool:
-    """True if all tensors have addresses, which fake and meta tensors have not."""
-    return all(tensor is None or type(tensor) in (Tensor, torch.nn.Parameter) for tensor in operands)
+def _ordinary(given: Arguments) -> bool:
+    """True if all operands have addresses, which fake and meta tensors have not."""
+    return all(tensor is None or type(tensor) in (Tensor, torch.nn.Parameter) for tensor in given[:6])
