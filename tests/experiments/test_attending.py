@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fullrank as fr
-from fullrank.analysis.plots import AttentionMaps, Panel, write_attention
+from fullrank.analysis.plots import AttentionMaps, write_attention
 from fullrank.core.attention import Trace
 from fullrank.core.errors import InputError
 from fullrank.experiments.translate import LineTranslator, Search, cross_attention, cross_weights
@@ -103,7 +103,7 @@ def dark(weights: np.ndarray, panels: int, folder: Path) -> np.ndarray:
     rows, columns = weights.shape
     maps = AttentionMaps(
         tuple(f"s{i}" for i in range(columns)), ("猫", *(f"t{i}" for i in range(1, rows))),
-        tuple(Panel(f"head {i}", weights) for i in range(panels)), "Cross-attention", mixed=True,
+        {f"head {i}": weights for i in range(panels)}, "Cross-attention", mixed=True,
     )  # fmt: skip
     write_attention(maps, folder / "a.png")
     pixels = matplotlib.image.imread(folder / "a.png")[..., :3]
@@ -132,7 +132,7 @@ def test_rows_go_down_and_columns_to_the_right(panels: int, rows: int, columns: 
 
 
 def test_equal_figures_give_equal_bytes(tmp_path: Path) -> None:
-    maps = AttentionMaps(("a", "b"), ("c", "d"), (Panel("layer 0", np.eye(2)),), "Cross-attention", mixed=False)
+    maps = AttentionMaps(("a", "b"), ("c", "d"), {"layer 0": np.eye(2)}, "Cross-attention", mixed=False)
     write_attention(maps, tmp_path / "a.png")
     write_attention(maps, tmp_path / "b.png")
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
@@ -142,7 +142,7 @@ def test_negative_weights_have_another_colour(tmp_path: Path) -> None:
     pictures = []
     for low in (0.0, -1.0):
         weights = np.array([[1.0, low], [0.0, 0.5]])
-        maps = AttentionMaps(("a", "b"), ("c", "d"), (Panel("layer 0", weights),), "Cross-attention", mixed=True)
+        maps = AttentionMaps(("a", "b"), ("c", "d"), {"layer 0": weights}, "Cross-attention", mixed=True)
         write_attention(maps, tmp_path / "a.png")
         pictures.append(matplotlib.image.imread(tmp_path / "a.png")[..., :3])
     brown = [(np.abs(one - np.array([0x7A, 0x32, 0x00]) / 255).max(-1) < 0.02).sum() for one in pictures]

@@ -271,20 +271,15 @@ _LABELS = 60  # tokens of an axis that are named; of longer texts every second, 
 
 
 @dataclass(frozen=True)
-class Panel:
-    """weights (N, M) of one head, or a mean over heads."""
-
-    name: str
-    weights: np.ndarray
-
-
-@dataclass(frozen=True)
 class AttentionMaps:
-    """Panels over the same tokens: target has N names, source M. mixed: the weights have passed a mixing of heads."""
+    """Panels over the same tokens: target has N names, source M. mixed: the weights have passed a mixing of heads.
+
+    panels: weights (N, M) by name, of one head, or a mean over heads.
+    """
 
     source: tuple[str, ...]
     target: tuple[str, ...]
-    panels: tuple[Panel, ...]
+    panels: Mapping[str, np.ndarray]
     title: str
     mixed: bool
 
@@ -297,7 +292,7 @@ def write_attention(maps: AttentionMaps, path: Path) -> None:
 
 
 def _attention_figure(maps: AttentionMaps) -> Figure:
-    count, (rows, columns) = len(maps.panels), maps.panels[0].weights.shape
+    count, (rows, columns) = len(maps.panels), next(iter(maps.panels.values())).shape
     side = 0.12 + 0.085 * max(map(len, maps.target))  # inches for the names of rows, and for those of columns
     top = 0.12 + 0.085 * max(map(len, maps.source))
     cell = max(0.05, min(_CELL, (_WIDEST - side) / columns, _WIDEST / rows))
@@ -313,19 +308,19 @@ def _attention_figure(maps: AttentionMaps) -> Figure:
     above, below = 0.8 + top, 0.42
     height = above + down * (high + _GAP) + below
     figure = Figure(figsize=(width, height))
-    limit = max(float(np.abs(panel.weights).max()) for panel in maps.panels) or 1.0
-    signed = any(float(panel.weights.min()) < 0 for panel in maps.panels)
+    limit = max(float(np.abs(weights).max()) for weights in maps.panels.values()) or 1.0
+    signed = any(float(weights.min()) < 0 for weights in maps.panels.values())
     image = None
-    for i, panel in enumerate(maps.panels):
+    for i, (name, weights) in enumerate(maps.panels.items()):
         row, column = divmod(i, beside)
         left, upper = 0.2 + side + column * (wide + _GAP), above + row * (high + _GAP)
         axes = figure.add_axes((left / width, 1 - (upper + high) / height, wide / width, high / height))
         image = axes.imshow(
-            panel.weights, cmap=_SIGNED if signed else _UNSIGNED, vmin=-limit if signed else 0.0, vmax=limit, aspect="auto",
+            weights, cmap=_SIGNED if signed else _UNSIGNED, vmin=-limit if signed else 0.0, vmax=limit, aspect="auto",
             interpolation="nearest",
         )  # fmt: skip
         _label_tokens(axes, maps, cell, names=(row == 0, column == 0))
-        axes.set_xlabel(panel.name, color=MUTED, fontsize=9, labelpad=4)
+        axes.set_xlabel(name, color=MUTED, fontsize=9, labelpad=4)
     bar_left = 0.2 + side + beside * (wide + _GAP) - _GAP + 0.14
     bar = figure.add_axes((bar_left / width, 1 - (above + high) / height, 0.1 / width, high / height))
     assert image is not None

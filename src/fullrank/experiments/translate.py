@@ -305,7 +305,7 @@ def cross_attention(
     token that the model wrote there, <eos> last; its query is made of the tokens before it.
     Raises InputError for a layer that the model does not have, an empty line, and multi-linear cross-attention.
     """
-    from fullrank.analysis.plots import AttentionMaps, Panel
+    from fullrank.analysis.plots import AttentionMaps
 
     model = translator.model
     attends = [block.cross_attention.attend for block in model.decoder.blocks]
@@ -325,15 +325,15 @@ def cross_attention(
     traces = cross_weights(model, source, [translator.target.eos_id, *translation.ids][: model.max_length])
     if layer is None:
         title = "Cross-attention, mean over the heads of each layer"
-        panels = [Panel(f"layer {i}", one.mixed[0].mean(0).cpu().numpy()) for i, one in enumerate(traces)]
+        panels = {f"layer {i}": one.mixed[0].mean(0).cpu().numpy() for i, one in enumerate(traces)}
     else:
         title, heads = f"Cross-attention of layer {layer}", traces[layer].mixed[0]
-        panels = [Panel("mean", heads.mean(0).cpu().numpy())]
-        panels += [Panel(f"head {i}", head.cpu().numpy()) for i, head in enumerate(heads)]
+        panels = {"mean": heads.mean(0).cpu().numpy()}
+        panels |= {f"head {i}": head.cpu().numpy() for i, head in enumerate(heads)}
     return AttentionMaps(
         source=tuple(shown(translator.source, i) for i in source),
-        target=tuple(shown(translator.target, i) for i in target[: panels[0].weights.shape[0]]),
-        panels=tuple(panels),
+        target=tuple(shown(translator.target, i) for i in target[: traces[0].mixed.shape[2]]),
+        panels=panels,
         title=title,
         mixed=any(one.mixing is not None for one in traces),
     )

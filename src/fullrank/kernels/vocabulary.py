@@ -385,11 +385,10 @@ def vocabulary_nll(components: Components, ids: Tensor) -> Tensor:
     """nll (T,), in the order of the tokens; a tail is computed for its own tokens only."""
     head, log_prior = components.clusters[0], components.log_prior
     ids, inside = _inside_tails(components, ids)
-    if inside is None:
-        return _token_nll(components, head, components.states, ids, log_prior)
-    if log_prior is None:
-        return _token_nll(components, head, components.states, ids) + inside[:, 0]
-    return _token_nll(components, head, components.states, ids, log_prior - inside)
+    if inside is not None and log_prior is not None:
+        log_prior, inside = log_prior - inside, None
+    nll = _token_nll(components, head, components.states, ids, log_prior)
+    return nll if inside is None else nll + inside[:, 0]
 
 
 @torch.compiler.disable

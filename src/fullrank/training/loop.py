@@ -191,7 +191,7 @@ class _Loop:
             self.observers.advance(counters.step, counters.tokens)
             counters.finished = plan.finished(counters)
             over = plan.phase_over(counters)
-            if counters.step % plan.log_every == 0 or over or counters.finished:
+            if counters.step % self.options.log_every_steps == 0 or over or counters.finished:
                 self.log()
             evaluating = plan.evaluation_due(counters.step) or counters.finished
             best, flat = self.evaluate_model() if evaluating else (False, False)
@@ -239,7 +239,7 @@ class _Loop:
         current = self.plan.phase(state.counters)
         phase = None if current is None else current.config
         for number, (epoch, index) in enumerate(self.plan.batches_of(step)):
-            position = TrainingPosition(step, number, phase, self.plan.accumulation)
+            position = TrainingPosition(step, number, phase, self.options.gradient_accumulation_steps)
             batch = self.batches.batch(epoch, index)
             begin_pass(self.options)
             with autocast(self.options.precision, self.device):

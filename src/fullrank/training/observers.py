@@ -158,14 +158,10 @@ def make_observers(
     if not quiet:
         observers.append(LiveLine(label, bits) if sys.stderr.isatty() else PlainLines(label, bits=bits))
     for name in track:
+        if name not in ("tensorboard", "wandb"):
+            raise InputError(f"train.track: '{name}' is not available; known: tensorboard, wandb")
         try:
-            match name:
-                case "tensorboard":
-                    observers.append(TensorBoard(folder))
-                case "wandb":
-                    observers.append(WandB(folder, config or {}))
-                case _:
-                    raise InputError(f"train.track: '{name}' is not available; known: tensorboard, wandb")
+            observers.append(TensorBoard(folder) if name == "tensorboard" else WandB(folder, config or {}))
         except ImportError as error:
             raise InputError(
                 f"train.track: {name} is not installed; pip install {name}, or take it out of train.track"

@@ -74,26 +74,23 @@ class Plan:
     `evaluate_every` need not be a whole number: an evaluation is due at the first step at or after each multiple of it.
     """
 
+    options: TrainConfig
     total_steps: int
     steps_per_epoch: int
     batches_per_epoch: int
-    accumulation: int
-    tokens: int | None
     evaluate_every: float
-    save_every: int | None
-    log_every: int
     phases: tuple[Phase, ...]
 
     def batches_of(self, step: int) -> list[tuple[int, int]]:
         """(epoch, index) of the batches of update `step`, counted from 1."""
         epoch, place = divmod(step - 1, self.steps_per_epoch)
-        first = place * self.accumulation
-        last = min(first + self.accumulation, self.batches_per_epoch)
+        first = place * self.options.gradient_accumulation_steps
+        last = min(first + self.options.gradient_accumulation_steps, self.batches_per_epoch)
         return [(epoch, index) for index in range(first, last)]
 
     def done(self, step: int, tokens: int) -> bool:
         """True if training is over after `step` updates on `tokens` tokens."""
-        return step >= self.total_steps if self.tokens is None else tokens >= self.tokens
+        return step >= self.total_steps if self.options.tokens is None else tokens >= self.options.tokens
 
     def finished(self, counters: Counters) -> bool:
         """True if training is over at `counters`, by the budget or with the last phase."""
@@ -106,7 +103,8 @@ class Plan:
 
     def save_due(self, step: int) -> bool:
         """True if a checkpoint follows `step` updates; without a rhythm of its own, at every evaluation."""
-        return self.evaluation_due(step) if self.save_every is None else step % self.save_every == 0
+        every = self.options.save_every_steps
+        return self.evaluation_due(step) if every is None else step % every == 0
 
     # phases: without any, nothing ever begins or ends
 
@@ -191,14 +189,11 @@ def make_plan(options: TrainConfig, eval_options: EvaluationOptions, batches: Ba
     if not limited:
         _check_all_begin(phases, total, options)
     return Plan(
+        options=options,
         total_steps=total,
         steps_per_epoch=steps_per_epoch,
         batches_per_epoch=per_epoch,
-        accumulation=accumulation,
-        tokens=options.tokens,
         evaluate_every=eval_options.every_steps or (eval_options.every_epochs or 1.0) * steps_per_epoch,
-        save_every=options.save_every_steps,
-        log_every=options.log_every_steps,
         phases=phases,
     )
 
