@@ -47,14 +47,14 @@ def test_rows_are_what_was_written_and_columns_what_was_read(mix: str, tmp_path:
     maps = cross_attention(translating, LINE, best)
     assert maps.source == ("ein", "hund", "und", "ein", "kind", "<eos>")
     assert maps.target == (*best.text.split(), "<eos>")
-    assert [panel.name for panel in maps.panels] == ["layer 0", "layer 1"]
+    assert list(maps.panels) == ["layer 0", "layer 1"]
     assert maps.mixed == (mix != "none")
-    for panel, one in zip(maps.panels, found, strict=True):
-        np.testing.assert_allclose(panel.weights, one.mixed[0].mean(0).numpy(), atol=1e-12)
+    for weights, one in zip(maps.panels.values(), found, strict=True):
+        np.testing.assert_allclose(weights, one.mixed[0].mean(0).numpy(), atol=1e-12)
     heads = cross_attention(translating, LINE, best, 1)
-    assert [panel.name for panel in heads.panels] == ["mean", "head 0", "head 1", "head 2", "head 3"]
-    for head, panel in enumerate(heads.panels[1:]):
-        np.testing.assert_allclose(panel.weights, found[1].mixed[0, head].numpy(), atol=1e-12)
+    assert list(heads.panels) == ["mean", "head 0", "head 1", "head 2", "head 3"]
+    for head in range(4):
+        np.testing.assert_allclose(heads.panels[f"head {head}"], found[1].mixed[0, head].numpy(), atol=1e-12)
 
 
 def test_subwords_are_shown_so_that_one_can_read_them(tmp_path: Path) -> None:
@@ -73,8 +73,9 @@ def test_a_text_as_long_as_the_model_takes_is_drawn(tmp_path: Path) -> None:
     translating = LineTranslator(tmp_path, Search(beams=1, max_length_b=40))
     (best,) = translating.translate(["ein hund und ein mann und"])[0]
     maps = cross_attention(translating, "ein hund und ein mann und", best)
-    assert len(maps.source) == maps.panels[0].weights.shape[1] == 6
-    assert len(maps.target) == maps.panels[0].weights.shape[0] <= 6
+    rows, columns = maps.panels["layer 0"].shape
+    assert len(maps.source) == columns == 6
+    assert len(maps.target) == rows <= 6
 
 
 def test_attention_without_weights_is_no_drawing(tmp_path: Path) -> None:

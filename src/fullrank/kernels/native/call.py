@@ -196,7 +196,7 @@ def _differentiated(cotangent: Tensor, lse: Tensor, *arguments: Any) -> list[Ten
 def _wide(arguments: Sequence[Any]) -> Arguments:
     """Operands in fp32 at least: the kernel has no products of halves, and is faster than those of PyTorch even so."""
     operands = (x if x is None else x.to(torch.promote_types(x.dtype, torch.float32)) for x in arguments[:6])
-    return Arguments(*operands, *arguments[6:])
+    return Arguments._make((*operands, *arguments[6:]))
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
