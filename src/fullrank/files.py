@@ -99,13 +99,15 @@ def digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
-    """`content` with the checksum that `without_checksum` compares."""
-    return {**content, "sha256": digest(content)}
+def write_checked(path: Path, content: Mapping[str, Any]) -> None:
+    """Write `content` as JSON with the checksum that `read_checked` compares."""
+    text = json.dumps({**content, "sha256": digest(content)}, indent=1, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")
 
 
-def without_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
-    """`content` as it was given to `with_checksum`; ValueError if it was changed since. Earlier versions wrote none."""
+def read_checked(path: Path) -> dict[str, Any]:
+    """What `write_checked` was given; ValueError if it was changed since. Earlier versions wrote no checksum."""
+    content = read_json(path)
     values = {key: value for key, value in content.items() if key != "sha256"}
     if content.get("sha256", digest(values)) != digest(values):
         raise ValueError("it does not match its checksum")

@@ -149,7 +149,7 @@ def test_official_forms(tmp_path, case, end, mark):
         assert found.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
         assert len(found) == len(first)
         assert found.is_slice
-        assert found.label == f"GLUE {GLUE[task].folder} (slice)"
+        assert glue_label(found) == f"GLUE {GLUE[task].folder} (slice)"
         if labels is None:
             assert found.labels is None
             with pytest.raises(InputError, match=f"the split {split} has no labels .*measure on dev"):
@@ -193,13 +193,13 @@ def test_a_slice_is_taken_only_without_the_whole_file_and_is_told(tmp_path):
     header = ("index", "sentence1", "sentence2", "gold_label")
     put(tmp_path / "glue" / "MNLI" / "dev.slice.tsv", header, ("0", "a", "b", "neutral"))
     part = load_glue("mnli", "dev", tmp_path, report=told.append)
-    assert (part.first, part.is_slice, part.label) == (["a"], True, "GLUE MNLI (slice)")
+    assert (part.first, part.is_slice, glue_label(part)) == (["a"], True, "GLUE MNLI (slice)")
     assert told == [f"GLUE MNLI (slice): dev has 1 rows, published are 9,815 ({part.path})"]
     rows = [(str(i), f"s{i}", "h", "entailment") for i in range(9_815)]
     put(tmp_path / "MNLI" / "dev_matched.tsv", header, *rows)
     told.clear()
     whole = load_glue("mnli", "dev", tmp_path, report=told.append)
-    assert (len(whole), whole.is_slice, whole.label, told) == (9_815, False, "GLUE MNLI", [])
+    assert (len(whole), whole.is_slice, glue_label(whole), told) == (9_815, False, "GLUE MNLI", [])
     assert glue_label(whole, part) == "GLUE MNLI (slice)"
     put(tmp_path / "MNLI" / "dev_matched.slice.tsv", header, *rows)
     (tmp_path / "MNLI" / "dev_matched.tsv").unlink()

@@ -78,7 +78,7 @@ def _permutation(seed: int, epoch: int, size: int) -> np.ndarray:
 
 
 class _TextBatches:
-    """Batches of a text whose rows are spans of it, `batch_size` rows at a time; `span` says where rows begin and end."""
+    """Batches of a text whose rows are spans of it, `batch_size` rows at a time: here consecutive ones, in their order."""
 
     def __init__(self, ids: np.ndarray, batch_size: int, segment_length: int, start_id: int) -> None:
         if ids.ndim != 1 or len(ids) == 0:
@@ -86,27 +86,27 @@ class _TextBatches:
         _check_positive(batch_size=batch_size, segment_length=segment_length)
         self._ids, self._batch_size, self._start_id = np.asarray(ids), batch_size, start_id
         self._length = min(segment_length, len(ids))  # never longer than the text: nobody waits for padding
+        self._rows = -(-len(ids) // self._length)
         self.tokens_per_epoch = len(ids)
 
-    def _set_rows(self, rows: int) -> None:
-        self._rows = rows
-        self.batches_per_epoch = -(-rows // self._batch_size)
+    @property
+    def batches_per_epoch(self) -> int:
+        return -(-self._rows // self._batch_size)
 
     def _spans(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The targets [start, end) of each row."""
-        raise NotImplementedError(f"{type(self).__name__} must define _spans(rows), the targets of each row")
+        """The targets [start, end) of each row that count."""
+        return rows * self._length, np.minimum((rows + 1) * self._length, len(self._ids))
 
-    def _order(self, epoch: int) -> np.ndarray | None:
-        """The order of rows in an epoch; None: as they stand in the text."""
-        return None
+    def _order(self, epoch: int) -> np.ndarray:
+        return np.arange(self._rows)
+
+    def _spans_of_batch(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray]:
+        _check_index(epoch, index, self.batches_per_epoch)
+        return self._spans(self._order(epoch)[index * self._batch_size : (index + 1) * self._batch_size])
 
     def batch(self, epoch: int, index: int) -> Batch:
         """Batch `index` of an epoch; IndexError if there is none."""
-        _check_index(epoch, index, self.batches_per_epoch)
-        first, last = index * self._batch_size, min((index + 1) * self._batch_size, self._rows)
-        order = self._order(epoch)
-        rows = np.arange(first, last) if order is None else order[first:last]
-        return self._read(*self._spans(rows), self._length)
+        return self._read(*self._spans_of_batch(epoch, index), self._length)
 
     def _read(self, starts: np.ndarray, ends: np.ndarray, length: int) -> Batch:
         """The batch whose row r scores ids[starts[r]:ends[r]] (at most `length` of them), padded at its end."""
@@ -125,8 +125,7 @@ class _TextBatches:
 
     def tokens_of_batches(self, epoch: int) -> list[int]:
         """Targets that count in each batch of an epoch: those with short rows have fewer."""
-        order = self._order(epoch)
-        starts, ends = self._spans(np.arange(self._rows) if order is None else order)
+        starts, ends = self._spans(self._order(epoch))
         tokens: list[int] = np.add.reduceat(ends - starts, np.arange(0, self._rows, self._batch_size)).tolist()
         return tokens
 
@@ -151,13 +150,9 @@ class Blocks(_TextBatches):
     ) -> None:
         super().__init__(ids, batch_size, segment_length, start_id)
         self._shuffle, self._seed = shuffle, seed
-        self._set_rows(-(-len(ids) // self._length))
 
-    def _order(self, epoch: int) -> np.ndarray | None:
-        return _permutation(self._seed, epoch, self._rows) if self._shuffle else None
-
-    def _spans(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return rows * self._length, np.minimum((rows + 1) * self._length, len(self._ids))
+    def _order(self, epoch: int) -> np.ndarray:
+        return _permutation(self._seed, epoch, self._rows) if self._shuffle else super()._order(epoch)
 
 
 class Streams(_TextBatches):
@@ -187,7 +182,7 @@ class Streams(_TextBatches):
             self._used = self._stream = -(-len(ids) // batch_size)
             self._length = min(segment_length, self._stream)
             segments = -(-self._stream // self._length)
-        self._set_rows(segments * batch_size)
+        self._rows = segments * batch_size
 
     def _spans(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         segments, streams = np.divmod(rows, self._batch_size)
@@ -211,17 +206,10 @@ class Windows(_TextBatches):
             raise InputError(f"eval.stride: a positive number, given {stride}")
         super().__init__(ids, batch_size, stride, start_id)
         self._context = min(context, len(ids))
-        self._set_rows(-(-len(ids) // self._length))
-
-    def _spans(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The targets that count of each window."""
-        return rows * self._length, np.minimum((rows + 1) * self._length, len(self._ids))
 
     def batch(self, epoch: int, index: int) -> Batch:
         """Batch `index` of an epoch; IndexError if there is none."""
-        _check_index(epoch, index, self.batches_per_epoch)
-        rows = np.arange(index * self._batch_size, min((index + 1) * self._batch_size, self._rows))
-        scored, ends = self._spans(rows)
+        scored, ends = self._spans_of_batch(epoch, index)
         starts = np.maximum(scored - self._context, 0)
         batch = self._read(starts, ends, int((ends - starts).max()))
         weights = torch.ones(batch.targets.shape) if batch.weights is None else batch.weights
@@ -381,16 +369,12 @@ class PairBatches:
     Pairs are sorted by the length of their longer side, then by that of the target and of the source (with `<eos>`). The ends
     of batches depend on lengths alone, so an epoch always has the same number of batches. `shuffle`: pairs of equal lengths
     change places and batches come in another order, drawn anew from (seed, epoch). Every pair is in exactly one batch of an
-    epoch. `max_pairs`: of a batch.
+    epoch.
     Raises InputError for a pair that is longer than `batch_tokens`.
     """
 
-    def __init__(
-        self, pairs: Pairs, *, batch_tokens: int, seed: int, shuffle: bool = True, max_pairs: int | None = None
-    ) -> None:
+    def __init__(self, pairs: Pairs, *, batch_tokens: int, seed: int, shuffle: bool = True) -> None:
         _check_positive(batch_tokens=batch_tokens)
-        if max_pairs is not None and max_pairs < 1:
-            raise InputError(f"pairs of a batch: a positive number, given {max_pairs}")
         if len(pairs) == 0:
             raise InputError("there are no sentence pairs to make batches of")
         self._pairs, self._shuffle, self._seed = pairs, shuffle, seed
@@ -406,7 +390,7 @@ class PairBatches:
         # pairs in rising order of length: the last pair of a batch sets its width
         starts = [0]
         for i, width in enumerate(np.sort(longer).tolist()):
-            if (i - starts[-1] + 1) * width > batch_tokens or i - starts[-1] == max_pairs:
+            if (i - starts[-1] + 1) * width > batch_tokens:
                 starts.append(i)
         self._starts = np.array([*starts, len(pairs)])
         self.tokens_per_epoch = int(target.sum())

@@ -67,11 +67,6 @@ class Examples:
     def __len__(self) -> int:
         return len(self.first)
 
-    @property
-    def label(self) -> str:
-        """Name of the data in reports: `GLUE CoLA`, or `GLUE MNLI (slice)`."""
-        return glue_label(self)
-
     def known_labels(self) -> np.ndarray:
         """The labels; InputError where they are kept by the test server."""
         if self.labels is None:
@@ -97,7 +92,7 @@ class Examples:
 
 
 def glue_label(*parts: Examples) -> str:
-    """Name in reports of the data of several splits of one task: a slice if any of them is."""
+    """Name in reports of splits of one task, `GLUE CoLA`, or `GLUE MNLI (slice)`: a slice if any of them is."""
     return f"GLUE {parts[0].task.folder}" + (" (slice)" if any(part.is_slice for part in parts) else "")
 
 

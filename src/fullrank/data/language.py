@@ -31,7 +31,7 @@ from fullrank.data.tokenizers import (
     read_entries,
     save_entries,
 )  # fmt: skip
-from fullrank.files import with_checksum
+from fullrank.files import write_checked
 
 MARKS = (EOS, UNK)  # the first two entries of a language, known by their position: a text may hold the same words
 _META, _STATE = "language.json", "segments.txt"
@@ -380,9 +380,7 @@ class Language:
             "moses": self.moses,
             "lowercase": self.lowercase,
         }
-        (folder / _META).write_text(
-            json.dumps(with_checksum(meta), indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
-        )
+        write_checked(folder / _META, meta)
 
 
 def load_language(folder: Path) -> Language:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from fullrank.data.corpora import CorpusInfo
 from fullrank.data.files import Report, discard, publish, workspace, writing
 from fullrank.data.language import Language, load_language
 from fullrank.data.tokenizers import Tokenizer, load_tokenizer
-from fullrank.files import read_json, with_checksum, without_checksum
+from fullrank.files import digest, read_checked, write_checked
 
 SIDES = ("source", "target")
 _FORMAT = 1  # of the folder; part of the key
@@ -118,19 +117,12 @@ class Pairs:
         for side, language in zip(SIDES, languages, strict=True):
             self._ids.append(_mapped(folder / f"{split}.{side}.bin", id_type(len(language))))
             self._offsets.append(_mapped(folder / f"{split}.{side}.offsets", np.dtype("<i8")))
+        self.source_eos_id, self.target_eos_id = (language.eos_id for language in languages)
         if len(self._offsets[0]) != len(self._offsets[1]):
             raise RunError(f"{folder}: the two sides of {split} have different numbers of sentences")
 
     def __len__(self) -> int:
         return len(self._offsets[0]) - 1
-
-    @property
-    def source_eos_id(self) -> int:
-        return self._languages[0].eos_id
-
-    @property
-    def target_eos_id(self) -> int:
-        return self._languages[1].eos_id
 
     def source(self, i: int) -> np.ndarray:
         """Token ids of a source sentence, without `<eos>`; none for an empty line."""
@@ -225,15 +217,15 @@ def _recorded(folder: Path, name: str) -> Iterator[tuple[dict[str, Any], dict[st
     if not (folder / name).exists():
         raise InputError(f"{folder}: not a prepared corpus, there is no {name}; run `fullrank data prepare NAME`")
     try:
-        record = without_checksum(read_json(folder / name))
+        record = read_checked(folder / name)
         yield record, {"folder": folder, **{key: record[key] for key in ("name", "label", "is_slice", "details")}}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{folder}: the prepared corpus is damaged ({error})") from error
 
 
 def _verify(folder: Path, digests: Mapping[str, str]) -> None:
-    for name, digest in digests.items():
-        if sha256_of(folder / name) != digest:
+    for name, expected in digests.items():
+        if sha256_of(folder / name) != expected:
             raise RunError(f"{folder / name} is damaged (truncated or changed)")
 
 
@@ -272,7 +264,7 @@ def key_of(
         import tokenizers
 
         content["tokenizers"] = tokenizers.__version__
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+    return digest(content)[:16]
 
 
 _C = TypeVar("_C", Corpus, PairCorpus)
@@ -348,8 +340,7 @@ def write_record(
             **details,
         },
     }
-    name = _PAIRS_RECORD if info.unit == "pairs" else _TEXT_RECORD
-    (folder / name).write_text(json.dumps(with_checksum(record), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_checked(folder / (_PAIRS_RECORD if info.unit == "pairs" else _TEXT_RECORD), record)
 
 
 # the unigram model of a prepared text: the simplest language model, as a yardstick

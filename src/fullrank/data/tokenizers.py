@@ -11,14 +11,13 @@ A saved tokenizer is `vocabulary.json` (kind and options) with `vocabulary.txt` 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, TypeVar
 
 from fullrank.core.errors import InputError, RunError
-from fullrank.files import read_json, with_checksum, without_checksum
+from fullrank.files import read_checked, write_checked
 
 UNK, EOS, SOS = "<unk>", "<eos>", "<sos>"
 MASK = "<mask>"  # no entry of the text: a masked language model has one entry more than its vocabulary, the last
@@ -44,6 +43,7 @@ class Tokenizer:
     eos_id: int | None = None
     sos_id: int | None = None
     fingerprint: str
+    _options: tuple[str, ...] = ("lowercase",)  # attributes that are saved
 
     def __len__(self) -> int:
         raise NotImplementedError(f"{type(self).__name__} must define __len__(), the number of its entries")
@@ -58,14 +58,14 @@ class Tokenizer:
         """Write the files that `load_tokenizer` reads."""
         folder.mkdir(parents=True, exist_ok=True)
         self._save_entries(folder)
-        meta = {"kind": self.kind, "entries": len(self), "fingerprint": self.fingerprint, **self._options()}
-        (folder / META_FILE).write_text(json.dumps(with_checksum(meta), indent=1) + "\n", encoding="utf-8")
+        options = {name: getattr(self, name) for name in self._options}
+        if self.sos_id is not None:
+            options["line_start"] = True
+        meta = {"kind": self.kind, "entries": len(self), "fingerprint": self.fingerprint, **options}
+        write_checked(folder / META_FILE, meta)
 
     def _save_entries(self, folder: Path) -> None:
         pass
-
-    def _options(self) -> dict[str, Any]:
-        return {"lowercase": self.lowercase}
 
 
 class _Vocabulary(Tokenizer):
@@ -127,6 +127,7 @@ class WordVocabulary(_Vocabulary):
     """
 
     kind = "word"
+    _options = ("lowercase", "split", "line_end")
 
     def __init__(
         self,
@@ -165,10 +166,6 @@ class WordVocabulary(_Vocabulary):
     def decode(self, ids: Sequence[int]) -> str:
         lines = _lines_of(ids, len(self), self.start_id, self.sos_id)
         return "\n".join(" ".join(self.entries[i] for i in line) for line in lines)
-
-    def _options(self) -> dict[str, Any]:
-        options = {"lowercase": self.lowercase, "split": self.split, "line_end": self.line_end}
-        return options | ({"line_start": True} if self.line_start else {})
 
 
 class CharacterVocabulary(_Vocabulary):
@@ -220,6 +217,7 @@ class BpeTokenizer(Tokenizer):
     """
 
     kind = "bpe"
+    _options = ("lowercase", "line_end")
 
     def __init__(
         self, backend: Any, *, lowercase: bool = False, line_end: bool = True, line_start: bool = False
@@ -265,10 +263,6 @@ class BpeTokenizer(Tokenizer):
 
     def _save_entries(self, folder: Path) -> None:
         (folder / BPE_FILE).write_text(self._backend.to_str(), encoding="utf-8", newline="\n")
-
-    def _options(self) -> dict[str, Any]:
-        options = {"lowercase": self.lowercase, "line_end": self.line_end}
-        return options | ({"line_start": True} if self.line_start else {})
 
 
 def train_bpe(
@@ -361,7 +355,7 @@ def load_vocabulary(path: Path, load: Callable[[dict[str, Any]], _F], missing: s
     if not path.is_file():
         raise InputError(f"{path.parent}: no {path.name} there, so {missing}")
     try:
-        meta = without_checksum(read_json(path))
+        meta = read_checked(path)
         loaded, recorded = load(meta), meta["fingerprint"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{path.parent}: the vocabulary files are damaged or incomplete ({error!r})") from error
