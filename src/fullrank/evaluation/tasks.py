@@ -186,8 +186,8 @@ METRICS: Mapping[str, Callable[[ArrayLike, ArrayLike], float]] = {
 }
 
 
-def _pair(predictions: ArrayLike, labels: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """Both as arrays (n,); InputError for other shapes and for no examples."""
+def _pair(predictions: ArrayLike, labels: ArrayLike, kinds: str, wanted: str) -> dict[str, np.ndarray]:
+    """Both as arrays (n,) of the `kinds` of numpy; InputError for other shapes and types, and for no examples."""
     predicted, right = np.asarray(predictions), np.asarray(labels)
     if predicted.ndim == 2:
         raise InputError(f"predictions of shape {predicted.shape}: give one number an example, as logits.argmax(-1)")
@@ -195,27 +195,26 @@ def _pair(predictions: ArrayLike, labels: ArrayLike) -> tuple[np.ndarray, np.nda
         raise InputError(f"predictions {predicted.shape} and labels {right.shape}: give one of each an example")
     if len(right) == 0:
         raise InputError("no predictions: a metric needs at least one example")
-    return predicted, right
+    pair = {"predictions": predicted, "labels": right}
+    for name, values in pair.items():
+        if values.dtype.kind not in kinds:
+            raise InputError(f"{name} of type {values.dtype}: {wanted}")
+    return pair
 
 
 def _classes(predictions: ArrayLike, labels: ArrayLike) -> list[np.ndarray]:
     """Both as integers (n,)."""
-    pair = _pair(predictions, labels)
-    for name, values in zip(("predictions", "labels"), pair, strict=True):
-        if values.dtype.kind not in "iub":
-            raise InputError(f"{name} of type {values.dtype}: class ids are integers")
-    return [values.astype(np.int64) for values in pair]
+    pair = _pair(predictions, labels, "iub", "class ids are integers")
+    return [values.astype(np.int64) for values in pair.values()]
 
 
 def _numbers(predictions: ArrayLike, labels: ArrayLike) -> list[np.ndarray]:
     """Both as finite floats (n,)."""
-    pair = _pair(predictions, labels)
-    for name, values in zip(("predictions", "labels"), pair, strict=True):
-        if values.dtype.kind not in "iubf":
-            raise InputError(f"{name} of type {values.dtype}: numbers are wanted")
+    pair = _pair(predictions, labels, "iubf", "numbers are wanted")
+    for name, values in pair.items():
         if len(bad := np.flatnonzero(~np.isfinite(values))):
             raise InputError(f"{name}: number {bad[0]} is {values[bad[0]]}; a correlation needs finite numbers")
-    return [values.astype(np.float64) for values in pair]
+    return [values.astype(np.float64) for values in pair.values()]
 
 
 def _correlation(x: np.ndarray, y: np.ndarray) -> float:
