@@ -16,10 +16,10 @@ SCORES = (0.0, 5.0)  # least and greatest similarity in STS-B
 class GlueTask:
     """One task.
 
-    `folder`: its usual name, that of its folder. `sentences`: the columns of its one or two sentences, `hub_sentences` on
-    the hub. `labels`: names of the classes, in the order of their ids, which is the hub's; None where a score is predicted.
-    `metrics`: the first is the one that runs are compared by. `sizes`: published number of rows of each split, and
-    `older_sizes` that of an earlier release. `submission`: file of each test split, as the test server names it.
+    `folder`: its usual name, that of its folder. `sentences`: the columns of its one or two sentences, `hub_sentences` those
+    on the hub where they differ. `labels`: names of the classes, in the order of their ids, which is the hub's; None where a
+    score is predicted. `metrics`: the first is the one that runs are compared by. `sizes`: published number of rows of each
+    split, and `older_sizes` that of an earlier release. `submission`: file of each test split, as the test server names it.
     `label_names`: files and server hold the names of the classes, not their ids. The split `ax` of mnli is GLUE's diagnostic
     set.
     """
@@ -28,13 +28,13 @@ class GlueTask:
     title: str
     folder: str
     sentences: tuple[str, ...]
-    hub_sentences: tuple[str, ...]
-    label_column: str
     labels: tuple[str, ...] | None
-    metrics: tuple[str, ...]
     sizes: Mapping[str, int]
     submission: Mapping[str, str]
     licence: str
+    hub_sentences: tuple[str, ...] | None = None
+    label_column: str = "label"
+    metrics: tuple[str, ...] = ("accuracy",)
     label_names: bool = False
     dev_splits: tuple[str, ...] = ("dev",)
     test_splits: tuple[str, ...] = ("test",)
@@ -74,15 +74,13 @@ _ENTAILMENT = ("entailment", "not_entailment")
 _ALL = (
     GlueTask(
         name="cola", title="Corpus of Linguistic Acceptability", folder="CoLA",
-        sentences=("sentence",), hub_sentences=("sentence",), label_column="label",
-        labels=("unacceptable", "acceptable"), metrics=("matthews_correlation",),
+        sentences=("sentence",), labels=("unacceptable", "acceptable"), metrics=("matthews_correlation",),
         sizes={"train": 8_551, "dev": 1_043, "test": 1_063}, submission={"test": "CoLA.tsv"},
         licence="sentences from published linguistics, for research",
     ),
     GlueTask(
         name="sst2", title="Stanford Sentiment Treebank", folder="SST-2",
-        sentences=("sentence",), hub_sentences=("sentence",), label_column="label",
-        labels=("negative", "positive"), metrics=("accuracy",),
+        sentences=("sentence",), labels=("negative", "positive"),
         sizes={"train": 67_349, "dev": 872, "test": 1_821}, submission={"test": "SST-2.tsv"},
         licence="film reviews, no stated licence",
     ),
@@ -95,7 +93,7 @@ _ALL = (
     ),
     GlueTask(
         name="qqp", title="Quora Question Pairs", folder="QQP",
-        sentences=("question1", "question2"), hub_sentences=("question1", "question2"), label_column="is_duplicate",
+        sentences=("question1", "question2"), label_column="is_duplicate",
         labels=("not_duplicate", "duplicate"), metrics=("accuracy", "f1"),
         sizes={"train": 363_846, "dev": 40_430, "test": 390_965}, submission={"test": "QQP.tsv"},
         older_sizes={"train": 363_849},
@@ -103,15 +101,14 @@ _ALL = (
     ),
     GlueTask(
         name="stsb", title="Semantic Textual Similarity Benchmark", folder="STS-B",
-        sentences=_PAIR, hub_sentences=_PAIR, label_column="score",
-        labels=None, metrics=("pearson", "spearman"),
+        sentences=_PAIR, label_column="score", labels=None, metrics=("pearson", "spearman"),
         sizes={"train": 5_749, "dev": 1_500, "test": 1_379}, submission={"test": "STS-B.tsv"},
         licence="scores CC BY-SA 4.0, texts under their own terms",
     ),
     GlueTask(
         name="mnli", title="Multi-Genre Natural Language Inference", folder="MNLI",
         sentences=_PAIR, hub_sentences=("premise", "hypothesis"), label_column="gold_label",
-        labels=("entailment", "neutral", "contradiction"), metrics=("accuracy",),
+        labels=("entailment", "neutral", "contradiction"),
         sizes={
             "train": 392_702, "dev": 9_815, "dev_mismatched": 9_832, "test": 9_796, "test_mismatched": 9_847, "ax": 1_104,
         },
@@ -121,22 +118,19 @@ _ALL = (
     ),
     GlueTask(
         name="qnli", title="Question-answering Natural Language Inference", folder="QNLI",
-        sentences=("question", "sentence"), hub_sentences=("question", "sentence"), label_column="label",
-        labels=_ENTAILMENT, metrics=("accuracy",), label_names=True,
+        sentences=("question", "sentence"), labels=_ENTAILMENT, label_names=True,
         sizes={"train": 104_743, "dev": 5_463, "test": 5_463}, submission={"test": "QNLI.tsv"},
         licence="CC BY-SA 4.0",
     ),
     GlueTask(
         name="rte", title="Recognizing Textual Entailment", folder="RTE",
-        sentences=_PAIR, hub_sentences=_PAIR, label_column="label",
-        labels=_ENTAILMENT, metrics=("accuracy",), label_names=True,
+        sentences=_PAIR, labels=_ENTAILMENT, label_names=True,
         sizes={"train": 2_490, "dev": 277, "test": 3_000}, submission={"test": "RTE.tsv"},
         licence="for research",
     ),
     GlueTask(
         name="wnli", title="Winograd Natural Language Inference", folder="WNLI",
-        sentences=_PAIR, hub_sentences=_PAIR, label_column="label",
-        labels=("not_entailment", "entailment"), metrics=("accuracy",),
+        sentences=_PAIR, labels=("not_entailment", "entailment"),
         sizes={"train": 635, "dev": 71, "test": 146}, submission={"test": "WNLI.tsv"},
         licence="CC BY 4.0",
     ),

@@ -302,7 +302,9 @@ def _row(task: GlueTask, split: str, content: Mapping[str, Any], place: str, cou
 def _accepted(task: GlueTask, split: str) -> list[tuple[str, ...]]:
     """Accepted names of each column that is needed, the official one first: sentences, then the label."""
     common = ("sentence",) if len(task.sentences) == 1 else ("sentence1", "sentence2")
-    columns: list[tuple[str, ...]] = list(zip(task.sentences, task.hub_sentences, common, strict=True))
+    columns: list[tuple[str, ...]] = list(
+        zip(task.sentences, task.hub_sentences or task.sentences, common, strict=True)
+    )
     return columns if split in task.test_splits else [*columns, (task.label_column, "label")]
 
 

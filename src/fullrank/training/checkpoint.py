@@ -298,7 +298,6 @@ def write_mean(
 
 
 def _replace(folder: Path, fresh: Path, target: Path) -> None:
-    """Put the folder `fresh` in the place of `target`."""
     _remove(folder, target)
     os.replace(fresh, target)
     sync(target.parent)

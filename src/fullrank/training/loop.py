@@ -334,7 +334,6 @@ class _Loop:
             raise self.diverged("the loss", step)
 
     def diverged(self, what: str, step: int) -> RunError:
-        """The error about a number that is not finite."""
         options, last = self.options, self.folder / "checkpoints" / "last"
         clip = "none" if options.max_grad_norm is None else str(options.max_grad_norm)
         bf16 = " or set train.precision=fp32" if options.precision == "bf16" else ""

@@ -7,7 +7,6 @@ model file holds averages), `carry.<name>`, `random.<generator>`, `window.nll`.
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -188,13 +187,8 @@ class RunningLoss:
 
     def watch(self, step: int, loss: Tensor) -> bool:
         """Note the loss of update `step`; False if it is known not to be finite (on a GPU that is found out later)."""
-        if self.device.type == "cpu":
-            if not math.isfinite(loss.item()):
-                self._bad.fill_(step)
-                return False
-        else:
-            self._bad = torch.where((self._bad > 0) | torch.isfinite(loss), self._bad, step)
-        return True
+        self._bad = torch.where((self._bad > 0) | torch.isfinite(loss), self._bad, step)
+        return self.device.type != "cpu" or self.bad_step() is None
 
     def bad_step(self) -> int | None:
         """The first step whose loss was not a finite number; waits for the device."""

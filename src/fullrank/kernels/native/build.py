@@ -70,7 +70,6 @@ def _whole(path: Path) -> bool:
 
 
 def _compiler() -> list[str]:
-    """The compiler and its own options."""
     words = shlex.split(os.environ.get("CXX", ""))
     names = words[:1] or ["g++", "clang++", "c++"]
     for name in names:
