@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fullrank.config.glue import GLUE, glue_task
 from fullrank.core.errors import InputError, RunError
-from fullrank.data.glue import GLUE, glue_label, glue_task, load_glue
+from fullrank.data.glue import glue_label, load_glue
 
 
 def put(path: Path, *rows: tuple[str, ...], mark: str = "", end: str = "\n", last: str | None = None) -> Path:

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fullrank.config.glue import GLUE
 from fullrank.core.errors import FullRankError, InputError
-from fullrank.data.glue import GLUE, load_glue
+from fullrank.data.glue import load_glue
 
 RTE = "index\tsentence1\tsentence2\tlabel\n"
 STSB = "index\tsentence1\tsentence2\tscore\n"

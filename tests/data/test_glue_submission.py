@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fullrank.config.glue import GLUE
 from fullrank.core.errors import InputError
-from fullrank.data.glue import GLUE, Examples, load_glue, submission_rows, write_submission
+from fullrank.data.glue import Examples, load_glue, submission_rows, write_submission
 
 # file, rows and what may stand in it, as the server's instructions and sample submission have them
 SERVER = {

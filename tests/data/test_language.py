@@ -269,7 +269,7 @@ HAND = "#version: 0.2\nl o\nlo w\ne r</w>\nlow er</w>\na a\ne s\nes t</w>\n"
 )
 def test_worked_by_hand(word, pieces):
     codes = read_codes(HAND, "hand")
-    assert len(codes) == 7
+    assert len(codes.merges) == 7
     assert codes.segment([word]) == [pieces.split()]
     assert codes.join(pieces.split()) == word
     assert codes.segment([f" {word}   {word}"]) == [pieces.split() * 2]
@@ -349,8 +349,8 @@ def test_merges_are_learned_most_frequent_first():
                 merged.append("".join(symbols[:2]) if both else symbols[0])
                 symbols = symbols[2 if both else 1 :]
             words[word] = merged
-    assert len(codes) == 4
-    assert len(learn_codes(lambda: text, 1000)) < 25  # nothing is left that was seen twice
+    assert len(codes.merges) == 4
+    assert len(learn_codes(lambda: text, 1000).merges) < 25  # nothing is left that was seen twice
     assert learn_codes(lambda: text, 4).state() == codes.state()
 
 
@@ -387,7 +387,7 @@ def test_long_words_take_no_time():
 
 def test_published_codes_on_published_text(corpora):
     codes = load_codes(corpora / "iwslt14.de-en" / "bpe10k.codes")
-    assert len(codes) == 10_000
+    assert len(codes.merges) == 10_000
     lines = (corpora / "iwslt14.de-en" / "bpe10k.codes").read_text(encoding="utf-8").split("\n")
     merges = [tuple(line.split(" ")) for line in lines[1:-1]]
     with (corpora / "iwslt14.de-en" / "test.de").open(encoding="utf-8") as file:

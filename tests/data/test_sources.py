@@ -76,7 +76,7 @@ def test_raw_talks_become_the_usual_files(tmp_path):
     assert corpus.source.encode("Satz 0") == train.source(0).tolist()
     assert corpus.target.decode(corpus.target.encode("It's so!")) == "it's so!"
     assert corpus.source.segmenter.kind == "codes"
-    assert len(corpus.source.segmenter) <= 50
+    assert len(corpus.source.segmenter.merges) <= 50
     back = iwslt(tmp_path, max_vocabulary=50, source="en")
     assert back.pairs("train").references()[0] == "satz 0"
     assert back.label == "iwslt14-de-en (slice; en to de)"

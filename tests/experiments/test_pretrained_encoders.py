@@ -12,8 +12,9 @@ import torch
 from tests.tiny_encoder import SPECIAL, WORDS, tiny_encoder, tiny_tokenizer
 
 from fullrank.config.finetune import FinetuneConfig, GraftConfig, PretrainedConfig, TaskDataConfig
+from fullrank.config.glue import GLUE
 from fullrank.core.errors import InputError
-from fullrank.data.glue import GLUE, Examples
+from fullrank.data.glue import Examples
 from fullrank.experiments.finetuning import encode, logits_of
 from fullrank.experiments.models import load_pretrained
 from fullrank.experiments.run_folder import absolute

@@ -50,8 +50,8 @@ class Tensors:
 
     def to(self, device: torch.device | str) -> Self:
         """A copy of the batch on another device."""
-        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-        moved: dict[str, Any] = {name: to_device(tensor, device) for name, tensor in tensors.items()}
+        fields: dict[str, Any] = vars(self)
+        moved = {name: to_device(value, device) for name, value in fields.items() if isinstance(value, Tensor)}
         return dataclasses.replace(self, **moved)
 
 
@@ -110,17 +110,14 @@ class _TextBatches:
 
     def _read(self, starts: np.ndarray, ends: np.ndarray, length: int) -> Batch:
         """The batch whose row r scores ids[starts[r]:ends[r]] (at most `length` of them), padded at its end."""
-        at = np.maximum(starts[:, None] + np.arange(-1, length), 0)
+        at = starts[:, None] + np.arange(-1, length)
         padding = np.arange(length) >= (ends - starts)[:, None]
-        if padded := bool(padding.any()):
-            at = np.minimum(at, len(self._ids) - 1)
-        read = self._ids[at].astype(np.int64)
+        read = self._ids[np.clip(at, 0, len(self._ids) - 1)].astype(np.int64)
         read[starts == 0, 0] = self._start_id
         # copies, so that a write to inputs does not change targets
         inputs, targets = read[:, :-1].copy(), read[:, 1:].copy()
-        if padded:
-            inputs[padding] = targets[padding] = self._start_id
-        weights = torch.from_numpy((~padding).astype(np.float32)) if padded else None
+        inputs[padding] = targets[padding] = self._start_id
+        weights = torch.from_numpy((~padding).astype(np.float32)) if padding.any() else None
         return Batch(torch.from_numpy(inputs), torch.from_numpy(targets), weights)
 
     def tokens_of_batches(self, epoch: int) -> list[int]:
@@ -324,8 +321,8 @@ def masked_blocks(
 # sentence pairs
 
 
-@dataclass(frozen=True)
-class PairBatch(Tensors):
+@dataclass(frozen=True, kw_only=True)
+class PairBatch(Batch):
     """source_ids (B, M), inputs (B, N), targets (B, N) int64; source_mask (B, M) bool, True at tokens; weights (B, N)
     float32: 1 counts, 0 is padding. Mask and weights are None where nothing is padded.
 
@@ -334,14 +331,6 @@ class PairBatch(Tensors):
 
     source_ids: Tensor
     source_mask: Tensor | None
-    inputs: Tensor
-    targets: Tensor
-    weights: Tensor | None = None
-
-    @property
-    def tokens(self) -> int:
-        """Targets that count, `<eos>` among them."""
-        return self.targets.numel() if self.weights is None else int(self.weights.sum().item())
 
 
 def pair_batch(pairs: Pairs, indices: np.ndarray) -> PairBatch:
@@ -350,7 +339,8 @@ def pair_batch(pairs: Pairs, indices: np.ndarray) -> PairBatch:
     targets, target_mask = _padded([pairs.target(int(i)) for i in indices], pairs.target_eos_id)
     inputs = targets.roll(1, dims=1)  # at least one <eos> is at the end of the longest
     inputs[:, 0] = pairs.target_eos_id
-    return PairBatch(source_ids, source_mask, inputs, targets, None if target_mask is None else target_mask.float())
+    weights = None if target_mask is None else target_mask.float()
+    return PairBatch(inputs, targets, weights, source_ids=source_ids, source_mask=source_mask)
 
 
 def _padded(sentences: list[np.ndarray], eos_id: int) -> tuple[Tensor, Tensor | None]:

@@ -24,6 +24,7 @@ from fullrank.data.files import Report, file_digest, publish, workspace, writing
 _ATTEMPTS = 3
 _TIMEOUT = 30  # seconds without a byte
 _BLOCK = 1 << 18
+_BROKEN = (OSError, http.client.HTTPException, zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error)  # downloads
 _UNPACKED = 50  # times the size of an archive, at most; text has about 4
 _SHARDS = ("news.en-", "news.en.heldout-00000-of", "news.en.heldout-00001-of")  # of the archive of lm1b
 # sentences of the test set of IWSLT 2014, in the order of its parts
@@ -424,14 +425,7 @@ def download(info: CorpusInfo, cache: Path, report: Report) -> Path:
                         with writing(folder):
                             _unpack(target, info)
                     break
-                except (
-                    OSError,
-                    http.client.HTTPException,
-                    zipfile.BadZipFile,
-                    tarfile.TarError,
-                    EOFError,
-                    zlib.error,
-                ) as error:
+                except _BROKEN as error:
                     failures.append(f"{url}: {getattr(error, 'reason', None) or error}")
                     target.unlink(missing_ok=True)
             else:

@@ -21,11 +21,6 @@ from fullrank.data.corpora import hub_rows
 from fullrank.data.files import Report, existing_folder, file_digest, lines
 from fullrank.files import write_text
 
-__all__ = [
-    "GLUE", "Examples", "GlueTask", "glue_label", "glue_overview", "glue_task", "load_glue", "locate", "overview_lines",
-    "submission_rows", "write_submission",
-]  # fmt: skip
-
 _KEY = "data.dir"
 _SLICE = ".slice"
 _OUTER = ("glue", "gluedata")  # folders that hold those of the tasks
@@ -286,7 +281,6 @@ def _read_hub(task: GlueTask, split: str, cache: Path | None, report: Report) ->
 
 
 def _row(task: GlueTask, split: str, content: Mapping[str, Any], place: str, count: int, source: str) -> _Row:
-    """The row of a mapping from columns to values."""
     there = tuple(content)
     names = [name for name in _columns(task, split, there) if name is not None]
     if len(names) != len(_accepted(task, split)):
@@ -352,7 +346,6 @@ def _class(task: GlueTask, label: Any) -> int | None:
 
 
 def _score(label: Any) -> float | None:
-    """A similarity from 0 to 5."""
     try:
         score = math.nan if isinstance(label, bool) else float(label)
     except (TypeError, ValueError, OverflowError):

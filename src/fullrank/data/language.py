@@ -46,7 +46,7 @@ _CODES_VERSION = "#version: 0.2"
 
 
 class Segmenter:
-    """Lines to pieces and back. `kind` names it in files, `state` is what `load_segmenter` makes it from again.
+    """Lines to pieces and back. `kind` names it in files, `state` is what `load_segmenter` makes it from again, if anything.
 
     `pieces` are all that it can give, None where that depends on the text. A word is split once, however often it stands in
     a text.
@@ -72,10 +72,10 @@ class Segmenter:
         raise NotImplementedError(f"{type(self).__name__} must define _split(words), the pieces of each word")
 
     def join(self, pieces: Sequence[str]) -> str:
-        raise NotImplementedError(f"{type(self).__name__} must define join(pieces), the text of pieces")
+        return " ".join(pieces)
 
     def state(self) -> str:
-        raise NotImplementedError(f"{type(self).__name__} must define state(), its saved form")
+        return ""
 
 
 class Words(Segmenter):
@@ -85,12 +85,6 @@ class Words(Segmenter):
 
     def segment(self, lines: Sequence[str]) -> list[list[str]]:
         return [line.split() for line in lines]
-
-    def join(self, pieces: Sequence[str]) -> str:
-        return " ".join(pieces)
-
-    def state(self) -> str:
-        return ""
 
 
 class Subwords(Segmenter):
@@ -181,14 +175,11 @@ class Codes(Segmenter):
         self.merges, self._old = list(merges), old
         self._ranks = {pair: rank for rank, pair in reversed(list(enumerate(self.merges)))}
 
-    def __len__(self) -> int:
-        return len(self.merges)
-
     def _split(self, words: list[str]) -> list[list[str]]:
         return [self._pieces(word) for word in words]
 
     def join(self, pieces: Sequence[str]) -> str:
-        return " ".join(pieces).replace(f"{_CONTINUED} ", "").removesuffix(_CONTINUED)
+        return super().join(pieces).replace(f"{_CONTINUED} ", "").removesuffix(_CONTINUED)
 
     def state(self) -> str:
         """The text of a codes file."""

@@ -149,7 +149,6 @@ def _build(
     sources: Sequence[Mapping[str, Any]],
     report: Report,
 ) -> None:
-    """Write a whole corpus into `folder`."""
     texts = folder / "texts"
     texts.mkdir()
     cleaning = _write_texts(files, settings, texts, report)
@@ -331,7 +330,6 @@ _Encoded = tuple[_Lines, tuple[list[int], ...]]  # the lines of a pair, and the 
 
 
 def _encoded(texts: Path, split: str, languages: tuple[Language, Language]) -> Iterator[_Encoded]:
-    """The pairs of a split, encoded."""
     paths = [path for path in (texts / f"{split}.{column}" for column in _COLUMNS) if path.exists()]
     for columns in zip(*map(_chunks, paths), strict=True):
         ids = (language.encode_prepared(column) for language, column in zip(languages, columns[:2], strict=True))

@@ -99,8 +99,6 @@ class _Article(_Strict):
 
 
 class _Official(_Strict):
-    """The official JSON form."""
-
     data: list[_Article]
 
 

@@ -119,7 +119,6 @@ def _build(
     sources: Sequence[Mapping[str, Any]],
     report: Report,
 ) -> None:
-    """Write a whole corpus into `folder`."""
     extracted: Mapping[str, Any] = {}
     if found is None:
         report("builtin: reading the documentation of the running Python")

@@ -203,13 +203,11 @@ def _pair(predictions: ArrayLike, labels: ArrayLike, kinds: str, wanted: str) ->
 
 
 def _classes(predictions: ArrayLike, labels: ArrayLike) -> list[np.ndarray]:
-    """Both as integers (n,)."""
     pair = _pair(predictions, labels, "iub", "class ids are integers")
     return [values.astype(np.int64) for values in pair.values()]
 
 
 def _numbers(predictions: ArrayLike, labels: ArrayLike) -> list[np.ndarray]:
-    """Both as finite floats (n,)."""
     pair = _pair(predictions, labels, "iubf", "numbers are wanted")
     for name, values in pair.items():
         if len(bad := np.flatnonzero(~np.isfinite(values))):

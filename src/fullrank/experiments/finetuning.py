@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fullrank.config.finetune import FinetuneConfig, FinetuneTrainConfig
+from fullrank.config.glue import GLUE, GlueTask
 from fullrank.core.errors import InputError
 from fullrank.data.batches import Encoded, ExampleBatch, ExampleBatches, by_length, subset
-from fullrank.data.glue import GLUE, Examples, GlueTask, load_glue, locate, submission_rows, write_submission
+from fullrank.data.glue import Examples, load_glue, locate, submission_rows, write_submission
 from fullrank.evaluation.tasks import glue_scores
 from fullrank.experiments.models import Pretrained, check_length, load_pretrained, padding_of
 from fullrank.experiments.task import Parts, Prepared, Say, penalized, trace_for
