@@ -60,10 +60,9 @@ class Segmenter:
 
     def segment(self, lines: Sequence[str]) -> list[list[str]]:
         split, known = [line.split() for line in lines], self._known
-        new = dict.fromkeys(word for words in split for word in words if word not in known)
-        if len(known) + len(new) > _CACHED_WORDS:
+        if len(known) > _CACHED_WORDS:
             known.clear()
-            new = dict.fromkeys(word for words in split for word in words)
+        new = dict.fromkeys(word for words in split for word in words if word not in known)
         known.update(zip(new, self._split(list(new)), strict=True))
         return [[piece for word in words for piece in known[word]] for words in split]
 
