@@ -149,6 +149,25 @@ def test_bf16_is_as_near_to_fp32_as_without_injection(name):
         assert (actual.float() - expected).abs().mean() < 1.5 * error
 
 
+@pytest.mark.parametrize("mix", ["position_independent", "position_wise"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bart"])
+def test_a_step_of_decoding_is_that_of_the_definition(name, mix):
+    model, inputs = FAMILIES[name]()
+    stir(fr.inject(model, mix=mix))
+    key = "decoder_input_ids" if name == "bart" else "input_ids"
+    if name != "bart":
+        inputs = {key: value.flip(1) for key, value in inputs.items()}  # padded on the left
+    ids, before = inputs.pop(key), dict(inputs)
+    if name != "bart":
+        before["attention_mask"] = inputs["attention_mask"][:, :-1]
+    steps = []
+    for kernel in ("reference", "auto"):
+        with torch.no_grad(), fr.kernel(kernel):
+            past = model(**before, **{key: ids[:, :-1]}, use_cache=True).past_key_values
+            steps.append(model(**inputs, **{key: ids[:, -1:]}, past_key_values=past).logits)
+    torch.testing.assert_close(steps[1], steps[0], rtol=0, atol=1e-6 * max(1, steps[0].abs().max().item()))
+
+
 def test_a_static_cache_generates_the_same():
     model, inputs = FAMILIES["llama"]()
     stir(fr.inject(model, mix="position_wise"))
