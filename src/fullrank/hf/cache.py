@@ -95,7 +95,9 @@ class StateLayer(CacheLayerMixin):
             self.reorder_cache(torch.arange(self.batch_size, device=self.device).repeat_interleave(repeats))
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last -tokens_to_remove tokens; above zero: keep the first so many. InputError where that is impossible."""
+        """Forget the last -tokens_to_remove tokens; InputError where that is impossible."""
+        if tokens_to_remove > 0:
+            raise InputError(f"crop: a number below zero, the tokens to take out again, given {tokens_to_remove}")
         if tokens_to_remove == 0 or self.state is None:
             return
         if isinstance(self.state, Memory):
@@ -103,8 +105,7 @@ class StateLayer(CacheLayerMixin):
                 "a memory cannot forget its last tokens again: what they pushed out of it is gone; decode without speculation, "
                 "or with a memory of 0 (memory_length=0 in from_pretrained)"
             )
-        kept = tokens_to_remove + (self.get_seq_length() if tokens_to_remove < 0 else 0)
-        self.state = self.state.first(min(max(0, kept), self.get_seq_length()))
+        self.state = self.state.first(max(0, self.get_seq_length() + tokens_to_remove))
 
 
 class FullRankCache(HuggingFaceCache):
