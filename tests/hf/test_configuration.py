@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import importlib
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 
-from fullrank.core.errors import InputError  # noqa: E402
-from fullrank.hf import configuration  # noqa: E402
+from fullrank.core.errors import InputError
+from fullrank.hf import configuration
 
 
 @pytest.mark.parametrize("version", ["4.57.6", "5.0.0", "5.12.1", "5.17.0"])
 def test_an_older_transformers_is_refused(monkeypatch, version):
-    monkeypatch.setattr(transformers, "__version__", version)
+    monkeypatch.setattr(sys.modules["transformers"], "__version__", version)
     with pytest.raises(InputError, match=rf"transformers {version} is too old.*transformers>=5\.18"):
         importlib.reload(configuration)
 
