@@ -97,12 +97,13 @@ class _TextBatches:
         """The targets [start, end) of each row that count."""
         return rows * self._length, np.minimum((rows + 1) * self._length, len(self._ids))
 
-    def _order(self, epoch: int) -> np.ndarray:
-        return np.arange(self._rows)
+    def _order(self, epoch: int) -> np.ndarray | range:
+        return range(self._rows)
 
     def _spans_of_batch(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray]:
         _check_index(epoch, index, self.batches_per_epoch)
-        return self._spans(self._order(epoch)[index * self._batch_size : (index + 1) * self._batch_size])
+        rows = self._order(epoch)[index * self._batch_size : (index + 1) * self._batch_size]
+        return self._spans(np.asarray(rows))
 
     def batch(self, epoch: int, index: int) -> Batch:
         """Batch `index` of an epoch; IndexError if there is none."""
@@ -122,7 +123,7 @@ class _TextBatches:
 
     def tokens_of_batches(self, epoch: int) -> list[int]:
         """Targets that count in each batch of an epoch: those with short rows have fewer."""
-        starts, ends = self._spans(self._order(epoch))
+        starts, ends = self._spans(np.asarray(self._order(epoch)))
         tokens: list[int] = np.add.reduceat(ends - starts, np.arange(0, self._rows, self._batch_size)).tolist()
         return tokens
 
@@ -148,7 +149,7 @@ class Blocks(_TextBatches):
         super().__init__(ids, batch_size, segment_length, start_id)
         self._shuffle, self._seed = shuffle, seed
 
-    def _order(self, epoch: int) -> np.ndarray:
+    def _order(self, epoch: int) -> np.ndarray | range:
         return _permutation(self._seed, epoch, self._rows) if self._shuffle else super()._order(epoch)
 
 
