@@ -17,7 +17,7 @@ import fullrank as fr
 from fullrank.cli import main
 from fullrank.cli.output import silent
 from fullrank.core.decoder import LanguageModel
-from fullrank.experiments.generation import generate
+from fullrank.experiments.generation import write
 from fullrank.experiments.language_model import sample_text
 from fullrank.experiments.run import corpus_of
 from fullrank.seal import write_record
@@ -155,7 +155,7 @@ def test_the_sample_of_a_result_is_what_generate_writes(plain: Path, xl: Path) -
         assert (found["tokens"], found["temperature"], found["seed"]) == (tokens, 0.8, 1)
         assert found["text"].startswith(found["prompt"])
         assert found["prompt"] == corpus.tokenizer.decode(corpus.ids("valid")[: tokens * 12 // 50].tolist())
-        written = generate(folder, found["prompt"], max_new_tokens=tokens, temperature=0.8, seed=1, device_name="cpu")
+        written = write(folder, found["prompt"], max_new_tokens=tokens, temperature=0.8, seed=1, device_name="cpu")
         assert written["texts"][0]["text"] == found["text"]
 
 

@@ -33,7 +33,6 @@ from fullrank.data import (
     unigram_perplexity,
 )
 from fullrank.data.tokenizers import MASK
-from fullrank.decoding import sample
 from fullrank.evaluation.perplexity import (
     EvaluationProtocol,
     MaskedEvaluation,
@@ -44,7 +43,6 @@ from fullrank.evaluation.perplexity import (
     masked_protocol,
     validation_protocol,
 )
-from fullrank.experiments.generation import MemoryReader
 from fullrank.experiments.measure import check_block, check_length, check_training_length, measure
 from fullrank.experiments.task import (
     EvaluationRequest,
@@ -133,6 +131,7 @@ class LanguageModelTask:
 
     def parts(self, config: RunConfig, corpus: Corpus, folder: Path, device: torch.device) -> Parts:
         model, batch_size = LanguageModel(config.model).to(device), config.eval.batch_size
+        model.trained_length = config.train.segment_length
         train_tokens, validation = corpus.splits["train"].tokens, corpus.ids("valid")[: config.eval.max_tokens]
         while_training, final = validation_protocol(config), final_protocol(config)
         _check_positions(model, train_tokens // config.train.batch_size)
@@ -230,22 +229,19 @@ def causal_figures(
 
 
 def sample_text(model: LanguageModel, corpus: Corpus) -> dict[str, Any] | None:
-    """A continuation of the beginning of the validation text; None where the model cannot write or has no room."""
+    """A continuation of the beginning of the validation text; None where tokens see later ones."""
+    if model.config.sees_future:
+        return None
     tokenizer = corpus.tokenizer
     longer = 5 if tokenizer.kind in ("byte", "character") else 1
     tokens, prompt = longer * _SAMPLE, corpus.ids("valid")[: longer * _PROMPT].tolist()
-    room = tokens if model.max_length is None else model.max_length - len(prompt) - 1
-    if model.config.sees_future or room < 1:
-        return None
-    reader = MemoryReader(model) if model.memory_length else model
     ids = torch.tensor([[tokenizer.start_id, *prompt]], device=next(model.parameters()).device)
     with torch.no_grad():
-        new = sample(reader, ids, max_new_tokens=min(tokens, room), temperature=_TEMPERATURE, seed=1).ids[0].tolist()
-    text = tokenizer.decode(prompt + new)
+        text = model.generate(ids, tokens, temperature=_TEMPERATURE, seed=1)[0, 1:].tolist()
     return {
         "prompt": tokenizer.decode(prompt),
-        "text": text,
-        "tokens": len(new),
+        "text": tokenizer.decode(text),
+        "tokens": tokens,
         "temperature": _TEMPERATURE,
         "seed": 1,
     }
