@@ -55,8 +55,8 @@ def _built() -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _alone(path.with_suffix(".lock")):
             if not _whole(path):  # another process may have been faster
-                again = ", whose file is damaged" if path.with_suffix(".sha256").exists() else ""
-                _log.warning("compiling the attention kernel%s for this machine, once: about ten seconds", again)
+                again = "again, as its file is damaged" if path.with_suffix(".sha256").exists() else "once"
+                _log.warning("compiling the attention kernel for this machine, %s: about ten seconds", again)
                 _compile(compiler, path)
     return path
 
