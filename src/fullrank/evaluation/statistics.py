@@ -7,13 +7,13 @@ a is always the baseline, b the other arm, and differences are b - a. A result t
 
 from __future__ import annotations
 
-import functools
 import math
 import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import fdtrc, fdtri, stdtrit
 
 from fullrank.core.errors import InputError
 from fullrank.evaluation.tasks import Metric
@@ -138,7 +138,7 @@ def welch_interval(a: Sequence[float], b: Sequence[float]) -> Interval | None:
     if variance == 0:
         return Interval(difference, difference)
     shares = sum((part / variance) ** 2 / (len(scores) - 1) for part, scores in zip(parts, (a, b), strict=True))
-    reach = student_quantile(1 / shares) * variance**0.5
+    reach = float(stdtrit(1 / shares, 0.975)) * variance**0.5
     return Interval(difference - reach, difference + reach)
 
 
@@ -155,7 +155,7 @@ def paired_interval(a: Sequence[float], b: Sequence[float]) -> Interval | None:
     mean, deviation = statistics.fmean(differences), statistics.stdev(differences)
     if deviation <= _EQUAL * max(map(abs, (*a, *b))):
         return None
-    reach = student_quantile(len(differences) - 1) * deviation / math.sqrt(len(differences))
+    reach = float(stdtrit(len(differences) - 1, 0.975)) * deviation / math.sqrt(len(differences))
     return Interval(mean - reach, mean + reach)
 
 
@@ -185,7 +185,7 @@ def deviation_interval(a: Sequence[float], b: Sequence[float]) -> Interval | Non
     if change is None or change <= -100:
         return None
     ratio = (1 + change / 100) ** 2
-    ends = (math.sqrt(ratio / f_quantile(share, len(b) - 1, len(a) - 1)) for share in (0.975, 0.025))
+    ends = (math.sqrt(ratio / fdtri(len(b) - 1, len(a) - 1, share)) for share in (0.975, 0.025))
     return Interval(*(100 * (end - 1) for end in ends))
 
 
@@ -243,72 +243,4 @@ def brown_forsythe(a: Sequence[float], b: Sequence[float]) -> float | None:
     within = sum((z - mean) ** 2 for arm, mean in zip(distances, means, strict=True) for z in arm)
     if within <= _EQUAL**2 * sum(z * z for arm in distances for z in arm):
         return None
-    return 1 - f_share((total - 2) * between / within, 1, total - 2)
-
-
-# -- quantiles of Student's t and of F, to about ten digits, without scipy --------------------------------------------
-
-
-def beta_share(a: float, b: float, x: float, rest: float | None = None) -> float:
-    """The regularised incomplete beta function: the share of Beta(a, b) below x.
-
-        I_x(a, b) = x^a (1 - x)^b / (a B(a, b)) * 1 / (1 + d_1 / (1 + d_2 / (1 + ...)))
-
-    d_2m = m (b - m) x / ((a + 2m - 1) (a + 2m)),  d_2m+1 = -(a + m) (a + b + m) x / ((a + 2m) (a + 2m + 1)).
-    `rest` is 1 - x where that is known to more digits. ValueError unless a and b are positive and x is from 0 to 1.
-    """
-    y = 1 - x if rest is None else rest
-    if not (a > 0 and b > 0 and 0 <= x <= 1):
-        raise ValueError(f"a and b are positive and x is from 0 to 1, given {a}, {b} and {x}")
-    if x == 0 or y == 0:
-        return float(y == 0)
-    if x > (a + 1) / (a + b + 2):  # the fraction converges fast on the other side only
-        return 1 - beta_share(b, a, y, x)
-    fraction, above, below = 1.0, 1.0, 0.0  # from the front (Lentz): products of ratios of neighbouring convergents
-    for term in range(1, 100_000):
-        m = term // 2
-        if term % 2:
-            d = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        else:
-            d = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        below = 1 / (1 + d * below or 1e-300)
-        above = 1 + d / above or 1e-300
-        fraction *= above * below
-        if abs(above * below - 1) < 1e-15:
-            break
-    else:
-        raise ValueError(f"I_x(a, b) does not converge at a = {a}, b = {b}, x = {x}")
-    logarithm = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log(y)
-    return math.exp(logarithm) / (a * fraction)
-
-
-def f_share(value: float, above: float, below: float) -> float:
-    """P(F <= value) of the ratio of two mean squares with `above` and `below` degrees of freedom."""
-    if value <= 0:
-        return 0.0
-    scaled = above * value
-    return beta_share(above / 2, below / 2, scaled / (scaled + below), below / (scaled + below))
-
-
-@functools.lru_cache(maxsize=1024)
-def f_quantile(share: float, above: float, below: float) -> float:
-    """The value with P(F <= value) = share, by bisection of its logarithm. ValueError unless share is between 0 and 1."""
-    if not 0 < share < 1:
-        raise ValueError(f"a share between 0 and 1, given {share}")
-
-    def too_low(logarithm: float) -> bool:
-        return f_share(math.exp(logarithm), above, below) < share
-
-    low, high = -1.0, 1.0
-    while not too_low(low):
-        low *= 2
-    while too_low(high):
-        high *= 2
-    while (middle := (low + high) / 2) not in (low, high):
-        low, high = (middle, high) if too_low(middle) else (low, middle)
-    return math.exp(middle)
-
-
-def student_quantile(degrees: float) -> float:
-    """t(0.975): Student's t is beyond it, on either side, 5 % of the time. Its square is F with 1 and `degrees`."""
-    return math.sqrt(f_quantile(0.95, 1, degrees))
+    return float(fdtrc(1, total - 2, (total - 2) * between / within))
