@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import cli_runs
+import peft
 import pytest
 import torch
 from cli_runs import SMALL, write_config, write_text
@@ -170,14 +172,19 @@ def test_hugging_face(called: Called, tmp_path: Path) -> None:
     assert json.loads(out)["checks"][-1]["looked_at"].endswith("segments of 32 tokens of the text")
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_every_kind_of_hugging_face_model(
     called: Called, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An injected model, its adapter, an export, a model type and a function: each is loaded with its mixing."""
+    """An injected model, its adapter and PEFT's, an export, a model type, a function: each is loaded with its mixing."""
     plain = tiny.save(tiny.llama(), tmp_path / "plain", tokenizer=False)
     injected = fr.inject(type(tiny.llama()).from_pretrained(plain), mix="position_wise")
     fr.save_adapter(injected, tmp_path / "adapter")
     tiny.save(injected, tmp_path / "injected", tokenizer=False)
+    lora = peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["fullrank"], r=2)
+    for name in ("injected", "plain"):
+        injected.name_or_path = str(tmp_path / name)
+        peft.get_peft_model(copy.deepcopy(injected), lora).save_pretrained(tmp_path / f"peft-of-{name}")
     cli_runs.called("export", run, tmp_path / "export")
     (tmp_path / "mine.py").write_text(
         "import hugging_face_models as t\ndef make(): return t.gpt2()\ndef bad(): return 3\n"
@@ -186,6 +193,7 @@ def test_every_kind_of_hugging_face_model(
     mixed = {
         "injected": True,
         "adapter": True,
+        "peft-of-injected": True,
         "export": True,
         "hf:plain": False,
         "hf:gpt2": False,
@@ -202,6 +210,7 @@ def test_every_kind_of_hugging_face_model(
         (["python:mine:make", "--text", "mine.py"], "a model without a tokenizer"),
         (["hf:gpt2", "--text", "mine.py"], "a model type, untrained and without a tokenizer"),
         (["hf:t5"], "no small causal model"),
+        (["peft-of-plain"], "nothing is injected in"),
     ):
         code, out, said = called(*words)
         assert (code, out, expected in said) == (2, "", True), said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import peft
 import pytest
 import torch
 
@@ -75,8 +76,8 @@ def test_penalties_of_an_injected_model_are_those_of_the_equations(bert, mix):
     assert len(trace.layers) == 2
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_penalties_of_a_model_in_peft_are_of_the_trained_mixing(bert):
-    peft = pytest.importorskip("peft")
     model = fr.inject(bert, mix="position_independent")
     wrapped = peft.get_peft_model(model, peft.LoraConfig(target_modules=["query"], modules_to_save=["fullrank"]))
     trained = [p for name, p in wrapped.named_parameters() if "mixing" in name and p.requires_grad]

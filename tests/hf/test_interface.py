@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import peft
 import pytest
 import torch
 
@@ -80,7 +81,6 @@ def test_checkpointed_layers_draw_the_same_permutation_and_the_same_dropout(reen
 
 @pytest.mark.filterwarnings("ignore")
 def test_peft_keeps_mixing_beside_lora(tmp_path):
-    peft = pytest.importorskip("peft")
     base, inputs = FAMILIES["bert"]()
     config = peft.LoraConfig(target_modules=["query", "value"], modules_to_save=["fullrank"], r=2)
     model = peft.get_peft_model(fr.inject(copy.deepcopy(base), mix="position_wise", cross_head=0.1), config)
@@ -106,7 +106,6 @@ def test_peft_keeps_mixing_beside_lora(tmp_path):
 
 @pytest.mark.filterwarnings("ignore")
 def test_peft_before_injection_is_refused_with_the_right_order():
-    peft = pytest.importorskip("peft")
     wrapped = peft.get_peft_model(FAMILIES["bert"]()[0], peft.LoraConfig(target_modules=["query"], r=2))
     before = set(wrapped.state_dict())
     for model in (wrapped, wrapped.base_model.model):
