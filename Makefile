@@ -26,7 +26,7 @@ test: ## run every test that protects a change
 	@$(VENV) dev
 	@$(PYTEST) $(ARGS)
 
-test-all: ## run those, and the full products of all stages
+test-all: ## run those, the full products of all stages, the examples and the long campaigns
 	@$(VENV) dev
 	@$(PYTEST) -m "" $(ARGS)
 

@@ -435,7 +435,7 @@ def check_campaign(counts: dict[str, int]) -> None:
 
 
 def test_some_changed_files_end_in_a_message_or_in_the_same_figure(pristine: Path) -> None:
-    check_campaign(campaign(pristine, 60, seed=1))
+    check_campaign(campaign(pristine, 40, seed=1))
 
 
 @pytest.mark.full
