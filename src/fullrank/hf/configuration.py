@@ -11,10 +11,10 @@ from fullrank.core.config import ModelConfig, with_memory
 from fullrank.core.errors import ConfigError, InputError, suggest
 
 # the versions before have other configurations, masks and caches
-if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 18):
+if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 20):
     raise InputError(
-        f"transformers {transformers.__version__} is too old for Hugging Face models of fullrank, which need 5.18 or later; "
-        "update it: pip install -U 'transformers>=5.18'"
+        f"transformers {transformers.__version__} is too old for Hugging Face models of fullrank, which need 5.20 or later; "
+        "update it: pip install -U 'transformers>=5.20'"
     )
 
 from huggingface_hub.dataclasses import strict
