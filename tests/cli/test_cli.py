@@ -69,6 +69,15 @@ def test_every_verb_has_help_with_an_example(verb: str) -> None:
         assert "Example" in shown
 
 
+def test_wrong_words_on_the_command_line_end_in_one_line() -> None:
+    for words, message in {
+        ("train", "--nonsense"): "fullrank train: No such option: --nonsense (fullrank train --help)",
+        ("eval",): "fullrank eval: Missing argument 'DIR'. (fullrank eval --help)",
+        ("evall", "x"): "fullrank: No such command 'evall'. Did you mean 'eval', 'lm-eval'? (fullrank --help)",
+    }.items():
+        assert fails(*words) == (2, message + "\n")
+
+
 def test_info_counts_exactly_without_allocating() -> None:
     for row, expected in (("plain", 156_000_256), ("a", 156_000_640), ("b", 156_003_712)):
         found = json.loads(succeeds("info", "mixhead/table1-vanilla", "--row", row, "--json"))

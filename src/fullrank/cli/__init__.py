@@ -20,18 +20,18 @@ def main(argv: list[str] | None = None) -> None:
     try:
         from fullrank.cli.app import load
 
-        load()([word for word in words if word != "--debug"], prog_name="fullrank")
+        sys.exit(load()([word for word in words if word != "--debug"], prog_name="fullrank", standalone_mode=False))
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has left: nobody to tell
         sys.exit(0)
     except KeyboardInterrupt:
         _interrupted()
     except SystemExit as stopped:
-        if stopped.code == _INTERRUPTED:  # Typer ends a verb that Ctrl-C stopped so, and says nothing
+        if stopped.code == _INTERRUPTED:  # Typer returns it for a verb that Ctrl-C stopped, and says nothing
             _interrupted()
         raise
     except Exception as error:
-        from fullrank.cli.output import explain
+        from fullrank.cli.output import UsageError, explain
         from fullrank.core.errors import InputError, Interrupted
 
         if debug:
@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> None:
         if isinstance(error, Interrupted):
             print(f"fullrank: to go on: {shlex.join(['fullrank', *words])}", file=sys.stderr)
         wrong_name = isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG
-        sys.exit(2 if wrong_name or isinstance(error, InputError) else 1)
+        sys.exit(2 if wrong_name or isinstance(error, (InputError, UsageError)) else 1)
 
 
 def _interrupted() -> NoReturn:

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from fullrank.core.errors import FullRankError, InputError
 from fullrank.files import as_json, out_of_memory, visible
 
@@ -15,11 +17,16 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
+UsageError: Any = typer.BadParameter.__bases__[0]  # a wrong word on the command line: Typer gives its class no name
+
 
 def explain(error: Exception) -> str:
     """An error in a line or two."""
     if isinstance(error, FullRankError):
         return "\n".join(f"fullrank: {visible(line)}" for line in str(error).splitlines())
+    if isinstance(error, UsageError):
+        command = error.ctx.command_path if error.ctx else "fullrank"
+        return f"{command}: {visible(error.format_message()) or 'a verb is missing'} ({command} --help)"
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return f"fullrank: {visible(str(error.filename))}: the name is too long (at most 255 bytes between two slashes)"
     if out_of_memory(error):
