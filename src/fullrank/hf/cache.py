@@ -136,9 +136,7 @@ def layer_of(past: Any) -> StateLayer | None:
         return cache.layers[0]
     if not isinstance(cache, DynamicCache) or cache.offloading:
         kind = "an offloaded cache" if isinstance(cache, DynamicCache) else f"a {type(cache).__name__}"
-        raise InputError(
-            f"past_key_values: a FullRankCache or an empty DynamicCache, given {kind}; leave cache_implementation out"
-        )
+        raise InputError(f"past_key_values: a FullRankCache or an empty DynamicCache, given {kind}")
     if cache.get_seq_length():
         raise InputError("past_key_values: holds what another model has read; begin with FullRankCache()")
     layer = StateLayer()

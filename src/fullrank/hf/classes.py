@@ -199,6 +199,16 @@ class _Writing(FullRankPreTrainedModel, GenerationMixin):
         inputs: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, **kwargs)
         return inputs
 
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        if (kind := generation_config.cache_implementation) not in (None, "dynamic"):
+            raise InputError(f"cache_implementation: this model keeps a cache of its own, given {kind!r}; leave it out")
+        if self._has_memory and not generation_config.use_cache and model_kwargs.get("past_key_values") is None:
+            model_kwargs["past_key_values"] = FullRankCache()  # the memory that the text begins with
+            return
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+
 
 class FullRankForCausalLM(_Writing):
     """p(x_{n+1} | x_1 .. x_n): a `LanguageModel` under `model`.
@@ -268,14 +278,6 @@ class FullRankForCausalLM(_Writing):
         if layer is not None:
             layer.keep(after.memory if self._has_memory else after.cache, input_ids.device)
         return after.hidden
-
-    def _prepare_cache_for_generation(
-        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> None:
-        if self._has_memory and not generation_config.use_cache and model_kwargs.get("past_key_values") is None:
-            model_kwargs["past_key_values"] = FullRankCache()  # the memory that the text begins with
-            return
-        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
 
 
 # -- encoders ----------------------------------------------------------------------------------------------------------
