@@ -115,6 +115,7 @@ def test_peft_before_injection_is_refused_with_the_right_order():
     fr.inject(wrapped, cross_head=0.5)  # which has no parameters to lose
 
 
+@pytest.mark.skipif(torch.__version__ < "2.7", reason="transformers breaks the graph there")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "name", ["llama", *(pytest.param(name, marks=pytest.mark.full) for name in ("bert", "gpt2", "t5"))]

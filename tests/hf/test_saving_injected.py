@@ -86,6 +86,22 @@ print("same")
             kind.from_pretrained(tmp_path / "bert")
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_with_configurations_inside_configurations(tmp_path):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48, "num_hidden_layers": 1}
+    text = {**sizes, "vocab_size": 60, "num_key_value_heads": 2, "head_dim": 8, "layer_types": ["full_attention"]}
+    encoder = {"text_config": text, "vision_config": {**sizes, "image_size": 16, "patch_size": 4}}
+    config = transformers.T5Gemma2Config(encoder=encoder, decoder=text, vocab_size=60, image_token_index=7)
+    model = fr.inject(transformers.T5Gemma2ForConditionalGeneration(config).eval(), mix="position_wise")
+    inputs = {"input_ids": torch.randint(10, 60, (2, 9)), "decoder_input_ids": torch.randint(10, 60, (2, 5))}
+    train(model, inputs)
+    model.eval().save_pretrained(tmp_path)
+    with torch.no_grad():
+        actual, expected = (each(**inputs).logits for each in (fr.load_injected(tmp_path).eval(), model))
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
+
+
 def test_a_model_made_of_the_configuration_alone_refuses_to_run(bert):
     model, inputs = bert
     for given in ({"mix": "position_wise"}, {"cross_head": 0.5}):

@@ -310,7 +310,7 @@ def examine(module: nn.Module, eager: Eager, size: HeadSize) -> OwnAttention:
     Raises InputError if it cannot be called like the others, gives no weights, or output in another shape.
     """
     without, like = _WithoutDropout(module), next(module.parameters(), torch.empty(0))
-    groups, heads, device = getattr(module, "num_key_value_groups", 1), size.num_heads, like.device
+    groups, heads, device = int(getattr(module, "num_key_value_groups", 1)), size.num_heads, like.device
     shapes = ((2, heads, 3, size.head_dim), *((2, heads // groups, 5, size.head_dim),) * 2)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(0)

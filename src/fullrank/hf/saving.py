@@ -107,12 +107,18 @@ def load_injected(folder: str | Path, cls: Any = None, **from_pretrained_argumen
     settings = getattr(config, "fullrank", None)
     if settings is None:
         raise InputError(f"{folder}: nothing was injected into this model; load it with from_pretrained")
-    for part in (config, *(getattr(config, key, None) for key in config.sub_configs)):
-        if part is not None:  # `inject` will write the settings again
-            vars(part).pop("fullrank", None)
-            if part._attn_implementation == LOADED_BY:
-                part._attn_implementation_internal = None
+    _forget_injection(config)  # `inject` will write the settings again
     return _loaded(_class_of(cls, config), arguments_of(settings), str(folder), config, from_pretrained_arguments)
+
+
+def _forget_injection(config: Any) -> None:
+    """Take the settings out of a configuration and of all configurations inside it."""
+    vars(config).pop("fullrank", None)
+    if config._attn_implementation == LOADED_BY:
+        config._attn_implementation_internal = None
+    for key in config.sub_configs:
+        if (part := getattr(config, key, None)) is not None:
+            _forget_injection(part)
 
 
 def _loaded(kind: Any, settings: dict[str, Any], name: str, config: Any, arguments: dict[str, Any]) -> Any:
