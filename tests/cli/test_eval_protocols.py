@@ -18,7 +18,7 @@ from fullrank.cli import main
 from fullrank.cli.output import silent
 from fullrank.core.decoder import LanguageModel
 from fullrank.experiments.generation import write
-from fullrank.experiments.language_model import sample_text
+from fullrank.experiments.language_model import LanguageModelTask
 from fullrank.experiments.run import corpus_of
 from fullrank.seal import write_record
 
@@ -150,7 +150,7 @@ def test_the_sample_of_a_result_is_what_generate_writes(plain: Path, xl: Path) -
     """The beginning of the validation text, continued by a model without and with memory."""
     for folder, tokens in ((plain, 50), (xl, 250)):
         corpus = corpus_of(folder, "valid", silent)
-        found = sample_text(LanguageModel.load(folder), corpus)
+        found = LanguageModelTask().sample(LanguageModel.load(folder), corpus)
         assert found is not None
         assert (found["tokens"], found["temperature"], found["seed"]) == (tokens, 0.8, 1)
         assert found["text"].startswith(found["prompt"])

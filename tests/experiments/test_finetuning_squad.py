@@ -79,11 +79,11 @@ def prepared(raw: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
     """Configuration, data, the encoder, and the parts of a run with the same encoder."""
     config = build_finetune(raw)
     task = SquadTuning()
-    data = task.prepare(config, {}, False, lambda _: None).corpus
+    data = task.prepare(config, {}, False, lambda _: None)
     torch.manual_seed(config.train.seed)
-    parts = task.parts(config, data, Path("unused"), torch.device("cpu"))
+    parts = task.parts(data, Path("unused"), torch.device("cpu"))
     torch.manual_seed(config.train.seed)
-    return config, data, load_pretrained(config.model, "answers")._replace(model=parts.model), parts
+    return config, data.corpus, load_pretrained(config.model, "answers")._replace(model=parts.model), parts
 
 
 def test_the_loss_is_the_mean_of_two_cross_entropies_whatever_the_padding(place: Path) -> None:

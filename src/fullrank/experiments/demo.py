@@ -27,6 +27,7 @@ from fullrank.core.errors import InputError, RunError
 from fullrank.data import Corpus, prepare
 from fullrank.experiments.language_model import LanguageModelTask, with_vocabulary
 from fullrank.experiments.speed import measure_speed
+from fullrank.experiments.task import Prepared
 from fullrank.files import write_json
 from fullrank.training.device import lock_folder
 
@@ -191,11 +192,11 @@ def _workers() -> int:
 
 def _speed(resolved: Resolved[RunConfig], corpus: Corpus) -> tuple[float, float]:
     """Seconds of a token of training, and of all evaluation, of a row with one thread on the machine as busy as it is."""
-    config: RunConfig = with_vocabulary(resolved.config, corpus)
+    config = with_vocabulary(resolved.config, corpus)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        parts = LanguageModelTask().parts(config, corpus, Path(), torch.device("cpu"))
+        parts = LanguageModelTask().parts(Prepared(config, corpus, corpus.label, {}), Path(), torch.device("cpu"))
         speed = measure_speed(parts, busy=True)
     finally:
         torch.set_num_threads(threads)

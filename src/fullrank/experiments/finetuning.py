@@ -20,7 +20,7 @@ from fullrank.data.batches import Encoded, ExampleBatch, ExampleBatches, by_leng
 from fullrank.data.glue import Examples, load_glue, locate, submission_rows, write_submission
 from fullrank.evaluation.tasks import glue_scores
 from fullrank.experiments.models import Pretrained, check_length, load_pretrained, padding_of
-from fullrank.experiments.task import Parts, Prepared, Say, penalized, trace_for
+from fullrank.experiments.task import Parts, Prepared, Say, Task, penalized, trace_for
 from fullrank.training.checkpoint import load_weights
 from fullrank.training.device import device_of
 from fullrank.training.optimizer import Groups, parameter_groups
@@ -185,11 +185,8 @@ class GlueData:
         return {"dev": self.dev, **self.others}
 
 
-class GlueTuning:
-    """Fine-tuning on a task of GLUE: sentences, or pairs of them, with a label or a number (`task.Task`)."""
-
-    def check(self, config: FinetuneConfig) -> None:
-        """Nothing is left to check: a configuration that is built is whole."""
+class GlueTuning(Task[FinetuneConfig, GlueData]):
+    """Fine-tuning on a task of GLUE: sentences, or pairs of them, with a label or a number."""
 
     def prepare(
         self, config: FinetuneConfig, identity: Mapping[str, Any], allow_slice: bool, say: Say
@@ -216,7 +213,8 @@ class GlueTuning:
         read = GlueData(task, train, dev, others, tests)
         return Prepared(config, read, config.data.name, {"text": read.sha256})
 
-    def parts(self, config: FinetuneConfig, corpus: GlueData, folder: Path, device: torch.device) -> Parts:
+    def parts(self, data: Prepared[FinetuneConfig, GlueData], folder: Path, device: torch.device) -> Parts:
+        config, corpus = data.config, data.corpus
         task, size, longest = corpus.task, config.eval.batch_size, config.data.max_length
         labels = 1 if task.labels is None else len(task.labels)
         pretrained = load_pretrained(config.model, "classification", num_labels=labels).to(device)

@@ -244,8 +244,8 @@ def _try(wish: Wish, data: Keys, size: str, amounts: _Amounts, prepared: Prepare
     sections = _sections(wish, data, size, amounts, corpus)
     config = RunConfig.from_dict({section: _plain(keys) for section, keys in sections.items()})
     task = TEXT_TASKS[config.task]
-    config = task.prepare(config, prepared.identity, True, lambda line: None).config
-    parts = task.parts(config, corpus, Path(), choose_device(config.train.device))
+    sized = task.prepare(config, prepared.identity, True, lambda line: None)
+    parts = task.parts(sized, Path(), choose_device(config.train.device))
     if parts.batches.batches_per_epoch < 1:
         raise InputError(
             f"{' '.join(wish.texts)}: shorter than one batch of {amounts.per_step:,} tokens; give more text"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fullrank.config.run import PhaseConfig, RunConfig, TrainConfig
 from fullrank.core.decoder import LanguageModel
@@ -43,28 +44,27 @@ from fullrank.evaluation.perplexity import (
     masked_protocol,
     validation_protocol,
 )
-from fullrank.experiments.measure import check_block, check_length, check_training_length, measure
+from fullrank.experiments.measure import check_block, check_length, check_training_length, first_choice, measure
 from fullrank.experiments.task import (
-    EvaluationRequest,
-    Measured,
     Parts,
     Prepared,
     Say,
+    TextTask,
     penalized,
     prepared_again,
     trace_for,
     training_parts,
 )
-from fullrank.training.values import EvaluationResult, Loss, TrainingPosition
+from fullrank.training.device import device_of
+from fullrank.training.values import Carry, EvaluationResult, Loss, TrainingPosition
+
+Text = Prepared[RunConfig, Corpus]
 
 _MEASURED = ("valid", "test")
 _PROMPT, _SAMPLE, _TEMPERATURE = 12, 50, 0.8  # tokens, tokens: the text that a finished run shows
-_LOGITS = 1 << 24  # logits held at a time while hits are counted
 
 
-def prepare_text(
-    config: RunConfig, identity: Mapping[str, Any], allow_slice: bool, say: Say
-) -> Prepared[RunConfig, Corpus]:
+def prepare_text(config: RunConfig, identity: Mapping[str, Any], allow_slice: bool, say: Say) -> Text:
     """The prepared text of one language (see `Task.prepare`)."""
     corpus = prepared_again(identity, load_corpus, _checksums)
     corpus = corpus or prepare(config.data, allow_slice=allow_slice, report=say)
@@ -121,19 +121,21 @@ def describe(corpus: Corpus, unigram: Mapping[str, float] | None = None) -> dict
 # -- causal models -----------------------------------------------------------------------------------------------------
 
 
-class LanguageModelTask:
-    """The task of causal language models (`task.TextTask`)."""
+class LanguageModelTask(TextTask[Corpus, LanguageModel, EvaluationProtocol]):
+    """The task of causal language models."""
 
+    model = LanguageModel
     prepare = staticmethod(prepare_text)
 
-    def check(self, config: RunConfig) -> None:
-        final_protocol(config)
+    def protocol(self, config: RunConfig, changes: Any = None) -> EvaluationProtocol:
+        return final_protocol(config, changes)
 
-    def parts(self, config: RunConfig, corpus: Corpus, folder: Path, device: torch.device) -> Parts:
+    def parts(self, data: Text, folder: Path, device: torch.device) -> Parts:
+        config, corpus = data.config, data.corpus
         model, batch_size = LanguageModel(config.model).to(device), config.eval.batch_size
         model.trained_length = config.train.segment_length
         train_tokens, validation = corpus.splits["train"].tokens, corpus.ids("valid")[: config.eval.max_tokens]
-        while_training, final = validation_protocol(config), final_protocol(config)
+        while_training, final = validation_protocol(config), self.protocol(config)
         _check_positions(model, train_tokens // config.train.batch_size)
         check_training_length(model, config.train.segment_length, train_tokens)
         check_length(model, while_training, len(validation))
@@ -146,30 +148,48 @@ class LanguageModelTask:
             return EvaluationResult(result.nll, result.tokens)
 
         return training_parts(
-            config,
+            self,
+            data,
             model,
             folder,
             objective=CausalObjective(model, config.train),
             batches=training_batches(config, corpus),
             evaluate=evaluate,
-            figures=lambda model, _: {s: causal_figures(model, corpus, s, final, batch_size) for s in _MEASURED},
-            sample=lambda model: sample_text(model, corpus),
+            splits=_MEASURED,
             evaluation={"protocol": while_training.in_words(), "next_token": while_training.next_token},
-            entries={
-                "protocol": final.in_words(),
-                "protocol_settings": dataclasses.asdict(final),
-                "corpus": describe(corpus),
-            },
+            entries={"corpus": describe(corpus)},
         )
 
-    def measure(
-        self, config: RunConfig, corpus: Corpus, folder: Path, request: EvaluationRequest, device: torch.device
-    ) -> Measured:
-        protocol = final_protocol(config, request.flags)
-        batch_size = (request.flags and request.flags.batch_size) or config.eval.batch_size
-        model = LanguageModel.load(folder, request.checkpoint).to(device)
-        measured = causal_figures(model, corpus, request.split, protocol, batch_size)
-        return Measured(measured, protocol.in_words(), dataclasses.asdict(protocol))
+    def figures(
+        self, data: Text, model: LanguageModel, split: str, protocol: EvaluationProtocol, keep: Path | None = None
+    ) -> dict[str, Any]:
+        """Figures of a split. A word model scores `<unk>` for words it lacks, so bits per character would flatter it."""
+        corpus = data.corpus
+        info, tokenizer, ids = corpus.splits[split], corpus.tokenizer, corpus.ids(split)
+        device, batch_size = device_of(model), data.config.eval.batch_size
+        total = measure(model, ids, protocol, batch_size=batch_size, start_id=tokenizer.start_id, device=device)
+        starts = None if tokenizer.sos_id is None else int((ids == tokenizer.sos_id).sum())
+        if tokenizer.kind == "word":
+            return figures(total, words=total.tokens - (starts or 0), line_starts=starts)
+        return figures(total, words=info.words, characters=info.characters, bytes=info.bytes, line_starts=starts)
+
+    def sample(self, model: LanguageModel, corpus: Corpus) -> dict[str, Any] | None:
+        """A continuation of the beginning of the validation text; None where tokens see later ones."""
+        if model.config.sees_future:
+            return None
+        tokenizer = corpus.tokenizer
+        longer = 5 if tokenizer.kind in ("byte", "character") else 1
+        tokens, prompt = longer * _SAMPLE, corpus.ids("valid")[: longer * _PROMPT].tolist()
+        ids = torch.tensor([[tokenizer.start_id, *prompt]], device=device_of(model))
+        with torch.no_grad():
+            text = model.generate(ids, tokens, temperature=_TEMPERATURE, seed=1)[0, 1:].tolist()
+        return {
+            "prompt": tokenizer.decode(prompt),
+            "text": tokenizer.decode(text),
+            "tokens": tokens,
+            "temperature": _TEMPERATURE,
+            "seed": 1,
+        }
 
 
 class CausalObjective:
@@ -185,7 +205,7 @@ class CausalObjective:
         self.device = next(model.parameters()).device
         self.schedules = {phase.name: _schedule(phase, model.config.num_hidden_layers) for phase in options.phases}
 
-    def __call__(self, batch: Batch, carry: Mapping[str, Tensor], position: TrainingPosition) -> Loss:
+    def __call__(self, batch: Batch, carry: Carry, position: TrainingPosition) -> Loss:
         options, phase = self.options, position.phase
         trace = trace_for(options)
         tokens = batch.tokens  # counted here, before it goes to a GPU
@@ -215,38 +235,6 @@ def _schedule(phase: PhaseConfig, num_layers: int) -> SkipRetain:
         raise ConfigError(f"train.phases.{phase.name}: {error}; change train.phases.{phase.name}.p") from error
 
 
-def causal_figures(
-    model: LanguageModel, corpus: Corpus, split: str, protocol: EvaluationProtocol, batch_size: int
-) -> dict[str, Any]:
-    """Figures of a split. A word model scores `<unk>` for words it lacks, so bits per character would flatter it."""
-    info, tokenizer, ids = corpus.splits[split], corpus.tokenizer, corpus.ids(split)
-    device = next(model.parameters()).device
-    total = measure(model, ids, protocol, batch_size=batch_size, start_id=tokenizer.start_id, device=device)
-    starts = None if tokenizer.sos_id is None else int((ids == tokenizer.sos_id).sum())
-    if tokenizer.kind == "word":
-        return figures(total, words=total.tokens - (starts or 0), line_starts=starts)
-    return figures(total, words=info.words, characters=info.characters, bytes=info.bytes, line_starts=starts)
-
-
-def sample_text(model: LanguageModel, corpus: Corpus) -> dict[str, Any] | None:
-    """A continuation of the beginning of the validation text; None where tokens see later ones."""
-    if model.config.sees_future:
-        return None
-    tokenizer = corpus.tokenizer
-    longer = 5 if tokenizer.kind in ("byte", "character") else 1
-    tokens, prompt = longer * _SAMPLE, corpus.ids("valid")[: longer * _PROMPT].tolist()
-    ids = torch.tensor([[tokenizer.start_id, *prompt]], device=next(model.parameters()).device)
-    with torch.no_grad():
-        text = model.generate(ids, tokens, temperature=_TEMPERATURE, seed=1)[0, 1:].tolist()
-    return {
-        "prompt": tokenizer.decode(prompt),
-        "text": tokenizer.decode(text),
-        "tokens": tokens,
-        "temperature": _TEMPERATURE,
-        "seed": 1,
-    }
-
-
 def _check_positions(model: LanguageModel, stream: int) -> None:
     """InputError where positions go on through a memory beyond the last one that the model has."""
     if model.memory_length and model.max_length is not None and stream > model.max_length:
@@ -261,18 +249,21 @@ def _check_positions(model: LanguageModel, stream: int) -> None:
 # -- masked models -----------------------------------------------------------------------------------------------------
 
 
-class MaskedModelTask:
-    """The task of masked language models (`task.TextTask`)."""
+class MaskedModelTask(TextTask[Corpus, MaskedLanguageModel, MaskedProtocol]):
+    """The task of masked language models."""
 
+    model = MaskedLanguageModel
+    name = "masked_modeling"
     prepare = staticmethod(prepare_text)
 
-    def check(self, config: RunConfig) -> None:
-        masked_protocol(config)
+    def protocol(self, config: RunConfig, changes: Any = None) -> MaskedProtocol:
+        return masked_protocol(config, changes)
 
-    def parts(self, config: RunConfig, corpus: Corpus, folder: Path, device: torch.device) -> Parts:
+    def parts(self, data: Text, folder: Path, device: torch.device) -> Parts:
+        config, corpus = data.config, data.corpus
         options, batch_size = config.train, config.eval.batch_size
         model = MaskedLanguageModel(config.model).to(device)
-        masking, protocol = _masking(config, corpus, model), masked_protocol(config)
+        masking, protocol = _masking(config, corpus, model), self.protocol(config)
         validation = corpus.ids("valid")[: config.eval.max_tokens]
         check_training_length(model, options.segment_length, corpus.splits["train"].tokens)
         for ids in (validation, corpus.ids("test")):
@@ -284,52 +275,39 @@ class MaskedModelTask:
             result = measure_masked(model, validation, masking, protocol, batch_size)
             return EvaluationResult(result.nll, result.tokens, result.scores)
 
-        def measured(model: MaskedLanguageModel, checkpoint: str) -> dict[str, dict[str, Any]]:
-            evaluations = {s: measure_masked(model, corpus.ids(s), masking, protocol, batch_size) for s in _MEASURED}
-            return {split: masked_figures(evaluation) for split, evaluation in evaluations.items()}
-
         return training_parts(
-            config,
+            self,
+            data,
             model,
             folder,
             objective=MaskedObjective(model, options),
             batches=MaskedBatches(training_batches(config, corpus), masking, seed=options.seed),
             evaluate=evaluate,
-            figures=measured,
+            splits=_MEASURED,
             evaluation={"protocol": protocol.in_words(), "next_token": False},
-            entries={
-                "task": "masked_modeling",
-                "protocol": protocol.in_words(),
-                "protocol_settings": dataclasses.asdict(protocol),
-                "mask": {"token": MASK, "id": masking.mask_id},
-                "corpus": describe(corpus, unigram),
-            },
+            entries={"mask": {"token": MASK, "id": masking.mask_id}, "corpus": describe(corpus, unigram)},
         )
 
-    def measure(
-        self, config: RunConfig, corpus: Corpus, folder: Path, request: EvaluationRequest, device: torch.device
-    ) -> Measured:
-        protocol = masked_protocol(config, request.flags)
-        batch_size = (request.flags and request.flags.batch_size) or config.eval.batch_size
-        model = MaskedLanguageModel.load(folder, request.checkpoint).to(device)
+    def figures(
+        self, data: Text, model: MaskedLanguageModel, split: str, protocol: MaskedProtocol, keep: Path | None = None
+    ) -> dict[str, Any]:
+        config, corpus = data.config, data.corpus
         masking = _masking(config, corpus, model)
-        result = measure_masked(model, corpus.ids(request.split), masking, protocol, batch_size)
-        measured = {**masked_figures(result), "remark": config.remark}
-        return Measured(measured, protocol.in_words(), dataclasses.asdict(protocol))
+        return masked_figures(measure_masked(model, corpus.ids(split), masking, protocol, config.eval.batch_size))
 
 
+@dataclass(frozen=True)
 class MaskedObjective:
     """Mean nll of the masked tokens, with label smoothing, plus the penalties of Mixhead Eq. 16 and Eq. 20."""
 
-    def __init__(self, model: MaskedLanguageModel, options: TrainConfig) -> None:
-        self.model, self.options = model, options
-        self.device = next(model.parameters()).device
+    model: MaskedLanguageModel
+    options: TrainConfig
 
-    def __call__(self, batch: MaskedBatch, carry: Mapping[str, Tensor], position: TrainingPosition) -> Loss:
+    def __call__(self, batch: MaskedBatch, carry: Carry, position: TrainingPosition) -> Loss:
+        device, trace = device_of(self.model), trace_for(self.options)
         if batch.tokens == 0:  # no token was masked
-            return Loss(torch.zeros((), device=self.device), 0.0, 0, read=batch.read)
-        trace = trace_for(self.options)
-        batch = batch.to(self.device)
+            return Loss(torch.zeros((), device=device), 0.0, 0, read=batch.read)
+        batch = batch.to(device)
         value, nll, _ = self.model.loss_parts(
             batch.inputs,
             batch.targets,
@@ -395,14 +373,7 @@ def measure_masked(
                 batch = batch.to(device)
                 hidden = model.hidden(batch.inputs, batch.attention_mask, padded_right=True).flatten(0, 1)[batch.at]
                 nats += model.output.nll(hidden[None], batch.targets[None]).double().sum()
-                hits += _hits(model, hidden, batch.targets)
+                hits += (first_choice(model, hidden) == batch.targets).sum()
                 tokens += batch.tokens
     model.train(training)
     return MaskedEvaluation(nats.item(), tokens, int(hits))
-
-
-def _hits(model: MaskedLanguageModel, hidden: Tensor, targets: Tensor) -> Tensor:
-    """The number of targets (T,) that are the likeliest word after hidden (T, E); a few tokens at a time, to save memory."""
-    rows_at_once = max(1, _LOGITS // (model.config.vocab_size or 1))
-    parts = zip(hidden.split(rows_at_once), targets.split(rows_at_once), strict=True)
-    return torch.stack([(model.output(rows[None])[0].argmax(-1) == wanted).sum() for rows, wanted in parts]).sum()

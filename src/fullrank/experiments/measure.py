@@ -285,12 +285,12 @@ def _score_batch(model: LanguageModel, texts: Sequence[Passage], segment_length:
         hidden, targets = read.hidden[counts[:, here]], ids[:, 1:][:, here][counts[:, here]]  # (T, E), (T,)
         nats.index_add_(0, of, model.output.nll(hidden[None], targets[None])[0].double())
         if greedy:
-            missed.index_add_(0, of, (_first_choice(model, hidden) != targets).double())
+            missed.index_add_(0, of, (first_choice(model, hidden) != targets).double())
     return [Score(nll, miss == 0) for nll, miss in zip(nats.tolist(), missed.tolist(), strict=True)]
 
 
-def _first_choice(model: LanguageModel, hidden: Tensor) -> Tensor:
-    """The most probable token after each of hidden (T, E), (T,)."""
+def first_choice(model: LanguageModel | MaskedLanguageModel, hidden: Tensor) -> Tensor:
+    """The most probable token after each of hidden (T, E), (T,); a few tokens at a time, to save memory."""
     assert model.config.vocab_size is not None
     rows = max(_LOGITS // model.config.vocab_size, 1)
     return torch.cat([model.output(some[None])[0].argmax(-1) for some in hidden.split(rows)])

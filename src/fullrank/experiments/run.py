@@ -37,7 +37,7 @@ from fullrank.experiments.run_folder import (
     open_run,
 )
 from fullrank.experiments.squad import SquadTuning
-from fullrank.experiments.task import EvaluationRequest, Parts, Say, Task, TextTask
+from fullrank.experiments.task import Parts, Prepared, Say, Task, TextTask
 from fullrank.experiments.translation import TranslationTask
 from fullrank.files import visible, write_json
 from fullrank.kernels import kernel
@@ -52,7 +52,7 @@ from fullrank.training.optimizer import make_optimizer, make_schedule
 from fullrank.training.phases import make_plan
 from fullrank.training.values import FitResult
 
-TEXT_TASKS: dict[str, TextTask[Any]] = {
+TEXT_TASKS: dict[str, TextTask[Any, Any, Any]] = {
     "language_model": LanguageModelTask(),
     "masked_model": MaskedModelTask(),
     "translation": TranslationTask(),
@@ -112,7 +112,7 @@ def train(
             say(f"{folder}: its perplexity is {config.remark}")
         device = prepare_machine(config.train)
         seed_everything(config.train.seed)
-        parts = task.parts(prepared.config, prepared.corpus, folder, device)
+        parts = task.parts(prepared, folder, device)
         measure = choose([read_run(folder)])
         bits = measure.short if measure.in_bits else None
         done = _fit(parts, folder, prepared.config.to_dict(), str(identity["name"]), bits, quiet)
@@ -196,18 +196,25 @@ def evaluate(
     flags: changes of the protocol of language models. search: changes of the search for translations (`translate.Search`).
     """
     config, corpus = open_run(folder)[0], corpus_of(folder, split, say)
-    device, request = choose_device(device_name, "--device"), EvaluationRequest(split, checkpoint, flags, search)
+    device, task = choose_device(device_name, "--device"), TEXT_TASKS[config.task]
+    if flags is not None and flags.batch_size is not None:
+        evaluation = dataclasses.replace(config.eval, batch_size=flags.batch_size)
+        config = dataclasses.replace(config, eval=evaluation)
     with kernel(kernel_name):
-        measured = TEXT_TASKS[config.task].measure(config, corpus, folder, request, device)
-    read, trained = measured.protocol_settings.get("segment_length", 0), config.train.segment_length
-    if read > trained and not measured.protocol_settings.get("memory_length"):
+        protocol = task.protocol(config, search if config.translates else flags)
+        model = task.model.load(folder, checkpoint).to(device)
+        figures = task.figures(Prepared(config, corpus, corpus.label, {}), model, split, protocol)
+    settings = dataclasses.asdict(protocol)
+    read, trained = settings.get("segment_length", 0), config.train.segment_length
+    if read > trained and not settings.get("memory_length"):
         say(f"warning: segments of {read} tokens, but the model was trained on {trained} and may not go further")
     return {
         "run": str(folder),
         "split": split,
-        **measured.figures,
-        "protocol": measured.protocol,
-        "protocol_settings": measured.protocol_settings,
+        **figures,
+        **({"remark": config.remark} if config.masks else {}),
+        "protocol": protocol.in_words(),
+        "protocol_settings": settings,
         "checkpoint": checkpoint,
         "corpus": corpus.label,
         "kernel": kernel_name,
@@ -309,11 +316,10 @@ def reproduce(
 ) -> None:
     """Train the runs that are not finished; one that was stopped is resumed."""
     for number, cell in enumerate(planned, start=1):
-        if not cell.finished:
-            say(f"{name}: row {cell.row}, seed {cell.seed} ({number} of {len(planned)}), {cell.folder}")
-            train(cell.resolved, cell.folder, kernel_name=kernel_name, quiet=quiet, say=say)
-        else:  # looks whether it is this run that is finished there
-            train(cell.resolved, cell.folder, kernel_name=kernel_name, quiet=quiet, say=lambda _: None)
+        remark = (lambda _: None) if cell.finished else say
+        remark(f"{name}: row {cell.row}, seed {cell.seed} ({number} of {len(planned)}), {cell.folder}")
+        # of a finished run, looks whether it is this one
+        train(cell.resolved, cell.folder, kernel_name=kernel_name, quiet=quiet, say=remark)
 
 
 # -- versions and hardware -------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from fullrank.data.squad import NO_ANSWER, Question, SquadSplit, Window, read_sq
 from fullrank.evaluation.tasks import squad_scores, squad_v2_scores
 from fullrank.experiments.finetuning import ExampleObjective, inputs_of, logits_by_example, tuning_parts
 from fullrank.experiments.models import Pretrained, check_length, load_pretrained, padding_of
-from fullrank.experiments.task import Parts, Prepared, Say
+from fullrank.experiments.task import Parts, Prepared, Say, Task
 from fullrank.files import write_json
 from fullrank.training.values import EvaluationResult
 
@@ -56,8 +56,8 @@ class WindowedSplit:
         return torch.tensor([(window.start, window.end) for window in self.windows], dtype=torch.int64).reshape(-1, 2)
 
 
-class SquadTuning:
-    """Fine-tuning on SQuAD (`task.Task`)."""
+class SquadTuning(Task[FinetuneConfig, SquadData]):
+    """Fine-tuning on SQuAD."""
 
     def check(self, config: FinetuneConfig) -> None:
         if config.eval.test:
@@ -79,7 +79,8 @@ class SquadTuning:
         splits = SquadData(load("train", data.max_train), load("dev", data.max_eval))
         return Prepared(config, splits, config.data.name, {"text": splits.sha256})
 
-    def parts(self, config: FinetuneConfig, corpus: SquadData, folder: Path, device: torch.device) -> Parts:
+    def parts(self, data: Prepared[FinetuneConfig, SquadData], folder: Path, device: torch.device) -> Parts:
+        config, corpus = data.config, data.corpus
         pretrained = load_pretrained(config.model, "answers").to(device)
         train, dev = (windowed(split.questions, config.data, pretrained) for split in (corpus.train, corpus.dev))
         options, null, metrics = config.eval, corpus.dev.version == "2.0", METRICS[corpus.dev.version]

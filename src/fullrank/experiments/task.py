@@ -7,7 +7,8 @@ Language models, masked models, translation and fine-tuning are the four tasks (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -24,7 +25,9 @@ from fullrank.core.errors import FullRankError
 from fullrank.core.masked import MaskedLanguageModel
 from fullrank.core.penalty import orthogonality, overlap
 from fullrank.core.translator import Translator
-from fullrank.evaluation.perplexity import Flags
+from fullrank.evaluation.perplexity import EvaluationProtocol, MaskedProtocol
+from fullrank.experiments.translate import Search
+from fullrank.training.device import device_of
 from fullrank.training.optimizer import Groups, parameter_groups
 from fullrank.training.values import Batches, Evaluate, EvaluationOptions, FitResult, Objective
 
@@ -32,6 +35,7 @@ Say = Callable[[str], None]
 Config = TypeVar("Config", bound=RunConfig | FinetuneConfig)
 Corpus = TypeVar("Corpus")
 Model = TypeVar("Model", LanguageModel, MaskedLanguageModel, Translator)
+Reading = TypeVar("Reading", EvaluationProtocol, MaskedProtocol, Search)  # how a model is measured
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,8 @@ class Task(Protocol[Config, Corpus]):
     """One kind of run. It has no state: everything is in the configuration and the data."""
 
     def check(self, config: Config) -> None:
-        """Raises ConfigError for faults that are known before any work."""
+        """Raises ConfigError or InputError for faults that are known before any work: by itself, a task has none."""
+        return
 
     def prepare(
         self, config: Config, identity: Mapping[str, Any], allow_slice: bool, say: Say
@@ -81,41 +86,33 @@ class Task(Protocol[Config, Corpus]):
         """Read or build the data. `identity`: the run.json of a run that is resumed, whose data are used if they are there."""
         ...
 
-    def parts(self, config: Config, corpus: Corpus, folder: Path, device: torch.device) -> Parts:
+    def parts(self, data: Prepared[Config, Corpus], folder: Path, device: torch.device) -> Parts:
         """Build model, objective, batches and measures of a run."""
         ...
 
 
-@dataclass(frozen=True)
-class EvaluationRequest:
-    """A measurement of a run after training. None: as the run itself is measured.
+class TextTask(Task[RunConfig, Corpus], Protocol[Corpus, Model, Reading]):
+    """A task whose runs hold a model of ours, which can be measured again, after training as in its end."""
 
-    flags: protocol of language models. search: changes of `Search`, of translations.
-    """
+    model: type[Model]
+    name: str | None = None  # in result.json; causal models have none
 
-    split: str
-    checkpoint: str = "best"
-    flags: Flags | None = None
-    search: Mapping[str, Any] | None = None
+    def check(self, config: RunConfig) -> None:
+        self.protocol(config)
 
-
-@dataclass(frozen=True)
-class Measured:
-    """Figures of a split, and the protocol they were measured by, in words and as plain values."""
-
-    figures: Mapping[str, Any]
-    protocol: str
-    protocol_settings: Mapping[str, Any]
-
-
-class TextTask(Task[RunConfig, Corpus], Protocol[Corpus]):
-    """A task whose runs hold a model of ours, which can be measured again."""
-
-    def measure(
-        self, config: RunConfig, corpus: Corpus, folder: Path, request: EvaluationRequest, device: torch.device
-    ) -> Measured:
-        """The figures of a checkpoint of the run in `folder`, in fp32."""
+    def protocol(self, config: RunConfig, changes: Any = None) -> Reading:
+        """The protocol of final figures. changes: `Flags` of language models, of translations a mapping of `Search`."""
         ...
+
+    def figures(
+        self, data: Prepared[RunConfig, Corpus], model: Model, split: str, protocol: Reading, keep: Path | None = None
+    ) -> dict[str, Any]:
+        """The figures of a split, in fp32. keep: a folder for the texts that are written on the way, if any are."""
+        ...
+
+    def sample(self, model: Model, corpus: Corpus) -> dict[str, Any] | None:
+        """A text that the model writes, for people; by itself, a task has none."""
+        return None
 
 
 # -- shared by the tasks with a model of ours ---------------------------------------------------------------------------
@@ -136,34 +133,36 @@ _WRITES_FROM = 100  # steps; a model that was trained for fewer writes noise
 
 
 def training_parts(
-    config: RunConfig,
+    task: TextTask[Corpus, Model, Reading],
+    data: Prepared[RunConfig, Corpus],
     model: Model,
     folder: Path,
     *,
     objective: Objective[Any],
     batches: Batches[Any],
     evaluate: Evaluate,
-    figures: Callable[[Model, str], dict[str, dict[str, Any]]],
+    splits: Sequence[str],
     evaluation: Mapping[str, Any],
     entries: Mapping[str, Any],
-    sample: Callable[[Model], dict[str, Any] | None] = lambda model: None,
 ) -> Parts:
     """The parts of a run that trains a model of ours.
 
-    figures: those of every split, of the model of a checkpoint and its name. evaluation: the protocol while training.
-    entries: the task's own entries of result.json. sample: a text that the best model writes, for people.
+    splits: those that are measured in the end. evaluation: the protocol while training. entries: the task's own entries of
+    result.json.
     """
-    device = next(model.parameters()).device
+    config, device = data.config, device_of(model)
+    protocol = task.protocol(config)
 
     def loaded(checkpoint: str) -> Model:
         return type(model).load(folder, checkpoint).to(device)
 
     def measured(checkpoint: str) -> dict[str, Any]:
-        return figures(loaded(checkpoint), checkpoint)
+        trained, keep = loaded(checkpoint), folder / "translations" if checkpoint == "best" else None
+        return {split: task.figures(data, trained, split, protocol, keep) for split in splits}
 
     def result(done: FitResult) -> dict[str, Any]:
         final = measured("best")
-        text = sample(loaded("best")) if done.steps >= _WRITES_FROM else None
+        text = task.sample(loaded("best"), data.corpus) if done.steps >= _WRITES_FROM else None
         last = final if done.best_step == done.steps else measured("last")
         counts = parameters_by_part(model)
         return {
@@ -172,6 +171,9 @@ def training_parts(
             "final": final,
             "last": last,
             "best": {"step": done.best_step, "nll": done.best_nll, config.eval.metric: done.best_metric, **evaluation},
+            **({"task": task.name} if task.name else {}),
+            "protocol": protocol.in_words(),
+            "protocol_settings": dataclasses.asdict(protocol),
             **entries,
             **({"sample": text} if text is not None else {}),
         }

@@ -77,6 +77,15 @@ class Search:
         keys = ("beams", "length_penalty", "no_repeat_ngram_size", "max_length_a", "max_length_b")
         return cls(**{key: getattr(config, key) for key in keys})
 
+    def in_words(self) -> str:
+        """The search and the figures of translations, as a sentence for people."""
+        beam = "greedy search" if self.beams == 1 else f"beam {self.beams}, length penalty {self.length_penalty:g}"
+        repeat = f", no {self.no_repeat_ngram_size}-gram twice" if self.no_repeat_ngram_size else ""
+        return (
+            f"{beam}{repeat}, at most {self.max_length_a:g} M + {self.max_length_b} tokens; BLEU of detokenised text by "
+            "sacreBLEU; perplexity of every target token, <eos> included, given the source and the target tokens before it"
+        )
+
     def longest(self, source: int, limit: int | None) -> int:
         """The most tokens of a translation of `source` tokens, from a model that takes `limit`."""
         wanted = int(self.max_length_a * source + self.max_length_b)

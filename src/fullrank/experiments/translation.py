@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fullrank.config.run import RunConfig, TrainConfig
 from fullrank.core.config import EncoderConfig
@@ -18,11 +19,10 @@ from fullrank.data import PairBatch, PairBatches, PairCorpus, Pairs, load_pairs,
 from fullrank.evaluation.perplexity import Evaluation, Tally, figures
 from fullrank.evaluation.tasks import tokenised_bleu, translation_scores
 from fullrank.experiments.task import (
-    EvaluationRequest,
-    Measured,
     Parts,
     Prepared,
     Say,
+    TextTask,
     penalized,
     prepared_again,
     trace_for,
@@ -31,18 +31,21 @@ from fullrank.experiments.task import (
 from fullrank.experiments.translate import SOURCE, TARGET, Search, named, translate_ids
 from fullrank.files import write_text
 from fullrank.training.device import device_of
-from fullrank.training.values import EvaluationResult, Loss, TrainingPosition
+from fullrank.training.values import Carry, EvaluationResult, Loss, TrainingPosition
+
+Sentences = Prepared[RunConfig, PairCorpus]
 
 
-class TranslationTask:
-    """The task of translation models (`task.TextTask`)."""
+class TranslationTask(TextTask[PairCorpus, Translator, Search]):
+    """The task of translation models."""
 
-    def check(self, config: RunConfig) -> None:
-        """Nothing is left to check: a configuration that is built is whole."""
+    model = Translator
+    name = "translation"
 
-    def prepare(
-        self, config: RunConfig, identity: Mapping[str, Any], allow_slice: bool, say: Say
-    ) -> Prepared[RunConfig, PairCorpus]:
+    def protocol(self, config: RunConfig, changes: Any = None) -> Search:
+        return dataclasses.replace(Search.of(config.eval), **(changes or {}))
+
+    def prepare(self, config: RunConfig, identity: Mapping[str, Any], allow_slice: bool, say: Say) -> Sentences:
         corpus = prepared_again(identity, load_pairs, _checksums)
         corpus = corpus or prepare_pairs(config.data, allow_slice=allow_slice, report=say)
 
@@ -57,13 +60,14 @@ class TranslationTask:
         }
         return Prepared(with_vocabularies(config, corpus), corpus, corpus.label, known, save)
 
-    def parts(self, config: RunConfig, corpus: PairCorpus, folder: Path, device: torch.device) -> Parts:
+    def parts(self, data: Sentences, folder: Path, device: torch.device) -> Parts:
+        config, corpus = data.config, data.corpus
         options, some = config.train, config.eval.max_sentences
         assert options.batch_tokens is not None
         model = Translator(config.model).to(device)
         for split in corpus.splits:
             check_lengths(model, corpus.pairs(split))
-        search, validation = Search.of(config.eval), corpus.pairs("valid")
+        validation, greedy = corpus.pairs("valid"), self.protocol(config, {"beams": 1})
         references = validation.references()[:some]
 
         def evaluate(model: nn.Module) -> EvaluationResult:
@@ -71,58 +75,58 @@ class TranslationTask:
             total = score(model, validation, config)
             if not references:
                 return EvaluationResult(total.nll, total.tokens)
-            greedy = dataclasses.replace(search, beams=1)
             with torch.autocast(device.type, enabled=False):  # one token at a time: casting weights would cost the most
                 texts, _ = translated(model, corpus, "valid", greedy, len(references))
             return EvaluationResult(total.nll, total.tokens, {"bleu": translation_scores(texts, references)["bleu"]})
 
-        def measured(model: Translator, checkpoint: str) -> dict[str, dict[str, Any]]:
-            keep = folder / "translations" if checkpoint == "best" else None
-            return {s: figures_of(model, corpus, s, search, config, keep) for s in corpus.splits if s != "train"}
-
         bleu = "" if some is None else f", BLEU of the first {some:,} sentences" if some else ", without BLEU"
         return training_parts(
-            config,
+            self,
+            data,
             model,
             folder,
             objective=TranslationObjective(model, options),
             batches=PairBatches(corpus.pairs("train"), batch_tokens=options.batch_tokens, seed=options.seed),
             evaluate=evaluate,
-            figures=measured,
+            splits=[split for split in corpus.splits if split != "train"],
             evaluation={
                 "protocol": f"greedy search, nll of every target token{bleu}",
                 "metric": config.eval.metric,
                 "next_token": not config.model.of_decoder().sees_future,
             },
-            entries={
-                "task": "translation",
-                "protocol": protocol_in_words(search),
-                "protocol_settings": dataclasses.asdict(search),
-                "corpus": describe(corpus),
-            },
+            entries={"corpus": describe(corpus)},
         )
 
-    def measure(
-        self, config: RunConfig, corpus: PairCorpus, folder: Path, request: EvaluationRequest, device: torch.device
-    ) -> Measured:
-        search = dataclasses.replace(Search.of(config.eval), **(request.search or {}))
-        model = Translator.load(folder, request.checkpoint).to(device)
-        measured = figures_of(model, corpus, request.split, search, config)
-        return Measured(measured, protocol_in_words(search), dataclasses.asdict(search))
+    def figures(
+        self, data: Sentences, model: Translator, split: str, protocol: Search, keep: Path | None = None
+    ) -> dict[str, Any]:
+        """Figures of a split, in fp32. `keep`: translations and references are written there, a sentence a line."""
+        config, corpus = data.config, data.corpus
+        pairs = corpus.pairs(split)
+        measured = figures(score(model, pairs, config))
+        (texts, tokens), references = translated(model, corpus, split, protocol), pairs.references()
+        measured |= translation_scores(texts, references)
+        if corpus.target.moses:  # else tokens are not what fairseq counted
+            measured |= tokenised_bleu(tokens, pairs.reference_tokens())
+        if keep is not None:
+            keep.mkdir(parents=True, exist_ok=True)
+            for name, lines in ((f"{split}.txt", texts), (f"{split}.reference.txt", references)):
+                write_text(keep / name, "".join(" ".join(line.split()) + "\n" for line in lines))
+        return measured
 
 
+@dataclass(frozen=True)
 class TranslationObjective:
     """Mean nll of the target tokens given the source, with label smoothing, plus the same penalties over all attention."""
 
-    def __init__(self, model: Translator, options: TrainConfig) -> None:
-        self.model, self.options = model, options
-        self.device = next(model.parameters()).device
+    model: Translator
+    options: TrainConfig
 
-    def __call__(self, batch: PairBatch, carry: Mapping[str, Tensor], position: TrainingPosition) -> Loss:
+    def __call__(self, batch: PairBatch, carry: Carry, position: TrainingPosition) -> Loss:
         options = self.options
         trace = trace_for(options)
         tokens = batch.tokens  # counted here, before it goes to a GPU
-        batch = batch.to(self.device)
+        batch = batch.to(device_of(self.model))
         value, nll, _ = self.model.loss_parts(
             batch.source_ids,
             batch.inputs,
@@ -165,16 +169,6 @@ def with_vocabularies(config: RunConfig, corpus: PairCorpus) -> RunConfig:
         raise ConfigError(*problems)
     encoder = model.encoder if source == target else dataclasses.replace(own, vocab_size=source)
     return dataclasses.replace(config, model=dataclasses.replace(model, vocab_size=target, encoder=encoder))
-
-
-def protocol_in_words(search: Search) -> str:
-    """The search and the figures of translations, as a sentence for people."""
-    beam = "greedy search" if search.beams == 1 else f"beam {search.beams}, length penalty {search.length_penalty:g}"
-    repeat = f", no {search.no_repeat_ngram_size}-gram twice" if search.no_repeat_ngram_size else ""
-    return (
-        f"{beam}{repeat}, at most {search.max_length_a:g} M + {search.max_length_b} tokens; BLEU of detokenised text by "
-        "sacreBLEU; perplexity of every target token, <eos> included, given the source and the target tokens before it"
-    )
 
 
 def _vocabulary(corpus: PairCorpus) -> str:
@@ -254,25 +248,3 @@ def translated(
     for i, translations in zip(filled, best, strict=True):
         ids[i] = named(translations[0].ids, target)
     return [target.decode(line) for line in ids], [target.tokens(line) for line in ids]
-
-
-def figures_of(
-    model: Translator,
-    corpus: PairCorpus,
-    split: str,
-    search: Search,
-    config: RunConfig,
-    folder: Path | None = None,
-) -> dict[str, Any]:
-    """Figures of a split, in fp32. `folder`: translations and references are written there, a sentence a line."""
-    pairs = corpus.pairs(split)
-    measured = figures(score(model, pairs, config))
-    (texts, tokens), references = translated(model, corpus, split, search), pairs.references()
-    measured |= translation_scores(texts, references)
-    if corpus.target.moses:  # else tokens are not what fairseq counted
-        measured |= tokenised_bleu(tokens, pairs.reference_tokens())
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, lines in ((f"{split}.txt", texts), (f"{split}.reference.txt", references)):
-            write_text(folder / name, "".join(" ".join(line.split()) + "\n" for line in lines))
-    return measured
