@@ -60,9 +60,9 @@ def test_a_run_makes_the_updates_of_a_loop_written_here(place: Path, tmp_path: P
     torch.manual_seed(config.train.seed)
     data = GlueTuning().prepare(config, {}, False, lambda _: None).corpus
     model = load_pretrained(config.model, "classification", num_labels=2)
-    batches = ExampleBatches(encode(model, data.train, 32), batch_size=8, seed=config.train.seed)
-    assert data.train.labels is not None
-    labels = torch.from_numpy(data.train.labels)
+    batches = ExampleBatches(encode(model, data["train"], 32), batch_size=8, seed=config.train.seed)
+    assert data["train"].labels is not None
+    labels = torch.from_numpy(data["train"].labels)
     parameters = dict(model.model.named_parameters())
     assert {name.rpartition(".")[2] for name in mixing_names(model.model)} == {"from_query", "mixing"}
     first = {name: torch.zeros_like(p) for name, p in parameters.items()}
@@ -104,13 +104,13 @@ def test_penalties_reach_the_injected_attention(place: Path) -> None:
     config = build_finetune(settings(place, encoder="still", orthogonality=0.3, overlap=0.02))
     model = load_pretrained(config.model, "classification", num_labels=2)
     data = GlueTuning().prepare(config, {}, False, lambda _: None).corpus
-    assert data.train.labels is not None
+    assert data["train"].labels is not None
     for name, parameter in model.model.named_parameters():
         if name in mixing_names(model.model):
             torch.nn.init.normal_(parameter)
     batch, labels = (
-        ExampleBatches(encode(model, data.train, 32), batch_size=8, seed=1).batch(0, 0),
-        torch.from_numpy(data.train.labels),
+        ExampleBatches(encode(model, data["train"], 32), batch_size=8, seed=1).batch(0, 0),
+        torch.from_numpy(data["train"].labels),
     )
     objective = ExampleObjective(
         model.model, labels, lambda made, one: made(**one.inputs).logits, F.cross_entropy, config.train
@@ -171,7 +171,7 @@ def test_the_saved_model_gives_the_same_logits(place: Path, tmp_path: Path) -> N
     data = GlueTuning().prepare(config, {}, False, lambda _: None).corpus
     fresh = load_pretrained(config.model, "classification", num_labels=2)
     model = fr.load_injected(tmp_path / "run" / "model")
-    guesses = logits_of(model, encode(fresh, data.dev, 32), 7).argmax(-1).tolist()
+    guesses = logits_of(model, encode(fresh, data["dev"], 32), 7).argmax(-1).tolist()
     rows = [line.split("\t") for line in (tmp_path / "run" / "predictions-dev.tsv").read_text().splitlines()[1:]]
     assert guesses == [int(row[2]) for row in rows]
 

@@ -88,7 +88,7 @@ def prepared(raw: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
 
 def test_the_loss_is_the_mean_of_two_cross_entropies_whatever_the_padding(place: Path) -> None:
     config, data, pretrained, parts = prepared(settings(place, group_by_length=False))
-    train = windowed(data.train.questions, config.data, pretrained)
+    train = windowed(data["train"].questions, config.data, pretrained)
     batch = parts.batches.batch(0, 0)
     lengths = [len(train.windows[i].ids) for i in batch.indices]
     assert min(lengths) < max(lengths)
@@ -115,7 +115,7 @@ def test_the_loss_is_the_mean_of_two_cross_entropies_whatever_the_padding(place:
 
 def test_logits_are_in_order_and_without_padding(place: Path) -> None:
     config, data, pretrained, _ = prepared(settings(place))
-    dev = windowed(data.dev.questions, config.data, pretrained)
+    dev = windowed(data["dev"].questions, config.data, pretrained)
     whole = logits_of(pretrained.model, dev.encoded, 1000)
     for i, (start, end) in enumerate(whole):
         with torch.no_grad():
@@ -194,8 +194,8 @@ def test_a_subset_is_fixed_and_a_slice(place: Path) -> None:
     for seed in (1, 2):
         small = {**raw, "data": {**raw["data"], "max_train": 9, "max_eval": 5}, "train": {"seed": seed}}
         data = SquadTuning().prepare(build_finetune(small), {}, False, lambda _: None).corpus
-        chosen.append([question.id for question in data.train.questions])
-        assert (len(data.train.questions), len(data.dev.questions), data.train.is_slice) == (9, 5, True)
+        chosen.append([question.id for question in data["train"].questions])
+        assert (len(data["train"].questions), len(data["dev"].questions), data["train"].is_slice) == (9, 5, True)
     assert chosen[0] == chosen[1]
 
 

@@ -24,7 +24,7 @@ from fullrank.experiments.task import Parts, Prepared, Say, Task, penalized, tra
 from fullrank.training.checkpoint import load_weights
 from fullrank.training.device import device_of
 from fullrank.training.optimizer import Groups, parameter_groups
-from fullrank.training.values import EvaluationResult, FitResult, Loss, Objective, TrainingPosition
+from fullrank.training.values import Carry, EvaluationResult, FitResult, Loss, Objective, TrainingPosition
 
 # -- shared by GLUE and SQuAD ----------------------------------------------------------------------------------------
 
@@ -36,7 +36,7 @@ class _EvaluationOptions(NamedTuple):
 
 
 def tuning_parts(
-    config: FinetuneConfig,
+    data: Prepared[FinetuneConfig, Any],
     pretrained: Pretrained,
     folder: Path,
     *,
@@ -52,7 +52,7 @@ def tuning_parts(
     measure: final figures of every labelled split; it writes the files of predictions. metrics: the task's scores; by the
     first one a checkpoint is the best. entries: the task's own entries of result.json.
     """
-    model = pretrained.model
+    config, model = data.config, pretrained.model
     batches = ExampleBatches(
         train, batch_size=config.train.batch_size, seed=config.train.seed, group_by_length=config.train.group_by_length
     )
@@ -80,7 +80,9 @@ def tuning_parts(
             "metrics": list(metrics),
             "checkpoint": config.eval.checkpoint,
             "best": {"step": done.best_step, metrics[0]: done.best_metric},
+            "task": config.data.name,
             **entries,
+            "sha256": data.identity["text"],
             "ms_per_step": done.ms_per_step,
         }
 
@@ -102,23 +104,20 @@ def tuning_parts(
 Logits = Callable[[nn.Module, ExampleBatch], Tensor]
 
 
+@dataclass(frozen=True)
 class ExampleObjective:
     """The mean loss of labelled examples, plus the penalties of Mixhead Eq. 16 and Eq. 20.
 
     `targets`: one row for each example; `logits` (B, ...), `loss`: those of the task.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        targets: Tensor,
-        logits: Logits,
-        loss: Callable[[Tensor, Tensor], Tensor],
-        options: FinetuneTrainConfig,
-    ) -> None:
-        self.model, self.targets, self.logits, self.loss, self.options = model, targets, logits, loss, options
+    model: nn.Module
+    targets: Tensor
+    logits: Logits
+    loss: Callable[[Tensor, Tensor], Tensor]
+    options: FinetuneTrainConfig
 
-    def __call__(self, batch: ExampleBatch, carry: Mapping[str, Tensor], position: TrainingPosition) -> Loss:
+    def __call__(self, batch: ExampleBatch, carry: Carry, position: TrainingPosition) -> Loss:
         from fullrank.hf.interface import traced  # a configuration is checked without transformers
 
         trace, count = trace_for(self.options), len(batch.indices)
@@ -163,98 +162,73 @@ def groups_of(model: nn.Module, weight_decay: float, mixing_scale: float) -> Gro
 # -- GLUE ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class GlueData:
-    """The splits of a task; of MNLI the development split is that of matched genres, `others` has the mismatched ones.
-
-    tests: the splits that the test server judges, where a submission is asked for.
-    """
-
-    task: GlueTask
-    train: Examples
-    dev: Examples
-    others: Mapping[str, Examples]
-    tests: Mapping[str, Examples]
-
-    @property
-    def sha256(self) -> dict[str, str]:
-        return {name: examples.sha256 for name, examples in (self.labelled() | {"train": self.train}).items()}
-
-    def labelled(self) -> dict[str, Examples]:
-        """The splits that are measured."""
-        return {"dev": self.dev, **self.others}
-
-
-class GlueTuning(Task[FinetuneConfig, GlueData]):
-    """Fine-tuning on a task of GLUE: sentences, or pairs of them, with a label or a number."""
+class GlueTuning(Task[FinetuneConfig, dict[str, Examples]]):
+    """Fine-tuning on a task of GLUE: sentences, or pairs of them, with a label or a number. Its data are splits by name."""
 
     def prepare(
         self, config: FinetuneConfig, identity: Mapping[str, Any], allow_slice: bool, say: Say
-    ) -> Prepared[FinetuneConfig, GlueData]:
-        data = config.data
-        task = GLUE[data.task]
+    ) -> Prepared[FinetuneConfig, dict[str, Examples]]:
+        data, task = config.data, GLUE[config.data.task]
 
         def load(split: str, most: int | None) -> Examples:
             examples = load_glue(task, split, data.dir, data.cache, say)
             chosen = subset(len(examples), most, data.subset_seed)
             return examples if len(chosen) == len(examples) else examples.take(chosen)
 
-        train, dev = load("train", data.max_train), load(task.dev_splits[0], data.max_eval)
-        others: dict[str, Examples] = {}
-        for split in task.dev_splits[1:]:
-            if data.dir is not None and locate(task, split, Path(data.dir)) is None:
+        splits = {"train": load("train", data.max_train)}
+        for split in task.dev_splits:
+            if split != "dev" and data.dir is not None and locate(task, split, Path(data.dir)) is None:
                 say(f"{config.data.name}: measured without {split}, for {data.dir} has no file of it")
             else:
-                others[split] = load(split, data.max_eval)
+                splits[split] = load(split, data.max_eval)
+        identity = {"text": {name: splits[name].sha256 for name in [*list(splits)[1:], "train"]}}
         # read before training, so that a file that is missing or not whole is not found after it
-        tests = {split: load(split, None) for split in task.test_splits} if config.eval.test else {}
-        for split, examples in tests.items():
-            submission_rows(task, split, examples)
-        read = GlueData(task, train, dev, others, tests)
-        return Prepared(config, read, config.data.name, {"text": read.sha256})
+        for split in task.test_splits if config.eval.test else ():
+            splits[split] = load(split, None)
+            submission_rows(task, split, splits[split])
+        return Prepared(config, splits, config.data.name, identity)
 
-    def parts(self, data: Prepared[FinetuneConfig, GlueData], folder: Path, device: torch.device) -> Parts:
-        config, corpus = data.config, data.corpus
-        task, size, longest = corpus.task, config.eval.batch_size, config.data.max_length
+    def parts(self, data: Prepared[FinetuneConfig, dict[str, Examples]], folder: Path, device: torch.device) -> Parts:
+        config, corpus, task = data.config, data.corpus, GLUE[data.config.data.task]
+        size, longest = config.eval.batch_size, config.data.max_length
         labels = 1 if task.labels is None else len(task.labels)
         pretrained = load_pretrained(config.model, "classification", num_labels=labels).to(device)
-        train = encode(pretrained, corpus.train, longest)
-        splits = {name: (encode(pretrained, split, longest), split) for name, split in corpus.labelled().items()}
+        encoded = {name: encode(pretrained, split, longest) for name, split in corpus.items()}
+        labelled = [name for name in corpus if name not in task.test_splits]
 
         def evaluate(model: nn.Module) -> EvaluationResult:
-            encoded, examples = splits["dev"]
-            return score(task, logits_of(model, encoded, size), examples)
+            return score(task, logits_of(model, encoded["dev"], size), corpus["dev"])
 
         def measure(model: nn.Module) -> dict[str, Any]:
             figures: dict[str, Any] = {}
-            for name, (encoded, examples) in splits.items():
-                logits = logits_of(model, encoded, size)
+            for name, examples in corpus.items():
+                if name == "train":
+                    continue
+                logits = logits_of(model, encoded[name], size)
+                if name in task.test_splits:
+                    write_submission(task, name, predicted(logits), folder / "submission", examples)
+                    continue
                 result = score(task, logits, examples)
                 figures[name] = {**result.scores, "loss": result.nll / result.tokens, "examples": result.tokens}
                 _write_predictions(folder / f"predictions-{name}.tsv", predicted(logits), examples)
-            for name, examples in corpus.tests.items():
-                logits = logits_of(model, encode(pretrained, examples, longest), size)
-                write_submission(task, name, predicted(logits), folder / "submission", examples)
             return figures
 
         return tuning_parts(
-            config,
+            data,
             pretrained,
             folder,
-            train=train,
+            train=encoded["train"],
             objective=ExampleObjective(
-                pretrained.model, _targets(corpus.train, task.labels is None), _logits, _loss, config.train
+                pretrained.model, _targets(corpus["train"], task.labels is None), _logits, _loss, config.train
             ),
             evaluate=evaluate,
             measure=measure,
             metrics=task.metrics,
             entries={
-                "task": config.data.name,
                 "title": task.title,
-                "slice": {"train": corpus.train.is_slice} | {name: part.is_slice for name, (_, part) in splits.items()},
-                "examples": {"train": len(corpus.train)} | {name: len(part) for name, (_, part) in splits.items()},
+                "slice": {name: corpus[name].is_slice for name in labelled},
+                "examples": {name: len(corpus[name]) for name in labelled},
                 "protocol": f"development split, fp32, at most {longest} tokens",
-                "sha256": corpus.sha256,
             },
         )
 

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from fullrank.config.finetune import FinetuneConfig, TaskDataConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.data.batches import Encoded, ExampleBatch, subset
+from fullrank.data.corpora import SQUAD
 from fullrank.data.squad import NO_ANSWER, Question, SquadSplit, Window, read_squad, squad_windows
 from fullrank.evaluation.tasks import squad_scores, squad_v2_scores
 from fullrank.experiments.finetuning import ExampleObjective, inputs_of, logits_by_example, tuning_parts
@@ -25,21 +26,8 @@ from fullrank.experiments.task import Parts, Prepared, Say, Task
 from fullrank.files import write_json
 from fullrank.training.values import EvaluationResult
 
-VERSIONS = {"squad": "1.1", "squad-v2": "2.0"}
 METRICS = {"1.1": ("f1", "exact_match"), "2.0": ("f1", "exact")}  # each script has a name of its own for it
 _MASKED = -1e30  # padding cannot be an answer
-
-
-@dataclass(frozen=True)
-class SquadData:
-    """The two public splits."""
-
-    train: SquadSplit
-    dev: SquadSplit
-
-    @property
-    def sha256(self) -> dict[str, str]:
-        return {"train": self.train.sha256, "dev": self.dev.sha256}
 
 
 @dataclass(frozen=True)
@@ -56,8 +44,8 @@ class WindowedSplit:
         return torch.tensor([(window.start, window.end) for window in self.windows], dtype=torch.int64).reshape(-1, 2)
 
 
-class SquadTuning(Task[FinetuneConfig, SquadData]):
-    """Fine-tuning on SQuAD."""
+class SquadTuning(Task[FinetuneConfig, dict[str, SquadSplit]]):
+    """Fine-tuning on SQuAD. Its data are the two public splits."""
 
     def check(self, config: FinetuneConfig) -> None:
         if config.eval.test:
@@ -68,22 +56,23 @@ class SquadTuning(Task[FinetuneConfig, SquadData]):
 
     def prepare(
         self, config: FinetuneConfig, identity: Mapping[str, Any], allow_slice: bool, say: Say
-    ) -> Prepared[FinetuneConfig, SquadData]:
+    ) -> Prepared[FinetuneConfig, dict[str, SquadSplit]]:
         data = config.data
 
         def load(split: str, most: int | None) -> SquadSplit:
-            whole = read_squad(data.dir, split, VERSIONS[data.name], cache=data.cache, report=say)
+            whole = read_squad(data.dir, split, SQUAD[data.name], cache=data.cache, report=say)
             chosen = subset(len(whole.questions), most, data.subset_seed)
             return dataclasses.replace(whole, questions=[whole.questions[i] for i in chosen])
 
-        splits = SquadData(load("train", data.max_train), load("dev", data.max_eval))
-        return Prepared(config, splits, config.data.name, {"text": splits.sha256})
+        splits = {"train": load("train", data.max_train), "dev": load("dev", data.max_eval)}
+        checksums = {name: split.sha256 for name, split in splits.items()}
+        return Prepared(config, splits, config.data.name, {"text": checksums})
 
-    def parts(self, data: Prepared[FinetuneConfig, SquadData], folder: Path, device: torch.device) -> Parts:
-        config, corpus = data.config, data.corpus
+    def parts(self, data: Prepared[FinetuneConfig, dict[str, SquadSplit]], folder: Path, device: torch.device) -> Parts:
+        config, corpus, version = data.config, data.corpus, SQUAD[data.config.data.name]
         pretrained = load_pretrained(config.model, "answers").to(device)
-        train, dev = (windowed(split.questions, config.data, pretrained) for split in (corpus.train, corpus.dev))
-        options, null, metrics = config.eval, corpus.dev.version == "2.0", METRICS[corpus.dev.version]
+        train, dev = (windowed(corpus[name].questions, config.data, pretrained) for name in ("train", "dev"))
+        options, null, metrics = config.eval, version == "2.0", METRICS[version]
 
         def answered(model: nn.Module) -> tuple[list[Answer], dict[str, float]]:
             logits = logits_of(model, dev.encoded, options.batch_size)
@@ -109,7 +98,7 @@ class SquadTuning(Task[FinetuneConfig, SquadData]):
             return {"dev": {**figures, "examples": len(dev.questions), "windows": len(dev.windows)}}
 
         return tuning_parts(
-            config,
+            data,
             pretrained,
             folder,
             train=train.encoded,
@@ -118,14 +107,12 @@ class SquadTuning(Task[FinetuneConfig, SquadData]):
             measure=measure,
             metrics=metrics,
             entries={
-                "task": config.data.name,
-                "title": f"SQuAD v{corpus.dev.version}",
-                "slice": {"train": corpus.train.is_slice, "dev": corpus.dev.is_slice},
+                "title": f"SQuAD v{version}",
+                "slice": {name: split.is_slice for name, split in corpus.items()},
                 "examples": {"train": len(train.questions), "dev": len(dev.questions)},
                 "windows": {"train": len(train.windows), "dev": len(dev.windows)},
                 "protocol": f"development split, fp32, windows of at most {config.data.max_length} tokens every "
                 f"{config.data.doc_stride}, answers of at most {options.max_answer_length} tokens",
-                "sha256": corpus.sha256,
             },
         )
 
