@@ -14,17 +14,10 @@ from torch import Tensor
 from fullrank.checking import Report, check
 from fullrank.config.load import flatten
 from fullrank.config.recipe import resolve
-from fullrank.core.config import (
-    AdaptiveInputConfig,
-    AttentionConfig,
-    ClusteredConfig,
-    DecoderConfig,
-    EncoderConfig,
-    MixtureConfig,
-    ModelConfig,
-)
+from fullrank.core.config import AdaptiveInputConfig, ClusteredConfig, EncoderConfig, ModelConfig
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
+from fullrank.core.section import Section
 from fullrank.core.translator import Translator
 from fullrank.experiments.analyze import open_with_text
 from fullrank.experiments.models import Kind, model_kind
@@ -127,9 +120,9 @@ def _segments(read: Iterable[int], length: int) -> Tensor:
 
 VOCABULARY = 32
 _SMALL = 100_000  # parameters of a model that is taken as it is
-_LAYERS, _HEADS, _HEAD_DIM, _INTERMEDIATE, _POSITIONS, _MEMORY = 2, 4, 4, 32, 40, 8
-_ATTENTION = {"rank": 6, "cores": 3, "decays": 3}  # sizes of attention that are no heads, where it has them
-_MIXTURES = 3
+_HEADS, _HEAD_DIM, _INTERMEDIATE, _POSITIONS = 4, 4, 32, 40
+# sizes that are made smaller wherever they stand, in the model and in the sections inside it
+_MOST = {"num_hidden_layers": 2, "memory_length": 8, "rank": 6, "cores": 3, "decays": 3, "mixtures": 3}
 _PAIRED = 23  # positions where there are parameters for each pair of them
 _OTHER = 3  # how many words more the source knows: languages that are mixed up show
 
@@ -164,50 +157,37 @@ def shrunk(config: ModelConfig, *, translates: bool = False) -> tuple[ModelConfi
         width += heads * head_dim
     vocab_size = max(vocab_size, 2 * (max(clusters) + 1))
     positions = _PAIRED if any(stage.tied_to_length for stage in stages) else _POSITIONS
-    output: dict[str, Any] = {"cutoffs": _cutoffs(clusters[1], vocab_size)}
-    if isinstance(config.output, MixtureConfig):
-        output["mixtures"] = min(config.output.mixtures or 1, _MIXTURES)
+    capped = _capped(config)
+    if translates:
+        encoder = capped.get("encoder") or EncoderConfig()
+        words = None if encoder.share_embedding else vocab_size + _OTHER
+        capped["encoder"] = replace(encoder, vocab_size=words)
     small = replace(
         config,
-        vocab_size=vocab_size,
-        hidden_size=width,
-        num_hidden_layers=min(config.num_hidden_layers, _LAYERS),
-        num_attention_heads=heads,
-        head_dim=width // heads if config.hidden_size == config.num_attention_heads * assumed else head_dim,
-        intermediate_size=min(config.intermediate_size or _INTERMEDIATE, _INTERMEDIATE),
-        max_position_embeddings=min(config.max_position_embeddings, positions),
-        memory_length=min(config.memory_length, _MEMORY),
-        attention=_attention(config.attention),
-        input=config.input.with_known(cutoffs=_cutoffs(clusters[0], vocab_size)),
-        output=config.output.with_known(**output),
-        encoder=_encoder(config, vocab_size) if translates else config.encoder,
-        decoder=_decoder(config.decoder),
+        **capped
+        | {
+            "vocab_size": vocab_size,
+            "hidden_size": width,
+            "num_attention_heads": heads,
+            "head_dim": width // heads if config.hidden_size == config.num_attention_heads * assumed else head_dim,
+            "intermediate_size": min(config.intermediate_size or _INTERMEDIATE, _INTERMEDIATE),
+            "max_position_embeddings": min(config.max_position_embeddings, positions),
+            "input": config.input.with_known(cutoffs=_cutoffs(clusters[0], vocab_size)),
+            "output": capped["output"].with_known(cutoffs=_cutoffs(clusters[1], vocab_size)),
+        },
     )
     return small, _changes(config, small)
 
 
-def _attention(stages: AttentionConfig) -> AttentionConfig:
-    sizes = {key: getattr(stages, key) for key in _ATTENTION}
-    changes: dict[str, Any] = {key: min(n, _ATTENTION[key]) for key, n in sizes.items() if isinstance(n, int)}
-    return stages.with_known(**changes)
-
-
-def _encoder(config: ModelConfig, vocab_size: int) -> EncoderConfig:
-    own = config.encoder or EncoderConfig()
-    words = None if own.share_embedding else vocab_size + _OTHER
-    attention = None if own.attention is None else _attention(own.attention)
-    return replace(own, num_hidden_layers=_layers(own.num_hidden_layers), vocab_size=words, attention=attention)
-
-
-def _decoder(own: DecoderConfig | None) -> DecoderConfig | None:
-    if own is None:
-        return None
-    attention, cross = (None if stages is None else _attention(stages) for stages in (own.attention, own.cross))
-    return replace(own, num_hidden_layers=_layers(own.num_hidden_layers), attention=attention, cross=cross)
-
-
-def _layers(count: int | None) -> int | None:
-    return None if count is None else min(count, _LAYERS)
+def _capped(section: Section) -> dict[str, Any]:
+    """The sizes of a section that `_MOST` limits, and its sections with theirs."""
+    capped: dict[str, Any] = {}
+    for name, value in vars(section).items():
+        if isinstance(value, Section):
+            capped[name] = replace(value, **_capped(value))
+        elif name in _MOST and value is not None:
+            capped[name] = min(value, _MOST[name])
+    return capped
 
 
 def _changes(config: ModelConfig, small: ModelConfig) -> tuple[str, ...]:
