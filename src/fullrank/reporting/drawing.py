@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,15 @@ class Curve:
     x: np.ndarray
     y: np.ndarray
 
+    @property
+    def points(self) -> list[tuple[float, float]]:
+        return list(zip(self.x.tolist(), self.y.tolist(), strict=True))
+
+    def thinned(self, most: int) -> Curve:
+        """At most so many points, evenly chosen."""
+        kept = np.unique(np.linspace(0, len(self.x) - 1, most).round().astype(int))
+        return Curve(self.x[kept], self.y[kept])
+
 
 @dataclass(frozen=True)
 class Series:
@@ -43,10 +53,7 @@ class Series:
     @property
     def mean(self) -> Curve | None:
         """Mean over the seeds where all of them have a point; None if they share fewer than two."""
-        first, *others = self.curves
-        shared = first.x
-        for curve in others:
-            shared = np.intersect1d(shared, curve.x)
+        shared = functools.reduce(np.intersect1d, (curve.x for curve in self.curves))
         if len(shared) < 2:
             return None
         return Curve(shared, np.mean([curve.y[np.isin(curve.x, shared)] for curve in self.curves], axis=0))
@@ -81,13 +88,13 @@ def training_loss(record: RunRecord) -> Curve | None:
     """Training loss in nats per token over training tokens, smoothed."""
     tokens = _tokens_by_step(record)
     lines = (line for line in record.metrics if line.get("split") == "train")
-    return _thinned(_smoothed(_curve((tokens(line), number(line.get("nll"))) for line in lines)))
+    return _drawn(((tokens(line), number(line.get("nll"))) for line in lines), smooth=True)
 
 
 def learning_rate(record: RunRecord) -> Curve | None:
     """Learning rate over training tokens."""
     tokens = _tokens_by_step(record)
-    return _thinned(_curve((tokens(line), number(line.get("lr"))) for line in record.metrics if "lr" in line))
+    return _drawn((tokens(line), number(line.get("lr"))) for line in record.metrics if "lr" in line)
 
 
 def speed(record: RunRecord) -> Curve | None:
@@ -99,7 +106,7 @@ def speed(record: RunRecord) -> Curve | None:
             before += last if seconds < last else 0.0
             last = seconds
             points.append(((before + seconds) / 60, number(line.get("tokens_per_second"))))
-    return _thinned(_smoothed(_curve(points)))
+    return _drawn(points, smooth=True)
 
 
 def window(lines: int) -> int:
@@ -139,27 +146,20 @@ def _tokens_by_step(record: RunRecord) -> Reader:
     return tokens_at
 
 
-def _smoothed(curve: Curve | None) -> Curve | None:
-    if curve is None or (width := window(len(curve.y))) == 1:
+def _drawn(points: Iterable[tuple[float | None, float | None]], *, smooth: bool = False) -> Curve | None:
+    """A curve of many lines, with no more points than can be told apart."""
+    curve = _curve(points)
+    return curve and (_smoothed(curve) if smooth else curve).thinned(POINTS)
+
+
+def _smoothed(curve: Curve) -> Curve:
+    if (width := window(len(curve.y))) == 1:
         return curve
     total = np.concatenate([[0.0], np.cumsum(curve.y)])
     index = np.arange(len(curve.y))
     before = np.minimum(index, width // 2)  # narrower at the start, where a curve is steep, so still centred there
     after = np.minimum(before, len(curve.y) - 1 - index)  # one-sided at the end, where it is flat
     return Curve(curve.x, (total[index + after + 1] - total[index - before]) / (before + after + 1))
-
-
-def _thinned(curve: Curve | None) -> Curve | None:
-    if curve is None or len(curve.x) <= POINTS:
-        return curve
-    kept = np.unique(np.linspace(0, len(curve.x) - 1, POINTS).round().astype(int))
-    return Curve(curve.x[kept], curve.y[kept])
-
-
-def _spread(curve: Curve) -> list[tuple[float, float]]:
-    """Points of a curve that are far enough apart to be pointed at."""
-    kept = np.unique(np.linspace(0, len(curve.x) - 1, POINTED).round().astype(int))
-    return list(zip(curve.x[kept].tolist(), curve.y[kept].tolist(), strict=True))
 
 
 def merged(series: Sequence[Series]) -> list[Series]:
@@ -280,7 +280,7 @@ def draw_curves(
 
     def stroke(one: Series, curve: Curve, width: float, opacity: float = 1.0) -> Stroke:
         dashes = "5 3" if not one.finished else "12 3" if one.slot >= COLOURS else ""
-        points = [(x_at(x), y_at(y)) for x, y in zip(curve.x.tolist(), curve.y.tolist(), strict=True)]
+        points = [(x_at(x), y_at(y)) for x, y in curve.points]
         return Stroke(one.slot, points, width, opacity, dashes)
 
     drawing.x_ticks = [Tick(x_at(x), short_count(x)) for x in ticks(x_low, x_high, 6)]
@@ -292,7 +292,7 @@ def draw_curves(
         drawing.strokes += [stroke(one, curve, 1.1 if several else 2.0, faint) for curve in one.curves]
         if several and mean is not None:
             drawing.strokes.append(stroke(one, mean, 2.2))
-        for x, y in _spread(mean or one.curves[0]):
+        for x, y in (mean or one.curves[0]).thinned(POINTED).points:
             text = f"{one.name}: {y_label} {y:,.5g} at {short_count(x)} {x_label}"
             drawing.points.append(Label(one.slot, x_at(x), y_at(y), text))
     if len(series) <= COLOURS:

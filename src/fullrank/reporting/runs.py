@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -216,11 +216,11 @@ def read_run(folder: Path) -> RunRecord:
         hint = f"; it holds runs: {', '.join(str(path) for path in inside[:4])}" if inside else ""
         raise InputError(f"{folder}: not a run folder, it has none of {', '.join(RUN_FILES)}{hint}")
     problems: list[str] = []
-    config = _read_config(folder / "config.yaml", problems)
+    config = _read(folder / "config.yaml", read_yaml, problems) or {}
     metrics, timing = (_read_lines(folder / name, problems) for name in ("metrics.jsonl", "timing.jsonl"))
-    result = _read_object(folder / "result.json", problems, "no result.json: the run has not finished")
+    result = _read(folder / "result.json", _object, problems, "no result.json: the run has not finished")
     # written when a run began: whatever is wrong with them, the rest of the folder says more
-    identity, vocabulary = (_read_object(folder / name, []) or {} for name in ("run.json", "vocabulary.json"))
+    identity, vocabulary = (_read(folder / name, _object, []) or {} for name in ("run.json", "vocabulary.json"))
     problems += _broken_seals(folder)
     name = str(mapping(result).get("name") or identity.get("name") or folder.name or folder.resolve().name)
     record = RunRecord(folder, visible(name), config, metrics, timing, result, tuple(problems), identity, vocabulary)
@@ -267,19 +267,11 @@ def scores_of(record: RunRecord) -> dict[tuple[str, str], float]:
     return scores
 
 
-def _read_config(path: Path, problems: list[str]) -> Mapping[str, Any]:
-    try:
-        return {} if _read_bytes(path, problems) is None else read_yaml(path)
-    except InputError as error:
-        problems.append(str(error).replace(str(path), path.name))
-        return {}
-
-
 def _read_lines(path: Path, problems: list[str]) -> list[Mapping[str, Any]]:
     """The JSON objects of a file with one per line; unreadable lines are counted, not fatal."""
     lines: list[Mapping[str, Any]] = []
     damaged = []
-    text = (_read_bytes(path, problems) or b"").decode("utf-8", errors="replace")
+    text = (_read(path, Path.read_bytes, problems) or b"").decode("utf-8", errors="replace")
     for index, line in enumerate(text.splitlines(), start=1):
         try:
             value = json.loads(line)
@@ -295,29 +287,28 @@ def _read_lines(path: Path, problems: list[str]) -> list[Mapping[str, Any]]:
     return lines
 
 
-def _read_object(path: Path, problems: list[str], missing: str = "") -> Mapping[str, Any] | None:
-    if (content := _read_bytes(path, problems, missing)) is None:
-        return None
+def _object(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(content)
+        value = json.loads(path.read_bytes())
     except (ValueError, RecursionError):
-        problems.append(f"{path.name} is damaged: not valid JSON")
-        return None
+        raise InputError(f"{path.name} is damaged: not valid JSON") from None
     if not isinstance(value, dict):
-        problems.append(f"{path.name} is damaged: not a JSON object")
-        return None
+        raise InputError(f"{path.name} is damaged: not a JSON object")
     return value
 
 
-def _read_bytes(path: Path, problems: list[str], missing: str = "") -> bytes | None:
+def _read(path: Path, parse: Callable[[Path], Any], problems: list[str], missing: str = "") -> Any:
+    """Content of a file; None, with a sentence in `problems`, if it is missing or damaged."""
     if not path.is_file():
         problems.append(missing or f"{path.name} is missing")
         return None
     try:
-        return path.read_bytes()
+        return parse(path)
     except OSError as error:
         problems.append(f"{path.name} cannot be read ({error.strerror})")
-        return None
+    except InputError as error:
+        problems.append(str(error).replace(str(path), path.name))
+    return None
 
 
 # -- rows -------------------------------------------------------------------------------------------------------------
@@ -359,15 +350,11 @@ def differences_of_text(first: Mapping[str, Any], second: Mapping[str, Any]) -> 
 
 def texts_of_rows(rows: Sequence[Sequence[RunRecord]]) -> list[int]:
     """For each row the number of the text it was measured on; figures compare where the numbers are equal."""
-    texts: list[dict[str, Any]] = []
-    numbers = []
-    for row in rows:
-        text = measured_on(row[0])
-        same = (index for index, other in enumerate(texts) if not differences_of_text(other, text))
-        numbers.append(next(same, len(texts)))
-        if numbers[-1] == len(texts):
-            texts.append(text)
-    return numbers
+    texts, distinct = [measured_on(row[0]) for row in rows], list[dict[str, Any]]()
+    for text in texts:
+        if all(differences_of_text(other, text) for other in distinct):
+            distinct.append(text)
+    return [[bool(differences_of_text(other, text)) for other in distinct].index(False) for text in texts]
 
 
 def group_by_seed(records: Sequence[RunRecord]) -> list[tuple[RunRecord, ...]]:
