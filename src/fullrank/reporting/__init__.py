@@ -6,11 +6,14 @@ kinds alike on the page and the terminal. `report(folders)` is the way in.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fullrank.core.errors import InputError
+from fullrank.core.errors import InputError, RunError
+from fullrank.evaluation.statistics import Interval
+from fullrank.files import write_text
 from fullrank.reporting import compare, finetuning
 from fullrank.reporting.compare import Comparison, compare_runs
 from fullrank.reporting.finetuning import Tuning
@@ -30,9 +33,7 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """Plain objects for one JSON document, numbers in full precision."""
-        if isinstance(self.content, Tuning):
-            return finetuning.as_json(self.content)
-        return compare.as_json(self.content)
+        return _plain(self.content.as_json())
 
     def print(self, console: Console | None = None) -> None:
         """Print the tables and what has to be said about them."""
@@ -51,9 +52,34 @@ class Report:
 
         An older report is replaced; any other file of that name is an InputError. RunError if it cannot be written.
         """
-        from fullrank.reporting import page
+        from fullrank.reporting.page import BEGINNING
 
-        return page.write(Path(out), self.page(title))
+        out = Path(out) / "report.html" if Path(out).is_dir() else Path(out)
+        if out.exists():
+            try:
+                with out.open("rb") as file:
+                    beginning = file.read(len(BEGINNING)).decode("utf-8", errors="replace")
+            except OSError as error:
+                raise RunError(
+                    f"{out}: cannot be read ({error.strerror}); choose another place for the report"
+                ) from error
+            if beginning not in ("", BEGINNING):
+                raise InputError(
+                    f"{out}: exists and is not a report of fullrank, so it is left alone; give another --out"
+                )
+        write_text(out, self.page(title))
+        return out
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses and intervals as dictionaries, tuples as lists."""
+    if dataclasses.is_dataclass(value):
+        value = vars(value)
+    if isinstance(value, Interval):
+        value = value._asdict()
+    if isinstance(value, Mapping):
+        return {key: _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def report(folders: Sequence[Path]) -> Report:

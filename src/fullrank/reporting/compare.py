@@ -228,6 +228,21 @@ class Comparison:
         tested += [differences(self.rows, split) for split in others]
         return tuple(one for one in tested if one is not None)
 
+    def as_json(self) -> dict[str, Any]:
+        """The comparison by its keys in a JSON document; numbers in full precision.
+
+        `measure` of a row is the key under which the compared figures stand (beside `perplexity`), and `difference_in` says
+        if `difference` is a share or points. `significance` has an entry for each split of which translations were
+        resampled. `other_splits` of a row has its scores on further test sets.
+        """
+        return {
+            "comparable": self.comparable,
+            "rows": [_row_as_json(row) for row in self.rows],
+            "unfinished": [_run_as_json(run) for run in self.unfinished],
+            "left_out": [{"folder": str(run.folder), "name": run.name, "task": run.task} for run in self.left_out],
+            "significance": self.differences,
+        }
+
 
 def compared_split(rows: Sequence[Row]) -> str:
     """`test` if any row has it, else `valid`."""
@@ -284,48 +299,24 @@ def _with_neighbours(row: Row, rows: Sequence[Row], measure: Measure) -> Row:
 # -- JSON -------------------------------------------------------------------------------------------------------------
 
 
-def as_json(compared: Comparison) -> dict[str, Any]:
-    """The comparison as plain objects for one JSON document; numbers in full precision.
-
-    `measure` of a row is the key under which the compared figures stand (beside `perplexity`), and `difference_in` says if
-    `difference` is a share or points. `significance` has an entry for each split of which translations were resampled.
-    `other_splits` of a row has its scores on further test sets.
-    """
-    return {
-        "comparable": compared.comparable,
-        "rows": [_row_as_json(row, compared.measure) for row in compared.rows],
-        "unfinished": [_run_as_json(run) for run in compared.unfinished],
-        "left_out": [{"folder": str(run.folder), "name": run.name, "task": run.task} for run in compared.left_out],
-        "significance": [dataclasses.asdict(tested) for tested in compared.differences],
-    }
-
-
 def _run_as_json(run: RunRecord) -> dict[str, Any]:
-    return {"folder": str(run.folder), "name": run.name, "seed": run.seed, "problems": list(run.problems)}
+    return {"folder": str(run.folder), "name": run.name, "seed": run.seed, "problems": run.problems}
 
 
-def _stat(stat: Stat | None) -> dict[str, Any] | None:
-    return None if stat is None else dataclasses.asdict(stat)
-
-
-def _by_key(stats: Stats) -> dict[str, Any]:
-    return {key: _stat(stat) for key, stat in stats.items()}
-
-
-def _row_as_json(row: Row, measure: Measure) -> dict[str, Any]:
-    others = [one for one in figures.MEASURES if one is not PERPLEXITY and row.stats(one)]
+def _row_as_json(row: Row) -> dict[str, Any]:
+    measure, others = row.measure, [one for one in figures.MEASURES if one is not PERPLEXITY and row.stats(one)]
     values: dict[str, Any] = {}
     for one in others:
-        values[one.key] = _by_key(row.stats(one))
+        values[one.key] = row.stats(one)
         if one.in_bits:
             values[f"unigram_{one.key}"] = one.unigrams(row.runs[0])
-    values |= {f"{key}_signature": list(ways) for key, ways in signatures(row.runs).items()}
+    values |= {f"{key}_signature": ways for key, ways in signatures(row.runs).items()}
     other_splits: dict[str, Any] = {}
     for split in dict.fromkeys(split for run in row.runs for split in run.other_splits):
         scores = {
             one.key: figures.over_runs(one.final(run, split) for run in row.runs) for one in (PERPLEXITY, *SCORES)
         }
-        other_splits[split] = {key: _stat(stat) for key, stat in scores.items() if stat is not None}
+        other_splits[split] = {key: stat for key, stat in scores.items() if stat is not None}
     return {
         "name": row.name,
         "task": row.runs[0].task,
@@ -336,23 +327,21 @@ def _row_as_json(row: Row, measure: Measure) -> dict[str, Any]:
         "parameters": row.parameters,
         "extra_parameters": row.extra_parameters,
         "measure": measure.key,
-        "perplexity": _by_key(row.stats(PERPLEXITY)),
+        "perplexity": row.stats(PERPLEXITY),
         **values,
-        "last": {measure.key: _by_key(row.last)} if row.last else None,
+        "last": {measure.key: row.last} if row.last else None,
         "next_token": row.next_token,
         "remark": None if row.next_token else NOT_NEXT_TOKEN if row.marked else MASKED_TOKEN,
-        **{
-            key: {name: _by_key(stats) for name, stats in row.by_checkpoint(one).items()} or None
-            for key, one in ((figures.WITHOUT_SOS.key, figures.WITHOUT_SOS), ("last_position", figures.LAST_POSITION))
-        },
-        "difference": dict(row.difference),
+        figures.WITHOUT_SOS.key: row.by_checkpoint(figures.WITHOUT_SOS) or None,
+        "last_position": row.by_checkpoint(figures.LAST_POSITION) or None,
+        "difference": row.difference,
         "difference_in": "points" if measure.higher else "share",
-        "best": list(row.best),
+        "best": row.best,
         "other_splits": other_splits,
-        "paper": dict(row.paper) or None,
+        "paper": row.paper or None,
         "unigram_perplexity": PERPLEXITY.unigrams(row.runs[0]),
-        "ms_per_step": _by_key(row.ms_per_step),
-        **{key: _stat(row.over_runs(key)) for key in ("tokens_per_second", "wall_seconds", "peak_memory_mib")},
+        "ms_per_step": row.ms_per_step,
+        **{key: row.over_runs(key) for key in ("tokens_per_second", "wall_seconds", "peak_memory_mib")},
         "runs": [
             _run_as_json(run)
             | {one.key: {split: one.final(run, split) for split in SPLITS} for one in (PERPLEXITY, *others)}

@@ -246,26 +246,23 @@ class Measure:
         stats = {split: over_runs(self.final(run, split, checkpoint) for run in runs) for split in SPLITS}
         return {split: stat for split, stat in stats.items() if stat is not None}
 
-    def unigram(self, record: RunRecord, split: str) -> float | None:
-        """Figure of word frequencies alone on the same split, from their recorded perplexity p per token.
+    def unigrams(self, record: RunRecord) -> dict[str, float]:
+        """Figures of word frequencies alone, by split, from their recorded perplexity p per token.
 
             bits = log2(p) * b / log2(q)        q, b: the run's own perplexity and bits per byte (or character)
 
-        b / log2(q) is tokens per byte, because both count one text. None where the run has no b, and for scores.
+        b / log2(q) is tokens per byte, because both count one text. None of a split where the run has no b, and of scores.
         """
-        if self.higher:
-            return None
-        perplexity = number(mapping(record.corpus.get("unigram_perplexity")).get(split))
-        if not self.in_bits or perplexity is None:
-            return perplexity
-        own, bits = PERPLEXITY.final(record, split), self.final(record, split)
-        if bits is None or own is None or own <= 1 or perplexity <= 0:
-            return None
-        return math.log2(perplexity) * bits / math.log2(own)
-
-    def unigrams(self, record: RunRecord) -> dict[str, float]:
-        """Figures of word frequencies alone, by split."""
-        return {split: value for split in SPLITS if (value := self.unigram(record, split)) is not None}
+        recorded = mapping(record.corpus.get("unigram_perplexity"))
+        known = {split: value for split in SPLITS if (value := number(recorded.get(split))) is not None}
+        if not self.in_bits:
+            return {} if self.higher else known
+        figures = {}
+        for split, perplexity in known.items():
+            own, bits = PERPLEXITY.final(record, split), self.final(record, split)
+            if bits is not None and own is not None and own > 1 and perplexity > 0:
+                figures[split] = math.log2(perplexity) * bits / math.log2(own)
+        return figures
 
     def paper_figure(self, paper: Mapping[str, Any], split: str) -> Any:
         """The paper's figure as the recipe states it; None if it states none in this measure."""

@@ -177,6 +177,22 @@ class Tuning:
         """Every finished run."""
         return [run for arm in self.arms for run in arm.runs]
 
+    def as_json(self) -> dict[str, Any]:
+        """The arms by their keys in a JSON document: numbers in full precision, no paths of this machine.
+
+        Scores and their differences are in points, 100 times the fractions of results; what so few seeds cannot tell is
+        null.
+        """
+        return {
+            "kind": "finetuning",
+            "tasks": [
+                {"task": task.name, "title": task.title, "points_per_unit": 100.0,
+                 "arms": [_arm_as_json(arm) for arm in task.arms], "remarks": task.remarks}
+                for task in self.tasks
+            ],
+            "unfinished": [{"name": run.name, "seed": run.seed, "problems": run.problems} for run in self.unfinished],
+        }  # fmt: skip
+
 
 def compare(records: Sequence[RunRecord]) -> Tuning:
     """Runs of fine-tuning by task and arm."""
@@ -392,24 +408,6 @@ def _paper(arm: Arm, task: str, key: Key) -> Paper | None:
 # -- JSON -------------------------------------------------------------------------------------------------------------
 
 
-def as_json(tuning: Tuning) -> dict[str, Any]:
-    """The arms as plain objects for one JSON document: numbers in full precision, no paths of this machine.
-
-    Scores and their differences are in points, 100 times the fractions of results; what so few seeds cannot tell is null.
-    """
-    return {
-        "kind": "finetuning",
-        "tasks": [
-            {"task": task.name, "title": task.title, "points_per_unit": 100.0,
-             "arms": [_arm_as_json(arm) for arm in task.arms], "remarks": list(task.remarks)}
-            for task in tuning.tasks
-        ],
-        "unfinished": [
-            {"name": run.name, "seed": run.seed, "problems": list(run.problems)} for run in tuning.unfinished
-        ],
-    }  # fmt: skip
-
-
 def _arm_as_json(arm: Arm) -> dict[str, Any]:
     of_the_first = ("recipe", "row", "scale", "checkpoint", "protocol", "parameters", "examples", "slice", "sha256")
     by_split: dict[str, dict[str, Any]] = {}
@@ -423,7 +421,7 @@ def _arm_as_json(arm: Arm) -> dict[str, Any]:
         **{key: arm.result.get(key) for key in of_the_first},
         "encoder": encoder_of(arm.runs[0]),
         "attention": attention_of(arm.runs[0]),
-        "seeds": list(arm.seeds),
+        "seeds": arm.seeds,
         **{key: [run.get(key) for run in arm.runs] for key in ("steps", "epochs", "wall_seconds")},
         "figures": by_split,
         "loss": {split: {"mean": loss.mean, "deviation": loss.deviation} for split, loss in losses.items() if loss},
@@ -432,18 +430,9 @@ def _arm_as_json(arm: Arm) -> dict[str, Any]:
 
 
 def _figure_as_json(figure: Figure) -> dict[str, Any]:
-    against: dict[str, Any] | None = None
-    if figure.against is not None:
-        against = {
-            key: value._asdict() if isinstance(value, Interval) else value
-            for key, value in vars(figure.against).items()
-        }
+    against = None if figure.against is None else dict(vars(figure.against))
+    if against is not None:
         drawn = {"samples": over_seeds.SAMPLES, "seed": over_seeds.SEED, "pairs": against.pop("pairs")}
-        if against["deviation_bootstrap"] is not None:
-            against["deviation_bootstrap"] |= drawn
-    return {
-        "values": list(figure.values),
-        **dataclasses.asdict(figure.stat),
-        "paper": figure.paper and dataclasses.asdict(figure.paper),
-        "against": against,
-    }
+        if interval := against["deviation_bootstrap"]:
+            against["deviation_bootstrap"] = interval._asdict() | drawn
+    return {"values": figure.values, **vars(figure.stat), "paper": figure.paper, "against": against}

@@ -9,7 +9,6 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -17,8 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fullrank.config.load import flatten
 from fullrank.core.config import NOT_NEXT_TOKEN
-from fullrank.core.errors import InputError, RunError
-from fullrank.files import write_text
+from fullrank.core.errors import InputError
 from fullrank.reporting import drawing, figures, runs, summary, tables
 from fullrank.reporting.compare import MARK, Comparison, Row, best_row, signatures, translations
 from fullrank.reporting.drawing import COLOURS, NARROW, Curve, Drawing, Reader, Series, Strip, draw_curves, draw_strips
@@ -27,27 +25,9 @@ from fullrank.reporting.finetuning import UNKNOWN, Arm, Task, Tuning, metric_wor
 from fullrank.reporting.runs import SPLITS, RunGroup, RunRecord, integer, mapping, number
 from fullrank.reporting.tables import SPLIT_WORDS, Cell, Column, Table
 
-_BEGINNING = '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'  # of every report; a report is known by it
+BEGINNING = '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'  # of every report; a report is known by it
 _SENTENCES = 3  # shown with their translations
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
-
-
-def write(out: Path, page: str) -> Path:
-    """Write a page to `out`, or to `report.html` in the folder `out`, and return its path.
-
-    An older report is replaced; any other file of that name is an InputError. RunError if the page cannot be written.
-    """
-    out = out / "report.html" if out.is_dir() else out
-    if out.exists():
-        try:
-            with out.open("rb") as file:
-                beginning = file.read(len(_BEGINNING)).decode("utf-8", errors="replace")
-        except OSError as error:
-            raise RunError(f"{out}: cannot be read ({error.strerror}); choose another place for the report") from error
-        if beginning not in ("", _BEGINNING):
-            raise InputError(f"{out}: exists and is not a report of fullrank, so it is left alone; give another --out")
-    write_text(out, page)
-    return out
 
 
 def render(content: Comparison | Tuning, title: str | None = None) -> str:
@@ -361,8 +341,8 @@ def _config_differences(known: Sequence[tuple[str, Sequence[RunRecord]]]) -> Tab
         values = [list(dict.fromkeys(row)) for row in texts]
         if len({value for row in values for value in row}) > 1:
             cells = [Cell(_of_seeds(row), strong=row != values[0]) for row in values]
-            columns = [Column(name, left=True) for name in flat]
-            rows.append([(Column("Key", left=True), Cell(key)), *zip(columns, cells, strict=True)])
+            columns = [Column(name, words=True) for name in flat]
+            rows.append([("Key", Cell(key)), *zip(columns, cells, strict=True)])
     return tables.table("Keys in which the configurations differ", rows) if rows else None
 
 

@@ -321,18 +321,17 @@ def measured_on(record: RunRecord) -> dict[str, Any]:
     """
     if record.finetunes:
         return {f"{split} sha256": digest for split, digest in mapping(record.get("sha256")).items()}
-    corpus, pairs = record.corpus, record.task == TRANSLATION
-    values = {key: corpus.get(key) for key in ("name", "label", *(() if pairs else ("vocabulary", "fingerprint")))}
-    if pairs:
+    corpus = record.corpus
+    if record.task == TRANSLATION:
         signatures = (record.get("final", split, "bleu_signature") for split in SPLITS)
-        values["signature"] = next((without_version(str(one)) for one in signatures if one), None)
-    for split in SPLITS:  # another training text makes another model, not another measurement
-        if pairs:
-            values[f"{split} pairs"] = mapping(corpus.get("pairs")).get(split)
-            values[f"{split} references"] = record.references.get(split)
-        else:
-            values[split] = mapping(corpus.get("tokens")).get(split)
-            values[f"{split} sha256"] = mapping(corpus.get("sha256")).get(split)
+        values = {"signature": next((without_version(str(one)) for one in signatures if one), None)}
+        by_split = {" pairs": corpus.get("pairs"), " references": record.references}
+    else:
+        values = {key: corpus.get(key) for key in ("vocabulary", "fingerprint")}
+        by_split = {"": corpus.get("tokens"), " sha256": corpus.get("sha256")}
+    values |= {key: corpus.get(key) for key in ("name", "label")}
+    # another training text makes another model, not another measurement
+    values |= {split + ending: mapping(one).get(split) for ending, one in by_split.items() for split in SPLITS}
     return {key: value for key, value in values.items() if value is not None}
 
 

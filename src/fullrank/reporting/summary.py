@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -15,7 +15,7 @@ from fullrank.reporting import figures, runs, tables
 from fullrank.reporting.compare import MARK, Comparison, Row, best_row, compared_split, signatures
 from fullrank.reporting.figures import BLEU, LAST_POSITION, SCORES, TOKENISED_BLEU, Measure, interval, listed, points
 from fullrank.reporting.finetuning import SERVER, UNKNOWN, Arm, Task, Tuning, metric_words
-from fullrank.reporting.runs import MASKED_MODELING, TRANSLATION, RunRecord, integer, mapping
+from fullrank.reporting.runs import MASKED_MODELING, TRANSLATION, integer, mapping
 from fullrank.reporting.tables import LAST_POSITION_TITLE, SPLIT_WORDS, Table, change_words, interval_words, print_table
 
 _KINDS = {
@@ -452,43 +452,34 @@ def protocol_notes(task: Task) -> list[str]:
 
 def print_report(content: Comparison | Tuning, console: Console | None = None) -> None:
     """Print tables and sentences, one after another."""
-    console = console or Console()
+    console, summary, tuned = console or Console(), summarize(content), isinstance(content, Tuning)
     for part in _tuning_parts(content) if isinstance(content, Tuning) else _comparison_parts(content):
         if isinstance(part, Table):
             print_table(part, console)
         else:
-            console.print(part)
+            console.print(Text(part, "dim"))
+    unfinished = [f"not finished: {run.folder} ({'; '.join(run.problems)})" for run in content.unfinished]
+    for style, sentences in (
+        ("bold", (summary.headline, *(summary.paragraphs if tuned else ()))),
+        ("yellow", summary.warnings),
+        ("dim" if tuned else "", summary.cautions),
+        ("yellow", unfinished),
+    ):
+        for sentence in sentences:
+            console.print(Text(sentence, style))
 
 
-def _comparison_parts(compared: Comparison) -> Iterator[Table | Text]:
+def _comparison_parts(compared: Comparison) -> Iterator[Table | str]:
     if compared.rows:
         yield tables.comparison_table(compared)
     yield from tables.other_figures(compared)
-    yield from _lines(signature_notes(compared), "dim")
+    yield from signature_notes(compared)
     yield from tables.difference_tables(compared)
-    yield from _lines(difference_notes(compared), "dim")
-    summary = summarize(compared)
-    yield Text(summary.headline, "bold")
-    yield from _lines(summary.warnings, "yellow")
-    yield from _lines(summary.cautions)
-    yield from _unfinished(compared.unfinished)
+    yield from difference_notes(compared)
 
 
-def _tuning_parts(tuning: Tuning) -> Iterator[Table | Text]:
+def _tuning_parts(tuning: Tuning) -> Iterator[Table | str]:
     for task in tuning.tasks:
         yield from (tables.scores_table(task, key) for key in task.keys)
         yield tables.arms_table(task)
-        yield from _lines(protocol_notes(task), "dim")
-    summary = summarize(tuning)
-    yield from _lines((summary.headline, *summary.paragraphs), "bold")
-    yield from _lines(summary.warnings, "yellow")
-    yield from _lines(summary.cautions, "dim")
-    yield from _unfinished(tuning.unfinished)
-
-
-def _lines(sentences: Iterable[str], style: str = "") -> Iterator[Text]:
-    return (Text(sentence, style) for sentence in sentences)
-
-
-def _unfinished(runs: Iterable[RunRecord]) -> Iterator[Text]:
-    return _lines((f"not finished: {run.folder} ({'; '.join(run.problems)})" for run in runs), "yellow")
+        yield from protocol_notes(task)

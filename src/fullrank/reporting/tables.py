@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich import box
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -21,7 +21,7 @@ from fullrank.reporting.runs import SPLITS, RunGroup, RunRecord, integer, mappin
 
 SPLIT_WORDS = {"valid": "validation", "test": "test"}
 LAST_POSITION_TITLE = "Perplexity at the last position of every segment, the only one whose target is not read"
-_LEFT = ("model", "arm", "key", "split", "folder", "encoder", "attention")  # columns of words
+_WORDS = ("model", "arm", "Key", "split", "folder", "encoder", "attention")  # columns that are not numbers
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,18 @@ class Cell:
 @dataclass(frozen=True)
 class Column:
     """Heading of a column. `group` stands above neighbouring columns that share it; `terminal`: a shorter heading there;
-    `below`: a smaller line. `page_only`: not on the terminal."""
+    `below`: a smaller line. `words`: not a column of numbers. `page_only`: not on the terminal."""
 
     heading: str
     group: str = ""
     terminal: str = ""
     below: str = ""
-    left: bool = False
+    words: bool = False
     page_only: bool = False
+
+    @property
+    def left(self) -> bool:
+        return self.words or self.heading in _WORDS
 
 
 @dataclass(frozen=True)
@@ -62,23 +66,17 @@ class Table:
     lines_below: bool = False
 
 
-Cells = Iterable[
-    tuple[Column | str, Cell | str]
-]  # a row: each cell with its column, and all rows have the same columns
+# a row: each cell with its column, and all rows have the same columns
+Cells = Iterable[tuple[Column | str, Cell | str]]
 
 
 def table(caption: str, rows: Iterable[Cells], foot: Sequence[Mapping[Column, Cell]] = (), **options: Any) -> Table:
     """A table of at least one row, with the options of `Table`; `foot` has the cells that are not empty."""
-    pairs = [
-        [(_column(column), cell if isinstance(cell, Cell) else Cell(cell)) for column, cell in row] for row in rows
-    ]
-    columns = [column for column, _ in pairs[0]]
-    feet = [[cells.get(column, Cell("")) for column in columns] for cells in foot]
-    return Table(caption, columns, [[cell for _, cell in row] for row in pairs], feet, **options)
-
-
-def _column(column: Column | str) -> Column:
-    return column if isinstance(column, Column) else Column(column, left=column in _LEFT)
+    pairs = [list(row) for row in rows]
+    columns = [column if isinstance(column, Column) else Column(column) for column, _ in pairs[0]]
+    cells = [[cell if isinstance(cell, Cell) else Cell(cell) for _, cell in row] for row in pairs]
+    feet = [[filled.get(column, Cell("")) for column in columns] for filled in foot]
+    return Table(caption, columns, cells, feet, **options)
 
 
 def _name(group: RunGroup) -> Cell:
@@ -126,7 +124,7 @@ def comparison_table(compared: Comparison) -> Table:
 
     by_text = {row.text: row for row in reversed(rows) if row.unigram}
     foot = [
-        {_column("model"): Cell("unigram", ("same vocabulary" if comparable else row.label,), quiet=True)}
+        {Column("model"): Cell("unigram", ("same vocabulary" if comparable else row.label,), quiet=True)}
         | {_ours(compared, split): Cell(measure.show(row.unigram.get(split)), quiet=True) for split in SPLITS}
         for _, row in sorted(by_text.items())
     ]
@@ -202,20 +200,18 @@ def _by_checkpoint(caption: str, compared: Comparison, rows: Sequence[Row], meas
 
 def difference_tables(compared: Comparison) -> list[Table]:
     """Every row against its baseline on resampled test sets; bold where the interval over sentences leaves out 0."""
-    slots = {row.name: row.slot for row in compared.rows}
-    return [_difference_table(tested, slots) for tested in compared.differences]
+    return [_difference_table(tested, {row.name: row for row in compared.rows}) for tested in compared.differences]
 
 
-def _difference_table(tested: Differences, slots: Mapping[str, int]) -> Table:
+def _difference_table(tested: Differences, rows: Mapping[str, Row]) -> Table:
     several = len({row.baseline for row in tested.rows}) > 1
-
     decimals = max(figures.decimals_of(row.difference, row.low, row.high) for row in tested.rows)
 
     def score(mean: float, runs: int) -> str:
         return figures.score(mean, decimals) + (f" (n = {runs})" if runs > 1 else "")
 
     def cells(row: Difference) -> Cells:
-        yield "model", Cell(row.row, slot=slots[row.row])
+        yield "model", _name(rows[row.row])
         yield "BLEU", score(row.score, row.runs)
         if several:
             yield "against", f"{row.baseline} {score(row.baseline_score, row.baseline_runs)}"
@@ -352,15 +348,13 @@ def _against(figure: Figure) -> Cells:
     )
     if (against := figure.against) is None:
         return zip(columns, (Cell("baseline", quiet=True), Cell(""), Cell("")), strict=True)
-    intervals, changes, decimals = ["interval unknown"], [], against.decimals
+    intervals, changes, decimals = ["interval unknown"], list[str](), against.decimals
     if against.interval is not None:
         paired = f"{interval_words(against.paired, decimals)} paired" if against.pairs else "other seeds, not paired"
         intervals = [f"{interval_words(against.welch, decimals)} Welch", paired]
     if against.deviation_change_percent is not None:
-        changes = [
-            f"{change_words(against.deviation_f_interval)} by F",
-            f"{change_words(against.deviation_bootstrap)} bootstrap",
-        ]
+        by_f, bootstrap = map(change_words, (against.deviation_f_interval, against.deviation_bootstrap))
+        changes = [f"{by_f} by F", f"{bootstrap} bootstrap"]
     if figure.paper is not None and figure.paper.deviation_change_percent is not None:
         changes.append(f"{change_words(figure.paper.deviation_change_percent)} in the paper")
     p = against.brown_forsythe_p
@@ -405,7 +399,7 @@ def arms_table(task: Task) -> Table:
         yield "time", "" if seconds is None else figures.duration(seconds.mean)
 
     def broken(heading: str) -> Column:
-        return Column(heading, terminal=heading.replace(" ", "\n"), left=heading in _LEFT)
+        return Column(heading, terminal=heading.replace(" ", "\n"))
 
     rows = [[(broken(heading), cell) for heading, cell in cells(arm)] for arm in task.arms]
     return table("The arms", rows, show_caption=True, lines_below=True)
@@ -444,21 +438,11 @@ def print_table(table: Table, console: Console) -> None:
     while console.is_terminal and _width(console, rich) > console.width and len(shown) > 2:
         left_out.insert(0, shown.pop())
         rich = _rich(table, shown, narrow=True)
-    console.print(_Whole(rich), crop=False, soft_wrap=True)
+    rich.width = _width(console, rich)  # its own, even where the console is narrower: no figure is cut off
+    console.print(rich, soft_wrap=True)
     if left_out:
         names = figures.listed(" ".join((column.terminal or column.heading).split()) for column in left_out)
         console.print(Text(f"Left out in {console.width} columns: {names}; the page has them.", "dim"))
-
-
-@dataclass(frozen=True)
-class _Whole:
-    """A table at its own width even where the console is narrower: no figure is cut off."""
-
-    table: RichTable
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        width = _width(console, self.table)
-        yield from console.render(self.table, options.update(width=width, max_width=width))
 
 
 def _width(console: Console, table: RichTable) -> int:
