@@ -21,7 +21,7 @@ from fullrank.reporting import drawing, figures, runs, summary, tables
 from fullrank.reporting.compare import MARK, Comparison, Row, best_row, signatures, translations
 from fullrank.reporting.drawing import COLOURS, NARROW, Curve, Drawing, Reader, Series, Strip, draw_curves, draw_strips
 from fullrank.reporting.figures import BLEU, CHRF, LAST_POSITION, MISSING, Measure, count, listed
-from fullrank.reporting.finetuning import UNKNOWN, Arm, Task, Tuning, metric_words
+from fullrank.reporting.finetuning import UNKNOWN, Arm, Key, Task, Tuning, metric_words
 from fullrank.reporting.runs import SPLITS, RunGroup, RunRecord, integer, mapping, number
 from fullrank.reporting.tables import SPLIT_WORDS, Cell, Column, Table
 
@@ -45,6 +45,7 @@ def _environment() -> Environment:
         undefined=StrictUndefined, finalize=_clean,
     )  # fmt: skip
     environment.globals |= {"colours": COLOURS, "MARK": MARK, "NOT_NEXT_TOKEN": NOT_NEXT_TOKEN}
+    environment.globals |= {"tables": tables, "words": summary}
     environment.filters |= {"readable": figures.readable, "count": count, "shell": shlex.quote}
     return environment
 
@@ -87,14 +88,7 @@ def _of_comparison(compared: Comparison) -> dict[str, Any]:
         "subtitle": _subtitle(len(rows), "row", len(finished), len(unfinished)),
         "compared": compared,
         "tiles": _tiles(compared) if compared.comparable and rows else [],
-        "table": tables.comparison_table(compared) if rows else None,
-        "notes": summary.comparison_notes(compared),
-        "signatures": summary.signature_notes(compared),
-        "other_figures": tables.other_figures(compared),
-        "differences": tables.difference_tables(compared),
-        "difference_notes": summary.difference_notes(compared),
         "strips": _strips(compared) if compared.comparable and len(rows) > 1 else None,
-        "folded": tables.folded_tables(compared) if rows else [],
         "samples": _samples(rows),
         "sentences": _sentences(compared),
         "legend": shown,
@@ -103,7 +97,6 @@ def _of_comparison(compared: Comparison) -> dict[str, Any]:
         "marked": any(marked),
         "bars": _bars(rows, parts),
         "parts": parts,
-        "parameters": tables.parameters_table(rows, parts) if parts else None,
         "configurations": _configurations(groups),
         "cards": _comparison_cards(compared) if rows else [],
         "commands": [(group, _origin(group.runs), _commands(group.runs)) for group in groups],
@@ -285,7 +278,9 @@ def _of_tuning(tuning: Tuning) -> dict[str, Any]:
         "title": f"Fine-tuning: {_plural(finished + unfinished, 'run')}{on}",
         "subtitle": _subtitle(len(tuning.arms), "arm", finished, unfinished),
         "tiles": [],
-        "tasks": [_of_task(task) for task in tuning.tasks],
+        "tasks": tuning.tasks,
+        "score_strips": _score_strips,
+        "configurations_of": _configurations,
         "cards": _tuning_cards(tuning) if tuning.arms else [],
         "commands": [(arm, f"seeds {arm.seeds_words}", _arm_commands(arm)) for arm in tuning.arms],
         "troubles": [(run, "not finished", run.problems) for run in tuning.unfinished],
@@ -293,27 +288,13 @@ def _of_tuning(tuning: Tuning) -> dict[str, Any]:
     }
 
 
-def _of_task(task: Task) -> dict[str, Any]:
-    scores, strips = [], []
-    for key in task.keys:
-        arms = [(arm, arm.figures[key]) for arm in task.arms if key in arm.figures]
-        unknown = task.compares and not any(figure.stat.count > 1 for _, figure in arms)
-        scores.append((tables.scores_table(task, key), unknown))
-        words = f"{key[0]} {metric_words(key[1])} x 100 (higher is better)"
-        alt = f"{task.caption(key)}: {', '.join(f'{arm.name} {figure.words}' for arm, figure in arms)}."
-        rows = [Strip(arm.name, arm.slot, figure.values, figure.stat) for arm, figure in arms]
-        strips.append(draw_strips(f"{key[0]}: {metric_words(key[1])}", rows, words, alt))
-    return {
-        "id": f"task-{task.name.replace('/', '-')}",
-        "name": task.name,
-        "heading": task.title if task.title == task.name else f"{task.name}: {task.title}",
-        "protocol": summary.protocol_notes(task),
-        "scores": scores,
-        "strips": strips,
-        "arms": tables.arms_table(task),
-        "runs": tables.tuning_runs(task),
-        "configurations": _configurations(task.arms),
-    }
+def _score_strips(task: Task, key: Key) -> Drawing:
+    """Scores of every arm: a dot for each seed."""
+    arms = [(arm, arm.figures[key]) for arm in task.arms if key in arm.figures]
+    words = f"{key[0]} {metric_words(key[1])} x 100 (higher is better)"
+    alt = f"{task.caption(key)}: {', '.join(f'{arm.name} {figure.words}' for arm, figure in arms)}."
+    rows = [Strip(arm.name, arm.slot, figure.values, figure.stat) for arm, figure in arms]
+    return draw_strips(f"{key[0]}: {metric_words(key[1])}", rows, words, alt)
 
 
 # -- configurations, environment, commands ----------------------------------------------------------------------------

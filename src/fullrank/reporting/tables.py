@@ -326,7 +326,9 @@ def scores_table(task: Task, key: Key) -> Table:
         if task.compares:
             yield from _against(figure)
 
-    return table(task.caption(key), map(cells, arms), show_caption=True, lines_below=True)
+    unknown = task.compares and not any(arm.figures[key].stat.count > 1 for arm in arms)
+    note = "Unknown: at least two seeds in both arms are needed." if unknown else ""
+    return table(task.caption(key), map(cells, arms), note=note, show_caption=True, lines_below=True)
 
 
 def _papers(paper: Paper | None) -> Cell:
