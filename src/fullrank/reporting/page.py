@@ -6,9 +6,10 @@ import contextlib
 import dataclasses
 import functools
 import json
+import operator
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -338,79 +339,77 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False, default=str)
 
 
+Facts = list[tuple[str, Callable[[RunRecord], object]]]  # label and value of each
 Shared = list[tuple[str, str]]  # a value and the names of the rows that have it; no names where all agree
 Card = tuple[str, list[tuple[str, Shared]]]  # heading; label and values of each fact
-NamedRuns = Sequence[tuple[str, RunRecord]]  # every run with the name of its row
+
+
+def _recorded(*keys: str) -> Facts:
+    return [(key, operator.methodcaller("get", key)) for key in keys]
 
 
 def _comparison_cards(compared: Comparison) -> list[Card]:
     """Text, protocol and machine: one value where all runs agree, else one for each group of rows."""
-    runs, measure = [(row.name, run) for row in compared.rows for run in row.runs], compared.measure
-    unigrams = [
-        (row.name, " / ".join(measure.show(row.unigram.get(split)) for split in SPLITS) if row.unigram else "")
-        for row in compared.rows
+    measure = compared.measure
+
+    def unigram(run: RunRecord) -> str:
+        known = measure.unigrams(run)
+        return " / ".join(measure.show(known.get(split)) for split in SPLITS) if known else ""
+
+    text: Facts = [
+        ("corpus", lambda run: run.corpus.get("name")),
+        ("label", lambda run: run.corpus.get("label")),
+        ("slice", lambda run: "yes" if run.corpus.get("is_slice") else "no"),
+        ("tokens (train / valid / test)", lambda run: _by_split(run, "tokens")),
+        ("sentence pairs (train / valid / test)", lambda run: _by_split(run, "pairs")),
+        ("source tokens (train / valid / test)", lambda run: _by_split(run, "tokens", "source")),
+        ("target tokens (train / valid / test)", lambda run: _by_split(run, "tokens", "target")),
+        ("vocabulary", _vocabulary),
+        (f"unigram {measure.words} (valid / test)", unigram),
     ]
-    fact = functools.partial(_fact, runs)
-    text = [
-        fact("corpus", lambda run: run.corpus.get("name")),
-        fact("label", lambda run: run.corpus.get("label")),
-        fact("slice", lambda run: "yes" if run.corpus.get("is_slice") else "no"),
-        fact("tokens (train / valid / test)", lambda run: _by_split(run, "tokens")),
-        fact("sentence pairs (train / valid / test)", lambda run: _by_split(run, "pairs")),
-        fact("source tokens (train / valid / test)", lambda run: _by_split(run, "tokens", "source")),
-        fact("target tokens (train / valid / test)", lambda run: _by_split(run, "tokens", "target")),
-        fact("vocabulary", _vocabulary),
-        (f"unigram {measure.words} (valid / test)", _shared(unigrams)),
+    training: Facts = [
+        ("seeds", lambda run: run.seed),
+        *_recorded("protocol"),
+        ("BLEU", lambda run: " and ".join(signatures([run]).get(BLEU.key, ()))),
+        ("chrF", lambda run: " and ".join(signatures([run]).get(CHRF.key, ()))),
+        *_recorded("recipe", "scale"),
+        ("steps", lambda run: _count(run.get("steps"))),
+        ("tokens seen", lambda run: _count(run.get("tokens_seen"))),
     ]
-    training = [
-        ("seeds", _shared([(name, run.seed) for name, run in runs], ", ")),
-        fact("protocol", lambda run: run.get("protocol")),
-        fact("BLEU", lambda run: " and ".join(signatures([run]).get(BLEU.key, ()))),
-        fact("chrF", lambda run: " and ".join(signatures([run]).get(CHRF.key, ()))),
-        fact("recipe", lambda run: run.get("recipe")),
-        fact("scale", lambda run: run.get("scale")),
-        fact("steps", lambda run: _count(run.get("steps"))),
-        fact("tokens seen", lambda run: _count(run.get("tokens_seen"))),
-    ]
-    return _cards({"Text": text, "Training and protocol": training}, runs)
+    return _cards({"Text": text, "Training and protocol": training}, compared.rows)
 
 
 def _tuning_cards(tuning: Tuning) -> list[Card]:
     """Protocol, examples and machine."""
-    runs = [(arm.name, run) for arm in tuning.arms for run in arm.runs]
-    splits = dict.fromkeys(split for _, run in runs for split in mapping(run.get("sha256")))
+    splits = dict.fromkeys(split for run in tuning.runs for split in mapping(run.get("sha256")))
     examples = [(f"{task.name}, {split}", task.examples(split)) for task in tuning.tasks for split in splits]
     known = [(label, [(words, "")]) for label, words in examples if not words.startswith(UNKNOWN)]
-    keys = ("recipe", "scale", "protocol", "checkpoint", "kernel")
-    training = [(key, _shared([(name, run.get(key)) for name, run in runs])) for key in keys]
-    return _cards({"Examples": known, "Training and protocol": training}, runs)
+    training = _recorded("recipe", "scale", "protocol", "checkpoint", "kernel")
+    return [("Examples", known)] * bool(known) + _cards({"Training and protocol": training}, tuning.arms)
 
 
-def _cards(facts: Mapping[str, Sequence[tuple[str, Shared]]], runs: NamedRuns) -> list[Card]:
+def _cards(cards: dict[str, Facts], groups: Sequence[RunGroup]) -> list[Card]:
     """Cards with the facts that are known, and the machine."""
-    keys = dict.fromkeys(str(key) for _, run in runs for key in mapping(run.get("environment")))
-    machine = [
-        (figures.readable(key), _shared([(name, run.get("environment", key)) for name, run in runs])) for key in keys
+    runs: dict[str, list[RunRecord]] = {}  # by name: arms of several tasks may have the same
+    for group in groups:
+        runs.setdefault(group.name, []).extend(group.runs)
+    keys = dict.fromkeys(str(key) for group in groups for run in group.runs for key in mapping(run.get("environment")))
+    cards["Machine and versions"] = [
+        (figures.readable(key), operator.methodcaller("get", "environment", key)) for key in keys
     ]
-    cards = [
-        (heading, [(label, values) for label, values in known if values])
-        for heading, known in (*facts.items(), ("Machine and versions", machine))
+    known = [
+        (heading, [(label, shared) for label, read in facts if (shared := _shared(runs, label, read))])
+        for heading, facts in cards.items()
     ]
-    return [(heading, known) for heading, known in cards if known]
+    return [(heading, facts) for heading, facts in known if facts]
 
 
-def _fact(runs: NamedRuns, label: str, read: Callable[[RunRecord], object]) -> tuple[str, Shared]:
-    return label, _shared([(name, read(run)) for name, run in runs])
-
-
-def _shared(values: Iterable[tuple[str, object]], separator: str = " and ") -> Shared:
+def _shared(runs: Mapping[str, Sequence[RunRecord]], label: str, read: Callable[[RunRecord], object]) -> Shared:
     """The value in which all agree, or every value with the names of the rows that have it; empty if nobody has one."""
-    rows: dict[str, dict[str, None]] = {}
-    for name, value in values:
-        rows.setdefault(name, {})["" if value is None or value == "" else _text(value)] = None
     by_value: dict[str, list[str]] = {}
-    for name, texts in rows.items():
-        by_value.setdefault(separator.join(filter(None, texts)), []).append(name)
+    for name, group in runs.items():
+        texts = [_text(value) for run in group if (value := read(run)) not in (None, "")]
+        by_value.setdefault((", " if label == "seeds" else " and ").join(dict.fromkeys(texts)), []).append(name)
     if len(by_value) == 1:
         return [(value, "") for value in by_value if value]
     return [(value or MISSING, listed(names)) for value, names in by_value.items()]

@@ -45,14 +45,12 @@ def _of_comparison(compared: Comparison) -> Summary:
         nothing = "There is nothing to compare until a run has written its result."
         return Summary("No run has finished yet", (nothing,), warnings, cautions)
     if len(groups) > 1:
-        paragraphs = tuple(
-            f"On {one.first.label or 'a text that is not recorded'}: {one.paragraph()}" for one in groups
-        )
+        paragraphs = tuple(f"On {one.first.label or 'a text that is not recorded'}: {one.claim()[1]}" for one in groups)
         what = "text or signature" if compared.task == TRANSLATION else "text or vocabulary"
         return Summary(f"Not one comparison: the runs differ in {what}", paragraphs, warnings, cautions)
-    words = groups[0]
-    resampled, undecided = words.resampled(compared)
-    return Summary(words.headline(undecided), (f"{words.paragraph()} {resampled}".strip(),), warnings, cautions)
+    resampled, undecided = groups[0].resampled(compared)
+    headline, paragraph = groups[0].claim(undecided)
+    return Summary(headline, (f"{paragraph} {resampled}".strip(),), warnings, cautions)
 
 
 class _Words:
@@ -78,11 +76,6 @@ class _Words:
         split = split or self.split
         return self.measure.show(one.figures[split].mean) == self.measure.show(other.figures[split].mean)
 
-    def beyond(self, row: Row, base: Row) -> str:
-        """`3.1 % below`, `0.62 points above`."""
-        difference = self.measure.difference(row.figures[self.split].mean, base.figures[self.split].mean)
-        return f"{self.measure.size(difference or 0.0)} {self.measure.beyond}"
-
     def apart(self, one: Row, other: Row) -> bool | None:
         """True if the intervals mean ± deviation do not meet; None if a single seed leaves the spread unknown."""
         first, second = one.figures[self.split], other.figures[self.split]
@@ -90,55 +83,33 @@ class _Words:
             return None
         return abs(first.mean - second.mean) > first.deviation + second.deviation
 
-    def headline(self, undecided: bool) -> str:
-        """`undecided`: on resampled test sets the best row and the first cannot be told apart."""
-        best, first = self.best, self.first
-        if undertrained := listed(row.name for row in self.rows if row.undertrained):
-            return f"{undertrained}: undertrained, {self.measure.words} above that of a unigram model"
-        if best is None:
-            return f"{listed(row.name for row in self.rows)}: {self.measure.words} is {NOT_NEXT_TOKEN}"
-        value, extreme = f"{self.name} {self.short(best)}", self.measure.extreme
-        if len(self.measured) == 1:
-            return f"{best.name}: {value}"
-        if best is first:
-            return f"{best.name}, the first row, stays {extreme}: {value}"
-        if first not in self.measured:
-            return f"{best.name} is {extreme}: {value}"
-        if self.equal(best, first):
-            return f"{best.name} and {first.name} are equal: {value}"
-        value = f"{value}, {self.beyond(best, first)} {first.name}"
-        apart = self.apart(best, first)
-        if apart is None:
-            lone = [row.name for row in (best, first) if len(row.runs) == 1]
-            return f"{best.name} is {extreme}: {value} ({'one seed' if len(lone) != 1 else f'one seed of {lone[0]}'})"
-        if not apart:
-            return f"{best.name} is {extreme}, but within the spread of the seeds: {value}"
-        if undecided:
-            return f"{best.name} is {extreme}, but other sentences might turn it round: {value}"
-        return f"{best.name} is best: {value}"
-
-    def paragraph(self) -> str:
+    def claim(self, undecided: bool = False) -> tuple[str, str]:
+        """Headline and paragraph. `undecided`: on resampled test sets the best row and the first cannot be told apart."""
         best, measure = self.best, self.measure
-        if any(row.undertrained for row in self.rows):
-            return f"{self._unigram()} Rows above it have learned less than word frequencies: train longer to compare.".strip()
-        if best is None:
-            return self._last_positions()
-        if len(self.measured) == 1:
-            lone = "One seed says nothing about the spread." if len(best.runs) == 1 else ""
+        if undertrained := listed(row.name for row in self.rows if row.undertrained):
+            headline = f"{undertrained}: undertrained, {measure.words} above that of a unigram model"
             sentences = [
-                f"{best.name} reaches {measure.article}{self.name} of {self.long(best)}.",
                 self._unigram(),
-                lone,
+                "Rows above it have learned less than word frequencies: train longer to compare.",
             ]
+        elif best is None:
+            headline = f"{listed(row.name for row in self.rows)}: {measure.words} is {NOT_NEXT_TOKEN}"
+            sentences = [self._last_positions()]
+        elif len(self.measured) == 1:
+            headline = f"{best.name}: {self.name} {self.short(best)}"
+            lone = "One seed says nothing about the spread." if len(best.runs) == 1 else ""
+            reached = f"{best.name} reaches {measure.article}{self.name} of {self.long(best)}."
+            sentences = [reached, self._unigram(), lone]
         else:
+            headline, against_first = self._against_first(best, undecided)
             many = len(self.measured) > 2
             rows = f"{len(self.measured)} rows" if many else "two rows"
             degree = measure.extreme if many else measure.comparative
             sentences = [
                 f"Of {rows}, {best.name} has the {degree} {self.name}: {self.long(best)}.",
-                self._against_first(best), self._unigram(), self._neighbours(best), self._other_split(best), self._seeds(),
+                against_first, self._unigram(), self._neighbours(best), self._other_split(best), self._seeds(),
             ]  # fmt: skip
-        return " ".join(filter(None, sentences))
+        return headline, " ".join(filter(None, sentences))
 
     def _last_positions(self) -> str:
         """The only figures where no row has a next-token perplexity."""
@@ -147,19 +118,34 @@ class _Words:
         values = [f"{row.name} {LAST_POSITION.spread(by_split[split])}" for row, by_split in stats if split in by_split]
         return f"{LAST_POSITION_TITLE}, on the {SPLIT_WORDS[split]} split: {listed(values)}." if values else ""
 
-    def _against_first(self, best: Row) -> str:
-        first = self.first
+    def _against_first(self, best: Row, undecided: bool) -> tuple[str, str]:
+        """Headline and sentence about the best of several rows beside the first."""
+        first, measure, split = self.first, self.measure, self.split
+        value, is_best = f"{self.name} {self.short(best)}", f"{best.name} is {measure.extreme}"
         if best is first:
-            return f"It is the first row: none of the others is {self.measure.beyond} it."
+            nothing = f"It is the first row: none of the others is {measure.beyond} it."
+            return f"{best.name}, the first row, stays {measure.extreme}: {value}", nothing
         if first not in self.measured:
             kind = " of next tokens" if first.marked else ""
-            return f"The first row, {first.name}, has no {self.name}{kind} to compare with."
+            return f"{is_best}: {value}", f"The first row, {first.name}, has no {self.name}{kind} to compare with."
         base = f"{first.name}, the first row, at {self.long(first)}"
         if self.equal(best, first):
-            return f"To the digits shown it equals {base}."
-        within = {None: "", True: "larger than", False: "within"}[self.apart(best, first)]
-        spread = f"; the difference is {within} the spread of the seeds" if within else ""
-        return f"That is {self.beyond(best, first)} {base}{spread}."
+            return f"{best.name} and {first.name} are equal: {value}", f"To the digits shown it equals {base}."
+        difference = measure.difference(best.figures[split].mean, first.figures[split].mean) or 0.0
+        beyond = f"{measure.size(difference)} {measure.beyond}"
+        value = f"{value}, {beyond} {first.name}"
+        apart = self.apart(best, first)
+        if apart is None:
+            lone = [row.name for row in (best, first) if len(row.runs) == 1]
+            seeds = "one seed" if len(lone) != 1 else f"one seed of {lone[0]}"
+            return f"{is_best}: {value} ({seeds})", f"That is {beyond} {base}."
+        within = "larger than" if apart else "within"
+        sentence = f"That is {beyond} {base}; the difference is {within} the spread of the seeds."
+        if not apart:
+            return f"{is_best}, but within the spread of the seeds: {value}", sentence
+        if undecided:
+            return f"{is_best}, but other sentences might turn it round: {value}", sentence
+        return f"{best.name} is best: {value}", sentence
 
     def _unigram(self) -> str:
         values = {self.measure.show(row.unigram[self.split]) for row in self.rows if self.split in row.unigram}
