@@ -18,7 +18,7 @@ from fullrank.reporting.drawing import (
     spread_apart,
     swarm,
     ticks,
-    training_loss,
+    training,
     validation,
     window,
 )
@@ -41,7 +41,7 @@ def test_validation_lines_are_placed_by_training_tokens() -> None:
 
 def test_smoothing_keeps_a_straight_line_and_thinning_its_ends() -> None:
     lines = [{"split": "train", "step": step, "nll": 10 - step / 1000, "tokens": step} for step in range(1, 5001)]
-    found = training_loss(record(lines))
+    found = training(record(lines), "nll", smooth=True)
     assert found is not None
     assert len(found.x) == POINTS
     assert (found.x[0], found.x[-1]) == (1, 5000)
@@ -55,7 +55,7 @@ def test_smoothing_takes_noise_away() -> None:
         {"split": "train", "step": step, "nll": float(value), "tokens": step}
         for step, value in enumerate(noise, start=1)
     ]
-    found = training_loss(record(lines))
+    found = training(record(lines), "nll", smooth=True)
     assert found is not None
     assert np.std(found.y) < 0.4
     assert window(99) == 1

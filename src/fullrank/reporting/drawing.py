@@ -84,17 +84,11 @@ def steps_per_epoch(record: RunRecord) -> float | None:
     return steps / epochs if steps and epochs and epochs > 0 else None
 
 
-def training_loss(record: RunRecord) -> Curve | None:
-    """Training loss in nats per token over training tokens, smoothed."""
+def training(record: RunRecord, key: str, *, smooth: bool = False) -> Curve | None:
+    """A value of the training lines over training tokens."""
     tokens = _tokens_by_step(record)
     lines = (line for line in record.metrics if line.get("split") == "train")
-    return _drawn(((tokens(line), number(line.get("nll"))) for line in lines), smooth=True)
-
-
-def learning_rate(record: RunRecord) -> Curve | None:
-    """Learning rate over training tokens."""
-    tokens = _tokens_by_step(record)
-    return _drawn((tokens(line), number(line.get("lr"))) for line in record.metrics if "lr" in line)
+    return _drawn(((tokens(line), number(line.get(key))) for line in lines), smooth=smooth)
 
 
 def speed(record: RunRecord) -> Curve | None:

@@ -58,18 +58,6 @@ def extra(value: int | None) -> str:
     return MISSING if value is None else signed(value < 0, f"{abs(value):,}")
 
 
-def perplexity(value: float | None) -> str:
-    """Two decimals below a thousand, fewer above."""
-    if value is None:
-        return MISSING
-    return f"{value:,.2f}" if value < 1000 else f"{value:,.1f}" if value < 10000 else f"{value:,.0f}"
-
-
-def bits(value: float | None) -> str:
-    """Bits per byte or character: three decimals, as papers have them."""
-    return MISSING if value is None else f"{value:.3f}"
-
-
 def score(value: float | None, decimals: int = 2) -> str:
     """BLEU and other scores from 0 to 100."""
     return MISSING if value is None else f"{value:.{decimals}f}"
@@ -280,8 +268,11 @@ class Measure:
         return None if nats is None else nats / math.log(2)
 
     def show(self, value: float | None) -> str:
-        """A figure of ours."""
-        return (score if self.higher else bits if self.in_bits else perplexity)(value)
+        """A figure of ours: bits with three decimals, as papers have them; perplexities with fewer above a thousand."""
+        if value is None or self.higher:
+            return score(value)
+        decimals = 3 if self.in_bits else 2 if value < 1000 else 1 if value < 10000 else 0
+        return f"{value:,.{decimals}f}"
 
     def spread(self, stat: Stat | None) -> str:
         """A figure over seeds."""
@@ -337,7 +328,8 @@ def choose(records: Sequence[RunRecord]) -> Measure:
     if records and all(record.task == MASKED_MODELING for record in records):
         return MASKED_PERPLEXITY
     if records and all(record.task == TRANSLATION for record in records):
-        return BLEU if any(all(_has_bleu(record, split) for record in records) for split in SPLITS) else PERPLEXITY
+        known = [_splits_with_bleu(record) for record in records]
+        return BLEU if set.intersection(*known) else PERPLEXITY
     kinds = {record.tokens for record in records}
     stated = any(BITS_PER_BYTE.paper_figure(record.paper, split) is not None for record in records for split in SPLITS)
     if not records or not (stated or kinds <= {"byte", "character"}):
@@ -347,8 +339,7 @@ def choose(records: Sequence[RunRecord]) -> Measure:
     return measure if all(measure.final(run, split) is not None for run, split in measured) else PERPLEXITY
 
 
-def _has_bleu(record: RunRecord, split: str) -> bool:
-    """A finished run: of the split; one that has not finished: in any line."""
-    if record.result is None:
-        return any(BLEU.logged_figure(line) is not None for line in record.metrics)
-    return BLEU.final(record, split) is not None
+def _splits_with_bleu(record: RunRecord) -> set[str]:
+    """Splits with a final BLEU; of a run that has not finished both, where any line has one."""
+    logged = record.result is None and any(BLEU.logged_figure(line) is not None for line in record.metrics)
+    return {split for split in SPLITS if logged or BLEU.final(record, split) is not None}

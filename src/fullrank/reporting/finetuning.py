@@ -139,10 +139,6 @@ class Task:
         """An arm has another one to be compared with."""
         return any(arm.baseline is not None for arm in self.arms)
 
-    def headline(self, arm: Arm) -> tuple[Key, Figure] | None:
-        """The first figure that an arm has."""
-        return next(((key, arm.figures[key]) for key in self.keys if key in arm.figures), None)
-
     def examples(self, split: str, *arms: Arm) -> str:
         """`1,043 examples`; of a part of the published split `400 examples (slice)`. Of all arms if none is given."""
         results = [arm.result for arm in arms or self.arms]

@@ -232,8 +232,9 @@ def _training_curves(compared: Comparison, groups: Sequence[RunGroup]) -> list[D
     widest = max((drawing.window(number) for number in lines if number), default=1)
     smooth = f"Smoothed lightly: centred moving average over up to {widest} logged values."
     smooth = "Not smoothed." if widest == 1 else smooth
-    losses, speeds = _series(groups, drawing.training_loss), _series(groups, drawing.speed)
-    rates = drawing.merged(_series(groups, drawing.learning_rate))
+    losses = _series(groups, functools.partial(drawing.training, key="nll", smooth=True))
+    rates = drawing.merged(_series(groups, functools.partial(drawing.training, key="lr")))
+    speeds = _series(groups, drawing.speed)
     speed_note, minutes = f"Training tokens per second. {smooth}", "minutes of training"
     zero = functools.partial(draw_curves, from_zero=True, width=NARROW)
     return [

@@ -384,11 +384,11 @@ def _of_tuning(tuning: Tuning) -> Summary:
 
 def _against_sentences(task: Task, arm: Arm) -> list[str]:
     """The headline figures.score of an arm against its baseline, and its deviation where anything can be said of it."""
-    key, figure = task.headline(arm) or (None, None)
-    if key is None or figure is None or (against := figure.against) is None:
+    key = next((key for key in task.keys if key in arm.figures), None)
+    if key is None or (against := arm.figures[key].against) is None:
         return []
     beginning = (
-        f"{task.name}: {metric_words(key[1])} of {arm.name} is {figures.score(figure.stat.mean)}, "
+        f"{task.name}: {metric_words(key[1])} of {arm.name} is {figures.score(arm.figures[key].stat.mean)}, "
         f"{points(against.difference, against.decimals)} to {against.baseline}"
     )
     if against.interval is None:
@@ -460,7 +460,7 @@ def _comparison_parts(compared: Comparison) -> Iterator[Table | str]:
         yield tables.comparison_table(compared)
     yield from tables.other_figures(compared)
     yield from signature_notes(compared)
-    yield from tables.difference_tables(compared)
+    yield from (tables.difference_table(compared, tested) for tested in compared.differences)
     yield from difference_notes(compared)
 
 

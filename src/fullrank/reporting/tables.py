@@ -148,15 +148,11 @@ def _figures(compared: Comparison, row: Row) -> Cells:
         if compared.shows_last:
             yield _heading(compared, split, measure, "ours, last"), row.mark(measure.spread(row.last.get(split)))
     for other in {BLEU: (figures.CHRF, PERPLEXITY), figures.MASKED_PERPLEXITY: (figures.ACCURACY,)}.get(measure, ()):
-        stats = {one.name: _beside(one, other).get(compared.split) for one in compared.rows}
+        stats = {one.name: one.stats(other).get(compared.split) for one in compared.rows}
+        if other is PERPLEXITY:  # none where the decoder sees later tokens
+            stats |= {one.name: None for one in compared.rows if not all(run.next_token for run in one.runs)}
         if any(stats.values()):
             yield _heading(compared, compared.split, other), row.mark(other.spread(stats[row.name]))
-
-
-def _beside(row: Row, measure: Measure) -> Mapping[str, Stat]:
-    """Figures in another measure; no perplexity where the decoder sees later tokens."""
-    sees_later = measure is PERPLEXITY and not all(run.next_token for run in row.runs)
-    return {} if sees_later else row.stats(measure)
 
 
 def _ours(compared: Comparison, split: str) -> Column:
@@ -198,12 +194,9 @@ def _by_checkpoint(caption: str, compared: Comparison, rows: Sequence[Row], meas
     return table(caption, map(cells, rows), show_caption=True)
 
 
-def difference_tables(compared: Comparison) -> list[Table]:
+def difference_table(compared: Comparison, tested: Differences) -> Table:
     """Every row against its baseline on resampled test sets; bold where the interval over sentences leaves out 0."""
-    return [_difference_table(tested, {row.name: row for row in compared.rows}) for tested in compared.differences]
-
-
-def _difference_table(tested: Differences, rows: Mapping[str, Row]) -> Table:
+    rows = {row.name: row for row in compared.rows}
     several = len({row.baseline for row in tested.rows}) > 1
     decimals = max(figures.decimals_of(row.difference, row.low, row.high) for row in tested.rows)
 
