@@ -90,7 +90,7 @@ class Row(RunGroup):
 
     @property
     def parameters(self) -> int | None:
-        return integer(self.runs[0].get("parameters", "total"))
+        return integer(self.get("parameters", "total"))
 
     @property
     def paper(self) -> Mapping[str, Any]:
@@ -163,8 +163,7 @@ class Comparison:
 
     @property
     def task(self) -> str:
-        records = (*self.runs, *self.unfinished)
-        return records[0].task if records else runs.LANGUAGE_MODELING
+        return (*self.runs, *self.unfinished)[0].task
 
     @property
     def groups(self) -> list[list[Row]]:

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Literal
 
 from fullrank.reporting.runs import MASKED_MODELING, SPLITS, TRANSLATION, RunRecord, mapping, number
@@ -144,12 +145,8 @@ def listed(words: Iterable[str]) -> str:
 
 def ranges(numbers: Iterable[int]) -> str:
     """'1–5, 7': three and more neighbouring whole numbers as a range."""
-    parts: list[list[int]] = []
-    for value in sorted(set(numbers)):
-        if parts and value == parts[-1][-1] + 1:
-            parts[-1].append(value)
-        else:
-            parts.append([value])
+    neighbours = groupby(enumerate(sorted(set(numbers))), key=lambda place: place[1] - place[0])
+    parts = [[value for _, value in part] for _, part in neighbours]
     return ", ".join(f"{part[0]}–{part[-1]}" if len(part) > 2 else ", ".join(map(str, part)) for part in parts)
 
 
@@ -225,9 +222,7 @@ class Measure:
         `checkpoint`: `final` is the best checkpoint, `last` the one of the last step.
         """
         value = record.final(split, self.key, checkpoint)
-        if value is None or value < 0:
-            return None
-        return None if self.kind == "perplexity" and value == 0 else value
+        return value if value is not None and (value > 0 or (value == 0 and self.kind != "perplexity")) else None
 
     def over_runs(self, runs: Sequence[RunRecord], checkpoint: str = "final") -> dict[str, Stat]:
         """Statistic over runs, by split."""

@@ -105,11 +105,6 @@ class Arm(RunGroup):
     baseline: Arm | None = None
     figures: Mapping[Key, Figure] = dataclasses.field(default_factory=dict)
 
-    @property
-    def result(self) -> Mapping[str, Any]:
-        """Result of the first run."""
-        return mapping(self.runs[0].result)
-
     def numbers(self, key: str) -> list[int]:
         """Distinct whole numbers at a key of the results."""
         return sorted({value for run in self.runs if (value := integer(run.get(key))) is not None})
@@ -141,11 +136,10 @@ class Task:
 
     def examples(self, split: str, *arms: Arm) -> str:
         """`1,043 examples`; of a part of the published split `400 examples (slice)`. Of all arms if none is given."""
-        results = [arm.result for arm in arms or self.arms]
-        counts = {number(mapping(result.get("examples")).get(split)) for result in results}
-        slices = {bool(mapping(result.get("slice")).get(split)) for result in results}
+        arms = arms or self.arms
+        counts = {number(arm.get("examples", split)) for arm in arms}
         words = figures.listed(figures.count(count) for count in sorted(c for c in counts if c is not None))
-        return f"{words or UNKNOWN} examples{' (slice)' if True in slices else ''}"
+        return f"{words or UNKNOWN} examples{' (slice)' if any(arm.get('slice', split) for arm in arms) else ''}"
 
     def caption(self, key: Key) -> str:
         """`glue/cola, dev, 1,043 examples: Matthews correlation x 100`."""
@@ -317,7 +311,7 @@ def _term_remarks(arm: Arm) -> list[str]:
     ]
     if terms:
         remarks.append("; ".join(terms))
-    files, others = mapping(arm.result.get("sha256")), mapping(baseline.result.get("sha256"))
+    files, others = mapping(arm.get("sha256")), mapping(baseline.get("sha256"))
     if splits := [str(split) for split in files if split in others and files[split] != others[split]]:
         remarks.append(f"{name} and {base} read other {figures.listed(splits)} examples")
     return [f"Not equal terms: {remark}." for remark in remarks]
@@ -326,7 +320,7 @@ def _term_remarks(arm: Arm) -> list[str]:
 def _more_remarks(arms: Sequence[Arm]) -> list[str]:
     """Reservations about the figures besides unequal terms."""
     remarks = []
-    if any(arm.result.get("checkpoint") == "best" for arm in arms):
+    if any(arm.get("checkpoint") == "best" for arm in arms):
         remarks.append(
             "Figures are of the best evaluation, which was chosen on the very split that they are of: it flatters them."
         )
@@ -414,14 +408,14 @@ def _arm_as_json(arm: Arm) -> dict[str, Any]:
     return {
         "name": arm.name,
         "baseline": None if arm.baseline is None else arm.baseline.name,
-        **{key: arm.result.get(key) for key in of_the_first},
+        **{key: arm.get(key) for key in of_the_first},
         "encoder": encoder_of(arm.runs[0]),
         "attention": attention_of(arm.runs[0]),
         "seeds": arm.seeds,
         **{key: [run.get(key) for run in arm.runs] for key in ("steps", "epochs", "wall_seconds")},
         "figures": by_split,
         "loss": {split: {"mean": loss.mean, "deviation": loss.deviation} for split, loss in losses.items() if loss},
-        "environment": arm.result.get("environment"),
+        "environment": arm.get("environment"),
     }
 
 

@@ -136,7 +136,7 @@ def _samples(rows: Sequence[Row]) -> list[tuple[Row, str, str, str]]:
     """A text that each row has written: its prompt, what follows, and how it was drawn."""
     samples = []
     for row in rows:
-        sample = mapping(row.runs[0].get("sample"))
+        sample = mapping(row.get("sample"))
         prompt, text = str(sample.get("prompt", "")), str(sample.get("text", ""))
         if text:
             drawn = f"{sample.get('tokens')} tokens, temperature {sample.get('temperature')}, seed {sample.get('seed')}"
@@ -318,7 +318,7 @@ def _configurations(groups: Sequence[RunGroup]) -> dict[str, Any]:
 
 def _config_differences(known: Sequence[tuple[str, Sequence[RunRecord]]]) -> Table | None:
     flat = {name: [flatten(run.config) for run in seeds] for name, seeds in known}
-    rows = []
+    rows: list[tables.Cells] = []
     for key in dict.fromkeys(key for seeds in flat.values() for run in seeds for key in run):
         texts = [[_text(run[key]) if key in run else "(absent)" for run in seeds] for seeds in flat.values()]
         values = [list(dict.fromkeys(row)) for row in texts]

@@ -185,6 +185,10 @@ class RunGroup:
     def finished(self) -> bool:
         return self.runs[0].result is not None
 
+    def get(self, *keys: str) -> Any:
+        """A value of the first run's result, by its nested keys; None if any of them is missing."""
+        return self.runs[0].get(*keys)
+
 
 # -- reading ----------------------------------------------------------------------------------------------------------
 
@@ -370,11 +374,11 @@ def group_by_seed(records: Sequence[RunRecord]) -> list[tuple[RunRecord, ...]]:
     rows: list[tuple[str, list[RunRecord]]] = []
     for record in records:
         key = _row_key(record)
-        fitting = (row for other, row in rows if other == key and not any(separate(run, record) for run in row))
-        if (row := next(fitting, None)) is None:
-            rows.append((key, [record]))
+        fitting = [row for other, row in rows if other == key and not any(separate(run, record) for run in row)]
+        if fitting:
+            fitting[0].append(record)
         else:
-            row.append(record)
+            rows.append((key, [record]))
     return [tuple(row) for _, row in rows]
 
 

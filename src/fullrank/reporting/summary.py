@@ -427,7 +427,7 @@ def _tuning_notes(tuning: Tuning) -> list[str]:
 def protocol_notes(task: Task) -> list[str]:
     """Methods of the figures of a task, each once."""
     return list(dict.fromkeys(
-        f"{task.name}: {arm.result.get('protocol') or UNKNOWN}; the {arm.result.get('checkpoint') or UNKNOWN} checkpoint; "
+        f"{task.name}: {arm.get('protocol') or UNKNOWN}; the {arm.get('checkpoint') or UNKNOWN} checkpoint; "
         f"trained on {task.examples('train', arm)}"
         for arm in task.arms
     ))  # fmt: skip

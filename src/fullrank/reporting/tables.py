@@ -283,9 +283,7 @@ def _single_runs(compared: Comparison) -> Table:
 
 def parts_of_parameters(row: Row) -> dict[str, int]:
     """Parameters of each part, without the total; nested parts have dotted names."""
-    sizes = {
-        key: integer(size) for key, size in flatten(mapping(row.runs[0].get("parameters"))).items() if key != "total"
-    }
+    sizes = {key: integer(size) for key, size in flatten(mapping(row.get("parameters"))).items() if key != "total"}
     return {key: size for key, size in sizes.items() if size is not None}
 
 
