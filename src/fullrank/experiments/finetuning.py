@@ -19,7 +19,7 @@ from fullrank.core.errors import InputError
 from fullrank.data.batches import Encoded, ExampleBatch, ExampleBatches, by_length, subset
 from fullrank.data.glue import Examples, load_glue, locate, submission_rows, write_submission
 from fullrank.evaluation.tasks import glue_scores
-from fullrank.experiments.models import Pretrained, check_length, load_pretrained, padding_of
+from fullrank.experiments.models import HuggingFaceModel, check_length, load_pretrained, padding_of
 from fullrank.experiments.task import Parts, Prepared, Say, Task, penalized, trace_for
 from fullrank.training.checkpoint import load_weights
 from fullrank.training.device import device_of
@@ -37,7 +37,7 @@ class _EvaluationOptions(NamedTuple):
 
 def tuning_parts(
     data: Prepared[FinetuneConfig, Any],
-    pretrained: Pretrained,
+    pretrained: HuggingFaceModel,
     folder: Path,
     *,
     train: Encoded,
@@ -192,7 +192,8 @@ class GlueTuning(Task[FinetuneConfig, dict[str, Examples]]):
         config, corpus, task = data.config, data.corpus, GLUE[data.config.data.task]
         size, longest = config.eval.batch_size, config.data.max_length
         labels = 1 if task.labels is None else len(task.labels)
-        pretrained = load_pretrained(config.model, "classification", num_labels=labels).to(device)
+        pretrained = load_pretrained(config.model, "classification", num_labels=labels)
+        pretrained.model.to(device)
         encoded = {name: encode(pretrained, split, longest) for name, split in corpus.items()}
         labelled = [name for name in corpus if name not in task.test_splits]
 
@@ -233,7 +234,7 @@ class GlueTuning(Task[FinetuneConfig, dict[str, Examples]]):
         )
 
 
-def encode(pretrained: Pretrained, examples: Examples, max_length: int | None) -> Encoded:
+def encode(pretrained: HuggingFaceModel, examples: Examples, max_length: int | None) -> Encoded:
     """Token ids with the special tokens of the encoder; of a pair that is too long, the longer side loses tokens first.
 
     InputError where the encoder reads fewer tokens than `data.max_length` says, and where that leaves no room for a text.

@@ -67,11 +67,15 @@ def model_kind(name: str) -> Kind:
 
 
 class HuggingFaceModel(NamedTuple):
-    """A causal model, its tokenizer, and the most tokens it reads (None: any number)."""
+    """A model, its tokenizer, and the most tokens it reads (None: any number).
+
+    fresh: of an encoder for fine-tuning, the names of parameters that were not pretrained.
+    """
 
     model: Any
-    tokenizer: Any
-    max_length: int | None
+    tokenizer: Any = None
+    max_length: int | None = None
+    fresh: tuple[str, ...] = ()
 
 
 def load_causal(name: str, dtype: torch.dtype, *, tokenizer: bool = True) -> HuggingFaceModel:
@@ -83,7 +87,7 @@ def load_causal(name: str, dtype: torch.dtype, *, tokenizer: bool = True) -> Hug
     or some of its weights.
     """
     if name.startswith("python:"):
-        return HuggingFaceModel(_from_python(name), None, None)
+        return HuggingFaceModel(_from_python(name))
     is_type, name = name.startswith("hf:"), name.removeprefix("hf:")
     folder = Path(name).expanduser()
     if adapter := next((file for file in _ADAPTERS if (folder / file).is_file()), None):
@@ -108,7 +112,7 @@ def load_causal(name: str, dtype: torch.dtype, *, tokenizer: bool = True) -> Hug
                 count = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(config)).num_parameters()
             if count > 30_000_000:
                 raise ValueError(f"{count:,} parameters at least")
-            return HuggingFaceModel(transformers.AutoModelForCausalLM.from_config(config).to(dtype).eval(), None, None)
+            return HuggingFaceModel(transformers.AutoModelForCausalLM.from_config(config).to(dtype).eval())
     with quiet(transformers), _explained(f"{name}: no causal model"):
         config = transformers.AutoConfig.from_pretrained(where, trust_remote_code=False)
         words = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False) if tokenizer else None
@@ -238,26 +242,10 @@ _CLASSES = {
 }
 
 
-class Pretrained(NamedTuple):
-    """An encoder with an output layer for the task, its tokenizer, and the most tokens it reads (None: any number).
-
-    fresh: the names of parameters that were not pretrained.
-    """
-
-    model: Any
-    tokenizer: Any
-    max_length: int | None
-    fresh: tuple[str, ...]
-
-    def to(self, device: torch.device) -> Pretrained:
-        """The encoder on a device."""
-        return self._replace(model=self.model.to(device))
-
-
 def load_pretrained(
     config: PretrainedConfig, kind: Literal["classification", "answers"], *, num_labels: int | None = None
-) -> Pretrained:
-    """The encoder of `config` for a kind of task, fp32, in evaluation mode; its code is never run.
+) -> HuggingFaceModel:
+    """The encoder of `config` with an output layer for a kind of task, fp32, in evaluation mode; its code is never run.
 
     The fresh parameters are drawn from torch's random numbers: seed them first. An output layer that is there already is
     kept where it has the right shape. Our attention is injected where it is asked for; a checkpoint that holds it already
@@ -300,7 +288,7 @@ def load_pretrained(
     _set_padding(config.pretrained, model, tokenizer)
     if not injected:
         _inject(model, config)
-    return Pretrained(model.eval(), tokenizer, _longest(model), fresh)
+    return HuggingFaceModel(model.eval(), tokenizer, _longest(model), fresh)
 
 
 def _inject(model: Any, config: PretrainedConfig) -> None:
@@ -356,7 +344,7 @@ def _longest(model: Any) -> int | None:
     )
 
 
-def check_length(pretrained: Pretrained, max_length: int | None) -> None:
+def check_length(pretrained: HuggingFaceModel, max_length: int | None) -> None:
     """InputError where the encoder reads fewer tokens than `data.max_length` says."""
     limit = pretrained.max_length
     if limit is not None and max_length is not None and max_length > limit:

@@ -21,7 +21,7 @@ from fullrank.data.corpora import SQUAD
 from fullrank.data.squad import NO_ANSWER, Question, SquadSplit, Window, read_squad, squad_windows
 from fullrank.evaluation.tasks import squad_scores, squad_v2_scores
 from fullrank.experiments.finetuning import ExampleObjective, inputs_of, logits_by_example, tuning_parts
-from fullrank.experiments.models import Pretrained, check_length, load_pretrained, padding_of
+from fullrank.experiments.models import HuggingFaceModel, check_length, load_pretrained, padding_of
 from fullrank.experiments.task import Parts, Prepared, Say, Task
 from fullrank.files import write_json
 from fullrank.training.values import EvaluationResult
@@ -70,7 +70,8 @@ class SquadTuning(Task[FinetuneConfig, dict[str, SquadSplit]]):
 
     def parts(self, data: Prepared[FinetuneConfig, dict[str, SquadSplit]], folder: Path, device: torch.device) -> Parts:
         config, corpus, version = data.config, data.corpus, SQUAD[data.config.data.name]
-        pretrained = load_pretrained(config.model, "answers").to(device)
+        pretrained = load_pretrained(config.model, "answers")
+        pretrained.model.to(device)
         train, dev = (windowed(corpus[name].questions, config.data, pretrained) for name in ("train", "dev"))
         options, null, metrics = config.eval, version == "2.0", METRICS[version]
 
@@ -117,7 +118,7 @@ class SquadTuning(Task[FinetuneConfig, dict[str, SquadSplit]]):
         )
 
 
-def windowed(questions: Sequence[Question], data: TaskDataConfig, pretrained: Pretrained) -> WindowedSplit:
+def windowed(questions: Sequence[Question], data: TaskDataConfig, pretrained: HuggingFaceModel) -> WindowedSplit:
     """The windows of questions; InputError where the encoder reads fewer tokens than `data.max_length` says."""
     assert data.max_length is not None  # the configuration fills them in for SQuAD
     assert data.doc_stride is not None

@@ -114,21 +114,23 @@ def translate_ids(
     source_eos: int,
     target_eos: int,
     batch_size: int = 64,
-    numbers: Sequence[int] | None = None,
+    first: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> list[list[Translation]]:
     """Translations of each sentence (ids without <eos>), best first; drawn ones in the order of their draws.
 
+    An empty sentence has one translation, the empty one.
     Sentences of like lengths are translated together, at most batch_size, the longest first; `progress` is called with the
     number that is done. Neither their order nor batch_size changes a translation, but for rounding.
-    numbers: the numbers of the sentences, from 0 if not given; draws depend on them and on the seed alone.
+    first: the number of the first sentence; draws depend on the number of their sentence and on the seed alone.
     """
     device = device_of(model)
-    numbers = range(len(sentences)) if numbers is None else numbers
     seed = secrets.randbits(62) if search.sampling is None or search.sampling.seed is None else search.sampling.seed
-    hypotheses: list[list[Translation]] = [[] for _ in sentences]
-    done = 0
-    for batch in batches_by_length([len(sentence) + 1 for sentence in sentences], batch_size, usual=_LONG):
+    hypotheses = [[Translation((), 0, 0.0, 0.0)] for _ in sentences]
+    filled = [i for i, sentence in enumerate(sentences) if len(sentence)]
+    done = len(sentences) - len(filled)
+    for positions in batches_by_length([len(sentences[i]) + 1 for i in filled], batch_size, usual=_LONG):
+        batch = [filled[position] for position in positions]
         rows = [i for i in batch for _ in range(search.n_best if search.sampling else 1)]
         sources = [[*sentences[i], source_eos] for i in rows]
         limits = torch.tensor([search.longest(len(source), model.max_length) for source in sources], device=device)
@@ -148,7 +150,7 @@ def translate_ids(
             ids, log_probs, lengths = best.ids, best.log_probs, best.lengths
         else:
             how = search.sampling
-            seeds = [_seed(seed, numbers[i], k) for i in batch for k in range(search.n_best)]
+            seeds = [_seed(seed, first + i, k) for i in batch for k in range(search.n_best)]
             drawn = sample(
                 reader, start, temperature=how.temperature, top_k=how.top_k, top_p=how.top_p, seed=seeds, **rules
             )
@@ -268,25 +270,22 @@ class LineTranslator:
         A line of more tokens than the model takes is translated as far as they go, with a warning.
         """
         encoded = [self.encoded(line, first + i) for i, line in enumerate(lines)]
-        filled = [i for i, ids in enumerate(encoded) if ids]
-        empty = len(lines) - len(filled)
         with kernel(self.kernel_name):
-            best = translate_ids(
+            translations = translate_ids(
                 self.model,
-                [encoded[i] for i in filled],
+                encoded,
                 self.search,
                 source_eos=self.source.eos_id,
                 target_eos=self.target.eos_id,
                 batch_size=self.batch_size,
-                numbers=[first + i for i in filled],
-                progress=None if progress is None else lambda done: progress(empty + done),
+                first=first,
+                progress=progress,
             )
-        translations = [[Translation((), 0, 0.0, 0.0)] for _ in lines]
-        for i, of_line in zip(filled, best, strict=True):
-            # a translation is one line, whatever the model wrote
-            texts = (" ".join(self.target.decode(named(one.ids, self.target)).split()) for one in of_line)
-            translations[i] = [replace(one, text=text) for one, text in zip(of_line, texts, strict=True)]
-        return translations
+        return [[replace(one, text=self._text(one)) for one in of_line] for of_line in translations]
+
+    def _text(self, translation: Translation) -> str:
+        """A single line, whatever the model wrote."""
+        return " ".join(self.target.decode(named(translation.ids, self.target)).split())
 
     def encoded(self, line: str, number: int = 1) -> list[int]:
         """The ids of a line, without <eos>, at most as many as the model takes; `number` is the line's in a warning."""

@@ -241,10 +241,7 @@ def translated(
     """
     pairs, target = corpus.pairs(split), corpus.target
     count = len(pairs) if limit is None else min(limit, len(pairs))
-    filled = [i for i in range(count) if len(pairs.source(i))]
-    sentences = [pairs.source(i).tolist() for i in filled]
+    sentences = [pairs.source(i).tolist() for i in range(count)]
     best = translate_ids(model, sentences, search, source_eos=pairs.source_eos_id, target_eos=pairs.target_eos_id)
-    ids: list[tuple[int, ...]] = [()] * count  # an empty source has an empty translation
-    for i, translations in zip(filled, best, strict=True):
-        ids[i] = named(translations[0].ids, target)
+    ids = [named(translations[0].ids, target) for translations in best]
     return [target.decode(line) for line in ids], [target.tokens(line) for line in ids]
