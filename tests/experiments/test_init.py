@@ -13,7 +13,7 @@ from fullrank.config.recipe import resolve
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
 from fullrank.experiments import init
-from fullrank.experiments.init import Wish, write_configuration
+from fullrank.experiments.init import Request, write_configuration
 from fullrank.experiments.run import train
 from fullrank.experiments.speed import Speed
 
@@ -78,7 +78,7 @@ def test_every_task_is_written_and_can_be_trained(wish, states, book: str, tmp_p
         write_lines(tmp_path / "train.de", 600, 1)
         write_lines(tmp_path / "train.en", 600, 2)
     out = tmp_path / "my.yaml"
-    config = write_configuration(Wish(texts, minutes=1.0, **wish), out, say=silent)
+    config = write_configuration(Request(texts, minutes=1.0, **wish), out, say=silent)
     assert resolve(str(out)).config == config
     assert {key: getattr(config.train, key) for key in states} == states
     assert config.model.position == "rotary"
@@ -94,7 +94,7 @@ def test_every_task_is_written_and_can_be_trained(wish, states, book: str, tmp_p
 @pytest.mark.parametrize("minutes", [1.0, 3.0, 60.0])
 def test_steps_fill_the_time_that_evaluation_leaves(minutes: float, book: str, tmp_path: Path, slow: list[int]) -> None:
     """By the stated speed: at most 40 times through the text, in batches that leave 2,000 updates."""
-    config = write_configuration(Wish([book], minutes=minutes, size="tiny"), tmp_path / "my.yaml", say=silent)
+    config = write_configuration(Request([book], minutes=minutes, size="tiny"), tmp_path / "my.yaml", say=silent)
     per_step = config.train.batch_size * config.train.segment_length
     text = Path(book).read_text(encoding="utf-8").splitlines(keepends=True)
     cut = len(text) // 20
@@ -111,7 +111,7 @@ def test_steps_fill_the_time_that_evaluation_leaves(minutes: float, book: str, t
 def test_more_time_and_more_text_take_a_larger_model(book: str, tmp_path: Path, slow: list[int]) -> None:
     def width(minutes: float) -> int:
         return write_configuration(
-            Wish([book], minutes=minutes), tmp_path / "my.yaml", force=True, say=silent
+            Request([book], minutes=minutes), tmp_path / "my.yaml", force=True, say=silent
         ).model.hidden_size
 
     assert width(1.0) == 64
@@ -125,7 +125,7 @@ def test_a_large_vocabulary_has_clusters(tmp_path: Path, slow: list[int]) -> Non
     words = tmp_path / "words.txt"
     names = [f"w{i}" for i in range(6000)]
     words.write_text("".join(" ".join(names[i : i + 10] * 2) + "\n" for i in range(0, 6000, 10)), encoding="utf-8")
-    config = write_configuration(Wish([str(words)], tokens="word"), tmp_path / "my.yaml", say=silent)
+    config = write_configuration(Request([str(words)], tokens="word"), tmp_path / "my.yaml", say=silent)
     assert (config.model.output.kind, config.model.output.tied, config.model.input.kind) == (
         "adaptive",
         True,
@@ -136,7 +136,7 @@ def test_a_large_vocabulary_has_clusters(tmp_path: Path, slow: list[int]) -> Non
 
 def test_the_time_is_measured(book: str, tmp_path: Path) -> None:
     """Without a stated speed: the file trains, and its training takes about the seconds that it says."""
-    config = write_configuration(Wish([book], minutes=0.05, size="tiny"), tmp_path / "my.yaml", say=silent)
+    config = write_configuration(Request([book], minutes=0.05, size="tiny"), tmp_path / "my.yaml", say=silent)
     assert re.search(r"Takes about 0\.[12] minutes", (tmp_path / "my.yaml").read_text(encoding="utf-8"))
     result = train(resolve(str(tmp_path / "my.yaml")), tmp_path / "run", quiet=True, say=silent)
     assert result["steps"] == config.train.steps >= 20
@@ -149,12 +149,14 @@ def test_pairs_without_validation_files_are_cut_from_training(tmp_path: Path, sl
     write_lines(tmp_path / "a.de", 600, 1)
     write_lines(tmp_path / "a.en", 600, 2)
     names = [str(tmp_path / "a.en"), str(tmp_path / "a.de")]
-    config = write_configuration(Wish(names, task="translation"), tmp_path / "my.yaml", say=silent)
+    config = write_configuration(Request(names, task="translation"), tmp_path / "my.yaml", say=silent)
     assert (config.data.source, config.data.target, config.data.valid) == ("en", "de", None)
     for split in ("train", "valid", "test"):
         for side in ("de", "en"):
             write_lines(tmp_path / f"{split}.{side}", 600, 1)
-    beside = write_configuration(Wish([str(tmp_path / "train")], task="translation"), tmp_path / "b.yaml", say=silent)
+    beside = write_configuration(
+        Request([str(tmp_path / "train")], task="translation"), tmp_path / "b.yaml", say=silent
+    )
     assert (beside.data.valid, beside.data.test) == (str(tmp_path / "valid"), str(tmp_path / "test"))
     assert (beside.data.source, beside.data.target) == ("de", "en")
 
@@ -186,8 +188,8 @@ def test_what_is_refused(wish, message: str, book: str, tmp_path: Path) -> None:
     Path(texts["EMPTY"]).touch()
     Path(texts["SMALL"]).write_text("a line\n" * 100, encoding="utf-8")
     Path(texts["LINE"]).write_text("word " * 5000, encoding="utf-8")
-    given = Wish(**{"texts": ["BOOK"], **wish})
-    given = Wish(**{**vars(given), "texts": [texts.get(name, name) for name in given.texts]})
+    given = Request(**{"texts": ["BOOK"], **wish})
+    given = Request(**{**vars(given), "texts": [texts.get(name, name) for name in given.texts]})
     with pytest.raises(InputError) as error:
         write_configuration(given, tmp_path / "my.yaml", say=silent)
     assert message in str(error.value)
@@ -196,7 +198,7 @@ def test_what_is_refused(wish, message: str, book: str, tmp_path: Path) -> None:
 
 def test_a_strange_name_stays_in_its_line(tmp_path: Path, slow: list[int]) -> None:
     name = write_lines(tmp_path / 'a\nmodel: {x: "\u001b[31m"} # b.txt', 1200, 0)
-    config = write_configuration(Wish([name]), tmp_path / "my.yaml", say=silent)
+    config = write_configuration(Request([name]), tmp_path / "my.yaml", say=silent)
     assert resolve(str(tmp_path / "my.yaml")).config == config
     assert config.data.train == name
     assert "\u001b" not in (tmp_path / "my.yaml").read_text(encoding="utf-8")
@@ -206,9 +208,9 @@ def test_an_existing_file_stays_without_force(book: str, tmp_path: Path, slow: l
     out = tmp_path / "my.yaml"
     out.write_text("mine\n", encoding="utf-8")
     with pytest.raises(InputError, match="--force"):
-        write_configuration(Wish([book]), out, say=silent)
+        write_configuration(Request([book]), out, say=silent)
     assert out.read_text(encoding="utf-8") == "mine\n"
-    write_configuration(Wish([book]), out, force=True, say=silent)
+    write_configuration(Request([book]), out, force=True, say=silent)
     assert resolve(str(out)).config.data.train == book
 
 

@@ -71,7 +71,7 @@ def context(
     print(reach.title)
     print(f"memory of {reach.reach.memory_length:,} tokens, segments of {reach.reach.segment_length:,}")
     show(_reach_table(reach, drifting))
-    for line in (*reach.remarks, *files):
+    for line in (*reach.remarks(), *files):
         print(line)
 
 
@@ -162,7 +162,7 @@ def rank(
         return
     show(_rank_table(ranks))
     for one in ranks:
-        print("\n".join([f"{one.name} ({one.text}, segments of {one.segment_length:,}):", *one.remarks]))
+        print("\n".join([f"{one.name} ({one.text}, segments of {one.segment_length:,}):", *one.remarks()]))
     for line in (*together, *files):
         print(line)
 

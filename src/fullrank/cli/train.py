@@ -70,10 +70,10 @@ def init(
     """
     if (source is None) != (target is None):
         raise InputError("--source, --target: give both suffixes or none")
-    from fullrank.experiments.init import Wish, write_configuration
+    from fullrank.experiments.init import Request, write_configuration
 
     languages = None if source is None or target is None else (source, target)
-    write_configuration(Wish(texts, task, tokens, size, minutes, memory, languages), out, force=force, say=say)
+    write_configuration(Request(texts, task, tokens, size, minutes, memory, languages), out, force=force, say=say)
     print(out.read_text(encoding="utf-8"), end="")
 
 

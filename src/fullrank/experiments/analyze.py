@@ -115,11 +115,6 @@ class ModelRank:
     segment_length: int
     figures: LogProbRank
 
-    @property
-    def remarks(self) -> list[str]:
-        """The meaning of the figures, in sentences."""
-        return list(_rank_remarks(self.figures))
-
     def as_dict(self) -> dict[str, Any]:
         """The JSON of one model."""
         figures, layer = self.figures, self.figures.layer
@@ -147,8 +142,45 @@ class ModelRank:
             "rounding": figures.eps,
             "tolerance": figures.tolerance,
             "singular_values": figures.singular_values.tolist(),
-            "remarks": self.remarks,
+            "remarks": [*self.remarks()],
         }
+
+    def remarks(self) -> Iterator[str]:
+        """The meaning of the figures, in sentences."""
+        figures, layer = self.figures, self.figures.layer
+        bound = f"{layer.in_words} = {layer.bound:,}"
+        if layer.exempt is not None:
+            yield f"The bound of a single softmax, {bound}, does not hold here: {layer.exempt}."
+        elif figures.rank <= layer.bound:
+            yield (
+                f"The softmax bottleneck: however many contexts are read, the rank stays at or below {bound}, as log p is "
+                f"linear in the {layer.hidden_size:,} hidden dimensions but for its normaliser."
+            )
+        else:
+            yield f"The rank is above {bound}, which such an output layer can exceed by rounding only."
+        if layer.exempt is None and layer.normed and layer.bias and figures.rank == layer.bound - 1:
+            yield (
+                "It is one less, since the LayerNorm before the output layer leaves hidden states d - 1 dimensions around its "
+                "bias, and the output bias adds no other."
+            )
+        if figures.vocab_size <= layer.bound:
+            yield f"A vocabulary of {figures.vocab_size:,} words cannot have a higher rank: a softmax is no bottleneck for it."
+        elif not figures.conclusive:
+            yield (
+                f"{figures.contexts:,} contexts and {figures.columns:,} words are too few to show a rank above {bound}; read "
+                "more (--contexts, a longer --text)."
+            )
+        elif figures.full:
+            yield f"The rank is the highest that {figures.contexts:,} contexts and {figures.columns:,} words can show."
+        if figures.contexts < figures.wanted:
+            yield f"The text has {figures.contexts:,} different contexts of the {figures.wanted:,} that were asked for."
+        if figures.columns < figures.vocab_size:
+            yield (
+                f"Looked at were {figures.columns:,} words, drawn from {figures.vocab_size:,}, over all of which probabilities "
+                "are normalised; all of them would take too much memory."
+            )
+        if figures.eps > 1e-15:
+            yield f"The model hands its logits over in a lower precision (rounding {figures.eps:.1e}); so is the tolerance."
 
 
 def measure_ranks(
@@ -217,42 +249,6 @@ def _segments(opened: OpenedModel, length: int) -> Iterator[Tensor]:
         left = left[own:]
 
 
-def _rank_remarks(figures: LogProbRank) -> Iterator[str]:
-    layer, bound = figures.layer, f"{figures.layer.in_words} = {figures.layer.bound:,}"
-    if layer.exempt is not None:
-        yield f"The bound of a single softmax, {bound}, does not hold here: {layer.exempt}."
-    elif figures.rank <= layer.bound:
-        yield (
-            f"The softmax bottleneck: however many contexts are read, the rank stays at or below {bound}, as log p is linear "
-            f"in the {layer.hidden_size:,} hidden dimensions but for its normaliser."
-        )
-    else:
-        yield f"The rank is above {bound}, which such an output layer can exceed by rounding only."
-    if layer.exempt is None and layer.normed and layer.bias and figures.rank == layer.bound - 1:
-        yield (
-            "It is one less, since the LayerNorm before the output layer leaves hidden states d - 1 dimensions around its "
-            "bias, and the output bias adds no other."
-        )
-    if figures.vocab_size <= layer.bound:
-        yield f"A vocabulary of {figures.vocab_size:,} words cannot have a higher rank: a softmax is no bottleneck for it."
-    elif not figures.conclusive:
-        yield (
-            f"{figures.contexts:,} contexts and {figures.columns:,} words are too few to show a rank above {bound}; read more "
-            "(--contexts, a longer --text)."
-        )
-    elif figures.full:
-        yield f"The rank is the highest that {figures.contexts:,} contexts and {figures.columns:,} words can show."
-    if figures.contexts < figures.wanted:
-        yield f"The text has {figures.contexts:,} different contexts of the {figures.wanted:,} that were asked for."
-    if figures.columns < figures.vocab_size:
-        yield (
-            f"Looked at were {figures.columns:,} words, drawn from {figures.vocab_size:,}, over all of which probabilities are "
-            "normalised; all of them would take too much memory."
-        )
-    if figures.eps > 1e-15:
-        yield f"The model hands its logits over in a lower precision (rounding {figures.eps:.1e}); so is the tolerance."
-
-
 # -- context -----------------------------------------------------------------------------------------------------------
 
 
@@ -271,11 +267,6 @@ class PhaseReach:
         row = f", row {resolved.row}, scale {resolved.scale}" if resolved.row else ""
         name = Path(resolved.recipe).name if Path(resolved.recipe).exists() else resolved.recipe
         return f"{name}{row}" + (f", phase {self.phase.name} (skip: {self.phase.skip})" if self.phase else "")
-
-    @property
-    def remarks(self) -> list[str]:
-        """Sentences about what the figures do not say themselves."""
-        return list(_reach_remarks(self.resolved.config, self.phase, self.reach))
 
     def as_dict(self, drifting: int | None = None) -> dict[str, Any]:
         """The JSON of the verb; `drifting`: also the released code's labels after so many steps."""
@@ -298,8 +289,36 @@ class PhaseReach:
                 "short_form": reach.published_short if phase and phase.skip == "linear" else None,
                 "sums_over_layers": True,
             },
-            "remarks": self.remarks,
+            "remarks": [*self.remarks()],
         }
+
+    def remarks(self) -> Iterator[str]:
+        """Sentences about what the figures do not say themselves."""
+        phase, reach, memory, segment = self.phase, self.reach, self.reach.memory_length, self.reach.segment_length
+        if phase is None or not reach.resting:
+            who = f"Phase '{phase.name}' lets no layer rest" if phase else "No phase (train.phases) lets a layer rest"
+            yield f"{who}: every layer remembers the {memory:,} tokens before the segment, always."
+        else:
+            far = reach.farthest
+            layers = f"layer {far[0].layer}" if len(far) == 1 else f"{len(far)} layers alike"
+            short = f" (in short M (L - 3) / 2 = {reach.published_short:,.0f})" if phase.skip == "linear" else ""
+            sizes = f", and takes memory and segment to be equal, here {memory:,} and {segment:,}"
+            yield (
+                f"The paper's Eq. 6 gives {reach.published:,.0f} tokens{short}: it adds p 2M over the {len(reach.layers)} "
+                f"layers, which is the expected context of no layer{sizes if memory != segment else ''}; the farthest that a "
+                f"layer's memory reaches is {far[0].mean:,.0f} tokens on average ({layers})."
+            )
+            yield f"At a step {reach.resting:.2f} of {len(reach.layers)} layers rest on average."
+        if self.resolved.config.model.same_length:
+            yield (
+                f"model.same_length hides what is {memory:,} or more tokens before a query: what a layer remembers beyond "
+                "that is not seen."
+            )
+        if phase is not None and phase.gaps == "drifting":
+            yield (
+                "gaps: drifting - the tokens that are remembered are these, but the model is told that they are farther away, "
+                "and farther with every step (--drifting STEPS)."
+            )
 
 
 def phase_reach(resolved: Resolved[RunConfig], phase: str | None = None) -> PhaseReach:
@@ -362,31 +381,3 @@ def _layer(layer: LayerReach, drifting: int | None) -> dict[str, Any]:
         drift = layer.drifting(drifting)
         content["drifting"] = {key: getattr(drift, key) for key in ("steps", "blocks", "deviation", "tokens")}
     return content
-
-
-def _reach_remarks(run: RunConfig, phase: PhaseConfig | None, reach: Reach) -> Iterator[str]:
-    memory, segment = reach.memory_length, reach.segment_length
-    if phase is None or not reach.resting:
-        who = f"Phase '{phase.name}' lets no layer rest" if phase else "No phase (train.phases) lets a layer rest"
-        yield f"{who}: every layer remembers the {memory:,} tokens before the segment, always."
-    else:
-        far = reach.farthest
-        layers = f"layer {far[0].layer}" if len(far) == 1 else f"{len(far)} layers alike"
-        short = f" (in short M (L - 3) / 2 = {reach.published_short:,.0f})" if phase.skip == "linear" else ""
-        sizes = f", and takes memory and segment to be equal, here {memory:,} and {segment:,}"
-        yield (
-            f"The paper's Eq. 6 gives {reach.published:,.0f} tokens{short}: it adds p 2M over the {len(reach.layers)} "
-            f"layers, which is the expected context of no layer{sizes if memory != segment else ''}; the farthest that a "
-            f"layer's memory reaches is {far[0].mean:,.0f} tokens on average ({layers})."
-        )
-        yield f"At a step {reach.resting:.2f} of {len(reach.layers)} layers rest on average."
-    if run.model.same_length:
-        yield (
-            f"model.same_length hides what is {memory:,} or more tokens before a query: what a layer remembers beyond "
-            "that is not seen."
-        )
-    if phase is not None and phase.gaps == "drifting":
-        yield (
-            "gaps: drifting - the tokens that are remembered are these, but the model is told that they are farther away, "
-            "and farther with every step (--drifting STEPS)."
-        )

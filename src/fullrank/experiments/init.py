@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import glob
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,8 +48,8 @@ Keys = dict[str, tuple[Any, str]]  # a section: key -> value and its reason
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What the person asked for. `texts`: a text; for translation the common prefix of two files, or both of them."""
+class Request:
+    """Options of `fullrank init`. `texts`: a text; for translation the common prefix of two files, or both of them."""
 
     texts: Sequence[str]
     task: str = "lm"
@@ -79,62 +79,63 @@ class _Trial:
     speed: Speed
     final: float
 
-    def training(self, wish: Wish) -> float:
+    def training(self, request: Request) -> float:
         """The seconds that evaluation leaves for training: at least half."""
-        seconds = wish.minutes * 60
+        seconds = request.minutes * 60
         return max(seconds - _STARTUP - self.final - _EVALUATIONS * self.speed.evaluation, seconds / 2)
 
-    def reads(self, wish: Wish, have: int) -> int:
+    def reads(self, request: Request, have: int) -> int:
         """The tokens of training in that time, over a text of `have` tokens."""
-        return int(min(self.training(wish) * self.speed.tokens / self.speed.step, _MOST_EPOCHS * have))
+        return int(min(self.training(request) * self.speed.tokens / self.speed.step, _MOST_EPOCHS * have))
 
 
-def write_configuration(wish: Wish, out: Path, *, force: bool = False, say: Say = print) -> RunConfig:
-    """Write the configuration to `out` and return it. InputError for bad wishes or texts, and where `out` exists."""
+def write_configuration(request: Request, out: Path, *, force: bool = False, say: Say = print) -> RunConfig:
+    """Write the configuration to `out` and return it. InputError for bad requests or texts, and where `out` exists."""
     for name, given, allowed in (
-        ("--task", wish.task, ("lm", "translation")),
-        ("--tokens", wish.tokens or TOKENS[0], TOKENS),
-        ("--size", wish.size or "tiny", tuple(SIZES)),
+        ("--task", request.task, ("lm", "translation")),
+        ("--tokens", request.tokens or TOKENS[0], TOKENS),
+        ("--size", request.size or "tiny", tuple(SIZES)),
     ):
         if given not in allowed:
             raise InputError(f"{name}: one of {', '.join(allowed)}, given '{given}'")
-    if not 0 < wish.minutes < math.inf:
-        raise InputError(f"--minutes: a positive number, given {wish.minutes:g}")
-    if wish.task == "translation" and (wish.memory or wish.tokens in ("character", "byte")):
+    if not 0 < request.minutes < math.inf:
+        raise InputError(f"--minutes: a positive number, given {request.minutes:g}")
+    if request.task == "translation" and (request.memory or request.tokens in ("character", "byte")):
         raise InputError("--task translation: sentence pairs take --tokens word or bpe, and no --memory")
-    if len(wish.texts) > (2 if wish.task == "translation" else 1):
-        raise InputError(f"TEXT: one file (of translations, a prefix or two files), given {len(wish.texts)}")
+    if len(request.texts) > (2 if request.task == "translation" else 1):
+        raise InputError(f"TEXT: one file (of translations, a prefix or two files), given {len(request.texts)}")
     if out.exists() and not force:
         raise InputError(f"{out} exists already: give --out another file, or --force to replace it")
-    data = _pairs(wish) if wish.task == "translation" else _text(wish)
-    config = RunConfig.from_dict({"data": _plain(data), "train": {"batch_tokens": 1024} if wish.task != "lm" else {}})
+    data = _pairs(request) if request.task == "translation" else _text(request)
+    config = _configuration({"data": data, "train": {} if request.task == "lm" else {"batch_tokens": (1024, "")}})
     prepared = TEXT_TASKS[config.task].prepare(config, {}, True, say)
-    have = _training_tokens(prepared.corpus)
+    text = prepared.corpus.splits["train"]
+    have = text.tokens if request.task == "lm" else text.target_tokens
     if have < _LEAST_TOKENS:
         raise InputError(
-            f"{' '.join(wish.texts)}: {have:,} tokens to train on, after validation and test are cut off, are too few; "
+            f"{' '.join(request.texts)}: {have:,} tokens to train on, after validation and test are cut off, are too few; "
             f"at least {_LEAST_TOKENS:,} are needed"
         )
     say("Measuring the speed of this machine ...")
-    size, trial = wish.size or "tiny", None
-    for name in [size] if wish.size else SIZES:
-        attempt = _try(wish, data, name, _Amounts(), prepared)
-        if trial and not (_PER_PARAMETER * attempt.body <= attempt.reads(wish, have) and attempt.body <= 4 * have):
+    size, trial = request.size or "tiny", None
+    for name in [size] if request.size else SIZES:
+        attempt = _try(request, data, name, _Amounts(), prepared)
+        if trial and not (_PER_PARAMETER * attempt.body <= attempt.reads(request, have) and attempt.body <= 4 * have):
             break
         size, trial = name, attempt
     assert trial is not None
-    reads = trial.reads(wish, have)
+    reads = trial.reads(request, have)
     amounts = _Amounts(
-        per_step=2 ** min(max(int(math.log2(max(reads, 1) / _STEPS)), 9 + wish.memory), 13),
+        per_step=2 ** min(max(int(math.log2(max(reads, 1) / _STEPS)), 9 + request.memory), 13),
         dropout=next(rate for most, rate in _DROPOUT if reads <= most * have),
-        evaluated=2048 * max(1, int(0.01 * trial.training(wish) / trial.speed.evaluation * 2)),  # of 4,096 tokens
+        evaluated=2048 * max(1, int(0.01 * trial.training(request) / trial.speed.evaluation * 2)),  # of 4,096 tokens
     )
-    trial = _try(wish, data, size, amounts, prepared)  # other batches have another speed
-    steps = max(20, int(trial.reads(wish, have) / trial.speed.tokens))
-    sections = _sections(wish, data, size, dataclasses.replace(amounts, steps=steps), prepared.corpus)
+    trial = _try(request, data, size, amounts, prepared)  # other batches have another speed
+    steps = max(20, int(trial.reads(request, have) / trial.speed.tokens))
+    sections = _sections(request, data, size, dataclasses.replace(amounts, steps=steps), prepared.corpus)
     evaluations = trial.final + _EVALUATIONS * trial.speed.evaluation
     minutes = (_STARTUP + steps * trial.speed.step + evaluations) / 60
-    given = "".join(c if c.isprintable() else "?" for c in " ".join(wish.texts))
+    given = "".join(c if c.isprintable() else "?" for c in " ".join(request.texts))
     lines = [
         f"# Written by `fullrank init {given}`: {trial.parameters:,} parameters, {have:,} tokens to train on.",
         f"# Takes about {minutes:.1f} minutes on this machine with {torch.get_num_threads()} of its threads, "
@@ -148,11 +149,12 @@ def write_configuration(wish: Wish, out: Path, *, force: bool = False, say: Say 
         width = min(max(map(len, stated)), 44)
         lines += [f"  {words:<{width}}  # {why}" for words, why in stated.items()]
     write_text(out, "\n".join(lines) + "\n")
-    return RunConfig.from_dict({section: _plain(keys) for section, keys in sections.items()})
+    return _configuration(sections)
 
 
-def _plain(keys: Keys) -> dict[str, Any]:
-    return {key: value for key, (value, _) in keys.items()}
+def _configuration(sections: Mapping[str, Keys]) -> RunConfig:
+    values = {section: {key: value for key, (value, _) in keys.items()} for section, keys in sections.items()}
+    return RunConfig.from_dict(values)
 
 
 def _flow(value: Any) -> str:
@@ -165,14 +167,14 @@ def _flow(value: Any) -> str:
 # -- the text ----------------------------------------------------------------------------------------------------------
 
 
-def _text(wish: Wish) -> Keys:
-    path = Path(wish.texts[0]).expanduser()
+def _text(request: Request) -> Keys:
+    path = Path(request.texts[0]).expanduser()
     if builtin := str(path) == "builtin" and not path.exists():
         size = _BUILTIN_BYTES
     else:
         open_text(path, "TEXT").close()
         size = path.stat().st_size
-    tokens = wish.tokens or ("character" if size < 5_000_000 else "bpe")
+    tokens = request.tokens or ("character" if size < 5_000_000 else "bpe")
     data: Keys = {
         "name": ("text", "valid and test: the last lines of the text, 5 % each; or give files of them as valid, test"),
         "train": (str(path.resolve()), "the text"),
@@ -192,11 +194,11 @@ def _entries(size: int) -> int:
     return min(max(size // 100_000 * 100, 500), 16_000)
 
 
-def _pairs(wish: Wish) -> Keys:
+def _pairs(request: Request) -> Keys:
     """Prefixes and suffixes of the files. Validation and test lie beside training files that have `train` in their name."""
-    paths = [Path(text).expanduser().resolve() for text in wish.texts]
+    paths = [Path(text).expanduser().resolve() for text in request.texts]
     prefix = paths[0]
-    suffixes: Sequence[str] = wish.languages or ()
+    suffixes: Sequence[str] = request.languages or ()
     if len(paths) == 2:
         prefix, suffixes = paths[0].with_suffix(""), tuple(path.suffix[1:] for path in paths)
     suffixes = suffixes or sorted(path.suffix[1:] for path in prefix.parent.glob(f"{glob.escape(prefix.name)}.*"))
@@ -222,33 +224,26 @@ def _pairs(wish: Wish) -> Keys:
     if not {"valid", "test"} <= data.keys():
         data["name"] = ("parallel", "splits without files: the last training pairs, 5 % each, at most 1,000")
     data["source"], data["target"] = (suffixes[0], "its suffix"), (suffixes[1], "its suffix")
-    data["tokens"] = (wish.tokens or "bpe", "subwords of both languages")
+    data["tokens"] = (request.tokens or "bpe", "subwords of both languages")
     size = _entries(sum(side.stat().st_size for side in sides)) if data["tokens"][0] == "bpe" else 10_000
     data["max_vocabulary"] = (size, "an entry for each 1,000 bytes of text, from 500 to 16,000; of words, 10,000")
     data["vocabulary"] = ("joint", "one for both languages, so that names and numbers are the same token")
     return data
 
 
-def _training_tokens(corpus: Corpus | PairCorpus) -> int:
-    if isinstance(corpus, Corpus):
-        return corpus.splits["train"].tokens
-    return corpus.splits["train"].target_tokens
-
-
 # -- a size on this machine ----------------------------------------------------------------------------------------------
 
 
-def _try(wish: Wish, data: Keys, size: str, amounts: _Amounts, prepared: Prepared[RunConfig, Any]) -> _Trial:
+def _try(request: Request, data: Keys, size: str, amounts: _Amounts, prepared: Prepared[RunConfig, Any]) -> _Trial:
     """Build the model and time it. Raises InputError where the text is shorter than a batch."""
     corpus = prepared.corpus
-    sections = _sections(wish, data, size, amounts, corpus)
-    config = RunConfig.from_dict({section: _plain(keys) for section, keys in sections.items()})
+    config = _configuration(_sections(request, data, size, amounts, corpus))
     task = TEXT_TASKS[config.task]
     sized = task.prepare(config, prepared.identity, True, lambda line: None)
     parts = task.parts(sized, Path(), choose_device(config.train.device))
     if parts.batches.batches_per_epoch < 1:
         raise InputError(
-            f"{' '.join(wish.texts)}: shorter than one batch of {amounts.per_step:,} tokens; give more text"
+            f"{' '.join(request.texts)}: shorter than one batch of {amounts.per_step:,} tokens; give more text"
         )
     speed = measure_speed(parts)
     counts = parameters_by_part(parts.model)
@@ -269,13 +264,15 @@ def _try(wish: Wish, data: Keys, size: str, amounts: _Amounts, prepared: Prepare
 # -- the rules -----------------------------------------------------------------------------------------------------------
 
 
-def _sections(wish: Wish, data: Keys, size: str, amounts: _Amounts, corpus: Corpus | PairCorpus) -> dict[str, Keys]:
+def _sections(
+    request: Request, data: Keys, size: str, amounts: _Amounts, corpus: Corpus | PairCorpus
+) -> dict[str, Keys]:
     """Every value with its reason."""
     width, layers, heads = SIZES[size]
     pairs = isinstance(corpus, PairCorpus)
     entries = len(corpus.tokenizer if isinstance(corpus, Corpus) else corpus.target)
     seen = 128 if data["tokens"][0] in ("character", "byte") else 64
-    length = seen // 4 if wish.memory else seen
+    length = seen // 4 if request.memory else seen
     names = ", ".join(SIZES)
     model: Keys = {
         "hidden_size": (
@@ -302,7 +299,7 @@ def _sections(wish: Wish, data: Keys, size: str, amounts: _Amounts, corpus: Corp
         clusters = {"kind": "adaptive", "cutoffs": [entries // 10, entries // 3], "div_val": 2}
         model["input"] = (clusters, "above 4,000 entries: rare ones get shorter vectors")
         model["output"] = ({**clusters, "tied": True}, "and cost less: a softmax over all would be most of the work")
-    if wish.memory:
+    if request.memory:
         model["memory_length"] = (seen - length, "three segments")
     train: Keys = {"steps": (amounts.steps, f"what the time allows; at most {_MOST_EPOCHS} times through the text")}
     why = f"a power of two that leaves {_STEPS:,} updates, from 512 (with a memory 1,024) to 8,192 tokens"
@@ -312,10 +309,10 @@ def _sections(wish: Wish, data: Keys, size: str, amounts: _Amounts, corpus: Corp
     else:
         train["segment_length"] = (
             length,
-            "128 characters or bytes, 64 words or subwords" + "; with a memory a quarter" * wish.memory,
+            "128 characters or bytes, 64 words or subwords" + "; with a memory a quarter" * request.memory,
         )
         train["batch_size"] = (amounts.per_step // length, f"times segment_length: {why}")
-        train["order"] = ("contiguous" if wish.memory else "shuffled", "a memory needs the text in order")
+        train["order"] = ("contiguous" if request.memory else "shuffled", "a memory needs the text in order")
     train |= {
         "learning_rate": (round(0.5 / width, 5), "0.5 / hidden_size"),
         "warmup_steps": (max(1, amounts.steps // 20), "5 % of the steps"),
@@ -331,9 +328,12 @@ def _sections(wish: Wish, data: Keys, size: str, amounts: _Amounts, corpus: Corp
         evaluate["beams"] = (4, "width of the beam at the end")
     else:
         rows = 2048 // length
-        if wish.memory:
+        if request.memory:
             rows = min(rows, max(1, corpus.splits["valid"].tokens // (20 * length)))
-        evaluate["batch_size"] = (rows, "2,048 tokens at a time" + "; a memory begins empty in each row" * wish.memory)
+        evaluate["batch_size"] = (
+            rows,
+            "2,048 tokens at a time" + "; a memory begins empty in each row" * request.memory,
+        )
         most = min(amounts.evaluated, corpus.splits["valid"].tokens)
         evaluate["max_tokens"] = (most, "while training: at most 1 % of the time each; the final figures use all")
     return {"model": model, "data": data, "train": train, "eval": evaluate}
