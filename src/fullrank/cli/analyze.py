@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,10 +10,11 @@ import typer
 
 from fullrank.cli.app import app
 from fullrank.cli.options import Checkpoint, Config, Device, Json, Overrides, Row, Scale
-from fullrank.cli.output import print_json, say, show, table_of
+from fullrank.cli.output import say, table_of, tell
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
     from fullrank.checking import Report
     from fullrank.experiments.analyze import ModelRank, PhaseReach
@@ -65,14 +67,9 @@ def context(
         from fullrank.analysis.plots import write_context
 
         files = write_context(reach.reach, out, reach.title)
-    if json:
-        print_json({**reach.as_dict(drifting), "files": [str(file) for file in files]})
-        return
-    print(reach.title)
-    print(f"memory of {reach.reach.memory_length:,} tokens, segments of {reach.reach.segment_length:,}")
-    show(_reach_table(reach, drifting))
-    for line in (*reach.remarks(), *files):
-        print(line)
+    sizes = f"memory of {reach.reach.memory_length:,} tokens, segments of {reach.reach.segment_length:,}"
+    content = {**reach.as_dict(drifting), "files": [str(file) for file in files]}
+    tell(content, [reach.title, sizes, _reach_table(reach, drifting), *reach.remarks(), *files], json=json)
 
 
 def _reach_table(reach: PhaseReach, drifting: int | None) -> Table:
@@ -156,15 +153,12 @@ def rank(
         from fullrank.analysis.plots import write_rank
 
         files = write_rank({one.name: one.figures for one in ranks}, out)
-    if json:
-        content = {"models": [one.as_dict() for one in ranks], "remarks": together}
-        print_json({**content, "files": [str(file) for file in files]})
-        return
-    show(_rank_table(ranks))
+    models = [one.as_dict() for one in ranks]
+    content = {"models": models, "remarks": together, "files": [str(file) for file in files]}
+    lines: list[str] = []
     for one in ranks:
-        print("\n".join([f"{one.name} ({one.text}, segments of {one.segment_length:,}):", *one.remarks()]))
-    for line in (*together, *files):
-        print(line)
+        lines += [f"{one.name} ({one.text}, segments of {one.segment_length:,}):", *one.remarks()]
+    tell(content, [_rank_table(ranks), *lines, *together, *files], json=json)
 
 
 def _rank_table(ranks: list[ModelRank]) -> Table:
@@ -228,10 +222,7 @@ def check(
     report = check_named(
         name, row=row, scale=scale, overrides=overrides or (), full=full, text=text, checkpoint=checkpoint, say=say
     )
-    if json:
-        print_json(report.as_dict())
-    else:
-        _print_report(report)
+    tell(report.as_dict(), _report_lines(report), json=json)
     if not report.passes:
         raise typer.Exit(1)
 
@@ -239,17 +230,15 @@ def check(
 _STYLES = {"passes": "green", "fails": "bold red", "not applicable": "dim"}
 
 
-def _print_report(report: Report) -> None:
-    from rich.console import Console
+def _report_lines(report: Report) -> Iterator[str | Table | Text]:
     from rich.text import Text
 
     about = report.description
     row = f", row {about['row']}, scale {about['scale']}" if about.get("row") else ""
-    print(f"{about['name']}{row}: {about['source']}, {about['parameters']:,} parameters")
-    print(f"texts of {about['length']} random tokens, vocabulary {about['vocab_size']:,}, {about['precision']}")
+    yield f"{about['name']}{row}: {about['source']}, {about['parameters']:,} parameters"
+    yield f"texts of {about['length']} random tokens, vocabulary {about['vocab_size']:,}, {about['precision']}"
     if report.shrunk:
-        print(f"made small for the check (--full: as it is): {'; '.join(report.shrunk)}")
-    console = Console(highlight=False)
+        yield f"made small for the check (--full: as it is): {'; '.join(report.shrunk)}"
     rows: list[list[str | Text]] = [
         [
             Text(finding.check),
@@ -259,19 +248,15 @@ def _print_report(report: Report) -> None:
         ]
         for finding in report.findings
     ]
-    show(table_of(("check", "verdict", "largest\ndifference", "tolerance"), rows, left=2), highlight=False)
+    yield table_of(("check", "verdict", "largest\ndifference", "tolerance"), rows, left=2)
     for finding in report.findings:
-        line = Text(finding.check, style=_STYLES[finding.verdict]).append(f": {finding.words}", style="default")
-        console.print(line, soft_wrap=True)
-    print()
+        yield Text(finding.check, style=_STYLES[finding.verdict]).append(f": {finding.words}", style="default")
+    yield ""
     failed = [finding.check for finding in report.failures]
     if report.layers:
         why = f" ({about['sees_future']})" if about.get("sees_future") else ""
-        console.print(Text(f"sees the future: {', '.join(report.layers)}{why}", style="bold red"), soft_wrap=True)
-    if failed:
-        console.print(Text(f"fails: {'; '.join(failed)}", style="bold red"), soft_wrap=True)
-    else:
-        print(report.counts)
+        yield Text(f"sees the future: {', '.join(report.layers)}{why}", style="bold red")
+    yield Text(f"fails: {'; '.join(failed)}", style="bold red") if failed else report.counts
 
 
 def _figure(value: float | None) -> str:

@@ -16,6 +16,7 @@ from fullrank.files import as_json, out_of_memory, visible
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
+    from rich.text import Text
 
 UsageError: Any = typer.BadParameter.__bases__[0]  # a wrong word on the command line: Typer gives its class no name
 
@@ -54,13 +55,23 @@ def print_json(content: Any) -> None:
     print(as_json(content))
 
 
-def tell(content: Any, lines: Iterable[str], *, json: bool) -> None:
-    """The result of a verb: as one JSON document, or as lines for people."""
+def tell(content: Any, lines: Iterable[str | Path | Table | Text], *, json: bool) -> None:
+    """The result of a verb: as one JSON document, or as lines, tables and styled lines for people.
+
+    A table has its own width, also where the terminal is narrower: no figure is cut off.
+    """
     if json:
         print_json(content)
         return
     for line in lines:
-        print(visible(line))
+        if isinstance(line, str | Path):
+            print(visible(str(line)))
+            continue
+        from rich.console import Console
+
+        console = Console(highlight=False)
+        wide = console.measure(line, options=console.options.update(max_width=1000)).maximum
+        Console(width=max(wide, console.width), highlight=False).print(line, soft_wrap=True)
 
 
 def show_report(folders: Sequence[Path], page: Path, *, json: bool = False, title: str | None = None) -> None:
@@ -105,12 +116,3 @@ def table_of(headings: Sequence[str], rows: Iterable[Sequence[RenderableType]], 
     for row in rows:
         table.add_row(*row)
     return table
-
-
-def show(table: Table, *, highlight: bool = True) -> None:
-    """The table at its own width, also where the terminal is narrower: no figure is cut off."""
-    from rich.console import Console
-
-    console = Console(highlight=highlight)
-    wide = console.measure(table, options=console.options.update(max_width=1000)).maximum
-    (console if wide <= console.width else Console(width=wide, highlight=highlight)).print(table)
