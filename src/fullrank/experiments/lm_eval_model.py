@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,10 @@ _log = logging.getLogger(__name__)
 class FullRankLM(LM):
     """The language model of a run folder, which scores texts as `fullrank eval` does and writes as `fullrank generate` does.
 
-    path, checkpoint, device, kernel, segment_length, memory_length, same_length, clamp_length, context, stride: as the options
-    of `fullrank eval`. streams: a document is read with memory as so many streams side by side; 1, the memory is carried from
-    its first token to its last. batch_size: documents, blocks or windows at a time; None or `auto`: `eval.batch_size`.
+    path, checkpoint, device, kernel, and of `protocol` segment_length, memory_length, same_length, clamp_length, context,
+    stride: as the options of `fullrank eval`. streams: a document is read with memory as so many streams side by side; 1, the
+    memory is carried from its first token to its last. batch_size: documents, blocks or windows at a time; None or `auto`:
+    `eval.batch_size`.
     Raises InputError for runs that translate, name masked tokens or see the future, and as `fullrank eval` does.
     """
 
@@ -48,28 +50,14 @@ class FullRankLM(LM):
         batch_size: int | str | None = None,
         device: str = "auto",
         kernel: str = "auto",
-        segment_length: int | None = None,
-        memory_length: int | None = None,
-        same_length: bool | None = None,
-        clamp_length: int | None = None,
-        context: int | None = None,
-        stride: int | None = None,
         streams: int = 1,
         max_gen_toks: int = 256,
+        **protocol: Any,
     ) -> None:
         super().__init__()
         folder = Path(str(path)).expanduser()
         config = open_causal(folder)
-        flags = Flags(
-            segment_length=segment_length,
-            batch_size=_positive("streams", streams),
-            context=context,
-            stride=stride,
-            memory_length=memory_length,
-            same_length=same_length,
-            clamp_length=clamp_length,
-        )
-        self.protocol = final_protocol(config, flags)
+        self.protocol = final_protocol(config, Flags(batch_size=_positive("streams", streams), **protocol))
         self.words = load_tokenizer(folder)
         self.model = LanguageModel.load(
             folder,
@@ -99,7 +87,8 @@ class FullRankLM(LM):
         options.pop("max_batch_size", None)
         if str(options.get("device", "")).startswith("cuda") and not torch.cuda.is_available():
             options["device"] = "auto"
-        known = list(signature(cls).parameters)
+        known = [*signature(cls).parameters, *(key.name for key in fields(Flags) if key.name != "batch_size")]
+        known.remove("protocol")
         if wrong := [key for key in arg_dict if key not in known]:
             raise InputError(f"--model_args {', '.join(wrong)}: known are {', '.join(known)}")
         if "path" not in arg_dict:
