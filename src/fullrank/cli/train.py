@@ -30,8 +30,6 @@ def demo(
 
     Ends with a table and OUT/report.html. A stopped demo goes on when it is started again.
     """
-    if not minutes > 0:  # NaN passes a comparison that is written the other way
-        raise InputError(f"--minutes: a positive number up to 10000, given {minutes}")
     from fullrank.experiments.demo import run_demo
 
     run_demo(minutes, out, seed)
@@ -290,11 +288,10 @@ def finetune(
         resolve_finetune(config, None, scale, settings)  # says what it is instead
     planned = cells(config, [row] if row else None if rows is None else _names(rows), scale, seeds, settings)
     if len(planned) == 1:
-        folder = out or planned[0].folder
-        train(planned[0].resolved, folder, kernel_name=kernel, quiet=quiet, say=progress)
-        show_report([folder], folder / "report.html", json=json)
-        return
-    planned = planned if out is None else inside(planned, out)
-    reproduce(config, planned, kernel_name=kernel, quiet=True, say=progress)
-    folders = [cell.folder for cell in planned]
-    show_report(folders, folders[0].parent / "report.html", json=json)
+        folders = [out or planned[0].folder]
+        train(planned[0].resolved, folders[0], kernel_name=kernel, quiet=quiet, say=progress)
+    else:
+        planned = planned if out is None else inside(planned, out)
+        reproduce(config, planned, kernel_name=kernel, quiet=True, say=progress)
+        folders = [cell.folder for cell in planned]
+    show_report(folders, (folders[0] if len(folders) == 1 else folders[0].parent) / "report.html", json=json)

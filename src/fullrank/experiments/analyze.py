@@ -15,11 +15,11 @@ from fullrank.analysis import LayerReach, LogProbRank, Reach, context, rank
 from fullrank.config.recipe import Resolved
 from fullrank.config.run import PhaseConfig, RunConfig
 from fullrank.core.decoder import LanguageModel
-from fullrank.core.errors import ConfigError, InputError, suggest
-from fullrank.core.skip_retain import SkipRetain
+from fullrank.core.errors import InputError, suggest
 from fullrank.data import load_tokenizer
 from fullrank.data.files import Section, pieces
 from fullrank.evaluation.perplexity import final_protocol
+from fullrank.experiments.language_model import skip_schedule
 from fullrank.experiments.models import Kind, load_causal, model_kind
 from fullrank.experiments.run import corpus_of
 from fullrank.experiments.run_folder import open_run
@@ -337,8 +337,8 @@ def phase_reach(resolved: Resolved[RunConfig], phase: str | None = None) -> Phas
             "model.memory_length: 0, so no layer has a memory that could reach anywhere; set it to some tokens "
             "(model.memory_length=512)"
         )
-    chosen = _phase(run, phase)
-    probabilities = _probabilities(run, chosen) if chosen else (0.0,) * run.model.num_hidden_layers
+    chosen, layers = _phase(run, phase), run.model.num_hidden_layers
+    probabilities = skip_schedule(chosen, layers).probabilities if chosen else (0.0,) * layers
     try:
         reach = context(probabilities, memory_length=run.model.memory_length, segment_length=run.train.segment_length)
         for layer in reach.layers:
@@ -351,19 +351,13 @@ def phase_reach(resolved: Resolved[RunConfig], phase: str | None = None) -> Phas
 def _phase(run: RunConfig, name: str | None) -> PhaseConfig | None:
     phases = {phase.name: phase for phase in run.train.phases}
     if name is None:
-        return next((phase for phase in phases.values() if any(_probabilities(run, phase))), None)
+        layers = run.model.num_hidden_layers
+        return next((phase for phase in phases.values() if any(skip_schedule(phase, layers).probabilities)), None)
     if not phases:
         raise InputError(f"--phase {name}: the configuration has no phases (train.phases)")
     if name not in phases:
         raise InputError(f"--phase {name}: the configuration has no such phase; {suggest(name, phases)}")
     return phases[name]
-
-
-def _probabilities(run: RunConfig, phase: PhaseConfig) -> tuple[float, ...]:
-    try:
-        return SkipRetain(phase.skip, phase.p, num_layers=run.model.num_hidden_layers).probabilities
-    except ValueError as error:
-        raise ConfigError(f"train.phases.{phase.name}.p: {error}") from error
 
 
 def _layer(layer: LayerReach, drifting: int | None) -> dict[str, Any]:

@@ -104,8 +104,8 @@ def run_demo(minutes: float, out: Path, seed: int, rows: Sequence[str] | None = 
 
     from fullrank.reporting import report
 
-    if not minutes > 0:
-        raise InputError(f"--minutes: a positive number, given {minutes}")
+    if not minutes > 0:  # NaN passes a comparison that is written the other way
+        raise InputError(f"--minutes: a positive number up to 10000, given {minutes}")
     started = time.monotonic()
     console, remarks = Console(), Console(stderr=True, highlight=False)
     rows = list(rows or load(RECIPE).rows)

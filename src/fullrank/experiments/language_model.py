@@ -203,7 +203,7 @@ class CausalObjective:
     def __init__(self, model: LanguageModel, options: TrainConfig) -> None:
         self.model, self.options = model, options
         self.device = next(model.parameters()).device
-        self.schedules = {phase.name: _schedule(phase, model.config.num_hidden_layers) for phase in options.phases}
+        self.schedules = {phase.name: skip_schedule(phase, model.config.num_hidden_layers) for phase in options.phases}
 
     def __call__(self, batch: Batch, carry: Carry, position: TrainingPosition) -> Loss:
         options, phase = self.options, position.phase
@@ -228,11 +228,12 @@ class CausalObjective:
         return Loss(value, nll * tokens, tokens, {} if memory is None else memory.to_tensors())
 
 
-def _schedule(phase: PhaseConfig, num_layers: int) -> SkipRetain:
+def skip_schedule(phase: PhaseConfig, num_layers: int) -> SkipRetain:
+    """Skip-Retain in a phase; ConfigError if its probabilities do not fit the model."""
     try:
         return SkipRetain(phase.skip, phase.p, num_layers=num_layers)
     except ValueError as error:
-        raise ConfigError(f"train.phases.{phase.name}: {error}; change train.phases.{phase.name}.p") from error
+        raise ConfigError(f"train.phases.{phase.name}.p: {error}") from error
 
 
 def _check_positions(model: LanguageModel, stream: int) -> None:
