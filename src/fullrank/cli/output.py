@@ -56,22 +56,15 @@ def print_json(content: Any) -> None:
 
 
 def tell(content: Any, lines: Iterable[str | Path | Table | Text], *, json: bool) -> None:
-    """The result of a verb: as one JSON document, or as lines, tables and styled lines for people.
-
-    A table has its own width, also where the terminal is narrower: no figure is cut off.
-    """
+    """The result of a verb: as one JSON document, or as lines, tables and styled lines for people."""
     if json:
         print_json(content)
         return
     for line in lines:
         if isinstance(line, str | Path):
             print(visible(str(line)))
-            continue
-        from rich.console import Console
-
-        console = Console(highlight=False)
-        wide = console.measure(line, options=console.options.update(max_width=1000)).maximum
-        Console(width=max(wide, console.width), highlight=False).print(line, soft_wrap=True)
+        else:
+            show(line)
 
 
 def show_report(folders: Sequence[Path], page: Path, *, json: bool = False, title: str | None = None) -> None:
@@ -116,3 +109,12 @@ def table_of(headings: Sequence[str], rows: Iterable[Sequence[RenderableType]], 
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def show(content: Table | Text) -> None:
+    """A table, or a styled line, at its own width, also where the terminal is narrower: no figure is cut off."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    wide = console.measure(content, options=console.options.update(max_width=1000)).maximum
+    Console(width=max(wide, console.width), highlight=False).print(content, soft_wrap=True)
