@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -206,10 +206,9 @@ def _task(name: str, records: Sequence[RunRecord]) -> Task:
         keys = dict.fromkeys(key for run in arm.runs for key in scores_of(run))
         values = {key: _figure(name, arm, key, baseline) for key in keys}
         arms.append(dataclasses.replace(arm, baseline=baseline, figures=values))
-    remarks = [remark for arm in arms for remark in _term_remarks(arm)] + _more_remarks(arms)
     title = next((str(title) for run in records if (title := run.get("title"))), name)
     keys = dict.fromkeys(key for run in records for key in scores_of(run))
-    return Task(name, title, tuple(arms), tuple(keys), tuple(dict.fromkeys(remarks)))
+    return Task(name, title, tuple(arms), tuple(keys), tuple(dict.fromkeys(_remarks(arms))))
 
 
 # -- arms -------------------------------------------------------------------------------------------------------------
@@ -294,46 +293,41 @@ def _unequal_terms(arm: Arm, baseline: Arm) -> dict[str, tuple[Any, Any]]:
     return {key: (own.get(key), other.get(key)) for key in keys if own.get(key) != other.get(key)}
 
 
-def _term_remarks(arm: Arm) -> list[str]:
-    """Differences from the baseline besides the mechanism, a sentence each."""
+def _differences(arm: Arm) -> Iterator[str]:
+    """Differences from the baseline besides the mechanism."""
     if (baseline := arm.baseline) is None:
-        return []
+        return
     name, base = arm.name, baseline.name
-    remarks = []
     equally_long = arm.numbers("steps") == baseline.numbers("steps")
     if not equally_long:
         own, theirs = (one.numbers_words("steps", "an unknown number of") for one in (arm, baseline))
-        remarks.append(f"{name} has {own} training steps, {base} {theirs}")
+        yield f"{name} has {own} training steps, {base} {theirs}"
     terms = [
         f"{key} is {own} in {name}, {theirs} in {base}"
         for key, (own, theirs) in _unequal_terms(arm, baseline).items()
         if key not in _LENGTH or equally_long
     ]
     if terms:
-        remarks.append("; ".join(terms))
+        yield "; ".join(terms)
     files, others = mapping(arm.get("sha256")), mapping(baseline.get("sha256"))
     if splits := [str(split) for split in files if split in others and files[split] != others[split]]:
-        remarks.append(f"{name} and {base} read other {figures.listed(splits)} examples")
-    return [f"Not equal terms: {remark}." for remark in remarks]
+        yield f"{name} and {base} read other {figures.listed(splits)} examples"
 
 
-def _more_remarks(arms: Sequence[Arm]) -> list[str]:
-    """Reservations about the figures besides unequal terms."""
-    remarks = []
+def _remarks(arms: Sequence[Arm]) -> Iterator[str]:
+    """Reservations about the figures: unequal terms, then others."""
+    yield from (f"Not equal terms: {difference}." for arm in arms for difference in _differences(arm))
     if any(arm.get("checkpoint") == "best" for arm in arms):
-        remarks.append(
-            "Figures are of the best evaluation, which was chosen on the very split that they are of: it flatters them."
-        )
+        yield "Figures are of the best evaluation, which was chosen on the very split that they are of: it flatters them."
     for arm in arms:
         if len(arm.numbers("steps")) > 1:
-            remarks.append(f"The seeds of {arm.name} have not all the same number of training steps.")
+            yield f"The seeds of {arm.name} have not all the same number of training steps."
         if arm.baseline is not None:
             both = f"{arm.name} and {arm.baseline.name}"
             if set(arm.seeds) != set(arm.baseline.seeds):
-                remarks.append(f"{both} have not the same seeds, so nothing is paired.")
+                yield f"{both} have not the same seeds, so nothing is paired."
             if _machines(arm) != _machines(arm.baseline):
-                remarks.append(f"{both} were not trained on one kind of machine and software.")
-    return remarks
+                yield f"{both} were not trained on one kind of machine and software."
 
 
 def _machines(arm: Arm) -> set[str]:

@@ -9,7 +9,7 @@ import json
 import operator
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -88,9 +88,9 @@ def _of_comparison(compared: Comparison) -> dict[str, Any]:
         "title": _plural(len(finished) + len(unfinished), "run") + on,
         "subtitle": _subtitle(len(rows), "row", len(finished), len(unfinished)),
         "compared": compared,
-        "tiles": _tiles(compared) if compared.comparable and rows else [],
+        "tiles": list(_tiles(compared)) if compared.comparable and rows else [],
         "strips": _strips(compared) if compared.comparable and len(rows) > 1 else None,
-        "samples": _samples(rows),
+        "samples": list(_samples(rows)),
         "sentences": _sentences(compared),
         "legend": shown,
         "validation_curves": validation(compared, shown),
@@ -106,7 +106,7 @@ def _of_comparison(compared: Comparison) -> dict[str, Any]:
     }
 
 
-def _tiles(compared: Comparison) -> list[tuple[str, str, str]]:
+def _tiles(compared: Comparison) -> Iterator[tuple[str, str, str]]:
     """Key figures: label, value, note."""
     rows, measure, split = compared.rows, compared.measure, compared.split
     first, best = rows[0], best_row(rows, measure, compared.split)
@@ -114,35 +114,32 @@ def _tiles(compared: Comparison) -> list[tuple[str, str, str]]:
     shown = best or next(row for row in rows if split in row.figures)
     extreme = measure.extreme.capitalize() if several else "Final"
     value = shown.mark(measure.show(shown.figures[split].mean))
-    tiles = [(f"{extreme} {SPLIT_WORDS[split]} {measure.words}", value, shown.name)]
+    yield (f"{extreme} {SPLIT_WORDS[split]} {measure.words}", value, shown.name)
     last = shown.by_checkpoint(LAST_POSITION).get("final", {}).get(split)
     if not shown.next_token and last is not None:
-        tiles.append(("At last positions", LAST_POSITION.show(last.mean), "targets that are not read"))
+        yield "At last positions", LAST_POSITION.show(last.mean), "targets that are not read"
     if several and split in shown.difference:
         base = f"{first.name}: {measure.show(first.figures[split].mean)}"
-        tiles.append(("Against the first row", measure.show_difference(shown.difference[split]), base))
+        yield "Against the first row", measure.show_difference(shown.difference[split]), base
     if several and shown is not first and shown.extra_parameters is not None:
-        tiles.append(("Parameters added", figures.extra(shown.extra_parameters), f"to {count(first.parameters)}"))
+        yield "Parameters added", figures.extra(shown.extra_parameters), f"to {count(first.parameters)}"
     if split in first.unigram:
-        tiles.append((f"Unigram {measure.words}", measure.show(first.unigram[split]), "same vocabulary"))
+        yield f"Unigram {measure.words}", measure.show(first.unigram[split]), "same vocabulary"
     seen = [tokens for run in compared.runs if (tokens := integer(run.get("tokens_seen"))) is not None]
     if seen:
         ends = dict.fromkeys(figures.short_count(value) for value in (min(seen), max(seen)))
-        tiles.append(("Training tokens", "–".join(ends), "per run"))
-    return tiles
+        yield "Training tokens", "–".join(ends), "per run"
 
 
-def _samples(rows: Sequence[Row]) -> list[tuple[Row, str, str, str]]:
+def _samples(rows: Sequence[Row]) -> Iterator[tuple[Row, str, str, str]]:
     """A text that each row has written: its prompt, what follows, and how it was drawn."""
-    samples = []
     for row in rows:
         sample = mapping(row.get("sample"))
         prompt, text = str(sample.get("prompt", "")), str(sample.get("text", ""))
         if text:
             drawn = f"{sample.get('tokens')} tokens, temperature {sample.get('temperature')}, seed {sample.get('seed')}"
             beginning = prompt if text.startswith(prompt) else ""
-            samples.append((row, beginning, text.removeprefix(beginning), drawn))
-    return samples
+            yield row, beginning, text.removeprefix(beginning), drawn
 
 
 def _sentences(compared: Comparison) -> list[tuple[str, list[tuple[Row, str]]]]:
@@ -244,18 +241,16 @@ def _training_curves(compared: Comparison, groups: Sequence[RunGroup]) -> list[D
     ]
 
 
-def _bars(rows: Sequence[Row], names: Sequence[str]) -> list[dict[str, Any]]:
+def _bars(rows: Sequence[Row], names: Sequence[str]) -> Iterator[dict[str, Any]]:
     """For each row its parts as shares of a bar whose width is the row's share of the largest total."""
     largest = max((row.parameters or 0 for row in rows), default=0)
-    bars = []
     for row in rows:
         sizes, total = tables.parts_of_parameters(row), row.parameters
         if not sizes or total is None or sum(sizes.values()) > total:
             continue  # parts that overlap have no place in a stack
         parts = [(names.index(name) % COLOURS, name, size) for name, size in sizes.items() if size > 0]
         rest = total - sum(sizes.values())
-        bars.append({"name": row.name, "width": f"{100 * total / largest:.2f}", "parts": parts, "rest": rest})
-    return bars
+        yield {"name": row.name, "width": f"{100 * total / largest:.2f}", "parts": parts, "rest": rest}
 
 
 def _progress(run: RunRecord, measure: Measure) -> str:

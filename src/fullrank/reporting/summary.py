@@ -15,7 +15,7 @@ from fullrank.reporting import figures, runs, tables
 from fullrank.reporting.compare import MARK, Comparison, Row, best_row, compared_split, signatures
 from fullrank.reporting.figures import BLEU, LAST_POSITION, SCORES, TOKENISED_BLEU, Measure, interval, listed, points
 from fullrank.reporting.finetuning import SERVER, UNKNOWN, Arm, Task, Tuning, metric_words
-from fullrank.reporting.runs import MASKED_MODELING, TRANSLATION, integer, mapping
+from fullrank.reporting.runs import MASKED_MODELING, TRANSLATION, integer
 from fullrank.reporting.tables import LAST_POSITION_TITLE, SPLIT_WORDS, Table, change_words, interval_words, print_table
 
 _KINDS = {
@@ -39,7 +39,7 @@ def summarize(content: Comparison | Tuning) -> Summary:
 
 
 def _of_comparison(compared: Comparison) -> Summary:
-    warnings, cautions = _warnings(compared), _cautions(compared)
+    warnings, cautions = tuple(_warnings(compared)), tuple(dict.fromkeys(_cautions(compared)))
     groups = [_Words(rows, compared.measure) for rows in compared.groups]
     if not groups:
         nothing = "There is nothing to compare until a run has written its result."
@@ -198,9 +198,8 @@ class _Words:
         return sentence, pair.baseline == self.first.name and not pair.decided
 
 
-def _warnings(compared: Comparison) -> tuple[str, ...]:
+def _warnings(compared: Comparison) -> Iterator[str]:
     """Reasons why figures must not be compared."""
-    warnings = []
     if not compared.comparable:
         first, *other_texts = (runs.measured_on(rows[0].runs[0]) for rows in compared.groups)
         fields = dict.fromkeys(word for other in other_texts for word in runs.differences_of_text(first, other))
@@ -208,78 +207,74 @@ def _warnings(compared: Comparison) -> tuple[str, ...]:
             f"{listed(row.name for row in rows)} on {rows[0].label or 'a text not recorded'}"
             for rows in compared.groups
         )
-        warnings.append(
+        yield (
             f"{_capital(compared.measure.plural)} of these runs cannot be compared. They differ in: {', '.join(fields)}. "
             f"Compare only within a group: {groups}."
         )
     if compared.left_out:
         own, *others = (_KINDS.get(task, task) for task in (compared.task, *(run.task for run in compared.left_out)))
         names = listed(f"{run.name} ({run.folder})" for run in compared.left_out)
-        warnings.append(
+        yield (
             f"These are {own}, as the first run is; {listed(dict.fromkeys(others))} are left out: {names}. "
             "Report them on their own."
         )
     if marked := [row.name for row in compared.rows if row.marked]:
-        warnings.append(
+        yield (
             f"{MARK} {listed(marked)}: {NOT_NEXT_TOKEN}. Such a figure compares with no other; that of the last "
             "position of every segment is an ordinary perplexity, for its target is not read."
         )
-    return tuple(warnings)
 
 
-def _cautions(compared: Comparison) -> tuple[str, ...]:
+def _cautions(compared: Comparison) -> Iterator[str]:
     """Reasons why a difference may not be due to the rows."""
-    cautions = [caution for rows in compared.groups for caution in _cautions_of_group(rows)]
     rows, measure = compared.rows, compared.measure
+    for group in compared.groups:
+        yield from _cautions_of_group(group)
     if len(compared.protocols) > 1:
         ways = "; ".join(f"[{index}] {protocol}" for index, protocol in enumerate(compared.protocols, start=1))
-        cautions.append(
+        yield (
             "The runs were not all evaluated by the same protocol; part of a difference may come from that. "
             f"Rows are marked with theirs: {ways}."
         )
     others = [other.plural for other in figures.MEASURES if compared.states(other)]
     if others and compared.paper_measure is None:
-        cautions.append(
+        yield (
             f"The paper's figures are {others[-1]}, and these runs are compared by {measure.words}: they are left out."
         )
     if compared.task == MASKED_MODELING:
-        cautions.append(f"What is compared is {MASKED_TOKEN}: the model reads the rest of the text, on both sides.")
+        yield f"What is compared is {MASKED_TOKEN}: the model reads the rest of the text, on both sides."
     if compared.paper_is_last:
         last_is_best = all(row.last and row.last == row.figures for row in rows)
-        cautions.append(
+        yield (
             "The paper's figures are of the weights of the last epoch: compare them with ours of the last checkpoint"
             + (", which in these runs is the best." if last_is_best else ".")
         )
     if any(row.by_checkpoint(figures.WITHOUT_SOS) for row in rows):
-        cautions.append(
+        yield (
             "Every line begins with a token <sos>, which counts in the perplexities and costs almost nothing; without it, as "
             "tokens are usually counted, they are higher."
         )
     versions = signatures(compared.runs).get(BLEU.key, ())
     if len(versions) > len({runs.without_version(signature) for signature in versions}):
-        cautions.append("BLEU was computed by different versions of sacreBLEU, which may move it a little.")
+        yield "BLEU was computed by different versions of sacreBLEU, which may move it a little."
     if compared.task == TRANSLATION and len({str(row.runs[0].corpus.get("vocabulary")) for row in rows}) > 1:
-        cautions.append(
+        yield (
             "The rows have different vocabularies: their perplexities, which are per token, do not compare; BLEU does."
         )
     if measure is BLEU and (names := [row.name for row in rows if any(not run.next_token for run in row.runs)]):
-        cautions.append(f"Perplexity of {listed(names)} is left out: {NOT_NEXT_TOKEN}.")
+        yield f"Perplexity of {listed(names)} is left out: {NOT_NEXT_TOKEN}."
     if measure is BLEU and compared.paper_measure is BLEU and compared.states(TOKENISED_BLEU):
-        cautions.append(
-            "The paper's figures of some rows are tokenised BLEU and are left out: ours beside them are sacreBLEU's."
-        )
-    return tuple(dict.fromkeys(cautions))
+        yield "The paper's figures of some rows are tokenised BLEU and are left out: ours beside them are sacreBLEU's."
 
 
-def _cautions_of_group(rows: Sequence[Row]) -> list[str]:
+def _cautions_of_group(rows: Sequence[Row]) -> Iterator[str]:
     """Cautions about rows that were measured on one text."""
-    cautions = []
     first, runs = rows[0], [run for row in rows for run in row.runs]
     if first.is_slice:
-        cautions.append(f"The text is a slice ({first.label}): its figures are not those of the published corpus.")
+        yield f"The text is a slice ({first.label}): its figures are not those of the published corpus."
     reduced = first.is_slice or any(run.get("scale") not in (None, "paper") for run in runs)
     if reduced and any(row.paper for row in rows):
-        cautions.append(
+        yield (
             "The paper's figures belong to its own setting (scale paper, full corpus), "
             "which these runs do not repeat: the levels do not compare."
         )
@@ -287,14 +282,10 @@ def _cautions_of_group(rows: Sequence[Row]) -> list[str]:
     # batches of whole sentences do not end at the same token with every seed
     slack = 1.01 if runs[0].task == TRANSLATION else 1.0
     if budgets and budgets[-1] > slack * budgets[0]:
-        cautions.append(f"The runs did not train on equally many tokens: {budgets[0]:,} to {budgets[-1]:,}.")
-    environments = [mapping(run.get("environment")) for run in runs]
+        yield f"The runs did not train on equally many tokens: {budgets[0]:,} to {budgets[-1]:,}."
     keys = ("platform", "cpu", "threads", "device", "precision")
-    if len({tuple(str(environment.get(key)) for key in keys) for environment in environments}) > 1:
-        cautions.append(
-            "The runs were not all made on the same kind of machine; tokens/s, ms and wall time do not compare."
-        )
-    return cautions
+    if len({tuple(str(run.get("environment", key)) for key in keys) for run in runs}) > 1:
+        yield "The runs were not all made on the same kind of machine; tokens/s, ms and wall time do not compare."
 
 
 def _capital(words: str) -> str:
@@ -304,45 +295,41 @@ def _capital(words: str) -> str:
 # -- notes beneath tables ---------------------------------------------------------------------------------------------
 
 
-def comparison_notes(compared: Comparison) -> list[str]:
+def comparison_notes(compared: Comparison) -> Iterator[str]:
     """Legend of the table of rows."""
-    measure = compared.measure
-    notes = [
-        f"{_capital(measure.words)}: {measure.comparative} is better; the {measure.extreme} of comparable rows is set bold."
-    ]
+    measure, better = compared.measure, compared.measure.comparative
+    yield f"{_capital(measure.words)}: {better} is better; the {measure.extreme} of comparable rows is set bold."
     if any(row.difference for row in compared.rows):
         whose, unit = "their" if measure.in_bits else "its", ", in points" if measure.higher else ""
-        notes.append(f"Beneath {measure.article or 'the '}{measure.words}: {whose} difference to the first row{unit}.")
+        yield f"Beneath {measure.article or 'the '}{measure.words}: {whose} difference to the first row{unit}."
     if measure is BLEU:
-        notes.append("Perplexity is per target token.")
+        yield "Perplexity is per target token."
     if compared.several_seeds:
-        notes.append(
+        yield (
             "Rows with several seeds (n) show mean ± sample standard deviation; the mean is that of the runs' "
             f"{measure.plural}. Speeds and times are means."
         )
     if compared.paper_measure is not None:
-        notes.append("“Paper” is the published figure, as the recipe states it.")
+        yield "“Paper” is the published figure, as the recipe states it."
     if any(row.marked for row in compared.rows):
-        notes.append(f"{MARK} {NOT_NEXT_TOKEN}; such a figure compares with no other, and is never set bold.")
+        yield f"{MARK} {NOT_NEXT_TOKEN}; such a figure compares with no other, and is never set bold."
     if measure is figures.BITS_PER_BYTE and compared.states(figures.BITS_PER_CHARACTER):
-        notes.append(
+        yield (
             "The paper calls its figure bits per character; where the corpus is bytes (enwik8), a character is a byte."
         )
-    return notes
 
 
-def signature_notes(compared: Comparison) -> list[str]:
+def signature_notes(compared: Comparison) -> Iterator[str]:
     """Method of the scores of translations."""
     signed = signatures(compared.runs)
-    lines = [f"{one.words}: sacreBLEU, {' and '.join(signed[one.key])}." for one in SCORES if one.key in signed]
+    yield from (f"{one.words}: sacreBLEU, {' and '.join(signed[one.key])}." for one in SCORES if one.key in signed)
     if compared.paper_measure is TOKENISED_BLEU:
         measured = any(row.stats(TOKENISED_BLEU) for row in compared.rows)
-        lines.append(
+        yield (
             f"{TOKENISED_BLEU.short}: tokenised, lower-cased BLEU4, as fairseq-generate printed it, which is what the paper "
             "states; it does not compare with sacreBLEU's."
             + ("" if measured else " These runs have none: their corpus is not tokenised.")
         )
-    return lines
 
 
 def difference_notes(compared: Comparison) -> list[str]:
@@ -382,30 +369,29 @@ def _of_tuning(tuning: Tuning) -> Summary:
     return Summary(headline, tuple(others), tuple(warnings), tuple(cautions))
 
 
-def _against_sentences(task: Task, arm: Arm) -> list[str]:
+def _against_sentences(task: Task, arm: Arm) -> Iterator[str]:
     """The headline figures.score of an arm against its baseline, and its deviation where anything can be said of it."""
     key = next((key for key in task.keys if key in arm.figures), None)
     if key is None or (against := arm.figures[key].against) is None:
-        return []
+        return
     beginning = (
         f"{task.name}: {metric_words(key[1])} of {arm.name} is {figures.score(arm.figures[key].stat.mean)}, "
         f"{points(against.difference, against.decimals)} to {against.baseline}"
     )
     if against.interval is None:
-        sentences = [f"{beginning}; whether that is more than chance cannot be told from so few seeds."]
+        yield f"{beginning}; whether that is more than chance cannot be told from so few seeds."
     else:
         kind = "paired over seeds" if against.paired else "Welch"
         verdict = "more than the choice of seeds" if against.decided else "not decided by these seeds"
-        sentences = [f"{beginning} (95 % {interval_words(against.interval, against.decimals)}, {kind}): {verdict}."]
+        yield f"{beginning} (95 % {interval_words(against.interval, against.decimals)}, {kind}): {verdict}."
     change, ends = against.deviation_change_percent, against.deviation_f_interval
     if change is not None and ends is not None:
         decided = ends.low > 0 or ends.high < 0
         verdict = "" if decided else ", so these seeds do not decide whether it rises or falls"
-        sentences.append(
+        yield (
             f"{task.name}: its deviation over seeds changed by {change_words(change)} against {against.baseline} "
             f"(95 % {change_words(ends)}){verdict}."
         )
-    return sentences
 
 
 def _tuning_notes(tuning: Tuning) -> list[str]:

@@ -169,15 +169,13 @@ def _heading(compared: Comparison, split: str, measure: Measure, whose: str = ""
     return Column(whose + kind, words, f"{name}\n{whose}")
 
 
-def other_figures(compared: Comparison) -> list[Table]:
+def other_figures(compared: Comparison) -> Iterator[Table]:
     """Perplexity without <sos>, and at last positions of rows whose other figures are no next-token perplexities."""
-    tables = []
     if any(row.by_checkpoint(figures.WITHOUT_SOS) for row in compared.rows):
         caption = f"{figures.WITHOUT_SOS.words.capitalize()}, as tokens are usually counted"
-        tables.append(_by_checkpoint(caption, compared, compared.rows, figures.WITHOUT_SOS))
+        yield _by_checkpoint(caption, compared, compared.rows, figures.WITHOUT_SOS)
     if rows := [row for row in compared.rows if row.by_checkpoint(LAST_POSITION)]:
-        tables.append(_by_checkpoint(LAST_POSITION_TITLE, compared, rows, LAST_POSITION))
-    return tables
+        yield _by_checkpoint(LAST_POSITION_TITLE, compared, rows, LAST_POSITION)
 
 
 def _by_checkpoint(caption: str, compared: Comparison, rows: Sequence[Row], measure: Measure) -> Table:
@@ -223,9 +221,10 @@ def difference_table(compared: Comparison, tested: Differences) -> Table:
     return table(title, map(cells, tested.rows), show_caption=True)
 
 
-def folded_tables(compared: Comparison) -> list[Table]:
+def folded_tables(compared: Comparison) -> Iterator[Table]:
     """Tables that are closed until asked for: scores of every split, what else the paper states, single runs."""
-    tables = [_scores_of_splits(compared)] if compared.measure is BLEU else []
+    if compared.measure is BLEU:
+        yield _scores_of_splits(compared)
     keys = {split + ending for measure in figures.MEASURES for ending in measure.paper for split in SPLITS} | {"metric"}
     others = list(dict.fromkeys(str(key) for row in compared.rows for key in row.paper if key not in keys))
     if not set(others) <= {"parameters", "extra_parameters"}:
@@ -235,8 +234,8 @@ def folded_tables(compared: Comparison) -> list[Table]:
             for key in others:
                 yield figures.readable(key), figures.stated(row.paper.get(key), figures.plain)
 
-        tables.append(table("What else the paper states", map(cells, compared.rows)))
-    return [*tables, _single_runs(compared)]
+        yield table("What else the paper states", map(cells, compared.rows))
+    yield _single_runs(compared)
 
 
 def _scores_of_splits(compared: Comparison) -> Table:
