@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fullrank.reporting.figures import Stat, short_count
+from fullrank.reporting.figures import short_count
 from fullrank.reporting.runs import RunRecord, number
 
 POINTS = 260  # more cannot be told apart at the width of a figure
@@ -179,13 +180,6 @@ def second_half(series: Sequence[Series]) -> list[Series]:
 # -- geometry ---------------------------------------------------------------------------------------------------------
 
 
-class Tick(NamedTuple):
-    """A position on an axis with its label."""
-
-    at: float
-    text: str
-
-
 @dataclass(frozen=True)
 class Stroke:
     """A line through points (x, y) in the colour of a row; `dashes` as in SVG."""
@@ -228,8 +222,8 @@ class Drawing:
     bottom: float
     x_label: str
     y_label: str = ""
-    x_ticks: list[Tick] = field(default_factory=list)
-    y_ticks: list[Tick] = field(default_factory=list)
+    x_ticks: list[tuple[float, str]] = field(default_factory=list)
+    y_ticks: list[tuple[float, str]] = field(default_factory=list)
     upright_grid: bool = False
     strokes: list[Stroke] = field(default_factory=list)
     dots: list[Label] = field(default_factory=list)
@@ -277,9 +271,9 @@ def draw_curves(
         points = [(x_at(x), y_at(y)) for x, y in curve.points]
         return Stroke(one.slot, points, width, opacity, dashes)
 
-    drawing.x_ticks = [Tick(x_at(x), short_count(x)) for x in ticks(x_low, x_high, 6)]
+    drawing.x_ticks = [(x_at(x), short_count(x)) for x in ticks(x_low, x_high, 6)]
     y_values = log_ticks(10**y_low, 10**y_high) if log else ticks(y_low, y_high, 6)
-    drawing.y_ticks = [Tick(y_at(y), show(y)) for y in y_values]
+    drawing.y_ticks = [(y_at(y), show(y)) for y in y_values]
     for one in series:
         several, mean = len(one.curves) > 1, one.mean
         faint = 0.45 if several and mean else 1.0
@@ -300,19 +294,13 @@ def draw_curves(
     return [drawing]
 
 
-class Strip(NamedTuple):
-    """The figures of one row for `draw_strips`: a value for each seed and their statistic (None: not measured)."""
+def draw_strips(heading: str, rows: Sequence[tuple[str, int, Sequence[float]]], x_label: str, alt: str) -> Drawing:
+    """Figures of every row: each seed a dot; beneath them a bar for the mean and a line for mean ± deviation.
 
-    name: str
-    slot: int
-    values: Sequence[float]
-    stat: Stat | None
-
-
-def draw_strips(heading: str, rows: Sequence[Strip], x_label: str, alt: str) -> Drawing:
-    """Figures of every row: each seed a dot; beneath them a bar for the mean and a line for mean ± deviation."""
+    rows: name, number of the colour, and a value for each seed (none: not measured).
+    """
     left, right, top = 132.0, WIDTH - 18.0, 8
-    ends = [end for row in rows if row.stat for end in (*row.values, *_reach(row.stat))]
+    ends = [end for _, _, values in rows for end in (*values, *_reach(values))]
     low, high = (min(ends), max(ends)) if ends else (0.0, 1.0)
     margin = 0.06 * (high - low) or 0.05 * abs(high) or 0.5
     low, high = low - margin, high + margin
@@ -320,9 +308,9 @@ def draw_strips(heading: str, rows: Sequence[Strip], x_label: str, alt: str) -> 
     def x_at(x: float) -> float:
         return left + (right - left) * (x - low) / (high - low)
 
-    most = max((len(row.values) for row in rows), default=1)
+    most = max((len(values) for _, _, values in rows), default=1)
     size = 8.5 if most <= 10 else 6.0
-    lanes = [swarm([x_at(value) for value in row.values], size) for row in rows]
+    lanes = [swarm([x_at(value) for value in values], size) for _, _, values in rows]
     deepest = max((abs(lane) for row in lanes for lane in row), default=0)
     dots = (2 * deepest + 1) * (size + 1.5)
     step = dots + (26 if most > 1 else 14)
@@ -331,32 +319,33 @@ def draw_strips(heading: str, rows: Sequence[Strip], x_label: str, alt: str) -> 
     note = f"A dot is one run{deviations}. The axis does not start at zero."
     drawing = Drawing(heading, [note], alt, WIDTH, height, left, right, top, height - 36, x_label, upright_grid=True)
     drawing.dot_size = size
-    drawing.x_ticks = [Tick(x_at(x), f"{x:,.6g}") for x in ticks(low, high, 6)]
-    for index, (row, lane) in enumerate(zip(rows, lanes, strict=True)):
+    drawing.x_ticks = [(x_at(x), f"{x:,.6g}") for x in ticks(low, high, 6)]
+    for index, ((name, slot, values), lane) in enumerate(zip(rows, lanes, strict=True)):
         middle = top + step * index + 4 + dots / 2
-        for line, part in enumerate(lines := row.name.split(" · ")):
+        for line, part in enumerate(lines := name.split(" · ")):
             y = middle + 14 * (line - (len(lines) - 1) / 2)
-            drawing.names.append(Label(row.slot, left - 8, y, _short(part, 20)))
-        if row.stat is None:
-            drawing.labels.append(Label(row.slot, left + 4, middle, "not measured"))
-            continue
+            drawing.names.append(Label(slot, left - 8, y, _short(part, 20)))
+        if not values:
+            drawing.labels.append(Label(slot, left + 4, middle, "not measured"))
         drawing.dots += [
-            Label(row.slot, x_at(value), middle - (size + 1.5) * place, f"{row.name}: {value:,.6g}")
-            for value, place in zip(row.values, lane, strict=True)
+            Label(slot, x_at(value), middle - (size + 1.5) * place, f"{name}: {value:,.6g}")
+            for value, place in zip(values, lane, strict=True)
         ]
-        if row.stat.deviation is not None:
-            under, mean = middle + dots / 2 + 9, x_at(row.stat.mean)
+        if len(values) > 1:
+            under, mean = middle + dots / 2 + 9, x_at(statistics.fmean(values))
             drawing.strokes += [
-                Stroke(row.slot, [(x_at(end), under) for end in _reach(row.stat)], 2, 0.6),
-                Stroke(row.slot, [(mean, under - 6), (mean, under + 6)], 3),
+                Stroke(slot, [(x_at(end), under) for end in _reach(values)], 2, 0.6),
+                Stroke(slot, [(mean, under - 6), (mean, under + 6)], 3),
             ]
     return drawing
 
 
-def _reach(stat: Stat) -> tuple[float, float]:
-    """Mean ± standard deviation."""
-    deviation = stat.deviation or 0.0
-    return stat.mean - deviation, stat.mean + deviation
+def _reach(values: Sequence[float]) -> tuple[float, ...]:
+    """Mean ± standard deviation; empty for a single value."""
+    if len(values) < 2:
+        return ()
+    mean, deviation = statistics.fmean(values), statistics.stdev(values)
+    return mean - deviation, mean + deviation
 
 
 def swarm(positions: Sequence[float], size: float) -> list[int]:

@@ -20,7 +20,7 @@ from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.core.errors import InputError
 from fullrank.reporting import drawing, figures, runs, summary, tables
 from fullrank.reporting.compare import MARK, Comparison, Row, best_row, signatures, translations
-from fullrank.reporting.drawing import COLOURS, NARROW, Curve, Drawing, Reader, Series, Strip, draw_curves, draw_strips
+from fullrank.reporting.drawing import COLOURS, NARROW, Curve, Drawing, Reader, Series, draw_curves, draw_strips
 from fullrank.reporting.figures import BLEU, CHRF, LAST_POSITION, MISSING, Measure, count, listed
 from fullrank.reporting.finetuning import UNKNOWN, Arm, Key, Task, Tuning, metric_words
 from fullrank.reporting.runs import SPLITS, RunGroup, RunRecord, integer, mapping, number
@@ -161,7 +161,7 @@ def _strips(compared: Comparison) -> Drawing:
     strips = []
     for row in compared.rows:
         dots = [value for run in row.runs if (value := measure.final(run, split)) is not None]
-        strips.append(Strip(row.mark(row.name), row.slot, dots, row.figures.get(split)))
+        strips.append((row.mark(row.name), row.slot, dots))
     label, alt = f"{words} ({measure.comparative} is better)", f"Final {words}: {values}."
     strip = draw_strips(f"Final {words}", strips, label, alt)
     if any(row.marked for row in compared.rows):
@@ -290,7 +290,7 @@ def _score_strips(task: Task, key: Key) -> Drawing:
     arms = [(arm, arm.figures[key]) for arm in task.arms if key in arm.figures]
     words = f"{key[0]} {metric_words(key[1])} x 100 (higher is better)"
     alt = f"{task.caption(key)}: {', '.join(f'{arm.name} {figure.words}' for arm, figure in arms)}."
-    rows = [Strip(arm.name, arm.slot, figure.values, figure.stat) for arm, figure in arms]
+    rows = [(arm.name, arm.slot, figure.values) for arm, figure in arms]
     return draw_strips(f"{key[0]}: {metric_words(key[1])}", rows, words, alt)
 
 
