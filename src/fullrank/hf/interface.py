@@ -135,7 +135,7 @@ def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attenti
 
 def refuse_another(module: Any, _: object) -> None:
     """InputError if the configuration of an injected module names an attention function that leaves its stages out."""
-    if not str(vars(module.config)["_attn_implementation_internal"]).startswith(MIXED):  # not by its slow property
+    if not str(module.config._attn_implementation_internal).startswith(MIXED):  # not by its slow property
         raise InputError(
             f"{type(module).__name__}: its attention was set to '{module.config._attn_implementation}' after injection, which "
             "leaves out what was injected; call fullrank.remove(model), set_attn_implementation, then fullrank.inject again"
