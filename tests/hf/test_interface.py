@@ -115,13 +115,14 @@ def test_peft_before_injection_is_refused_with_the_right_order():
     fr.inject(wrapped, cross_head=0.5)  # which has no parameters to lose
 
 
-@pytest.mark.skipif(torch.__version__ < "2.7", reason="transformers breaks the graph there")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "name", ["llama", *(pytest.param(name, marks=pytest.mark.full) for name in ("bert", "gpt2", "t5"))]
 )
 def test_compiled_in_one_graph_is_the_same(name):
     """A mask of padding breaks no graph."""
+    if torch.__version__ < ("2.11" if name == "t5" else "2.9"):
+        pytest.skip(f"the compiler of torch {torch.__version__} breaks the graph of this model")
     model, inputs = FAMILIES[name]()
     assert not inputs["attention_mask"].all()
     stir(fr.inject(model, mix="position_wise", cross_head=0.5))
