@@ -209,17 +209,13 @@ def generate(
 
     from fullrank.experiments.generation import write
 
+    own: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    own |= {"greedy": greedy or None, "beams": beam, "length_penalty": length_penalty}
     content = write(
         run,
         prompt,
+        **{key: value for key, value in own.items() if value is not None},
         max_new_tokens=max_new_tokens,
-        temperature=1.0 if temperature is None else temperature,
-        top_k=top_k,
-        top_p=top_p,
-        greedy=greedy,
-        beams=beam,
-        length_penalty=1.0 if length_penalty is None else length_penalty,
-        seed=seed,
         number=number,
         stop=stop,
         memory_length=memory_length,

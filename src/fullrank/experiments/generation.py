@@ -39,13 +39,8 @@ def write(
     *,
     tokenizer: Tokenizer | None = None,
     max_new_tokens: int = 100,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    greedy: bool = False,
     beams: int | None = None,
     length_penalty: float = 1.0,
-    seed: int | None = None,
     number: int = 1,
     stop: bool = False,
     memory_length: int | None = None,
@@ -54,15 +49,19 @@ def write(
     device_name: str = "auto",
     kernel_name: str = "auto",
     say: Callable[[str], None] | None = None,
+    **drawing: Any,
 ) -> dict[str, Any]:
     """`number` continuations of `prompt` by a model or by the run in a folder, each with its log-probability in nats.
 
-    By search with `beams`, else by sampling (or `greedy`); with `stop` a text ends at <eos>. window: as in
-    `LanguageModel.generate`; say: told where it slides.
+    By search with `beams`, else by sampling, whose options are `drawing`: temperature, top_k, top_p, greedy and seed, as in
+    `fullrank.decoding.sample`. With `stop` a text ends at <eos>. window: as in `LanguageModel.generate`; say: told where it
+    slides.
     A model with memory remembers the last `memory_length` tokens (null: as many as it was trained with).
     """
     if beams is not None and number > beams:
         raise InputError(f"--number: {number} texts from a beam of {beams}; make --beam at least {number}")
+    if beams is not None and drawing:
+        raise InputError(f"beams: a search draws nothing; leave out {', '.join(drawing)}, or beams")
     run = str(model) if isinstance(model, str | Path) else None
     if isinstance(model, str | Path):
         open_causal(folder := Path(model))
@@ -88,10 +87,7 @@ def write(
             found = beam_search(reader, ids, beams=beams, n_best=number, length_penalty=length_penalty, **limits)
             new, lengths, scores = found.ids[0], found.lengths[0], found.log_probs[0]
         else:
-            prompts = ids.expand(number, -1)
-            drawn = sample(
-                reader, prompts, temperature=temperature, top_k=top_k, top_p=top_p, greedy=greedy, seed=seed, **limits
-            )
+            drawn = sample(reader, ids.expand(number, -1), **drawing, **limits)
             new, lengths, scores = drawn.ids, drawn.lengths, drawn.log_probs.sum(1)
     texts = [
         {"text": tokenizer.decode(prompt_ids + row[:length]), "tokens": length, "log_prob": score}

@@ -40,7 +40,7 @@ def measure(
     match protocol.kind:
         case "blocks":
             source = Blocks(ids, batch_size=batch_size, segment_length=length, start_id=start_id)
-            score = _score_padded if sees_future else _score_rows
+            score = _score_padded if sees_future else _score_segments
         case "window":
             assert protocol.context is not None
             assert protocol.stride is not None
@@ -51,7 +51,7 @@ def measure(
             assert protocol.streams is not None
             streams = protocol.streams
             source = Streams(ids, batch_size=streams, segment_length=length, start_id=start_id, remainder="keep")
-            score = _score_streams
+            score = _score_segments
     batches = (source.batch(0, index) for index in range(source.batches_per_epoch))
     training = model.training
     model.eval()
@@ -102,11 +102,18 @@ def check_training_length(model: LanguageModel | MaskedLanguageModel, segment_le
         )
 
 
-def _score_rows(model: LanguageModel, batches: Iterable[Batch], device: torch.device) -> Evaluation:
-    tally = Tally(device)
+def _score_segments(model: LanguageModel, batches: Iterable[Batch], device: torch.device) -> Evaluation:
+    """Blocks, and the segments of streams: what a segment leaves in memory is read by the next."""
+    tally, memory = Tally(device), None
     for batch in batches:
+        if model.memory_length and batch.weights is not None:
+            # columns that are padding in every row would take positions that a model may lack
+            last = int(batch.weights.any(0).sum())
+            batch = Batch(batch.inputs[:, :last], batch.targets[:, :last], batch.weights[:, :last])
         batch = batch.to(device)
-        tally.add(model.nll(batch.inputs, batch.targets).per_token, batch.targets, batch.weights)
+        result = model.nll(batch.inputs, batch.targets, memory=memory)
+        memory = result.memory
+        tally.add(result.per_token, batch.targets, batch.weights)
     return tally.total()
 
 
@@ -138,22 +145,6 @@ def _score_padded(model: LanguageModel, batches: Iterable[Batch], device: torch.
         end = mask.sum(1, keepdim=True) - 1  # (B, 1)
         lasts.add(per_token.gather(1, end), batch.targets.gather(1, end))
     return replace(tally.total(), last_position=lasts.total())
-
-
-def _score_streams(model: LanguageModel, batches: Iterable[Batch], device: torch.device) -> Evaluation:
-    """Streams: what a segment leaves in memory is read by the next."""
-    tally, memory = Tally(device), None
-    for batch in batches:
-        if (
-            batch.weights is not None
-        ):  # columns that are padding in every row would take positions that a model may lack
-            last = int(batch.weights.any(0).sum())
-            batch = Batch(batch.inputs[:, :last], batch.targets[:, :last], batch.weights[:, :last])
-        batch = batch.to(device)
-        result = model.nll(batch.inputs, batch.targets, memory=memory)
-        memory = result.memory
-        tally.add(result.per_token, batch.targets, batch.weights)
-    return tally.total()
 
 
 # -- many passages ---------------------------------------------------------------------------------------------------

@@ -149,11 +149,8 @@ def translate_ids(
             )
             ids, log_probs, lengths = best.ids, best.log_probs, best.lengths
         else:
-            how = search.sampling
             seeds = [_seed(seed, first + i, k) for i in batch for k in range(search.n_best)]
-            drawn = sample(
-                reader, start, temperature=how.temperature, top_k=how.top_k, top_p=how.top_p, seed=seeds, **rules
-            )
+            drawn = sample(reader, start, **{**vars(search.sampling), "seed": seeds}, **rules)
             ids, log_probs, lengths = (
                 values.unflatten(0, (len(batch), search.n_best))
                 for values in (drawn.ids, drawn.log_probs.sum(1), drawn.lengths)
