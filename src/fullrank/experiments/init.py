@@ -145,7 +145,7 @@ def write_configuration(request: Request, out: Path, *, force: bool = False, say
     ]
     for section, keys in sections.items():
         lines.append(f"{section}:")
-        stated = {f"{key}: {_flow(value)}": why for key, (value, why) in keys.items()}
+        stated = {f"{key}: {_on_one_line(value)}": why for key, (value, why) in keys.items()}
         width = min(max(map(len, stated)), 44)
         lines += [f"  {words:<{width}}  # {why}" for words, why in stated.items()]
     write_text(out, "\n".join(lines) + "\n")
@@ -157,8 +157,7 @@ def _configuration(sections: Mapping[str, Keys]) -> RunConfig:
     return RunConfig.from_dict(values)
 
 
-def _flow(value: Any) -> str:
-    """A value as YAML on one line."""
+def _on_one_line(value: Any) -> str:
     style = '"' if isinstance(value, str) and not value.isprintable() else None  # such names stay on one line
     text: str = yaml.safe_dump(value, default_flow_style=True, default_style=style, allow_unicode=True, width=10_000)
     return text.removesuffix("\n...\n").strip()

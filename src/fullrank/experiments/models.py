@@ -154,7 +154,6 @@ def _from_python(name: str) -> torch.nn.Module:
 
 
 def _with_adapter(folder: Path, file: str, dtype: torch.dtype, tokenizer: bool) -> HuggingFaceModel:
-    """The model that the adapter in `folder` was made of, with it."""
     base = json.loads((folder / file).read_text(encoding="utf-8")).get(_ADAPTERS[file])
     if not base:
         raise InputError(
@@ -263,16 +262,16 @@ def load_pretrained(
         injected = _holds_injected(config, known)
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False, **options)
         auto = getattr(transformers, _CLASSES[kind])
-        options |= {
-            "config": known,
-            "dtype": torch.float32,
-            "output_loading_info": True,
-            "ignore_mismatched_sizes": True,
-        }
-        if injected:
-            model, loading = load_injected(where, auto, **options)
-        else:
-            model, loading = auto.from_pretrained(where, trust_remote_code=False, **options)
+        load = functools.partial(load_injected, cls=auto) if injected else auto.from_pretrained
+        model, loading = load(
+            where,
+            config=known,
+            dtype=torch.float32,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **options,
+        )
     mismatched = [str(key) for key, *_ in loading["mismatched_keys"]]
     if inside := [key for key in mismatched if key.startswith(f"{model.base_model_prefix}.")]:  # not of an output layer
         raise InputError(
@@ -292,7 +291,6 @@ def load_pretrained(
 
 
 def _inject(model: Any, config: PretrainedConfig) -> None:
-    """Our attention, where it is asked for."""
     from fullrank.hf.inject import inject
 
     graft = config.attention

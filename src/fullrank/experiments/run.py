@@ -342,7 +342,6 @@ def environment(device: torch.device, precision: str) -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """The processor's name as the system gives it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
