@@ -77,7 +77,7 @@ class Task(Protocol[Config, Corpus]):
     """One kind of run. It has no state: everything is in the configuration and the data."""
 
     def check(self, config: Config) -> None:
-        """Raises ConfigError or InputError for faults that are known before any work: by itself, a task has none."""
+        """Raises ConfigError or InputError for faults that are known before any work; by default there are none."""
         return
 
     def prepare(
@@ -111,7 +111,7 @@ class TextTask(Task[RunConfig, Corpus], Protocol[Corpus, Model, Reading]):
         ...
 
     def sample(self, model: Model, corpus: Corpus) -> dict[str, Any] | None:
-        """A text that the model writes, for people; by itself, a task has none."""
+        """A text that the model writes, for people; None where it writes none."""
         return None
 
 
