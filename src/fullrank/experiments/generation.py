@@ -111,7 +111,7 @@ _SEEN = 8  # tokens of the prompt that tell how the first new one is joined to i
 
 @dataclass(frozen=True)
 class Completion:
-    """Completion of prompts. stop: a text ends before the first of these. temperature 0: the most probable tokens."""
+    """Completion of prompts, by options of `sample`. stop: a text ends before the first of these strings."""
 
     stop: tuple[str, ...] = ()
     max_new_tokens: int = 256
@@ -154,17 +154,8 @@ def complete(
         ids = torch.tensor([[tokenizer.start_id] * (longest - len(row)) + row for row in rows])
         mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
         device = next(model.parameters()).device
-        drawn = sample(
-            reader,
-            ids.to(device),
-            attention_mask=mask.to(device),
-            max_new_tokens=how.max_new_tokens,
-            temperature=how.temperature,
-            top_k=how.top_k,
-            top_p=how.top_p,
-            seed=[seeds[i] for i in batch],
-            stop=_Stop(tokenizer, rows, how.stop) if how.stop else None,
-        )
+        own = {"stop": _Stop(tokenizer, rows, how.stop) if how.stop else None, "seed": [seeds[i] for i in batch]}
+        drawn = sample(reader, ids.to(device), attention_mask=mask.to(device), **{**vars(how), **own})
         for i, row, new, length in zip(batch, rows, drawn.ids.tolist(), drawn.lengths.tolist(), strict=True):
             texts[i] = _before(_written(tokenizer, row, new[:length]), how.stop)
         if report is not None:
