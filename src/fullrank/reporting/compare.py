@@ -18,7 +18,7 @@ from fullrank.config.run import MASKED_TOKEN
 from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.core.errors import InputError
 from fullrank.evaluation.statistics import SEED, against_first, bootstrap_interval
-from fullrank.evaluation.tasks import check_pairs, metric_named
+from fullrank.evaluation.tasks import Metric, check_pairs, metric_named
 from fullrank.reporting import figures, runs
 from fullrank.reporting.figures import BLEU, MISSING, PERPLEXITY, SCORES, TOKENISED_BLEU, Measure, Stat
 from fullrank.reporting.runs import SPLITS, RunGroup, RunRecord, integer, number, read_run
@@ -223,9 +223,8 @@ class Comparison:
             return ()
         either = (differences(self.rows, split) for split in reversed(SPLITS))
         others = dict.fromkeys(split for run in self.runs for split in run.references if split not in SPLITS)
-        tested = [next((one for one in either if one is not None), None)]
-        tested += [differences(self.rows, split) for split in others]
-        return tuple(one for one in tested if one is not None)
+        tested = (next(filter(None, either), None), *(differences(self.rows, split) for split in others))
+        return tuple(filter(None, tested))
 
     def as_json(self) -> dict[str, Any]:
         """The comparison by its keys in a JSON document; numbers in full precision.
@@ -310,12 +309,11 @@ def _row_as_json(row: Row) -> dict[str, Any]:
         if one.in_bits:
             values[f"unigram_{one.key}"] = one.unigrams(row.runs[0])
     values |= {f"{key}_signature": ways for key, ways in signatures(row.runs).items()}
-    other_splits: dict[str, Any] = {}
-    for split in dict.fromkeys(split for run in row.runs for split in run.other_splits):
-        scores = {
-            one.key: figures.over_runs(one.final(run, split) for run in row.runs) for one in (PERPLEXITY, *SCORES)
-        }
-        other_splits[split] = {key: stat for key, stat in scores.items() if stat is not None}
+    other_splits: dict[str, dict[str, Stat]] = {split: {} for run in row.runs for split in run.other_splits}
+    for split, scores in other_splits.items():
+        for one in (PERPLEXITY, *SCORES):
+            if stat := figures.over_runs(one.final(run, split) for run in row.runs):
+                scores[one.key] = stat
     return {
         "name": row.name,
         "task": row.runs[0].task,
@@ -401,24 +399,20 @@ def differences(rows: Sequence[Row], split: str) -> Differences | None:
     base = next((run for row in rows for run in row.runs if split in run.references), None)
     if base is None or len(rows) < 2:
         return None
-    lowercase = _in_lower_case(base, split)
-    metric = metric_named(BLEU.key, lowercase=lowercase)
+    metric = metric_named(BLEU.key, lowercase=_in_lower_case(base, split))
     left_out: list[str] = []
     counts: dict[str, list[np.ndarray]] = {row.name: [] for row in rows}
     for row in rows:
         for run in row.runs:
             try:
-                counts[row.name].append(_checked_counts(run, base, split, lowercase))
+                counts[row.name].append(_checked_counts(run, base, split, metric))
             except InputError as error:
                 left_out.append(f"{row.name}, {run.folder if run.seed is None else f'seed {run.seed}'}: {error}")
-    texts = {row.name: row.text for row in rows}
-    baselines = {name: baseline_of(name, list(texts)) for name in texts}
-    compared = [
-        name
-        for name, baseline in baselines.items()
-        if baseline != name and texts[baseline] == texts[name] and counts[name] and counts[baseline]
-    ]
-    if not compared or len(counts[compared[0]][0]) < 2:
+    texts = {row.name: row.text for row in rows if counts[row.name]}
+    baselines = {name: baseline_of(name, list(counts)) for name in texts}
+    compared = [name for name, other in baselines.items() if other != name and texts.get(other) == texts[name]]
+    sentences = len(counts[compared[0]][0]) if compared else 0
+    if sentences < 2:
         return None
     tested: dict[str, Difference] = {}
     for baseline in dict.fromkeys(baselines[name] for name in compared):
@@ -430,7 +424,6 @@ def differences(rows: Sequence[Row], split: str) -> Differences | None:
                 pair["difference"], pair["low"], pair["high"], pair["p_value"], pair["wins"]["b"] / SAMPLES,
                 pair["seeds"]["low"], pair["seeds"]["high"],
             )  # fmt: skip
-    sentences = len(counts[compared[0]][0])
     return Differences(split, SAMPLES, SEED, sentences, tuple(tested[name] for name in compared), tuple(left_out))
 
 
@@ -450,15 +443,14 @@ def _in_lower_case(record: RunRecord, split: str) -> bool:
     return "case:lc" in str(record.get("final", split, "bleu_signature") or "").split("|")
 
 
-def _checked_counts(run: RunRecord, base: RunRecord, split: str, lowercase: bool) -> np.ndarray:
+def _checked_counts(run: RunRecord, base: RunRecord, split: str, metric: Metric) -> np.ndarray:
     """Counts (S, F) of n-grams in a run's translations; InputError if they cannot be compared with those of `base`."""
     if split not in run.references:
         raise InputError(f"it has kept no translations of the {split} split")
     if run.references[split] != base.references[split]:
         raise InputError(f"its {split} references are not those of {base.folder}")
-    if _in_lower_case(run, split) != lowercase:
+    if _in_lower_case(run, split) != _in_lower_case(base, split):
         raise InputError(f"case counts in only one of its BLEU and that of {base.folder}")
-    metric = metric_named(BLEU.key, lowercase=lowercase)
     counts = metric.statistics(*translations(run.folder, split))
     stated, score = BLEU.final(run, split), float(metric.score(counts.sum(axis=0)))
     if stated is not None and abs(score - stated) > _ROUNDING:
