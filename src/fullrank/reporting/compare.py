@@ -107,11 +107,6 @@ class Row(RunGroup):
         return bool(self.runs[0].corpus.get("is_slice"))
 
     @property
-    def mechanisms(self) -> str:
-        """Difference from a plain Transformer, in words."""
-        return runs.mechanism_words(self.runs[0].config)
-
-    @property
     def protocol(self) -> str:
         """Evaluation of the row, in words."""
         return " and ".join(dict.fromkeys(str(run.get("protocol") or "not recorded") for run in self.runs))

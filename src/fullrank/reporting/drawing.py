@@ -7,7 +7,6 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -126,11 +125,10 @@ def _tokens_by_step(record: RunRecord) -> Reader:
         if line.get("split") == "train" and step and tokens is not None:
             known[step] = tokens
     counted = [known[step] for step in sorted(known)]
-    if not counted or any(later <= earlier for earlier, later in pairwise(counted)):
+    if not counted or min(np.diff(counted), default=1) <= 0:
         steps, seen = number(record.get("steps")), number(record.get("tokens_seen"))
         known = {steps: seen} if steps and seen else {1.0: 1.0}
-    at_steps = np.array([0.0, *sorted(known)])
-    at_tokens = np.array([0.0, *(known[step] for step in sorted(known))])
+    at_steps, at_tokens = np.array([(0.0, 0.0), *sorted(known.items())]).T
 
     def tokens_at(line: Mapping[str, Any]) -> float | None:
         step = number(line.get("step"))

@@ -48,6 +48,7 @@ def _environment() -> Environment:
     environment.globals |= {"colours": COLOURS, "MARK": MARK, "NOT_NEXT_TOKEN": NOT_NEXT_TOKEN}
     environment.globals |= {"tables": tables, "words": summary}
     environment.filters |= {"readable": figures.readable, "count": count, "shell": shlex.quote}
+    environment.filters |= {"mechanisms": runs.mechanism_words}
     return environment
 
 
