@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import json
-import operator
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -336,13 +335,9 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False, default=str)
 
 
-Facts = list[tuple[str, Callable[[RunRecord], object]]]  # label and value of each
+Facts = dict[str, str | Callable[[RunRecord], object]]  # by label: the dotted key of a result, or a function of a run
 Shared = list[tuple[str, str]]  # a value and the names of the rows that have it; no names where all agree
 Card = tuple[str, list[tuple[str, Shared]]]  # heading; label and values of each fact
-
-
-def _recorded(*keys: str) -> Facts:
-    return [(key, operator.methodcaller("get", key)) for key in keys]
 
 
 def _comparison_cards(compared: Comparison) -> list[Card]:
@@ -353,26 +348,27 @@ def _comparison_cards(compared: Comparison) -> list[Card]:
         known = measure.unigrams(run)
         return " / ".join(measure.show(known.get(split)) for split in SPLITS) if known else ""
 
-    text: Facts = [
-        ("corpus", lambda run: run.corpus.get("name")),
-        ("label", lambda run: run.corpus.get("label")),
-        ("slice", lambda run: "yes" if run.corpus.get("is_slice") else "no"),
-        ("tokens (train / valid / test)", lambda run: _by_split(run, "tokens")),
-        ("sentence pairs (train / valid / test)", lambda run: _by_split(run, "pairs")),
-        ("source tokens (train / valid / test)", lambda run: _by_split(run, "tokens", "source")),
-        ("target tokens (train / valid / test)", lambda run: _by_split(run, "tokens", "target")),
-        ("vocabulary", _vocabulary),
-        (f"unigram {measure.words} (valid / test)", unigram),
-    ]
-    training: Facts = [
-        ("seeds", lambda run: run.seed),
-        *_recorded("protocol"),
-        ("BLEU", lambda run: " and ".join(signatures([run]).get(BLEU.key, ()))),
-        ("chrF", lambda run: " and ".join(signatures([run]).get(CHRF.key, ()))),
-        *_recorded("recipe", "scale"),
-        ("steps", lambda run: _count(run.get("steps"))),
-        ("tokens seen", lambda run: _count(run.get("tokens_seen"))),
-    ]
+    text: Facts = {
+        "corpus": "corpus.name",
+        "label": "corpus.label",
+        "slice": lambda run: "yes" if run.corpus.get("is_slice") else "no",
+        "tokens (train / valid / test)": lambda run: _by_split(run, "tokens"),
+        "sentence pairs (train / valid / test)": lambda run: _by_split(run, "pairs"),
+        "source tokens (train / valid / test)": lambda run: _by_split(run, "tokens", "source"),
+        "target tokens (train / valid / test)": lambda run: _by_split(run, "tokens", "target"),
+        "vocabulary": _vocabulary,
+        f"unigram {measure.words} (valid / test)": unigram,
+    }
+    training: Facts = {
+        "seeds": lambda run: run.seed,
+        "protocol": "protocol",
+        "BLEU": lambda run: " and ".join(signatures([run]).get(BLEU.key, ())),
+        "chrF": lambda run: " and ".join(signatures([run]).get(CHRF.key, ())),
+        "recipe": "recipe",
+        "scale": "scale",
+        "steps": lambda run: _count(run.get("steps")),
+        "tokens seen": lambda run: _count(run.get("tokens_seen")),
+    }
     return _cards({"Text": text, "Training and protocol": training}, compared.rows)
 
 
@@ -381,7 +377,7 @@ def _tuning_cards(tuning: Tuning) -> list[Card]:
     splits = dict.fromkeys(split for run in tuning.runs for split in mapping(run.get("sha256")))
     examples = [(f"{task.name}, {split}", task.examples(split)) for task in tuning.tasks for split in splits]
     known = [(label, [(words, "")]) for label, words in examples if not words.startswith(UNKNOWN)]
-    training = _recorded("recipe", "scale", "protocol", "checkpoint", "kernel")
+    training: Facts = {key: key for key in ("recipe", "scale", "protocol", "checkpoint", "kernel")}
     return [("Examples", known)] * bool(known) + _cards({"Training and protocol": training}, tuning.arms)
 
 
@@ -391,22 +387,21 @@ def _cards(cards: dict[str, Facts], groups: Sequence[RunGroup]) -> list[Card]:
     for group in groups:
         runs.setdefault(group.name, []).extend(group.runs)
     keys = dict.fromkeys(str(key) for group in groups for run in group.runs for key in mapping(run.get("environment")))
-    cards["Machine and versions"] = [
-        (figures.readable(key), operator.methodcaller("get", "environment", key)) for key in keys
-    ]
+    cards["Machine and versions"] = {figures.readable(key): f"environment.{key}" for key in keys}
     known = [
-        (heading, [(label, shared) for label, read in facts if (shared := _shared(runs, label, read))])
+        (heading, [(label, shared) for label, read in facts.items() if (shared := _shared(runs, label, read))])
         for heading, facts in cards.items()
     ]
     return [(heading, facts) for heading, facts in known if facts]
 
 
-def _shared(runs: Mapping[str, Sequence[RunRecord]], label: str, read: Callable[[RunRecord], object]) -> Shared:
+def _shared(runs: Mapping[str, Sequence[RunRecord]], label: str, read: str | Callable[[RunRecord], object]) -> Shared:
     """The value in which all agree, or every value with the names of the rows that have it; empty if nobody has one."""
-    by_value: dict[str, list[str]] = {}
+    separator, by_value = ", " if label == "seeds" else " and ", dict[str, list[str]]()
     for name, group in runs.items():
-        texts = [_text(value) for run in group if (value := read(run)) not in (None, "")]
-        by_value.setdefault((", " if label == "seeds" else " and ").join(dict.fromkeys(texts)), []).append(name)
+        values = [run.get(*read.split(".")) if isinstance(read, str) else read(run) for run in group]
+        texts = dict.fromkeys(_text(value) for value in values if value not in (None, ""))
+        by_value.setdefault(separator.join(texts), []).append(name)
     if len(by_value) == 1:
         return [(value, "") for value in by_value if value]
     return [(value or MISSING, listed(names)) for value, names in by_value.items()]
