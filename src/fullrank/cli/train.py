@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -211,11 +211,6 @@ def _summary(result: dict[str, Any], folder: Path, page: Path) -> None:
 
 def _figures(final: dict[str, Any], measure: Measure) -> None:
     """A line for each figure that was measured, that of the task first."""
-
-    def line(words: str, values: Mapping[str, float | None], digits: int) -> None:
-        figures = (f"{split} {'-' if v is None else format(v, f'.{digits}f')}" for split, v in values.items())
-        print(f"  {words}  {'   '.join(figures)}")
-
     lines = (
         ("bleu", "BLEU", 2),
         ("tokenised_bleu", "tokenised BLEU", 2),
@@ -225,16 +220,17 @@ def _figures(final: dict[str, Any], measure: Measure) -> None:
         ("perplexity_without_sos", "without <sos>", 2),
         ("bits_per_character", "bits per character", 3),
         ("bits_per_byte", "bits per byte", 3),
+        ("last_position", "perplexity at the last positions of segments, whose targets are not read", 2),
     )
     for key, words, digits in sorted(lines, key=lambda line: line[0] != measure.key):
         values = {split: final[split].get(key) for split in ("valid", "test")}
+        if key == "last_position":
+            values = {split: (value or {}).get("perplexity") for split, value in values.items()}
         if key == "perplexity" or any(value is not None for value in values.values()):
-            line(words, values, digits)
+            figures = (f"{split} {'-' if v is None else format(v, f'.{digits}f')}" for split, v in values.items())
+            print(f"  {words}  {'   '.join(figures)}")
     if "bleu_signature" in final["test"]:
         print(f"  BLEU is sacreBLEU's: {final['test']['bleu_signature']}")
-    values = {split: final[split].get("last_position", {}).get("perplexity") for split in ("valid", "test")}
-    if any(value is not None for value in values.values()):
-        line("perplexity at the last positions of segments, whose targets are not read", values, 2)
 
 
 @app.command(
