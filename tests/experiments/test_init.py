@@ -111,13 +111,22 @@ def test_steps_fill_the_time_that_evaluation_leaves(minutes: float, book: str, t
 def test_more_time_and_more_text_take_a_larger_model(book: str, tmp_path: Path, slow: list[int]) -> None:
     def width(minutes: float) -> int:
         return write_configuration(
-            Request([book], minutes=minutes), tmp_path / "my.yaml", force=True, say=silent
+            Request([book], tokens="character", minutes=minutes), tmp_path / "my.yaml", force=True, say=silent
         ).model.hidden_size
 
     assert width(1.0) == 64
     assert width(60.0) == 64  # 200,000 parameters at most for 50,000 characters
     write_lines(Path(book), 12_000, 0)
     assert width(1.0) == 128
+
+
+def test_short_texts_are_read_by_characters_and_others_by_subwords(book: str, tmp_path: Path, slow: list[int]) -> None:
+    def tokens() -> str:
+        return write_configuration(Request([book]), tmp_path / "my.yaml", force=True, say=silent).data.tokens
+
+    assert tokens() == "character"
+    write_lines(Path(book), 4_000, 0)  # 128,000 bytes
+    assert tokens() == "bpe"
 
 
 def test_a_large_vocabulary_has_clusters(tmp_path: Path, slow: list[int]) -> None:

@@ -37,6 +37,7 @@ TOKENS = ("character", "word", "bpe", "byte")
 _STARTUP = 6.0  # seconds until training begins, and for the report at the end
 _EVALUATIONS = 5
 _STEPS = 2000  # updates below which a batch is not made larger
+_BPE_BYTES = 100_000  # of a text, from which on BPE gets further than characters in the same time
 _LEAST_TOKENS = 2000  # of a training text
 _PER_PARAMETER = 2  # tokens to train on, for each parameter outside of the vocabulary
 
@@ -173,11 +174,11 @@ def _text(request: Request) -> Keys:
     else:
         open_text(path, "TEXT").close()
         size = path.stat().st_size
-    tokens = request.tokens or ("character" if size < 5_000_000 else "bpe")
+    tokens = request.tokens or ("character" if size < _BPE_BYTES else "bpe")
     data: Keys = {
         "name": ("text", "valid and test: the last lines of the text, 5 % each; or give files of them as valid, test"),
         "train": (str(path.resolve()), "the text"),
-        "tokens": (tokens, "character below 5 MB of text, else bpe; or word, byte"),
+        "tokens": (tokens, "bpe, of less than 100 kB of text character; or word, byte"),
     }
     if builtin:
         data = {"name": ("builtin", "the documentation of this Python's standard library"), "tokens": data["tokens"]}
