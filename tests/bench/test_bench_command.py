@@ -147,7 +147,7 @@ def test_absent_peers_are_skipped_by_name(called: Called, monkeypatch: pytest.Mo
 
 @pytest.mark.usefixtures("without_memory")
 def test_without_a_name_everything_in_small(called: Called, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which lengths and rounds; the benchmarks themselves are replaced by the quickest of them."""
+    """Lengths and rounds of `--small`; the benchmarks themselves are replaced by the quickest of them."""
     asked: list[tuple[str, list[int], int, bool]] = []
 
     def run(suite: Any, settings: Settings, lengths: Any, rounds: int, say: Any) -> Any:

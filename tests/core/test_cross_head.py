@@ -17,7 +17,7 @@ HEADS = 3
 
 
 def order(route: torch.nn.Module) -> tuple[int, ...]:
-    """Which head each head listened to; keys and values must agree."""
+    """The head that each head listened to; keys and values must agree."""
     keys = torch.arange(HEADS, dtype=torch.float32).view(1, HEADS, 1, 1).expand(2, HEADS, 4, 5)
     routed_keys, routed_values = route(keys, keys + 100)
     assert torch.equal(routed_keys + 100, routed_values), "keys and values went different ways"

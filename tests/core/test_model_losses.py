@@ -163,7 +163,7 @@ KINDS = {
 @pytest.mark.parametrize("kernel", ["auto", "reference"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_targets_of_minus_100_do_not_count(kind: str, kernel: str, batch: tuple[torch.Tensor, ...]) -> None:
-    """As in PyTorch's cross entropy: values and gradients, with weights, smoothing and in the nll of each token."""
+    """The ignored target of PyTorch's cross entropy: values and gradients, with weights, smoothing and in each token's nll."""
     read, targets = batch
     targets = targets.clone()
     targets[0, :3] = targets[2, 4] = -100

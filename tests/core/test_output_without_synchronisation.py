@@ -29,7 +29,7 @@ ASKS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", 
 
 
 class Asked(TorchDispatchMode):
-    """Which operations needed numbers on the host, and which took some from there."""
+    """Operations that needed numbers on the host, and those that took some from there."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -77,7 +77,7 @@ def test_recipes_are_there() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_recipes_state_the_papers_positions(name: str) -> None:
-    """Whatever the default is."""
+    """A recipe does not change when the default position does."""
     assert "model.position" in flatten(load(name).base)
 
 

@@ -186,7 +186,7 @@ def skipping(name: str, row: str, scale: str) -> list[tuple[str, float | list[fl
 
 @pytest.mark.parametrize("scale", ["paper", "small", "tiny"])
 def test_phases_and_schedules(scale: str) -> None:
-    """Which equation each row skips by, in which phase; cross-head attention as the row says."""
+    """The equation that each row skips by in each phase, and its cross-head attention."""
     vanilla, linear = ("none", None, "true"), ("linear", None, "true")
     plain = [vanilla] if scale == "paper" else []
     expected = {

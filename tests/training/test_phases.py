@@ -211,7 +211,7 @@ def test_a_plateau_ends_its_phase_and_looks_at_its_phase_only(tmp_path: Path) ->
 def test_a_phase_with_steps_and_a_plateau_ends_with_whatever_comes_first(
     a: PhaseConfig, expected: str, tmp_path: Path
 ) -> None:
-    """When all phases say when they end, training ends when the last has had its own steps."""
+    """Training ends with the steps of the last phase, if all phases say when they end."""
     positions = Positions()
     curve = dict.fromkeys(range(100), 50.0) | CURVE
     _, result = train(
