@@ -6,6 +6,7 @@ python output_worker.py RANK FOLDER        FOLDER holds batch.pt, and a saved mo
 from __future__ import annotations
 
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -29,7 +30,15 @@ class Loss(nn.Module):
 
 def main(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    limit = timedelta(seconds=120)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2, timeout=limit)
+    try:
+        write_gradients(rank, folder)
+    finally:
+        dist.destroy_process_group()
+
+
+def write_gradients(rank: int, folder: Path) -> None:
     ids, targets = torch.load(folder / "batch.pt")
     mine = slice(rank * len(ids) // 2, (rank + 1) * len(ids) // 2)
     for saved in sorted(path for path in folder.iterdir() if path.is_dir()):
@@ -40,7 +49,6 @@ def main(rank: int, folder: Path) -> None:
             wrapped(ids[mine], targets[mine], smoothing).backward()
             found[smoothing] = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
         torch.save(found, folder / f"{saved.name}-{rank}.pt")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

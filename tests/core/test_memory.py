@@ -11,24 +11,25 @@ from memory_models import LAYERS, POSITIONS, E, V, in_segments, model, one_pass,
 
 import fullrank as fr
 from fullrank.core.errors import InputError
+from pairs import covering, product
 
 LENGTHS = [[4, 4, 4, 4], [7, 1, 3, 6, 2], [5, 5, 5], [3, 9, 2, 5], [19]]
 
 
-@pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize("memory_length", [2, 5, 40])
 @pytest.mark.parametrize("position", POSITIONS)
-def test_segments_equal_one_long_pass(position: str, memory_length: int, cached: bool) -> None:
+def test_segments_equal_one_long_pass(position: str, memory_length: int) -> None:
     made, ids = model(position, memory_length=memory_length), text()
     for sizes in LENGTHS:
-        with torch.no_grad() if cached else torch.enable_grad():
-            found, memory = in_segments(made, ids, sizes)
-        known = [layer.heads is not None for layer in memory.layers]
-        assert known == [cached] * LAYERS
         expected = one_pass(made, ids[:, : sum(sizes)], sizes, memory_length)
-        assert (found - expected).abs().max() < 1e-10, sizes
-        assert memory.length == sum(sizes)
-        assert [layer.tokens for layer in memory.layers] == [min(memory_length, sum(sizes))] * LAYERS
+        for cached in (False, True):
+            with torch.no_grad() if cached else torch.enable_grad():
+                found, memory = in_segments(made, ids, sizes)
+            known = [layer.heads is not None for layer in memory.layers]
+            assert known == [cached] * LAYERS
+            assert (found - expected).abs().max() < 1e-10, (sizes, cached)
+            assert memory.length == sum(sizes)
+            assert [layer.tokens for layer in memory.layers] == [min(memory_length, sum(sizes))] * LAYERS
 
 
 @pytest.mark.parametrize("normalize", ["softmax", "sigsoftmax"])
@@ -52,16 +53,17 @@ def test_synthesizers_remember_up_to_their_longest_text(score: str) -> None:
         in_segments(made, text(1, 70), [10] * 7)
 
 
-@pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize("position", POSITIONS)
-def test_same_length_is_a_window(position: str, cached: bool) -> None:
+def test_same_length_is_a_window(position: str) -> None:
     ids = text()
     for memory_length in (1, 3, 6):
         made = model(position, memory_length=memory_length, same_length=True)
         for sizes in LENGTHS:
-            with torch.no_grad() if cached else torch.enable_grad():
+            with torch.no_grad():
+                expected = one_pass(made, ids[:, : sum(sizes)], sizes, memory_length, same_length=True)
                 found, _ = in_segments(made, ids, sizes)
-            expected = one_pass(made, ids[:, : sum(sizes)], sizes, memory_length, same_length=True)
+                assert (found - expected).abs().max() < 1e-10, (memory_length, sizes, "cached")
+            found, _ = in_segments(made, ids, sizes)
             assert (found - expected).abs().max() < 1e-10, (memory_length, sizes)
 
 
@@ -81,37 +83,42 @@ def test_enough_memory_is_plain_causal_attention(position: str) -> None:
     assert (torch.cat(parts, 1) - expected).abs().max() < 1e-10
 
 
-@pytest.mark.parametrize("norm", ["pre", "post"])
-@pytest.mark.parametrize("position", POSITIONS)
-def test_texts_of_different_lengths_are_read_as_if_alone(position: str, norm: str) -> None:
+RAGGED = covering(
+    product(position=POSITIONS, norm=["pre", "post"], memory=[(2, False), (5, False), (5, True), (30, False)],
+            cached=[False, True])
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("position", "norm", "memory", "cached"), [tuple(row.values()) for row in RAGGED], ids=str)
+def test_texts_of_different_lengths_are_read_as_if_alone(
+    position: str, norm: str, memory: tuple[int, bool], cached: bool
+) -> None:
     """Every row has its own ragged segments, padded on either side; its memory holds its own last tokens."""
-    for memory_length, same_length in ((2, False), (5, False), (5, True), (30, False)):
-        made = model(position, memory_length=memory_length, same_length=same_length, norm=norm)
-        sizes = [[4, 1, 5, 3], [2, 5, 0, 4], [4, 4, 4, 4]]  # per row
-        for cached in (False, True):
-            with torch.no_grad() if cached else torch.enable_grad():
-                rows = [text(1, 16, seed)[0] for seed in range(3)]
-                alone = [
-                    in_segments(made, row[None], [n for n in each if n])[0][0]
-                    for row, each in zip(rows, sizes, strict=True)
-                ]
-                memory, found = None, [[] for _ in rows]
-                taken = [0, 0, 0]
-                for step in range(4):
-                    ids, mask = torch.zeros(3, 5, dtype=torch.int64), torch.zeros(3, 5, dtype=torch.bool)
-                    for row, each in enumerate(sizes):
-                        size = each[step]
-                        at = slice(5 - size, 5) if row == 1 else slice(0, size)
-                        ids[row, at] = rows[row][taken[row] : taken[row] + size]
-                        mask[row, at] = True
-                        taken[row] += size
-                    out = made(ids, memory, attention_mask=mask)
-                    memory = out.memory
-                    for row in range(3):
-                        found[row].append(out.logits[row][mask[row]])
+    memory_length, same_length = memory
+    made = model(position, memory_length=memory_length, same_length=same_length, norm=norm)
+    sizes = [[4, 1, 5, 3], [2, 5, 0, 4], [4, 4, 4, 4]]  # per row
+    with torch.no_grad() if cached else torch.enable_grad():
+        rows = [text(1, 16, seed)[0] for seed in range(3)]
+        alone = [
+            in_segments(made, row[None], [n for n in each if n])[0][0] for row, each in zip(rows, sizes, strict=True)
+        ]
+        known, found = None, [[] for _ in rows]
+        taken = [0, 0, 0]
+        for step in range(4):
+            ids, mask = torch.zeros(3, 5, dtype=torch.int64), torch.zeros(3, 5, dtype=torch.bool)
+            for row, each in enumerate(sizes):
+                size = each[step]
+                at = slice(5 - size, 5) if row == 1 else slice(0, size)
+                ids[row, at] = rows[row][taken[row] : taken[row] + size]
+                mask[row, at] = True
+                taken[row] += size
+            out = made(ids, known, attention_mask=mask)
+            known = out.memory
             for row in range(3):
-                assert (torch.cat(found[row]) - alone[row]).abs().max() < 1e-10, (memory_length, row)
-            assert memory.lengths.tolist() == [sum(each) for each in sizes]
+                found[row].append(out.logits[row][mask[row]])
+    for row in range(3):
+        assert (torch.cat(found[row]) - alone[row]).abs().max() < 1e-10, row
+    assert known.lengths.tolist() == [sum(each) for each in sizes]
 
 
 def test_the_first_mask_may_come_late() -> None:

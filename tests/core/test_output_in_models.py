@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import output_equations as equations
+import output_worker
 import pytest
 import torch
 from output_equations import DOUBLE, Case
@@ -160,28 +160,28 @@ def test_beside_compiled_parts() -> None:
         assert torch.allclose(everything(read).logits, compiled.eval()(read).logits, atol=1e-12)
 
 
-def test_two_processes_have_the_gradients_of_one(tmp_path: Path) -> None:
-    """DistributedDataParallel over gloo, half a batch each: the mean of both is the gradient of the whole, ties included."""
+def test_two_processes_have_the_gradients_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DistributedDataParallel over gloo, half a batch each: the mean of both is the gradient of the whole, ties included.
+
+    The second process is this one.
+    """
     read, targets = batch()
     torch.save((read, targets), tmp_path / "batch.pt")
     together = ("tied mixture", "mixture of adaptive")
     for kind in together:
         model(kind).save(tmp_path / kind)
-    worker = Path(__file__).with_name("output_worker.py")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    running = [
-        subprocess.Popen(
-            [sys.executable, str(worker), str(rank), str(tmp_path)], env=environment, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    other = subprocess.Popen(
+        [sys.executable, output_worker.__file__, "0", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True,
+    )  # fmt: skip
     try:
-        said = [process.communicate(timeout=120)[0] for process in running]
+        output_worker.main(1, tmp_path)
+        said = other.communicate(timeout=120)[0]
     finally:
-        for process in running:
-            process.kill()
-    assert [process.returncode for process in running] == [0, 0], "\n".join(said)
+        other.kill()
+    assert other.returncode == 0, said
     for kind, smoothing in itertools.product(together, (0.0, 0.1)):
         made = model(kind)
         expected = gradients(made, made.loss(read, targets, label_smoothing=smoothing))

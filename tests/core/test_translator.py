@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import fullrank as fr
 from fullrank.core.errors import ConfigError, InputError
+from pairs import covering, product
 from translator_models import (
     MECHANISMS,
     PAIRS,
@@ -159,10 +160,17 @@ def test_holes_in_a_mask_are_no_places() -> None:
 # -- the start --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("normalize", ["softmax", "sigsoftmax"])
-@pytest.mark.parametrize("norm", ["pre", "post"])
-@pytest.mark.parametrize("mix", ["position_independent", "position_wise"])
-@pytest.mark.parametrize("place", ["attention", "encoder", "decoder", "cross"])
+STARTS = covering(
+    product(
+        place=["attention", "encoder", "decoder", "cross"], mix=["position_independent", "position_wise"],
+        norm=["pre", "post"], normalize=["softmax", "sigsoftmax"],
+    )
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("place", "mix", "norm", "normalize"), [tuple(row.values()) for row in STARTS], ids=lambda choice: choice
+)
 def test_mixing_starts_as_plain_attention(place: str, mix: str, norm: str, normalize: str) -> None:
     """Bit for bit, in each place alone and in all; all other parameters start the same."""
     stages = {"normalize": normalize}
@@ -292,7 +300,17 @@ def test_one_table_stays_one_when_copied_moved_or_trained() -> None:
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-@every_mechanism
+# every day those with parameters, tables or sizes of their own in one place; tests/properties saves every stage
+OWN_FILES = {
+    "plain", "A in the encoder, B in the decoder", "random mixing", "relative positions with B, own biases",
+    "multi-linear encoder, decayed", "multi-linear cross", "mixture of adaptive", "tied mixture", "one table",
+    "one adaptive table", "other depths",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "mechanism", [pytest.param(name, marks=() if name in OWN_FILES else pytest.mark.full) for name in MECHANISMS]
+)
 def test_saved_and_loaded(mechanism: str, tmp_path: Path) -> None:
     model = translator(mechanism)
     model.save(tmp_path)

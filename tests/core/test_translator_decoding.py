@@ -39,26 +39,32 @@ def whole(model: fr.Translator, source: Tensor, mask: Tensor | None, texts: list
     return torch.stack(out)
 
 
-@every_mechanism
-def test_token_by_token_and_in_pieces(mechanism: str) -> None:
+SIDED = [  # every day each mechanism with one side; all of them in the full tier
+    pytest.param(mechanism, side, marks=() if i % 3 == k else pytest.mark.full, id=f"{mechanism}-{side or 'none'}")
+    for i, mechanism in enumerate(MECHANISMS)
+    for k, side in enumerate(["", "right", "left"])
+]
+
+
+@pytest.mark.parametrize(("mechanism", "side"), SIDED)
+def test_token_by_token_and_in_pieces(mechanism: str, side: str) -> None:
     model = translator(mechanism)
     source, target = sentences(model, 3, 7, 6)
-    for side in ("", "right", "left"):
-        mask = padding(LENGTHS, 7, side) if side else None
-        with torch.no_grad():
-            expected = model(source, target, mask).logits
-            writer = model.of_source(model.encode(source, mask))
-            close(writer(target).logits, expected, "without a cache")
-            for bounds in (range(7), (0, 2, 3, 6), (0, 6)):
-                cache, parts = writer.new_cache(), []
-                for start, end in itertools.pairwise(bounds):
-                    out = writer(target[:, start:end], cache=cache)
-                    assert cache.length == start, "a cache is a value"
-                    assert out.cache is not None
-                    cache = out.cache
-                    parts.append(out.logits)
-                assert cache.length == 6
-                close(torch.cat(parts, 1), expected, f"cut at {list(bounds)}, padding {side}")
+    mask = padding(LENGTHS, 7, side) if side else None
+    with torch.no_grad():
+        expected = model(source, target, mask).logits
+        writer = model.of_source(model.encode(source, mask))
+        close(writer(target).logits, expected, "without a cache")
+        for bounds in (range(7), (0, 2, 3, 6), (0, 6)):
+            cache, parts = writer.new_cache(), []
+            for start, end in itertools.pairwise(bounds):
+                out = writer(target[:, start:end], cache=cache)
+                assert cache.length == start, "a cache is a value"
+                assert out.cache is not None
+                cache = out.cache
+                parts.append(out.logits)
+            assert cache.length == 6
+            close(torch.cat(parts, 1), expected, f"cut at {list(bounds)}")
 
 
 @every_mechanism
@@ -218,7 +224,14 @@ def test_a_prompt_that_is_padded() -> None:
 # -- the released code ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mechanism", WEIGHTED)
+# every day those that differ in the attention of the decoder; vocabularies and depths have no part in mixing
+RELEASED = [
+    pytest.param(name, marks=() if {"attention", "decoder"} & {*keys} or name == "plain" else pytest.mark.full)
+    for name, keys in WEIGHTED.items()
+]
+
+
+@pytest.mark.parametrize("mechanism", RELEASED)
 def test_released_decoding_changes_only_decoding_with_a_cache(mechanism: str) -> None:
     model = translator(mechanism)
     released = translator(mechanism, decoder_keys={"released_decoding": True})

@@ -48,26 +48,26 @@ def computed(model: fr.Translator, side: str, source: int = 7, target: int = 5) 
 SIDES = ("right", "left", "")  # in turn
 
 
-@pytest.mark.parametrize("kernel", FAST)
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_kernels_agree(mechanism: str, kernel: str) -> None:
+def test_kernels_agree(mechanism: str) -> None:
     """Every kernel: self-attention without a causal mask, and cross-attention, with padding and without."""
-    side = SIDES[(list(MECHANISMS).index(mechanism) + FAST.index(kernel)) % 3]
+    side = SIDES[list(MECHANISMS).index(mechanism) % 3]
     model = translator(mechanism)
     with fr.kernel("reference"):
         expected = computed(model, side)
-    try:
-        with fr.kernel(kernel):
-            found = computed(model, side)
-    except InputError:
-        if kernel == "auto":
-            raise
-        return  # it cannot compute these stages
-    assert found.keys() == expected.keys()
     largest = max(float(t.abs().max()) for name, t in expected.items() if name.startswith("gradient"))
-    for name, wanted in expected.items():
-        scale = largest if name.startswith("gradient") else max(1.0, float(wanted.abs().max()))
-        assert float((found[name] - wanted).abs().max()) <= 1e-11 * scale, name
+    for kernel in FAST:
+        try:
+            with fr.kernel(kernel):
+                found = computed(model, side)
+        except InputError:
+            if kernel == "auto":
+                raise
+            continue  # it cannot compute these stages
+        assert found.keys() == expected.keys()
+        for name, wanted in expected.items():
+            scale = largest if name.startswith("gradient") else max(1.0, float(wanted.abs().max()))
+            assert float((found[name] - wanted).abs().max()) <= 1e-11 * scale, (kernel, name)
 
 
 def test_kernels_were_compared() -> None:
