@@ -106,7 +106,7 @@ def write_checked(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_checked(path: Path) -> dict[str, Any]:
-    """What `write_checked` was given; ValueError if it was changed since. Earlier versions wrote no checksum."""
+    """The content that `write_checked` wrote; ValueError if it was changed since. Earlier versions wrote no checksum."""
     content = read_json(path)
     values = {key: value for key, value in content.items() if key != "sha256"}
     if content.get("sha256", digest(values)) != digest(values):

@@ -1,4 +1,4 @@
-"""What belongs together is sealed together: the record of a checkpoint, about its own files and about the run around it.
+"""Seal of a checkpoint: a record with checksums of its own files and of the run around it.
 
 checkpoint.json is {"sha256": of its content, "content": {"format", "files", "run", "state"}}. `files` has size and sha256 of
 the files beside it, `run` the configuration, the run record and the vocabulary files that the weights were trained with.
@@ -126,7 +126,7 @@ def seal_run(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _data(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run record says about data and computation; the rest of it are names."""
+    """The part of a run record about data and computation; the rest are names."""
     return {key: identity[key] for key in ("text", "vocabulary", "kernel") if key in identity}
 
 

@@ -24,10 +24,7 @@ from fullrank.core.model import Model
 from fullrank.seal import PLAIN, DamagedError, check_run, read_record, seal_file
 
 WEIGHTS, CONFIG = "model.safetensors", "config.yaml"
-HUGGING_FACE, PREFIX = (
-    "config.json",
-    "model.",
-)  # the configuration, and what names of tensors begin with, in folders of HF
+HUGGING_FACE, PREFIX = "config.json", "model."  # in folders of Hugging Face: the configuration, the prefix of tensors
 
 
 def load(kind: type[Model], path: Path, checkpoint: str, change: Callable[[ModelConfig], ModelConfig]) -> Model:

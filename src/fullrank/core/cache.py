@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -77,26 +78,23 @@ class KeyValues(NamedTuple):
 
     def rows(self, index: Tensor) -> KeyValues:
         """Rows `index` (K,) of the batch; distances are the same for all rows."""
-        keys = None if self.keys is None else self.keys.index_select(0, index)
-        return KeyValues(keys, self.values.index_select(0, index), self.relative)
+        return self._each(lambda heads: heads.index_select(0, index))
 
     def first(self, length: int) -> KeyValues:
         """The first `length` tokens."""
-        keys = None if self.keys is None else self.keys[:, :, :length]
-        return KeyValues(keys, self.values[:, :, :length], self.relative)
+        return self._each(lambda heads: heads[:, :, :length])
 
     def last(self, length: int) -> KeyValues:
         """The last `length` tokens, without their buffers."""
-        keys = None if self.keys is None else self.keys[:, :, -length:]
-        return KeyValues(keys, self.values[:, :, -length:], self.relative)
+        return self._each(lambda heads: heads[:, :, -length:])
 
     def columns(self, order: Tensor) -> KeyValues:
         """The tokens `order` (B, K) of each row."""
+        column = order[:, None, :, None]
+        return self._each(lambda heads: heads.gather(2, column.expand(-1, heads.shape[1], -1, heads.shape[3])))
 
-        def pick(heads: Tensor) -> Tensor:
-            return heads.gather(2, order[:, None, :, None].expand(-1, heads.shape[1], -1, heads.shape[3]))
-
-        return KeyValues(None if self.keys is None else pick(self.keys), pick(self.values), self.relative)
+    def _each(self, select: Callable[[Tensor], Tensor]) -> KeyValues:
+        return KeyValues(None if self.keys is None else select(self.keys), select(self.values), self.relative)
 
 
 @dataclass(frozen=True)

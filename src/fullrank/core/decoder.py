@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from . import engine, registry
 from .attention import Trace
-from .block import Block
 from .cache import Cache
 from .config import ModelConfig, with_memory
 from .dropout import Dropout
@@ -21,14 +20,13 @@ from .errors import InputError
 from .initialize import initialize
 from .layout import Layout
 from .memory import LayerMemory, Memory, Segment
-from .model import LossParts, Model, ModelOutput, Pass, TokenNll, check_targets, check_tokens, longest
+from .model import Layers, LossParts, ModelOutput, Pass, TokenNll, check_targets, check_tokens, read_mask
 from .output import Output
-from .positions import Position
 from .source import ProjectedSource, Source
 from .stage import with_parts
 
 
-class LanguageModel(Model):
+class LanguageModel(Layers):
     """p(x_{n+1} | x_1 .. x_n) for every n at once; nothing computed for token n depends on a later one, unless
     `config.sees_future`.
 
@@ -39,17 +37,7 @@ class LanguageModel(Model):
     def __init__(self, config: ModelConfig, cross: ModelConfig | None = None) -> None:
         super().__init__(config)
         self.embedding: Input = registry.lookup("input", config.input.kind)(config)
-        assert config.position is not None  # resolved
-        self.position: Position = registry.lookup("position", config.position)(config)
-        self.embedding_dropout = Dropout(config.dropout.embedding, config.dropout.locked)
-        blocks = [Block(config, cross) for _ in range(config.num_hidden_layers)]
-        self.blocks: Any = nn.ModuleList(blocks)
-        if self.position.biases is not None:
-            for block in blocks:
-                block.attention.use_shared_biases()
-        self.final_norm = (
-            nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.final_norm else nn.Identity()
-        )
+        self.add_layers(cross)
         self.output_dropout = Dropout(config.dropout.output, config.dropout.locked)
         self.output: Output = registry.lookup("output", config.output.kind)(config, self.embedding)
         initialize(self, config.initializer)
@@ -144,12 +132,7 @@ class LanguageModel(Model):
         if self.config.memory_start == "zeros" and memory.length == 0:
             memory = Memory.zeros(len(self.blocks), rows, self.memory_length, x)
         memory.check(len(self.blocks), rows, self.config.hidden_size)
-        if attention_mask is not None and attention_mask.shape != (rows, tokens):
-            raise InputError(
-                f"attention_mask must be {(rows, tokens)} like input_ids, given {tuple(attention_mask.shape)}"
-            )
-        mask = None if attention_mask is None else attention_mask.bool()
-        segment = Segment.after(memory, rows, tokens, mask, input_ids.device)
+        segment = Segment.after(memory, rows, tokens, read_mask(attention_mask, input_ids), input_ids.device)
         if self.position.max_length is not None:
             self.position.check(memory.length + tokens if segment.mask is None else int(segment.positions.max()) + 1)
         x = self.embedding_dropout(self.position(x, segment.positions))  # (B, N, E)
@@ -191,21 +174,17 @@ class LanguageModel(Model):
         if cache is not None:
             cache.check(len(self.blocks), rows)
             past = cache.length
-        new = None if attention_mask is None else attention_mask.bool()
-        if new is not None and past and new.shape == (rows, past + tokens):
+        if attention_mask is not None and past and attention_mask.shape == (rows, past + tokens):
             assert cache is not None
-            cache.check_mask(new[:, :past])
-            new = new[:, past:]
-        if new is not None and new.shape != (rows, tokens):
-            raise InputError(f"attention_mask must be {(rows, tokens)} like input_ids, given {tuple(new.shape)}")
+            cache.check_mask(attention_mask[:, :past].bool())
+            attention_mask = attention_mask[:, past:]
+        new = read_mask(attention_mask, input_ids)
         mask = new if cache is None else cache.mask_after(new, rows, tokens, input_ids.device)
         if mask is None:
             self.position.check(past + tokens)
             layout = Layout.of(tokens, past + tokens, device=input_ids.device, window=self._window)
         else:
-            positions = (mask.cumsum(1) - 1).clamp_min(0)  # (B, M): padding takes no position
-            if self.position.max_length is not None:
-                self.position.check(int(positions.max()) + 1)
+            positions = self.positions(mask)  # (B, M)
             layout = Layout(positions[:, past:], positions, True, mask, window=self._window)
         x = self.position(self.embedding(input_ids), layout.query_positions)
         return self.embedding_dropout(x), layout, mask
@@ -265,11 +244,6 @@ class LanguageModel(Model):
     def new_memory(self) -> Memory:
         """The memory of a model that has read nothing; the same as None."""
         return Memory.empty(len(self.blocks))
-
-    @property
-    def max_length(self) -> int | None:
-        """The longest sequence the model can take, None if there is no limit."""
-        return longest(self.position.max_length, self.blocks[0].attention.max_length)
 
     def generate(
         self,

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor, nn
+from torch import Tensor
 
 from . import registry
 from .attention import Trace
-from .block import Block
 from .config import ModelConfig
-from .dropout import Dropout
 from .embedding import Input
 from .errors import InputError
 from .initialize import initialize
 from .layout import Layout
-from .model import Model, check_tokens, longest
-from .positions import Position
+from .model import Layers, check_tokens, read_mask
 from .source import Source
 
 
-class Encoder(Model):
+class Encoder(Layers):
     """Sentences to hidden states; each depends on all tokens of its sentence and on no padding.
 
     input_ids (B, M) int64, attention_mask (B, M), 1 for tokens and 0 for padding on either side -> (B, M, E).
@@ -40,17 +35,7 @@ class Encoder(Model):
         self.embedding: Input | None = None
         if embedding is None:
             self.embedding = registry.lookup("input", config.input.kind)(config)
-        assert config.position is not None  # resolved
-        self.position: Position = registry.lookup("position", config.position)(config)
-        self.embedding_dropout = Dropout(config.dropout.embedding, config.dropout.locked)
-        blocks = [Block(config) for _ in range(config.num_hidden_layers)]
-        self.blocks: Any = nn.ModuleList(blocks)
-        if self.position.biases is not None:
-            for block in blocks:
-                block.attention.use_shared_biases()
-        self.final_norm = (
-            nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.final_norm else nn.Identity()
-        )
+        self.add_layers()
         initialize(self, config.initializer)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, *, trace: Trace | None = None) -> Tensor:
@@ -70,11 +55,7 @@ class Encoder(Model):
             raise InputError(
                 "input_ids: at least one token a sentence; an empty one is its end-of-sentence token alone"
             )
-        mask = None if attention_mask is None else attention_mask.bool()
-        if mask is not None and mask.shape != input_ids.shape:
-            raise InputError(
-                f"attention_mask must be {tuple(input_ids.shape)} like input_ids, given {tuple(mask.shape)}"
-            )
+        mask = read_mask(attention_mask, input_ids)
         if mask is not None and padded_right is None and bool(mask.all()):
             mask = None
         layout = self._layout(input_ids, mask, padded_right)
@@ -92,12 +73,5 @@ class Encoder(Model):
         if mask is None or padded_right:
             self.position.check(tokens)
             return Layout.of(tokens, causal=False, device=input_ids.device, key_mask=mask)
-        positions = (mask.cumsum(1) - 1).clamp_min(0)  # (B, M): padding takes no position
-        if self.position.max_length is not None:
-            self.position.check(int(positions.max()) + 1)
+        positions = self.positions(mask)  # (B, M)
         return Layout(positions, positions, False, mask)
-
-    @property
-    def max_length(self) -> int | None:
-        """The longest sentence the encoder can take, None if there is no limit."""
-        return longest(self.position.max_length, self.blocks[0].attention.max_length)

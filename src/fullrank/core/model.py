@@ -1,4 +1,4 @@
-"""The base of all models, and the values that their calls return."""
+"""The bases of all models, and the values that their calls return."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from typing import Any, NamedTuple, Self
 
 from torch import Tensor, nn
 
-from . import engine
+from . import engine, registry
+from .block import Block
 from .cache import Cache
 from .config import ModelConfig
+from .dropout import Dropout
 from .embedding import check_tensors
 from .errors import InputError
 from .memory import Memory
+from .positions import Position
 
 
 @dataclass(frozen=True)
@@ -96,11 +99,55 @@ class Model(nn.Module):
         return model
 
 
+class Layers(Model):
+    """Base of LanguageModel and Encoder: positions, blocks and the norm after the last one."""
+
+    position: Position
+    embedding_dropout: Dropout
+    blocks: Any
+    final_norm: nn.Module
+
+    def add_layers(self, cross: ModelConfig | None = None) -> None:
+        """Build the layers that `config` describes; cross: the configuration of cross-attention in every block."""
+        config = self.config
+        assert config.position is not None  # resolved
+        self.position = registry.lookup("position", config.position)(config)
+        self.embedding_dropout = Dropout(config.dropout.embedding, config.dropout.locked)
+        blocks = [Block(config, cross) for _ in range(config.num_hidden_layers)]
+        self.blocks = nn.ModuleList(blocks)
+        if self.position.biases is not None:
+            for block in blocks:
+                block.attention.use_shared_biases()
+        self.final_norm = (
+            nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.final_norm else nn.Identity()
+        )
+
+    def positions(self, mask: Tensor) -> Tensor:
+        """Positions (B, M) of the tokens of `mask` (B, M), of which padding takes none; InputError for too long a text."""
+        positions = (mask.cumsum(1) - 1).clamp_min(0)
+        if self.position.max_length is not None:
+            self.position.check(int(positions.max()) + 1)
+        return positions
+
+    @property
+    def max_length(self) -> int | None:
+        """The longest sequence the model can take, None if there is no limit."""
+        return longest(self.position.max_length, self.blocks[0].attention.max_length)
+
+
 def check_tokens(input_ids: Tensor, attention_mask: Tensor | None, shape: str = "(B, N)") -> None:
     """Raises InputError unless input_ids are a matrix, and the mask is one; the embedding looks at their values."""
     check_tensors(input_ids=input_ids, attention_mask=attention_mask)
     if input_ids.dim() != 2:
         raise InputError(f"input_ids must be {shape}, given shape {tuple(input_ids.shape)}")
+
+
+def read_mask(attention_mask: Tensor | None, input_ids: Tensor) -> Tensor | None:
+    """The mask as booleans; InputError unless it has the shape of input_ids."""
+    mask = None if attention_mask is None else attention_mask.bool()
+    if mask is not None and mask.shape != input_ids.shape:
+        raise InputError(f"attention_mask must be {tuple(input_ids.shape)} like input_ids, given {tuple(mask.shape)}")
+    return mask
 
 
 def check_targets(input_ids: Tensor, targets: Tensor, name: str = "input_ids") -> None:

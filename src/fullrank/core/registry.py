@@ -43,13 +43,9 @@ def add_slot(slot: str, module: str) -> None:
     _HOMES[slot] = module
 
 
-def _described(item: Any) -> str:
-    """Name of a registered object in errors; a `functools.partial` has none of its own."""
-    return getattr(item, "__qualname__", None) or repr(item)
-
-
-def _module(item: Any) -> str | None:
-    return getattr(item, "__module__", None)
+def _described(item: Any) -> tuple[str, str | None]:
+    """Name and module of a registered object; a `functools.partial` has none of its own."""
+    return getattr(item, "__qualname__", None) or repr(item), getattr(item, "__module__", None)
 
 
 def register(slot: str, name: str) -> Callable[[Registered], Registered]:
@@ -62,9 +58,9 @@ def register(slot: str, name: str) -> Callable[[Registered], Registered]:
 
     def add(item: Registered) -> Registered:
         known = _registered.get((slot, name))
-        again = known is not None and (_described(known), _module(known)) == (_described(item), _module(item))
-        if known is not None and not again:  # the same name in the same module: a module read again
-            raise ConfigError(f"{slot} '{name}' is already registered by {_described(known)}; choose another name")
+        # the same name in the same module: a module read again
+        if known is not None and _described(known) != _described(item):
+            raise ConfigError(f"{slot} '{name}' is already registered by {_described(known)[0]}; choose another name")
         _registered[slot, name] = item
         return item
 

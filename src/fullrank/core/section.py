@@ -239,15 +239,11 @@ def section_in(hint: Any) -> type[Section] | None:
 # -- sections ----------------------------------------------------------------------------------------------------------
 
 
-_HINTS: dict[type, dict[str, Any]] = {}  # found once for each class
-
-
+@functools.cache
 def hints_of(cls: type[Section]) -> dict[str, Any]:
     """The type of every field of a section, in their order."""
-    if cls not in _HINTS:
-        hints = get_type_hints(cls, include_extras=True)
-        _HINTS[cls] = {option.name: hints[option.name] for option in fields(cls)}
-    return _HINTS[cls]
+    hints = get_type_hints(cls, include_extras=True)
+    return {option.name: hints[option.name] for option in fields(cls)}
 
 
 class _Sections(type):

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from transformers import masking_utils
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils.output_capturing import _active_collector
 
 from fullrank import kernels
 from fullrank.core import engine
@@ -34,11 +35,6 @@ from fullrank.core.layout import Layout
 from fullrank.core.mix import Mixing, mix_heads
 from fullrank.core.normalize import Normalizer, Softmax
 from fullrank.core.stage import HeadSize, build_stage
-
-try:
-    from transformers.utils.output_capturing import _active_collector
-except ImportError:  # an older transformers passes the argument down
-    _active_collector = None
 
 Eager = Callable[..., Any]
 MIXED = "fullrank"  # weights are mixed, or normalized in another way
@@ -187,8 +183,6 @@ def _weights_wanted(arguments: dict[str, Any]) -> bool:
         return False
     if _trace.get() is not None:
         return True
-    if _active_collector is None:
-        return False
     collected = _active_collector.get()
     return bool(collected) and any("attentions" in key for key in collected)
 

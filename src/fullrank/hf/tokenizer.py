@@ -25,6 +25,8 @@ from fullrank.data.tokenizers import EOS, MASK, SOS, UNK
 
 # white space of Python that is none in Rust
 _SEPARATORS = normalizers.Replace(Regex("[\x1c-\x1f]"), " ")
+# words of a text that look like `<eos>`
+_WORD_EOS = normalizers.Replace(Regex(rf"(?<!\S){EOS}(?!\S)"), UNK)
 _WORD = r"[\p{L}\p{N}_]"
 _PUNCTUATION = rf"<unk>|<eos>|{_WORD}+(?:['’]{_WORD}+)*|[^\p{{L}}\p{{N}}_\s]"
 _NEVER = -1e9  # log probability of a piece that no text has
@@ -104,18 +106,13 @@ def of_language(own: Language) -> PreTrainedTokenizerFast:
             "train with data.moses: false and data.tokens: unigram, or bpe without data.codes"
         )
     backend = _of_pieces(own)
-    backend.normalizer = normalizers.Sequence([*_lowered(own.lowercase), _SEPARATORS, *_unmarked(own)])
+    backend.normalizer = normalizers.Sequence(
+        [*_lowered(own.lowercase), _SEPARATORS, *[_WORD_EOS] * (own.segmenter.kind == "word")]
+    )
     backend.post_processor = processors.TemplateProcessing(
         single=f"$A:0 {EOS}:0", pair=f"$A:0 {EOS}:0 $B:1 {EOS}:1", special_tokens=[(EOS, own.eos_id)]
     )
     return _finished(backend, {"eos_token": EOS, "pad_token": EOS, "unk_token": UNK}, True, "right")
-
-
-def _unmarked(own: Language) -> list[Any]:
-    """Replace words of a text that look like `<eos>` by `<unk>`."""
-    if own.segmenter.kind != "word":
-        return []
-    return [normalizers.Replace(Regex(rf"(?<!\S){EOS}(?!\S)"), UNK)]
 
 
 def _of_pieces(own: Language) -> Tokenizer:
