@@ -123,10 +123,10 @@ def _storage() -> _engine.Storage:
     return storage
 
 
-def _generate(*given: Any) -> Any:
+def _generate(*given: Any, **options: Any) -> Any:
     from fullrank import decoding
 
-    return decoding.generate(*given)
+    return decoding.generate(*given, **options)
 
 
 _engine.load, _engine.load_storage, _engine.generate = _engines, _storage, _generate

@@ -274,12 +274,11 @@ class LanguageModel(Layers):
         """
         if engine.generate is None:
             raise RuntimeError("generate needs the package fullrank; an exported model has Hugging Face's own")
-        drawing = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "greedy": greedy, "seed": seed}
-        limits = {
-            "max_new_tokens": max_new_tokens, "min_new_tokens": min_new_tokens, "eos_id": eos_id,
-            "no_repeat_ngram_size": no_repeat_ngram_size, "attention_mask": attention_mask,
-        }  # fmt: skip
-        return engine.generate(self, input_ids, drawing, limits, window, beams, length_penalty)
+        return engine.generate(
+            self, input_ids, beams=beams, length_penalty=length_penalty, window=window, attention_mask=attention_mask,
+            max_new_tokens=max_new_tokens, min_new_tokens=min_new_tokens, no_repeat_ngram_size=no_repeat_ngram_size,
+            temperature=temperature, top_k=top_k, top_p=top_p, greedy=greedy, seed=seed, eos_id=eos_id,
+        )  # fmt: skip
 
     # -- losses -------------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -61,26 +60,25 @@ def window_of(model: LanguageModel, window: int | None = None) -> int | None:
     return longest(window, model.max_length)
 
 
+_DRAWING = {"temperature": 1.0, "top_k": None, "top_p": None, "greedy": False, "seed": None}  # and their defaults
+
+
 def generate(
     model: LanguageModel,
     input_ids: Tensor,
-    drawing: Mapping[str, Any],
-    limits: Mapping[str, Any],
-    window: int | None,
+    *,
     beams: int | None,
     length_penalty: float,
+    window: int | None,
+    **options: Any,
 ) -> Tensor:
-    """`LanguageModel.generate`; drawing: options of `sample` alone, limits: those of `beam_search`, too."""
+    """`LanguageModel.generate`; `options` are those of `sample`, a part of which `beam_search` takes, too."""
     reader, window = reader_of(model), window_of(model, window)
     if beams is None:
-        new = sample(reader, input_ids, window=window, **drawing, **limits).ids
-    elif any(drawing[name] != plain for name, plain in _PLAIN.items()):
-        raise InputError(f"beams: a search draws nothing; leave out beams, or {', '.join(_PLAIN)}")
+        new = sample(reader, input_ids, window=window, **options).ids
     else:
-        new = beam_search(reader, input_ids, window=window, beams=beams, length_penalty=length_penalty, **limits).ids[
-            :, 0
-        ]
+        if {name: options.pop(name) for name in _DRAWING} != _DRAWING:
+            raise InputError(f"beams: a search draws nothing; leave out beams, or {', '.join(_DRAWING)}")
+        found = beam_search(reader, input_ids, window=window, beams=beams, length_penalty=length_penalty, **options)
+        new = found.ids[:, 0]
     return torch.cat((input_ids, new), dim=1)
-
-
-_PLAIN = {"temperature": 1.0, "top_k": None, "top_p": None, "greedy": False, "seed": None}
