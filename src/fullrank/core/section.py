@@ -421,7 +421,7 @@ class ByKind(Section):
 
     SLOT: ClassVar[str]
     WRITTEN: ClassVar[Mapping[str, Any]]
-    MEMBERS: ClassVar[list[type[Any]]]  # of the built-in kinds
+    MEMBERS: ClassVar[list[type[ByKind]]]  # of the built-in kinds
     ALSO: ClassVar[str] = ""  # what a member asks for beside its kind
     kind: str = ""
 
