@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import fullrank as fr
+import moving
 from fullrank.core import registry
 from fullrank.core.config import DropoutConfig
 from fullrank.core.errors import InputError
@@ -127,7 +128,7 @@ class Combination:
         return fr.ModelConfig(**settings | changes)
 
     def model(self, *, dtype: torch.dtype = torch.float32, seed: int = 3, **changes: Any) -> fr.LanguageModel:
-        torch.manual_seed(seed)
+        moving.seed(seed)
         return fr.LanguageModel(self.config(**changes)).to(dtype).eval()
 
     def moved(self, *, dtype: torch.dtype = torch.float32, **changes: Any) -> fr.LanguageModel:

@@ -11,6 +11,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from moving import seed
+
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton looks when it is imported; its kernels then run on the CPU
 
@@ -29,7 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def _seeds() -> None:
     random.seed(0)
     np.random.seed(0)
-    torch.manual_seed(0)
+    seed(0)
 
 
 @pytest.fixture(scope="session")

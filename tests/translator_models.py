@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import fullrank as fr
+import moving
 from moving import moved
 
 WIDE = torch.float64
@@ -102,7 +103,7 @@ def config(mechanism: str = "plain", **changes: Any) -> fr.ModelConfig:
 
 def built(mechanism: str = "plain", seed: int = 2, **changes: Any) -> fr.Translator:
     """A translator at its start, in double precision."""
-    torch.manual_seed(seed)
+    moving.seed(seed)
     return fr.Translator(config(mechanism, **changes)).double().eval()
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 import combinations
 import fullrank as fr
 from combinations import VOCABULARY, Combination, noisy, starts_plain, tokens
-from moving import moved
+from moving import moved, seed
 
 PAIRS = combinations.pairwise()
 SOURCES = 13
@@ -25,7 +25,7 @@ def translator(combination: Combination, *, fresh: bool = False, **changes: Any)
     words = VOCABULARY if combination.input == "adaptive" else SOURCES
     decayed = combination.attend == "multilinear_decayed"
     decoder = fr.DecoderConfig(cross=fr.AttentionConfig()) if decayed else fr.DecoderConfig()
-    torch.manual_seed(3)
+    seed(3)
     config = combination.config(encoder=fr.EncoderConfig(vocab_size=words), decoder=decoder, **changes)
     model = fr.Translator(config).double().eval()
     return model if fresh else moved(model)
@@ -122,7 +122,7 @@ def test_saved_and_loaded(combination: Combination, tmp_path: Path) -> None:
     assert torch.equal(*found)
 
 
-@pytest.mark.parametrize("combination", combinations.sparse(PAIRS, 5))
+@pytest.mark.parametrize("combination", combinations.sparse(PAIRS, 10))
 def test_learns(combination: Combination) -> None:
     """To copy: with randomness on, a few pairs are learned in a few steps."""
     model = translator(combination, fresh=True, scale_embedding=True).float().train()

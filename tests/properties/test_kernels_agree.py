@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 from typing import Any
 
@@ -14,6 +15,7 @@ import combinations
 import fullrank as fr
 from fullrank import kernels
 from fullrank.core.attention import WeightedValues
+from fullrank.core.engine import Problem
 from fullrank.core.project import Heads
 from fullrank.core.stage import HeadSize
 from fullrank.kernels import KERNELS
@@ -99,15 +101,21 @@ def compare(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: fl
         assert off <= tolerance * scale, f"{name} is off by {off:.1e}"
 
 
+@functools.cache
+def problem(score: str, normalize: str, mix: str, where: str) -> Problem | str:
+    """The call as kernels see it, with its numbers as they happen to be."""
+    attend = WeightedValues(fr.AttentionConfig(score=score, normalize=normalize, mix=mix), HeadSize(H, D, 17, 16), 0.0)
+    heads, _ = heads_for(attend, layout(where), torch.float32)
+    return attend.problem(heads, layout(where), attend.mix.matrix(heads.query))
+
+
 def computes(row: dict[str, Any]) -> bool:
     """True if this kernel, or for "auto" one written by hand, computes the call; C++ is not compiled for the answer."""
-    attend, where = stages(row["score"], row["normalize"], row["mix"]), layout(row["where"])
-    heads, _ = heads_for(attend, where, torch.float32)
-    problem = attend.problem(heads, where, attend.mix.matrix(heads.query))
-    if isinstance(problem, str):
+    call = problem(row["score"], row["normalize"], row["mix"], row["where"])
+    if isinstance(call, str):
         return False
     kernel = KERNELS["native" if row["kernel"] == "auto" else row["kernel"]]
-    return kernel.declines(problem) is None and (row["kernel"] != "sdpa" or kernel.refuses(problem) is None)
+    return kernel.declines(call) is None and (row["kernel"] != "sdpa" or kernel.refuses(call) is None)
 
 
 SLOTS = {slot: combinations.slots()[slot] for slot in ("score", "normalize", "mix")}
