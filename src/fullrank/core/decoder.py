@@ -20,7 +20,7 @@ from .errors import InputError
 from .initialize import initialize
 from .layout import Layout
 from .memory import LayerMemory, Memory, Segment
-from .model import Layers, LossParts, ModelOutput, Pass, TokenNll, check_targets, check_tokens, read_mask
+from .model import Layers, LossParts, ModelOutput, Pass, TokenNll, check_targets, check_tokens, loss_of, read_mask
 from .output import Output
 from .source import ProjectedSource, Source
 from .stage import with_parts
@@ -290,23 +290,6 @@ class LanguageModel(Layers):
         hidden, after, _ = self.hidden(input_ids, memory, attention_mask=attention_mask)
         return TokenNll(self.output.nll(hidden, targets), after)
 
-    def loss(
-        self,
-        input_ids: Tensor,
-        targets: Tensor,
-        weights: Tensor | None = None,
-        memory: Memory | None = None,
-        *,
-        attention_mask: Tensor | None = None,
-        label_smoothing: float = 0.0,
-    ) -> Tensor:
-        """Weighted mean nll, sum(w nll) / sum(w), a scalar in nats per token: the fast training path.
-
-        Its gradients are formed in the forward pass. With `label_smoothing` e the target is (1 - e) [v = x] + e / V.
-        """
-        mask, smoothing = attention_mask, label_smoothing
-        return self.loss_parts(input_ids, targets, weights, memory, attention_mask=mask, label_smoothing=smoothing).loss
-
     def loss_parts(
         self,
         input_ids: Tensor,
@@ -327,6 +310,8 @@ class LanguageModel(Layers):
         hidden, after, _ = self.hidden(input_ids, memory, attention_mask=attention_mask, trace=trace, skip=skip)
         loss, nll = self.output.loss(hidden, targets, weights, label_smoothing)
         return LossParts(loss, nll, after)
+
+    loss = loss_of(loss_parts)
 
     @classmethod
     def load(

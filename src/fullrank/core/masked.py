@@ -11,7 +11,7 @@ from .dropout import Dropout
 from .encoder import Encoder
 from .errors import ConfigError, InputError
 from .initialize import initialize
-from .model import LossParts, Model, ModelOutput, TokenNll, check_targets
+from .model import LossParts, Model, ModelOutput, TokenNll, check_targets, loss_of
 from .output import Output
 
 
@@ -84,22 +84,6 @@ class MaskedLanguageModel(Model):
             return TokenNll(self.output.nll(hidden, targets))
         return TokenNll(self.output.nll(_gathered(hidden, at), targets[None])[0])
 
-    def loss(
-        self,
-        input_ids: Tensor,
-        targets: Tensor,
-        weights: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        *,
-        at: Tensor | None = None,
-        label_smoothing: float = 0.0,
-    ) -> Tensor:
-        """Weighted mean nll, sum(w nll) / sum(w), a scalar in nats per masked token: the fast training path.
-
-        With `label_smoothing` e the target is (1 - e) [v = x] + e / V.
-        """
-        return self.loss_parts(input_ids, targets, weights, attention_mask, at=at, label_smoothing=label_smoothing).loss
-
     def loss_parts(
         self,
         input_ids: Tensor,
@@ -133,6 +117,8 @@ class MaskedLanguageModel(Model):
             hidden, targets = _gathered(hidden, at), targets[None]
             weights = None if weights is None else weights[None]
         return LossParts(*self.output.loss(hidden, targets, weights, label_smoothing))
+
+    loss = loss_of(loss_parts)
 
 
 def _gathered(hidden: Tensor, at: Tensor) -> Tensor:

@@ -101,9 +101,12 @@ class Memory:
     @property
     def batch(self) -> int | None:
         """B, None before the first token."""
-        known = [len(layer.hidden) for layer in self.layers if layer.hidden is not None]
-        known += [] if self.lengths is None else [len(self.lengths)]
-        return known[0] if known else None
+        return next(iter(self._batches()), None)
+
+    def _batches(self) -> list[int]:
+        """B of every part."""
+        parts = [self.lengths, *(layer.hidden for layer in self.layers)]
+        return [len(part) for part in parts if part is not None]
 
     def ages(self, layer: int) -> Tensor:
         """Distances from the remembered tokens of `layer` to the next token, 1 for the token directly before it.
@@ -135,9 +138,7 @@ class Memory:
             raise InputError(
                 f"the memory is of a model with hidden_size {other[0]}, this one has {width}; begin with memory=None"
             )
-        texts = [len(layer.hidden) for layer in self.layers if layer.hidden is not None]
-        texts += [] if self.lengths is None else [len(self.lengths)]
-        if wrong := [count for count in texts if count != rows]:
+        if wrong := [count for count in self._batches() if count != rows]:
             raise InputError(
                 f"the memory is of {wrong[0]} rows, input_ids of {rows}; see memory.reorder, or begin with memory=None"
             )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, ParamSpec, Self
 
 from torch import Tensor, nn
 
@@ -18,6 +19,8 @@ from .embedding import check_tensors
 from .errors import InputError
 from .memory import Memory
 from .positions import Position
+
+Arguments = ParamSpec("Arguments")
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,20 @@ class Layers(Model):
     def max_length(self) -> int | None:
         """The longest sequence the model can take, None if there is no limit."""
         return longest(self.position.max_length, self.blocks[0].attention.max_length)
+
+
+def loss_of(parts: Callable[Arguments, LossParts]) -> Callable[Arguments, Tensor]:
+    """The method `loss` of a model, from its method `loss_parts`, whose signature it has."""
+
+    def loss(*arguments: Arguments.args, **options: Arguments.kwargs) -> Tensor:
+        """Weighted mean nll, sum(w nll) / sum(w), a scalar in nats per token that is predicted: the fast training path.
+
+        Its gradients are formed in the forward pass. With `label_smoothing` e the target is (1 - e) [v = x] + e / V.
+        Arguments are those of `loss_parts`.
+        """
+        return parts(*arguments, **options).loss
+
+    return functools.update_wrapper(loss, parts, assigned=("__module__",))
 
 
 def check_tokens(input_ids: Tensor, attention_mask: Tensor | None, shape: str = "(B, N)") -> None:

@@ -157,9 +157,11 @@ def _scale(hidden: Tensor, counts: Tensor, weights: Tensor | None, label_smoothi
     return scale / scale.sum().clamp_min(torch.finfo(dtype).tiny)
 
 
-def _check_width(hidden: Tensor, width: int) -> None:
+def _states(hidden: Tensor, width: int, mixture: Latents | None) -> tuple[Tensor, Tensor | None]:
+    """States (T, K, E) and prior (T, K) of a mixture; without one the hidden states (B, N, E) themselves, and K = 1."""
     if hidden.dim() < 2 or hidden.shape[-1] != width:
         raise InputError(f"hidden states: (B, N, {width}), of the layer's hidden_size; given {tuple(hidden.shape)}")
+    return (hidden.flatten(0, -2)[:, None], None) if mixture is None else mixture(hidden)
 
 
 # -- one matrix -------------------------------------------------------------------------------------------------------
@@ -201,7 +203,8 @@ class SoftmaxOutput(Output):
                     f"vocab_size {vocab_size} and hidden_size {hidden_size}"
                 )
             self._tied = (embedding,)
-        self.normalize = options.normalize
+        self.normalize, self.epsilon = options.normalize, 0.0
+        self.mixture: Latents | None = None
         self.register_parameter("weight", None if options.tied else nn.Parameter(torch.empty(vocab_size, hidden_size)))
         self.register_parameter("bias", nn.Parameter(torch.zeros(vocab_size)) if options.bias else None)
 
@@ -213,9 +216,8 @@ class SoftmaxOutput(Output):
         return weight
 
     def components(self, hidden: Tensor) -> Components:
-        _check_width(hidden, self.matrix.shape[1])
-        states = hidden.flatten(0, -2)[:, None]  # (T, 1, E)
-        return Components(states, None, (Cluster(self.matrix, self.bias),), self.normalize)
+        states, log_prior = _states(hidden, self.matrix.shape[1], self.mixture)
+        return Components(states, log_prior, (Cluster(self.matrix, self.bias),), self.normalize, self.epsilon)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Logits (B, N, V), for a plain softmax in the dtype of the hidden states."""
@@ -289,16 +291,12 @@ class MixtureOfSoftmaxes(SoftmaxOutput):
         if self.weight is not None:
             nn.init.normal_(self.weight, std=width**-0.5)
 
-    def components(self, hidden: Tensor) -> Components:
-        _check_width(hidden, self.matrix.shape[1])
-        states, log_prior = self.mixture(hidden)
-        return Components(states, log_prior, (Cluster(self.matrix, self.bias),), self.normalize, self.epsilon)
-
     def forward(self, hidden: Tensor) -> Tensor:
         """Log-probabilities (B, N, V), in fp32 at least."""
         return self.log_prob(hidden)
 
     def flops_per_token(self) -> float:
+        assert self.mixture is not None
         return self.mixture.mixtures * super().flops_per_token()
 
 
@@ -397,11 +395,7 @@ class AdaptiveSoftmax(Output):
         )
 
     def components(self, hidden: Tensor) -> Components:
-        _check_width(hidden, self.class_weight.shape[1])
-        if self.mixture is None:
-            states, log_prior = hidden.flatten(0, -2)[:, None], None
-        else:
-            states, log_prior = self.mixture(hidden)
+        states, log_prior = _states(hidden, self.class_weight.shape[1], self.mixture)
         return Components(states, log_prior, self._clusters(), self.normalize, self.epsilon)
 
     def flops_per_token(self) -> float:

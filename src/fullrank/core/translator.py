@@ -17,7 +17,7 @@ from .embedding import check_tensors
 from .encoder import Encoder
 from .errors import ConfigError, InputError
 from .layout import Layout
-from .model import LossParts, Model, ModelOutput, TokenNll, check_targets, longest
+from .model import LossParts, Model, ModelOutput, TokenNll, check_targets, longest, loss_of
 from .source import ProjectedSource, Source
 from .stage import build_stage, with_parts
 
@@ -149,26 +149,6 @@ class Translator(Model):
         hidden = self.hidden(input_ids, decoder_input_ids, attention_mask, decoder_attention_mask)
         return TokenNll(self.decoder.output.nll(hidden, targets))
 
-    def loss(
-        self,
-        input_ids: Tensor,
-        decoder_input_ids: Tensor,
-        targets: Tensor,
-        weights: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        decoder_attention_mask: Tensor | None = None,
-        *,
-        label_smoothing: float = 0.0,
-    ) -> Tensor:
-        """Weighted mean nll, sum(w nll) / sum(w), a scalar in nats per target token: the fast training path.
-
-        With `label_smoothing` e the target is (1 - e) [v = y] + e / V.
-        """
-        masks = (attention_mask, decoder_attention_mask)
-        return self.loss_parts(
-            input_ids, decoder_input_ids, targets, weights, *masks, label_smoothing=label_smoothing
-        ).loss
-
     def loss_parts(
         self,
         input_ids: Tensor,
@@ -187,6 +167,8 @@ class Translator(Model):
         masks = (attention_mask, decoder_attention_mask)
         hidden = self.hidden(input_ids, decoder_input_ids, *masks, trace=trace, padded_right=padded_right)
         return LossParts(*self.decoder.output.loss(hidden, targets, weights, label_smoothing))
+
+    loss = loss_of(loss_parts)
 
 
 def _unmixed(block: Block) -> Block:
