@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +15,7 @@ import yaml
 from safetensors.torch import load_file
 from tests.tiny_encoder import tiny_encoder, write_cola
 
+import forked
 from fullrank.config.recipe import resolve_any
 from fullrank.experiments.run import resume, train
 
@@ -102,17 +101,18 @@ def outcome(folder: Path) -> dict[str, Any]:
     return files | {key: result.get(key) for key in ("final", "last", "best", "parameters", "tokens_seen")}
 
 
-def kill_when(command: list[str], folder: Path, lines: int) -> None:
+def kill_when(folder: Path, lines: int, *words: object) -> None:
     """Start a training, and kill it when so many lines of metrics and a checkpoint are there."""
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        end, metrics = time.monotonic() + 200, folder / "metrics.jsonl"
-        while process.poll() is None and time.monotonic() < end:
-            written = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
-            if written >= lines and (folder / "checkpoints" / "last").exists():
-                break
-            time.sleep(0.002)
-        process.kill()
-        assert process.wait() == -9
+    process = forked.start("train", *words, "--quiet")
+    end, metrics = time.monotonic() + 200, folder / "metrics.jsonl"
+    while process.is_alive() and time.monotonic() < end:
+        written = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+        if written >= lines and (folder / "checkpoints" / "last").exists():
+            break
+        time.sleep(0.002)
+    process.kill()
+    process.join()
+    assert process.exitcode == -9
     assert not (folder / "result.json").exists()
 
 
@@ -123,10 +123,10 @@ def test_a_killed_run_ends_as_one_never_killed(settings: Callable[[Path], dict[s
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(settings(tmp_path)), encoding="utf-8")
     train(resolve_any(str(file)), tmp_path / "whole", quiet=True, say=lambda _: None)
-    killed, command = tmp_path / "killed", [sys.executable, "-m", "fullrank", "train"]
-    kill_when([*command, str(file), "--quiet", "--out", str(killed)], killed, 5)
+    killed = tmp_path / "killed"
+    kill_when(killed, 5, file, "--out", killed)
     if settings is language_model:
-        kill_when([*command, str(killed), "--quiet"], killed, 9)
+        kill_when(killed, 9, killed)
     resume(killed, quiet=True, say=lambda _: None)
     assert outcome(killed) == outcome(tmp_path / "whole")
     if settings is finetuning:
