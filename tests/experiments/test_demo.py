@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 import json
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
+from fullrank.cli import main
 from fullrank.config.recipe import load, resolve
 from fullrank.core.errors import InputError
 from fullrank.experiments import demo
@@ -33,6 +37,14 @@ def test_the_shipped_demo() -> None:
         assert (row.train, row.eval, row.model.hidden_size) == (runs["plain"].train, runs["plain"].eval, 128)
 
 
+def here(command: list[str], **options: object) -> SimpleNamespace:
+    """The command in this process, which saves a start."""
+    assert command[:3] == [sys.executable, "-m", "fullrank"]
+    with pytest.raises(SystemExit) as stopped:
+        main([*command[3:], "--quiet"])
+    return SimpleNamespace(poll=lambda: stopped.value.code or 0)
+
+
 def test_demo_trains_rows_on_equal_terms(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -42,6 +54,7 @@ def test_demo_trains_rows_on_equal_terms(
         (tmp_path / split).write_text("a line of the text\n" * lines, encoding="utf-8")
     (tmp_path / "small.yaml").write_text(SMALL.format(tmp_path), encoding="utf-8")
     monkeypatch.setattr(demo, "RECIPE", str(tmp_path / "small.yaml"))
+    monkeypatch.setattr(demo, "measure_speed", functools.partial(demo.measure_speed, spend=0.05))
     monkeypatch.setattr(demo, "_PATIENCE", 10_000)  # the machine of a test may be busy
     monkeypatch.setenv("COLUMNS", "110")
     demo.run_demo(0.01, out, 1)
@@ -57,6 +70,7 @@ def test_demo_trains_rows_on_equal_terms(
 
     before = (out / "plain" / "metrics.jsonl").read_bytes()
     (out / "b" / "result.json").unlink()  # as if it had been stopped before its last evaluation
+    monkeypatch.setattr(demo.subprocess, "Popen", here)
     demo.run_demo(0.01, out, 1)
     assert "Measuring" not in capsys.readouterr().err
     assert json.loads((out / "b" / "result.json").read_text(encoding="utf-8"))["final"] == results[1]["final"]

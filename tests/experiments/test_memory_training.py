@@ -34,7 +34,7 @@ PHASES = [{"name": "skip_retain", "skip": "uniform", "p": 0.4, "steps": 30}, {"n
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("text")
     generator = torch.Generator().manual_seed(0)
-    for split, size in (("train", 6000), ("valid", 900), ("test", 900)):
+    for split, size in (("train", 6000), ("valid", 200), ("test", 200)):
         drawn = torch.randint(97, 105, (size,), generator=generator).tolist()
         (folder / f"{split}.txt").write_text("".join(c + c.upper() for c in map(chr, drawn)), encoding="utf-8")
     return folder
@@ -59,10 +59,15 @@ def trained(folder: Path, raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[
     return result, lines, (folder / "checkpoints" / "last" / "model.safetensors").read_bytes()
 
 
-def test_skip_retain_with_every_layer_kept_is_ordinary_training(text: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def plain(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[dict[str, Any]], bytes]:
+    """Training without phases."""
+    return trained(tmp_path_factory.mktemp("plain") / "run", configuration(text, steps=60))
+
+
+def test_skip_retain_with_every_layer_kept_is_ordinary_training(plain: Any, text: Path, tmp_path: Path) -> None:
     never = [{"name": "skip_retain", "skip": "uniform", "p": 0.0, "steps": 25}, {"name": "vanilla"}]
-    plain = trained(tmp_path / "plain", configuration(text, steps=50))
-    kept = trained(tmp_path / "kept", configuration(text, steps=50, phases=never))
+    kept = trained(tmp_path / "kept", configuration(text, steps=60, phases=never))
     assert plain[2] == kept[2], "weights differ"
     valid = [[line["nll"] for line in run[1] if line["split"] == "valid"] for run in (plain, kept)]
     assert valid[0] == valid[1]
@@ -70,8 +75,7 @@ def test_skip_retain_with_every_layer_kept_is_ordinary_training(text: Path, tmp_
     assert list(kept[0]["ms_per_step"]) == ["skip_retain", "vanilla"]
 
 
-def test_layers_rest_and_the_run_differs(text: Path, tmp_path: Path) -> None:
-    plain = trained(tmp_path / "plain", configuration(text, steps=60))
+def test_layers_rest_and_the_run_differs(plain: Any, text: Path, tmp_path: Path) -> None:
     rested = trained(tmp_path / "rested", configuration(text, phases=PHASES))
     assert plain[2] != rested[2]
     assert {line["phase"] for line in rested[1]} == {"skip_retain", "vanilla"}

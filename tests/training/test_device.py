@@ -191,6 +191,7 @@ def test_torch_without_the_tag_records_nothing(monkeypatch: pytest.MonkeyPatch) 
     check_cuda_graphs(OFF, torch.device("cuda"))
 
 
+@pytest.mark.full
 def test_attention_is_there_in_torch_without_the_tag() -> None:
     program = (
         "import torch\n"
