@@ -6,6 +6,7 @@ import functools
 import io
 import itertools
 import json
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -70,7 +71,7 @@ def test_demo_trains_rows_on_equal_terms(
 
     before = (out / "plain" / "metrics.jsonl").read_bytes()
     (out / "b" / "result.json").unlink()  # as if it had been stopped before its last evaluation
-    monkeypatch.setattr(demo.subprocess, "Popen", here)
+    monkeypatch.setattr(demo, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": here}))
     demo.run_demo(0.01, out, 1)
     assert "Measuring" not in capsys.readouterr().err
     assert json.loads((out / "b" / "result.json").read_text(encoding="utf-8"))["final"] == results[1]["final"]
