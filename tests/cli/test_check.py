@@ -36,8 +36,9 @@ Called = Callable[..., tuple[object, str, str]]
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few steps on random tokens; what they show is tested in test_causality.py."""
+    """Few steps on random tokens, and few tokens changed; what they show is tested in test_causality.py."""
     monkeypatch.setattr(causality, "_STEPS", 5)
+    monkeypatch.setattr(causality, "_MOST_POSITIONS", 5)
 
 
 @pytest.fixture

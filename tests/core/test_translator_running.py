@@ -131,14 +131,15 @@ def test_single_precision_and_autocast(mechanism: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # Dynamo asks every tensor for its gradient
-def test_compiled_blocks_equal_eager() -> None:
+@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.full)])
+def test_compiled_blocks_equal_eager(backend: str) -> None:
     """Each block by itself, as `train.compile` does: the same numbers, no graph break, and sentences of other lengths, in
     both languages, make no new graphs once some were read."""
     torch._dynamo.reset()
     eager, fast = (translator("B", num_hidden_layers=1).train() for _ in range(2))
     assert len(fast.compile_targets()) == 2
     for block in fast.compile_targets():
-        block.compile(fullgraph=True, backend="aot_eager")
+        block.compile(fullgraph=True, backend=backend)
     assert fast.state_dict().keys() == eager.state_dict().keys()
     graphs = []
     for source, target, side in ((9, 6, "right"), (7, 8, "right"), (10, 5, "right"), (8, 11, "right")):
