@@ -108,7 +108,7 @@ TRANSLATORS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", TRANSLATORS)
+@pytest.mark.parametrize("kind", [pytest.param("B, sigsoftmax", marks=pytest.mark.full), *list(TRANSLATORS)[1:]])
 def test_translators_pass(kind: str) -> None:
     dropout = fr.DropoutConfig(embedding=0.1, residual=0.1, activation=0.1, output=0.1)
     model = translator(**TRANSLATORS[kind], dropout=dropout)
