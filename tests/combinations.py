@@ -206,6 +206,17 @@ def tiered(rows: list[Combination]) -> list[Any]:
     return [pytest.param(row, id=str(row), marks=mark) for row, mark in zip(rows, marks, strict=True)]
 
 
+def in_turn(rows: list[Combination], choices: dict[str, Any]) -> list[Any]:
+    """Test cases of `tiered` rows, each with one of the choices in turn; with the others they are of the full tier."""
+    cases, turns = [], itertools.count()
+    for row in tiered(rows):
+        turn = next(turns) if not row.marks else 0
+        for i, (name, choice) in enumerate(choices.items()):
+            marks = row.marks if i == turn % len(choices) else pytest.mark.full
+            cases.append(pytest.param(*row.values, choice, id=f"{name}-{row.id}", marks=marks))
+    return cases
+
+
 def sparse(rows: list[Combination], step: int) -> list[Any]:
     """Test cases: every `step`-th row; all others are of the full tier."""
     marks = [() if i % step == 0 else pytest.mark.full for i in range(len(rows))]

@@ -23,7 +23,9 @@ PLAIN_STARTS = [c for c in ATTENTION if c.mix != "none" and combinations.starts_
 
 every_attention = pytest.mark.parametrize("combination", combinations.tiered(ATTENTION))
 every_pair = pytest.mark.parametrize("combination", PAIRS, ids=str)
-precisions = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
+a_precision = pytest.mark.parametrize(
+    ("combination", "dtype"), combinations.in_turn(ATTENTION, {"fp32": torch.float32, "fp64": torch.float64})
+)
 
 
 def test_something_was_found() -> None:
@@ -77,8 +79,9 @@ def test_pairwise_holds_every_pair() -> None:
         assert {vars(row)[slot] for row in ATTENTION} == set(names)
 
 
-@every_attention
-@pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
+@pytest.mark.parametrize(
+    ("combination", "training"), combinations.in_turn(ATTENTION, {"evaluation": False, "training": True})
+)
 def test_changing_a_token_changes_nothing_before_it(combination: Combination, training: bool) -> None:
     checks.changing_a_token_changes_nothing_before(combination, training)
 
@@ -103,20 +106,17 @@ def test_evaluation_is_deterministic(combination: Combination) -> None:
     checks.evaluation_is_deterministic(combination)
 
 
-@every_attention
-@precisions
+@a_precision
 def test_decoding_equals_one_pass(combination: Combination, dtype: torch.dtype) -> None:
     checks.decoding_equals_one_pass(combination, dtype)
 
 
-@every_attention
-@precisions
+@a_precision
 def test_segments_with_memory_equal_one_pass(combination: Combination, dtype: torch.dtype) -> None:
     checks.segments_with_memory_equal_one_pass(combination, dtype)
 
 
-@every_attention
-@precisions
+@a_precision
 def test_padding_changes_nothing(combination: Combination, dtype: torch.dtype) -> None:
     checks.padding_changes_nothing(combination, dtype)
 

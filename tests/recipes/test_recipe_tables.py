@@ -13,7 +13,12 @@ from fullrank.config.recipe import is_finetuning, load, shipped
 # recipes of fine-tuning: tests/recipes/test_recipe_tables_finetune.py
 NAMES = [name for name in shipped() if not name.startswith("demo/") and not is_finetuning(name)]
 ROWS = [(name, row) for name in NAMES for row in load(name).rows]
-CELLS = [(name, row, scale) for name, row in [*ROWS, ("demo/builtin", "b")] for scale in load(name).scales]
+
+CELLS = [  # the smaller scales of a row are everyday ones in turn
+    pytest.param(name, row, scale, marks=() if scale == "paper" or (i + j) % 2 else pytest.mark.full)
+    for i, (name, row) in enumerate([*ROWS, ("demo/builtin", "b")])
+    for j, scale in enumerate(load(name).scales)
+]
 SIX = ["plain", "sigsoftmax", "a", "a-sigsoftmax", "b", "b-sigsoftmax"]
 MIXES = ["plain", "a", "b"]
 TENSORIZED = ["plain", "core1", "core2", "decayed", "core1-as-published", "core2-as-published"]
