@@ -1,0 +1,148 @@
+"""Dropout of output layers: of latents, in tails; values and gradients under one seed; none in evaluation."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from output_equations import DOUBLE, Case
+from torch import Tensor
+
+import fullrank as fr
+
+
+def revealing(p: float, locked: bool, width: int = 40, mixtures: int = 3) -> Any:
+    """The latents are tanh(0.5) everywhere, so that what is dropped can be seen; W is the unit matrix."""
+    case = Case(mixtures, bias=False, vocabulary=width, width=width)
+    layer: Any = case.layer(latent_dropout=p, latent_dropout_locked=locked)
+    with torch.no_grad():
+        layer.mixture.latent.weight.zero_()
+        layer.mixture.latent.bias.fill_(0.5)
+        layer.weight.copy_(torch.eye(width))
+    return layer
+
+
+def masks(layer: Any, hidden: Tensor) -> Tensor:
+    """(B, N, K, E): by how much the latents were multiplied."""
+    states, _ = layer.mixture(hidden)
+    return states.detach().view(*hidden.shape[:2], -1, hidden.shape[2]) / math.tanh(0.5)
+
+
+@pytest.mark.parametrize(("p", "locked"), [(0.2, False), (0.5, True)])
+def test_latents_are_dropped(p: float, locked: bool) -> None:
+    """A share p of them is zero and the rest 1 / (1 - p): each on its own, or for all positions of a sequence at once."""
+    layer, hidden = revealing(p, locked), torch.randn(50, 6, 40, dtype=DOUBLE)
+    found = masks(layer, hidden)
+    dropped = found == 0
+    assert torch.allclose(found[~dropped], torch.full((), 1 / (1 - p), dtype=DOUBLE), atol=1e-5)
+    draws = dropped[:, 0] if locked else dropped
+    assert abs(float(draws.double().mean()) - p) < 5 * math.sqrt(p * (1 - p) / draws.numel())
+    if locked:
+        assert torch.equal(dropped, dropped[:, :1].expand_as(dropped))
+        alone = layer.mixture(hidden[0])[0] == 0  # one sequence (N, E): one mask for all N positions
+        assert torch.equal(alone, alone[:1].expand_as(alone))
+        assert 0.2 < float(alone[0].double().mean()) < 0.8
+    pairs = [(dropped[0], dropped[1]), (dropped[:, :, 0], dropped[:, :, 1])]  # two sequences, two softmaxes
+    pairs += [] if locked else [(dropped[:, 0], dropped[:, 1])]
+    for one, other in pairs:
+        agree, expected = float((one == other).double().mean()), p * p + (1 - p) * (1 - p)
+        count = one.numel() / (6 if locked else 1)
+        assert abs(agree - expected) < 5 * math.sqrt(expected * (1 - expected) / count), "masks depend on each other"
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_dropout_reaches_the_probabilities_and_spares_the_prior(locked: bool) -> None:
+    layer, hidden = revealing(0.5, locked, 7, 2), torch.randn(3, 5, 7, dtype=DOUBLE)
+    prior = torch.softmax(hidden @ layer.mixture.prior.weight.T, -1)
+    torch.manual_seed(4)
+    latents = masks(layer, hidden) * math.tanh(0.5)
+    torch.manual_seed(4)
+    found = layer(hidden)
+    expected = (prior[..., None] * torch.softmax(latents, -1)).sum(2).log()
+    assert torch.allclose(found, expected, atol=1e-12)
+    assert not torch.allclose(layer(hidden), found)  # drawn anew
+
+
+@pytest.mark.parametrize("cutoffs", [(), (8, 15)], ids=["one matrix", "clusters"])
+def test_values_agree_under_one_seed_and_evaluation_draws_nothing(cutoffs: tuple[int, ...]) -> None:
+    case = Case(3, cutoffs)
+    layer, (hidden, targets) = case.layer(latent_dropout=0.4, latent_dropout_locked=True), case.batch()
+
+    def values() -> list[Tensor]:
+        found = []
+        for value in (
+            lambda: layer.loss(hidden, targets)[0],
+            lambda: layer.loss(hidden, targets)[1],
+            lambda: layer.nll(hidden, targets).mean(),
+            lambda: -layer(hidden).gather(-1, targets[..., None]).mean(),
+        ):
+            torch.manual_seed(21)
+            found.append(value())
+        return found
+
+    noisy = values()
+    for value in noisy[1:]:
+        assert abs(float((value - noisy[0]).detach())) < 1e-12
+    gradients = [torch.autograd.grad(value, hidden)[0] for value in (noisy[0], *noisy[2:])]
+    for gradient in gradients[1:]:
+        assert torch.allclose(gradient, gradients[0], atol=1e-12)
+    layer.eval()
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    layer.loss(hidden, targets)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.allclose(layer(hidden), case.log_prob(case.tensors(layer), hidden), atol=1e-12)
+
+
+def test_dropout_in_tails() -> None:
+    """Between their two matrices, scaled, in training only, and nowhere in the head."""
+    case = Case(cutoffs=(3, 4), form="transformer_xl", vocabulary=12, width=64, tokens=(1, 5))
+    layer: Any = case.layer(tail_dropout=0.5)
+    hidden = torch.randn(1, 5, 64, dtype=DOUBLE)
+    plain, again = layer.eval()(hidden), layer(hidden)
+    assert torch.equal(plain, again)
+    layer.train()
+    noisy = layer(hidden)
+    assert torch.equal(noisy[..., :4], plain[..., :4])  # the fourth word is alone in its tail
+    assert not torch.allclose(noisy[..., 4:], plain[..., 4:])
+    with torch.no_grad():
+        layer.weights[2].zero_()
+        layer.weights[2][0, 0] = 1
+    read = (hidden @ layer.projections["2"])[..., 0]
+    logits = [layer(hidden)[..., 4:] - layer.biases[2] for _ in range(30)]
+    values = torch.stack([(one[..., 0] - one[..., 1]) / read for one in logits])
+    assert bool(((values - 2).abs().minimum(values.abs()) < 1e-8).all())
+    assert 0.3 < float((values > 1).double().mean()) < 0.7
+
+
+def test_gradients_are_those_of_the_values_under_dropout() -> None:
+    """Also where a part is computed again in the backward pass, which must draw the same masks."""
+    case = Case(2, (2, 4), form="transformer_xl", vocabulary=8, width=5, tokens=(1, 4))
+    layer: Any = case.layer(latent_dropout=0.3, tail_dropout=0.3)
+    hidden, targets = case.batch()
+
+    def seeded(*_: Tensor, run: Any) -> Tensor:
+        torch.manual_seed(3)
+        value: Tensor = run()
+        return value
+
+    for run in (
+        lambda: layer.nll(hidden, targets), lambda: layer.loss(hidden, targets, None, 0.2)[0],
+        lambda: layer(hidden)[..., ::3],
+    ):  # fmt: skip
+        assert torch.autograd.gradcheck(lambda *x, run=run: seeded(*x, run=run), (hidden, layer.mixture.prior.weight))
+
+
+def test_dropout_of_a_model_is_no_dropout_of_latents() -> None:
+    """`dropout.output` acts before the layer; the prior then reads what it left."""
+    seen: dict[str, Any] = {}
+    model = fr.LanguageModel(fr.ModelConfig(
+        vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, dropout=fr.DropoutConfig(output=0.5),
+        output=fr.OutputConfig(kind="mixture_of_softmaxes", mixtures=2),
+    ))  # fmt: skip
+    model.output.mixture.register_forward_hook(lambda _, given, out: seen.update(given=given[0], out=out))
+    model(torch.zeros(2, 5, dtype=torch.int64))
+    assert 0.2 < float((seen["given"] == 0).double().mean()) < 0.8
+    assert int((seen["out"][0] == 0).sum()) == 0

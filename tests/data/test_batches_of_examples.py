@@ -1,0 +1,91 @@
+"""Batches of encoded examples: every example once an epoch, padded on the right, grouped by length."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fullrank.data.batches import Encoded, ExampleBatches, by_length, subset
+
+
+def encoded(count: int, seed: int = 0) -> Encoded:
+    """Row i begins with i + 10, so that it is known again."""
+    lengths = np.random.default_rng(seed).integers(1, 40, count)
+    rows = [[i + 10, *range(1, n)] for i, n in enumerate(lengths)]
+    return Encoded(
+        {
+            "input_ids": rows,
+            "token_type_ids": [[1] * len(r) for r in rows],
+            "attention_mask": [[1] * len(r) for r in rows],
+        },
+        {"input_ids": 7, "token_type_ids": 0, "attention_mask": 0},
+    )
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+@pytest.mark.parametrize(("count", "size"), [(1, 4), (23, 4), (24, 4), (1003, 8)])
+def test_every_example_comes_once_an_epoch_and_in_another_order(count: int, size: int, grouped: bool) -> None:
+    batches = ExampleBatches(encoded(count), batch_size=size, seed=3, group_by_length=grouped)
+    orders = []
+    for epoch in (0, 1):
+        found = [batches.batch(epoch, i).indices.tolist() for i in range(batches.batches_per_epoch)]
+        assert sorted(i for part in found for i in part) == list(range(count))
+        assert sum(len(part) == size for part in found) >= batches.batches_per_epoch - 1
+        orders.append(found)
+    if count > 20:
+        assert orders[0] != orders[1]
+
+
+def test_a_batch_is_a_function_of_seed_epoch_and_index() -> None:
+    def make(seed: int) -> ExampleBatches:
+        return ExampleBatches(encoded(300), batch_size=8, seed=seed)
+
+    one, two = make(1), make(1)
+    two.batch(4, 2)
+    two.batch(0, 9)
+    assert two.batch(2, 5).indices.tolist() == one.batch(2, 5).indices.tolist()
+    assert make(2).batch(2, 5).indices.tolist() != one.batch(2, 5).indices.tolist()
+    with pytest.raises(IndexError):
+        one.batch(0, one.batches_per_epoch)
+
+
+def test_rows_are_padded_on_the_right_to_the_longest() -> None:
+    examples = Encoded(
+        {"input_ids": [[5, 6], [8], [1, 2, 3]], "attention_mask": [[1, 1], [1], [1, 1, 1]]},
+        {"input_ids": 9, "attention_mask": 0},
+    )
+    rows = examples.rows(np.array([1, 0]))
+    assert rows["input_ids"].tolist() == [[8, 9], [5, 6]]
+    assert rows["attention_mask"].tolist() == [[1, 0], [1, 1]]
+    assert rows["input_ids"].dtype == torch.int64
+
+
+def test_grouping_spares_padding_and_keeps_chance() -> None:
+    examples = encoded(2000)
+
+    def padded(grouped: bool) -> float:
+        batches = ExampleBatches(examples, batch_size=16, seed=1, group_by_length=grouped)
+        parts = [batches.batch(0, i) for i in range(batches.batches_per_epoch)]
+        return 1 - sum(part.tokens for part in parts) / sum(part.inputs["input_ids"].numel() for part in parts)
+
+    assert padded(True) < 0.1 < 0.3 < padded(False)
+    first = [ExampleBatches(examples, batch_size=16, seed=seed).batch(0, 0).indices.tolist() for seed in range(20)]
+    assert len({tuple(found) for found in first}) == 20  # not the longest ones, whatever the seed
+
+
+def test_evaluation_reads_every_example_once() -> None:
+    examples = encoded(57)
+    parts = list(by_length(examples, 8))
+    assert sorted(i for part in parts for i in part.indices.tolist()) == list(range(57))
+    for part in parts:
+        assert (part.inputs["input_ids"][:, 0] - 10).tolist() == part.indices.tolist()
+
+
+def test_a_subset_is_fixed_by_its_own_seed() -> None:
+    assert subset(10, None, 0).tolist() == subset(10, 10, 0).tolist() == subset(10, 99, 0).tolist() == list(range(10))
+    chosen = subset(100, 30, 5)
+    assert len(set(chosen.tolist())) == 30
+    assert chosen.tolist() == sorted(chosen.tolist()) == subset(100, 30, 5).tolist()
+    assert chosen.tolist() != subset(100, 30, 6).tolist()
+    assert set(subset(100, 20, 5).tolist()) < set(chosen.tolist())  # a smaller one is part of it

@@ -1,0 +1,152 @@
+"""Batches of masked text: the shares of tokens that are asked for, replaced and drawn, and masks as pure functions."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fullrank.core.errors import InputError
+from fullrank.data import (
+    Batch,
+    Blocks,
+    Masking,
+    Streams,
+    WordVocabulary,
+    masked_blocks,
+)
+from fullrank.data.batches import MaskedBatch, MaskedBatches
+
+WORDS = 20
+TOKENIZER = WordVocabulary(["<eos>", *(f"w{i}" for i in range(WORDS - 2)), "<sos>"], line_start=True)
+EOS, SOS, MASK = 0, WORDS - 1, WORDS
+
+
+def masking(probability: float = 0.15, replaced: float = 0.8, drawn: float = 0.1) -> Masking:
+    return Masking.of(TOKENIZER, MASK, probability=probability, replaced=replaced, drawn=drawn)
+
+
+def marked_text(size: int, seed: int = 0) -> np.ndarray:
+    """Words drawn at random, and every fifth token a mark."""
+    ids = np.random.default_rng(seed).integers(1, WORDS - 1, size).astype(np.uint16)
+    ids[::10], ids[5::10] = EOS, SOS
+    return ids
+
+
+def within(count: int, trials: int, p: float) -> bool:
+    """True if a binomial count is within five standard deviations of its mean."""
+    return abs(count - trials * p) <= 5 * math.sqrt(trials * p * (1 - p))
+
+
+@pytest.mark.parametrize(
+    ("p", "replaced", "drawn"), [(0.15, 0.8, 0.1), (0.5, 0.2, 0.5), (0.3, 1.0, 0.0), (0.3, 0.0, 1.0)]
+)
+def test_shares(p: float, replaced: float, drawn: float) -> None:
+    ids = marked_text(100_000)
+    (batch,) = masked_blocks(ids, masking(p, replaced, drawn), batch_size=1, segment_length=len(ids), seed=3)
+    seen, at = batch.inputs[0].numpy(), batch.at.numpy()
+    assert torch.equal(batch.targets, torch.from_numpy(ids.astype(np.int64))[batch.at])
+    untouched = np.setdiff1d(np.arange(len(ids)), at)
+    assert (seen[untouched] == ids[untouched]).all(), "nothing else is changed"
+    assert not np.isin(ids[at], [EOS, SOS]).any(), "marks are not asked for"
+    words = int((~np.isin(ids, [EOS, SOS])).sum())
+    assert within(len(at), words, p)
+    now, was = seen[at], ids[at]
+    assert not np.isin(now, [EOS, SOS]).any(), "marks are not drawn"
+    own = 1 / (WORDS - 2)  # a random token is now and then the right one
+    for count, share in (
+        ((now == MASK).sum(), replaced),
+        (((now != MASK) & (now != was)).sum(), drawn * (1 - own)),
+        ((now == was).sum(), 1 - replaced - drawn + drawn * own),
+    ):
+        assert within(int(count), len(at), share)
+    other = now[(now != MASK) & (now != was)]
+    if drawn:
+        counts = np.bincount(other, minlength=WORDS)[1 : WORDS - 1]
+        expected = len(other) / (WORDS - 2)
+        chi_square = ((counts - expected) ** 2 / expected).sum()
+        assert chi_square < (WORDS - 3) + 6 * math.sqrt(2 * (WORDS - 3)), "random tokens are drawn alike"
+
+
+def test_the_three_kinds_by_chi_square() -> None:
+    """2 degrees of freedom: 25 is beyond all chance."""
+    ids = np.full(200_000, 7, dtype=np.uint16)
+    (batch,) = masked_blocks(ids, masking(), batch_size=1, segment_length=len(ids), seed=1)
+    now = batch.inputs[0].numpy()[batch.at.numpy()]
+    own = 0.1 / (WORDS - 2)
+    observed = np.array([(now == MASK).sum(), ((now != MASK) & (now != 7)).sum(), (now == 7).sum()])
+    expected = len(now) * np.array([0.8, 0.1 - own, 0.1 + own])
+    assert ((observed - expected) ** 2 / expected).sum() < 25
+
+
+def test_masks_of_an_evaluation_depend_on_seed_and_place_only() -> None:
+    ids = marked_text(1003)
+
+    def read(seed: int = 0, size: int = 1003, **shape: int) -> tuple[list[int], list[int]]:
+        inputs: list[int] = []
+        targets: list[int] = []
+        for batch in masked_blocks(ids[:size], masking(), seed=seed, **shape):
+            mask = torch.ones_like(batch.inputs) if batch.attention_mask is None else batch.attention_mask
+            assert batch.read == int(mask.sum())
+            inputs += batch.inputs[mask != 0].tolist()
+            targets += batch.targets.tolist()
+        return inputs, targets
+
+    once = read(batch_size=4, segment_length=16)
+    assert len(once[0]) == 1003
+    for batch_size, segment_length in ((1, 1003), (7, 16), (3, 50), (1, 1)):
+        assert read(batch_size=batch_size, segment_length=segment_length) == once
+    assert read(batch_size=4, segment_length=16, seed=1) != once
+    assert read(batch_size=4, segment_length=16, size=400)[0] == once[0][:400], (
+        "the beginning of a text is masked alike"
+    )
+
+
+@pytest.mark.parametrize("shuffled", [True, False])
+def test_training_batches_are_pure_functions(shuffled: bool) -> None:
+    ids = marked_text(1003)
+
+    def batches(seed: int) -> MaskedBatches:
+        options = {"batch_size": 4, "segment_length": 16, "start_id": EOS}
+        plain = Blocks(ids, shuffle=True, seed=7, **options) if shuffled else Streams(ids, **options)
+        return MaskedBatches(plain, masking(), seed=seed)
+
+    def content(batch: MaskedBatch) -> tuple[list[int], list[int]]:
+        return batch.inputs.flatten().tolist(), batch.at.tolist()
+
+    made = batches(2)
+    places = [(epoch, index) for epoch in range(3) for index in range(made.batches_per_epoch)]
+    forwards = [content(made.batch(*place)) for place in places]
+    again = batches(2)
+    assert [content(again.batch(*place)) for place in reversed(places)] == forwards[::-1]
+    assert len({str(asked) for _, asked in forwards}) == len(places), "every batch of every epoch has its own masks"
+    assert content(batches(3).batch(0, 0)) != forwards[0]
+    assert (made.tokens_per_epoch, made.batches_per_epoch) == (again.tokens_per_epoch, again.batches_per_epoch)
+    read = [made.batch(0, index).read for index in range(made.batches_per_epoch)]
+    assert sum(read) == made.tokens_per_epoch
+
+
+def test_padding_is_not_asked_for() -> None:
+    targets = torch.tensor([[3, 4, 5, 6], [7, 8, 3, 3]])
+    weights = torch.tensor([[1.0, 1, 1, 1], [1, 1, 0, 0]])
+    every = Masking.of(TOKENIZER, MASK, probability=1.0, replaced=1.0, drawn=0.0)
+    batch = every.batch(Batch(targets, targets, weights), np.random.default_rng(0))
+    assert batch.at.tolist() == [0, 1, 2, 3, 4, 5]
+    assert batch.targets.tolist() == [3, 4, 5, 6, 7, 8]
+    assert batch.inputs.tolist() == [[MASK] * 4, [MASK, MASK, 3, 3]]
+    assert batch.attention_mask is not None
+    assert torch.equal(batch.attention_mask, weights)
+    assert (batch.read, batch.tokens) == (6, 6)
+    assert targets[0, 0] == 3, "the text itself is left alone"
+    moved = batch.to("cpu")
+    assert torch.equal(moved.inputs, batch.inputs)
+
+
+def test_the_mask_is_no_entry_of_the_text(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"model.vocab_size: .*at least 21, .*given 20"):
+        Masking.of(TOKENIZER, WORDS - 1, probability=0.15, replaced=0.8, drawn=0.1)
+    with pytest.raises(InputError, match="nothing to mask"):
+        Masking.of(WordVocabulary(["<eos>"]), 1, probability=0.15, replaced=0.8, drawn=0.1)

@@ -1,0 +1,167 @@
+"""Batches of sentence pairs: filled to a limit of tokens, sorted by length, every pair once an epoch."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from fullrank.config.data import DataConfig
+from fullrank.core.errors import InputError
+from fullrank.data import (
+    PairBatches,
+    pair_batch,
+    prepare_pairs,
+)
+
+
+def lengths(seed: int, count: int) -> list[tuple[int, int]]:
+    draw = np.random.default_rng(seed)
+    return [(int(m), int(max(0, m + draw.integers(-3, 4)))) for m in draw.integers(0, 25, size=count)]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pairs")
+    for split, count in (("train", 500), ("valid", 40), ("test", 1)):
+        rows = lengths(3, count)
+        for side, suffix in enumerate(("de", "en")):
+            text = "".join(" ".join(f"{suffix}{i % 7}" for i in range(row[side])) + "\n" for row in rows)
+            (folder / f"{split}.{suffix}").write_text(text, encoding="utf-8")
+    return prepare_pairs(
+        DataConfig(
+            name="parallel",
+            dir=str(folder),
+            train="train",
+            valid="valid",
+            test="test",
+            source="de",
+            target="en",
+            tokens="word",
+            vocabulary="separate",
+            cache=str(folder / "cache"),
+        )
+    )
+
+
+def test_a_batch_holds_its_pairs_padded_with_the_end_of_sentence(corpus):
+    pairs = corpus.pairs("valid")
+    chosen = np.array([3, 0, 7, int(np.argmin(pairs.source_lengths))])
+    batch = pair_batch(pairs, chosen)
+    assert batch.inputs.shape == batch.targets.shape == (4, int(pairs.target_lengths[chosen].max()) + 1)
+    assert batch.source_ids.shape == (4, int(pairs.source_lengths[chosen].max()) + 1)
+    assert {t.dtype for t in (batch.source_ids, batch.inputs, batch.targets)} == {torch.int64}
+    eos, width = 0, batch.targets.shape[1]
+    for row, i in enumerate(chosen.tolist()):
+        source, target = pairs.source(i).tolist(), pairs.target(i).tolist()
+        padding = batch.source_ids.shape[1] - len(source) - 1
+        assert batch.source_ids[row].tolist() == [*source, eos] + [eos] * padding
+        assert batch.source_mask[row].tolist() == [True] * (len(source) + 1) + [False] * padding
+        rest = width - len(target) - 1
+        assert batch.inputs[row, : len(target) + 1].tolist() == [eos, *target]
+        assert batch.targets[row].tolist() == [*target, eos] + [eos] * rest
+        assert batch.weights[row].tolist() == [1.0] * (len(target) + 1) + [0.0] * rest
+        # what is read where nothing counts: the same entry as everywhere in the padding
+        assert batch.inputs[row, len(target) + 1 :].tolist() == [eos] * rest
+    assert batch.tokens == int((pairs.target_lengths[chosen] + 1).sum())
+    assert batch.to("cpu").targets.tolist() == batch.targets.tolist()
+    whole = pair_batch(pairs, np.array([5]))
+    assert whole.source_mask is None
+    assert whole.weights is None
+    assert whole.to("cpu").weights is None
+    assert whole.tokens == len(pairs.target(5)) + 1
+    whole.inputs[:] = 1
+    assert not torch.equal(whole.inputs, whole.targets)
+
+
+@pytest.mark.parametrize("limit", [30, 128, 100_000])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_every_pair_once_an_epoch_and_no_batch_beyond_the_limit(corpus, limit, shuffle):
+    pairs = corpus.pairs("train")
+    batches = PairBatches(pairs, batch_tokens=limit, seed=5, shuffle=shuffle)
+    for epoch in (0, 1, 7):
+        seen: list[int] = []
+        tokens = 0
+        for index in range(batches.batches_per_epoch):
+            chosen, batch = batches.indices(epoch, index), batches.batch(epoch, index)
+            seen += chosen.tolist()
+            assert batch.source_ids.numel() <= limit
+            assert batch.targets.numel() <= limit
+            assert torch.equal(batch.targets, pair_batch(pairs, chosen).targets)
+            tokens += batch.tokens
+            assert batches.tokens_of_batches(epoch)[index] == batch.tokens
+        assert sorted(seen) == list(range(len(pairs)))
+        assert len(batches.tokens_of_batches(epoch)) == batches.batches_per_epoch
+        assert tokens == batches.tokens_per_epoch == int((pairs.target_lengths + 1).sum())
+    if limit == 100_000:
+        assert batches.batches_per_epoch == 1
+    with pytest.raises(IndexError):
+        batches.batch(0, batches.batches_per_epoch)
+    with pytest.raises(IndexError):
+        batches.batch(-1, 0)
+
+
+def test_batches_are_filled(corpus):
+    """No batch could have taken the first pair of the next longer one."""
+    pairs, limit = corpus.pairs("train"), 200
+    batches = PairBatches(pairs, batch_tokens=limit, seed=5, shuffle=False)
+    longer = np.maximum(pairs.source_lengths, pairs.target_lengths) + 1
+    rows = [batches.indices(0, i) for i in range(batches.batches_per_epoch)]
+    widths = [longer[row] for row in rows]
+    for here, after in itertools.pairwise(widths):
+        assert here.max() <= after.min()
+        assert (len(here) + 1) * after.min() > limit
+
+
+def test_a_batch_depends_on_seed_epoch_and_index_alone(corpus):
+    pairs = corpus.pairs("train")
+    one = PairBatches(pairs, batch_tokens=128, seed=5)
+    two = PairBatches(pairs, batch_tokens=128, seed=5)
+    places = [(0, 3), (4, 0), (1, one.batches_per_epoch - 1), (0, 0)]
+    first = [one.indices(*place).tolist() for place in places]
+    assert [two.indices(*place).tolist() for place in reversed(places)] == first[::-1]
+    other = PairBatches(pairs, batch_tokens=128, seed=6)
+    number = one.batches_per_epoch
+    assert other.batches_per_epoch == number
+
+    def epoch_of(batches, epoch):
+        return [tuple(batches.indices(epoch, i).tolist()) for i in range(number)]
+
+    assert epoch_of(one, 0) != epoch_of(one, 1)
+    assert epoch_of(one, 0) != epoch_of(other, 0)
+    # not only the order of batches changes: so does who is in them
+    assert {frozenset(b) for b in epoch_of(one, 0)} != {frozenset(b) for b in epoch_of(one, 1)}
+
+    # yet the shapes of an epoch are always the same
+    def shapes(epoch):
+        return sorted(tuple(one.batch(epoch, i).targets.shape) for i in range(number))
+
+    assert shapes(0) == shapes(1)
+    unshuffled = PairBatches(pairs, batch_tokens=128, seed=5, shuffle=False)
+    assert epoch_of(unshuffled, 0) == epoch_of(unshuffled, 3)
+
+
+def test_pairs_are_sorted_by_length_so_little_is_padding(corpus):
+    pairs = corpus.pairs("train")
+    batches = PairBatches(pairs, batch_tokens=256, seed=1)
+    padded = real = 0
+    for index in range(batches.batches_per_epoch):
+        batch = batches.batch(0, index)
+        padded += batch.source_ids.numel() + batch.targets.numel()
+        real += batch.tokens + int(pairs.source_lengths[batches.indices(0, index)].sum()) + len(batch.targets)
+    assert 1 - real / padded < 0.12
+
+
+def test_what_cannot_be_a_batch(corpus):
+    pairs = corpus.pairs("train")
+    longest = int(max(pairs.source_lengths.max(), pairs.target_lengths.max())) + 1
+    assert PairBatches(pairs, batch_tokens=longest, seed=1).batches_per_epoch > 0
+    message = (
+        rf"train.batch_tokens: pair [\d,]+ of train has {longest} tokens .* batch of {longest - 1} .*data.max_length"
+    )
+    with pytest.raises(InputError, match=message):
+        PairBatches(pairs, batch_tokens=longest - 1, seed=1)
+    with pytest.raises(InputError, match=r"train.batch_tokens: a positive number, given 0"):
+        PairBatches(pairs, batch_tokens=0, seed=1)
