@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -110,6 +111,12 @@ def built(mechanism: str = "plain", seed: int = 2, **changes: Any) -> fr.Transla
 def translator(mechanism: str = "plain", **changes: Any) -> fr.Translator:
     """With every parameter moved."""
     return moved(built(mechanism, **changes))
+
+
+@functools.cache
+def shared(mechanism: str) -> fr.Translator:
+    """`translator(mechanism)`, made once, for tests that only read it."""
+    return translator(mechanism)
 
 
 def tokens(vocabulary: int, rows: int, length: int, seed: int = 5) -> Tensor:

@@ -27,6 +27,7 @@ from translator_models import (
     config,
     padding,
     sentences,
+    shared,
     tokens,
     translator,
 )  # fmt: skip
@@ -72,7 +73,7 @@ def test_targets_see_no_later_ones_and_the_whole_source(mechanism: str) -> None:
 @every_mechanism
 def test_a_later_target_changes_nothing(mechanism: str) -> None:
     """By perturbation, under every kernel that is taken by itself and the definition; bit for bit."""
-    model = translator(mechanism)
+    model = shared(mechanism)
     source, target = sentences(model)
     for kernel in ("auto", "reference"):
         with torch.no_grad(), fr.kernel(kernel):
@@ -88,7 +89,7 @@ def test_a_later_target_changes_nothing(mechanism: str) -> None:
 @every_mechanism
 def test_padding_of_the_source_changes_nothing(mechanism: str) -> None:
     """On either side, whatever stands there; a batch gives each sentence what it gets alone."""
-    model = translator(mechanism)
+    model = shared(mechanism)
     source, target = sentences(model)
     with torch.no_grad():
         for side in ("right", "left"):
@@ -105,7 +106,7 @@ def test_padding_of_the_source_changes_nothing(mechanism: str) -> None:
 
 @every_mechanism
 def test_padding_of_the_target_on_the_right_changes_nothing(mechanism: str) -> None:
-    model = translator(mechanism)
+    model = shared(mechanism)
     source, target = sentences(model)
     with torch.no_grad():
         batch = model(source, target).logits
@@ -117,7 +118,7 @@ def test_padding_of_the_target_on_the_right_changes_nothing(mechanism: str) -> N
 @every_mechanism
 def test_padding_of_the_target_on_the_left(mechanism: str) -> None:
     """With a mask of the target its positions count tokens only, as those of the source do."""
-    model = translator(mechanism)
+    model = shared(mechanism)
     source, target = sentences(model)
     mask = padding([5, 1, 3], 5, "left")
     with torch.no_grad():
@@ -150,7 +151,7 @@ def test_padding_of_a_target_that_sees_later_tokens() -> None:
 def test_holes_in_a_mask_are_no_places() -> None:
     """Padding in the middle, as a mask could say: as if it were not there."""
     for mechanism in ("plain", "relative positions", "multi-linear everywhere", "random synthesizer"):
-        model = translator(mechanism)
+        model = shared(mechanism)
         source, target = sentences(model, 1)
         mask = torch.tensor([[1, 0, 1, 1, 0, 0, 1]])
         with torch.no_grad():

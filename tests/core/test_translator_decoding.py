@@ -22,6 +22,7 @@ from translator_models import (
     close,
     padding,
     sentences,
+    shared,
     tokens,
     translator,
 )  # fmt: skip
@@ -48,7 +49,7 @@ SIDED = [  # every day each mechanism with one side; all of them in the full tie
 
 @pytest.mark.parametrize(("mechanism", "side"), SIDED)
 def test_token_by_token_and_in_pieces(mechanism: str, side: str) -> None:
-    model = translator(mechanism)
+    model = shared(mechanism)
     source, target = sentences(model, 3, 7, 6)
     mask = padding(LENGTHS, 7, side) if side else None
     with torch.no_grad():
@@ -115,7 +116,7 @@ BEAMS = [  # every day each mechanism, selection and side; their product in the 
 
 @pytest.mark.parametrize(("mechanism", "selection", "side"), BEAMS)
 def test_beams_equal_reading_each_text_again(mechanism: str, selection: str, side: str) -> None:
-    model = translator(mechanism)
+    model = shared(mechanism)
     source, _ = sentences(model, 3, 7)
     mask = padding(LENGTHS, 7, side) if side else None
     generator = torch.Generator().manual_seed(3)
@@ -137,7 +138,7 @@ def test_beams_equal_reading_each_text_again(mechanism: str, selection: str, sid
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_beams_of_every_mechanism(mechanism: str) -> None:
     """Two beams a sentence, two tokens at a time, then unequal ones."""
-    model = translator(mechanism)
+    model = shared(mechanism)
     source, _ = sentences(model, 3, 7)
     mask = padding(LENGTHS, 7, "right")
     start = tokens(TARGET, 3, 2)
@@ -208,7 +209,7 @@ def test_texts_that_are_not_those_of_the_cache() -> None:
 def test_a_prompt_that_is_padded() -> None:
     """Decoding goes on after prefixes of unequal lengths, padded on the left: forced beginnings."""
     for mechanism in ("B", "relative positions", "learned positions", "multi-linear everywhere"):
-        model = translator(mechanism)
+        model = shared(mechanism)
         source, _ = sentences(model, 2, 7)
         prefixes = torch.tensor([[0, 0, 4], [7, 3, 2]])
         mask = torch.tensor([[0, 0, 1], [1, 1, 1]])

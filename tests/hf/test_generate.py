@@ -39,19 +39,21 @@ def test_greedy_with_and_without_a_cache_is_ours(combination: Combination) -> No
 
 
 @kinds
-@pytest.mark.parametrize("use_cache", [True, False])
-def test_padded_prompts_give_what_each_gives_alone(config: fr.ModelConfig, use_cache: bool) -> None:
+def test_padded_prompts_give_what_each_gives_alone(config: fr.ModelConfig) -> None:
     """Greedy, over many lengths; and alone it is our own decoding."""
     hf_model, own = pair(config)
     for lengths in ((3, 7, 1), (1, 9, 8)):
         texts = [tokens(1, length, seed=10 * length + sum(lengths)) for length in lengths]
+        alone = [sample(reader(own), text, max_new_tokens=NEW, greedy=True, eos_id=EOS) for text in texts]
         ids, mask = paired_models.padded(texts)
-        given = hf_model.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False, use_cache=use_cache)
-        for row, text in enumerate(texts):
-            alone = sample(reader(own), text, max_new_tokens=NEW, greedy=True, eos_id=EOS)
-            length = int(alone.lengths[0])
-            assert given[row, ids.shape[1] :][:length].tolist() == alone.ids[0, :length].tolist()
-            assert (given[row, ids.shape[1] + length :] == EOS).all()
+        for use_cache in (True, False):
+            given = hf_model.generate(
+                ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False, use_cache=use_cache
+            )
+            for written, expected in zip(given[:, ids.shape[1] :], alone, strict=True):
+                length = int(expected.lengths[0])
+                assert written[:length].tolist() == expected.ids[0, :length].tolist(), f"use_cache={use_cache}"
+                assert (written[length:] == EOS).all()
 
 
 @kinds
