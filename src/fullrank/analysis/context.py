@@ -164,24 +164,16 @@ def skips_before(runs: int, p: float) -> np.ndarray:
 
         P(K = k) = C(k + j - 1, k) p^k (1 - p)^j,    j = runs
 
-    Ends where what is left out has a probability below 1e-9. Summed in logarithms: (1 - p)^j may be too small for a float.
-    Raises InputError if there would be more than a million values.
+    Ends where what is left out has a probability below 1e-9. Raises InputError if there would be more than a million values.
     """
-    if p == 0:
-        return np.ones(1)
-    size = 64
-    while size <= LARGEST:
-        k = np.arange(size)
-        logs = runs * math.log1p(-p) + np.concatenate([[0.0], np.cumsum(np.log(p * (k[1:] + runs - 1) / k[1:]))])
-        ratio = p * (k + runs) / (k + 1)  # P(k + 1) / P(k), which falls with k: a geometric series bounds the rest
-        bound = np.full(size, np.inf)
-        falls = ratio < 1
-        bound[falls] = np.exp(logs[falls]) * ratio[falls] / (1 - ratio[falls])
-        if (small := np.flatnonzero(bound < TAIL)).size:
-            # before the bulk of the distribution P(k) may be as small, but there it still rises
-            return np.exp(logs[: small[0] + 1])
-        size *= 2
-    raise InputError(
-        f"a layer that rests with probability {p} and remembers {runs} segments: its reach has more than {LARGEST:,} values; "
-        "take a smaller probability, a shorter memory_length or a longer segment_length"
-    )
+    from scipy import stats  # a long import, for this analysis alone
+
+    law = stats.nbinom(runs, 1 - p)
+    size = law.isf(TAIL) + 1
+    if not size <= LARGEST:
+        raise InputError(
+            f"a layer that rests with probability {p} and remembers {runs} segments: its reach has more than {LARGEST:,} "
+            "values; take a smaller probability, a shorter memory_length or a longer segment_length"
+        )
+    probabilities: np.ndarray = law.pmf(np.arange(size))
+    return probabilities
