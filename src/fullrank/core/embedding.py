@@ -96,7 +96,7 @@ class Clusters:
     @classmethod
     def of(cls, key: str, cutoffs: list[int] | None, div_val: int, vocab_size: int, hidden_size: int) -> Clusters:
         """Clusters that end at `cutoffs` and at `vocab_size`; ConfigError names `key` (`model.input`, `model.output`)."""
-        if problems := cluster_problems(key, cutoffs, div_val, vocab_size, hidden_size):
+        if problems := list(cluster_problems(key, cutoffs, div_val, vocab_size, hidden_size)):
             raise ConfigError(*problems)
         bounds = (0, *(cutoffs or ()), vocab_size)
         sizes = tuple(end - start for start, end in itertools.pairwise(bounds))

@@ -171,21 +171,18 @@ Cutoffs = Annotated[
 
 def cluster_problems(
     key: str, cutoffs: list[int] | None, div_val: int | None, vocab_size: int | None, hidden_size: int
-) -> list[str]:
+) -> Iterator[str]:
     """Lines about clusters that cannot be, `key` being `model.input` or `model.output`; None is not known yet."""
     if not cutoffs:
-        return [f"{key}.cutoffs: an adaptive layer needs the ids at which its clusters end, as in [20000, 60000]"]
-    lines = []
+        yield f"{key}.cutoffs: an adaptive layer needs the ids at which its clusters end, as in [20000, 60000]"
+        return
     if vocab_size is not None and cutoffs[-1] >= vocab_size:
-        lines.append(
-            f"{key}.cutoffs: below model.vocab_size {vocab_size}, which ends the last cluster; given {cutoffs}"
-        )
+        yield f"{key}.cutoffs: below model.vocab_size {vocab_size}, which ends the last cluster; given {cutoffs}"
     if div_val is not None and hidden_size < div_val ** len(cutoffs):
-        lines.append(
+        yield (
             f"{key}.div_val: the last of {len(cutoffs) + 1} clusters would have {hidden_size} / {div_val}^{len(cutoffs)} < 1 "
             f"dimensions; lower {key}.div_val or give fewer {key}.cutoffs"
         )
-    return lines
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,13 +64,9 @@ class LayerMemory:
     def reorder(self, index: Tensor) -> LayerMemory:
         """Rows `index` (K,) of the batch."""
 
-        def rows(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor.index_select(0, index)
-
-        heads = None if self.heads is None else self.heads.rows(index)
-        return replace(
-            self, hidden=rows(self.hidden), positions=rows(self.positions), mask=rows(self.mask), heads=heads
-        )
+        parts = {"hidden": self.hidden, "positions": self.positions, "mask": self.mask}
+        rows: dict[str, Any] = {name: part.index_select(0, index) for name, part in parts.items() if part is not None}
+        return replace(self, **rows, heads=None if self.heads is None else self.heads.rows(index))
 
 
 @dataclass(frozen=True)
