@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from fullrank.config.run import TrainConfig
 from fullrank.core.errors import InputError
+from fullrank.decoding.sample import evaluating
 from fullrank.training.checkpoint import Snapshot, put_weights
 from fullrank.training.device import (
     autocast,
@@ -277,19 +278,14 @@ class TrainingState:
         In evaluation mode, and in the precision of training; modes, weights and random numbers are restored.
         """
         device = self.running.device
-        modes = {module: module.training for module in self.model.modules()}
-        self.model.eval()
         with (
             self.average.applied(),
             preserve_random_state(device),
-            torch.no_grad(),
+            evaluating(self.model),
             eager_evaluation(options),
             autocast(options.precision, device),
         ):
-            result = evaluate(self.model)
-        for module, mode in modes.items():
-            module.training = mode
-        return result
+            return evaluate(self.model)
 
     def capture(self) -> Snapshot:
         """A snapshot of everything as it is now; tensors are not copied."""
