@@ -25,11 +25,14 @@ Arguments = ParamSpec("Arguments")
 
 @dataclass(frozen=True)
 class ModelOutput:
-    """logits (B, N, V); memory and cache go into the next call, None if the model has none or none was passed."""
+    """logits (B, N, V); memory and cache go into the next call, None if the model has none or none was passed.
+
+    cache: of the kind that was passed, a `Cache`, a `TranslationCache`, or where a memory is read like one a `Memory`.
+    """
 
     logits: Tensor
     memory: Memory | None = None
-    cache: Cache | None = None
+    cache: Any = None
 
 
 class Pass(NamedTuple):

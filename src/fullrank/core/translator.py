@@ -214,7 +214,7 @@ class Translating:
         *,
         cache: TranslationCache | None = None,
         attention_mask: Tensor | None = None,
-    ) -> TranslatingOutput:
+    ) -> ModelOutput:
         """Without a cache input_ids are read whole, one row a source."""
         rows = self.source.batch if cache is None else cache.batch
         if len(input_ids) != rows:
@@ -225,16 +225,8 @@ class Translating:
         if cache is None:
             decoder = self.model.decoder
             read = decoder.hidden(input_ids, attention_mask=attention_mask, source=self.source)
-            return TranslatingOutput(decoder.output(read.hidden), None)
+            return ModelOutput(decoder.output(read.hidden))
         decoder = self.decoder
         read = decoder.hidden(input_ids, cache=cache.written, attention_mask=attention_mask, source=cache.source)
         assert read.cache is not None
-        return TranslatingOutput(decoder.output(read.hidden), TranslationCache(read.cache, cache.source))
-
-
-@dataclass(frozen=True)
-class TranslatingOutput:
-    """logits (R, N, V), and the cache of the next call."""
-
-    logits: Tensor
-    cache: TranslationCache | None
+        return ModelOutput(decoder.output(read.hidden), cache=TranslationCache(read.cache, cache.source))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,14 +10,9 @@ from torch import Tensor
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
 from fullrank.core.memory import Memory
-from fullrank.core.model import longest
+from fullrank.core.model import ModelOutput, longest
 from fullrank.decoding.beam import beam_search
 from fullrank.decoding.sample import sample
-
-
-class _Output(NamedTuple):
-    logits: Tensor
-    cache: Memory | None
 
 
 class MemoryReader:
@@ -33,7 +28,7 @@ class MemoryReader:
         """An empty memory."""
         return self.model.new_memory()
 
-    def __call__(self, input_ids: Tensor, *, attention_mask: Tensor | None, cache: Memory | None = None) -> _Output:
+    def __call__(self, input_ids: Tensor, *, attention_mask: Tensor | None, cache: Memory | None = None) -> ModelOutput:
         tokens = input_ids.shape[1]
         mask = None if attention_mask is None else attention_mask[:, -tokens:]
         step = self.segment_length or tokens
@@ -41,7 +36,7 @@ class MemoryReader:
             here = slice(start, start + step)
             part = None if mask is None else mask[:, here]
             hidden, cache, _ = self.model.hidden(input_ids[:, here], cache, attention_mask=part)
-        return _Output(self.model.output(hidden), cache)
+        return ModelOutput(self.model.output(hidden), cache=cache)
 
 
 def reader_of(model: LanguageModel) -> LanguageModel | MemoryReader:
