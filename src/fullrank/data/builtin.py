@@ -25,6 +25,7 @@ import hashlib
 import importlib
 import inspect
 import io
+import os
 import platform
 import re
 import sys
@@ -61,10 +62,12 @@ def modules() -> list[tuple[str, Path]]:
     """(dotted name, source file) of every module of the standard library but tests, sorted by name."""
     root = Path(sysconfig.get_paths()["stdlib"])
     paths = []
-    for path in root.rglob("*.py"):
-        parts = path.relative_to(root).with_suffix("").parts
-        if _SKIPPED.isdisjoint(parts) and not parts[-1].startswith(_PLATFORM) and not parts[0].startswith("config-"):
-            paths.append((".".join(parts), path))
+    for folder, inner, files in os.walk(root):
+        inner[:] = set(inner) - _SKIPPED  # site-packages may hold far more files than the library
+        for path in (Path(folder, name) for name in files if name.endswith(".py")):
+            parts = path.relative_to(root).with_suffix("").parts
+            if path.stem not in _SKIPPED and not path.stem.startswith(_PLATFORM) and not parts[0].startswith("config-"):
+                paths.append((".".join(parts), path))
     return sorted(paths)
 
 
