@@ -2,5 +2,19 @@
 
 from fullrank.analysis.context import Distribution, Drift, LayerReach, Reach, context
 from fullrank.analysis.rank import LogProbRank, OutputLayer, rank
+from fullrank.analysis.spectrum import AttentionSpectrum, LayerSpectrum, Spectrum, spectrum
 
-__all__ = ["Distribution", "Drift", "LayerReach", "LogProbRank", "OutputLayer", "Reach", "context", "rank"]
+__all__ = [
+    "AttentionSpectrum",
+    "Distribution",
+    "Drift",
+    "LayerReach",
+    "LayerSpectrum",
+    "LogProbRank",
+    "OutputLayer",
+    "Reach",
+    "Spectrum",
+    "context",
+    "rank",
+    "spectrum",
+]

@@ -1,0 +1,125 @@
+"""Spectra of attention weights: exact for known matrices, and of the weights that the models really use."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import fullrank as fr
+from fullrank.analysis.spectrum import spectrum, spectrum_of
+from fullrank.core.errors import InputError
+
+IDS = torch.randint(3, 50, (3, 9), generator=torch.Generator().manual_seed(0))
+
+
+def blocks(rank: int, size: int) -> torch.Tensor:
+    """Weights that attend evenly inside each of `rank` blocks of `size` tokens: as many singular values of 1, no others."""
+    return torch.block_diag(*[torch.full((size, size), 1 / size, dtype=torch.float64)] * rank)
+
+
+def model(**options: object) -> fr.LanguageModel:
+    torch.manual_seed(1)
+    config = fr.ModelConfig(
+        vocab_size=50, hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=32, **options
+    )
+    made = fr.LanguageModel(config)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return made
+
+
+def check(spectrum: fr.analysis.Spectrum, weights: np.ndarray) -> None:
+    """Against numpy, from weights (B, H, N, N)."""
+    s = np.linalg.svd(weights.astype(np.float64), compute_uv=False)
+    q = s / s.sum(-1, keepdims=True)
+    entropy = -(q * np.log(np.maximum(q, 1e-300))).sum(-1)
+    np.testing.assert_allclose(spectrum.curves, np.cumsum(q, -1).mean(0), atol=1e-6)
+    np.testing.assert_allclose(spectrum.effective_rank, np.exp(entropy).mean(0), rtol=1e-5)
+    np.testing.assert_allclose(spectrum.stable_rank, ((s**2).sum(-1) / s[..., 0] ** 2).mean(0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3, 6, 12])
+def test_matrices_of_known_rank(rank: int) -> None:
+    weights = blocks(rank, 12 // rank)
+    found = spectrum_of(torch.stack((weights, weights.flip(0)))[None])  # order of rows does not matter
+    np.testing.assert_allclose(found.effective_rank, rank, atol=1e-10)
+    np.testing.assert_allclose(found.stable_rank, rank, atol=1e-10)
+    curve = np.minimum(np.arange(1, 13) / rank, 1)
+    np.testing.assert_allclose(found.curves, np.stack((curve, curve)), atol=1e-10)
+
+
+def test_means_over_texts() -> None:
+    one, three = (spectrum_of(blocks(rank, 12 // rank)[None, None]) for rank in (1, 3))
+    both = spectrum_of(torch.stack((blocks(1, 12), blocks(3, 4)))[:, None])
+    np.testing.assert_allclose(both.curves, (one.curves + three.curves) / 2)
+    np.testing.assert_allclose(both.effective_rank, [2.0])
+
+
+@pytest.mark.parametrize("mix", ["none", "position_independent", "position_wise", "average"])
+def test_before_and_after_mixing(mix: str) -> None:
+    made = model(attention=fr.AttentionConfig(mix=mix)).train()
+    trace = fr.Trace()
+    with torch.no_grad():
+        made.eval()(IDS, trace=trace)
+    made.train()
+    found = spectrum(made, [IDS[:1], IDS[1:]])
+    assert (found.texts, found.length, found.weights) == (3, 9, "by the definition")
+    assert made.training
+    for layer, traced in zip(found.layers, trace.layers, strict=True):
+        check(layer.before, traced.weights.numpy())
+        mixed = traced.weights
+        if traced.mixing is not None:  # Eq. 12: P'_i = sum_j m_ji P_j
+            form = "bnji" if traced.mixing.ndim == 4 else "ji"
+            mixed = torch.einsum(f"bjnm,{form}->binm", traced.weights, traced.mixing)
+        check(layer.after, mixed.detach().numpy())
+        assert (layer.after is layer.before) == (mix == "none")
+
+
+def test_models_of_hugging_face_by_their_own_weights() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 32}
+    torch.manual_seed(2)
+    for made in (
+        transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=50, num_key_value_heads=1, **sizes)),
+        transformers.BertModel(transformers.BertConfig(vocab_size=50, **sizes)),
+    ):
+        made.eval()
+        found = spectrum(made, IDS)
+        assert found.weights == "explicitly, by the model's own attention"
+        assert "fullrank" not in "".join(name for name, _ in made.named_modules())
+        made.set_attn_implementation("eager")
+        with torch.no_grad():
+            attentions = made(input_ids=IDS, output_attentions=True).attentions
+        for layer, weights in zip(found.layers, attentions, strict=True):
+            check(layer.before, weights.numpy())
+
+
+def test_an_injected_model_is_read_with_its_mixing() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(3)
+    config = transformers.GPT2Config(vocab_size=50, n_embd=24, n_layer=2, n_head=3, n_positions=16)
+    made = transformers.GPT2LMHeadModel(config).eval()
+    plain = spectrum(made, IDS)
+    fr.inject(made, mix="average")
+    found = spectrum(made, IDS)
+    np.testing.assert_allclose(found.layers[0].before.curves, plain.layers[0].before.curves, atol=1e-6)
+    after = found.layers[0].after.curves  # every head is the mean of all
+    np.testing.assert_allclose(after, np.broadcast_to(after[:1], after.shape), atol=1e-6)
+    assert np.abs(after - found.layers[0].before.curves).max() > 1e-4
+
+
+def test_wrong_input_is_named() -> None:
+    made = model()
+    for given, message in (
+        ([IDS, IDS[:, :5]], "texts of one length, given 5 and 9 tokens"),
+        ([], "no text to read"),
+        (IDS[0], r"\(B, N\) of whole numbers"),
+    ):
+        with pytest.raises(InputError, match=message):
+            spectrum(made, given)
+    with pytest.raises(InputError, match="a model of fullrank or of Hugging Face, given Linear"):
+        spectrum(torch.nn.Linear(2, 2), IDS)
+    with pytest.raises(InputError, match="no attention weights"):
+        spectrum(model(attention=fr.AttentionConfig(kind="multilinear", cores=1, rank=4)), IDS)
