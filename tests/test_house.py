@@ -190,7 +190,7 @@ def test_pinned_torch_is_the_one_that_runs() -> None:
 FORBIDDEN = [
     ("core", "config"), ("config", "data"), ("config", "torch"), ("data", "evaluation"),
     ("evaluation", "training"), ("decoding", "training"), ("reporting", "training"), ("core", "data"), ("core", "training"),
-    ("core", "experiments"), ("training", "core"), ("training", "data"), ("training", "reporting"), ("analysis", "training"),
+    ("core", "experiments"), ("training", "core"), ("training", "data"), ("training", "reporting"), ("hf", "analysis"),
     ("analysis", "experiments"), ("hf", "checking"), ("checking", "experiments"), ("experiments", "cli"),
 ]  # fmt: skip
 
