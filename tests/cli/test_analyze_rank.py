@@ -1,10 +1,11 @@
-"""`fullrank analyze rank`: runs, saved models and Hugging Face models, its figure, and what it refuses."""
+"""`fullrank analyze rank` and `spectrum`: runs, saved models and Hugging Face models, figures, and what is refused."""
 
 from __future__ import annotations
 
 import json
 import random
 import shutil
+import statistics
 import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
@@ -276,3 +277,38 @@ def test_help_shows_examples(called: Called) -> None:
     assert code == 0
     assert "Examples" in out
     assert "softmax bottleneck" in out
+
+
+def test_spectra_of_a_run_and_of_a_hugging_face_model(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [place / "plain", place / "gpt2", "--text", place / "words.txt", "--texts", 3, "--segment-length", 8]
+    for more in (["--json", "--out", place / "spectra"], []):
+        with pytest.raises(SystemExit) as stopped:
+            main(["analyze", "spectrum", *map(str, [*words, *more])])
+        assert not stopped.value.code
+        if more:
+            content = json.loads(capsys.readouterr().out)
+    run, foreign = content["models"]
+    assert (run["model"], run["weights"]) == ("plain", "by the definition")
+    assert (foreign["model"], foreign["weights"]) == ("gpt2", "explicitly, by the model's own attention")
+    assert [(one["texts"], one["segment_length"]) for one in (run, foreign)] == [(3, 8)] * 2
+    for layer in (*run["layers"], *foreign["layers"]):
+        assert layer["mixed"] == (layer in run["layers"])
+        assert (layer["before"] == layer["after"]) == (layer in foreign["layers"])
+        assert all(len(curve) == 8 and abs(curve[-1] - 1) < 1e-9 for curve in layer["after"]["curves"])
+        assert all(1 <= rank <= 8 for rank in layer["after"]["effective_rank"])
+    png, svg = (Path(file) for file in content["files"])
+    assert png.read_bytes()[:4] == b"\x89PNG"
+    assert "plain: effective rank" in "".join(ET.parse(svg).getroot().itertext())
+    shown = " ".join(capsys.readouterr().out.split())
+    means = [statistics.fmean(run["layers"][0][when]["effective_rank"]) for when in ("before", "after")]
+    assert f"plain 0 {means[0]:.1f} {means[1]:.1f}" in shown
+    assert f"plain ({place / 'words.txt'}): 3 segments of 8 tokens, weights by the definition" in shown
+
+
+def test_spectra_need_a_whole_segment(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    short = place / "short.txt"
+    short.write_text("w1 w2 w3\n", encoding="utf-8")
+    with pytest.raises(SystemExit) as stopped:
+        main(["analyze", "spectrum", str(place / "plain"), "--text", str(short), "--segment-length", "12"])
+    assert stopped.value.code == 2
+    assert "no text to read" in capsys.readouterr().err

@@ -24,6 +24,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, MultipleLo
 
 from fullrank.analysis.context import LayerReach, Reach
 from fullrank.analysis.rank import LogProbRank
+from fullrank.analysis.spectrum import AttentionSpectrum
 from fullrank.core.errors import InputError, RunError
 from fullrank.files import write_bytes
 
@@ -188,6 +189,43 @@ def _name_bounds(axes: Axes, spectra: Mapping[str, LogProbRank], bounds: list[in
             xytext=(-6 if far else 6, -9 - 15 * i), textcoords="offset points", ha="right" if far else "left", va="center",
             color=INK, fontsize=9.5, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.2}, zorder=6,
         )  # fmt: skip
+
+
+# -- spectrum: what the largest singular values of attention weights hold ------------------------------------------------
+
+
+def write_spectrum(spectra: Mapping[str, AttentionSpectrum], folder: Path) -> list[Path]:
+    """Draw the curves of layers and their mean, by the names of models, into spectrum.png and spectrum.svg in `folder`."""
+    return write(lambda: _spectrum_figure(spectra), folder, "spectrum")
+
+
+def _spectrum_figure(spectra: Mapping[str, AttentionSpectrum]) -> Figure:
+    below = 0.72 + _LEGEND_ROW * (len(spectra) + 1)
+    height = 0.95 + _PLOT + below
+    figure = Figure(figsize=(_WIDTH, height))
+    axes = figure.add_axes((0.085, below / height, 0.885, _PLOT / height))
+    lines = []
+    for i, (name, one) in enumerate(spectra.items()):
+        colour = COLOURS[i % len(COLOURS)]
+        curves = np.array([layer.after.curves.mean(axis=0) for layer in one.layers])
+        share = np.arange(1, curves.shape[1] + 1) / curves.shape[1]
+        for curve in curves:
+            axes.plot(share, curve, color=colour, linewidth=0.9, alpha=0.5, zorder=3, linestyle=(0, (4, 3)))
+        axes.plot(share, curves.mean(axis=0), color=colour, linewidth=2.4, zorder=4)
+        rank = np.mean([layer.after.effective_rank.mean() for layer in one.layers])
+        words = f"{clean(name)}: effective rank {rank:.1f} of {one.length:,}, mean of {len(one.layers)} layers"
+        lines.append(Line2D([], [], color=colour, linewidth=2.4, label=words))
+    axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1.0, zorder=2, **_DOTTED)
+    lines.append(Line2D([], [], color=MUTED, linewidth=1.0, label="all singular values equal", **_DOTTED))
+    furnish(axes, "y", "share of the singular values, largest first", "share of their sum")
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1.02)
+    subtitle = (
+        "Cumulative singular values of attention weights, after mixing; dashed: each layer, mean over heads and texts"
+    )
+    _head(figure, "How many ways of attending the heads have", subtitle)
+    figure.legend(handles=lines, bbox_to_anchor=(0.078, 0.06 / height), labelspacing=0.35, **_LEGEND)
+    return figure
 
 
 # -- context: one row for each layer, tokens to the right --------------------------------------------------------------

@@ -17,7 +17,21 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from fullrank.checking import Report
-    from fullrank.experiments.analyze import ModelRank, PhaseReach
+    from fullrank.experiments.analyze import ModelRank, ModelSpectrum, PhaseReach
+
+Models = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="MODEL...", help="Run folders, folders of saved models, or Hugging Face models (folder or hub name)."
+    ),
+]
+ModelText = Annotated[
+    Path | None, typer.Option("--text", metavar="FILE", help="Text to read; a run's own valid split if not given.")
+]
+SegmentLength = Annotated[
+    int | None,
+    typer.Option("--segment-length", metavar="N", min=2, help="Tokens read at a time; as evaluated, or 128."),
+]
 
 
 analyze = typer.Typer(
@@ -100,24 +114,13 @@ def _reach_table(reach: PhaseReach, drifting: int | None) -> Table:
     "[cyan]fullrank analyze rank gpt2 --text book.txt --contexts 2000 --json[/cyan]",
 )
 def rank(
-    names: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="MODEL...",
-            help="Run folders, folders of saved models, or Hugging Face models (folder or hub name).",
-        ),
-    ],
-    text: Annotated[
-        Path | None, typer.Option("--text", metavar="FILE", help="Text to read; a run's own valid split if not given.")
-    ] = None,
+    names: Models,
+    text: ModelText = None,
     contexts: Annotated[
         int | None,
         typer.Option("--contexts", metavar="N", min=2, help="Number of contexts; 2 (d + 2) + 32 if not given."),
     ] = None,
-    segment_length: Annotated[
-        int | None,
-        typer.Option("--segment-length", metavar="N", min=2, help="Tokens read at a time; as evaluated, or 128."),
-    ] = None,
+    segment_length: SegmentLength = None,
     checkpoint: Checkpoint = "best",
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Draw rank.png and rank.svg into this folder.")
@@ -182,6 +185,70 @@ def _rank_table(ranks: list[ModelRank]) -> Table:
         )
     headings = ("model", "output", "d", "bound", "rank", "effective\nrank", "contexts", "words")
     return table_of(headings, rows, left=2)
+
+
+@analyze.command(
+    epilog="Examples:  [cyan]fullrank analyze spectrum runs/plain runs/b --out figures[/cyan]   "
+    "[cyan]fullrank analyze spectrum gpt2 --text book.txt --segment-length 512 --json[/cyan]",
+)
+def spectrum(
+    names: Models,
+    text: ModelText = None,
+    texts: Annotated[int, typer.Option("--texts", metavar="N", min=1, help="Segments of the text that are read.")] = 16,
+    segment_length: SegmentLength = None,
+    checkpoint: Checkpoint = "best",
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Draw spectrum.png and spectrum.svg into this folder.")
+    ] = None,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """The low-rank bottleneck: singular values of the attention weights, before and after mixing (Mixhead Fig. 1, 3).
+
+    Effective rank: exp(entropy) of the singular values as shares of their sum. Stable rank: sum of their squares over the
+    largest square. Means over texts, and in the table over heads; --json has each head and the whole curves.
+    """
+    from fullrank.experiments.analyze import measure_spectra
+
+    spectra = measure_spectra(
+        names,
+        text=text,
+        texts=texts,
+        segment_length=segment_length,
+        checkpoint=checkpoint,
+        device_name=device,
+        say=say,
+    )
+    files: list[Path] = []
+    if out is not None:
+        from fullrank.analysis.plots import write_spectrum
+
+        files = write_spectrum({one.name: one.figures for one in spectra}, out)
+    content = {"models": [one.as_dict() for one in spectra], "files": [str(file) for file in files]}
+    lines = []
+    for one in spectra:
+        read = f"{one.figures.texts:,} segments of {one.figures.length:,} tokens"
+        lines.append(f"{one.name} ({one.text}): {read}, weights {one.figures.weights}")
+    tell(content, [_spectra_table(spectra), *lines, *files], json=json)
+
+
+def _spectra_table(spectra: list[ModelSpectrum]) -> Table:
+    from rich.text import Text
+
+    rows: list[list[str | Text]] = [
+        [
+            Text(one.name if number == 0 else ""),
+            str(number),
+            f"{layer.before.effective_rank.mean():.1f}",
+            f"{layer.after.effective_rank.mean():.1f}" if layer.after is not layer.before else "",
+            f"{layer.before.stable_rank.mean():.2f}",
+            f"{layer.after.stable_rank.mean():.2f}" if layer.after is not layer.before else "",
+        ]
+        for one in spectra
+        for number, layer in enumerate(one.figures.layers)
+    ]
+    headings = ("model", "layer", "effective\nrank", "after\nmixing", "stable\nrank", "after\nmixing")
+    return table_of(headings, rows, left=1)
 
 
 @app.command(

@@ -1,7 +1,9 @@
-"""Models and configurations made ready for `fullrank analyze`: their text, the rank of their log-probabilities, their reach."""
+"""Models and configurations made ready for `fullrank analyze`: their text, the rank of their log-probabilities, their
+spectra, their reach."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -11,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullrank.analysis import LayerReach, LogProbRank, Reach, context, rank
+from fullrank.analysis import AttentionSpectrum, LayerReach, LogProbRank, Reach, context, rank, spectrum
 from fullrank.config.recipe import Resolved
 from fullrank.config.run import PhaseConfig, RunConfig
 from fullrank.core.decoder import LanguageModel
@@ -197,16 +199,32 @@ def measure_ranks(
 
     Raises InputError for a name without a model, for a text that is missing, and where transformers is.
     """
+    ranks = []
+    for label, kind, opened, length in _models(
+        names, text=text, segment_length=segment_length, checkpoint=checkpoint, dtype=torch.float64, say=say
+    ):
+        model = opened.model.double().to(choose_device(device_name, "--device"))
+        figures = rank(model, _segments(opened, length), contexts=contexts)
+        ranks.append(ModelRank(label, kind.replace("Face model", "Face"), str(opened.text), length, figures))
+    return ranks
+
+
+def _models(
+    names: list[str],
+    *,
+    text: Path | None,
+    segment_length: int | None,
+    checkpoint: str,
+    dtype: torch.dtype,
+    say: Say,
+) -> Iterator[tuple[str, Kind, OpenedModel, int]]:
+    """Each model by its label, with a text and the length of the segments in which it reads it."""
     names = list(dict.fromkeys(names))
     kinds = [_kind_with_weights(name, text) for name in names]  # all of them, before any is read
     last = [Path(name).name if Path(name).is_dir() else name for name in names]
     labels = last if len(set(last)) == len(last) else names  # last parts of folders, where they tell the models apart
-    ranks = []
     for name, kind, label in zip(names, kinds, labels, strict=True):
-        device = choose_device(device_name, "--device")
-        opened = open_with_text(
-            name, kind, text=text, checkpoint=checkpoint, dtype=torch.float64, own_text=True, say=say
-        )
+        opened = open_with_text(name, kind, text=text, checkpoint=checkpoint, dtype=dtype, own_text=True, say=say)
         usual, longest = LENGTH, opened.max_length
         if kind == "run":
             usual = final_protocol(open_run(Path(name).expanduser())[0]).segment_length
@@ -214,11 +232,7 @@ def measure_ranks(
             raise InputError(
                 f"--segment-length: {segment_length}, but {name} reads at most {longest} tokens; shorten it"
             )
-        length = segment_length or min(usual, longest or usual)
-        segments = _segments(opened, length)
-        figures = rank(opened.model.double().to(device), segments, contexts=contexts)
-        ranks.append(ModelRank(label, kind.replace("Face model", "Face"), str(opened.text), length, figures))
-    return ranks
+        yield label, kind, opened, segment_length or min(usual, longest or usual)
 
 
 def _kind_with_weights(name: str, text: Path | None) -> Kind:
@@ -247,6 +261,66 @@ def _segments(opened: OpenedModel, length: int) -> Iterator[Tensor]:
     while left:
         yield torch.tensor([opening + left[:own]])
         left = left[own:]
+
+
+# -- spectrum ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ModelSpectrum:
+    """name: as given, or its last part. source: run, saved model or Hugging Face. text: the name of the text."""
+
+    name: str
+    source: str
+    text: str
+    figures: AttentionSpectrum
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON of one model; figures of a layer are lists over its heads."""
+        layers = [
+            {
+                "layer": number,
+                "mixed": layer.after is not layer.before,
+                **{
+                    when: {key: value.tolist() for key, value in dataclasses.asdict(spectrum).items()}
+                    for when, spectrum in (("before", layer.before), ("after", layer.after))
+                },
+            }
+            for number, layer in enumerate(self.figures.layers)
+        ]
+        return {
+            "model": self.name,
+            "source": self.source,
+            "text": self.text,
+            "segment_length": self.figures.length,
+            "texts": self.figures.texts,
+            "weights": self.figures.weights,
+            "layers": layers,
+        }
+
+
+def measure_spectra(
+    names: list[str],
+    *,
+    text: Path | None = None,
+    texts: int = 16,
+    segment_length: int | None = None,
+    checkpoint: str = "best",
+    device_name: str = "auto",
+    say: Say = print,
+) -> list[ModelSpectrum]:
+    """The spectrum of each model's attention weights over the first `texts` whole segments of `text` (None: a run's own).
+
+    Raises the errors of `measure_ranks`, and InputError for a text shorter than a segment.
+    """
+    spectra = []
+    for label, kind, opened, length in _models(
+        names, text=text, segment_length=segment_length, checkpoint=checkpoint, dtype=torch.float32, say=say
+    ):
+        rows = (row for batch in _segments(opened, length) for row in batch.split(1) if row.shape[1] == length)
+        figures = spectrum(opened.model.to(choose_device(device_name, "--device")), itertools.islice(rows, texts))
+        spectra.append(ModelSpectrum(label, kind.replace("Face model", "Face"), str(opened.text), figures))
+    return spectra
 
 
 # -- context -----------------------------------------------------------------------------------------------------------
