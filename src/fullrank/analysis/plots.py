@@ -117,11 +117,21 @@ def write_rank(spectra: Mapping[str, LogProbRank], folder: Path) -> list[Path]:
     return write(lambda: _rank_figure(spectra), folder, "rank")
 
 
-def _rank_figure(spectra: Mapping[str, LogProbRank]) -> Figure:
-    below = 0.72 + _LEGEND_ROW * (len(spectra) + 1)
+def _figure_with_legend(rows: int) -> tuple[Figure, Axes]:
+    """A figure with room for its title above and for a legend of so many rows below."""
+    below = 0.72 + _LEGEND_ROW * rows
     height = 0.95 + _PLOT + below
     figure = Figure(figsize=(_WIDTH, height))
-    axes = figure.add_axes((0.085, below / height, 0.885, _PLOT / height))
+    return figure, figure.add_axes((0.085, below / height, 0.885, _PLOT / height))
+
+
+def _put_legend(figure: Figure, lines: list[Line2D]) -> None:
+    place = (0.078, 0.06 / figure.get_figheight())
+    figure.legend(handles=lines, bbox_to_anchor=place, labelspacing=0.35, **_LEGEND)
+
+
+def _rank_figure(spectra: Mapping[str, LogProbRank]) -> Figure:
+    figure, axes = _figure_with_legend(len(spectra) + 1)
     # down to the values that count: between them and the rounding there is often nothing
     lowest = 10 ** np.floor(np.log10(min(float(one.singular_values[one.rank - 1]) for one in spectra.values())) - 0.7)
     lines = []
@@ -152,7 +162,7 @@ def _rank_figure(spectra: Mapping[str, LogProbRank]) -> Figure:
     shape = ", ".join(f"{contexts:,} contexts by {columns:,} words" for contexts, columns in sorted(sizes)[:2])
     subtitle = f"Singular values of the matrix of log p(word | context), {shape}{' ...' if len(sizes) > 2 else ''}"
     _head(figure, "How many dimensions the log-probabilities have", subtitle)
-    figure.legend(handles=[*lines, noise], bbox_to_anchor=(0.078, 0.06 / height), labelspacing=0.35, **_LEGEND)
+    _put_legend(figure, [*lines, noise])
     return figure
 
 
@@ -200,17 +210,14 @@ def write_spectrum(spectra: Mapping[str, AttentionSpectrum], folder: Path) -> li
 
 
 def _spectrum_figure(spectra: Mapping[str, AttentionSpectrum]) -> Figure:
-    below = 0.72 + _LEGEND_ROW * (len(spectra) + 1)
-    height = 0.95 + _PLOT + below
-    figure = Figure(figsize=(_WIDTH, height))
-    axes = figure.add_axes((0.085, below / height, 0.885, _PLOT / height))
+    figure, axes = _figure_with_legend(len(spectra) + 1)
     lines = []
     for i, (name, one) in enumerate(spectra.items()):
         colour = COLOURS[i % len(COLOURS)]
         curves = np.array([layer.after.curves.mean(axis=0) for layer in one.layers])
         share = np.arange(1, curves.shape[1] + 1) / curves.shape[1]
         for curve in curves:
-            axes.plot(share, curve, color=colour, linewidth=0.9, alpha=0.5, zorder=3, linestyle=(0, (4, 3)))
+            axes.plot(share, curve, color=colour, alpha=0.5, zorder=3, **{**_DASHED, "linewidth": 0.9})
         axes.plot(share, curves.mean(axis=0), color=colour, linewidth=2.4, zorder=4)
         rank = np.mean([layer.after.effective_rank.mean() for layer in one.layers])
         words = f"{clean(name)}: effective rank {rank:.1f} of {one.length:,}, mean of {len(one.layers)} layers"
@@ -224,7 +231,7 @@ def _spectrum_figure(spectra: Mapping[str, AttentionSpectrum]) -> Figure:
         "Cumulative singular values of attention weights, after mixing; dashed: each layer, mean over heads and texts"
     )
     _head(figure, "How many ways of attending the heads have", subtitle)
-    figure.legend(handles=lines, bbox_to_anchor=(0.078, 0.06 / height), labelspacing=0.35, **_LEGEND)
+    _put_legend(figure, lines)
     return figure
 
 

@@ -15,11 +15,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import xlogy
 from torch import Tensor, nn
 
 from fullrank.core.config import ClusteredConfig, MixtureConfig, ModelConfig, OutputConfig
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError, RunError
+from fullrank.core.model import Model
 
 MOST_BYTES = 1 << 30  # of the matrix, beyond which a part of the vocabulary is looked at ...
 LARGEST_SQUARE = 1 << 32  # ... but never fewer words than contexts, up to this
@@ -59,6 +61,16 @@ class OutputLayer:
         return f"d + {self.clusters + self.bias}"
 
 
+def effective_rank(singular_values: np.ndarray) -> np.ndarray:
+    """The number of equal singular values of the same entropy: exp(-sum_i q_i log q_i), q_i = s_i / sum(s).
+
+    singular_values (..., R) -> (...).
+    """
+    q = singular_values / singular_values.sum(-1, keepdims=True)
+    entropy: np.ndarray = -xlogy(q, q).sum(-1)
+    return np.exp(entropy)
+
+
 @dataclass(frozen=True, eq=False)
 class LogProbRank:
     """The spectrum of A (contexts T, columns C), log p of the words at C columns after each of T contexts.
@@ -89,10 +101,8 @@ class LogProbRank:
 
     @property
     def effective_rank(self) -> float:
-        """exp(-sum_i q_i log q_i), q_i = s_i / sum(s): the number of equal singular values of the same entropy."""
-        q = self.singular_values[self.singular_values > 0]
-        q = q / q.sum()
-        return float(np.exp(-(q * np.log(q)).sum()))
+        """`effective_rank` of the singular values."""
+        return float(effective_rank(self.singular_values))
 
     @property
     def full(self) -> bool:
@@ -252,14 +262,19 @@ class Reader:
         raise NotImplementedError(f"{type(self).__name__} must define log_probs(ids, positions)")
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model of ours inside an exported one (`FullRankForCausalLM`); any other model itself."""
+    inner = model._modules.get("model")
+    return inner if isinstance(inner, Model) else model
+
+
 def reader_of(model: nn.Module) -> Reader:
     """`model` read in double precision and evaluation mode, on a copy unless it is so already.
 
     Raises InputError for what is neither a `LanguageModel` nor a causal model of Hugging Face.
     """
-    for own in (model, model._modules.get("model")):  # inside a `FullRankForCausalLM`
-        if isinstance(own, LanguageModel):
-            return _Ours(doubled(own))
+    if isinstance(own := unwrapped(model), LanguageModel):
+        return _Ours(doubled(own))
     if callable(getattr(model, "get_output_embeddings", None)):
         return _HuggingFace(doubled(model))
     raise InputError(f"rank: give a LanguageModel or a causal model of Hugging Face, given {type(model).__name__}")

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fullrank.analysis.rank import effective_rank, unwrapped
 from fullrank.core.attention import LayerTrace, Trace
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
@@ -28,7 +29,7 @@ class Spectrum:
     """Singular values s_1 >= ... >= s_R of attention weights, as means over texts, for each head; R is the smaller side.
 
     curves (H, R): (s_1 + ... + s_k) / (s_1 + ... + s_R) for k = 1 ... R, the paper's normalised cumulative singular values.
-    effective_rank (H,): exp(-sum_k q_k log q_k) with q_k = s_k / sum(s). stable_rank (H,): sum_k s_k^2 / s_1^2.
+    effective_rank (H,): exp of the entropy of s_k / sum(s). stable_rank (H,): sum_k s_k^2 / s_1^2.
     """
 
     curves: np.ndarray
@@ -59,10 +60,10 @@ class AttentionSpectrum:
 
 def spectrum_of(weights: Tensor) -> Spectrum:
     """The spectrum of weights (B, H, N, M), computed in double precision and averaged over B."""
-    s = torch.linalg.svdvals(weights.double())  # (B, H, R)
-    q = s / s.sum(-1, keepdim=True)
-    figures = (q.cumsum(-1), torch.special.entr(q).sum(-1).exp(), s.square().sum(-1) / s[..., 0].square())
-    return Spectrum(*(figure.mean(0).cpu().numpy() for figure in figures))
+    s = torch.linalg.svdvals(weights.double()).cpu().numpy()  # (B, H, R)
+    sums = s.cumsum(-1)
+    figures = (sums / sums[..., -1:], effective_rank(s), np.square(s).sum(-1) / np.square(s[..., 0]))
+    return Spectrum(*(figure.mean(0) for figure in figures))
 
 
 def spectrum(model: nn.Module, input_ids: Tensor | Iterable[Tensor]) -> AttentionSpectrum:
@@ -115,8 +116,7 @@ def _texts(input_ids: Tensor | Iterable[Tensor]) -> Iterator[Tensor]:
 
 def _reader(model: Any) -> tuple[Callable[[Tensor], Sequence[LayerTrace]], str]:
     """The attention of a model over one text, layer by layer, and how its weights are computed."""
-    inner = model._modules.get("model")
-    own = inner if isinstance(inner, LanguageModel | MaskedLanguageModel) else model  # inside a `FullRankForCausalLM`
+    own = unwrapped(model)
     if isinstance(own, LanguageModel | MaskedLanguageModel):
 
         def traced_own(ids: Tensor) -> Sequence[LayerTrace]:

@@ -28,6 +28,9 @@ Models = Annotated[
 ModelText = Annotated[
     Path | None, typer.Option("--text", metavar="FILE", help="Text to read; a run's own valid split if not given.")
 ]
+Out = Annotated[
+    Path | None, typer.Option("--out", metavar="DIR", help="Draw the figure into this folder, PNG and SVG.")
+]
 SegmentLength = Annotated[
     int | None,
     typer.Option("--segment-length", metavar="N", min=2, help="Tokens read at a time; as evaluated, or 128."),
@@ -63,9 +66,7 @@ def context(
             help="Add the positions that the released code assumes after STEPS steps (gaps: drifting).",
         ),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Draw context.png and context.svg into this folder.")
-    ] = None,
+    out: Out = None,
     json: Json = False,
 ) -> None:  # fmt: skip
     """Reach of each layer's memory under Skip-Retain: its exact distribution, beside the paper's Eq. 6.
@@ -122,9 +123,7 @@ def rank(
     ] = None,
     segment_length: SegmentLength = None,
     checkpoint: Checkpoint = "best",
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Draw rank.png and rank.svg into this folder.")
-    ] = None,
+    out: Out = None,
     device: Device = "auto",
     json: Json = False,
 ) -> None:
@@ -197,9 +196,7 @@ def spectrum(
     texts: Annotated[int, typer.Option("--texts", metavar="N", min=1, help="Segments of the text that are read.")] = 16,
     segment_length: SegmentLength = None,
     checkpoint: Checkpoint = "best",
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Draw spectrum.png and spectrum.svg into this folder.")
-    ] = None,
+    out: Out = None,
     device: Device = "auto",
     json: Json = False,
 ) -> None:
