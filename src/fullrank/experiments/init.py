@@ -37,7 +37,7 @@ TOKENS = ("character", "word", "bpe", "byte")
 _STARTUP = 6.0  # seconds until training begins, and for the report at the end
 _EVALUATIONS = 5
 _STEPS = 2000  # updates below which a batch is not made larger
-_BPE_BYTES = 100_000  # of a text, from which on BPE gets further than characters in the same time
+_BPE_BYTES = 100_000  # of a text: with as many or more, BPE is the default (docs/own_text.md)
 _LEAST_TOKENS = 2000  # of a training text
 _PER_PARAMETER = 2  # tokens to train on, for each parameter outside of the vocabulary
 
@@ -178,7 +178,7 @@ def _text(request: Request) -> Keys:
     data: Keys = {
         "name": ("text", "valid and test: the last lines of the text, 5 % each; or give files of them as valid, test"),
         "train": (str(path.resolve()), "the text"),
-        "tokens": (tokens, "bpe, of less than 100 kB of text character; or word, byte"),
+        "tokens": (tokens, "bpe; character for texts below 100 kB; or word, byte"),
     }
     if builtin:
         data = {"name": ("builtin", "the documentation of this Python's standard library"), "tokens": data["tokens"]}

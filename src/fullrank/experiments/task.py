@@ -92,7 +92,7 @@ class Task(Protocol[Config, Corpus]):
 
 
 class TextTask(Task[RunConfig, Corpus], Protocol[Corpus, Model, Reading]):
-    """A task whose runs hold a model of ours, which can be measured again, after training as in its end."""
+    """A task that trains a model of ours: one method measures it, at the end of training and for `fullrank eval`."""
 
     model: type[Model]
     name: str | None = None  # in result.json; causal models have none
