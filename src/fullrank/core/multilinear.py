@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -336,9 +336,8 @@ class MultiLinearAttention(Attention):
         MultiLinearAttention(hidden_size=256, rank=40, cores=2, max_position_embeddings=80)
 
     x (B, N, E), source (B, M, E) -> (B, N, E), masked like `Attention`: causal unless a layout or another source says
-    otherwise. Built from a `ModelConfig` or an `AttentionConfig` of kind `multilinear`, or from `keys` of one (`rank`, `cores`
-    and so on, see `MultiLinearConfig`). The output map of pairs has max_position_embeddings^2 x E numbers, and 1,024 is what
-    is taken where no max_position_embeddings is given.
+    otherwise. Built from a `ModelConfig` or an `AttentionConfig` of kind `multilinear`, or from its keys. The output map of
+    pairs has max_position_embeddings^2 x E numbers, and 1,024 is what is taken where no max_position_embeddings is given.
     Heads may be given as for `Attention`; they play no part.
     Raises ConfigError for another kind, and for keys given twice.
     """
@@ -349,11 +348,21 @@ class MultiLinearAttention(Attention):
         *,
         hidden_size: int | None = None,
         max_position_embeddings: int | None = None,
+        rank: int | None = None,
+        cores: int | None = None,
+        causal: Literal["masked", "as_published"] | None = None,
+        core_weights: Literal["softmax", "free"] | None = None,
+        output_map: Literal["pairs", "decayed"] | None = None,
+        decays: int | None = None,
+        bias: bool | None = None,
         num_attention_heads: int | None = None,
         head_dim: int | None = None,
-        **keys: Any,
     ) -> None:
-        given = {key: value for key, value in keys.items() if value is not None}
+        keys = {
+            "rank": rank, "cores": cores, "causal": causal, "core_weights": core_weights, "output_map": output_map,
+            "decays": decays, "bias": bias,
+        }  # fmt: skip
+        given: dict[str, Any] = {key: value for key, value in keys.items() if value is not None}
         if config is None:
             config = AttentionConfig(kind="multilinear", **given)
         elif given:
