@@ -1,6 +1,7 @@
 """The papers' analyses: each reads a model or a configuration, and gives figures."""
 
 from fullrank.analysis.context import Distribution, Drift, LayerReach, Reach, context
+from fullrank.analysis.gradient import GradientShare, gradient_share
 from fullrank.analysis.rank import LogProbRank, OutputLayer, rank
 from fullrank.analysis.spectrum import AttentionSpectrum, LayerSpectrum, Spectrum, spectrum
 
@@ -8,6 +9,7 @@ __all__ = [
     "AttentionSpectrum",
     "Distribution",
     "Drift",
+    "GradientShare",
     "LayerReach",
     "LayerSpectrum",
     "LogProbRank",
@@ -15,6 +17,7 @@ __all__ = [
     "Reach",
     "Spectrum",
     "context",
+    "gradient_share",
     "rank",
     "spectrum",
 ]

@@ -12,7 +12,7 @@ A plain softmax has K = 1 and one cluster. B batch, N tokens, T = B N, E width o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -45,10 +45,15 @@ def projected(cluster: Cluster, states: Tensor) -> Tensor:
 
 def log_probabilities(components: Components) -> Tensor:
     """log p(v) (T, V), in fp32 at least, by way of (T, K, V)."""
-    head, *tails = (
-        torch.log_softmax(logits(projected(c, components.states), c.weight, c.bias, components.normalize), dim=-1)
-        for c in components.clusters
+    states, normalize = components.states, components.normalize
+    return combined(
+        [logits(projected(c, states), c.weight, c.bias, normalize) for c in components.clusters], components
     )
+
+
+def combined(logits: Sequence[Tensor], components: Components) -> Tensor:
+    """log p(v) (T, V) from z_i (T, K, V_i), the logits of the head and of each tail."""
+    head, *tails = (torch.log_softmax(z, dim=-1) for z in logits)
     words = head.shape[-1] - len(tails)
     parts = [head[..., :words], *(tail + head[..., words + i, None] for i, tail in enumerate(tails))]
     each = torch.cat(parts, dim=-1) if tails else head  # (T, K, V)
