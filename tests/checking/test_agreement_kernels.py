@@ -13,6 +13,7 @@ from torch import Tensor
 
 import fullrank as fr
 from fullrank.checking.agreement import kernels, plain_start
+from fullrank.core.section import Stage
 from fullrank.kernels import forced
 
 # -- kernels ----------------------------------------------------------------------------------------------------------
@@ -140,8 +141,13 @@ def test_the_mixing_of_each_place_is_seen(place: str) -> None:
 
 @pytest.mark.parametrize(
     ("mix", "reason"),
-    [("none", "it is plain attention"), ("random", "by its definition"), ("average", "by its definition")],
+    [
+        ("none", "it is plain attention"),
+        ("random", "by its definition"),
+        ("average", "by its definition"),
+        ({"name": "position_wise", "start": "uniform"}, "'position_wise' mixing does not start as plain attention"),
+    ],
 )
-def test_mixing_that_need_not_start_plain(mix: str, reason: str) -> None:
+def test_mixing_that_need_not_start_plain(mix: Stage, reason: str) -> None:
     finding = plain_start(ours(attention=fr.AttentionConfig(mix=mix)))
     assert (finding.verdict, reason in finding.reason) == ("not applicable", True)

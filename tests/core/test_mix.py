@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import fullrank as fr
+from fullrank.core.errors import ConfigError
 from fullrank.core.mix import (
     AverageHeads,
     KeepHeads,
@@ -201,3 +202,45 @@ def test_wrong_shapes_are_named(weights: Tensor, query: Tensor) -> None:
             ValueError, match=rf"{re.escape(str(tuple(wrong.shape)))} does not fit weights .*\(2, 3, 4, 5\)"
         ):
             mix_heads(weights, wrong)
+
+
+@pytest.mark.parametrize("kind", [PositionIndependentMixing, PositionWiseMixing])
+def test_other_starts_of_learned_mixing(kind: type) -> None:
+    """§3.2: M is N(0, 1/H) or 1/H everywhere; W is zero in every case, so that both forms start as one model."""
+    size = HeadSize(100, 4, 8, 8)
+    uniform = kind(kind.Config(start="uniform"), size)
+    assert torch.equal(uniform.mixing, torch.full((100, 100), 1 / 100))
+    drawn = kind(kind.Config(start="random"), size)
+    numbers = drawn.mixing.detach() * 10
+    assert abs(float(numbers.mean())) < 5 / 100  # 10,000 numbers: bounds of five standard errors
+    assert abs(float(numbers.square().mean()) - 1) < 5 * math.sqrt(2) / 100
+    assert float(numbers.abs().max()) > 3
+    for mix in (uniform, drawn):
+        assert mix.mixing.requires_grad
+        assert all(torch.equal(p, torch.zeros_like(p)) for name, p in mix.named_parameters() if name != "mixing")
+
+
+@pytest.mark.parametrize("mix", ["position_independent", "position_wise"])
+def test_a_model_with_another_start_differs_in_its_mixing_only(mix: str) -> None:
+    def parameters(start: str) -> dict[str, Tensor]:
+        torch.manual_seed(4)
+        stage = {"name": mix, "start": start}
+        attention = fr.AttentionConfig(mix=stage)
+        config = fr.ModelConfig(
+            vocab_size=9, hidden_size=8, num_attention_heads=4, num_hidden_layers=2, attention=attention
+        )
+        return fr.LanguageModel(config).state_dict()
+
+    plain, drawn, uniform = (parameters(start) for start in ("identity", "random", "uniform"))
+    mixing = [name for name in plain if name.endswith("mix.mixing")]
+    assert len(mixing) == 2
+    assert not torch.equal(drawn[mixing[0]], drawn[mixing[1]])  # no two layers are alike
+    assert torch.equal(uniform[mixing[0]], torch.full((4, 4), 0.25))
+    for name in plain.keys() - set(mixing):
+        assert torch.equal(plain[name], drawn[name]), name
+        assert torch.equal(plain[name], uniform[name]), name
+
+
+def test_a_start_that_does_not_exist_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"model\.attention\.mix: start: 'identity' or 'random' or 'uniform'"):
+        fr.AttentionConfig(mix={"name": "position_wise", "start": "orthogonal"})

@@ -76,6 +76,17 @@ def test_penalties_of_an_injected_model_are_those_of_the_equations(bert, mix):
     assert len(trace.layers) == 2
 
 
+def test_other_starts_of_mixing_in_an_injected_model(bert, tmp_path):
+    """Mixhead §3.2: M starts at 1/H or at random numbers, other ones in every layer, and is kept."""
+    uniform = fr.inject(copy.deepcopy(bert), mix={"name": "position_wise", "start": "uniform"})
+    assert torch.equal(uniform.bert.encoder.layer[0].attention.self.fullrank.mix.mixing, torch.full((4, 4), 0.25))
+    drawn = fr.inject(bert, mix={"name": "position_independent", "start": "random"}).eval()
+    first, second = (layer.attention.self.fullrank.mix.mixing for layer in drawn.bert.encoder.layer)
+    assert (first - second).abs().max() > 0.1 < (first - torch.eye(4)).abs().max()
+    drawn.save_pretrained(tmp_path)
+    assert torch.equal(fr.load_injected(tmp_path)(**INPUTS).logits, drawn(**INPUTS).logits)
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_penalties_of_a_model_in_peft_are_of_the_trained_mixing(bert):
     model = fr.inject(bert, mix="position_independent")

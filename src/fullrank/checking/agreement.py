@@ -17,9 +17,9 @@ from torch import Tensor
 
 from fullrank.checking.report import Finding, bounded, inapplicable, largest, rounding, same, tolerance
 from fullrank.checking.subject import ROWS, Subject, accepted, call, duplicate, everywhere, log_prob, logits_in, mode
-from fullrank.core import registry
 from fullrank.core.config import DropoutConfig, ModelConfig, WeightedConfig, stage_name, with_memory
 from fullrank.core.errors import InputError
+from fullrank.core.mix import starts_plain
 from fullrank.kernels import NAMES, chosen, kernel
 
 Pair = tuple[str, Tensor, Tensor]  # a description, what was computed, what is expected
@@ -320,20 +320,20 @@ def plain_start(subject: Subject) -> Finding:
         from fullrank.hf.inject import inject, remove, settings_of
 
         settings = settings_of(subject.model)
-        mixes = {"": stage_name(settings["mix"])}
+        mixes = {"": settings["mix"]}
     elif subject.ours:
-        mixes = {place: stage_name(p.mix) for place, p in subject.attention.items() if isinstance(p, WeightedConfig)}
+        mixes = {place: part.mix for place, part in subject.attention.items() if isinstance(part, WeightedConfig)}
     else:
         return inapplicable("not a model with a mixing of heads")
     if not mixes:
         return inapplicable("model.attention.kind is multilinear, which has no heads to mix")
-    mixed = {place: mix for place, mix in mixes.items() if mix != "none"}
+    mixed = {place: stage_name(mix) for place, mix in mixes.items() if stage_name(mix) != "none"}
     if not mixed:
         return inapplicable("no mixing: it is plain attention")
-    for place, mix in mixed.items():
-        if not registry.lookup("mix", mix).starts_plain:
+    for place, name in mixed.items():
+        if not starts_plain(mixes[place]):
             where = f" ({place})" if place else ""
-            return inapplicable(f"'{mix}' mixing{where} does not start as plain attention, by its definition")
+            return inapplicable(f"'{name}' mixing{where} does not start as plain attention, by its definition")
     models: list[Any] = []
     if settings:
         plain = remove(duplicate(subject.model))

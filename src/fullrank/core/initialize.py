@@ -1,7 +1,8 @@
 """Initialisers by name: how parameters start in fairseq, in Transformer-XL and in PyTorch's own layers.
 
-An initialiser is a function of one module, called for every module of a model in order. Mixing starts as its class says
-(plain attention) under every initialiser and draws no random numbers, so that models with and without mixing start equal.
+An initialiser is a function of one module, called for every module of a model in order. Mixing starts as its configuration
+says (as plain attention by default) under every initialiser, and what it draws is drawn last, so that all other parameters
+of models with and without mixing start equal.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from . import registry
 from .attention import Attention
 from .embedding import AdaptiveInput, TokenEmbedding
-from .mix import RandomMixing
+from .mix import Mixing
 from .multilinear import MultiLinear, PositionTerm
 from .output import AdaptiveSoftmax, SoftmaxOutput
 from .positions import Learned, RelativeBiases, RelativeKeys
@@ -173,5 +174,5 @@ def initialize(model: nn.Module, name: str) -> None:
     for module in model.modules():
         initializer(module)
     for module in model.modules():  # last, one after the other: no other parameter moves, and no two layers are alike
-        if isinstance(module, RandomMixing):
+        if isinstance(module, Mixing):
             module.draw()

@@ -39,6 +39,16 @@ class DenseSynthesizerOptions(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LearnedMixingOptions(Section):
+    """Options of learned mixing."""
+
+    start: Literal["identity", "random", "uniform"] = key(
+        "identity",
+        "the matrix M, or B, before training (Mixhead §3.2): I, normal with variance 1 / H, or 1 / H everywhere",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class RandomMixingOptions(Section):
     """Options of mixing by random numbers that are never trained."""
 
@@ -58,7 +68,15 @@ Score = Annotated[
 PositionTerm = Annotated[Stage, Slot("", "dot_product", relative=PositionTermOptions)]
 Normalize = Annotated[Stage, Slot("normalize", "softmax", "sigsoftmax")]
 Mix = Annotated[
-    Stage, Slot("mix", "none", "position_independent", "position_wise", "average", random=RandomMixingOptions)
+    Stage,
+    Slot(
+        "mix",
+        "none",
+        "average",
+        position_independent=LearnedMixingOptions,
+        position_wise=LearnedMixingOptions,
+        random=RandomMixingOptions,
+    ),
 ]
 
 

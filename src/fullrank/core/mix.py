@@ -10,8 +10,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from .kinds import RandomMixingOptions
+from . import registry
+from .kinds import LearnedMixingOptions, RandomMixingOptions
 from .registry import contract, register
+from .section import Stage, stage_name, stage_options
 from .stage import HeadSize
 
 
@@ -38,7 +40,7 @@ class Mixing(nn.Module):
     """Contract of a mixing, built from `(config, size)`; `config` is None for a mixing without a `Config` of its own.
 
     needs: ("query",) if the matrix depends on the query; otherwise no query has to be projected for it.
-    starts_plain: the matrix is I before training.
+    starts_plain: the matrix is I before training, if no option says otherwise.
     no_weight_decay: decay would pull the matrix towards zero, not towards plain attention.
     """
 
@@ -59,6 +61,33 @@ class Mixing(nn.Module):
     def learned(self) -> bool:
         """The matrix has parameters, so that penalties can change it."""
         return next(self.parameters(), None) is not None
+
+    def draw(self) -> None:
+        """Draw anew what starts at random, from the CPU's random numbers: the same ones on every device."""
+
+
+def starts_plain(stage: Stage) -> bool:
+    """The mixing that `stage` names is the identity before training."""
+    identity = stage_options(stage).get("start", "identity") == "identity"
+    return identity and bool(registry.lookup("mix", stage_name(stage)).starts_plain)
+
+
+def _normal(matrix: Tensor, std: float) -> None:
+    """Fill a matrix with N(0, std^2)."""
+    with torch.no_grad():
+        matrix.copy_(torch.randn(matrix.shape, device="cpu") * std)
+
+
+def _started(config: LearnedMixingOptions | None, num_heads: int) -> nn.Parameter:
+    """M (H, H) as it starts (§3.2): I, N(0, 1/H), or 1/H everywhere."""
+    start = "identity" if config is None else config.start
+    if start == "uniform":
+        return nn.Parameter(torch.full((num_heads, num_heads), 1 / num_heads))
+    mixing = nn.Parameter(torch.eye(num_heads))
+    if start == "random":
+        with torch.random.fork_rng(devices=[]):  # other parameters start as they do without mixing
+            _normal(mixing, num_heads**-0.5)
+    return mixing
 
 
 @register("mix", "none")
@@ -81,14 +110,21 @@ class PositionIndependentMixing(Mixing):
         P'_i = sum_j m_ji P_j
 
     `mixing` is (H, H).
-    Starts at M = I: plain multi-head attention (§3.2).  Rows need not sum to one and may be negative (§3.3).
+    Starts at M = I: plain multi-head attention (§3.2), or as `start` says.  Rows need not sum to one and may be negative
+    (§3.3).
     """
 
     needs = ()
+    Config = LearnedMixingOptions
 
-    def __init__(self, config: None, size: HeadSize) -> None:
+    def __init__(self, config: LearnedMixingOptions | None, size: HeadSize) -> None:
         super().__init__()
-        self.mixing = nn.Parameter(torch.eye(size.num_heads))
+        self.random = config is not None and config.start == "random"
+        self.mixing = _started(config, size.num_heads)
+
+    def draw(self) -> None:
+        if self.random:
+            _normal(self.mixing, len(self.mixing) ** -0.5)
 
     def matrix(self, query: Tensor | None) -> Tensor:
         return self.mixing
@@ -102,16 +138,23 @@ class PositionWiseMixing(Mixing):
 
     query (B, H, N, D) -> M (B, N, H, H).  `from_query` W is (D, H), `mixing` B is (H, H).
     Row j of M(n) reads the query of its own, the source, head j; W is shared by all heads.
-    Starts at W = 0, B = I: plain multi-head attention (§3.2).  Rows need not sum to one and may be negative (§3.3).
+    Starts at W = 0, B = I: plain multi-head attention (§3.2); B may start otherwise, as `start` says.  Rows need not sum to
+    one and may be negative (§3.3).
     Differs from the released code: none of its other mixing types, and the query is unscaled in decoding too.
     """
 
     needs = ("query",)
+    Config = LearnedMixingOptions
 
-    def __init__(self, config: None, size: HeadSize) -> None:
+    def __init__(self, config: LearnedMixingOptions | None, size: HeadSize) -> None:
         super().__init__()
+        self.random = config is not None and config.start == "random"
         self.from_query = nn.Parameter(torch.zeros(size.head_dim, size.num_heads))
-        self.mixing = nn.Parameter(torch.eye(size.num_heads))
+        self.mixing = _started(config, size.num_heads)
+
+    def draw(self) -> None:
+        if self.random:
+            _normal(self.mixing, len(self.mixing) ** -0.5)
 
     def matrix(self, query: Tensor | None) -> Tensor:
         """M(n), (B, N, H, H); without a query, B: the part that all positions share."""
@@ -145,9 +188,7 @@ class RandomMixing(Mixing):
             self.draw()
 
     def draw(self) -> None:
-        """Fill the matrix anew, from the CPU's random numbers: the same ones on every device."""
-        with torch.no_grad():
-            self.mixing.copy_(torch.randn(self.mixing.shape, device="cpu") * self.std)
+        _normal(self.mixing, self.std)
 
     def matrix(self, query: Tensor | None) -> Tensor:
         return self.mixing
