@@ -1,0 +1,234 @@
+"""Mixhead Theorems 1 and 2: what one small head cannot reach, what mixed heads reach (docs/derivations/low_rank_heads.md)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import fullrank as fr
+from fullrank.core.attention import Trace
+from fullrank.core.layout import Layout
+
+
+def some_weights(tokens: int, seed: int = 3) -> Tensor:
+    """A positive row-stochastic matrix P (N, N)."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.softmax(torch.randn(tokens, tokens, dtype=torch.float64, generator=generator), -1)
+
+
+def centred(logits: Tensor) -> Tensor:
+    """`L C`: the mean of each row taken off, which a softmax does not see."""
+    return logits - logits.mean(-1, keepdim=True)
+
+
+def distance_to_heads(weights: Tensor, head_dim: int) -> float:
+    """t_d(P): no head of `head_dim` dimensions has logarithms nearer than this to those of P, up to shifts of rows."""
+    return float(torch.linalg.svdvals(centred(weights.log()))[head_dim:].norm())
+
+
+def layer_of(logits: list[Tensor], head_dim: int, mixing: Tensor | None = None) -> tuple[fr.Attention, Tensor]:
+    """A real layer whose head i has the scores logits[i] (N, N) of rank at most `head_dim`, and its input X (1, N, E)."""
+    tokens, heads = logits[0].shape[0], len(logits)
+    attention = fr.AttentionConfig(mix="none" if mixing is None else "position_independent", bias=False)
+    layer = fr.Attention(attention, hidden_size=tokens + 3, num_attention_heads=heads, head_dim=head_dim).double()
+    x = torch.randn(tokens, tokens + 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    inverse = torch.linalg.pinv(x)  # (E, N), a right inverse: X has full row rank
+    with torch.no_grad():
+        for i, wanted in enumerate(logits):
+            left, values, right = torch.linalg.svd(wanted * head_dim**0.5)
+            rows, size = slice(i * head_dim, (i + 1) * head_dim), values[:head_dim].sqrt()
+            kept = len(size)
+            layer.project.query.weight[rows] = 0
+            layer.project.key.weight[rows] = 0
+            layer.project.query.weight[rows][:kept] = (inverse @ left[:, :kept] * size).T
+            layer.project.key.weight[rows][:kept] = (inverse @ right[:kept].T * size).T
+        if mixing is not None:
+            layer.attend.mix.mixing.copy_(mixing)
+    return layer, x[None]
+
+
+def weights_of(layer: fr.Attention, x: Tensor, causal: bool = False) -> tuple[Tensor, Tensor]:
+    """The weights of the layer's heads before and after mixing, (H, N, N) each."""
+    trace = Trace()
+    with torch.no_grad():
+        layer(x, layout=Layout.of(x.shape[1], causal=causal), trace=trace)
+    return trace.layers[0].weights[0], trace.layers[0].mixed[0]
+
+
+def searched(weights: Tensor, head_dim: int, seed: int) -> float:
+    """The distance to P of a head that searched for it, from a start of its own."""
+    generator = torch.Generator().manual_seed(seed)
+    size = (len(weights), head_dim)
+    query, key = (torch.randn(size, dtype=torch.float64, generator=generator).requires_grad_() for _ in range(2))
+    optimizer = torch.optim.LBFGS([query, key], max_iter=15)
+
+    def distance() -> Tensor:
+        optimizer.zero_grad()
+        found = centred(torch.log_softmax(query @ key.T, -1) - weights.log()).norm()
+        found.backward()
+        return found
+
+    optimizer.step(distance)
+    return float(distance().detach())
+
+
+def shares(weights: Tensor, head_dim: int) -> tuple[list[Tensor], Tensor]:
+    """The scores of ceil(N / d) + 1 heads of which each holds d rows of P, and M, whose column 0 adds them up to P."""
+    tokens = weights.shape[0]
+    groups = range(0, tokens, head_dim)
+    logits = [torch.zeros_like(weights) for _ in range(len(groups) + 1)]
+    for scores, start in zip(logits, groups, strict=False):
+        rows = slice(start, start + head_dim)
+        scores[rows] = weights[rows].log().clamp_min(-1e3)  # a hidden entry: any number will do
+    mixing = torch.eye(len(logits), dtype=weights.dtype)
+    mixing[:, 0] = 1
+    mixing[-1, 0] = 1 - len(groups)
+    return logits, mixing
+
+
+# -- Theorem 1 -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("head_dim", [1, 2, 4, 5])
+def test_a_head_of_fewer_than_n_minus_1_dimensions_stays_at_its_distance(head_dim: int) -> None:
+    """The distance is a lower bound for heads that search for P, and the truncated scores reach it."""
+    tokens = 7
+    weights = some_weights(tokens)
+    bound = distance_to_heads(weights, head_dim)
+    assert bound > 0.1
+    left, values, right = torch.linalg.svd(centred(weights.log()))
+    best = left[:, :head_dim] * values[:head_dim] @ right[:head_dim]
+    layer, x = layer_of([best], head_dim)
+    reached = weights_of(layer, x)[0][0]
+    assert float(centred(reached.log() - weights.log()).norm()) == pytest.approx(bound, rel=1e-9)
+    in_weights = float(weights.min()) * bound / (tokens + bound)
+    assert float((reached - weights).abs().max()) >= in_weights > 0
+    for seed in range(20):
+        assert searched(weights, head_dim, seed) >= bound * (1 - 1e-12)
+
+
+def test_a_head_of_n_minus_1_dimensions_reaches_every_matrix() -> None:
+    """The paper asks for n: a softmax does not see the mean of a row."""
+    tokens = 7
+    weights = some_weights(tokens)
+    assert distance_to_heads(weights, tokens - 1) < 1e-12
+    assert int(torch.linalg.matrix_rank(weights.log())) == tokens
+    layer, x = layer_of([centred(weights.log())], tokens - 1)
+    torch.testing.assert_close(weights_of(layer, x)[0][0], weights, atol=1e-12, rtol=0)
+
+
+def test_weights_of_one_dimension_may_have_full_rank() -> None:
+    """The bottleneck is of log P, not of P."""
+    numbers = torch.linspace(-2, 2, 5, dtype=torch.float64)
+    layer, x = layer_of([numbers[:, None] * numbers], 1)
+    assert int(torch.linalg.matrix_rank(weights_of(layer, x)[0][0])) == 5
+
+
+@pytest.mark.parametrize("tokens", [6, 7])
+def test_with_the_causal_mask_half_the_length_is_enough(tokens: int) -> None:
+    """What is hidden is free, so that ceil(n / 2) dimensions reach a masked P and fewer than floor(n / 2) do not."""
+    logits = some_weights(tokens).log()
+    weights = torch.softmax(logits.masked_fill(torch.ones_like(logits).triu(1).bool(), -math.inf), -1)
+    half = (tokens + 1) // 2
+    visible = weights.log().masked_fill(weights == 0, 0)
+    top, block, side = visible[: tokens - half, :half], visible[tokens - half :, :half], visible[tokens - half :, half:]
+    upper = torch.cat([top, top @ torch.linalg.inv(block) @ side], 1)
+    scores = torch.cat([upper, visible[tokens - half :]])
+    assert int(torch.linalg.matrix_rank(scores)) == half
+    layer, x = layer_of([scores], half)
+    torch.testing.assert_close(weights_of(layer, x, causal=True)[0][0], weights, atol=1e-9, rtol=0)
+    first = tokens // 2  # rows first .., columns .. first: a block of which every entry is visible
+    assert int(torch.linalg.matrix_rank(centred(weights[first:, : first + 1].log()))) == tokens // 2
+
+
+# -- mixing -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("tokens", "head_dim"), [(7, 2), (7, 1), (9, 3)])
+def test_mixed_heads_reach_what_none_of_them_can(tokens: int, head_dim: int, causal: bool) -> None:
+    weights = some_weights(tokens)
+    if causal:
+        weights = weights.tril() / weights.tril().sum(-1, keepdim=True)
+    else:
+        assert distance_to_heads(weights, head_dim) > 0.1
+    logits, mixing = shares(weights, head_dim)
+    assert len(logits) == math.ceil(tokens / head_dim) + 1
+    assert float(mixing[:, 0].sum()) == 1
+    layer, x = layer_of(logits, head_dim, mixing)
+    heads, mixed = weights_of(layer, x, causal)
+    torch.testing.assert_close(mixed[0], weights, atol=1e-10, rtol=0)
+    assert all(float((head - weights).abs().max()) > 0.01 for head in heads)
+
+
+def test_the_sizes_of_the_paper() -> None:
+    """n = 512, h = 8, d = 128 (§2.2): one head is at a certain distance, five of the eight are enough."""
+    weights = some_weights(512)
+    bound = distance_to_heads(weights, 128)
+    assert float(weights.min()) * bound / (512 + bound) > 1e-7
+    logits, mixing = shares(weights, 128)
+    assert len(logits) == 5
+    assert all(int((scores.abs().sum(-1) > 0).sum()) <= 128 for scores in logits)  # rank 128 at most
+    reached = torch.einsum("jnm,j->nm", torch.softmax(torch.stack(logits), -1), mixing[:, 0])
+    torch.testing.assert_close(reached, weights, atol=1e-14, rtol=0)
+
+
+# -- Theorem 2 -----------------------------------------------------------------------------------------------------------
+
+
+def rank(matrix: Tensor) -> int:
+    return int(torch.linalg.matrix_rank(matrix))
+
+
+def meeting(a: Tensor, b: Tensor) -> tuple[int, int]:
+    """c and d of Eq. 17 and 18: the dimensions in which column spaces and row spaces meet."""
+    total = rank(a) + rank(b)
+    return total - rank(torch.cat([a, b], 1)), total - rank(torch.cat([a, b], 0))
+
+
+def test_equation_19_of_every_pair_of_small_matrices() -> None:
+    """All pairs of 2 x 2 matrices of -1, 0 and 1; the bound is reached with c and d from 0 to 2."""
+    matrices = [torch.tensor(e, dtype=torch.float64).view(2, 2) for e in itertools.product((-1, 0, 1), repeat=4)]
+    ranks = {id(m): rank(m) for m in matrices}
+    tight = set()
+    for a, b in itertools.product(matrices[::4], matrices):
+        c, d = meeting(a, b)
+        least = ranks[id(a)] + ranks[id(b)] - c - d
+        found = rank(a + b)
+        assert found >= least
+        if found == least:
+            tight.add((c, d))
+    assert {(0, 0), (1, 0), (0, 1), (1, 1), (2, 2)} <= tight
+
+
+def test_what_equation_19_says_of_attention_weights() -> None:
+    """Rows sum to one, so that column spaces meet; of two weights of full rank it says nothing."""
+    a, b = some_weights(6, 1), some_weights(6, 2)
+    assert meeting(a, b) == (6, 6)
+    assert rank(a) + rank(b) - 12 == 0 < rank(a + b)
+    narrow = [w[:, :2] @ w[3:5] for w in (a, b)]
+    stochastic = [w / w.sum(-1, keepdim=True) for w in narrow]
+    assert [rank(w) for w in stochastic] == [2, 2]
+    assert meeting(*stochastic) == (1, 0)
+    assert bool((a @ b.T > 0).all())
+    assert bool((a.T @ b > 0).all())
+
+
+def test_spaces_that_meet_in_nothing_need_not_be_orthogonal() -> None:
+    """`P_1 P_2^T = 0 <=> d = 0` holds in one direction only."""
+    a, b = torch.tensor([[1.0, 0.0], [0, 0]]).double(), torch.tensor([[0.0, 0.0], [1, 1]]).double()
+    assert meeting(a, b) == (0, 0)
+    assert float((a @ b.T).abs().max()) == 1
+
+
+def test_almost_every_sum_has_the_greater_rank_without_a_condition() -> None:
+    left, right = some_weights(5, 1)[:, :3], some_weights(5, 2)[:3]
+    a, b = left[:, :2] @ right[:2], left @ some_weights(3, 4) @ right  # both spaces of b hold those of a
+    assert (rank(a), rank(b)) == (2, 3)
+    assert meeting(a, b) == (2, 2)  # the paper's condition, min rank >= c + d, fails
+    assert all(rank(a + m * b) >= 3 for m in (-2.0, -0.3, 0.7, 1.0, 5.0))
+    assert rank(a - a) == 0  # and one that is left out
