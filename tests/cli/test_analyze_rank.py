@@ -312,3 +312,62 @@ def test_spectra_need_a_whole_segment(place: Path, capsys: pytest.CaptureFixture
         main(["analyze", "spectrum", str(place / "plain"), "--text", str(short), "--segment-length", "12"])
     assert stopped.value.code == 2
     assert "no text to read" in capsys.readouterr().err
+
+
+def analyzed(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[object, str, str]:
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stopped:
+        main(["analyze", *map(str, words)])
+    said = capsys.readouterr()
+    return stopped.value.code or 0, said.out, said.err
+
+
+def test_heads_of_a_run_against_another(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["heads", place / "plain", "--text", place / "words.txt", "--against", place / "mixture", "--texts", 4]
+    code, out, said = analyzed(capsys, *words, "--out", tmp_path, "--json")
+    assert (code, said) == (0, "")
+    content = json.loads(out)
+    run, other = content["models"]
+    assert (run["model"], run["texts"], run["objective"]) == ("plain", 4, "next tokens")
+    for a, b in zip(run["layers"], other["layers"], strict=True):
+        deviations = [statistics.stdev(layer["change"]) for layer in (a, b)]
+        assert a["deviation"] == pytest.approx(deviations[0])
+        assert a["deviation_change_percent"] is None
+        assert b["deviation_change_percent"] == pytest.approx(100 * (deviations[1] / deviations[0] - 1))
+        assert all(
+            ends["low"] <= change <= ends["high"] for ends, change in zip(b["intervals"], b["change"], strict=True)
+        )
+    assert [Path(file).name for file in content["files"]] == [
+        "heads.png",
+        "heads.svg",
+        "similarity.png",
+        "similarity.svg",
+    ]
+    names = "".join(ET.parse(tmp_path / "heads.svg").getroot().itertext())
+    assert "plain" in names
+    assert "mixture" in names
+    _, shown, _ = analyzed(capsys, *words)
+    row = next(line.split() for line in shown.splitlines() if line.split()[:2] == ["mixture", "0"])
+    assert row[2:-3] == [f"{change:+.3f}" for change in other["layers"][0]["change"]]
+    assert f"plain ({place / 'words.txt'}): 4 segments of 8 tokens, weights by the definition; perplexity" in shown
+    code, _, said = analyzed(capsys, *words[:4], "--against", place / "gpt2")
+    assert (code, "--against: has 1 layers of attention" in said) == (2, True)
+
+
+def test_an_encoder_predicts_masked_tokens(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    bert = transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=len(tiny.WORDS), **sizes))
+    tiny.save(bert, tmp_path / "bert")
+    file = tmp_path / "bert" / "tokenizer_config.json"
+    marks = {"cls_token": "<bos>", "sep_token": "<unk>", "mask_token": tiny.WORDS[-1]}
+    file.write_text(json.dumps({**json.loads(file.read_text()), **marks}))
+    words = [tmp_path / "bert", "--text", place / "words.txt", "--texts", 3, "--segment-length", 12, "--json"]
+    code, out, said = analyzed(capsys, "heads", *words)
+    assert (code, said) == (0, "")
+    (one,) = json.loads(out)["models"]
+    assert one["objective"] == "2 masked tokens a text"
+    tiny.save(transformers.BertModel(bert.config), tmp_path / "bert", tokenizer=False)
+    code, _, said = analyzed(capsys, "heads", *words)
+    assert (code, "BertModel: has no vocabulary layer" in said) == (2, True)
+    code, out, _ = analyzed(capsys, "spectrum", *words)
+    assert (code, len(json.loads(out)["models"][0]["layers"])) == (0, 1)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fullrank as fr
-from fullrank.analysis.plots import AttentionMaps, write_attention
+from fullrank.analysis.plots import HeatMaps, write_attention
 from fullrank.core.attention import Trace
 from fullrank.core.errors import InputError
 from fullrank.experiments.translate import LineTranslator, Search, cross_attention, cross_weights
@@ -45,10 +45,10 @@ def test_rows_are_what_was_written_and_columns_what_was_read(mix: str, tmp_path:
     (best,) = translating.translate([LINE])[0]
     found = cross_weights(model, [2, 3, 10, 2, 11, 0], [0, *best.ids])
     maps = cross_attention(translating, LINE, best)
-    assert maps.source == ("ein", "hund", "und", "ein", "kind", "<eos>")
-    assert maps.target == (*best.text.split(), "<eos>")
+    assert maps.columns == ("ein", "hund", "und", "ein", "kind", "<eos>")
+    assert maps.rows == (*best.text.split(), "<eos>")
     assert list(maps.panels) == ["layer 0", "layer 1"]
-    assert maps.mixed == (mix != "none")
+    assert maps.subtitle.endswith("weights after mixing" if mix != "none" else "weights (heads are not mixed)")
     for weights, one in zip(maps.panels.values(), found, strict=True):
         np.testing.assert_allclose(weights, one.mixed[0].mean(0).numpy(), atol=1e-12)
     heads = cross_attention(translating, LINE, best, 1)
@@ -62,10 +62,10 @@ def test_subwords_are_shown_so_that_one_can_read_them(tmp_path: Path) -> None:
     translating = LineTranslator(tmp_path, Search(beams=1))
     line = "hund ä猫"
     maps = cross_attention(translating, line, translating.translate([line])[0][0])
-    assert "".join(maps.source).startswith("▁h")
-    assert maps.source[-1] == "<eos>"
-    assert not any("Ġ" in name or "Ã" in name for name in maps.source)
-    assert maps.source.count("▁") + sum(name.startswith("▁") and name != "▁" for name in maps.source) == 2
+    assert "".join(maps.columns).startswith("▁h")
+    assert maps.columns[-1] == "<eos>"
+    assert not any("Ġ" in name or "Ã" in name for name in maps.columns)
+    assert maps.columns.count("▁") + sum(name.startswith("▁") and name != "▁" for name in maps.columns) == 2
 
 
 def test_a_text_as_long_as_the_model_takes_is_drawn(tmp_path: Path) -> None:
@@ -74,8 +74,8 @@ def test_a_text_as_long_as_the_model_takes_is_drawn(tmp_path: Path) -> None:
     (best,) = translating.translate(["ein hund und ein mann und"])[0]
     maps = cross_attention(translating, "ein hund und ein mann und", best)
     rows, columns = maps.panels["layer 0"].shape
-    assert len(maps.source) == columns == 6
-    assert len(maps.target) == rows <= 6
+    assert len(maps.columns) == columns == 6
+    assert len(maps.rows) == rows <= 6
 
 
 def test_attention_without_weights_is_no_drawing(tmp_path: Path) -> None:
@@ -102,9 +102,9 @@ def test_attention_without_weights_is_no_drawing(tmp_path: Path) -> None:
 def dark(weights: np.ndarray, panels: int, folder: Path) -> np.ndarray:
     """Rows and columns of the darkest blue pixels, the scale left out."""
     rows, columns = weights.shape
-    maps = AttentionMaps(
+    maps = HeatMaps(
         tuple(f"s{i}" for i in range(columns)), ("猫", *(f"t{i}" for i in range(1, rows))),
-        {f"head {i}": weights for i in range(panels)}, "Cross-attention", mixed=True,
+        {f"head {i}": weights for i in range(panels)}, "Cross-attention", subtitle="",
     )  # fmt: skip
     write_attention(maps, folder / "a.png")
     pixels = matplotlib.image.imread(folder / "a.png")[..., :3]
@@ -133,7 +133,7 @@ def test_rows_go_down_and_columns_to_the_right(panels: int, rows: int, columns: 
 
 
 def test_equal_figures_give_equal_bytes(tmp_path: Path) -> None:
-    maps = AttentionMaps(("a", "b"), ("c", "d"), {"layer 0": np.eye(2)}, "Cross-attention", mixed=False)
+    maps = HeatMaps(("a", "b"), ("c", "d"), {"layer 0": np.eye(2)}, "Cross-attention", subtitle="")
     write_attention(maps, tmp_path / "a.png")
     write_attention(maps, tmp_path / "b.png")
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
@@ -143,7 +143,7 @@ def test_negative_weights_have_another_colour(tmp_path: Path) -> None:
     pictures = []
     for low in (0.0, -1.0):
         weights = np.array([[1.0, low], [0.0, 0.5]])
-        maps = AttentionMaps(("a", "b"), ("c", "d"), {"layer 0": weights}, "Cross-attention", mixed=True)
+        maps = HeatMaps(("a", "b"), ("c", "d"), {"layer 0": weights}, "Cross-attention", subtitle="")
         write_attention(maps, tmp_path / "a.png")
         pictures.append(matplotlib.image.imread(tmp_path / "a.png")[..., :3])
     brown = [(np.abs(one - np.array([0x7A, 0x32, 0x00]) / 255).max(-1) < 0.02).sum() for one in pictures]

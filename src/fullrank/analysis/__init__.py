@@ -2,6 +2,7 @@
 
 from fullrank.analysis.context import Distribution, Drift, LayerReach, Reach, context
 from fullrank.analysis.gradient import GradientShare, gradient_share
+from fullrank.analysis.heads import Heads, LayerHeads, deviation_changes, heads
 from fullrank.analysis.rank import LogProbRank, OutputLayer, rank
 from fullrank.analysis.spectrum import AttentionSpectrum, LayerSpectrum, Spectrum, spectrum
 
@@ -10,6 +11,8 @@ __all__ = [
     "Distribution",
     "Drift",
     "GradientShare",
+    "Heads",
+    "LayerHeads",
     "LayerReach",
     "LayerSpectrum",
     "LogProbRank",
@@ -18,6 +21,8 @@ __all__ = [
     "Spectrum",
     "context",
     "gradient_share",
+    "deviation_changes",
+    "heads",
     "rank",
     "spectrum",
 ]

@@ -23,6 +23,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, MultipleLocator
 
 from fullrank.analysis.context import LayerReach, Reach
+from fullrank.analysis.heads import Heads
 from fullrank.analysis.rank import LogProbRank
 from fullrank.analysis.spectrum import AttentionSpectrum
 from fullrank.core.errors import InputError, RunError
@@ -307,40 +308,73 @@ def _furnish_context(axes: Axes, reach: Reach, end: int | float) -> None:
     axes.xaxis.set_major_locator(MultipleLocator(step) if whole else MaxNLocator(nbins=8))
 
 
-# -- attention weights of a translation --------------------------------------------------------------------------------
+# -- heat maps: attention of a translation, heads, mixing --------------------------------------------------------------
 
 _UNSIGNED = LinearSegmentedColormap.from_list("weights", ["#ffffff", "#9ecae8", "#0072b2", "#00304d"])
 _SIGNED = LinearSegmentedColormap.from_list("signed", ["#7a3200", "#e08a4a", "#ffffff", "#6fb1dd", "#00304d"])
+_FEW = 0.42  # inches of a cell where there are few
 _WIDEST, _CELL, _LEAST, _GAP = 16.0, 0.24, 0.09, 0.32  # inches: of the panels together, of a token, between panels
 _LABELS = 60  # tokens of an axis that are named; of longer texts every second, third ...
 
 
 @dataclass(frozen=True)
-class AttentionMaps:
-    """Panels over the same tokens: target has N names, source M. mixed: the weights have passed a mixing of heads.
+class HeatMaps:
+    """Panels of the same rows and columns, by name: figures (rows, columns), on one scale.
 
-    panels: weights (N, M) by name, of one head, or a mean over heads.
+    cell: inches of a row and of a column, where they fit.
     """
 
-    source: tuple[str, ...]
-    target: tuple[str, ...]
+    columns: tuple[str, ...]
+    rows: tuple[str, ...]
     panels: Mapping[str, np.ndarray]
     title: str
-    mixed: bool
+    subtitle: str
+    cell: float = _CELL
 
 
-def write_attention(maps: AttentionMaps, path: Path) -> None:
+def write_maps(maps: HeatMaps, folder: Path, name: str) -> list[Path]:
+    """Draw the panels into NAME.png and NAME.svg in `folder` (`write`)."""
+    return write(lambda: _maps_figure(maps), folder, name)
+
+
+def write_heads(models: Mapping[str, Heads], folder: Path) -> list[Path]:
+    """Draw heads.png and heads.svg, the change of perplexity by layer and head, and similarity.png and .svg, into `folder`."""
+    first = next(iter(models.values()))
+    most = max(len(layer.change) for one in models.values() for layer in one.layers)
+    changes = {
+        clean(name): np.array(
+            [np.pad(layer.change, (0, most - len(layer.change)), constant_values=np.nan) for layer in one.layers]
+        )
+        for name, one in models.items()
+    }
+    columns, rows = tuple(f"H{i}" for i in range(most)), tuple(f"layer {i}" for i in range(len(first.layers)))
+    subtitle = "Change of perplexity by layer and head (brown: it falls without the head)"
+    maps = HeatMaps(columns, rows, changes, "What a model loses without each head", subtitle, _FEW)
+    alike = {
+        f"{clean(name)}, layer {i}": layer.similarity
+        for name, one in models.items()
+        for i, layer in enumerate(one.layers)
+        if len(layer.change) == most
+    }
+    words = "Linear CKA of the outputs of two heads: 1 where they are the same but for rotation and scale"
+    return [
+        *write_maps(maps, folder, "heads"),
+        *write_maps(HeatMaps(columns, columns, alike, "How alike heads are", words), folder, "similarity"),
+    ]
+
+
+def write_attention(maps: HeatMaps, path: Path) -> None:
     """Draw the panels, one scale for all, into the PNG `path`; equal figures give equal bytes."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # a box stands for it
-        write_png(lambda: _attention_figure(maps), path)
+        write_png(lambda: _maps_figure(maps), path)
 
 
-def _attention_figure(maps: AttentionMaps) -> Figure:
+def _maps_figure(maps: HeatMaps) -> Figure:
     count, (rows, columns) = len(maps.panels), next(iter(maps.panels.values())).shape
-    side = 0.12 + 0.085 * max(map(len, maps.target))  # inches for the names of rows, and for those of columns
-    top = 0.12 + 0.085 * max(map(len, maps.source))
-    cell = max(0.05, min(_CELL, (_WIDEST - side) / columns, _WIDEST / rows))
+    side = 0.12 + 0.085 * max(map(len, maps.rows))  # inches for the names of rows, and for those of columns
+    top = 0.12 + 0.085 * max(map(len, maps.columns))
+    cell = max(0.05, min(maps.cell, (_WIDEST - side) / columns, _WIDEST / rows))
     while True:  # many heads are drawn smaller, until they fit on a page
         beside = _columns(count, columns * cell + _GAP, side)
         down = math.ceil(count / beside)
@@ -353,8 +387,8 @@ def _attention_figure(maps: AttentionMaps) -> Figure:
     above, below = 0.8 + top, 0.42
     height = above + down * (high + _GAP) + below
     figure = Figure(figsize=(width, height))
-    limit = max(float(np.abs(weights).max()) for weights in maps.panels.values()) or 1.0
-    signed = any(float(weights.min()) < 0 for weights in maps.panels.values())
+    limit = max(float(np.nanmax(np.abs(weights))) for weights in maps.panels.values()) or 1.0
+    signed = any(float(np.nanmin(weights)) < 0 for weights in maps.panels.values())
     image = None
     for i, (name, weights) in enumerate(maps.panels.items()):
         row, column = divmod(i, beside)
@@ -373,11 +407,7 @@ def _attention_figure(maps: AttentionMaps) -> Figure:
     bar.tick_params(length=0, labelsize=8, labelcolor=MUTED)
     bar.spines["outline"].set_edgecolor(LINE)
     figure.text(0.2 / width, 1 - 0.24 / height, maps.title, color=INK, fontsize=12, fontweight="bold", va="center")
-    words = "weights after mixing" if maps.mixed else "weights (heads are not mixed)"
-    figure.text(
-        0.2 / width, 1 - 0.5 / height, f"rows: tokens written, columns: tokens of the source; {words}",
-        color=MUTED, fontsize=9, va="center",
-    )  # fmt: skip
+    figure.text(0.2 / width, 1 - 0.5 / height, maps.subtitle, color=MUTED, fontsize=9, va="center")
     return figure
 
 
@@ -387,13 +417,13 @@ def _columns(count: int, wide: float, side: float) -> int:
     return math.ceil(count / math.ceil(count / min(count, fit)))
 
 
-def _label_tokens(axes: Axes, maps: AttentionMaps, cell: float, names: tuple[bool, bool]) -> None:
+def _label_tokens(axes: Axes, maps: HeatMaps, cell: float, names: tuple[bool, bool]) -> None:
     """Names of tokens above the first row and beside the first column of panels."""
     size = max(5.0, min(9.0, cell * 72 * 0.62))
     above, beside = names
     axes.tick_params(length=0, labelcolor=INK, labelsize=size, pad=2)
     axes.tick_params(axis="x", labeltop=above, labelbottom=False)
-    for axis, tokens, named, angle in ((axes.xaxis, maps.source, above, 90), (axes.yaxis, maps.target, beside, 0)):
+    for axis, tokens, named, angle in ((axes.xaxis, maps.columns, above, 90), (axes.yaxis, maps.rows, beside, 0)):
         step = math.ceil(len(tokens) / _LABELS)
         axis.set_ticks(range(0, len(tokens), step))
         axis.set_ticklabels([clean(token) for token in tokens[::step]] if named else [], rotation=angle)

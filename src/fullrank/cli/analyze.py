@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from fullrank.checking import Report
-    from fullrank.experiments.analyze import ModelRank, ModelSpectrum, PhaseReach
+    from fullrank.experiments.analyze import ModelRank, PhaseReach
+    from fullrank.experiments.analyze_attention import ModelHeads, ModelSpectrum
 
 Models = Annotated[
     list[str],
@@ -28,6 +29,7 @@ Models = Annotated[
 ModelText = Annotated[
     Path | None, typer.Option("--text", metavar="FILE", help="Text to read; a run's own valid split if not given.")
 ]
+Texts = Annotated[int, typer.Option("--texts", metavar="N", min=1, help="Segments of the text that are read.")]
 Out = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="Draw the figure into this folder, PNG and SVG.")
 ]
@@ -193,7 +195,7 @@ def _rank_table(ranks: list[ModelRank]) -> Table:
 def spectrum(
     names: Models,
     text: ModelText = None,
-    texts: Annotated[int, typer.Option("--texts", metavar="N", min=1, help="Segments of the text that are read.")] = 16,
+    texts: Texts = 16,
     segment_length: SegmentLength = None,
     checkpoint: Checkpoint = "best",
     out: Out = None,
@@ -205,7 +207,7 @@ def spectrum(
     Effective rank: exp(entropy) of the singular values as shares of their sum. Stable rank: sum of their squares over the
     largest square. Means over texts, and in the table over heads; --json has each head and the whole curves.
     """
-    from fullrank.experiments.analyze import measure_spectra
+    from fullrank.experiments.analyze_attention import measure_spectra
 
     spectra = measure_spectra(
         names,
@@ -220,12 +222,9 @@ def spectrum(
     if out is not None:
         from fullrank.analysis.plots import write_spectrum
 
-        files = write_spectrum({one.name: one.figures for one in spectra}, out)
+        files = write_spectrum({one.read.name: one.figures for one in spectra}, out)
     content = {"models": [one.as_dict() for one in spectra], "files": [str(file) for file in files]}
-    lines = []
-    for one in spectra:
-        read = f"{one.figures.texts:,} segments of {one.figures.length:,} tokens"
-        lines.append(f"{one.name} ({one.text}): {read}, weights {one.figures.weights}")
+    lines = [f"{one.read.in_words}, weights {one.figures.weights}" for one in spectra]
     tell(content, [_spectra_table(spectra), *lines, *files], json=json)
 
 
@@ -234,7 +233,7 @@ def _spectra_table(spectra: list[ModelSpectrum]) -> Table:
 
     rows: list[list[str | Text]] = [
         [
-            Text(one.name if number == 0 else ""),
+            Text(one.read.name if number == 0 else ""),
             str(number),
             f"{layer.before.effective_rank.mean():.1f}",
             f"{layer.after.effective_rank.mean():.1f}" if layer.after is not layer.before else "",
@@ -246,6 +245,90 @@ def _spectra_table(spectra: list[ModelSpectrum]) -> Table:
     ]
     headings = ("model", "layer", "effective\nrank", "after\nmixing", "stable\nrank", "after\nmixing")
     return table_of(headings, rows, left=1)
+
+
+@analyze.command(
+    epilog="Examples:  [cyan]fullrank analyze heads runs/plain --against runs/cross_head --out figures[/cyan]   "
+    "[cyan]fullrank analyze heads gpt2 --text book.txt --json[/cyan]",
+)
+def heads(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A run folder, a folder of a saved model, or a Hugging Face model (folder or hub name).",
+        ),
+    ],
+    text: ModelText = None,
+    against: Annotated[
+        str | None, typer.Option("--against", metavar="MODEL", help="A second model, whose deviation is compared.")
+    ] = None,
+    texts: Texts = 16,
+    segment_length: SegmentLength = None,
+    checkpoint: Checkpoint = "best",
+    out: Out = None,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Each head ablated in turn: the change of perplexity by layer and head (Skip Cross-head Table 3).
+
+    A head is ablated where heads are merged: its output is zero; other heads go on reading its weights where they are mixed.
+    Bold: perplexity falls without the head. Deviation: over the heads of a layer. Similarity: mean linear CKA of the outputs
+    of two heads. --json has 95 % intervals over segments. An encoder predicts masked tokens, 15 % of each segment.
+    """
+    from fullrank.experiments.analyze_attention import measure_heads
+
+    found = measure_heads(
+        name,
+        against,
+        text=text,
+        texts=texts,
+        segment_length=segment_length,
+        checkpoint=checkpoint,
+        device_name=device,
+        say=say,
+    )
+    files: list[Path] = []
+    if out is not None:
+        from fullrank.analysis.plots import write_heads
+
+        files = write_heads({one.read.name: one.figures for one in found}, out)
+    content = {"models": [one.as_dict() for one in found], "files": [str(file) for file in files]}
+    tell(content, [_heads_table(found), *map(_heads_line, found), *files], json=json)
+
+
+def _heads_table(found: list[ModelHeads]) -> Table:
+    from rich.text import Text
+
+    most = max(len(layer.change) for one in found for layer in one.figures.layers)
+    rows: list[list[str | Text]] = []
+    for number in range(len(found[0].figures.layers)):
+        for one in found:
+            layer, change = one.figures.layers[number], one.changes[number]
+            rows.append(
+                [
+                    Text(one.read.name),
+                    str(number),
+                    *(Text(f"{value:+.3f}", style="bold" if value < 0 else "") for value in layer.change),
+                    *[""] * (most - len(layer.change)),
+                    "" if layer.deviation is None else f"{layer.deviation:.3f}",
+                    *([] if len(found) < 2 else ["" if change is None else f"{change:+.1f}"]),
+                    "" if layer.redundancy is None else f"{layer.redundancy:.2f}",
+                ]
+            )
+    against = ["% of\nchange"] * (len(found) > 1)
+    headings = ("model", "layer", *(f"H{i}" for i in range(most)), "deviation", *against, "similarity")
+    return table_of(headings, rows, left=1)
+
+
+def _heads_line(one: ModelHeads) -> str:
+    figures = one.figures
+    ends = [ends for layer in figures.layers for ends in layer.intervals]
+    unsure = sum(interval is None or interval.low <= 0 <= interval.high for interval in ends)
+    return (
+        f"{one.read.in_words}, weights {figures.weights}; perplexity {figures.perplexity:.3f} ({figures.objective}); the "
+        f"interval of {unsure} of {len(ends)} changes includes 0"
+    )
 
 
 @app.command(

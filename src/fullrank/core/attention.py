@@ -28,13 +28,14 @@ from .stage import HeadSize, build_stage
 class LayerTrace:
     """One layer's attention: weights before and after mixing (B, H, N, M), mixing (H, H) or (B, N, H, H) or None.
 
-    learned: the mixing has parameters.
+    learned: the mixing has parameters. values (B, H, M, D): what the mixed weights are summed over.
     """
 
     weights: Tensor
     mixed: Tensor
     mixing: Tensor | None
     learned: bool = True
+    values: Tensor | None = None
 
 
 @dataclass
@@ -115,7 +116,7 @@ class WeightedValues(Attend):
         weights = self.normalize(scores)
         mixed = mix_heads(weights, mixing)
         if trace is not None:
-            trace.layers.append(LayerTrace(weights, mixed, mixing, self.mix.learned))
+            trace.layers.append(LayerTrace(weights, mixed, mixing, self.mix.learned, heads.values))
         dropped = dropout(mixed, self.dropout) if self.training else mixed
         return dropped.to(heads.values.dtype) @ heads.values
 

@@ -1,5 +1,4 @@
-"""Models and configurations made ready for `fullrank analyze`: their text, the rank of their log-probabilities, their
-spectra, their reach."""
+"""Models and configurations made ready for `fullrank analyze`: their text, the rank of their log-probabilities, their reach."""
 
 from __future__ import annotations
 
@@ -13,16 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullrank.analysis import AttentionSpectrum, LayerReach, LogProbRank, Reach, context, rank, spectrum
+from fullrank.analysis import LayerReach, LogProbRank, Reach, context, rank
 from fullrank.config.recipe import Resolved
 from fullrank.config.run import PhaseConfig, RunConfig
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError, suggest
 from fullrank.data import load_tokenizer
 from fullrank.data.files import Section, pieces
-from fullrank.evaluation.perplexity import final_protocol
+from fullrank.evaluation.perplexity import final_protocol, masked_protocol
 from fullrank.experiments.language_model import skip_schedule
-from fullrank.experiments.models import Kind, load_causal, model_kind
+from fullrank.experiments.models import Kind, load_causal, load_ours, model_kind
 from fullrank.experiments.run import corpus_of
 from fullrank.experiments.run_folder import open_run
 from fullrank.experiments.task import Say
@@ -39,10 +38,11 @@ _TOKENS = 1 << 16  # of a prepared corpus at a time
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """A causal model with weights, and a text for it.
+    """A model with weights, and a text for it.
 
     max_length: the most tokens it reads, None: any number. text: the name of the text, None: there is none. ids: its token
-    ids, some at a time. start_id: stands before the first one. bos_id: opens every segment of a model of Hugging Face.
+    ids, some at a time. start_id: stands before the first one. bos_id opens, eos_id closes every segment of a model of Hugging
+    Face; mask_id and marks: its <mask>, and the ids that are no words.
     """
 
     model: Any
@@ -52,14 +52,19 @@ class OpenedModel:
     ids: Iterable[list[int]]
     start_id: int | None = None
     bos_id: int | None = None
+    eos_id: int | None = None
+    mask_id: int | None = None
+    marks: tuple[int, ...] = ()
 
 
 def open_with_text(
-    name: str, kind: Kind, *, text: Path | None, checkpoint: str, dtype: torch.dtype, own_text: bool, say: Say
-) -> OpenedModel:
+    name: str, kind: Kind, *, text: Path | None, checkpoint: str, dtype: torch.dtype, own_text: bool, say: Say,
+    causal: bool = True,
+) -> OpenedModel:  # fmt: skip
     """Any trained model `name`, with the file `text`; else, with `own_text`, a run's valid split.
 
-    dtype: of a Hugging Face model; one of ours stays as it is saved.
+    dtype: of a Hugging Face model; one of ours stays as it is saved. causal: a language model; else also an encoder with or
+    without a vocabulary layer, and of a model that reads two sequences its encoder.
     """
     if kind == "Python function" and text is not None:
         raise InputError(
@@ -70,15 +75,22 @@ def open_with_text(
     if kind in ("Hugging Face model", "Python function"):
         if kind == "Hugging Face model" and not folder.is_dir() and not name.startswith("hf:"):
             say(f"{name}: no such folder, file or recipe; looking for it on the Hugging Face hub")
-        loaded = load_causal(name, dtype, tokenizer=text is not None)
+        loaded = load_causal(name, dtype, tokenizer=text is not None, as_saved=not causal)
         if text is None:
             return OpenedModel(loaded.model, loaded.max_length, 0, None, ids)
-        vocab_size = loaded.model.config.get_text_config().vocab_size
-        ids = _encoded_lines(loaded.tokenizer, text)
-        return OpenedModel(
-            loaded.model, loaded.max_length, vocab_size, label, ids, bos_id=loaded.tokenizer.bos_token_id
+        vocab_size, words = loaded.model.config.get_text_config().vocab_size, loaded.tokenizer
+        ids = _encoded_lines(words, text)
+        opened = OpenedModel(loaded.model, loaded.max_length, vocab_size, label, ids, bos_id=words.bos_token_id)
+        if causal or words.cls_token_id is None:
+            return opened
+        return dataclasses.replace(
+            opened,
+            bos_id=words.cls_token_id,
+            eos_id=words.sep_token_id,
+            mask_id=words.mask_token_id,
+            marks=tuple(words.all_special_ids),
         )
-    model = LanguageModel.load(folder, checkpoint)
+    model: Any = LanguageModel.load(folder, checkpoint) if causal else load_ours(folder, checkpoint)
     if text is not None:
         tokenizer = load_tokenizer(folder)
         start = tokenizer.start_id
@@ -200,16 +212,16 @@ def measure_ranks(
     Raises InputError for a name without a model, for a text that is missing, and where transformers is.
     """
     ranks = []
-    for label, kind, opened, length in _models(
+    for label, kind, opened, length in open_models(
         names, text=text, segment_length=segment_length, checkpoint=checkpoint, dtype=torch.float64, say=say
     ):
         model = opened.model.double().to(choose_device(device_name, "--device"))
-        figures = rank(model, _segments(opened, length), contexts=contexts)
+        figures = rank(model, segments(opened, length), contexts=contexts)
         ranks.append(ModelRank(label, kind.replace("Face model", "Face"), str(opened.text), length, figures))
     return ranks
 
 
-def _models(
+def open_models(
     names: list[str],
     *,
     text: Path | None,
@@ -217,6 +229,7 @@ def _models(
     checkpoint: str,
     dtype: torch.dtype,
     say: Say,
+    causal: bool = True,
 ) -> Iterator[tuple[str, Kind, OpenedModel, int]]:
     """Each model by its label, with a text and the length of the segments in which it reads it."""
     names = list(dict.fromkeys(names))
@@ -224,10 +237,13 @@ def _models(
     last = [Path(name).name if Path(name).is_dir() else name for name in names]
     labels = last if len(set(last)) == len(last) else names  # last parts of folders, where they tell the models apart
     for name, kind, label in zip(names, kinds, labels, strict=True):
-        opened = open_with_text(name, kind, text=text, checkpoint=checkpoint, dtype=dtype, own_text=True, say=say)
+        opened = open_with_text(
+            name, kind, text=text, checkpoint=checkpoint, dtype=dtype, own_text=True, say=say, causal=causal
+        )
         usual, longest = LENGTH, opened.max_length
         if kind == "run":
-            usual = final_protocol(open_run(Path(name).expanduser())[0]).segment_length
+            run, _ = open_run(Path(name).expanduser())
+            usual = (masked_protocol(run) if run.masks else final_protocol(run)).segment_length
         if longest is not None and segment_length is not None and segment_length > longest:
             raise InputError(
                 f"--segment-length: {segment_length}, but {name} reads at most {longest} tokens; shorten it"
@@ -247,80 +263,20 @@ def _kind_with_weights(name: str, text: Path | None) -> Kind:
     return kind
 
 
-def _segments(opened: OpenedModel, length: int) -> Iterator[Tensor]:
+def segments(opened: OpenedModel, length: int) -> Iterator[Tensor]:
     """Token ids in segments of `length`, several in a batch, the rest of the text last."""
-    opening = [] if opened.bos_id is None else [opened.bos_id]
-    own = max(1, length - len(opening))
+    opening, closing = ([] if mark is None else [mark] for mark in (opened.bos_id, opened.eos_id))
+    own = max(1, length - len(opening) - len(closing))
     rows = max(1, min(_AT_ONCE, _LOGITS // opened.vocab_size) // length)
     left: list[int] = []
     for ids in itertools.chain([] if opened.start_id is None else [[opened.start_id]], opened.ids):
         left += ids
         while len(left) >= own * rows:
-            yield torch.tensor([opening + left[i * own : (i + 1) * own] for i in range(rows)])
+            yield torch.tensor([opening + left[i * own : (i + 1) * own] + closing for i in range(rows)])
             left = left[own * rows :]
     while left:
-        yield torch.tensor([opening + left[:own]])
+        yield torch.tensor([opening + left[:own] + closing])
         left = left[own:]
-
-
-# -- spectrum ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ModelSpectrum:
-    """name: as given, or its last part. source: run, saved model or Hugging Face. text: the name of the text."""
-
-    name: str
-    source: str
-    text: str
-    figures: AttentionSpectrum
-
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON of one model; figures of a layer are lists over its heads."""
-        layers = [
-            {
-                "layer": number,
-                "mixed": layer.after is not layer.before,
-                **{
-                    when: {key: value.tolist() for key, value in dataclasses.asdict(spectrum).items()}
-                    for when, spectrum in (("before", layer.before), ("after", layer.after))
-                },
-            }
-            for number, layer in enumerate(self.figures.layers)
-        ]
-        return {
-            "model": self.name,
-            "source": self.source,
-            "text": self.text,
-            "segment_length": self.figures.length,
-            "texts": self.figures.texts,
-            "weights": self.figures.weights,
-            "layers": layers,
-        }
-
-
-def measure_spectra(
-    names: list[str],
-    *,
-    text: Path | None = None,
-    texts: int = 16,
-    segment_length: int | None = None,
-    checkpoint: str = "best",
-    device_name: str = "auto",
-    say: Say = print,
-) -> list[ModelSpectrum]:
-    """The spectrum of each model's attention weights over the first `texts` whole segments of `text` (None: a run's own).
-
-    Raises the errors of `measure_ranks`, and InputError for a text shorter than a segment.
-    """
-    spectra = []
-    for label, kind, opened, length in _models(
-        names, text=text, segment_length=segment_length, checkpoint=checkpoint, dtype=torch.float32, say=say
-    ):
-        rows = (row for batch in _segments(opened, length) for row in batch.split(1) if row.shape[1] == length)
-        figures = spectrum(opened.model.to(choose_device(device_name, "--device")), itertools.islice(rows, texts))
-        spectra.append(ModelSpectrum(label, kind.replace("Face model", "Face"), str(opened.text), figures))
-    return spectra
 
 
 # -- context -----------------------------------------------------------------------------------------------------------

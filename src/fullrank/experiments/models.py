@@ -1,4 +1,4 @@
-"""Models by name: their kinds, causal models of Hugging Face, and encoders with our attention injected."""
+"""Models by name: their kinds, ours and those of Hugging Face, and encoders with our attention injected."""
 
 from __future__ import annotations
 
@@ -15,10 +15,15 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from fullrank import storage
 from fullrank.config.finetune import FinetuneConfig, PretrainedConfig
 from fullrank.config.glue import GLUE
 from fullrank.config.recipe import shipped
+from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import FullRankError, InputError, pip_install
+from fullrank.core.masked import MaskedLanguageModel
+from fullrank.core.model import Layers
+from fullrank.core.translator import Translator
 from fullrank.experiments.run_folder import MINILM, is_run
 
 # files of which a saved tokenizer has at least one
@@ -78,8 +83,18 @@ class HuggingFaceModel(NamedTuple):
     fresh: tuple[str, ...] = ()
 
 
-def load_causal(name: str, dtype: torch.dtype, *, tokenizer: bool = True) -> HuggingFaceModel:
+def load_ours(folder: Path, checkpoint: str) -> Layers | MaskedLanguageModel:
+    """A model of ours from a run or a folder written by `save`; of a translation model its encoder."""
+    kind = storage.kind_of(storage.read(storage.find(folder, checkpoint)[0]))
+    if kind == "Translator":
+        return Translator.load(folder, checkpoint).encoder
+    return (LanguageModel if kind == "LanguageModel" else MaskedLanguageModel).load(folder, checkpoint)
+
+
+def load_causal(name: str, dtype: torch.dtype, *, tokenizer: bool = True, as_saved: bool = False) -> HuggingFaceModel:
     """The model and tokenizer of a folder or a name on the hub, in `dtype`, in evaluation mode; its code is never run.
+
+    as_saved: of the class that its configuration names, causal or not; of a model that reads two sequences the encoder.
 
     Injected stages are loaded with it, and an adapter with the model that it was made of; PEFT's is merged.
     Without `tokenizer` there is none, and the folder need not hold one.
@@ -91,7 +106,7 @@ def load_causal(name: str, dtype: torch.dtype, *, tokenizer: bool = True) -> Hug
     is_type, name = name.startswith("hf:"), name.removeprefix("hf:")
     folder = Path(name).expanduser()
     if adapter := next((file for file in _ADAPTERS if (folder / file).is_file()), None):
-        return _with_adapter(folder, adapter, dtype, tokenizer)
+        return _with_adapter(folder, adapter, dtype, tokenizer, as_saved)
     what = "a Hugging Face model" if folder.is_dir() else "no such folder, and a model of the Hugging Face hub"
     transformers = _transformers(f"{name}: {what}")
     if tokenizer and folder.is_dir() and not any((folder / file).is_file() for file in _TOKENIZER_FILES):
@@ -113,10 +128,16 @@ def load_causal(name: str, dtype: torch.dtype, *, tokenizer: bool = True) -> Hug
             if count > 30_000_000:
                 raise ValueError(f"{count:,} parameters at least")
             return HuggingFaceModel(transformers.AutoModelForCausalLM.from_config(config).to(dtype).eval())
-    with quiet(transformers), _explained(f"{name}: no causal model"):
+    with quiet(transformers), _explained(f"{name}: no {'' if as_saved else 'causal '}model"):
         config = transformers.AutoConfig.from_pretrained(where, trust_remote_code=False)
         words = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False) if tokenizer else None
-        auto, load = transformers.AutoModelForCausalLM, transformers.AutoModelForCausalLM.from_pretrained
+        auto = transformers.AutoModelForCausalLM
+        if as_saved:
+            from fullrank.hf import classes
+
+            known = (getattr(home, one, None) for one in config.architectures or () for home in (transformers, classes))
+            auto = next((one for one in known if one is not None), auto)
+        load = auto.from_pretrained
         if _injected_settings(config) is not None:
             from fullrank.hf.saving import load_injected
 
@@ -127,7 +148,9 @@ def load_causal(name: str, dtype: torch.dtype, *, tokenizer: bool = True) -> Hug
         )  # fmt: skip
     if missing := sorted(loading["missing_keys"]):
         raise InputError(f"{name}: lacks weights of {type(model).__name__}: {', '.join(missing[:3])}")
-    return HuggingFaceModel(model.eval(), words, _positions(config))
+    if as_saved and config.is_encoder_decoder:
+        model = model.get_encoder()
+    return HuggingFaceModel(model.eval(), words, _longest(model) if as_saved else _positions(config))
 
 
 # sizes of a model that stands for a model type
@@ -153,13 +176,13 @@ def _from_python(name: str) -> torch.nn.Module:
     return model.eval()
 
 
-def _with_adapter(folder: Path, file: str, dtype: torch.dtype, tokenizer: bool) -> HuggingFaceModel:
+def _with_adapter(folder: Path, file: str, dtype: torch.dtype, tokenizer: bool, as_saved: bool) -> HuggingFaceModel:
     base = json.loads((folder / file).read_text(encoding="utf-8")).get(_ADAPTERS[file])
     if not base:
         raise InputError(
             f"{folder / file}: {_ADAPTERS[file]} does not say which model the adapter was made of; name it there"
         )
-    loaded = load_causal(base, dtype, tokenizer=tokenizer)
+    loaded = load_causal(base, dtype, tokenizer=tokenizer, as_saved=as_saved)
     from fullrank.hf.inject import injected_modules
     from fullrank.hf.saving import load_adapter
 

@@ -26,7 +26,7 @@ from fullrank.kernels import kernel
 from fullrank.training.device import choose_device, device_of
 
 if TYPE_CHECKING:
-    from fullrank.analysis.plots import AttentionMaps
+    from fullrank.analysis.plots import HeatMaps
 
 SOURCE, TARGET = "tokenizer/source", "tokenizer/target"  # the languages in a run folder
 _LONG = 128  # tokens; where sentences are longer, a batch holds fewer of them
@@ -303,14 +303,14 @@ _WORD = "\N{LOWER ONE EIGHTH BLOCK}"  # and how that is shown
 
 def cross_attention(
     translator: LineTranslator, line: str, translation: Translation, layer: int | None = None
-) -> AttentionMaps:
+) -> HeatMaps:
     """The cross-attention of a translation of `line`: of each layer the mean over its heads, or all heads of `layer`.
 
     The weights are those that multiply the values, after mixing, in one pass over the whole translation. A row belongs to the
     token that the model wrote there, <eos> last; its query is made of the tokens before it.
     Raises InputError for a layer that the model does not have, an empty line, and multi-linear cross-attention.
     """
-    from fullrank.analysis.plots import AttentionMaps
+    from fullrank.analysis.plots import HeatMaps
 
     model = translator.model
     attends = [block.cross_attention.attend for block in model.decoder.blocks]
@@ -335,12 +335,14 @@ def cross_attention(
         title, heads = f"Cross-attention of layer {layer}", traces[layer].mixed[0]
         panels = {"mean": heads.mean(0).cpu().numpy()}
         panels |= {f"head {i}": head.cpu().numpy() for i, head in enumerate(heads)}
-    return AttentionMaps(
-        source=tuple(shown(translator.source, i) for i in source),
-        target=tuple(shown(translator.target, i) for i in target[: traces[0].mixed.shape[2]]),
+    mixed = any(one.mixing is not None for one in traces)
+    words = "weights after mixing" if mixed else "weights (heads are not mixed)"
+    return HeatMaps(
+        columns=tuple(shown(translator.source, i) for i in source),
+        rows=tuple(shown(translator.target, i) for i in target[: traces[0].mixed.shape[2]]),
         panels=panels,
         title=title,
-        mixed=any(one.mixing is not None for one in traces),
+        subtitle=f"rows: tokens written, columns: tokens of the source; {words}",
     )
 
 

@@ -137,6 +137,30 @@ def injected_modules(model: nn.Module) -> dict[str, Injected]:
     return {name: module for name, module in model.named_modules() if isinstance(module, Injected)}
 
 
+def complete(model: Any) -> tuple[Any, set[int]]:
+    """A model with a mixing in each of its layers of attention, for analyses, and the numbers of the layers that had none.
+
+    Layers without one get an identity on a copy of the model, so that its outputs stay. Cross-head attention alone counts as
+    none: it acts in training only. Raises InputError where some attention is not on the attention interface.
+    """
+    modules = chosen_modules(model, None)
+    if off := _off_the_interface(model):
+        raise InputError(f"{type(model).__name__}: {off[0]} computes its weights in code of its own, which shows none")
+    had = {name for name, module in modules.items() if "fullrank" in module._modules}
+    settings = settings_of(model) if had else {"mix": "none", "normalize": "softmax"}
+    mixed = (stage_name(settings["mix"]), stage_name(settings["normalize"])) != ("none", "softmax")
+    if mixed and had == set(modules):
+        return model, set()
+    model = copy.deepcopy(model)
+    if mixed:
+        for name, module in attention_modules(model).items():
+            if name not in had:
+                module.fullrank = _stages(name, module, "position_independent", "softmax", 0.0)
+    else:
+        inject(remove(model) if had else model, mix="position_independent")
+    return model, {number for number, name in enumerate(modules) if not mixed or name not in had}
+
+
 def settings_of(model: Any) -> dict[str, Any]:
     """The arguments with which `inject` was called on a model."""
     if not injected_modules(model):

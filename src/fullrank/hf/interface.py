@@ -202,12 +202,13 @@ def _definition(injected: Injected, own: OwnAttention, module: nn.Module, query:
         weights = injected.normalize(_scores(query, key, mask, arguments["scaling"])).to(query.dtype)
     mixing = injected.mix.matrix(query)
     mixed = mix_heads(weights, mixing)
+    values = _repeated(value, query.shape[1] // value.shape[1])
     if not torch.compiler.is_compiling() and (trace := _trace.get()) is not None:
-        trace.layers.append(LayerTrace(weights, mixed, mixing, injected.mix.learned))
+        trace.layers.append(LayerTrace(weights, mixed, mixing, injected.mix.learned, values))
     p = max(dropout, own_dropout) if module.training else 0.0
     # torch's own dropout of contiguous weights draws the same numbers as the model's own function
     dropped = F.dropout(mixed.contiguous(), p) if p else mixed
-    out = dropped.to(value.dtype) @ _repeated(value, query.shape[1] // value.shape[1])
+    out = dropped.to(value.dtype) @ values
     return out.transpose(1, 2).contiguous(), mixed
 
 

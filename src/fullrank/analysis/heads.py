@@ -1,0 +1,269 @@
+"""Attention heads one by one: what a model loses without each (Skip Cross-head Table 3), and how alike their outputs are."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fullrank.analysis.attention import AttentionReader, texts_of
+from fullrank.core.attention import LayerTrace
+from fullrank.core.decoder import LanguageModel
+from fullrank.core.errors import InputError
+from fullrank.core.masked import MaskedLanguageModel
+from fullrank.core.mix import Mixing
+from fullrank.decoding.sample import evaluating
+from fullrank.evaluation.statistics import Interval, deviation_change, paired_interval
+from fullrank.training.device import device_of
+
+MASKED_SHARE = 0.15  # of the tokens of a text, where masked ones are predicted
+_AT_ONCE = 1024  # tokens that a model reads in one pass
+
+
+@dataclass(frozen=True, eq=False)
+class LayerHeads:
+    """The heads of one layer.
+
+    nll (H, S): nats per token of each text without the head. change (H,): of the perplexity of all texts.
+    intervals: 95 % intervals of the changes over the choice of texts, None where there are too few or all are equal.
+    similarity (H, H): linear CKA of the outputs of two heads, from 0 to 1 (the same but for rotation and scale).
+    """
+
+    nll: np.ndarray
+    change: np.ndarray
+    intervals: tuple[Interval | None, ...]
+    similarity: np.ndarray
+
+    @property
+    def deviation(self) -> float | None:
+        """Sample standard deviation (n - 1) of the changes over heads, as in Table 3; None for one head."""
+        return float(self.change.std(ddof=1)) if len(self.change) > 1 else None
+
+    @property
+    def redundancy(self) -> float | None:
+        """Mean similarity of two different heads; None for one head."""
+        heads = len(self.similarity)
+        return float((self.similarity.sum() - np.trace(self.similarity)) / (heads * (heads - 1))) if heads > 1 else None
+
+
+@dataclass(frozen=True, eq=False)
+class Heads:
+    """The heads of a model, in the order of its layers; names: the modules that hold them.
+
+    nll (S,): nats per token of each of S texts of `length` tokens, all heads in place. objective: the tokens that count.
+    weights: how attention was computed.
+    """
+
+    layers: tuple[LayerHeads, ...]
+    names: tuple[str, ...]
+    nll: np.ndarray
+    objective: str
+    length: int
+    weights: str
+
+    @property
+    def perplexity(self) -> float:
+        """exp(nats per token), all heads in place."""
+        return math.exp(self.nll.mean())
+
+    def least(self, count: int) -> dict[int, list[int]]:
+        """The `count` heads without which perplexity changes least (or falls most), by layer; every layer keeps one head.
+
+        Raises InputError if there are not so many.
+        """
+        order = sorted((change, i, j) for i, layer in enumerate(self.layers) for j, change in enumerate(layer.change))
+        chosen: dict[int, list[int]] = {}
+        for _, i, j in order:
+            if sum(map(len, chosen.values())) < count and len(chosen.get(i, [])) + 1 < len(self.layers[i].change):
+                chosen.setdefault(i, []).append(j)
+        if sum(map(len, chosen.values())) < count:
+            most = len(order) - len(self.layers)
+            raise InputError(
+                f"heads to prune: at most {most}, as each of {len(self.layers)} layers keeps one; given {count}"
+            )
+        return {i: sorted(heads) for i, heads in sorted(chosen.items())}
+
+
+def deviation_changes(first: Heads, second: Heads) -> list[float | None]:
+    """Change of the deviation over heads from the first model to the second, in percent, by layer (Table 3)."""
+    return [
+        deviation_change(a.change.tolist(), b.change.tolist()) for a, b in zip(first.layers, second.layers, strict=True)
+    ]
+
+
+# -- ablation ------------------------------------------------------------------------------------------------------------
+
+
+class KeptHeads(Mixing):
+    """A mixing without the columns of ablated heads: P'_i = keep_i sum_j m_ji P_j, so that O_i = P'_i V_i is zero."""
+
+    def __init__(self, mix: Mixing, num_heads: int) -> None:
+        super().__init__()
+        self.mix, self.keep = mix, torch.ones(num_heads)
+
+    @property
+    def learned(self) -> bool:
+        return self.mix.learned
+
+    def matrix(self, query: Tensor | None) -> Tensor:
+        matrix = self.mix.matrix(query)
+        like = query if query is not None else matrix
+        keep = self.keep if like is None else self.keep.to(like)
+        return torch.diag(keep) if matrix is None else matrix * keep
+
+
+@contextlib.contextmanager
+def ablatable(reader: AttentionReader) -> Iterator[list[Tensor]]:
+    """Inside the block, a head does not count whose entry is set to 0; one tensor (H,) of ones for each layer."""
+    former = [stage.mix for stage in reader.stages]
+    kept = [KeptHeads(stage.mix, stage.size.num_heads) for stage in reader.stages]
+    try:
+        for stage, keeping in zip(reader.stages, kept, strict=True):
+            stage.mix = keeping
+        yield [keeping.keep for keeping in kept]
+    finally:
+        for stage, mix in zip(reader.stages, former, strict=True):
+            stage.mix = mix
+
+
+def heads(
+    model: nn.Module, input_ids: Tensor | Iterable[Tensor], *, mask_id: int | None = None, marks: Sequence[int] = ()
+) -> Heads:
+    """Ablate each head of `model` in turn; change of perplexity over texts, and similarity of heads.
+
+    A head i is ablated where heads are merged: its output O_i = P'_i V_i is zero, as if its columns of the output projection
+    were. With mixing, P'_i is its mixed weights; other heads go on reading P_i.
+    model, input_ids: as for `spectrum`. Each text is read by itself, and its first token is not predicted; a model with memory
+    reads them as one text in segments. The models of `MaskedLanguageModel`, and others for which `mask_id` is given, predict
+    15 % of the tokens of each text, read as <mask>, chosen once for all heads and never among `marks`.
+        change_i = exp(nats_i) - exp(nats)     with nats per token over all texts
+    Its interval is Student's of the differences of nats over texts (paired), put into the same equation.
+    Similarity: linear CKA (Kornblith et al. 2019, §3), ||C_ij||^2 / (||C_ii|| ||C_jj||) with the covariances C of O_i and
+    O_j over all tokens. Raises InputError for models without attention weights or vocabulary layer, and for the texts that
+    `spectrum` refuses.
+    """
+    reader, texts = AttentionReader(model), texts_of(input_ids)
+    objective, pieces = _pieces(reader.model, texts, mask_id, marks)
+    layers, similarities = [], _similarities(reader.traces(texts))
+    with ablatable(reader) as keeps, evaluating(reader.model):
+        nll = _nll(reader.model, pieces)
+        for keep, similarity in zip(keeps, similarities, strict=True):
+            without = []
+            for head in range(len(keep)):
+                keep[head] = 0
+                without.append(_nll(reader.model, pieces))
+                keep[head] = 1
+            layers.append(_layer(nll, np.stack(without), similarity))
+    return Heads(tuple(layers), reader.names, nll, objective, texts[0].shape[1], reader.source)
+
+
+def _layer(nll: np.ndarray, without: np.ndarray, similarity: np.ndarray) -> LayerHeads:
+    perplexity = math.exp(nll.mean())
+    found = (paired_interval(nll.tolist(), one.tolist()) for one in without)
+    intervals = (end and Interval(*(perplexity * math.expm1(difference) for difference in end)) for end in found)
+    change = perplexity * np.expm1((without - nll).mean(axis=1))
+    return LayerHeads(without, change, tuple(intervals), similarity)
+
+
+# -- nats per token ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Inputs and targets (B, N) of one pass; at (B K,): the tokens that count, in the flattened inputs, None: all."""
+
+    inputs: Tensor
+    targets: Tensor
+    at: Tensor | None = None
+
+
+def _pieces(model: Any, texts: list[Tensor], mask_id: int | None, marks: Sequence[int]) -> tuple[str, list[_Piece]]:
+    """The tokens that are predicted, in words, and the passes in which they are."""
+    device, rows = device_of(model), max(1, _AT_ONCE // texts[0].shape[1])
+    together = torch.cat(texts).to(device)
+    if isinstance(model, LanguageModel) and model.memory_length:
+        stream, length = together.flatten()[None], texts[0].shape[1]
+        pairs = zip(stream[:, :-1].split(length, 1), stream[:, 1:].split(length, 1), strict=True)
+        return "next tokens, with memory", [_Piece(inputs, targets) for inputs, targets in pairs]
+    if isinstance(model, MaskedLanguageModel):
+        mask_id = model.mask_id
+    elif mask_id is None and type(model).__name__.endswith("ForMaskedLM"):
+        raise InputError(f"{type(model).__name__}: predicts masked tokens; give mask_id=tokenizer.mask_token_id")
+    if mask_id is None:
+        return "next tokens", [_Piece(batch[:, :-1], batch[:, 1:]) for batch in together.split(rows)]
+    draws = torch.rand(together.shape, generator=torch.Generator().manual_seed(0)).to(device)
+    draws[torch.isin(together, torch.tensor([*marks], device=device))] = 2.0  # after all others
+    count = max(1, round(MASKED_SHARE * together.shape[1]))
+    pieces = []
+    for batch, numbers in zip(together.split(rows), draws.split(rows), strict=True):
+        chosen = numbers.argsort(1)[:, :count].sort(1).values
+        first = torch.arange(len(batch), device=device)[:, None] * batch.shape[1]
+        pieces.append(_Piece(batch.scatter(1, chosen, mask_id), batch, (first + chosen).flatten()))
+    return f"{count} masked tokens a text", pieces
+
+
+def _nll(model: Any, pieces: list[_Piece]) -> np.ndarray:
+    """Nats per token of each text (S,), in the precision of the model, means in double precision."""
+    memory, found = None, []
+    for piece in pieces:
+        targets = piece.targets if piece.at is None else piece.targets.flatten()[piece.at]
+        match model:
+            case LanguageModel():
+                nll = model.nll(piece.inputs, targets, memory)
+                memory, per_token = nll.memory, nll.per_token
+            case MaskedLanguageModel():
+                per_token = model.nll(piece.inputs, targets, at=piece.at).per_token
+            case _:
+                logits = _logits(model, piece.inputs)
+                per_token = F.cross_entropy(
+                    logits.flatten(0, 1) if piece.at is None else logits.flatten(0, 1)[piece.at],
+                    targets.flatten(),
+                    reduction="none",
+                )
+        found.append(per_token.double().reshape(len(piece.inputs), -1).mean(1).cpu())
+    return torch.cat(found).numpy()
+
+
+def _logits(model: Any, inputs: Tensor) -> Tensor:
+    """Logits (B, N, V) in fp32 at least; InputError for a model that gives none."""
+    logits = getattr(model(input_ids=inputs), "logits", None)
+    if logits is None or logits.shape[:2] != inputs.shape or logits.shape[2] < 1 + int(inputs.max()):
+        raise InputError(
+            f"{type(model).__name__}: has no vocabulary layer, so no perplexity that a head could change; give the model with "
+            "its layer (...ForCausalLM, ...ForMaskedLM)"
+        )
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+# -- similarity ----------------------------------------------------------------------------------------------------------
+
+
+def _similarities(traces: Iterable[Sequence[LayerTrace]]) -> list[np.ndarray]:
+    """Linear CKA (H, H) of the outputs O_i = P'_i V_i of heads, for every layer, over the tokens of all texts."""
+    tokens, sums, products = 0, list[Tensor](), list[Tensor]()
+    for layers in traces:
+        for number, layer in enumerate(layers):
+            assert layer.values is not None
+            out = (layer.mixed.double() @ layer.values.double()).transpose(1, 2).flatten(0, 1)  # (B N, H, D)
+            flat = out.flatten(1)
+            if number == len(sums):
+                sums.append(torch.zeros_like(flat[0]))
+                products.append(flat.new_zeros(flat.shape[1], flat.shape[1]))
+            sums[number] += flat.sum(0)
+            products[number] += flat.T @ flat
+        tokens += len(flat)
+    heads = [layer.mixed.shape[1] for layer in layers]
+    found = []
+    for count, total, product in zip(heads, sums, products, strict=True):
+        covariance = (product - torch.outer(total, total) / tokens).unflatten(0, (count, -1)).unflatten(2, (count, -1))
+        square = covariance.square().sum((1, 3))
+        norm = square.diagonal().sqrt()
+        found.append((square / torch.outer(norm, norm).clamp_min(1e-300)).cpu().numpy())
+    return found

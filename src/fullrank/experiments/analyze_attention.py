@@ -1,0 +1,168 @@
+"""Trained models made ready for the analyses of attention: `fullrank analyze spectrum` and `heads`."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullrank.analysis import AttentionSpectrum, Heads, deviation_changes, heads, spectrum
+from fullrank.core.errors import InputError
+from fullrank.experiments.analyze import OpenedModel, open_models, segments
+from fullrank.experiments.task import Say
+from fullrank.training.device import choose_device
+
+
+@dataclass(frozen=True)
+class ModelText:
+    """A trained model and what it is to read.
+
+    name: as given, or its last part. source: run, saved model or Hugging Face. text: the name of the text, rows: its first
+    whole segments, (S, N).
+    """
+
+    name: str
+    source: str
+    text: str
+    opened: OpenedModel
+    rows: Tensor
+
+    def as_dict(self, **figures: Any) -> dict[str, Any]:
+        """The JSON of one model: where the figures come from, and the figures."""
+        about = {"model": self.name, "source": self.source, "text": self.text}
+        return {**about, "segment_length": self.rows.shape[1], "texts": len(self.rows), **figures}
+
+    @property
+    def in_words(self) -> str:
+        """What was read, in words."""
+        return f"{self.name} ({self.text}): {len(self.rows):,} segments of {self.rows.shape[1]:,} tokens"
+
+
+def read_models(
+    names: list[str],
+    *,
+    text: Path | None = None,
+    texts: int = 16,
+    segment_length: int | None = None,
+    checkpoint: str = "best",
+    device_name: str = "auto",
+    say: Say = print,
+) -> Iterator[ModelText]:
+    """Each model with the first `texts` whole segments of `text` (None: a run's own).
+
+    Raises the errors of `open_models`, and InputError for a text shorter than a segment.
+    """
+    for label, kind, opened, length in open_models(
+        names,
+        text=text,
+        segment_length=segment_length,
+        checkpoint=checkpoint,
+        dtype=torch.float32,
+        say=say,
+        causal=False,
+    ):
+        whole = (row for batch in segments(opened, length) for row in batch.split(1) if row.shape[1] == length)
+        rows = [*itertools.islice(whole, texts)]
+        if not rows:
+            raise InputError(
+                f"{opened.text}: no text to read, as it has fewer than {length} tokens; give a longer --text"
+            )
+        opened.model.to(choose_device(device_name, "--device"))
+        yield ModelText(label, kind.replace("Face model", "Face"), str(opened.text), opened, torch.cat(rows))
+
+
+# -- spectrum ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ModelSpectrum:
+    """The spectra of one model's attention weights."""
+
+    read: ModelText
+    figures: AttentionSpectrum
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON of one model; figures of a layer are lists over its heads."""
+        layers = [
+            {
+                "layer": number,
+                "mixed": layer.after is not layer.before,
+                **{
+                    when: {key: value.tolist() for key, value in dataclasses.asdict(spectrum).items()}
+                    for when, spectrum in (("before", layer.before), ("after", layer.after))
+                },
+            }
+            for number, layer in enumerate(self.figures.layers)
+        ]
+        return self.read.as_dict(weights=self.figures.weights, layers=layers)
+
+
+def measure_spectra(names: list[str], **options: Any) -> list[ModelSpectrum]:
+    """The spectrum of each model's attention weights; options as for `read_models`, whose errors it raises."""
+    return [ModelSpectrum(one, spectrum(one.opened.model, one.rows)) for one in read_models(names, **options)]
+
+
+# -- heads -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ModelHeads:
+    """The heads of one model; changes: of the deviation by layer against another model, in percent."""
+
+    read: ModelText
+    figures: Heads
+    changes: list[float | None]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON of one model; figures of a layer are lists over its heads."""
+        figures = self.figures
+        layers = [
+            {
+                "layer": number,
+                "name": name,
+                "change": layer.change.tolist(),
+                "intervals": [None if ends is None else ends._asdict() for ends in layer.intervals],
+                "deviation": layer.deviation,
+                "deviation_change_percent": change,
+                "redundancy": layer.redundancy,
+                "similarity": layer.similarity.tolist(),
+                "nll": layer.nll.tolist(),
+            }
+            for number, (name, layer, change) in enumerate(
+                zip(figures.names, figures.layers, self.changes, strict=True)
+            )
+        ]
+        return self.read.as_dict(
+            weights=figures.weights,
+            objective=figures.objective,
+            perplexity=figures.perplexity,
+            nll=figures.nll.tolist(),
+            layers=layers,
+        )
+
+
+def measure_heads(name: str, against: str | None = None, **options: Any) -> list[ModelHeads]:
+    """The heads of a model, and of a second one beside it; options as for `read_models`, whose errors it raises.
+
+    Raises InputError for a second model with another number of layers.
+    """
+    found: list[ModelHeads] = []
+    for one in read_models([name] if against is None else [name, against], **options):
+        figures = heads(one.opened.model, one.rows, mask_id=one.opened.mask_id, marks=one.opened.marks)
+        changes: list[float | None] = [None] * len(figures.layers)
+        if found:
+            first = found[0].figures
+            if len(first.layers) != len(figures.layers):
+                raise InputError(
+                    f"--against: has {len(figures.layers)} layers of attention, {name} has {len(first.layers)}; give models "
+                    "of one depth"
+                )
+            changes = deviation_changes(first, figures)
+        found.append(ModelHeads(one, figures, changes))
+    return found

@@ -1,0 +1,228 @@
+"""Heads: ablation against zeroed columns of the output projection, intervals, and the similarity of outputs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+import fullrank as fr
+from fullrank.analysis.heads import Heads, LayerHeads, deviation_changes, heads
+from fullrank.core.errors import InputError
+
+IDS = torch.randint(3, 49, (4, 9), generator=torch.Generator().manual_seed(0))
+HEADS, SIZE = 3, 8
+
+
+def moved(model: torch.nn.Module) -> Any:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model.double()
+
+
+def config(**options: Any) -> fr.ModelConfig:
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": HEADS, "intermediate_size": 32}
+    return fr.ModelConfig(vocab_size=50, **sizes, **options)
+
+
+def nats(model: fr.LanguageModel) -> np.ndarray:
+    """Nats per token of each text, from logits."""
+    log_p = model(IDS[:, :-1]).logits.log_softmax(-1)
+    return -log_p.gather(-1, IDS[:, 1:, None]).mean((1, 2)).detach().numpy()
+
+
+def without(layer: torch.nn.Linear, head: int) -> Any:
+    """A context in which the columns of a head in the output projection are zero."""
+
+    class Zeroed:
+        def __enter__(self) -> None:
+            self.kept = layer.weight.detach().clone()
+            with torch.no_grad():
+                layer.weight[:, head * SIZE : (head + 1) * SIZE] = 0
+
+        def __exit__(self, *_: object) -> None:
+            with torch.no_grad():
+                layer.weight.copy_(self.kept)
+
+    return Zeroed()
+
+
+@pytest.mark.parametrize("mix", ["none", "position_independent", "position_wise", "average"])
+def test_ablation_is_a_zeroed_output_projection(mix: str) -> None:
+    torch.manual_seed(1)
+    model = moved(fr.LanguageModel(config(attention=fr.AttentionConfig(mix=mix)))).train()
+    found = heads(model, [IDS[:1], IDS[1:]])
+    assert model.training
+    assert (found.objective, found.length, found.weights) == ("next tokens", 9, "by the definition")
+    assert found.names == ("blocks.0.attention.attend", "blocks.1.attention.attend")
+    model.eval()
+    base = nats(model)
+    np.testing.assert_allclose(found.nll, base, atol=1e-10)
+    assert found.perplexity == pytest.approx(math.exp(base.mean()), abs=1e-10)
+    for block, layer in zip(model.blocks, found.layers, strict=True):
+        for head in range(HEADS):
+            with without(block.attention.merge, head):
+                expected = nats(model)
+            np.testing.assert_allclose(layer.nll[head], expected, atol=1e-10)
+            change = math.exp(expected.mean()) - math.exp(base.mean())
+            assert layer.change[head] == pytest.approx(change, abs=1e-10)
+            interval = stats.ttest_1samp(expected - base, 0).confidence_interval(0.95)
+            ends = [math.exp(base.mean() + end) - math.exp(base.mean()) for end in interval]
+            assert [*layer.intervals[head]] == pytest.approx(ends, abs=1e-8)
+    assert fr.analysis.heads(model, IDS).nll == pytest.approx(found.nll)  # nothing stays ablated
+
+
+def test_memory_is_read_from_segment_to_segment() -> None:
+    """The texts are one stream: nothing is forgotten where the memory is as long as all of it."""
+    torch.manual_seed(2)
+    options = {"memory_length": 40, "position": "relative", "attention": fr.AttentionConfig(score="relative")}
+    model = moved(fr.LanguageModel(config(**options))).eval()
+    found = heads(model, IDS)
+    assert found.objective == "next tokens, with memory"
+    stream = IDS.flatten()[None]
+    log_p = model.with_memory(0)(stream[:, :-1]).logits.log_softmax(-1)
+    per_token = -log_p.gather(-1, stream[:, 1:, None])[0, :, 0].detach()
+    np.testing.assert_allclose(found.nll, [part.mean() for part in per_token.split(9)], atol=1e-10)
+    assert fr.analysis.spectrum(model, IDS).texts == 4
+
+
+def test_encoders_predict_the_same_masked_tokens_for_every_head() -> None:
+    torch.manual_seed(3)
+    model = moved(fr.MaskedLanguageModel(config())).eval()
+    found = heads(model, IDS, marks=[int(IDS[0, 0])])
+    assert found.objective == "1 masked tokens a text"
+    every = []  # one of nine tokens is masked: whichever it is, its nats are among these
+    for place in range(9):
+        read = IDS.clone()
+        read[:, place] = model.mask_id
+        log_p = model(read).logits.log_softmax(-1)
+        every.append(-log_p[:, place].gather(-1, IDS[:, place, None])[:, 0].detach())
+    differences = (torch.stack(every, 1) - torch.from_numpy(found.nll)[:, None]).abs()
+    assert differences.min(1).values.max() < 1e-10
+    assert not (IDS.gather(1, differences.argmin(1)[:, None]) == IDS[0, 0]).any()
+
+
+def test_models_of_hugging_face() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(4)
+    made = moved(
+        transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=50, n_embd=24, n_layer=2, n_head=3))
+    ).eval()
+
+    def measured() -> np.ndarray:
+        log_p = made(IDS).logits.log_softmax(-1)[:, :-1]
+        return -log_p.gather(-1, IDS[:, 1:, None]).mean((1, 2)).detach().numpy()
+
+    def expected(number: int, head: int) -> np.ndarray:
+        projection = made.transformer.h[number].attn.c_proj.weight  # (in, out)
+        kept = projection.detach().clone()
+        with torch.no_grad():
+            projection[head * SIZE : (head + 1) * SIZE] = 0
+            result = measured()
+            projection.copy_(kept)
+        return result
+
+    def check(found: Heads) -> None:
+        np.testing.assert_allclose(found.nll, measured(), atol=1e-10)
+        for number, layer in enumerate(found.layers):
+            for head in range(HEADS):
+                np.testing.assert_allclose(layer.nll[head], expected(number, head), atol=1e-10)
+
+    found = heads(made, IDS)
+    assert found.weights == "explicitly, by the model's own attention"
+    assert found.names == ("transformer.h.0.attn.fullrank", "transformer.h.1.attn.fullrank")
+    check(found)
+    fr.inject(made, cross_head=0.5)  # which acts in training only
+    check(heads(made, IDS))
+    fr.remove(made)
+    moved(fr.inject(made, mix="position_wise", layers=[1]))
+    found = heads(made, IDS)
+    assert found.weights.endswith("with what was injected")
+    check(found)
+    spectra = fr.analysis.spectrum(made, IDS).layers
+    assert [layer.after is layer.before for layer in spectra] == [True, False]
+    assert "fullrank" not in dict(made.transformer.h[0].attn.named_children())
+
+
+def test_a_bert_like_model_needs_its_mask() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(5)
+    sizes = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 32}
+    made = moved(transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=50, **sizes))).eval()
+    with pytest.raises(InputError, match=r"predicts masked tokens; give mask_id=tokenizer\.mask_token_id"):
+        heads(made, IDS)
+    found = heads(made, IDS, mask_id=49)
+    projection = made.bert.encoder.layer[0].attention.output.dense.weight
+    with torch.no_grad():
+        projection[:, SIZE : 2 * SIZE] = 0
+    np.testing.assert_allclose(heads(made, IDS, mask_id=49).nll, found.layers[0].nll[1], atol=1e-10)
+    with pytest.raises(InputError, match="BertModel: has no vocabulary layer, so no perplexity"):
+        heads(made.bert, IDS)
+
+
+def test_similarity_is_linear_cka() -> None:
+    """Of outputs that are made alike: the second head is a turned copy of the first, the third is not."""
+    torch.manual_seed(6)
+    model = moved(fr.LanguageModel(config())).eval()
+    project = model.blocks[0].attention.project
+    turn = torch.linalg.qr(torch.randn(SIZE, SIZE, dtype=torch.float64)).Q
+    with torch.no_grad():
+        for layer in (project.query, project.key):
+            layer.weight[SIZE : 2 * SIZE], layer.bias[SIZE : 2 * SIZE] = layer.weight[:SIZE], layer.bias[:SIZE]
+        values = project.value
+        values.weight[SIZE : 2 * SIZE] = 2 * turn @ values.weight[:SIZE]
+        values.bias[SIZE : 2 * SIZE] = 2 * turn @ values.bias[:SIZE]
+    found = heads(model, IDS).layers[0]
+    assert found.similarity[0, 1] == pytest.approx(1, abs=1e-10)
+    inputs: list[torch.Tensor] = []
+    model.blocks[0].attention.merge.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+    model(IDS)
+    outputs = inputs[0].detach().flatten(0, 1).unflatten(1, (HEADS, SIZE)).numpy()
+    x, y = (outputs[:, head] - outputs[:, head].mean(0) for head in (0, 2))
+    cka = np.linalg.norm(x.T @ y) ** 2 / (np.linalg.norm(x.T @ x) * np.linalg.norm(y.T @ y))
+    assert found.similarity[0, 2] == pytest.approx(cka, abs=1e-10)
+    np.testing.assert_allclose(found.similarity.diagonal(), 1)
+    assert found.redundancy == pytest.approx((1 + found.similarity[0, 2] + found.similarity[1, 2]) / 3)
+
+
+def table3(changes: str) -> Heads:
+    layer = LayerHeads(np.zeros((8, 1)), np.array(changes.split(), float), (None,) * 8, np.eye(8))
+    return Heads((layer,), ("layer",), np.zeros(1), "", 1, "")
+
+
+def test_deviations_of_the_papers_table() -> None:
+    """Skip Cross-head Table 3: layers 1, 5 and 6 as printed; deviations to two digits."""
+    rows = (
+        ("-.01 -.01 -.01 .77 -.01 -.01 -.01 -.01", "0 -.02 -.01 -.01 0 -.01 -.02 -.01", (0.28, 0.008), -97.1),
+        (".56 .46 .39 .34 .23 .32 .53 .99", ".15 .16 .18 .21 .09 .15 .16 .29", (0.23, 0.06), -73.9),
+        (".19 .47 .31 .36 .61 .46 .51 .24", ".17 .17 .15 .07 .31 .17 .27 .19", (0.14, 0.07), -50),
+    )
+    for first, second, deviations, change in rows:
+        a, b = table3(first), table3(second)
+        assert a.layers[0].deviation == pytest.approx(deviations[0], abs=0.006)
+        assert b.layers[0].deviation == pytest.approx(deviations[1], abs=0.006)
+        (found,) = deviation_changes(a, b)
+        assert found == pytest.approx(change, abs=3)
+
+
+def test_the_least_important_heads_leave_one_in_each_layer() -> None:
+    layers = tuple(
+        LayerHeads(np.zeros((3, 1)), np.array(changes), (None,) * 3, np.eye(3))
+        for changes in ([0.1, -0.2, 0.0], [5.0, 3.0, 4.0])
+    )
+    found = Heads(layers, ("a", "b"), np.zeros(1), "", 1, "")
+    assert found.least(2) == {0: [1, 2]}
+    assert found.least(4) == {0: [1, 2], 1: [1, 2]}
+    with pytest.raises(InputError, match="at most 4, as each of 2 layers keeps one; given 5"):
+        found.least(5)
+
+
+def test_models_without_heads_are_named() -> None:
+    model = fr.LanguageModel(config(attention=fr.AttentionConfig(kind="multilinear", cores=1, rank=4)))
+    with pytest.raises(InputError, match="no attention weights and no heads"):
+        heads(model, IDS)
