@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import multiprocessing
+import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +34,7 @@ from training_toy import (
 
 from fullrank.config.run import EvalConfig, TrainConfig
 from fullrank.core.errors import ConfigError, InputError, RunError
+from fullrank.seal import read_record
 from fullrank.training import EvaluationResult, Loss, TrainingPosition, load_weights
 
 
@@ -381,3 +385,28 @@ def test_counts_are_positive_and_bounded(key: str, value: int) -> None:
         TrainConfig(**{key: value})  # type: ignore[arg-type]
     assert getattr(TrainConfig(**{key: 4096}), key) == 4096  # type: ignore[arg-type]
     assert getattr(TrainConfig(), key) is None
+
+
+def _pause(folder: Path) -> None:
+    """Train the toy; in its 7th batch the process is stopped for a second."""
+    script = "sleep 0.2; kill -STOP $PPID; sleep 1; kill -CONT $PPID"
+    train(folder, steps=12, objective=at_call(7, lambda: subprocess.Popen(["sh", "-c", script]).wait()))
+
+
+def test_a_step_in_which_the_process_was_paused_is_not_timed(tmp_path: Path) -> None:
+    process = multiprocessing.get_context("forkserver").Process(target=_pause, args=(tmp_path,))
+    began = time.monotonic()
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    assert time.monotonic() - began > 1.2
+    lines = [json.loads(line) for line in (tmp_path / "timing.jsonl").read_text().splitlines()]
+    assert [(line["step"], line.get("pauses")) for line in lines] == [(4, None), (8, 1), (12, None)]
+    assert lines[-1]["seconds"] < 0.9
+    state = read_record(tmp_path / "checkpoints" / "last").state
+    assert (state["step"], state["timed_steps"], state["total_steps"]) == (
+        12,
+        10,
+        12,
+    )  # neither the first nor the paused one
+    assert state["timed_seconds"] < 0.9

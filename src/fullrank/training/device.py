@@ -198,39 +198,52 @@ def preserve_random_state(device: torch.device) -> Iterator[None]:
 # -- signals and the lock of a run folder ----------------------------------------------------------------------------
 
 
-class StopRequest:
-    """The name of the signal that asked for an end, None so far."""
+class Signals:
+    """Signals that came while training. `signal`: the name of the one that asked for an end, None so far."""
 
     def __init__(self) -> None:
         self.signal: str | None = None
+        self.continued = False  # after a pause (SIGSTOP, SIGCONT)
+
+    def take_continued(self) -> bool:
+        """True if the process was paused since the last call."""
+        continued, self.continued = self.continued, False
+        return continued
 
 
 @contextmanager
-def catch_signals() -> Iterator[StopRequest]:
+def catch_signals() -> Iterator[Signals]:
     """Inside the block the first SIGINT or SIGTERM is a request to end after the step; the second acts as usual.
 
+    SIGCONT is noted: what was timed while the process stood still means nothing.
     Signals reach the main thread only: in any other, nothing is changed.
     """
-    request = StopRequest()
+    request = Signals()
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    former = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    ending = (signal.SIGINT, signal.SIGTERM)
+    caught = (*ending, signal.SIGCONT) if hasattr(signal, "SIGCONT") else ending
+    former = {number: signal.getsignal(number) for number in caught}
 
-    def restore() -> None:
-        for number, handler in former.items():
+    def restore(*numbers: signal.Signals) -> None:
+        for number in numbers:
+            handler = former[number]
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def note(number: int, frame: FrameType | None) -> None:
+        if number not in ending:
+            request.continued = True
+            return
         request.signal = signal.Signals(number).name
-        restore()
+        restore(*ending)
 
     for number in former:
         signal.signal(number, note)
     try:
         yield request
     finally:
-        restore()
+        restore(*former)
 
 
 _lent: dict[Path, bool] = {}  # folders that this process locked for a training to come; True while it runs
@@ -257,6 +270,17 @@ def lock_folder(folder: Path, *, lend: bool = False) -> Iterator[None]:
             yield
         finally:
             _lent.pop(key, None)
+
+
+def is_locked(folder: Path) -> bool:
+    """True if a process trains in `folder`."""
+    if not (folder / ".lock").is_file():
+        return False
+    try:
+        with _file_lock(folder):
+            return False
+    except RunError:
+        return True
 
 
 @contextmanager

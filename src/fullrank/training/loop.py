@@ -25,7 +25,7 @@ from fullrank.config.run import TrainConfig
 from fullrank.core.errors import InputError, Interrupted, RunError
 from fullrank.training.checkpoint import load_checkpoint, save_checkpoint
 from fullrank.training.device import (
-    StopRequest,
+    Signals,
     autocast,
     begin_pass,
     catch_signals,
@@ -91,7 +91,9 @@ def fit(
         schedule=schedule,
         average=WeightAverage(model, options, plan.total_steps),
         running=RunningLoss(device),
-        counters=Counters(batches_per_epoch=batches.batches_per_epoch, metric=eval_options.metric),
+        counters=Counters(
+            batches_per_epoch=batches.batches_per_epoch, metric=eval_options.metric, total_steps=plan.total_steps
+        ),
     )
     with ExitStack() as stack:
         stack.enter_context(lock_folder(folder))
@@ -180,12 +182,12 @@ class _Loop:
     clock: Clock = field(init=False)
     saved: float = field(init=False)  # when
 
-    def run(self, stop: StopRequest) -> None:
+    def run(self, stop: Signals) -> None:
         """Step after step until plan or phases are done, patience is out, or a signal asks for a stop."""
         plan, counters = self.plan, self.state.counters
         self.state.model.train()
         self.parameters = [p for group in self.state.optimizer.param_groups for p in group["params"]]
-        self.clock, self.saved = Clock(self.device, counters), time.monotonic()
+        self.clock, self.saved = Clock(self.device, counters, stop), time.monotonic()
         while not counters.finished:
             self.update()
             self.observers.advance(counters.step, counters.tokens)
@@ -267,7 +269,7 @@ class _Loop:
             self.write(split="train", nll=state.running.take_mean(), lr=rate)
         speed = self.clock.lap()
         counters.peak_memory_mib = max(counters.peak_memory_mib, peak_memory_mib(self.device))
-        line = timing_line(counters.step, counters.seconds, speed, counters.peak_memory_mib)
+        line = timing_line(counters.step, counters.seconds, speed, counters.peak_memory_mib, self.clock.take_pauses())
         self.timing.write(line)
         self.observers.record(line)
 

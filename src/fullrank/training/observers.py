@@ -64,14 +64,20 @@ def scores_of(line: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in line.items() if name not in _FIXED}
 
 
-def timing_line(step: int, seconds: float, tokens_per_second: float, peak_memory_mib: float) -> dict[str, Any]:
-    """A line of timing.jsonl; `seconds` since the start of training, summed over the parts of a resumed run."""
-    return {
+def timing_line(
+    step: int, seconds: float, tokens_per_second: float, peak_memory_mib: float, pauses: int = 0
+) -> dict[str, Any]:
+    """A line of timing.jsonl; `seconds` since the start of training, summed over the parts of a resumed run.
+
+    `pauses`: how often the process was stopped and continued since the last line; those steps are not in the seconds.
+    """
+    line = {
         "step": step,
         "seconds": round(seconds, 3),
         "tokens_per_second": round(tokens_per_second, 1),
         "peak_memory_mib": round(peak_memory_mib, 1),
     }
+    return line | {"pauses": pauses} if pauses else line
 
 
 def perplexity(nll: float) -> float:
@@ -218,6 +224,8 @@ class Status(Observer):
 
     def record(self, line: Mapping[str, Any]) -> None:
         self.phase = line.get("phase", self.phase)
+        if "pauses" in line:  # the speed is counted anew
+            self.first_tokens = -1
         objective = line.get("objective", "causal")  # the loss of labels is no perplexity
         self.ppl = {"causal": self.ppl, "labels": "loss"}.get(objective, f"{objective} ppl")
         match line.get("split"):

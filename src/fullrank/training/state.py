@@ -23,6 +23,7 @@ from fullrank.core.errors import InputError
 from fullrank.decoding.sample import evaluating
 from fullrank.training.checkpoint import Snapshot, put_weights
 from fullrank.training.device import (
+    Signals,
     autocast,
     eager_evaluation,
     preserve_random_state,
@@ -68,6 +69,7 @@ class Counters:
     metrics_bytes: int = 0
     metrics_sha256: str = ""  # of these bytes; empty in a checkpoint of an earlier version
     batches_per_epoch: int = 0
+    total_steps: int = 0  # planned; 0 in a checkpoint of an earlier version
 
     def note_evaluation(self, nll: float, value: float) -> bool:
         """Record an evaluation after this step, `value` of `metric`; True if it is the best so far."""
@@ -206,24 +208,30 @@ class RunningLoss:
 class Clock:
     """Seconds of wall clock, and of training alone, by phase, added to the counters.
 
-    The first step of a part and of a phase is not typical (compiling, first touch) and left out.
+    The first step of a part and of a phase is not typical (compiling, first touch) and left out. A step, an evaluation or a
+    saving during which the process was paused (SIGSTOP, SIGCONT) counts nowhere.
     """
 
-    def __init__(self, device: torch.device, counters: Counters) -> None:
-        self.device, self.counters = device, counters
-        self.mark = time.perf_counter()
+    def __init__(self, device: torch.device, counters: Counters, signals: Signals) -> None:
+        self.device, self.counters, self.signals = device, counters, signals
+        self.mark = self.last = time.perf_counter()  # last: the end of the last step
+        self.pauses = 0  # of the process, since the last `take_pauses`
         self.first = True
         self.steps = self.tokens = 0  # since the last pause
         self.last_lap = (counters.timed_seconds, counters.timed_tokens)
 
     def step(self, tokens: int) -> None:
         """Count a step on `tokens` tokens."""
+        if self.signals.continued:
+            self.pause()  # counts the steps before this one
+            return
         if self.first:
             self.resume()
             self.first = False
             return
         self.steps += 1
         self.tokens += tokens
+        self.last = time.perf_counter()
 
     def pause(self) -> None:
         """Stop the time of training; the counters now hold all of it, so a checkpoint may be written."""
@@ -242,8 +250,10 @@ class Clock:
     def resume(self) -> float:
         """Start the time of training again; what has passed, returned, counts as wall clock only."""
         synchronize(self.device)
-        now = time.perf_counter()
-        passed, self.mark = now - self.mark, now
+        now = until = time.perf_counter()
+        if self.signals.take_continued():
+            self.pauses, until = self.pauses + 1, self.last
+        passed, self.mark, self.last = until - self.mark, now, now
         self.counters.seconds += passed
         return passed
 
@@ -251,6 +261,11 @@ class Clock:
         """Begin another phase with the next step; to be called before the counters name that phase."""
         self.pause()
         self.first = True
+
+    def take_pauses(self) -> int:
+        """The number of pauses of the process since the last call."""
+        pauses, self.pauses = self.pauses, 0
+        return pauses
 
     def lap(self) -> float:
         """Tokens per second since the last lap, 0 if unknown."""

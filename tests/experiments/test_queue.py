@@ -1,0 +1,169 @@
+"""What a plan trains, in which order and where; and how its processes are started, stopped and reported."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from fullrank.config.plan import PlanFile
+from fullrank.core.errors import InputError, Interrupted, RunError
+from fullrank.experiments.queue import Progress, Training, progress, seconds_left, train_all, trainings_of
+
+TABLE = "mixhead/table6"
+
+
+def plan(*entries: dict[str, object], **others: object) -> PlanFile:
+    return PlanFile.from_dict({"trainings": list(entries), **others})
+
+
+def test_all_rows_of_a_seed_come_before_the_next_seed_and_settings_are_in_the_folders_name() -> None:
+    settings = {"train.learning_rate": 2e-3}
+    planned = trainings_of(
+        plan(
+            {"table": TABLE, "rows": ["plain", "b"], "seeds": [3, 1], "scale": "small"},
+            {"table": TABLE, "rows": ["b"], "scale": "small", "set": settings},
+            set={"train": {"batch_size": 8}},
+        ),
+        out=Path("here"),
+    )
+    assert [str(one.cell.folder) for one in planned] == [
+        f"here/mixhead-table6/{name}"
+        for name in (
+            "plain-small-batch_size=8-seed3", "b-small-batch_size=8-seed3", "plain-small-batch_size=8-seed1",
+            "b-small-batch_size=8-seed1", "b-small-batch_size=8-learning_rate=0.002-seed1",
+        )
+    ]  # fmt: skip
+    trained = planned[-1].cell.resolved.config.train
+    assert (trained.seed, trained.batch_size, trained.learning_rate, trained.threads) == (1, 8, 2e-3, 1)
+
+
+def test_the_end_of_training_in_an_entry_replaces_that_of_the_plan() -> None:
+    entry = {"table": "mixhead/table1-vanilla", "rows": ["b"], "scale": "tiny", "set": {"train.steps": 5}}
+    (one,) = trainings_of(plan(entry, set={"train.tokens": 1000}))
+    assert (one.cell.resolved.config.train.steps, one.cell.resolved.config.train.tokens) == (5, None)
+
+
+def test_a_table_of_several_backbones_and_all_rows() -> None:
+    planned = trainings_of(plan({"table": "mixhead/table1", "scale": "tiny"}))
+    assert {one.cell.resolved.recipe for one in planned} > {"mixhead/table1-vanilla", "mixhead/table1-transformer-xl"}
+    assert len({one.cell.folder for one in planned}) == len(planned) > 12
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"table": TABLE, "rows": ["c"]}, f"{TABLE} has no row 'c'"),
+        ({"table": "mixhead/table66"}, "neither a file nor a shipped recipe"),
+        ({"table": TABLE, "set": {"train.steqs": 1}}, "unknown key 'train.steqs'; did you mean 'train.steps'?"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_anything_is(entry: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message.replace("?", r"\?")):
+        trainings_of(plan({"table": TABLE}, entry))
+
+
+def test_corpora_are_found_by_their_names(tmp_path: Path) -> None:
+    for name in ("wikitext-2", "wikitext-103", "iwslt14.de-en", "multi30k", "glue"):
+        (tmp_path / name).mkdir()
+
+    def found(table: str, corpus: str) -> str:
+        (one, *_) = trainings_of(plan({"table": table, "scale": "paper", "set": {"data.name": corpus}}), tmp_path)
+        return Path(one.cell.resolved.config.data.dir or "").name
+
+    assert found("mixhead/table1-vanilla", "wikitext-103") == "wikitext-103"
+    assert found("mixhead/table4", "iwslt14-de-en") == "iwslt14.de-en"
+    assert found("mixhead/table4", "multi30k-de-en") == "multi30k"
+    assert found("mixhead/table5", "glue/rte") == "glue"
+    assert found("mixhead/table1-vanilla", "builtin") == ""
+    with pytest.raises(InputError, match=r"--from .*: holds no folder named after the corpus ptb .*it has glue, iwslt"):
+        found("mixhead/table1-vanilla", "ptb")
+
+
+def test_the_time_left_is_estimated_from_finished_runs_of_the_row_else_of_the_table() -> None:
+    planned = trainings_of(plan({"table": TABLE, "rows": ["plain", "b"], "seeds": [1, 2], "scale": "small"}))
+    done, half, open_ = Progress("finished", 8, 8, 100.0), Progress("stopped", 4, 8), Progress("open")
+    assert seconds_left(planned, [done, open_, half, open_], 1) == pytest.approx(100 + 50 + 100)
+    assert seconds_left(planned, [done, Progress("finished", 8, 8, 300.0), half, open_], 2) == pytest.approx(350 / 2)
+    assert seconds_left(planned, [open_, open_, half, open_], 1) is None
+
+
+# -- processes --------------------------------------------------------------------------------------------------------
+
+NOTE = "import os, sys, time; print('noted', file=sys.stderr); open(sys.argv[1], 'a').write(sys.argv[2]);"
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, note: Path, code: str) -> list[Training]:
+    """Four trainings, each replaced by a small program that notes its row and seed."""
+    monkeypatch.setattr(
+        Training, "command", property(lambda one: ["-c", NOTE + code, str(note), f"{one.cell.row}{one.cell.seed} "])
+    )
+    return trainings_of(
+        plan({"table": TABLE, "rows": ["plain", "b"], "seeds": [1, 2], "scale": "small"}), out=note.parent
+    )
+
+
+def test_one_that_fails_is_reported_with_its_last_lines_and_the_queue_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = stand_in(monkeypatch, tmp_path / "note", "sys.exit('no rows left' if sys.argv[2] == 'b1 ' else 0)")
+    finished, said = list[Path](), list[str]()
+    core = min(os.sched_getaffinity(0))
+    with pytest.raises(RunError, match=rf"^1 of 4 trainings failed: {TABLE} b seed 1$"):
+        train_all(planned, [core], finished.append, said.append)
+    assert (tmp_path / "note").read_text() == "plain1 b1 plain2 b2 "
+    assert finished == [planned[place].cell.folder for place in (0, 2, 3)]
+    place = said.index(f"failed: {TABLE} b seed 1, exit status 1")
+    assert said[place + 1 : place + 3] == ["  noted", "  no rows left"]
+
+
+def test_a_training_has_its_core_one_thread_and_low_priority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = (
+        "time.sleep(0.1); print(os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0) >= 10,"
+        " os.environ['OMP_NUM_THREADS']); sys.exit(1)"
+    )
+    planned = stand_in(monkeypatch, tmp_path / "note", code)[:1]
+    said, core = list[str](), max(os.sched_getaffinity(0))
+    with pytest.raises(RunError):
+        train_all(planned, [core], lambda folder: None, said.append)
+    assert f"  {{{core}}} True 1" in said
+
+
+def test_a_signal_stops_the_training_and_the_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = (
+        "import signal; signal.signal(signal.SIGTERM, lambda *_: (open(sys.argv[1], 'a').write('saved'), sys.exit(1)));"
+    )
+    planned = stand_in(monkeypatch, tmp_path / "note", code + "open(sys.argv[1] + 2 * 'x', 'w'); time.sleep(60)")
+
+    def stop() -> None:
+        while not (tmp_path / "notexx").exists():
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop).start()
+    with pytest.raises(Interrupted, match="stopped by SIGTERM"):
+        train_all(planned, [min(os.sched_getaffinity(0))], lambda folder: None, lambda text: None)
+    assert (tmp_path / "note").read_text() == "plain1 saved"
+
+
+def test_a_training_elsewhere_is_seen_as_running(tmp_path: Path) -> None:
+    (one,) = trainings_of(plan({"table": TABLE, "rows": ["b"], "scale": "small"}), out=tmp_path)
+    assert progress(one.cell).words() == "open"
+    one.cell.folder.mkdir(parents=True)
+    (one.cell.folder / "timing.jsonl").write_text('{"step": 20, "seconds": 1.0}\n{"step": 4')
+    code = (
+        "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.flock(file, fcntl.LOCK_EX); print(); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(one.cell.folder / ".lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        assert progress(one.cell).words() == "running at step 20"
+    assert progress(one.cell).words() == "open"
