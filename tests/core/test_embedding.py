@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import output_equations as equations
 import pytest
 import torch
 from torch import Tensor
 
 import fullrank as fr
+from fullrank.core import registry
+from fullrank.core.embedding import TensorTrainInput, balanced
 from fullrank.core.errors import ConfigError
 
 DOUBLE = torch.float64
@@ -132,3 +137,99 @@ def test_layers_alone_start_too() -> None:
     hidden = embedding(torch.tensor([[1, 29]]))
     assert hidden.isfinite().all()
     assert float(output.nll(hidden, torch.tensor([[29, 1]])).detach().min()) > 0
+
+
+# -- tensor trains ----------------------------------------------------------------------------------------------------
+
+
+def train(vocab_size: int = 23, hidden_size: int = 24, scaled: bool = False, **options: object) -> TensorTrainInput:
+    config = fr.ModelConfig(vocab_size=vocab_size, hidden_size=hidden_size, num_attention_heads=1, scale_embedding=scaled,
+                            input=fr.InputConfig(kind="tensor_train", **options))  # fmt: skip
+    torch.manual_seed(8)
+    return TensorTrainInput(config)
+
+
+@pytest.mark.parametrize(
+    ("options", "shapes"),
+    [
+        ({"rank": 3}, [(1, 3, 2, 3), (3, 3, 3, 3), (3, 3, 4, 1)]),  # 3 x 3 x 3 >= 23, 2 x 3 x 4 = 24
+        ({"rank": 2, "cores": 2}, [(1, 5, 4, 2), (2, 5, 6, 1)]),
+        ({"rank": 5, "cores": 1}, [(1, 23, 24, 1)]),
+        ({"rank": 2, "shape": [[2, 4, 1, 3], [4, 1, 3, 2]]}, [(1, 2, 4, 2), (2, 4, 1, 2), (2, 1, 3, 2), (2, 3, 2, 1)]),
+    ],
+)
+def test_tensor_train(options: dict[str, object], shapes: list[tuple[int, ...]]) -> None:
+    """Entry by entry a product of matrices of numbers, with the gradients of every core; and the table at once."""
+    layer = train(scaled=True, **options).double()
+    assert [tuple(core.shape) for core in layer.cores] == shapes
+    words, widths = [shape[1] for shape in shapes], [shape[2] for shape in shapes]
+    ids = torch.tensor([[0, 22, 5], [7, 7, 13]])
+
+    def entry(word: int, dimension: int) -> Tensor:
+        product = torch.eye(1, dtype=DOUBLE)
+        i, j = np.unravel_index(word, words), np.unravel_index(dimension, widths)
+        for k, core in enumerate(layer.cores):
+            product = product @ core[:, i[k], j[k], :]
+        return product[0, 0] * 24**0.5
+
+    expected = torch.stack([torch.stack([entry(int(word), d) for d in range(24)]) for word in ids.flatten()])
+    leaves = dict(layer.named_parameters())
+    equations.compare(layer(ids), expected.view(2, 3, 24), leaves, leaves, torch.randn(2, 3, 24, dtype=DOUBLE))
+    assert layer.table().shape == (23, 24)
+    torch.testing.assert_close(layer.table()[ids] * 24**0.5, layer(ids), rtol=1e-12, atol=1e-12)
+
+
+def test_factors_are_nearly_equal() -> None:
+    """Of the paper's sizes too: 256 = 4 x 8 x 8 and 512 = 8 x 8 x 8."""
+    for size in (1, 2, 7, 23, 64, 97, 256, 410, 512, 1024, 10_000, 267_735):
+        for count in (1, 2, 3, 4):
+            above, exact = balanced(size, count, exact=False), balanced(size, count, exact=True)
+            assert len(above) == len(exact) == count
+            assert math.prod(exact) == size <= math.prod(above)
+            assert max(above) - min(above) <= 1 or math.prod(above) == size
+            assert sorted(exact) == exact
+    assert [balanced(size, 3, exact=True) for size in (256, 410, 512)] == [[4, 8, 8], [2, 5, 41], [8, 8, 8]]
+    assert balanced(10_000, 3, exact=False) == [21, 22, 22]
+
+
+@pytest.mark.parametrize(
+    ("initializer", "variance"),
+    [("fairseq", 1 / 64), ("transformer_xl", 0.02**2), ("pytorch", 1.0), ("xavier_uniform", 2 / (900 + 64))],
+)
+def test_a_tensor_train_starts_with_the_variance_of_a_plain_table(initializer: str, variance: float) -> None:
+    layer = train(900, 64, rank=8)
+    found = []
+    for seed in range(30):
+        torch.manual_seed(seed)
+        registry.lookup("initializer", initializer)(layer)
+        found.append(float(layer.table().detach().square().mean()) / variance)
+    mean, error = np.mean(found), np.std(found) / 30**0.5
+    assert error < 0.06
+    assert abs(mean - 1) < 4 * error
+
+
+def test_a_tensor_train_refuses_what_does_not_fit() -> None:
+    layer = train()
+    for wrong in (-1, 23):
+        with pytest.raises(IndexError):
+            layer(torch.tensor([[wrong]]))
+    for options, message in (
+        ({"shape": [[2, 3], [4, 6]]}, r"model\.input\.shape: the first factors make 6 words, model\.vocab_size is 23"),
+        ({"shape": [[5, 5], [4, 5]]}, r"model\.input\.shape: .* a width of 20, model\.hidden_size is 24"),
+        ({"shape": [[5, 5, 1], [4, 6]]}, r"model\.input\.shape: two lists of as many positive whole numbers"),
+        (
+            {"shape": [[5, 5], [4, 6]], "cores": 3},
+            r"model\.input\.cores: model\.input\.shape has 2 factors each, given 3",
+        ),
+        ({"cutoffs": [4]}, r"model\.input\.cutoffs: goes with `model\.input\.kind: adaptive`"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            train(**options)
+    sizes = {"vocab_size": 23, "input": {"kind": "tensor_train"}}
+    for output in (
+        {"tied": True},
+        {"tied": True, "kind": "mixture_of_softmaxes"},
+        {"tied": True, "kind": "adaptive", "cutoffs": [9]},
+    ):
+        with pytest.raises(ConfigError, match=r"model\.output\.tied: .*tensor_train"):
+            fr.ModelConfig.from_dict({**sizes, "output": output})

@@ -38,7 +38,7 @@ def test_something_was_found() -> None:
         "position": {"sinusoidal", "learned", "rotary", "relative", "none"},
         "activation": {"relu", "gelu", "swiglu"},
         "initializer": {"fairseq", "transformer_xl", "pytorch"},
-        "input": {"token", "adaptive"},
+        "input": {"token", "adaptive", "tensor_train"},
         "output": {"softmax", *combinations.OUTPUTS},
     }.items():
         assert names <= set(found[slot]), f"{slot}: {names - set(found[slot])} is not registered"

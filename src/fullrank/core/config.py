@@ -16,6 +16,7 @@ from .kinds import MixtureConfig as MixtureConfig
 from .kinds import MultiLinearConfig as MultiLinearConfig
 from .kinds import Normalize as Normalize
 from .kinds import OutputConfig as OutputConfig
+from .kinds import TensorTrainConfig as TensorTrainConfig
 from .kinds import WeightedConfig as WeightedConfig
 from .kinds import cluster_problems as cluster_problems
 from .section import Positive, Rate, Section, Size, SizeOrZero, Slot, key
@@ -168,6 +169,13 @@ class ModelConfig(Section):
             yield "model.same_length: not with as_published, whose distances no window bounds; set one of them to false"
         if isinstance(self.attention, MultiLinearConfig):
             yield from self._faults_of_multilinear(self.attention)
+        if isinstance(self.input, TensorTrainConfig):
+            yield from self.input.misfits(self.vocab_size, self.hidden_size)
+            if self.output.tied and not isinstance(self.output, ClusteredConfig):
+                yield (
+                    "model.output.tied: the vocabulary layer shares the table of model.input.kind: token, and tensor_train has "
+                    "none; set model.output.tied: false, or change model.input.kind"
+                )
         yield from self._faults_of_clusters()
 
     def _faults_of_multilinear(self, attention: MultiLinearConfig) -> Iterator[str]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .config import AdaptiveInputConfig, InputConfig, ModelConfig, OutputConfig, cluster_problems
+from .config import AdaptiveInputConfig, InputConfig, ModelConfig, OutputConfig, TensorTrainConfig, cluster_problems
 from .errors import ConfigError, InputError, RangeError
 from .registry import register
 
@@ -175,3 +175,89 @@ class AdaptiveInput(Input):
 
     def extra_repr(self) -> str:
         return f"sizes={list(self.clusters.sizes)}, widths={list(self.clusters.widths)}"
+
+
+def balanced(size: int, count: int, *, exact: bool) -> list[int]:
+    """`count` nearly equal factors whose product is `size`, or without `exact` the next number that has nearly equal ones.
+
+    They are taken one after the other: `exact`, the largest divisor of what is left that is not above its root; otherwise the
+    smallest number that is not below it.
+    """
+    factors = []
+    for left in range(count, 1, -1):
+        root = round(size ** (1 / left))
+        if exact:
+            factor = next(n for n in range(root + 1, 0, -1) if n**left <= size and size % n == 0)
+        else:
+            factor = next(n for n in itertools.count(max(1, root - 1)) if n**left >= size)
+        factors.append(factor)
+        size = -(-size // factor)
+    return sorted([*factors, size])
+
+
+@register("input", "tensor_train")
+class TensorTrainInput(Input):
+    """Tensor-train embedding (Khrulkov et al. 2019): the table of vectors is a product of N small tensors.
+
+        X[(i_1 .. i_N), (j_1 .. j_N)] = G_1[:, i_1, j_1, :] G_2[:, i_2, j_2, :] .. G_N[:, i_N, j_N, :]
+
+    input_ids (B, N) -> (B, N, E), times sqrt(E) if `scale_embedding`.  Core k is (r_{k-1}, v_k, e_k, r_k) with r_0 = r_N = 1;
+    i_k are the digits of an id and j_k those of a dimension, the first ones count most. The v_k multiply to V or more, the e_k
+    to E: those of `shape`, or else those of `balanced`.
+    Only the rows that are asked for are multiplied out. Cores start normal, so that entries of X have the variance that a
+    plain table starts with (alone: 2 / (V + E), as in the paper); their distribution is not normal.
+    An output cannot be tied to it: scores of all words would need all of X.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        vocab_size, hidden_size = layer_sizes("TensorTrainInput", config, None, None)
+        options = config.input
+        assert isinstance(options, TensorTrainConfig)
+        assert options.cores is not None
+        words, widths = options.shape or (
+            balanced(vocab_size, options.cores, exact=False),
+            balanced(hidden_size, options.cores, exact=True),
+        )
+        ranks = [1, *[options.rank] * (options.cores - 1), 1]
+        self.vocab_size, self.hidden_size = vocab_size, hidden_size
+        self.scale = hidden_size**0.5 if config.scale_embedding else 1.0
+        self.cores = nn.ParameterList(
+            torch.empty(shape) for shape in zip(ranks[:-1], words, widths, ranks[1:], strict=True)
+        )
+        self.start((2 / (vocab_size + hidden_size)) ** 0.5)
+
+    def start(self, std: float) -> None:
+        """Fill the cores so that entries of the table, sums of products over all ranks, have variance std^2."""
+        paths = math.prod(core.shape[3] for core in self.cores)
+        for core in self.cores:
+            nn.init.normal_(core, std=(std * paths**-0.5) ** (1 / len(self.cores)))
+
+    def table(self) -> Tensor:
+        """X (V, E), the definition: slow, and as large as a plain table."""
+        table = self.cores[0].new_ones(1, 1, 1)
+        for core in self.cores:
+            table = torch.einsum("ijr,rves->ivjes", table, core).flatten(2, 3).flatten(0, 1)
+        return table[: self.vocab_size, :, 0]
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        check_ids(input_ids, self.vocab_size, "input ids")
+        place = math.prod(core.shape[1] for core in self.cores)
+        out = self.cores[0].new_ones(*input_ids.shape, 1, 1)
+        for core in self.cores:
+            before, words, width, after = core.shape
+            place //= words
+            rows = F.embedding(input_ids // place % words, core.transpose(0, 1).flatten(1))
+            out = (out @ rows.unflatten(-1, (before, width * after))).reshape(*input_ids.shape, -1, after)
+        out = out.squeeze(-1).to(self.cores[0].dtype)  # under autocast too, as other embeddings are
+        return out * self.scale if self.scale != 1 else out
+
+    def flops_per_token(self) -> float:
+        total, done = 0.0, 1
+        for before, _, width, after in (core.shape for core in self.cores):
+            total += 2.0 * done * before * width * after
+            done *= width
+        return total
+
+    def extra_repr(self) -> str:
+        return f"shapes={[tuple(core.shape) for core in self.cores]}"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from . import registry
 from .attention import Attention
-from .embedding import AdaptiveInput, TokenEmbedding
+from .embedding import AdaptiveInput, TensorTrainInput, TokenEmbedding
 from .mix import Mixing
 from .multilinear import MultiLinear, PositionTerm
 from .output import AdaptiveSoftmax, SoftmaxOutput
@@ -62,8 +62,11 @@ def _pairs(module: MultiLinear, start: Callable[[Tensor], object]) -> None:
 
 
 def _tables(module: nn.Module, std: float) -> None:
-    """Embeddings, learned positions and an untied vocabulary matrix: N(0, std^2); the vocabulary bias: 0."""
-    if isinstance(module, TokenEmbedding | Learned | SoftmaxOutput) and module.weight is not None:
+    """Embeddings, learned positions and an untied vocabulary matrix: N(0, std^2); the vocabulary bias: 0. Entries of a tensor
+    train have that variance."""
+    if isinstance(module, TensorTrainInput):
+        module.start(std)
+    elif isinstance(module, TokenEmbedding | Learned | SoftmaxOutput) and module.weight is not None:
         nn.init.normal_(module.weight, std=std)
 
 
@@ -76,6 +79,8 @@ def fairseq(module: nn.Module) -> None:
     if isinstance(module, TokenEmbedding | Learned | SoftmaxOutput):
         width = (module.matrix if isinstance(module, SoftmaxOutput) else module.weight).shape[1]
         _tables(module, width**-0.5)
+    elif isinstance(module, TensorTrainInput):
+        _tables(module, module.hidden_size**-0.5)
     elif isinstance(module, AdaptiveInput | AdaptiveSoftmax):
         module.reset_parameters()
     elif isinstance(module, Attention):
@@ -128,6 +133,8 @@ def pytorch(module: nn.Module) -> None:
     Xavier-uniform as one packed matrix, attention biases, u and v too, 0; everything else as in `nn.Linear`."""
     if isinstance(module, TokenEmbedding | Learned):
         nn.init.normal_(module.weight)
+    elif isinstance(module, TensorTrainInput):
+        module.start(1.0)
     elif isinstance(module, AdaptiveInput):
         for weight in module.weights:
             nn.init.normal_(weight)
@@ -158,6 +165,9 @@ def xavier_uniform(module: nn.Module) -> None:
         return  # packed by its attention, just now
     if isinstance(module, MultiLinear):
         _pairs(module, nn.init.xavier_uniform_)
+        return
+    if isinstance(module, TensorTrainInput):
+        module.start((2 / (module.vocab_size + module.hidden_size)) ** 0.5)
         return
     if isinstance(module, _TABLES | RelativeKeys | PositionTerm | RelativeBiases):
         found: list[Tensor] = list(module.parameters())

@@ -5,6 +5,7 @@ The options of the built-in stages stand here too, so that a configuration is ch
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -186,6 +187,14 @@ Cutoffs = Annotated[
     ),
 ]
 
+Shape = Annotated[
+    list[list[Size]],
+    Allowed(
+        "two lists of as many positive whole numbers, as [[22, 22, 21], [4, 8, 8]]",
+        lambda shape: len(shape) == 2 and len(shape[0]) == len(shape[1]) > 0,
+    ),
+]
+
 
 def cluster_problems(
     key: str, cutoffs: list[int] | None, div_val: int | None, vocab_size: int | None, hidden_size: int
@@ -205,12 +214,14 @@ def cluster_problems(
 
 @dataclass(frozen=True, kw_only=True)
 class InputConfig(ByKind):
-    """The embedding of token ids, of the type that `kind` says: a TokenConfig or an AdaptiveInputConfig."""
+    """The embedding of token ids, of the type that `kind` says: a TokenConfig, AdaptiveInputConfig or TensorTrainConfig."""
 
     KEY = "model.input"
     SLOT = "input"
-    WRITTEN: ClassVar[dict[str, Any]] = {"kind": None, "cutoffs": [], "div_val": 1}
-    kind: str = key("token", "one table of vectors, or clusters of them")
+    WRITTEN: ClassVar[dict[str, Any]] = {
+        "kind": None, "cutoffs": [], "div_val": 1, "rank": None, "cores": None, "shape": None
+    }  # fmt: skip
+    kind: str = key("token", "one table of vectors, clusters of them, or a product of small tensors")
 
     if TYPE_CHECKING:
 
@@ -236,6 +247,38 @@ class AdaptiveInputConfig(InputConfig, built_in=True):
         yield from super()._faults()
         if not self.cutoffs:
             yield from cluster_problems(self.KEY, self.cutoffs, None, None, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorTrainConfig(InputConfig, built_in=True):
+    """A table of vectors as a tensor train (Khrulkov et al. 2019): a product of `cores` small tensors of rank `rank`."""
+
+    kind: str = "tensor_train"
+    rank: Size = key(16, "rank of the product, the same between all cores")
+    cores: Size | None = key(None, "number of cores; null: as many as `shape` has, or 3")
+    shape: Shape | None = key(
+        None, "factors of vocabulary and width, as [[22, 22, 21], [4, 8, 8]]; null: nearly equal ones"
+    )
+
+    def _resolve(self) -> None:
+        if self.cores is None:
+            self._set("cores", len(self.shape[0]) if self.shape else 3)
+
+    def _faults(self) -> Iterator[str]:
+        yield from super()._faults()
+        if self.shape is not None and self.cores != len(self.shape[0]):
+            factors = len(self.shape[0])
+            yield f"model.input.cores: model.input.shape has {factors} factors each, given {self.cores}; leave it out"
+
+    def misfits(self, vocab_size: int | None, hidden_size: int) -> Iterator[str]:
+        """Lines about a shape that is not of these sizes; None is not known yet."""
+        if self.shape is None:
+            return
+        words, width = map(math.prod, self.shape)
+        if vocab_size is not None and words < vocab_size:
+            yield f"model.input.shape: the first factors make {words} words, model.vocab_size is {vocab_size}; raise them"
+        if width != hidden_size:
+            yield f"model.input.shape: the second factors make a width of {width}, model.hidden_size is {hidden_size}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -157,7 +157,7 @@ def shrunk(config: ModelConfig, *, translates: bool = False) -> tuple[ModelConfi
         width += heads * head_dim
     vocab_size = max(vocab_size, 2 * (max(clusters) + 1))
     positions = _PAIRED if any(stage.tied_to_length for stage in stages) else _POSITIONS
-    capped = _capped(config)
+    capped = _capped(replace(config, input=config.input.with_known(shape=None)))
     if translates:
         encoder = capped.get("encoder") or EncoderConfig()
         words = None if encoder.share_embedding else vocab_size + _OTHER
@@ -172,7 +172,7 @@ def shrunk(config: ModelConfig, *, translates: bool = False) -> tuple[ModelConfi
             "head_dim": width // heads if config.hidden_size == config.num_attention_heads * assumed else head_dim,
             "intermediate_size": min(config.intermediate_size or _INTERMEDIATE, _INTERMEDIATE),
             "max_position_embeddings": min(config.max_position_embeddings, positions),
-            "input": config.input.with_known(cutoffs=_cutoffs(clusters[0], vocab_size)),
+            "input": capped["input"].with_known(cutoffs=_cutoffs(clusters[0], vocab_size)),
             "output": capped["output"].with_known(cutoffs=_cutoffs(clusters[1], vocab_size)),
         },
     )
