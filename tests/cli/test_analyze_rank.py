@@ -371,3 +371,32 @@ def test_an_encoder_predicts_masked_tokens(place: Path, capsys: pytest.CaptureFi
     assert (code, "BertModel: has no vocabulary layer" in said) == (2, True)
     code, out, _ = analyzed(capsys, "spectrum", *words)
     assert (code, len(json.loads(out)["models"][0]["layers"])) == (0, 1)
+
+
+def test_pruned_heads_are_saved(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["heads", place / "mixture", "--texts", 3]
+    code, _, said = analyzed(capsys, *words, "--prune", 2)
+    assert (code, "--prune: give --out DIR" in said) == (2, True)
+    code, _, said = analyzed(capsys, *words, "--prune", 1.5, "--out", tmp_path)
+    assert (code, "a whole number of heads, or a share of the 8 that there are; given 1.5" in said) == (2, True)
+    code, _, said = analyzed(capsys, *words, "--prune", 2, "--out", tmp_path)
+    assert (code, "position_wise - the heads that stay read the weights" in said) == (2, True)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
+    saved = tmp_path / "saved"
+    fr.LanguageModel(fr.ModelConfig(vocab_size=62, **sizes)).save(saved)
+    for name in ("vocabulary.json", "vocabulary.txt"):
+        shutil.copy(place / "plain" / name, saved)
+    words = ["heads", saved, "--text", place / "words.txt", "--texts", 3, "--out", tmp_path, "--prune", 0.25, "--json"]
+    code, out, said = analyzed(capsys, *words)
+    assert (code, said) == (0, "")
+    content = json.loads(out)
+    ((layer, (head,)),) = content["pruned"]["heads"].items()
+    changes = [layer["change"] for layer in content["models"][0]["layers"]]
+    assert changes[int(layer)][head] == min(map(min, changes))
+    figures = content["pruned"]["perplexity"]
+    assert figures["after"] - figures["before"] == pytest.approx(min(map(min, changes)), abs=1e-4)
+    smaller = fr.LanguageModel.load(content["pruned"]["folder"])
+    assert content["pruned"]["parameters"]["after"] == smaller.num_parameters()
+    code, out, _ = analyzed(capsys, "spectrum", tmp_path / "pruned", "--text", place / "words.txt", "--json")
+    heads = [len(layer["after"]["effective_rank"]) for layer in json.loads(out)["models"][0]["layers"]]
+    assert (code, heads) == (0, smaller.config.heads_by_layer)

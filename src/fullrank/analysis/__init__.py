@@ -2,7 +2,7 @@
 
 from fullrank.analysis.context import Distribution, Drift, LayerReach, Reach, context
 from fullrank.analysis.gradient import GradientShare, gradient_share
-from fullrank.analysis.heads import Heads, LayerHeads, deviation_changes, heads
+from fullrank.analysis.heads import Heads, LayerHeads, deviation_changes, heads, nats_per_token, prune
 from fullrank.analysis.rank import LogProbRank, OutputLayer, rank
 from fullrank.analysis.spectrum import AttentionSpectrum, LayerSpectrum, Spectrum, spectrum
 
@@ -23,6 +23,8 @@ __all__ = [
     "deviation_changes",
     "gradient_share",
     "heads",
+    "nats_per_token",
+    "prune",
     "rank",
     "spectrum",
 ]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -14,7 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fullrank.analysis.attention import AttentionReader, texts_of
+from fullrank.analysis.rank import unwrapped
 from fullrank.core.attention import LayerTrace
+from fullrank.core.config import WeightedConfig, stage_name, stage_options
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
 from fullrank.core.masked import MaskedLanguageModel
@@ -164,6 +167,15 @@ def heads(
     return Heads(tuple(layers), reader.names, nll, objective, texts[0].shape[1], reader.source)
 
 
+def nats_per_token(
+    model: nn.Module, input_ids: Tensor | Iterable[Tensor], *, mask_id: int | None = None, marks: Sequence[int] = ()
+) -> np.ndarray:
+    """Nats per token of each text (S,), of the tokens that `heads` looks at."""
+    own = unwrapped(model)
+    with evaluating(own):
+        return _nll(own, _pieces(own, texts_of(input_ids), mask_id, marks)[1])
+
+
 def _layer(nll: np.ndarray, without: np.ndarray, similarity: np.ndarray) -> LayerHeads:
     perplexity = math.exp(nll.mean())
     found = (paired_interval(nll.tolist(), one.tolist()) for one in without)
@@ -267,3 +279,61 @@ def _similarities(traces: Iterable[Sequence[LayerTrace]]) -> list[np.ndarray]:
         norm = square.diagonal().sqrt()
         found.append((square / torch.outer(norm, norm).clamp_min(1e-300)).cpu().numpy())
     return found
+
+
+# -- pruning -------------------------------------------------------------------------------------------------------------
+
+Prunable = TypeVar("Prunable", bound=nn.Module)
+
+
+def prune(model: Prunable, heads: Mapping[int, Sequence[int]]) -> Prunable:
+    """A smaller model without these heads, by layer: its outputs are those of `model` with the heads ablated.
+
+    Its configuration has `heads_by_layer`, and with relative scores u and v for each layer, as one pair no longer fits all.
+    Raises InputError for heads that are not there, for the last head of a layer, and where heads are mixed: P'_i of the
+    heads that stay reads the weights P_j of all, so that of an ablated head only the values could go.
+    """
+    own: Any = unwrapped(model)
+    if not isinstance(own, LanguageModel | MaskedLanguageModel):
+        raise InputError(
+            f"{type(model).__name__}: transformers has no pruning of heads any more, and its configurations know one number of "
+            "heads for all layers; give a LanguageModel or MaskedLanguageModel"
+        )
+    stages = AttentionReader(own).stages
+    attention = own.config.attention
+    if isinstance(attention, WeightedConfig) and stage_name(attention.mix) != "none":
+        raise InputError(
+            f"model.attention.mix: {stage_name(attention.mix)} - the heads that stay read the weights of those that "
+            "would go, so they cannot be pruned; ablate them, or prune a model without mixing"
+        )
+    kept = list[list[int]]()
+    for layer, stage in enumerate(stages):
+        gone = set(heads.get(layer, ()))
+        kept.append([head for head in range(stage.size.num_heads) if head not in gone])
+        if not kept[layer] or not gone <= set(range(stage.size.num_heads)):
+            raise InputError(
+                f"heads: layer {layer} has 0 to {stage.size.num_heads - 1} and keeps one of them, given {heads[layer]}"
+            )
+    if unknown := set(heads) - set(range(len(stages))):
+        raise InputError(f"heads: layers 0 to {len(stages) - 1}, given {min(unknown)}")
+    if stage_name(attention.score) == "relative":
+        options = {**stage_options(attention.score), "shared_biases": False}
+        attention = replace(attention, score={"name": "relative", **options})
+    config = replace(own.config, heads_by_layer=[*map(len, kept)], attention=attention)
+    with torch.random.fork_rng(devices=[]):
+        smaller: Any = type(own)(config)
+    smaller.to(next(own.parameters())).train(own.training)
+    smaller.trained_length = own.trained_length
+    tensors, chosen = own.state_dict(), {}
+    for name, wanted in smaller.state_dict().items():
+        former = name if name in tensors else re.sub(r"blocks\.\d+\.attention\.attend\.score", "position", name)
+        tensor, place = tensors[former], re.search(r"blocks\.(\d+)\.", name)
+        for dim in range(tensor.dim()):
+            if place is not None and tensor.shape[dim] != wanted.shape[dim]:  # head after head
+                number = int(place[1])
+                index = torch.tensor(kept[number], device=tensor.device)
+                by_head = tensor.unflatten(dim, (stages[number].size.num_heads, -1))
+                tensor = by_head.index_select(dim, index).flatten(dim, dim + 1)
+        chosen[name] = tensor
+    smaller.load_state_dict(chosen)
+    return cast(Prunable, smaller)

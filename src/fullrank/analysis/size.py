@@ -229,7 +229,8 @@ class _Stack:
             return 2 * forward, 2 * training
         assert config.head_dim is not None
         products = _KEY_PRODUCTS.get(stage_name(config.attention.score), 1) + 1
-        once = config.num_hidden_layers * 2 * products * config.num_attention_heads * config.head_dim * self.keys
+        heads = sum(layer.project.num_heads for layer in self.layers)
+        once = 2 * products * heads * config.head_dim * self.keys
         forward = once + sum(_mixing_flops(layer, self.keys) for layer in self.layers)
         return forward, 3 * forward
 

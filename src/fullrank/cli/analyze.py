@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fullrank.cli.app import app
 from fullrank.cli.options import Checkpoint, Config, Device, Json, Overrides, Row, Scale
 from fullrank.cli.output import say, table_of, tell
+from fullrank.core.errors import InputError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -249,7 +250,7 @@ def _spectra_table(spectra: list[ModelSpectrum]) -> Table:
 
 @analyze.command(
     epilog="Examples:  [cyan]fullrank analyze heads runs/plain --against runs/cross_head --out figures[/cyan]   "
-    "[cyan]fullrank analyze heads gpt2 --text book.txt --json[/cyan]",
+    "[cyan]fullrank analyze heads runs/plain --prune 0.25 --out smaller[/cyan]",
 )
 def heads(
     name: Annotated[
@@ -262,6 +263,12 @@ def heads(
     text: ModelText = None,
     against: Annotated[
         str | None, typer.Option("--against", metavar="MODEL", help="A second model, whose deviation is compared.")
+    ] = None,
+    prune: Annotated[
+        float | None,
+        typer.Option(
+            "--prune", metavar="N", help="Save a model without the N least important heads (below 1: a share) in --out."
+        ),
     ] = None,
     texts: Texts = 16,
     segment_length: SegmentLength = None,
@@ -276,8 +283,10 @@ def heads(
     Bold: perplexity falls without the head. Deviation: over the heads of a layer. Similarity: mean linear CKA of the outputs
     of two heads. --json has 95 % intervals over segments. An encoder predicts masked tokens, 15 % of each segment.
     """
-    from fullrank.experiments.analyze_attention import measure_heads
+    from fullrank.experiments.analyze_attention import measure_heads, prune_heads
 
+    if prune is not None and out is None:
+        raise InputError("--prune: give --out DIR, where the smaller model is saved")
     found = measure_heads(
         name,
         against,
@@ -294,7 +303,20 @@ def heads(
 
         files = write_heads({one.read.name: one.figures for one in found}, out)
     content = {"models": [one.as_dict() for one in found], "files": [str(file) for file in files]}
-    tell(content, [_heads_table(found), *map(_heads_line, found), *files], json=json)
+    lines: list[str | Path | Table | Text] = [_heads_table(found), *map(_heads_line, found), *files]
+    if prune is not None and out is not None:
+        content["pruned"] = pruned = prune_heads(name, found[0], prune, out / "pruned")
+        lines.append(_pruned_line(pruned))
+    tell(content, lines, json=json)
+
+
+def _pruned_line(pruned: dict[str, Any]) -> str:
+    heads = ", ".join(f"layer {layer}: {' '.join(map(str, gone))}" for layer, gone in pruned["heads"].items())
+    figures = "; ".join(
+        f"{key} {pruned[key]['before']:{form}} -> {pruned[key]['after']:{form}}"
+        for key, form in (("parameters", ",d"), ("perplexity", ".3f"), ("seconds", ".3f"))
+    )
+    return f"without {heads}: {figures}; {pruned['folder']}"
 
 
 def _heads_table(found: list[ModelHeads]) -> Table:

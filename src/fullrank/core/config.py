@@ -88,6 +88,7 @@ class ModelConfig(Section):
     num_hidden_layers: Size = key(6, "layers L")
     num_attention_heads: Size = key(8, "attention heads H")
     head_dim: Size | None = key(None, "size D of a head (Mixhead §4.4.3); null: hidden_size / num_attention_heads")
+    heads_by_layer: list[int] | None = key(None, "attention heads of each layer, as after pruning; null: all have H")
     intermediate_size: Size | None = key(None, "width of the feed-forward layer; null: 4 * hidden_size")
     hidden_act: Activation = key("relu", "activation of the feed-forward layer")
     mlp_bias: bool = key(True, "biases of the feed-forward layer")
@@ -160,6 +161,8 @@ class ModelConfig(Section):
             )
         elif self.position == "rotary" and self.head_dim % 2:
             yield f"model.head_dim: rotary positions need an even head size, given {self.head_dim}"
+        if self.heads_by_layer is not None:
+            yield from self._faults_of_layers(self.heads_by_layer)
         if not self.memory_length:
             if self.same_length:
                 yield "model.same_length: goes with a memory; set model.memory_length"
@@ -177,6 +180,29 @@ class ModelConfig(Section):
                     "none; set model.output.tied: false, or change model.input.kind"
                 )
         yield from self._faults_of_clusters()
+
+    def _faults_of_layers(self, heads: list[int]) -> Iterator[str]:
+        if len(heads) != self.num_hidden_layers or min(heads, default=0) < 1:
+            yield (
+                f"model.heads_by_layer: a number above 0 for each of {self.num_hidden_layers} layers "
+                f"(model.num_hidden_layers), given {heads}"
+            )
+        shares = stage_name(self.attention.score) == "relative" and stage_options(self.attention.score).get(
+            "shared_biases", True
+        )
+        for there, words in (
+            (isinstance(self.attention, MultiLinearConfig), "multi-linear attention has no heads"),
+            (shares, "biases u and v of all layers are of one number of heads; set model.attention.score.shared_biases: false"),
+            (self.encoder is not None or self.decoder is not None, "a translation model has one number of heads"),
+        ):  # fmt: skip
+            if there:
+                yield f"model.heads_by_layer: {words}; given {heads}"
+
+    def of_layer(self, layer: int) -> ModelConfig:
+        """Configuration of one layer, with its own number of heads."""
+        if self.heads_by_layer is None:
+            return self
+        return replace(self, num_attention_heads=self.heads_by_layer[layer], heads_by_layer=None)
 
     def _faults_of_multilinear(self, attention: MultiLinearConfig) -> Iterator[str]:
         if self.position == "rotary":

@@ -119,7 +119,7 @@ class Layers(Model):
         assert config.position is not None  # resolved
         self.position = registry.lookup("position", config.position)(config)
         self.embedding_dropout = Dropout(config.dropout.embedding, config.dropout.locked)
-        blocks = [Block(config, cross) for _ in range(config.num_hidden_layers)]
+        blocks = [Block(config.of_layer(layer), cross) for layer in range(config.num_hidden_layers)]
         self.blocks = nn.ModuleList(blocks)
         if self.position.biases is not None:
             for block in blocks:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullrank.analysis import AttentionSpectrum, Heads, deviation_changes, heads, spectrum
+from fullrank.analysis import AttentionSpectrum, Heads, deviation_changes, heads, nats_per_token, prune, spectrum
 from fullrank.core.errors import InputError
+from fullrank.data import load_tokenizer
 from fullrank.experiments.analyze import OpenedModel, open_models, segments
 from fullrank.experiments.task import Say
 from fullrank.training.device import choose_device
@@ -166,3 +169,34 @@ def measure_heads(name: str, against: str | None = None, **options: Any) -> list
             changes = deviation_changes(first, figures)
         found.append(ModelHeads(one, figures, changes))
     return found
+
+
+def prune_heads(name: str, found: ModelHeads, amount: float, folder: Path) -> dict[str, Any]:
+    """Take the least important heads of the model `name` out, and save it with its tokenizer in `folder`.
+
+    amount: the number of heads, or below 1 their share. What is returned says which they were, what is left, and how long
+    the model reads the text, in seconds (the best of three).
+    """
+    rows, model = found.read.rows, found.read.opened.model
+    total = sum(len(layer.change) for layer in found.figures.layers)
+    count = round(amount * total) if amount < 1 else round(amount)
+    if count < 1 or (amount > 1 and count != amount):
+        raise InputError(
+            f"--prune: a whole number of heads, or a share of the {total} that there are; given {amount:g}"
+        )
+    chosen = found.figures.least(count)
+    smaller = prune(model, chosen)
+    smaller.save(folder)
+    load_tokenizer(Path(name).expanduser()).save(folder)
+    seconds = dict[str, float]()
+    for key, one in (("before", model), ("after", smaller)) * 3:
+        start = time.perf_counter()
+        nats = nats_per_token(one, rows)
+        seconds[key] = min(time.perf_counter() - start, seconds.get(key, math.inf))
+    return {
+        "heads": chosen,
+        "parameters": {"before": model.num_parameters(), "after": smaller.num_parameters()},
+        "perplexity": {"before": found.figures.perplexity, "after": math.exp(nats.mean())},
+        "seconds": seconds,
+        "folder": str(folder),
+    }
