@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 
 from fullrank.config.recipe import resolve
 from fullrank.data import PairBatches
+from fullrank.experiments.ledger import row_of
 from fullrank.experiments.run import average, corpus_of, evaluate, train
 from fullrank.experiments.run_folder import open_run
 from fullrank.training import make_plan
@@ -70,6 +71,15 @@ def test_the_best_checkpoint_is_the_one_of_the_highest_bleu(whole: Path) -> None
     assert result["best"]["step"] == highest["step"]
     assert result["best"]["nll"] == pytest.approx(highest["nll"], rel=1e-8)
     assert len({line["bleu"] for line in judged}) > 1
+
+
+def test_its_row_of_the_ledger_has_every_figure(whole: Path) -> None:
+    result, row = json.loads((whole / "result.json").read_text(encoding="utf-8")), row_of(whole)
+    assert row["task"] == "translation"
+    assert row["final"] == result["final"]
+    assert row["final"]["test"]["bleu_signature"].startswith("nrefs:1")
+    assert row["data"]["sha256"] == result["corpus"]["sha256"]
+    assert row["flops_per_token"]["training"] > 0
 
 
 def test_a_budget_of_tokens_makes_the_steps_that_were_planned(whole: Path) -> None:

@@ -1,4 +1,4 @@
-"""Verbs of a campaign: queue."""
+"""Verbs of a campaign: queue, and the ledger of what it found."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ import typer
 from fullrank.cli.app import app
 from fullrank.cli.options import Json, Quiet
 from fullrank.cli.output import say, silent, tell
+
+ledger_app = typer.Typer(help="The ledger of finished runs, and the result pages made from it.", no_args_is_help=True)
+app.add_typer(ledger_app, name="ledger")
+LEDGER = Path("docs/results/ledger.jsonl")
 
 
 @app.command(
@@ -25,6 +29,9 @@ def queue(
         typer.Option("--from", metavar="ROOT", help="A folder that holds corpora in subfolders (ptb, ...)."),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder of the run folders; runs if not given.")] = None,
+    ledger: Annotated[
+        Path | None, typer.Option("--ledger", help="Where finished runs are recorded; what the plan says if not given.")
+    ] = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
@@ -33,13 +40,40 @@ def queue(
     A stopped queue goes on when it is started again; a training that fails is reported, and the next one begins.
     """
     from fullrank.config.plan import read_plan
+    from fullrank.experiments.ledger import row_of
     from fullrank.experiments.queue import as_json, cores_for, in_lines, progress, train_all, trainings_of
+    from fullrank.reporting.ledger import add_rows
 
-    planned = trainings_of(read_plan(plan), source, out)
+    def record(folder: Path) -> None:
+        add_rows(book, [row_of(folder)])
+
+    content = read_plan(plan)
+    planned, book = trainings_of(content, source, out), ledger or plan.parent / (content.ledger or "ledger.jsonl")
     own = cores_for(cores)
     try:
         if not list_only:
-            train_all(planned, own, lambda folder: None, say=silent if quiet else say)
+            train_all(planned, own, record, say=silent if quiet else say)
     finally:
         states = [progress(training.cell) for training in planned]
         tell(as_json(planned, states, cores), in_lines(planned, states, cores), json=json)
+
+
+@ledger_app.command(epilog="Example:  [cyan]fullrank ledger add runs/mixhead-table1-vanilla/*[/cyan]")
+def add(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders that hold them.")],
+    ledger: Annotated[Path, typer.Option("--ledger", help="The ledger, a file with a line for each run.")] = LEDGER,
+    json: Json = False,
+) -> None:
+    """Add finished runs to the ledger; a run that it has is not added again.
+
+    Of a folder that holds runs, those that are not finished are left out.
+    """
+    from fullrank.experiments.ledger import row_of
+    from fullrank.reporting.ledger import add_rows
+    from fullrank.reporting.runs import find_runs
+
+    held = [(run, run == folder) for folder in folders for run in find_runs(folder) or [folder]]
+    runs = [run for run, named in held if named or (run / "result.json").is_file()]
+    added = add_rows(ledger, [row_of(run) for run in runs])
+    found = {"ledger": str(ledger), "runs": len(runs), "added": added}
+    tell(found, [f"{added} of {len(runs)} runs added to {ledger}"], json=json)

@@ -1,0 +1,80 @@
+"""The ledger: a file with one JSON object per line for each finished run, in the order in which they were added.
+
+A line states its own checksum (`id`) and that of the run's result.json (`result`): no figure in it can be changed by hand,
+and a run is added once. It holds no path.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fullrank.config.finetune import FinetuneConfig
+from fullrank.config.load import flatten
+from fullrank.config.recipe import resolve_any
+from fullrank.config.run import RunConfig
+from fullrank.core.errors import FullRankError, InputError
+from fullrank.files import digest, write_text
+from fullrank.reporting.runs import CIRCUMSTANCES
+
+_FILES = {f"data.{key}" for key in ("train", "valid", "test", "codes")}  # which checksums stand for
+_OF_TEXT = ("vocab_size", "max_position_embeddings")
+Row = Mapping[str, Any]
+
+
+def differences(
+    config: RunConfig | FinetuneConfig, recipe: str, row: str | None, scale: str | None
+) -> dict[str, Any] | None:
+    """Settings in which a configuration differs from a recipe's row at a scale; None if there is no such recipe any more.
+
+    Where a run lay and how it was watched is left out, and so are sizes that come from its text.
+    """
+    try:
+        stated = flatten(resolve_any(recipe, row, scale).config.to_dict())
+    except FullRankError:
+        return None
+    here = flatten(config.to_dict())
+    names = [name for name in {**here, **stated} if name not in CIRCUMSTANCES | _FILES]
+    return {
+        name: Path(here[name]).name if name == "model.pretrained" else here.get(name)
+        for name in names
+        if here.get(name) != stated.get(name) and not (name.endswith(_OF_TEXT) and stated.get(name) is None)
+    }
+
+
+def sealed(row: Row) -> dict[str, Any]:
+    """A row with the checksum of its content as `id`."""
+    content = {key: value for key, value in row.items() if key != "id"}
+    return {"id": digest(content)[:16], **content}
+
+
+def read_ledger(path: Path) -> list[dict[str, Any]]:
+    """The rows of a ledger, none if it does not exist; InputError for a line that was changed by hand."""
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else (), start=1):
+        try:
+            row = json.loads(line)
+            whole = sealed(row)["id"] == row["id"]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            whole = False
+        if not whole:
+            raise InputError(f"{path}: line {number} does not match its checksum; restore it, or delete the line")
+        rows.append(row)
+    return rows
+
+
+def add_rows(path: Path, rows: Iterable[Row]) -> int:
+    """Append the rows of runs that the ledger does not have; returns how many."""
+    known = read_ledger(path)
+    results = {row["result"] for row in known}
+    new = []
+    for row in rows:
+        if row["result"] not in results:
+            results.add(row["result"])
+            new.append(sealed(row))
+    if new:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in [*known, *new]))
+    return len(new)

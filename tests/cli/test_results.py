@@ -1,0 +1,78 @@
+"""`fullrank queue` and `fullrank ledger`: a real training from a plan, and its row."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import yaml
+from cli_runs import SMALL, call_process, called
+
+import fullrank as fr
+from fullrank.analysis.size import size
+from fullrank.config.load import apply_overrides, read_yaml
+
+
+def test_a_plan_is_trained_once_and_its_run_goes_into_the_ledger(config: Path, tmp_path: Path) -> None:
+    plan, out, small = tmp_path / "plan.yaml", tmp_path / "runs", tmp_path / "small.yaml"
+    small.write_text(yaml.safe_dump(apply_overrides(read_yaml(config), SMALL)))
+    entry = {"table": str(small), "seeds": [3], "set": {"train.steps": 6}, "decides": "nothing"}
+    plan.write_text(yaml.safe_dump({"trainings": [entry]}))
+    status, listed, _ = called("queue", plan, "--list", "--json", "--out", out)
+    (planned,) = json.loads(listed)["trainings"]
+    assert (status, planned["state"], planned["decides"]) == (0, "open", "nothing")
+    assert planned["folder"].endswith("-steps=6-seed3")
+    done = call_process("queue", plan, "--out", out, "--json")
+    assert done.returncode == 0, done.stderr
+    assert "1 of 1: " in done.stderr
+    (trained,) = json.loads(done.stdout)["trainings"]
+    assert (trained["state"], trained["step"], trained["steps"]) == ("finished", 6, 6)
+    (row,) = map(json.loads, (tmp_path / "ledger.jsonl").read_text().splitlines())
+    assert (row["seed"], row["steps"], row["hardware"]["threads"]) == (3, 6, 1)
+    status, said, error = called("queue", plan, "--out", out)
+    assert (status, error) == (0, "")
+    assert said.splitlines()[-1] == "1 of 1 finished"
+    assert len((tmp_path / "ledger.jsonl").read_text().splitlines()) == 1
+    entry["set"] = {"train.steps": 6, "eval.every_steps": 2}  # the folder of the first, the settings of another
+    Path(planned["folder"]).rename(planned["folder"].replace("-steps=6", "-steps=6-every_steps=2"))
+    plan.write_text(yaml.safe_dump({"trainings": [entry]}, sort_keys=False))
+    status, said, error = called("queue", plan, "--out", out)
+    assert status == 1
+    assert "eval.every_steps is None there, 2 in the plan" in error
+
+
+def test_a_row_of_the_ledger_says_what_the_run_says(run: Path, tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger.jsonl"
+    assert called("ledger", "add", run, "--ledger", ledger)[:2] == (0, f"1 of 1 runs added to {ledger}\n")
+    assert called("ledger", "add", run.parent, run, "--ledger", ledger)[1] == f"0 of 2 runs added to {ledger}\n"
+    text = ledger.read_text()
+    row, result = json.loads(text), json.loads((run / "result.json").read_text())
+    assert row["result"] == hashlib.sha256((run / "result.json").read_bytes()).hexdigest()
+    for key in ("final", "last", "best", "seed", "parameters", "steps", "epochs", "ms_per_step", "row", "scale"):
+        assert row[key] == result[key]
+    assert row["protocol"] == {"words": result["protocol"], "settings": result["protocol_settings"]}
+    assert (row["tokens"], row["seconds"]) == (result["tokens_seen"], result["wall_seconds"])
+    assert row["data"]["sha256"] == result["corpus"]["sha256"]
+    assert row["recipe"] == "run.yaml"
+    model = fr.LanguageModel.load(run).config
+    assert row["flops_per_token"] == size(model, 8)["flops_per_token"]
+    assert str(run.parent) not in text
+    assert "/" not in text.replace("tokens/s", "")
+
+
+def test_a_ledger_that_was_changed_by_hand_is_refused(run: Path, tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger.jsonl"
+    called("ledger", "add", run, "--ledger", ledger)
+    ledger.write_text(ledger.read_text().replace('"seed": 1', '"seed": 2'))
+    status, _, error = called("ledger", "add", run, "--ledger", ledger)
+    assert (status, "line 1 does not match its checksum" in error) == (2, True)
+
+
+def test_a_run_that_has_not_finished_is_refused(tmp_path: Path, run: Path) -> None:
+    (tmp_path / "run").mkdir()
+    for name in ("config.yaml", "run.json"):
+        (tmp_path / "run" / name).write_bytes((run / name).read_bytes())
+    assert called("ledger", "add", tmp_path, "--ledger", tmp_path / "l")[1] == f"0 of 0 runs added to {tmp_path}/l\n"
+    status, _, error = called("ledger", "add", tmp_path / "run", "--ledger", tmp_path / "l")
+    assert (status, "not finished (no result.json)" in error) == (2, True)

@@ -1,0 +1,37 @@
+"""Rows of the ledger: settings that differ from a recipe, and runs of fine-tuning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from finetuned_runs import make_run
+
+from fullrank.config.recipe import resolve_any
+from fullrank.experiments.ledger import row_of
+from fullrank.reporting.ledger import differences
+
+ROW = ("mixhead/table1-vanilla", "b", "small")
+
+
+def test_only_settings_that_differ_from_the_recipe_are_named() -> None:
+    config = resolve_any(*ROW, ["train.epochs=2", "train.learning_rate=1e-3", "train.seed=4", "data.dir=/texts"]).config
+    assert differences(config, *ROW) == {"train.epochs": 2.0, "train.tokens": None}
+    other = resolve_any(ROW[0], "plain", "small").config
+    assert differences(other, *ROW) == {"model.attention.mix": {"name": "none"}} or differences(other, *ROW) == {
+        "model.attention.mix": "none"
+    }
+
+
+def test_a_configuration_without_a_recipe_has_no_settings_to_compare() -> None:
+    assert differences(resolve_any(*ROW).config, "gone.yaml", None, None) is None
+
+
+def test_a_run_of_fine_tuning_is_a_row_too(tmp_path: Path) -> None:
+    row = row_of(make_run(tmp_path / "run", 0.5, seed=2, row="b", model={"pretrained": str(tmp_path)}))
+    assert (row["task"], row["seed"], row["flops_per_token"]) == ("glue/cola", 2, None)
+    assert row["final"]["dev"]["matthews_correlation"] == 0.5
+    assert row["data"] == {
+        "name": "glue/cola", "label": "glue/cola", "is_slice": True, "slice": {"train": True, "dev": False},
+        "examples": {"train": 2000, "dev": 1043}, "sha256": {"train": "aa", "dev": "bb"},
+    }  # fmt: skip
+    assert row["versions"] == {"torch": "2.13.0", "transformers": "5.23.0", "fullrank": "0.1.0"}
