@@ -41,8 +41,8 @@ def plain(text: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def xl(text: Path) -> Path:
-    """Bytes, memory of 8; its final figures are those of a longer one."""
-    return train(text, "xl", *XL, "data.tokens=byte", "eval.memory_length=24", "eval.clamp_length=20")
+    """Bytes, memory of 8; test figures are those of a longer one."""
+    return train(text, "xl", *XL, "data.tokens=byte", "eval.test.memory_length=24", "eval.test.clamp_length=20")
 
 
 def on_cpu(*words: object) -> tuple[int, str, str]:
@@ -66,9 +66,19 @@ def test_the_final_figures_are_those_of_eval(plain: Path, xl: Path) -> None:
         kept, found = result(folder), figures(folder)
         assert found["perplexity"] == pytest.approx(kept["final"]["test"]["perplexity"], rel=1e-6)
         assert found["tokens"] == kept["corpus"]["tokens"]["test"]
-        assert found["protocol"] == kept["protocol"]
+        assert found["protocol"] == kept["protocols"]["test"]["words"]
         assert words in found["protocol"]
         assert found["protocol_settings"] == kept["protocol_settings"]
+
+
+def test_every_split_is_measured_by_its_own_protocol(xl: Path) -> None:
+    kept = result(xl)
+    assert kept["protocol"] == "; ".join(f"{split}: {kept['protocols'][split]['words']}" for split in ("valid", "test"))
+    for split, length in (("valid", 8), ("test", 24)):
+        found = figures(xl, "--split", split)
+        assert found["nll"] == pytest.approx(kept["final"][split]["nll"], rel=1e-9)
+        assert found["protocol_settings"] == kept["protocols"][split]["settings"]
+        assert found["protocol_settings"]["memory_length"] == length
 
 
 def test_while_training_a_model_is_judged_as_it_is_trained(plain: Path, xl: Path) -> None:
@@ -200,7 +210,7 @@ def test_figures_per_word_character_and_byte(plain: Path, xl: Path) -> None:
         (
             "xl",
             ["--context", 4],
-            "--context: a sliding window is for models without memory, given eval.memory_length 24",
+            "--context: a sliding window is for models without memory, given eval.test.memory_length 24",
         ),
         ("xl", ["--stride", 4], "give --memory-length 0 too"),
         ("plain", ["--stride", 4, "--memory-length", 4], "--stride: a sliding window is for models without memory"),

@@ -146,6 +146,57 @@ def test_keys_that_exclude_each_other_are_refused_with_the_configuration(
     with pytest.raises(FullRankError) as caught:
         config(model, **evaluation)
     assert said in str(caught.value)
+    for split in ("valid", "test"):  # of one split as of all
+        with pytest.raises(FullRankError) as caught:
+            config(model, **{split: evaluation})
+        assert said.replace("eval.", f"eval.{split}.", 1) in str(caught.value)
+
+
+XL = {**RELATIVE, "memory_length": 150}
+# as Transformer-XL's scripts measure: in training as it is trained, in the end with a longer memory
+OF_TEST = {"segment_length": 64, "memory_length": 640, "clamp_length": 400, "same_length": True}
+
+
+@pytest.mark.parametrize(
+    ("model", "evaluation", "flags", "valid", "test"),
+    [
+        ({}, {"test": {"context": 400}}, {}, {"kind": "blocks", "segment_length": 512}, window(400, 112)),
+        ({}, {"context": 400, "valid": {"context": 0}}, {}, {"kind": "blocks", "segment_length": 512}, window(400, 112)),
+        ({}, {"context": 400, "test": {"stride": 50}}, {}, window(400, 112), window(400, 50)),
+        ({}, {"test": {"context": 400}}, {"context": 500}, window(500, 12), window(500, 12)),
+        ({}, {"test": {"context": 400}}, {"context": 0}, *2 * ({"kind": "blocks", "segment_length": 512},)),
+        (
+            XL, {"test": OF_TEST}, {}, memory(150, 512),
+            memory(640, 64, same_length=True, clamp_length=400),
+        ),
+        (XL, {"test": OF_TEST}, {"memory_length": 9, "same_length": False}, memory(9, 512), memory(9, 64, clamp_length=400)),
+    ],
+)  # fmt: skip
+def test_each_split_has_its_own_protocol(
+    model: dict[str, Any],
+    evaluation: dict[str, Any],
+    flags: dict[str, Any],
+    valid: dict[str, Any],
+    test: dict[str, Any],
+) -> None:
+    """Flags win over both; other texts (a training split) are read as `eval` says."""
+    whole = config(model, **evaluation)
+    for split, expected in (("valid", valid), ("test", test)):
+        assert settings(final_protocol(whole, Flags(**flags), split)) == expected
+    without = {key: value for key, value in evaluation.items() if key not in ("valid", "test")}
+    assert final_protocol(whole, split="train") == final_protocol(config(model, **without))
+
+
+def test_a_model_is_judged_by_the_protocol_of_validation_where_there_is_one() -> None:
+    assert settings(validation_protocol(config(context=400, valid={"stride": 100}))) == window(400, 100)
+    assert settings(validation_protocol(config(XL, test=OF_TEST))) == memory(150, 512)
+
+
+def test_a_key_that_the_model_cannot_have_is_named_with_its_split() -> None:
+    with pytest.raises(FullRankError, match=r"eval\.test\.stride: a positive whole number"):
+        config(test={"stride": 0})
+    with pytest.raises(FullRankError, match=r"unknown key 'eval\.valid\.contex'"):
+        config(valid={"contex": 3})
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fullrank.config.data import PAIR_CORPORA, DataConfig
 from fullrank.core import registry
@@ -24,6 +24,7 @@ from fullrank.core.section import (
     Size,
     SizeOrZero,
     Slot,
+    hints_of,
     key,
 )
 
@@ -186,8 +187,19 @@ class TrainConfig(Section):
                 yield f"train.phases.{phase.name}.skip: {memory}; given '{phase.skip}', allowed is 'none'"
 
 
-# keys of `eval` that say how a running text is cut, and what is remembered of it
-_OF_SEGMENTS = ("segment_length", "context", "stride", "memory_length", "same_length", "clamp_length")
+@dataclass(frozen=True, kw_only=True)
+class ProtocolConfig(Section):
+    """How the running text of one split is cut, and what is remembered of it, where that differs from `eval`."""
+
+    segment_length: Size | None = key(None, "tokens of a segment; null: that of eval")
+    context: SizeOrZero | None = key(None, "tokens read again before those that are scored; null: that of eval")
+    stride: Size | None = key(None, "tokens scored at a time; null: that of eval")
+    memory_length: SizeOrZero | None = key(None, "tokens of memory; null: that of eval")
+    same_length: bool | None = key(None, "a window of the memory's length; null: that of eval")
+    clamp_length: Size | None = key(None, "clamp of relative positions; null: that of eval")
+
+
+PROTOCOL_KEYS = tuple(hints_of(ProtocolConfig))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +207,7 @@ class EvalConfig(Section):
     """Settings of evaluation. Both cadences `null`: once an epoch and at the end.
 
     `context`, `stride`, `memory_length`, `same_length` and `clamp_length` belong to the final figures and to `fullrank eval`;
-    while training, a model is judged as it is trained.
+    while training, a model is judged as it is trained, or as `valid` says.
     """
 
     KEY = "eval"
@@ -217,6 +229,15 @@ class EvalConfig(Section):
     max_length_b: SizeOrZero = key(10, "translation: of M tokens come at most a M + b; b")
     max_sentences: SizeOrZero | None = key(None, "translation: sentences translated while training; null: all")
     metric: Literal["loss", "bleu"] = key("loss", "what patience, plateau and the best checkpoint follow")
+    valid: ProtocolConfig | None = key(None, "the protocol of validation text, where it differs; while training, too")
+    test: ProtocolConfig | None = key(None, "the protocol of test text, where it differs")
+
+    def protocol_setting(self, name: str, split: str | None) -> tuple[Any, str]:
+        """The value of a key of the protocol for a split (None: of every other text), and the key that gives it."""
+        own = {"valid": self.valid, "test": self.test}.get(split or "")
+        if own is not None and getattr(own, name) is not None:
+            return getattr(own, name), f"eval.{split}.{name}"
+        return getattr(self, name), f"eval.{name}"
 
     def _faults(self) -> Iterator[str]:
         if self.max_length_a == 0 and self.max_length_b == 0:
@@ -288,9 +309,15 @@ class RunConfig(Section):
             yield f"train.objective: masked reads text of one language; given data.name: {self.data.name}, sentence pairs"
             return
         yield from self.model.problems_of_masked()
-        for name in _OF_SEGMENTS[1:]:
+        for name in PROTOCOL_KEYS[1:]:
             if given := getattr(self.eval, name):
                 yield f"eval.{name}: of next tokens, and train.objective is masked; given {given}, leave it out"
+        yield from self._faults_of_splits("of next tokens, and train.objective is masked")
+
+    def _faults_of_splits(self, why: str) -> Iterator[str]:
+        for split in ("valid", "test"):
+            if getattr(self.eval, split) is not None:
+                yield f"eval.{split}: {why}; leave it out"
 
     def _faults_of_text(self) -> Iterator[str]:
         name = f"data.name: {self.data.name} is text of one language"
@@ -310,24 +337,35 @@ class RunConfig(Section):
                 f"train.order: a model with memory (model.memory_length {self.model.memory_length}) reads its text in order; "
                 f"given '{self.train.order}', allowed: contiguous"
             )
-        remembers = self.model.memory_length if self.eval.memory_length is None else self.eval.memory_length
-        if remembers and (self.eval.context is not None or self.eval.stride is not None):
+        for split in self._splits():
+            yield from self._faults_of_reading(split)
+
+    def _splits(self) -> list[str | None]:
+        """The splits with a protocol of their own, after that of `eval` (None)."""
+        return [None, *(split for split in ("valid", "test") if getattr(self.eval, split) is not None)]
+
+    def _faults_of_reading(self, split: str | None) -> Iterator[str]:
+        """Lines about how the text of a split is read."""
+        value, name = {}, {}
+        for part in PROTOCOL_KEYS:
+            value[part], name[part] = self.eval.protocol_setting(part, split)
+        remembers = self.model.memory_length if value["memory_length"] is None else value["memory_length"]
+        if remembers and (value["context"] is not None or value["stride"] is not None):
             yield (
-                "eval.context: a sliding window is for models without memory; leave eval.context and eval.stride out, or set "
-                "eval.memory_length to 0"
+                f"{name['context']}: a sliding window is for models without memory; leave {name['context']} and "
+                f"{name['stride']} out, or set {name['memory_length']} to 0"
             )
-        segment = self.eval.segment_length or self.train.segment_length
+        segment = value["segment_length"] or self.train.segment_length
         for part, other, most in (("context", "stride", segment - 1), ("stride", "context", segment)):
-            value = getattr(self.eval, part)
-            if value is not None and getattr(self.eval, other) is None and value > most:
+            if value[part] is not None and value[other] is None and value[part] > most:
                 yield (
-                    f"eval.{part}: at most {most}, for a window has eval.segment_length (else train.segment_length) tokens, "
-                    f"here {segment}; given {value}; lower it, or give eval.{other} too"
+                    f"{name[part]}: at most {most}, for a window has {name['segment_length']} (else train.segment_length) "
+                    f"tokens, here {segment}; given {value[part]}; lower it, or give {name[other]} too"
                 )
-        if self.eval.same_length and not remembers:
-            yield "eval.same_length: goes with a memory; set eval.memory_length"
-        if self.eval.clamp_length is not None and self.model.position != "relative":
-            yield f"eval.clamp_length: goes with model.position: relative, given model.position: {self.model.position}"
+        if value["same_length"] and not remembers:
+            yield f"{name['same_length']}: goes with a memory; set {name['memory_length']}"
+        if value["clamp_length"] is not None and self.model.position != "relative":
+            yield f"{name['clamp_length']}: goes with model.position: relative, given model.position: {self.model.position}"
 
     def _faults_of_translation(self) -> Iterator[str]:
         name = f"data.name: {self.data.name} is sentence pairs"
@@ -340,9 +378,10 @@ class RunConfig(Section):
         for phase in self.train.phases:
             if phase.skip != "none":
                 yield f"train.phases.{phase.name}.skip: needs a memory, and {name}; given '{phase.skip}', allowed is none"
-        for part in _OF_SEGMENTS:
+        for part in PROTOCOL_KEYS:
             if (value := getattr(self.eval, part)) is not None:
                 yield f"eval.{part}: of the segments of a running text, and {name}; given {value}, leave it out"
+        yield from self._faults_of_splits(f"how a running text is read, and {name}")
         shared = self.model.encoder is not None and self.model.encoder.share_embedding
         if shared and self.data.vocabulary == "separate":
             yield (
@@ -352,10 +391,13 @@ class RunConfig(Section):
 
     def _faults_of_protocol(self) -> Iterator[str]:
         """Lines about settings of `eval` that the model cannot have, which are checked before training."""
-        asked = {name: getattr(self.eval, name) for name in ("memory_length", "same_length", "clamp_length")}
-        try:
-            with_memory(self.model, **asked)
-        except ConfigError as error:
-            protocol = ", ".join(f"eval.{name}: {value}" for name, value in asked.items() if value is not None)
-            for problem in error.problems:
-                yield f"{protocol} does not fit the model: {problem}"
+        for split in self._splits():
+            asked, keys = {}, list[str]()
+            for part in ("memory_length", "same_length", "clamp_length"):
+                asked[part], name = self.eval.protocol_setting(part, split)
+                keys += [f"{name}: {asked[part]}"] if asked[part] is not None else []
+            try:
+                with_memory(self.model, **asked)
+            except ConfigError as error:
+                for problem in error.problems:
+                    yield f"{', '.join(keys)} does not fit the model: {problem}"

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fullrank.config.run import MASKED_TOKEN, RunConfig
+from fullrank.config.run import MASKED_TOKEN, PROTOCOL_KEYS, RunConfig
 from fullrank.core.config import NOT_NEXT_TOKEN, stage_options, with_memory
 from fullrank.core.errors import ConfigError, InputError
 
@@ -113,8 +113,8 @@ class _Setting(NamedTuple):
         return f"{self.name} is {self.value}"
 
 
-def _settings(config: RunConfig, flags: Flags) -> dict[str, _Setting]:
-    """Settings by key: a flag, else the key in `eval`, else the value of training."""
+def _settings(config: RunConfig, flags: Flags, split: str) -> dict[str, _Setting]:
+    """Settings by key: a flag, else the key of the split, else that in `eval`, else the value of training."""
     train, model = config.train, config.model
     trained = {
         "segment_length": _Setting(train.segment_length, "train.segment_length"),
@@ -122,27 +122,31 @@ def _settings(config: RunConfig, flags: Flags) -> dict[str, _Setting]:
         "same_length": _Setting(model.same_length, "eval.same_length"),
     }
     settings = {}
-    for key in ("segment_length", "context", "stride", "memory_length", "same_length", "clamp_length"):
+    for key in PROTOCOL_KEYS:
         flag = _Setting(getattr(flags, key), f"--{key.replace('_', '-')}")
-        own = _Setting(getattr(config.eval, key), f"eval.{key}")
+        own = _Setting(*config.eval.protocol_setting(key, split))
         settings[key] = next((one for one in (flag, own) if one.value is not None), trained.get(key, own))
     return settings
 
 
 def validation_protocol(config: RunConfig) -> EvaluationProtocol:
-    """Protocol of validation while training: with the model's own memory, or in blocks of `eval.segment_length` tokens."""
+    """Protocol of validation while training: `eval.valid`, else the model's own memory, or blocks of `eval.segment_length`."""
+    if config.eval.valid is not None:
+        return final_protocol(config, split="valid")
     model, segment = config.model, config.eval.segment_length or config.train.segment_length
     return _whole_text(config, segment, config.eval.batch_size, model.memory_length, model.same_length, None)
 
 
-def final_protocol(config: RunConfig, flags: Flags | None = None) -> EvaluationProtocol:
-    """Protocol of final figures: as the `eval` section says, else as the model was trained; `flags` come before both.
+def final_protocol(config: RunConfig, flags: Flags | None = None, split: str = "test") -> EvaluationProtocol:
+    """Protocol of a split's final figures: as `eval` and its section of that split say, else as the model was trained.
+
+    `flags` come before all of them.
 
     A flag wins over a key of the configuration that it excludes. Raises InputError for settings that exclude each other, and
     for those that the model cannot have.
     """
     flags = flags or Flags()
-    settings = _settings(config, flags)
+    settings = _settings(config, flags, split)
     memory, same, clamp = (settings[key].value for key in ("memory_length", "same_length", "clamp_length"))
     if flags.same_length and not memory:
         raise InputError(

@@ -127,20 +127,20 @@ class LanguageModelTask(TextTask[Corpus, LanguageModel, EvaluationProtocol]):
     model = LanguageModel
     prepare = staticmethod(prepare_text)
 
-    def protocol(self, config: RunConfig, changes: Any = None) -> EvaluationProtocol:
-        return final_protocol(config, changes)
+    def protocol(self, config: RunConfig, changes: Any = None, split: str = "test") -> EvaluationProtocol:
+        return final_protocol(config, changes, split)
 
     def parts(self, data: Text, folder: Path, device: torch.device) -> Parts:
         config, corpus = data.config, data.corpus
         model, batch_size = LanguageModel(config.model).to(device), config.eval.batch_size
         model.trained_length = config.train.segment_length
         train_tokens, validation = corpus.splits["train"].tokens, corpus.ids("valid")[: config.eval.max_tokens]
-        while_training, final = validation_protocol(config), self.protocol(config)
+        while_training = validation_protocol(config)
         _check_positions(model, train_tokens // config.train.batch_size)
         check_training_length(model, config.train.segment_length, train_tokens)
         check_length(model, while_training, len(validation))
         for split in _MEASURED:
-            check_length(model, final, corpus.splits[split].tokens)
+            check_length(model, self.protocol(config, split=split), corpus.splits[split].tokens)
 
         def evaluate(model: nn.Module) -> EvaluationResult:
             start = corpus.tokenizer.start_id
@@ -257,7 +257,7 @@ class MaskedModelTask(TextTask[Corpus, MaskedLanguageModel, MaskedProtocol]):
     name = "masked_modeling"
     prepare = staticmethod(prepare_text)
 
-    def protocol(self, config: RunConfig, changes: Any = None) -> MaskedProtocol:
+    def protocol(self, config: RunConfig, changes: Any = None, split: str = "test") -> MaskedProtocol:
         return masked_protocol(config, changes)
 
     def parts(self, data: Text, folder: Path, device: torch.device) -> Parts:

@@ -201,7 +201,7 @@ def evaluate(
         evaluation = dataclasses.replace(config.eval, batch_size=flags.batch_size)
         config = dataclasses.replace(config, eval=evaluation)
     with kernel(kernel_name):
-        protocol = task.protocol(config, search if config.translates else flags)
+        protocol = task.protocol(config, search if config.translates else flags, split)
         model = task.model.load(folder, checkpoint).to(device)
         figures = task.figures(Prepared(config, corpus, corpus.label, {}), model, split, protocol)
     settings = dataclasses.asdict(protocol)

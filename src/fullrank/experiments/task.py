@@ -98,10 +98,11 @@ class TextTask(Task[RunConfig, Corpus], Protocol[Corpus, Model, Reading]):
     name: str | None = None  # in result.json; causal models have none
 
     def check(self, config: RunConfig) -> None:
-        self.protocol(config)
+        for split in ("valid", "test"):
+            self.protocol(config, split=split)
 
-    def protocol(self, config: RunConfig, changes: Any = None) -> Reading:
-        """The protocol of final figures. changes: `Flags` of language models, of translations a mapping of `Search`."""
+    def protocol(self, config: RunConfig, changes: Any = None, split: str = "test") -> Reading:
+        """The protocol of a split's final figures. changes: `Flags` of language models, of translations those of `Search`."""
         ...
 
     def figures(
@@ -151,14 +152,14 @@ def training_parts(
     result.json.
     """
     config, device = data.config, device_of(model)
-    protocol = task.protocol(config)
+    protocols = {split: task.protocol(config, split=split) for split in splits}
 
     def loaded(checkpoint: str) -> Model:
         return type(model).load(folder, checkpoint).to(device)
 
     def measured(checkpoint: str) -> dict[str, Any]:
         trained, keep = loaded(checkpoint), folder / "translations" if checkpoint == "best" else None
-        return {split: task.figures(data, trained, split, protocol, keep) for split in splits}
+        return {split: task.figures(data, trained, split, protocols[split], keep) for split in splits}
 
     def result(done: FitResult) -> dict[str, Any]:
         final = measured("best")
@@ -172,14 +173,26 @@ def training_parts(
             "last": last,
             "best": {"step": done.best_step, "nll": done.best_nll, config.eval.metric: done.best_metric, **evaluation},
             **({"task": task.name} if task.name else {}),
-            "protocol": protocol.in_words(),
-            "protocol_settings": dataclasses.asdict(protocol),
+            "protocol": in_words(protocols),
+            "protocol_settings": dataclasses.asdict(protocols["test"]),
+            "protocols": {
+                split: {"words": one.in_words(), "settings": dataclasses.asdict(one)}
+                for split, one in protocols.items()
+            },
             **entries,
             **({"sample": text} if text is not None else {}),
         }
 
     groups = parameter_groups(model, config.train.weight_decay)
     return Parts(model, objective, batches, evaluate, config.train, config.eval, groups, result)
+
+
+def in_words(protocols: Mapping[str, EvaluationProtocol | MaskedProtocol | Search]) -> str:
+    """The protocol of all splits as a sentence, or that of each by its name where they differ."""
+    words = {split: protocol.in_words() for split, protocol in protocols.items()}
+    if len(set(words.values())) == 1:
+        return next(iter(words.values()))
+    return "; ".join(f"{split}: {sentence}" for split, sentence in words.items())
 
 
 def penalized(value: Tensor, trace: Trace | None, options: TrainConfig | FinetuneTrainConfig) -> Tensor:

@@ -42,7 +42,7 @@ class TranslationTask(TextTask[PairCorpus, Translator, Search]):
     model = Translator
     name = "translation"
 
-    def protocol(self, config: RunConfig, changes: Any = None) -> Search:
+    def protocol(self, config: RunConfig, changes: Any = None, split: str = "test") -> Search:
         return dataclasses.replace(Search.of(config.eval), **(changes or {}))
 
     def prepare(self, config: RunConfig, identity: Mapping[str, Any], allow_slice: bool, say: Say) -> Sentences:

@@ -142,8 +142,16 @@ class RunRecord:
     @property
     def next_token(self) -> bool:
         """Final figures are of next tokens; where that is not recorded, the configuration decides."""
-        recorded = self.get("protocol_settings", "next_token")
-        return recorded if isinstance(recorded, bool) else not self.sees_future and self.task != MASKED_MODELING
+        settings = [mapping(one).get("settings") for one in mapping(self.get("protocols")).values()]
+        recorded = [mapping(one).get("next_token") for one in settings or [self.get("protocol_settings")]]
+        if all(isinstance(known, bool) for known in recorded):
+            return all(recorded)
+        return not self.sees_future and self.task != MASKED_MODELING
+
+    @property
+    def protocols_differ(self) -> bool:
+        """Validation and test figures were measured by different protocols."""
+        return len({str(mapping(one).get("words")) for one in mapping(self.get("protocols")).values()}) > 1
 
     @property
     def other_splits(self) -> tuple[str, ...]:

@@ -236,6 +236,8 @@ def _cautions(compared: Comparison) -> Iterator[str]:
             "The runs were not all evaluated by the same protocol; part of a difference may come from that. "
             f"Rows are marked with theirs: {ways}."
         )
+    if any(run.protocols_differ for run in compared.runs):
+        yield "Validation and test figures are measured by different protocols: the two columns do not compare."
     others = [other.plural for other in figures.MEASURES if compared.states(other)]
     if others and compared.paper_measure is None:
         yield (
