@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import fullrank as fr
+from fullrank.core.engine import Problem
+from fullrank.core.errors import ConfigError
+from fullrank.kernels import KERNELS
+from moving import moved
 
 
 def picture(layout: fr.Layout, row: int = 0) -> list[str]:
@@ -102,3 +108,106 @@ def test_rows_of_nothing_but_padding_give_no_nan(causal: bool, normalize: str, k
     assert x.grad.isfinite().all()
     assert torch.equal(x.grad[0], torch.zeros_like(x.grad[0]))
     assert all(p.grad.isfinite().all() for p in attention.parameters() if p.grad is not None)
+
+
+# -- the strided pattern of the Sparse Transformer ------------------------------------------------------------------------
+
+
+def test_strided_pattern() -> None:
+    """Child et al. 2019, §4.3: A1 = {t, .., i} with t = max(0, i - l), A2 = {j: (i - j) mod l = 0}; a merged head sees both."""
+    tokens, stride = 9, 3
+    layout = replace(fr.Layout.of(tokens), stride=stride)
+    near = [set(range(max(0, i - stride), i + 1)) for i in range(tokens)]
+    far = [{j for j in range(i + 1) if (i - j) % stride == 0} for i in range(tokens)]
+    found = [{j for j in range(tokens) if seen[j]} for seen in layout.visible()[0, 0].tolist()]
+    assert found == [a | b for a, b in zip(near, far, strict=True)]
+    assert picture(layout)[-1] == "..x..xxxx"
+    assert not layout.plain_causal
+    assert not layout.unrestricted
+    assert layout.distances == tokens  # of relative scores: the table has them all
+
+
+def test_a_stride_that_hides_nothing_is_none() -> None:
+    for stride, tokens in ((1, 9), (8, 9), (20, 9), (3, 4)):
+        layout = replace(fr.Layout.of(tokens), stride=stride)
+        assert not layout.strided
+        assert layout.plain_causal
+        assert bool(layout.visible().tril().eq(torch.ones(tokens, tokens).tril().bool()).all())
+    assert replace(fr.Layout.of(1, 9), stride=3).strided  # one new token after a cache does not see everything
+    assert not replace(fr.Layout.of(1, 9), stride=3).unrestricted
+
+
+def test_a_stride_counts_positions_with_gaps_padding_windows_and_in_both_directions() -> None:
+    gap = replace(fr.Layout.of_runs(2, [(-7, 2), (-2, 4)]), stride=3)
+    assert gap.key_positions.tolist() == [-7, -6, -2, -1, 0, 1]
+    assert picture(gap) == [".xxxx.", "..xxxx"]  # from 0: -6, -2, -1, 0; from 1: -2, -1, 0, 1; -5 and -8 are not there
+    mask = torch.tensor([[0, 1, 1, 1, 1, 1]]).bool()
+    positions = (mask.cumsum(-1) - 1).clamp_min(0)
+    padded = replace(fr.Layout(positions[:, 4:], positions, True, mask, farthest=4), stride=2)
+    assert picture(padded) == ["..xxx.", ".x.xxx"]  # token 3 without 0, token 4 without 1
+    assert picture(replace(fr.Layout.of(1, 9, window=5), stride=3)) == [".....xxxx"]
+    assert picture(replace(fr.Layout.of(5, causal=False), stride=2)) == ["xxx.x", "xxxx.", "xxxxx", ".xxxx", "x.xxx"]
+
+
+STRIDED = {"pattern": "strided", "stride": 3}
+
+
+@pytest.mark.parametrize("mix", ["none", "position_wise"])
+@pytest.mark.parametrize("score", ["dot_product", "relative"])
+def test_strided_models(score: str, mix: str) -> None:
+    """No look-ahead, the cache and the memory are one long pass, every kernel is the definition."""
+    torch.manual_seed(1)
+    config = fr.ModelConfig(
+        vocab_size=11, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, memory_length=16,
+        position="relative" if score == "relative" else "none",
+        attention=fr.AttentionConfig(score=score, mix=mix, **STRIDED),
+    )  # fmt: skip
+    model = moved(fr.LanguageModel(config).double()).eval()
+    ids = torch.randint(11, (2, 13))
+    with torch.no_grad():
+        whole = model(ids).logits
+        dense = fr.LanguageModel(replace(config, attention=fr.AttentionConfig(score=score, mix=mix))).double().eval()
+        dense.load_state_dict(model.state_dict())
+        assert float((dense(ids).logits - whole).abs().max()) > 1e-3
+        torch.testing.assert_close(dense(ids[:, :4]).logits, whole[:, :4])  # no key is further away than the stride
+        other = ids.clone()
+        other[:, 7] = (ids[:, 7] + 1) % 11
+        assert torch.equal(model(other).logits[:, :7], whole[:, :7])
+        with fr.kernel("reference"):
+            torch.testing.assert_close(model(ids).logits, whole, atol=1e-12, rtol=0)
+        memory, parts = None, []
+        for segment in ids.split(4, dim=1):
+            out = model(segment, memory)
+            memory, _ = out.memory, parts.append(out.logits)
+        torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-12, rtol=0)
+        cache, parts = model.new_cache(), []
+        for segment in (ids[:, :5], *ids[:, 5:].split(1, dim=1)):
+            out = model(segment, cache=cache)
+            cache, _ = out.cache, parts.append(out.logits)
+        torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-12, rtol=0)
+
+
+def test_fast_kernels_say_why_they_leave_a_stride_alone() -> None:
+    heads = torch.randn(1, 2, 9, 4)
+    layout = replace(fr.Layout.of(9), stride=3)
+    problem = Problem(heads, heads, heads, torch.eye(2), None, layout, 0.5, "softmax", 0.0)
+    for name in ("native", "blocks", "triton"):
+        assert "at a stride" in KERNELS[name].declines(problem)
+    assert KERNELS["sdpa"].reason(replace(problem, mixing=None)) is None
+
+
+def test_strides_that_cannot_be() -> None:
+    for attention, message in (
+        ({"pattern": "strided"}, r"model\.attention\.stride: `model\.attention\.pattern: strided` needs one"),
+        ({"stride": 4}, r"model\.attention\.stride: goes with `model\.attention\.pattern: strided`, given 4"),
+        ({"pattern": "fixed"}, r"model\.attention\.pattern: 'full' or 'strided', given 'fixed'"),
+        ({"kind": "multilinear", **STRIDED}, r"model\.attention\.stride: goes with `model\.attention\.kind: weighted`"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            fr.AttentionConfig(**attention)
+    cross = fr.DecoderConfig(cross=fr.AttentionConfig(**STRIDED))
+    with pytest.raises(ConfigError, match=r"model\.decoder\.cross\.pattern: strided counts distances"):
+        fr.ModelConfig(decoder=cross)
+    translator = fr.ModelConfig(attention=fr.AttentionConfig(**STRIDED), encoder=fr.EncoderConfig())
+    assert translator.of_decoder().attention.stride == translator.of_encoder().attention.stride == 3
+    assert translator.of_cross().attention.stride is None

@@ -94,6 +94,7 @@ class WeightedValues(Attend):
 
     Heads (query (B, H, N, D), keys and values (B, H, M, D)) -> (B, H, N, D).
     Dropout comes after mixing, as in the released Mixhead code. `forward` is the definition; it asks faster engines first.
+    stride: the layout's, of attention with a pattern.
     """
 
     def __init__(self, config: WeightedConfig, size: HeadSize, dropout: float) -> None:
@@ -102,10 +103,11 @@ class WeightedValues(Attend):
         self.score: Score = build_stage("score", config.score, size)
         self.normalize: Normalizer = build_stage("normalize", config.normalize, size)
         self.mix: Mixing = build_stage("mix", config.mix, size)
-        self.dropout, self.max_length = dropout, self.score.max_length
+        self.dropout, self.max_length, self.stride = dropout, self.score.max_length, config.stride
         self.needs = Needs(self.score.needs, self.mix.needs, self.score.idle, self.score.clamp_length)
 
     def forward(self, heads: Heads, layout: Layout, trace: Trace | None = None) -> Tensor:
+        layout = layout if self.stride is None else replace(layout, stride=self.stride)
         mixing = self.mix.matrix(heads.query)
         problem = "a trace asks for attention weights" if trace is not None else self.problem(heads, layout, mixing)
         if (out := engine.load().attend(problem)) is not None:

@@ -262,7 +262,7 @@ class ModelConfig(Section):
     def _attentions(self) -> tuple[AttentionConfig, AttentionConfig, AttentionConfig]:
         """Attention of the encoder, of the decoder, and from the decoder to the source."""
         encoder, decoder = self.encoder or EncoderConfig(), self.decoder or DecoderConfig()
-        cross = decoder.cross or replace(self.attention, score="dot_product")
+        cross = decoder.cross or replace(self.attention, score="dot_product").with_known(pattern="full", stride=None)
         if decoder.released_cross and isinstance(cross, WeightedConfig):
             cross = replace(cross, mix="none")
         return (
@@ -317,6 +317,10 @@ class ModelConfig(Section):
             lines.append(
                 f"model.decoder.cross.score: '{stage_name(cross.score)}' scores positions and distances, which two texts do "
                 "not share; use dot_product"
+            )
+        if isinstance(cross, WeightedConfig) and cross.stride is not None:
+            lines.append(
+                "model.decoder.cross.pattern: strided counts distances, which two texts do not share; use full"
             )
         if isinstance(cross, MultiLinearConfig) and not cross.tied_to_length:
             lines.append(

@@ -92,6 +92,7 @@ class AttentionConfig(ByKind):
     SLOT = "attend"
     WRITTEN: ClassVar[dict[str, Any]] = {
         "kind": None, "score": None, "normalize": "softmax", "mix": "none", "cross_head": 0.0, "bias": None,
+        "pattern": "full", "stride": None,
         "cores": None, "rank": None, "causal": None, "core_weights": None, "output_map": None, "decays": None,
         "not_next_token_perplexity": False,
     }  # fmt: skip
@@ -120,12 +121,28 @@ class AttentionConfig(ByKind):
 
 @dataclass(frozen=True, kw_only=True)
 class WeightedConfig(AttentionConfig, built_in=True):
-    """The attention pipeline: project -> permute heads -> score, mask, normalize, mix, dropout, weighted values -> merge."""
+    """The attention pipeline: project -> permute heads -> score, mask, normalize, mix, dropout, weighted values -> merge.
+
+    `pattern: strided` is the merged head of the Sparse Transformer (Child et al. 2019, §4.3): a query sees the keys that are
+    at most `stride` tokens away and those whose distance is a multiple of it, of those that it would see otherwise.
+    """
 
     kind: str = "weighted"
     normalize: Normalize = key("softmax", "scores to weights that sum to one")
     mix: Mix = key("none", "exchange of attention between heads (Mixhead)")
     cross_head: Probability = key(0.0, "probability beta of permuted heads in training (Skip Cross-head §2.2)")
+    pattern: Literal["full", "strided"] = key("full", "the keys that a query sees: all, or those at a stride")
+    stride: Size | None = key(None, "stride of pattern strided, near the square root of the length")
+
+    def _faults(self) -> Iterator[str]:
+        yield from super()._faults()
+        if self.pattern == "strided" and self.stride is None:
+            yield (
+                "model.attention.stride: `model.attention.pattern: strided` needs one; give about the square root of a "
+                "segment's length, such as 16"
+            )
+        if self.pattern == "full" and self.stride is not None:
+            yield f"model.attention.stride: goes with `model.attention.pattern: strided`, given {self.stride} with 'full'"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,7 @@ class Layout:
     last run. The memory of a layer that was skipped leaves a gap between two runs. None where rows differ.
     from_start: key positions are 0, 1, .., M - 1.
     window: a query sees only keys that are less than so many tokens before it; None: all of them.
+    stride: a query sees only keys that are at most so many tokens away, or a multiple of it (Sparse Transformer); None: all.
     farthest: for a layout without runs, the greatest distance from a query to a key before it, in tokens; None where the
     keys have no gaps, so that it is M - 1.
     encodings (T, E): the sinusoids of the distances in `spans`, the smallest first; biases: u and v (H, D) of relative
@@ -37,6 +38,7 @@ class Layout:
     runs: tuple[Run, ...] | None = None
     from_start: bool = False
     window: int | None = None
+    stride: int | None = None
     farthest: int | None = None
     encodings: Tensor | None = None
     biases: tuple[Tensor, Tensor] | None = None
@@ -87,7 +89,7 @@ class Layout:
     @property
     def unrestricted(self) -> bool:
         """True if every query sees every key."""
-        if self.key_mask is not None or self.narrow:
+        if self.key_mask is not None or self.narrow or self.strided:
             return False
         return not self.causal or self.shape[0] == 1
 
@@ -95,12 +97,18 @@ class Layout:
     def plain_causal(self) -> bool:
         """True for a causal layout without padding and without earlier keys: `is_causal` of a fused kernel."""
         queries, keys = self.shape
-        return self.causal and self.key_mask is None and queries == keys and not self.narrow
+        return self.causal and self.key_mask is None and queries == keys and not (self.narrow or self.strided)
 
     @property
     def narrow(self) -> bool:
         """True if the window hides a key from some query."""
         return self.window is not None and self.reach[1] >= self.window
+
+    @property
+    def strided(self) -> bool:
+        """True if the stride hides a key from some query."""
+        nearest, farthest = self.reach
+        return self.stride is not None and 1 < self.stride < max(farthest, -nearest)
 
     @property
     def reach(self) -> tuple[int, int]:
@@ -165,6 +173,10 @@ class Layout:
                 self.key_positions[..., None, :] > self.query_positions[..., :, None] - self.window
             )  # (N, M), (B, N, M)
             seen = seen & (near[:, None] if near.dim() == 3 else near)
+        if self.stride is not None and self.strided:
+            apart = (self.query_positions[..., :, None] - self.key_positions[..., None, :]).abs()  # (N, M), (B, N, M)
+            held = (apart <= self.stride) | (apart % self.stride == 0)
+            seen = seen & (held[:, None] if held.dim() == 3 else held)
         if self.key_mask is None:
             return seen
         seen = seen & self.key_mask[:, None, None, :]

@@ -122,7 +122,7 @@ VOCABULARY = 32
 _SMALL = 100_000  # parameters of a model that is taken as it is
 _HEADS, _HEAD_DIM, _INTERMEDIATE, _POSITIONS = 4, 4, 32, 40
 # sizes that are made smaller wherever they stand, in the model and in the sections inside it
-_MOST = {"num_hidden_layers": 2, "memory_length": 8, "rank": 6, "cores": 3, "decays": 3, "mixtures": 3}
+_MOST = {"num_hidden_layers": 2, "memory_length": 8, "rank": 6, "cores": 3, "decays": 3, "mixtures": 3, "stride": 3}
 _PAIRED = 23  # positions where there are parameters for each pair of them
 _OTHER = 3  # how many words more the source knows: languages that are mixed up show
 

@@ -311,6 +311,8 @@ def _mechanism(attention: AttentionConfig, config: ModelConfig) -> str:
         words += [stage_name(attention.normalize), f"mixed heads: {stage_name(attention.mix)}"]
         if attention.cross_head:
             words.append(f"cross-head probability {attention.cross_head} in training")
+        if attention.stride is not None:
+            words.append(f"pattern strided, stride {attention.stride}")
     return ", ".join(words).replace("_", " ")
 
 

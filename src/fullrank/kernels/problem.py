@@ -46,6 +46,8 @@ def declines(problem: Problem) -> str | None:
         return "query, keys and values must have one dtype"
     if any(x.is_meta or x.numel() == 0 for x in heads):  # `meta` knows no autocast either
         return "there are no numbers"
+    if layout.strided:
+        return "the keys that a query sees at a stride are no interval"
     if (problem.distances is not None or layout.narrow) and (layout.runs is None or not layout.causal):
         return f"{'a window needs' if problem.distances is None else 'relative scores need'} {SAME_POSITIONS}"
     return None if fits(problem) else "the shapes do not fit each other"
@@ -87,7 +89,9 @@ class VisibleKeys:
 
 
 def visible_keys(layout: Layout) -> VisibleKeys | None:
-    """`layout.visible()` as intervals; None where it is none: a window over rows that differ, or without order."""
+    """`layout.visible()` as intervals; None where it is none: a stride, or a window over rows that differ or without order."""
+    if layout.strided:
+        return None
     queries, keys = layout.shape
     own = torch.arange(keys - queries, keys, dtype=torch.int32, device="cpu")  # wherever tensors are made by default
     if not layout.causal:
