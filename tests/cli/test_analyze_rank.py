@@ -400,3 +400,32 @@ def test_pruned_heads_are_saved(place: Path, capsys: pytest.CaptureFixture[str],
     code, out, _ = analyzed(capsys, "spectrum", tmp_path / "pruned", "--text", place / "words.txt", "--json")
     heads = [len(layer["after"]["effective_rank"]) for layer in json.loads(out)["models"][0]["layers"]]
     assert (code, heads) == (0, smaller.config.heads_by_layer)
+
+
+def test_mixing_over_training(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Best and last of a run are read once where they are of one step; the figures are those of the loaded models."""
+    code, out, said = analyzed(capsys, "mixing", place / "plain", place / "mixture", "--texts", 3, "--json")
+    assert (code, said) == (0, "")
+    entries = [line.split("\t")[0] for line in (place / "plain" / "vocabulary.txt").read_text().splitlines()]
+    text = ["<eos>", *(place / "valid.txt").read_text().replace("\n", " <eos> ").split()]
+    rows = torch.tensor([entries.index(word) for word in text[:24]]).view(3, 8)
+    for one in json.loads(out)["models"]:
+        steps = [checkpoint["step"] for checkpoint in one["checkpoints"]]
+        assert steps == sorted(set(steps))
+        last = one["checkpoints"][-1]
+        assert (last["checkpoint"], last["step"]) == ("last", 3)
+        expected = fr.analysis.mixing(fr.LanguageModel.load(place / one["model"], "last"), rows)
+        for layer, own in zip(last["layers"], expected, strict=True):
+            assert (layer["distance"], layer["orthogonality"]) == pytest.approx(
+                (own.distance, own.orthogonality), abs=1e-6
+            )
+            assert layer["variation"] == pytest.approx(own.variation, abs=1e-6)
+            assert own.variation is not None
+            assert own.variation > 0
+    code, shown, _ = analyzed(capsys, "mixing", place / "plain", "--texts", 3, "--out", tmp_path)
+    assert code == 0
+    assert str(tmp_path / "mixing.svg") in shown.splitlines()
+    assert any(line.split()[:4] == ["plain", "last", "3", "0"] for line in shown.splitlines())
+    assert "plain, layer 1" in "".join(ET.parse(tmp_path / "mixing.svg").getroot().itertext())
+    code, _, said = analyzed(capsys, "mixing", place / "gpt2", "--text", place / "words.txt")
+    assert (code, "no layer of it mixes heads" in said) == (2, True)

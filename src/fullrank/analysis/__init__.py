@@ -3,6 +3,7 @@
 from fullrank.analysis.context import Distribution, Drift, LayerReach, Reach, context
 from fullrank.analysis.gradient import GradientShare, gradient_share
 from fullrank.analysis.heads import Heads, LayerHeads, deviation_changes, heads, nats_per_token, prune
+from fullrank.analysis.mixing import LayerMixing, mixing
 from fullrank.analysis.rank import LogProbRank, OutputLayer, rank
 from fullrank.analysis.spectrum import AttentionSpectrum, LayerSpectrum, Spectrum, spectrum
 
@@ -13,6 +14,7 @@ __all__ = [
     "GradientShare",
     "Heads",
     "LayerHeads",
+    "LayerMixing",
     "LayerReach",
     "LayerSpectrum",
     "LogProbRank",
@@ -23,6 +25,7 @@ __all__ = [
     "deviation_changes",
     "gradient_share",
     "heads",
+    "mixing",
     "nats_per_token",
     "prune",
     "rank",

@@ -6,7 +6,7 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +24,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, MultipleLo
 
 from fullrank.analysis.context import LayerReach, Reach
 from fullrank.analysis.heads import Heads
+from fullrank.analysis.mixing import LayerMixing
 from fullrank.analysis.rank import LogProbRank
 from fullrank.analysis.spectrum import AttentionSpectrum
 from fullrank.core.errors import InputError, RunError
@@ -361,6 +362,47 @@ def write_heads(models: Mapping[str, Heads], folder: Path) -> list[Path]:
         *write_maps(maps, folder, "heads"),
         *write_maps(HeatMaps(columns, columns, alike, "How alike heads are", words), folder, "similarity"),
     ]
+
+
+Steps = Mapping[str, Sequence[tuple[int | None, Sequence[LayerMixing]]]]  # the layers at each step, by model
+
+
+def write_mixing(models: Steps, folder: Path) -> list[Path]:
+    """Draw mixing.png and .svg, the last matrices of each model; training.png and .svg, where there are several steps."""
+    files = []
+    sizes = sorted({len(layer.matrix) for steps in models.values() for layer in steps[-1][1]})
+    for size in sizes:  # one figure for each number of heads
+        panels = {
+            f"{clean(name)}, layer {layer.layer}": layer.matrix
+            for name, steps in models.items()
+            for layer in steps[-1][1]
+            if len(layer.matrix) == size
+        }
+        names = tuple(f"H{i}" for i in range(size))
+        subtitle = "Column i: how much of the attention weights of each head (rows) head i takes"
+        own = "mixing" if size == sizes[0] else f"mixing_{size}"
+        files += write_maps(HeatMaps(names, names, panels, "Mixing matrices", subtitle), folder, own)
+    if any(len(steps) > 1 for steps in models.values()):
+        files += write(lambda: _mixing_figure(models), folder, "training")
+    return files
+
+
+def _mixing_figure(models: Steps) -> Figure:
+    figure, axes = _figure_with_legend(len(models))
+    lines = []
+    for i, (name, steps) in enumerate(models.items()):
+        colour = COLOURS[i % len(COLOURS)]
+        at = [step or 0 for step, _ in steps]
+        distances = np.array([[layer.distance for layer in layers] for _, layers in steps])  # (steps, layers)
+        for one in distances.T:
+            axes.plot(at, one, color=colour, alpha=0.5, zorder=3, **{**_DASHED, "linewidth": 0.9})
+        axes.plot(at, distances.mean(axis=1), "o-", color=colour, linewidth=2.2, markersize=4, zorder=4)
+        lines.append(Line2D([], [], color=colour, linewidth=2.2, label=clean(name)))
+    furnish(axes, "y", "step", "distance from plain attention")
+    axes.set_ylim(bottom=0)
+    _head(figure, "How far mixing is from plain attention", "||M - I||; dashed: each layer; bold: their mean")
+    _put_legend(figure, lines)
+    return figure
 
 
 def write_attention(maps: HeatMaps, path: Path) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from fullrank.checking import Report
     from fullrank.experiments.analyze import ModelRank, PhaseReach
-    from fullrank.experiments.analyze_attention import ModelHeads, ModelSpectrum
+    from fullrank.experiments.analyze_attention import ModelHeads, ModelMixing, ModelSpectrum
 
 Models = Annotated[
     list[str],
@@ -305,7 +305,7 @@ def heads(
     content = {"models": [one.as_dict() for one in found], "files": [str(file) for file in files]}
     lines: list[str | Path | Table | Text] = [_heads_table(found), *map(_heads_line, found), *files]
     if prune is not None and out is not None:
-        content["pruned"] = pruned = prune_heads(name, found[0], prune, out / "pruned")
+        content["pruned"] = pruned = prune_heads(found[0], prune, out / "pruned")
         lines.append(_pruned_line(pruned))
     tell(content, lines, json=json)
 
@@ -351,6 +351,59 @@ def _heads_line(one: ModelHeads) -> str:
         f"{one.read.in_words}, weights {figures.weights}; perplexity {figures.perplexity:.3f} ({figures.objective}); the "
         f"interval of {unsure} of {len(ends)} changes includes 0"
     )
+
+
+@analyze.command(
+    epilog="Examples:  [cyan]fullrank analyze mixing runs/a runs/b --out figures[/cyan]   "
+    "[cyan]fullrank analyze mixing injected --text book.txt --json[/cyan]",
+)
+def mixing(
+    names: Models,
+    text: ModelText = None,
+    texts: Texts = 16,
+    segment_length: SegmentLength = None,
+    out: Out = None,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Mixing matrices M: how far they are from plain attention, by layer and over training (Mixhead §3).
+
+    Distance: ||M - I||. Orthogonality: ||M'M - I||^2 (Eq. 16). Variation: standard deviation over positions of the text, of a
+    mixing that depends on the query; distance and orthogonality are then means over positions.
+    A run is read at every checkpoint that it has kept (train.keep_checkpoints), the best and the last one.
+    """
+    from fullrank.experiments.analyze_attention import measure_mixing
+
+    found = measure_mixing(names, text=text, texts=texts, segment_length=segment_length, device_name=device, say=say)
+    files: list[Path] = []
+    if out is not None:
+        from fullrank.analysis.plots import write_mixing
+
+        series = {one.read.name: [(one.checkpoints[name], one.layers[name]) for name in one.layers] for one in found}
+        files = write_mixing(series, out)
+    content = {"models": [one.as_dict() for one in found], "files": [str(file) for file in files]}
+    tell(content, [_mixing_table(found), *(one.read.in_words for one in found), *files], json=json)
+
+
+def _mixing_table(found: list[ModelMixing]) -> Table:
+    from rich.text import Text
+
+    rows: list[list[str | Text]] = [
+        [
+            Text(one.read.name),
+            Text(checkpoint),
+            "" if one.checkpoints[checkpoint] is None else f"{one.checkpoints[checkpoint]:,}",
+            str(layer.layer),
+            f"{layer.distance:.3f}",
+            f"{layer.orthogonality:.3f}",
+            "" if layer.variation is None else f"{layer.variation:.3f}",
+        ]
+        for one in found
+        for checkpoint, layers in one.layers.items()
+        for layer in layers
+    ]
+    headings = ("model", "checkpoint", "step", "layer", "distance", "orthogonality", "variation")
+    return table_of(headings, rows, left=2)
 
 
 @app.command(

@@ -1,4 +1,4 @@
-"""Trained models made ready for the analyses of attention: `fullrank analyze spectrum` and `heads`."""
+"""Trained models made ready for the analyses of attention: `fullrank analyze spectrum`, `heads` and `mixing`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullrank.analysis import AttentionSpectrum, Heads, deviation_changes, heads, nats_per_token, prune, spectrum
+from fullrank.analysis import (
+    AttentionSpectrum,
+    Heads,
+    LayerMixing,
+    deviation_changes,
+    heads,
+    mixing,
+    nats_per_token,
+    prune,
+    spectrum,
+)
 from fullrank.core.errors import InputError
 from fullrank.data import load_tokenizer
 from fullrank.experiments.analyze import OpenedModel, open_models, segments
+from fullrank.experiments.models import load_ours
 from fullrank.experiments.task import Say
+from fullrank.seal import read_record
+from fullrank.training.checkpoint import kept_checkpoints
 from fullrank.training.device import choose_device
 
 
@@ -26,11 +39,12 @@ from fullrank.training.device import choose_device
 class ModelText:
     """A trained model and what it is to read.
 
-    name: as given, or its last part. source: run, saved model or Hugging Face. text: the name of the text, rows: its first
-    whole segments, (S, N).
+    name: as given, or its last part; given: as it was. source: run, saved model or Hugging Face. text: the name of the text,
+    rows: its first whole segments, (S, N).
     """
 
     name: str
+    given: str
     source: str
     text: str
     opened: OpenedModel
@@ -61,7 +75,7 @@ def read_models(
 
     Raises the errors of `open_models`, and InputError for a text shorter than a segment.
     """
-    for label, kind, opened, length in open_models(
+    found = open_models(
         names,
         text=text,
         segment_length=segment_length,
@@ -69,7 +83,8 @@ def read_models(
         dtype=torch.float32,
         say=say,
         causal=False,
-    ):
+    )
+    for given, (label, kind, opened, length) in zip(dict.fromkeys(names), found, strict=True):
         whole = (row for batch in segments(opened, length) for row in batch.split(1) if row.shape[1] == length)
         rows = [*itertools.islice(whole, texts)]
         if not rows:
@@ -77,7 +92,7 @@ def read_models(
                 f"{opened.text}: no text to read, as it has fewer than {length} tokens; give a longer --text"
             )
         opened.model.to(choose_device(device_name, "--device"))
-        yield ModelText(label, kind.replace("Face model", "Face"), str(opened.text), opened, torch.cat(rows))
+        yield ModelText(label, given, kind.replace("Face model", "Face"), str(opened.text), opened, torch.cat(rows))
 
 
 # -- spectrum ----------------------------------------------------------------------------------------------------------
@@ -171,8 +186,8 @@ def measure_heads(name: str, against: str | None = None, **options: Any) -> list
     return found
 
 
-def prune_heads(name: str, found: ModelHeads, amount: float, folder: Path) -> dict[str, Any]:
-    """Take the least important heads of the model `name` out, and save it with its tokenizer in `folder`.
+def prune_heads(found: ModelHeads, amount: float, folder: Path) -> dict[str, Any]:
+    """Take the least important heads of a model out, and save it with its tokenizer in `folder`.
 
     amount: the number of heads, or below 1 their share. What is returned says which they were, what is left, and how long
     the model reads the text, in seconds (the best of three).
@@ -187,7 +202,7 @@ def prune_heads(name: str, found: ModelHeads, amount: float, folder: Path) -> di
     chosen = found.figures.least(count)
     smaller = prune(model, chosen)
     smaller.save(folder)
-    load_tokenizer(Path(name).expanduser()).save(folder)
+    load_tokenizer(Path(found.read.given).expanduser()).save(folder)
     seconds = dict[str, float]()
     for key, one in (("before", model), ("after", smaller)) * 3:
         start = time.perf_counter()
@@ -200,3 +215,68 @@ def prune_heads(name: str, found: ModelHeads, amount: float, folder: Path) -> di
         "seconds": seconds,
         "folder": str(folder),
     }
+
+
+# -- mixing ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ModelMixing:
+    """The mixing of one model over its training: by checkpoint, with its step, the earliest first; the last is the final one.
+
+    A model that is no run has one checkpoint, `model`, without a step.
+    """
+
+    read: ModelText
+    checkpoints: dict[str, int | None]
+    layers: dict[str, tuple[LayerMixing, ...]]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON of one model; figures of a layer as in `LayerMixing`."""
+        checkpoints = [
+            {
+                "checkpoint": name,
+                "step": step,
+                "layers": [
+                    {
+                        "layer": one.layer,
+                        "name": one.name,
+                        "distance": one.distance,
+                        "orthogonality": one.orthogonality,
+                        "variation": one.variation,
+                        "matrix": one.matrix.tolist(),
+                        "deviation": None if one.deviation is None else one.deviation.tolist(),
+                    }
+                    for one in self.layers[name]
+                ],
+            }
+            for name, step in self.checkpoints.items()
+        ]
+        return self.read.as_dict(checkpoints=checkpoints)
+
+
+def measure_mixing(names: list[str], **options: Any) -> list[ModelMixing]:
+    """The mixing of each model, of a run at all checkpoints that it has kept; options as for `read_models`.
+
+    Of checkpoints of one step one is read.
+    """
+    found = []
+    for one in read_models(names, **options):
+        folder = Path(one.given).expanduser()
+        checkpoints: dict[str, int | None] = {"model": None}
+        if one.source == "run":
+            checkpoints = _checkpoints(folder / "checkpoints")
+        layers = {}
+        for name in checkpoints:
+            model = load_ours(folder, name) if one.source == "run" else one.opened.model
+            layers[name] = mixing(model, one.rows)
+        found.append(ModelMixing(one, checkpoints, layers))
+    return found
+
+
+def _checkpoints(folder: Path) -> dict[str, int | None]:
+    """Checkpoints of a run by the names that `load` takes, with their steps, the earliest first; best and last among them."""
+    kept = {step: f"kept/{path.name}" for step, path in kept_checkpoints(folder).items()}
+    named = {name: read_record(folder / name).state["step"] for name in ("best", "last") if (folder / name).is_dir()}
+    steps = {**kept, **{step: name for name, step in named.items()}}
+    return {steps[step]: step for step in sorted(steps)}
