@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import random
 import shutil
@@ -429,3 +430,47 @@ def test_mixing_over_training(place: Path, capsys: pytest.CaptureFixture[str], t
     assert "plain, layer 1" in "".join(ET.parse(tmp_path / "mixing.svg").getroot().itertext())
     code, _, said = analyzed(capsys, "mixing", place / "gpt2", "--text", place / "words.txt")
     assert (code, "no layer of it mixes heads" in said) == (2, True)
+
+
+def diagnosed(place: Path, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[dict[str, Any], str]:
+    """The JSON of `fullrank diagnose`, and the page that it wrote."""
+    capsys.readouterr()
+    page = place / "page.html"
+    with pytest.raises(SystemExit) as stopped:
+        main(["diagnose", *(word.replace("@", f"{place}/") for word in words), "--out", str(page), "--json"])
+    assert stopped.value.code in (0, None)
+    content: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return content, html.unescape(page.read_text(encoding="utf-8")).replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_diagnose(called: Called, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The rank is that of `analyze rank`, the commands it advises fit the run, and the page says what the JSON says."""
+    plain, page = diagnosed(place, capsys, "@plain")
+    findings = plain["findings"]
+    (ranked,) = found(called, "@plain")["models"]
+    figures = findings["output"]["figures"]
+    assert (figures["rank"], figures["bound"], figures["contexts"]) == (WIDTH + 2, WIDTH + 2, ranked["contexts"])
+    assert figures["effective_rank"] == pytest.approx(ranked["effective_rank"], abs=1e-9)
+    assert findings["output"]["verdict"] == "bottleneck"
+    assert figures["gradient_suppressed"] + figures["gradient_let_through"] == pytest.approx(1)
+    assert findings["output"]["advice"]
+    for finding in findings.values():
+        assert all(line.startswith(("fullrank train", "fullrank analyze heads")) for line in finding["advice"])
+        assert all(
+            text in page for text in (*finding["words"], finding["rule"], finding["verdict"], *finding["advice"])
+        )
+    mixture, _ = diagnosed(place, capsys, "@mixture")
+    assert mixture["findings"]["output"]["verdict"] == "no bottleneck"
+    assert mixture["findings"]["output"]["advice"] == []
+
+
+def test_diagnose_a_hugging_face_model(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gpt2, _ = diagnosed(place, capsys, "@gpt2", "--text", "@words.txt", "--segment-length", "12")
+    model = transformers.AutoModelForCausalLM.from_pretrained(place / "gpt2")
+    assert gpt2["parameters"] == model.num_parameters()
+    parts = gpt2["findings"]["parameters"]["figures"]["parts"]
+    assert parts["vocabulary"] == model.transformer.wte.weight.numel()  # tied
+    assert parts["attention"] == sum(p.numel() for p in model.transformer.h[0].attn.parameters())
+    assert sum(parts.values()) == gpt2["parameters"]
+    assert gpt2["findings"]["output"]["figures"]["rank"] == 9
+    assert gpt2["findings"]["context"]["verdict"] != "not measured"

@@ -153,7 +153,7 @@ def heads(
     `spectrum` refuses.
     """
     reader, texts = AttentionReader(model), texts_of(input_ids)
-    objective, pieces = _pieces(reader.model, texts, mask_id, marks)
+    objective, pieces = predictions(reader.model, texts, mask_id, marks)
     layers, similarities = [], _similarities(reader.traces(texts))
     with ablatable(reader) as keeps, evaluating(reader.model):
         nll = _nll(reader.model, pieces)
@@ -173,7 +173,7 @@ def nats_per_token(
     """Nats per token of each text (S,), of the tokens that `heads` looks at."""
     own = unwrapped(model)
     with evaluating(own):
-        return _nll(own, _pieces(own, texts_of(input_ids), mask_id, marks)[1])
+        return _nll(own, predictions(own, texts_of(input_ids), mask_id, marks)[1])
 
 
 def _layer(nll: np.ndarray, without: np.ndarray, similarity: np.ndarray) -> LayerHeads:
@@ -188,7 +188,7 @@ def _layer(nll: np.ndarray, without: np.ndarray, similarity: np.ndarray) -> Laye
 
 
 @dataclass(frozen=True)
-class _Piece:
+class Prediction:
     """Inputs and targets (B, N) of one pass; at (B K,): the tokens that count, in the flattened inputs, None: all."""
 
     inputs: Tensor
@@ -196,20 +196,22 @@ class _Piece:
     at: Tensor | None = None
 
 
-def _pieces(model: Any, texts: list[Tensor], mask_id: int | None, marks: Sequence[int]) -> tuple[str, list[_Piece]]:
-    """The tokens that are predicted, in words, and the passes in which they are."""
+def predictions(
+    model: Any, texts: list[Tensor], mask_id: int | None, marks: Sequence[int]
+) -> tuple[str, list[Prediction]]:
+    """The tokens of texts (1, N) that are predicted, in words, and the passes in which they are (see `heads`)."""
     device, rows = device_of(model), max(1, _AT_ONCE // texts[0].shape[1])
     together = torch.cat(texts).to(device)
     if isinstance(model, LanguageModel) and model.memory_length:
         stream, length = together.flatten()[None], texts[0].shape[1]
         pairs = zip(stream[:, :-1].split(length, 1), stream[:, 1:].split(length, 1), strict=True)
-        return "next tokens, with memory", [_Piece(inputs, targets) for inputs, targets in pairs]
+        return "next tokens, with memory", [Prediction(inputs, targets) for inputs, targets in pairs]
     if isinstance(model, MaskedLanguageModel):
         mask_id = model.mask_id
     elif mask_id is None and type(model).__name__.endswith("ForMaskedLM"):
         raise InputError(f"{type(model).__name__}: predicts masked tokens; give mask_id=tokenizer.mask_token_id")
     if mask_id is None:
-        return "next tokens", [_Piece(batch[:, :-1], batch[:, 1:]) for batch in together.split(rows)]
+        return "next tokens", [Prediction(batch[:, :-1], batch[:, 1:]) for batch in together.split(rows)]
     draws = torch.rand(together.shape, generator=torch.Generator().manual_seed(0)).to(device)
     draws[torch.isin(together, torch.tensor([*marks], device=device))] = 2.0  # after all others
     count = max(1, round(MASKED_SHARE * together.shape[1]))
@@ -217,11 +219,11 @@ def _pieces(model: Any, texts: list[Tensor], mask_id: int | None, marks: Sequenc
     for batch, numbers in zip(together.split(rows), draws.split(rows), strict=True):
         chosen = numbers.argsort(1)[:, :count].sort(1).values
         first = torch.arange(len(batch), device=device)[:, None] * batch.shape[1]
-        pieces.append(_Piece(batch.scatter(1, chosen, mask_id), batch, (first + chosen).flatten()))
+        pieces.append(Prediction(batch.scatter(1, chosen, mask_id), batch, (first + chosen).flatten()))
     return f"{count} masked tokens a text", pieces
 
 
-def _nll(model: Any, pieces: list[_Piece]) -> np.ndarray:
+def _nll(model: Any, pieces: list[Prediction]) -> np.ndarray:
     """Nats per token of each text (S,), in the precision of the model, means in double precision."""
     memory, found = None, []
     for piece in pieces:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fullrank.checking import Report
     from fullrank.experiments.analyze import ModelRank, PhaseReach
     from fullrank.experiments.analyze_attention import ModelHeads, ModelMixing, ModelSpectrum
+    from fullrank.reporting.diagnosis import Diagnosis
 
 Models = Annotated[
     list[str],
@@ -485,3 +486,53 @@ def _figure(value: float | None) -> str:
     if value is None:
         return ""
     return "0" if value == 0 else f"{value:.1e}"
+
+
+@app.command(
+    epilog="Examples:  [cyan]fullrank diagnose runs/mine[/cyan]   "
+    "[cyan]fullrank diagnose gpt2 --text book.txt --out gpt2.html[/cyan]"
+)
+def diagnose(
+    name: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="A run folder, a saved model, or a Hugging Face model (folder or name)."),
+    ],
+    text: ModelText = None,
+    segment_length: SegmentLength = None,
+    checkpoint: Checkpoint = "best",
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="The page; diagnosis.html in a run's folder, or here.")
+    ] = None,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Which bottleneck a model is in, on one page: small heads, one softmax, short context, redundant heads, parameters.
+
+    Each finding has its figures, the rule behind its verdict, and what to try.
+    """
+    from fullrank.experiments.diagnose import diagnose as diagnose_model
+    from fullrank.files import write_text
+
+    found = diagnose_model(
+        name, text=text, segment_length=segment_length, checkpoint=checkpoint, device_name=device, say=say
+    )
+    folder = Path(name).expanduser() if found.source == "run" else Path()
+    page = out or folder / "diagnosis.html"
+    write_text(page, found.page())
+    content = {**found.as_dict(), "page": str(page)}
+    tell(content, [*_diagnosis_lines(found), page], json=json)
+
+
+def _diagnosis_lines(found: Diagnosis) -> Iterator[str | Text]:
+    from rich.text import Text
+
+    styles = {"bottleneck": "bold red", "perhaps": "yellow", "no bottleneck": "green", "not measured": "dim"}
+    yield found.headline
+    for finding in found.findings:
+        yield ""
+        yield Text(f"{finding.title}: ").append(finding.verdict, style=styles[finding.verdict])
+        yield from (f"  {sentence}" for sentence in finding.words)
+        if finding.rule:
+            yield Text(f"  {finding.rule}", style="dim")
+        yield from (f"  try: {line}" for line in finding.advice)
+    yield ""

@@ -21,7 +21,7 @@ from fullrank.data import load_tokenizer
 from fullrank.data.files import Section, pieces
 from fullrank.evaluation.perplexity import final_protocol, masked_protocol
 from fullrank.experiments.language_model import skip_schedule
-from fullrank.experiments.models import Kind, load_causal, load_ours, model_kind
+from fullrank.experiments.models import Kind, load_causal, load_ours, location_of, model_kind
 from fullrank.experiments.run import corpus_of
 from fullrank.experiments.run_folder import open_run
 from fullrank.experiments.task import Say
@@ -73,7 +73,7 @@ def open_with_text(
     folder = Path(name).expanduser()
     label, ids, start = None if text is None else str(text), iter(list[list[int]]()), None
     if kind in ("Hugging Face model", "Python function"):
-        if kind == "Hugging Face model" and not folder.is_dir() and not name.startswith("hf:"):
+        if kind == "Hugging Face model" and not Path(location_of(name)).is_dir() and not name.startswith("hf:"):
             say(f"{name}: no such folder, file or recipe; looking for it on the Hugging Face hub")
         loaded = load_causal(name, dtype, tokenizer=text is not None, as_saved=not causal)
         if text is None:

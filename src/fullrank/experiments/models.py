@@ -114,7 +114,7 @@ def load_causal(name: str, dtype: torch.dtype, *, tokenizer: bool = True, as_sav
             f"{name}: holds no tokenizer (tokenizer.json or the like); save the model's tokenizer there, "
             "tokenizer.save_pretrained(folder)"
         )
-    where = str(folder) if folder.is_dir() else name
+    where = location_of(name)
     if is_type and not folder.is_dir() and name in transformers.CONFIG_MAPPING:
         if tokenizer:
             raise InputError(f"hf:{name}: a model type, untrained and without a tokenizer; give a folder or a hub name")

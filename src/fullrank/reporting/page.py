@@ -35,6 +35,11 @@ def render(content: Comparison | Tuning, title: str | None = None) -> str:
     values = _of_tuning(content) if isinstance(content, Tuning) else _of_comparison(content)
     template = "finetuning.html" if isinstance(content, Tuning) else "comparison.html"
     values |= {"summary": summary.summarize(content)} | ({} if title is None else {"title": title})
+    return fill(template, **values)
+
+
+def fill(template: str, **values: Any) -> str:
+    """A page from one of the templates."""
     return _environment().get_template(template).render(values)
 
 

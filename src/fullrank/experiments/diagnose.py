@@ -1,0 +1,475 @@
+"""Which bottleneck a model is in: heads, output layer, memory, redundant heads, parameters; each with what to try."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fullrank.analysis import GradientShare, gradient_share, heads, rank, spectrum
+from fullrank.analysis.heads import predictions
+from fullrank.analysis.rank import unwrapped
+from fullrank.analysis.size import parameters_by_part
+from fullrank.config.recipe import resolve
+from fullrank.core.config import WeightedConfig, stage_name
+from fullrank.core.decoder import LanguageModel
+from fullrank.core.errors import ConfigError, InputError
+from fullrank.core.masked import MaskedLanguageModel
+from fullrank.core.output import IGNORED
+from fullrank.decoding.sample import evaluating
+from fullrank.evaluation.statistics import Interval, paired_interval
+from fullrank.experiments.analyze import ModelRank, OpenedModel, open_models, segments
+from fullrank.experiments.models import Kind
+from fullrank.experiments.task import Say
+from fullrank.reporting.diagnosis import Diagnosis, Finding, Verdict
+from fullrank.reporting.drawing import Curve, Series, draw_curves
+from fullrank.reporting.tables import table
+from fullrank.training.device import choose_device, device_of
+
+TEXTS = 16  # segments whose attention weights are read
+_GRADIENTS, _CONTEXTS = 4096, 64  # tokens whose gradient is read; segments over which the use of context is measured
+_LOGITS = 1 << 24  # numbers in a block of logits
+_USEFUL = 0.005  # rules behind the verdicts, stated with them: nats per token
+_IDLE = 0.001  # of the perplexity
+_ATTENTION, _VOCABULARY = 1 / 3, 1 / 2  # shares of all parameters
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """A model with its text: `tokens` are token ids, read as often as needed."""
+
+    name: str
+    label: str
+    kind: Kind
+    opened: OpenedModel
+    length: int
+    tokens: list[int]
+    say: Say
+
+    @property
+    def model(self) -> Any:
+        return self.opened.model
+
+    @property
+    def own(self) -> LanguageModel | None:
+        """The model of ours, also inside an exported one; None for any other."""
+        inner = unwrapped(self.model)
+        return inner if isinstance(inner, LanguageModel) else None
+
+    @property
+    def masked(self) -> bool:
+        """Tokens are predicted from both sides."""
+        return self.opened.mask_id is not None or isinstance(unwrapped(self.model), MaskedLanguageModel)
+
+    def rows(self, length: int, most: int) -> list[Tensor]:
+        """The first `most` whole segments (1, length) of the text."""
+        batches = segments(replace(self.opened, ids=[self.tokens]), length)
+        whole = (row for batch in batches for row in batch.split(1) if row.shape[1] == length)
+        return list(itertools.islice(whole, most))
+
+    def try_(self, *overrides: str) -> list[str]:
+        """The command that trains this run with some settings changed; none where they do not fit it, or are its own."""
+        if self.kind != "run":
+            return []
+        path = Path(self.name).expanduser() / "config.yaml"
+        try:
+            changed = resolve(str(path), overrides=overrides).config
+        except ConfigError:
+            return []
+        if changed == resolve(str(path)).config:
+            return []
+        return [f"fullrank train {path} {' '.join(overrides)}"]
+
+    def inject(self, **options: object) -> list[str]:
+        """The line that injects stages into a model of Hugging Face."""
+        if self.own is not None:
+            return []
+        return [
+            f"fr.inject(model, {', '.join(f'{key}={value!r}' for key, value in options.items())})  # then fine-tune"
+        ]
+
+
+def diagnose(
+    name: str,
+    *,
+    text: Path | None = None,
+    segment_length: int | None = None,
+    checkpoint: str = "best",
+    device_name: str = "auto",
+    say: Say = print,
+) -> Diagnosis:
+    """The diagnosis of a trained model on `text` (None: a run's own valid split).
+
+    Raises the errors of `measure_ranks`, and InputError for a text shorter than a segment.
+    """
+    opened_models = open_models(
+        [name],
+        text=text,
+        segment_length=segment_length,
+        checkpoint=checkpoint,
+        dtype=torch.float32,
+        say=say,
+        causal=False,
+    )
+    ((label, kind, opened, length),) = opened_models
+    opened.model.to(choose_device(device_name, "--device")).eval()
+    # enough for the contexts of the rank, which has to be above its bound
+    wanted = max(_CONTEXTS * _longest(opened, length), _GRADIENTS, 6 * (_width(opened.model) + 32))
+    tokens = list(itertools.islice(itertools.chain.from_iterable(opened.ids), wanted))
+    subject = _Subject(name, label, kind, opened, length, tokens, say)
+    if not subject.rows(length, 1):
+        raise InputError(f"--text: {opened.text} has {len(tokens):,} tokens, less than a segment of {length:,}")
+    findings = []
+    for examine in (_attention, _output, _memory, _heads, _parameters):
+        finding = examine(subject)
+        say(f"{finding.title}: {finding.verdict}")
+        findings.append(finding)
+    parameters = sum(parameter.numel() for parameter in opened.model.parameters())
+    source = kind.replace("Face model", "Face")
+    return Diagnosis(label, source, str(opened.text), parameters, length, findings)
+
+
+def _width(model: Any) -> int:
+    config = model.config
+    return int((config.get_text_config() if hasattr(config, "get_text_config") else config).hidden_size)
+
+
+# -- small heads -------------------------------------------------------------------------------------------------------
+
+
+def _attention(subject: _Subject) -> Finding:
+    title, short = "Small heads", "heads that are small for the length"
+    try:
+        read = spectrum(subject.model, subject.rows(subject.length, TEXTS))
+    except InputError as error:
+        return Finding("attention", title, short, "not measured", [f"{error}."])
+    before, after = (
+        [float(getattr(layer, when).effective_rank.mean()) for layer in read.layers] for when in ("before", "after")
+    )
+    mixes = any(layer.after is not layer.before for layer in read.layers)
+    dim, mean = _head_dim(subject), float(np.mean(after))
+    size = dim * (len(read.layers[0].after.effective_rank) if mixes else 1)
+    owner = f"The {size // dim} mixed heads of a layer have together" if mixes else "A head has"
+    if size >= read.length:
+        verdict: Verdict = "no bottleneck"
+        bound = f"{owner} {size} dimensions, enough to form any pattern of attention over {read.length:,} tokens."
+    else:
+        verdict = "bottleneck" if mean >= size else "perhaps" if mean > size / 2 else "no bottleneck"
+        bound = (
+            f"{owner} {size} dimensions and a segment {read.length:,} tokens: not every pattern of attention can be formed "
+            "(Mixhead, Theorem 1)."
+        )
+    words = [
+        f"The attention weights have an effective rank of {mean:.1f} of {read.length:,}"
+        + (f" after mixing, {np.mean(before):.1f} before" if mixes else "")
+        + f" (mean of {len(after)} layers, {read.texts} segments).",
+        bound,
+    ]
+    rule = (
+        "A bottleneck where the effective rank reaches the dimensions of a head, which are fewer than the tokens of a segment; "
+        "perhaps where it reaches half of them."
+    )
+    shares = np.arange(1, read.layers[0].after.curves.shape[1] + 1) / read.length
+    curves = tuple(Curve(shares, layer.after.curves.mean(0)) for layer in read.layers)
+    note = "Thin: single layers. Attention that spreads over all singular values evenly would be the diagonal."
+    drawings = draw_curves(
+        "Sum of the largest singular values", note, [Series("weights", 1, curves)], "share of their sum",
+        "share of the singular values", from_zero=True, show=lambda value: f"{value:.2g}",
+    )  # fmt: skip
+    advice = [] if verdict == "no bottleneck" else _mixing(subject)
+    figures = {
+        "head_dim": dim, "length": read.length, "texts": read.texts, "effective_rank": mean, "weights": read.weights,
+        "effective_rank_by_layer": after, "effective_rank_before_mixing_by_layer": before,
+    }  # fmt: skip
+    return Finding("attention", title, short, verdict, words, figures, rule, advice, drawings=drawings)
+
+
+def _head_dim(subject: _Subject) -> int:
+    if subject.own is not None:
+        assert subject.own.config.head_dim is not None
+        return subject.own.config.head_dim
+    config = subject.model.config.get_text_config()
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def _mixing(subject: _Subject) -> list[str]:
+    if subject.own is None:
+        return subject.inject(mix="position_wise")
+    return subject.try_("model.attention.mix=position_wise") + subject.try_(f"model.head_dim={2 * _head_dim(subject)}")
+
+
+# -- the output layer --------------------------------------------------------------------------------------------------
+
+
+def _output(subject: _Subject) -> Finding:
+    title, short = "Output layer", "a single softmax over the vocabulary"
+    words, content = list[str](), dict[str, Any]()
+    try:
+        share = _gradient(subject)
+        words.append(
+            f"Of the gradient's norm the output layer lets {100 * share.let_through:.1f} % through and suppresses "
+            f"{100 * share.suppressed:.1f} % ({share.tokens:,} tokens; 95 to 99 % in large models, arXiv 2603.10145); of a "
+            f"random direction {100 * min(share.width / share.vocab_size, 1) ** 0.5:.1f} % would pass, the root of d / V."
+        )
+        content |= {"gradient_suppressed": share.suppressed, "gradient_let_through": share.let_through}
+        found = _rank(subject)
+    except InputError as error:
+        return Finding("output", title, short, "not measured", [*words, f"{error}."], content)
+    figures, layer = found.figures, found.figures.layer
+    verdict: Verdict = "no bottleneck"
+    if layer.exempt is None and figures.vocab_size > layer.bound:
+        verdict = "bottleneck" if figures.conclusive and figures.rank <= layer.bound else "perhaps"
+    ranks = (
+        f"The log-probabilities have rank {figures.rank:,} after {figures.contexts:,} contexts, with {layer.hidden_size:,} "
+        f"hidden dimensions and {figures.vocab_size:,} words ({layer.kind})."
+    )
+    rule = "A bottleneck where the rank stays at its bound below the vocabulary; perhaps where contexts were too few to tell."
+    advice = []
+    if verdict != "no bottleneck":
+        advice = subject.try_("model.output.kind=mixture_of_softmaxes", "model.output.mixtures=5")
+        advice += subject.try_("model.output.normalize=sigsoftmax")
+    content |= {key: value for key, value in found.as_dict().items() if key not in ("model", "source", "text")}
+    return Finding("output", title, short, verdict, [ranks, *found.remarks(), *words], content, rule, advice)
+
+
+def _gradient(subject: _Subject) -> GradientShare:
+    """The share of the gradient of the nll of the predicted tokens that the output layer lets through."""
+    rows = subject.rows(subject.length, max(1, _GRADIENTS // subject.length))
+    opened = subject.opened
+    if not subject.masked:
+        return gradient_share(subject.model, [(row[:, :-1], row[:, 1:]) for row in rows])
+    batches = []
+    for part in predictions(unwrapped(subject.model), rows, opened.mask_id, opened.marks)[1]:
+        assert part.at is not None
+        targets = torch.full_like(part.targets, IGNORED).flatten()
+        targets[part.at] = part.targets.flatten()[part.at]
+        batches.append((part.inputs, targets.view_as(part.targets)))
+    return gradient_share(subject.model, batches)
+
+
+def _rank(subject: _Subject) -> ModelRank:
+    """The figures of `fullrank analyze rank`."""
+    batches = subject.rows(subject.length, len(subject.tokens))
+    was = next(subject.model.parameters()).dtype
+    try:
+        return ModelRank(subject.label, "", "", subject.length, rank(subject.model.double(), batches))
+    finally:
+        subject.model.to(was)
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def _longest(opened: OpenedModel, length: int) -> int:
+    """Tokens of the longest text that the use of context is measured on: a segment and its memory."""
+    own = unwrapped(opened.model)
+    memory = own.memory_length if isinstance(own, LanguageModel) else 0
+    return min(length + memory, opened.max_length or length + memory)
+
+
+def _memory(subject: _Subject) -> Finding:
+    title, short = "Context", "the length of its context"
+    if subject.masked:
+        return Finding("context", title, short, "not measured", ["The model reads a text from both sides."])
+    longest = _longest(subject.opened, subject.length)
+    scored = max(longest // 8, 1)
+    rows = subject.rows(longest, _CONTEXTS)
+    if len(rows) < 2:
+        lacks = f"The text has fewer than two segments of {longest:,} tokens."
+        return Finding("context", title, short, "not measured", [lacks])
+    most = longest - scored
+    lengths = [*itertools.takewhile(lambda n: n < most, (2**i for i in range(3, 30))), most]
+    lengths = [n for n in lengths if n == most or n <= most / 1.5]
+    opening = subject.opened.bos_id is not None
+    nll = {n: _nll_after(subject.model, rows, n, scored, opening) for n in lengths}
+    means = {n: float(values.mean()) for n, values in nll.items()}
+    reach = min(n for n in lengths if means[n] <= min(means.values()) + _USEFUL)
+    gain, interval = 0.0, None
+    if len(lengths) > 1:
+        gain = means[lengths[-2]] - means[most]
+        interval = paired_interval(nll[lengths[-2]].tolist(), nll[most].tolist())
+    verdict: Verdict = "no bottleneck"
+    if gain > _USEFUL:
+        verdict = "bottleneck" if interval is not None and interval.high < -_USEFUL else "perhaps"
+    words = [
+        f"The same {scored:,} tokens of {len(rows)} texts have perplexity "
+        + ", ".join(f"{math.exp(mean):,.1f} after {n:,}" for n, mean in means.items())
+        + " tokens of context.",
+        f"{reach:,} tokens of context are enough: more changes the nll by less than {_USEFUL:g} nats per token.",
+        *_last_step(lengths, gain, interval),
+    ]
+    rule = (
+        f"A bottleneck where the last step lowers the nll by more than {_USEFUL:g} nats per token, with its whole 95 % "
+        "interval over texts; perhaps where the interval includes less."
+    )
+    curve = Curve(np.array(lengths, dtype=float), np.exp([means[n] for n in lengths]))
+    note = f"The last {scored:,} tokens of {len(rows)} texts, read with so many tokens before them."
+    drawings = [] if len(lengths) < 2 else draw_curves(
+        "Perplexity by context", note, [Series("perplexity", 2, (curve,))], "perplexity", "tokens of context"
+    )  # fmt: skip
+    advice = [] if verdict == "no bottleneck" else _longer(subject, longest)
+    figures = {
+        "perplexity": {str(n): math.exp(mean) for n, mean in means.items()},
+        "reach": reach,
+        "scored": scored,
+        "texts": len(rows),
+    }
+    return Finding("context", title, short, verdict, words, figures, rule, advice, drawings=drawings)
+
+
+def _last_step(lengths: Sequence[int], gain: float, interval: Interval | None) -> Iterator[str]:
+    if len(lengths) > 1:
+        sure = "" if interval is None else f" (95 % from {-interval.high:+.4f} to {-interval.low:+.4f})"
+        yield f"From {lengths[-2]:,} to {lengths[-1]:,} tokens the nll falls by {gain:.4f} nats per token{sure}."
+
+
+def _longer(subject: _Subject, longest: int) -> list[str]:
+    own = subject.own
+    if own is None:
+        positions = subject.opened.max_length
+        return (
+            [f"read longer segments: --segment-length {2 * longest}"] if positions and positions >= 2 * longest else []
+        )
+    remember = f"model.memory_length={max(2 * own.memory_length, subject.length)}"
+    return subject.try_(remember) or subject.try_(remember, "train.order=contiguous")
+
+
+def _nll_after(model: Any, rows: Sequence[Tensor], context: int, scored: int, opening: bool) -> np.ndarray:
+    """Mean nll (rows,) of the last `scored` tokens of each row (1, N), with `context` tokens before them.
+
+    opening: the first token of a row opens every text, and is kept.
+    """
+    texts = torch.cat(list(rows))
+    kept = texts[:, -(context + scored) :]
+    if opening and kept.shape[1] < texts.shape[1]:
+        kept = torch.cat((texts[:, :1], kept[:, 1:]), dim=1)
+    nll = _reader(model)
+    at_once = max(1, _LOGITS // (kept.shape[1] * model.config.vocab_size))
+    with evaluating(model):
+        parts = [nll(part.to(device_of(model)))[:, -scored:].double().mean(1).cpu() for part in kept.split(at_once)]
+    return torch.cat(parts).numpy()
+
+
+def _reader(model: Any) -> Callable[[Tensor], Tensor]:
+    """The nll (B, N - 1) of the tokens of ids (B, N) but the first."""
+    own = unwrapped(model)
+    if isinstance(own, LanguageModel):
+        return lambda ids: own.nll(ids[:, :-1], ids[:, 1:]).per_token
+
+    def of_logits(ids: Tensor) -> Tensor:
+        log_prob = torch.log_softmax(model(ids[:, :-1]).logits.float(), dim=-1)
+        return -log_prob.gather(2, ids[:, 1:, None])[..., 0]
+
+    return of_logits
+
+
+# -- redundant heads ---------------------------------------------------------------------------------------------------
+
+
+def _heads(subject: _Subject) -> Finding:
+    title, short = "Redundant heads", "heads that it does not need"
+    opened = subject.opened
+    try:
+        rows = torch.cat(subject.rows(subject.length, TEXTS))
+        read = heads(subject.model, rows, mask_id=opened.mask_id, marks=opened.marks)
+    except InputError as error:
+        return Finding("heads", title, short, "not measured", [f"{error}."])
+    changes = np.concatenate([layer.change for layer in read.layers]) / read.perplexity
+    idle = int((changes < _IDLE).sum())
+    alike = [layer.redundancy for layer in read.layers if layer.redundancy is not None]
+    share = idle / len(changes)
+    verdict: Verdict = "bottleneck" if share > 1 / 2 else "perhaps" if share > 1 / 4 else "no bottleneck"
+    words = [
+        f"{idle} of {len(changes)} heads can be taken out, one at a time, for less than {100 * _IDLE:g} % of perplexity "
+        f"({len(rows)} texts, {read.objective}).",
+        *(
+            [f"Two heads of a layer have outputs that are alike by {np.mean(alike):.2f} (linear CKA, mean)."]
+            if alike
+            else []
+        ),
+    ]
+    rule = "A bottleneck where more than half of the heads can be taken out; perhaps where more than a quarter can."
+    advice = []
+    if verdict != "no bottleneck":
+        advice = subject.try_("model.attention.cross_head=0.1") + subject.inject(cross_head=0.1)
+        attention = None if subject.own is None else subject.own.config.attention
+        if isinstance(attention, WeightedConfig) and stage_name(attention.mix) == "none":  # as `prune` asks
+            text = "" if subject.kind == "run" else f" --text {opened.text}"
+            advice.append(f"fullrank analyze heads {subject.name}{text} --prune {idle} --out pruned")
+    slots = [Series(f"layer {i}", i, (_sorted(layer.change / read.perplexity),)) for i, layer in enumerate(read.layers)]
+    note = "Each layer's heads, ordered by what the model loses without them."
+    drawings = draw_curves(
+        "Rise of perplexity without a head", note, slots, "percent", "heads", show=lambda value: f"{value:.3g}"
+    )
+    figures = {
+        "change": [layer.change.tolist() for layer in read.layers], "perplexity": read.perplexity, "idle": idle,
+        "similarity": [layer.redundancy for layer in read.layers],
+    }  # fmt: skip
+    return Finding("heads", title, short, verdict, words, figures, rule, advice, drawings=drawings)
+
+
+def _sorted(shares: np.ndarray) -> Curve:
+    return Curve(np.arange(1.0, len(shares) + 1), 100 * np.sort(shares))
+
+
+# -- parameters --------------------------------------------------------------------------------------------------------
+
+
+def _parameters(subject: _Subject) -> Finding:
+    title, short = "Parameters", "parameters that stand in the wrong place"
+    parts = _parts(subject)
+    total = sum(parts.values())
+    shares = {part: size / total for part, size in parts.items()}
+    name, largest = max(shares.items(), key=lambda item: item[1])
+    vocabulary = sum(shares.get(part, 0.0) for part in ("embedding", "output", "vocabulary"))
+    attention = shares.get("attention", 0.0)
+    advice, verdict = [], "no bottleneck"
+    if vocabulary > _VOCABULARY:
+        verdict, short = "bottleneck", "the size of its vocabulary layers"
+        advice = subject.try_("model.output.tied=true") + _adaptive(subject)
+    elif attention > _ATTENTION:
+        verdict, short = "perhaps", "the parameters of its attention"
+        advice = subject.try_("model.attention.kind=multilinear")
+    words = [
+        f"Of {total:,} parameters {100 * largest:.0f} % are {name.replace('_', '-')}; attention has {100 * attention:.0f} %, "
+        f"the vocabulary's layers {100 * vocabulary:.0f} %.",
+    ]
+    rule = (
+        f"A bottleneck where the vocabulary takes more than {100 * _VOCABULARY:.0f} % of all parameters; perhaps where "
+        f"attention takes more than {100 * _ATTENTION:.0f} %."
+    )
+    rows = ([("part", part.replace("_", " ")), ("parameters", f"{size:,}"), ("share", f"{100 * shares[part]:.1f} %")]
+            for part, size in parts.items() if size)  # fmt: skip
+    return Finding(
+        "parameters", title, short, verdict, words, {"parts": parts, "total": total}, rule, advice,  # type: ignore[arg-type]
+        tables=[table("Parameters by part", rows)],
+    )  # fmt: skip
+
+
+def _parts(subject: _Subject) -> dict[str, int]:
+    if subject.own is not None:
+        return {part: size for part, size in parameters_by_part(subject.own).items() if part != "total"}
+    from fullrank.hf.inject import attention_modules
+
+    model = subject.model
+    tables = [model.get_input_embeddings(), model.get_output_embeddings()]
+    vocabulary = {parameter for one in tables if one is not None for parameter in one.parameters()}
+    attention = {parameter for module in attention_modules(model).values() for parameter in module.parameters()}
+    rest = {*model.parameters()} - vocabulary - attention
+    named = (("vocabulary", vocabulary), ("attention", attention - vocabulary), ("feed_forward_and_others", rest))
+    return {part: sum(parameter.numel() for parameter in members) for part, members in named}
+
+
+def _adaptive(subject: _Subject) -> list[str]:
+    if subject.own is None or (size := subject.own.config.vocab_size) is None:
+        return []
+    cutoffs = f"[{size // 10},{size // 3}]"
+    both = (f"model.{part}.{key}" for part in ("input", "output") for key in ("kind=adaptive", f"cutoffs={cutoffs}"))
+    return subject.try_(*both)
