@@ -22,6 +22,7 @@ CELLS = [  # the smaller scales of a row are everyday ones in turn
 SIX = ["plain", "sigsoftmax", "a", "a-sigsoftmax", "b", "b-sigsoftmax"]
 MIXES = ["plain", "a", "b"]
 TENSORIZED = ["plain", "core1", "core2", "decayed", "core1-as-published", "core2-as-published"]
+BASELINES = ["transformer-xl", "transformer-xl-tt", "sparse"]
 TABLE4 = [f"h{h}-{mix}" for h in (4, 32, 64) for mix in MIXES]
 TABLE4_OURS = [f"h{h}-{mix}-{how}" for h in (4, 32, 64) for how in ("cross", "released") for mix in ("a", "b")]
 TRANSLATION = ["mixhead/table4", "mixhead/table4-long", "tensorized/table3"]
@@ -68,8 +69,8 @@ def test_recipes_are_there() -> None:
         "mos/table1-wikitext2": ["plain", "k10", "plain-d300", "k10-d300"],
         "mos/table2": [f"k{k}{width}" for width in ("", "-d300") for k in (2, 5, 10, 15)],
         "tensorized/table1": [*TENSORIZED, "transformer-xl"],
-        "tensorized/table2-ptb": ["plain", "narrow", *TENSORIZED[1:]],
-        "tensorized/table2-wikitext103": [*TENSORIZED, "transformer-xl"],
+        "tensorized/table2-ptb": ["plain", "narrow", *TENSORIZED[1:], *BASELINES[:2], "adaptive-input", "sparse"],
+        "tensorized/table2-wikitext103": [*TENSORIZED, *BASELINES],
         "tensorized/table3": ["plain", "core1", "core2", "decayed"],
     }
     for name in NAMES:
