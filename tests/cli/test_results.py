@@ -49,8 +49,10 @@ def test_a_row_of_the_ledger_says_what_the_run_says(run: Path, tmp_path: Path) -
     text = ledger.read_text()
     row, result = json.loads(text), json.loads((run / "result.json").read_text())
     assert row["result"] == hashlib.sha256((run / "result.json").read_bytes()).hexdigest()
-    for key in ("final", "last", "best", "seed", "parameters", "steps", "epochs", "ms_per_step", "row", "scale"):
+    for key in ("final", "seed", "parameters", "steps", "epochs", "ms_per_step", "row", "scale"):
         assert row[key] == result[key]
+    assert row["last"] == (None if result["last"] == result["final"] else result["last"])
+    assert row["best"]["step"] == result["best"]["step"]
     assert row["protocol"] == {"words": result["protocol"], "settings": result["protocol_settings"]}
     assert (row["tokens"], row["seconds"]) == (result["tokens_seen"], result["wall_seconds"])
     assert row["data"]["sha256"] == result["corpus"]["sha256"]

@@ -10,6 +10,7 @@ import typer
 from fullrank.cli.app import app
 from fullrank.cli.options import Json, Quiet
 from fullrank.cli.output import say, silent, tell
+from fullrank.core.errors import InputError
 
 ledger_app = typer.Typer(help="The ledger of finished runs, and the result pages made from it.", no_args_is_help=True)
 app.add_typer(ledger_app, name="ledger")
@@ -77,3 +78,25 @@ def add(
     added = add_rows(ledger, [row_of(run) for run in runs])
     found = {"ledger": str(ledger), "runs": len(runs), "added": added}
     tell(found, [f"{added} of {len(runs)} runs added to {ledger}"], json=json)
+
+
+@ledger_app.command(epilog="Examples:  [cyan]fullrank ledger pages[/cyan]   [cyan]fullrank ledger pages --check[/cyan]")
+def pages(
+    folder: Annotated[
+        Path, typer.Argument(metavar="[DIR]", help="The folder of ledger.jsonl, claims/ and the pages.")
+    ] = LEDGER.parent,
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; fail if a page was edited by hand.")] = False,
+    json: Json = False,
+) -> None:
+    """Make the result pages from the ledger: for each paper a verdict on every claim, and all runs."""
+    from fullrank.reporting.result_pages import check_pages, write_pages
+
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder; give the one that holds ledger.jsonl")
+    changed: list[str] = []
+    if check:
+        check_pages(folder)
+    else:
+        changed = write_pages(folder)
+    words = [f"written: {', '.join(changed)}"] if changed else [f"{folder}: every page is what the ledger says"]
+    tell({"folder": str(folder), "written": changed}, words, json=json)

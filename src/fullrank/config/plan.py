@@ -55,7 +55,7 @@ class PlanFile(Section):
 
 
 def read_plan(path: Path) -> PlanFile:
-    """The plan in a YAML file; ConfigError names the file and lists every fault."""
+    """The plan in a YAML file; ConfigError names the file and the key."""
     raw: dict[str, Any] = read_yaml(path)
     try:
         return PlanFile.from_dict(raw)

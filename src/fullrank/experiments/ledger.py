@@ -34,7 +34,11 @@ def row_of(folder: Path) -> dict[str, Any]:
         "set": differences(config, recipe, result.get("row"), result.get("scale")),
         "data": _data(result, config.data.name, identity),
         "protocol": {"words": result.get("protocol"), "settings": result.get("protocol_settings")},
-        **{key: result.get(key) for key in ("final", "last", "best", "parameters", "steps", "epochs")},
+        "last": None if result.get("last") == result["final"] else result.get("last"),
+        "best": {
+            key: value for key, value in mapping(result.get("best")).items() if key not in ("protocol", "next_token")
+        },
+        **{key: result.get(key) for key in ("final", "parameters", "steps", "epochs")},
         "tokens": result.get("tokens_seen"),
         "stopped_early": result.get("stopped_early"),
         "flops_per_token": size_of_run(config)["flops_per_token"] if isinstance(config, RunConfig) else None,
