@@ -53,7 +53,7 @@ def test_a_row_of_the_ledger_says_what_the_run_says(run: Path, tmp_path: Path) -
         assert row[key] == result[key]
     assert row["last"] == (None if result["last"] == result["final"] else result["last"])
     assert row["best"]["step"] == result["best"]["step"]
-    assert row["protocol"] == {"words": result["protocol"], "settings": result["protocol_settings"]}
+    assert row["protocol"] == result["protocols"]
     assert (row["tokens"], row["seconds"]) == (result["tokens_seen"], result["wall_seconds"])
     assert row["data"]["sha256"] == result["corpus"]["sha256"]
     assert row["recipe"] == "run.yaml"

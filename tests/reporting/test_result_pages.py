@@ -25,7 +25,8 @@ def row(name: str, seed: int, figure: float, **changes: Any) -> dict[str, Any]:
     settings: Mapping[str, Any] = {
         "result": f"{name}{seed}{figure}{changes}", "recipe": RECIPE, "row": name, "scale": "small", "seed": seed, "set": {},
         "data": {"label": "a corpus (slice)", "sha256": {"test": "aa"}, "fingerprint": "ff"},
-        "protocol": {"words": "blocks of 7", "settings": None}, "final": {"test": {"perplexity": figure}}, "last": None,
+        "protocol": {"test": {"words": "blocks of 7", "settings": None}}, "last": None,
+        "final": {"test": {"perplexity": figure}},
         "parameters": {"total": 1000}, "tokens": 600_000, "seconds": 60.0, "commit": "abc",
     }  # fmt: skip
     return sealed({**settings, **changes})
@@ -74,7 +75,7 @@ def test_verdicts(plain: list[float], b: list[float], claim: dict[str, Any], wor
     [
         {"data": {"label": "a corpus", "sha256": {"test": "bb"}, "fingerprint": "ff"}},
         {"data": {"label": "a corpus", "sha256": {"test": "aa"}, "fingerprint": "gg"}},
-        {"protocol": {"words": {"valid": "blocks of 7", "test": "windows"}, "settings": None}},
+        {"protocol": {"valid": {"words": "blocks of 7"}, "test": {"words": "windows"}}},
     ],
 )
 def test_figures_of_another_text_vocabulary_or_protocol_are_not_compared(changes: dict[str, Any]) -> None:

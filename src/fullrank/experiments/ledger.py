@@ -26,6 +26,7 @@ def row_of(folder: Path) -> dict[str, Any]:
         raise InputError(f"{folder}: not finished (no result.json); finish it with `fullrank train {folder}`")
     environment = {k: v for k, v in mapping(result.get("environment")).items() if k != "platform"}
     recipe = str(result["recipe"])
+    same = {"words": result.get("protocol"), "settings": result.get("protocol_settings")}  # of every split
     return {
         "result": _sha256(folder / "result.json"),
         "task": result.get("task") or "language_modeling",
@@ -33,7 +34,7 @@ def row_of(folder: Path) -> dict[str, Any]:
         "recipe": Path(recipe).name if recipe.endswith((".yaml", ".yml")) else recipe,
         "set": differences(config, recipe, result.get("row"), result.get("scale")),
         "data": _data(result, config.data.name, identity),
-        "protocol": {"words": result.get("protocol"), "settings": result.get("protocol_settings")},
+        "protocol": result.get("protocols") or dict.fromkeys(result["final"], same),
         "last": None if result.get("last") == result["final"] else result.get("last"),
         "best": {
             key: value for key, value in mapping(result.get("best")).items() if key not in ("protocol", "next_token")

@@ -28,7 +28,7 @@ from fullrank.reporting.figures import (
 )
 from fullrank.reporting.ledger import Row, read_ledger
 from fullrank.reporting.runs import mapping, number
-from fullrank.reporting.verdicts import VERDICTS, Arm, Verdict, protocol_in_words, protocol_settings, verdicts
+from fullrank.reporting.verdicts import VERDICTS, Arm, Verdict, protocol_of, verdicts
 
 _HEAD = "<!-- Made by `fullrank ledger pages`; change the ledger or the claims, not this page. -->"
 _HOW = """The [ledger](ledger.jsonl) has a row for every finished run, written from its folder by `fullrank queue` or
@@ -133,7 +133,7 @@ def _details(verdict: Verdict) -> Iterator[str]:
         read = f", {' or '.join(map(count, tokens))} tokens" if tokens else ""
         yield f"`{arm.row}`: {measured}{read}; seeds {_seeds(verdict.seeds)} of {_seeds(sorted(arm.runs))}"
     runs = [run for arm in (verdict.than, verdict.better) for run in arm.runs.values()]
-    yield from sorted({f"{run['data']['label']}; {protocol_in_words(run, claim.split)}" for run in runs})
+    yield from sorted({f"{run['data']['label']}; {protocol_of(run, claim.split).get('words')}" for run in runs})
     for arm in (verdict.than, verdict.better):
         yield f"`{_command(arm, claim.scale, verdict.seeds or (1, 2, 3))}`"
 
@@ -161,17 +161,19 @@ def _runs(rows: Sequence[Row]) -> Iterator[str]:
     if not rows:
         yield "None yet."
         return
-    protocols = {json.dumps(row["protocol"]["words"]): row["protocol"]["words"] for row in rows}
-    numbers = {words: place for place, words in enumerate(protocols, start=1)}
+    protocols = list(dict.fromkeys(_protocol(row) for row in rows))
     yield _table(
         ["recipe", "row", "settings", "text", "seeds", "figures", "protocol", "parameters", "tokens", "time", "commit"],
-        [_group(group, numbers[json.dumps(group[0]["protocol"]["words"])]) for group in groups.values()],
+        [_group(group, protocols.index(_protocol(group[0])) + 1) for group in groups.values()],
     )
-    yield "\n".join(f"{place}. {_words(words)}" for place, words in enumerate(protocols.values(), start=1))
+    yield "\n".join(f"{place}. {words}" for place, words in enumerate(protocols, start=1))
 
 
-def _words(words: Any) -> str:
-    return "; ".join(f"{split}: {one}" for split, one in words.items()) if isinstance(words, Mapping) else str(words)
+def _protocol(row: Row) -> str:
+    """The protocol of all splits, or that of each by its name where they differ."""
+    words = {split: str(protocol_of(row, split).get("words")) for split in row["final"]}
+    distinct = set(words.values())
+    return distinct.pop() if len(distinct) == 1 else "; ".join(f"{split}: {one}" for split, one in words.items())
 
 
 def _group(group: Sequence[Row], protocol: int) -> list[str]:
@@ -183,7 +185,11 @@ def _group(group: Sequence[Row], protocol: int) -> list[str]:
         name = next((name for name in ("bleu", "perplexity") if name in known), next(iter(known), None))
         if name is not None:
             stat = over_runs(number(mapping(row["final"][split]).get(name)) for row in group)
-            remark = "" if protocol_settings(first, split).get("next_token", True) else ", not of next tokens"
+            remark = (
+                ""
+                if mapping(protocol_of(first, split).get("settings")).get("next_token", True)
+                else ", not of next tokens"
+            )
             figures.append(f"{split} {readable(name)} {spread(stat, _figure)}{remark}")
     seconds, tokens = (
         over_runs(number(row["seconds"]) for row in group),

@@ -108,16 +108,9 @@ def _measured_as(row: Row, claim: Claim) -> tuple[Any, ...]:
     """What two figures must share: the text of the split, the vocabulary and the protocol."""
     data = mapping(row["data"])
     text = mapping(data.get("sha256")).get(claim.split)
-    return text, data.get("fingerprint"), protocol_in_words(row, claim.split)
+    return text, data.get("fingerprint"), protocol_of(row, claim.split).get("words")
 
 
-def protocol_settings(row: Row, split: str) -> Mapping[str, Any]:
-    """The settings of a split's protocol, as far as they are recorded."""
-    settings = mapping(mapping(row["protocol"])["settings"])
-    return mapping(settings[split]) if split in settings else settings
-
-
-def protocol_in_words(row: Row, split: str) -> str:
-    """The protocol of a split's figures, in words."""
-    words = mapping(row["protocol"])["words"]
-    return str(words.get(split) if isinstance(words, Mapping) else words)
+def protocol_of(row: Row, split: str) -> Mapping[str, Any]:
+    """The protocol of a split's figures: `words`, and `settings` where they are recorded."""
+    return mapping(mapping(row["protocol"]).get(split))
