@@ -123,3 +123,37 @@ def test_wrong_input_is_named() -> None:
         spectrum(torch.nn.Linear(2, 2), IDS)
     with pytest.raises(InputError, match="no attention weights"):
         spectrum(model(attention=fr.AttentionConfig(kind="multilinear", cores=1, rank=4)), IDS)
+
+
+def test_memory_is_part_of_what_is_read() -> None:
+    """With a memory as long as all texts, the last weights are the last rows of those over the whole text."""
+    options = {"memory_length": 40, "position": "relative", "attention": fr.AttentionConfig(score="relative")}
+    made = model(**options).eval()
+    found = spectrum(made, IDS)
+    with torch.no_grad():
+        made.with_memory(0)(IDS.flatten()[None], trace=(trace := fr.Trace()))
+    for layer, whole in zip(found.layers, trace.layers, strict=True):
+        rows = [whole.weights[0, :, i : i + 9, : i + 9].numpy() for i in (0, 9, 18)]
+        s = [np.linalg.svd(one.astype(np.float64), compute_uv=False) for one in rows]
+        stable = np.mean([(one**2).sum(-1) / one[:, 0] ** 2 for one in s], axis=0)
+        np.testing.assert_allclose(layer.after.stable_rank, stable, rtol=1e-4)
+
+
+def test_the_encoder_of_a_model_that_reads_two_sequences() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {
+        "d_model": 24,
+        "encoder_layers": 2,
+        "decoder_layers": 1,
+        "encoder_attention_heads": 3,
+        "encoder_ffn_dim": 16,
+    }
+    bart = transformers.BartModel(transformers.BartConfig(vocab_size=50, decoder_attention_heads=3, **sizes)).eval()
+    with pytest.raises(InputError, match="BartModel: reads two sequences; give its encoder"):
+        spectrum(bart, IDS)
+    assert len(spectrum(bart.get_encoder(), IDS).layers) == 2
+    config = fr.ModelConfig(vocab_size=50, hidden_size=24, num_hidden_layers=2, num_attention_heads=3)
+    translator = fr.Translator(config)
+    with pytest.raises(InputError, match="Translator: reads two sequences; give its encoder"):
+        spectrum(translator, IDS)
+    assert len(spectrum(translator.encoder, IDS).layers) == 2

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import json
 import random
+import re
 import shutil
 import statistics
 import sys
@@ -297,7 +299,9 @@ def test_spectra_of_a_run_and_of_a_hugging_face_model(place: Path, capsys: pytes
         assert (layer["before"] == layer["after"]) == (layer in foreign["layers"])
         assert all(len(curve) == 8 and abs(curve[-1] - 1) < 1e-9 for curve in layer["after"]["curves"])
         assert all(1 <= rank <= 8 for rank in layer["after"]["effective_rank"])
-    png, svg = (Path(file) for file in content["files"])
+    png, svg, *kept = (Path(file) for file in content["files"])
+    assert kept == [place / "plain" / "analysis" / f"spectrum.{kind}" for kind in ("png", "svg")]
+    assert json.loads((place / "plain" / "analysis" / "spectrum.json").read_text()) == run
     assert png.read_bytes()[:4] == b"\x89PNG"
     assert "plain: effective rank" in "".join(ET.parse(svg).getroot().itertext())
     shown = " ".join(capsys.readouterr().out.split())
@@ -338,7 +342,7 @@ def test_heads_of_a_run_against_another(place: Path, capsys: pytest.CaptureFixtu
         assert all(
             ends["low"] <= change <= ends["high"] for ends, change in zip(b["intervals"], b["change"], strict=True)
         )
-    assert [Path(file).name for file in content["files"]] == [
+    assert [Path(file).name for file in content["files"][:4]] == [
         "heads.png",
         "heads.svg",
         "similarity.png",
@@ -474,3 +478,19 @@ def test_diagnose_a_hugging_face_model(place: Path, capsys: pytest.CaptureFixtur
     assert sum(parts.values()) == gpt2["parameters"]
     assert gpt2["findings"]["output"]["figures"]["rank"] == 9
     assert gpt2["findings"]["context"]["verdict"] != "not measured"
+
+
+def test_the_report_of_a_run_shows_its_analyses(
+    place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for analysis in ("spectrum", "mixing"):
+        code, shown, _ = analyzed(capsys, analysis, place / "mixture", "--texts", 2)
+        assert code == 0
+        assert str(place / "mixture" / "analysis" / f"{analysis}.svg") in shown.splitlines()
+    with pytest.raises(SystemExit):
+        main(["report", str(place / "mixture"), "--out", str(tmp_path / "report.html")])
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert '<section id="analyses"' in page
+    for analysis in ("spectrum", "mixing"):
+        (data,) = re.findall(rf'src="data:image/svg\+xml;base64,([^"]+)" alt="{analysis}"', page)
+        assert base64.b64decode(data) == (place / "mixture" / "analysis" / f"{analysis}.svg").read_bytes()

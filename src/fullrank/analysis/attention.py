@@ -14,6 +14,7 @@ from fullrank.core.decoder import LanguageModel
 from fullrank.core.encoder import Encoder
 from fullrank.core.errors import InputError
 from fullrank.core.masked import MaskedLanguageModel
+from fullrank.core.translator import Translator
 from fullrank.decoding.sample import evaluating
 from fullrank.training.device import device_of
 
@@ -43,12 +44,12 @@ class AttentionReader:
         self.names, self.stages = tuple(stages), tuple(stages.values())
 
     def _foreign(self, model: Any) -> tuple[Any, dict[str, Any]]:
-        if not hasattr(getattr(model, "config", None), "is_encoder_decoder"):
-            raise InputError(f"a model of fullrank or of Hugging Face, given {type(model).__name__}")
-        if "decoder_input_ids" in inspect.signature(model.forward).parameters:
+        if isinstance(model, Translator) or "decoder_input_ids" in inspect.signature(model.forward).parameters:
             raise InputError(
                 f"{type(model).__name__}: reads two sequences; give its encoder, or a model of one sequence"
             )
+        if not hasattr(getattr(model, "config", None), "is_encoder_decoder"):
+            raise InputError(f"a model of fullrank or of Hugging Face, given {type(model).__name__}")
         from fullrank.hf.inject import complete, injected_modules
 
         self.source = "explicitly, by the model's own attention" + ", with what was injected" * bool(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -12,6 +12,7 @@ from fullrank.cli.app import app
 from fullrank.cli.options import Checkpoint, Config, Device, Json, Overrides, Row, Scale
 from fullrank.cli.output import say, table_of, tell
 from fullrank.core.errors import InputError
+from fullrank.files import write_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -39,6 +40,22 @@ SegmentLength = Annotated[
     int | None,
     typer.Option("--segment-length", metavar="N", min=2, help="Tokens read at a time; as evaluated, or 128."),
 ]
+
+
+Figures = TypeVar("Figures", "ModelSpectrum", "ModelHeads", "ModelMixing")
+
+
+def _drawn(
+    name: str, found: list[Figures], draw: Callable[[list[Figures], Path], list[Path]], out: Path | None
+) -> list[Path]:
+    """Draw all models into `out`, if given; each run keeps its own figures and JSON in RUN/analysis, for its report."""
+    files = [] if out is None else draw(found, out)
+    for one in found:
+        if one.read.source == "run":
+            folder = Path(one.read.given).expanduser() / "analysis"
+            files += draw([one], folder)
+            write_json(folder / f"{name}.json", one.as_dict())
+    return files
 
 
 analyze = typer.Typer(
@@ -220,11 +237,12 @@ def spectrum(
         device_name=device,
         say=say,
     )
-    files: list[Path] = []
-    if out is not None:
-        from fullrank.analysis.plots import write_spectrum
+    from fullrank.analysis.plots import write_spectrum
 
-        files = write_spectrum({one.read.name: one.figures for one in spectra}, out)
+    def draw(some: list[ModelSpectrum], folder: Path) -> list[Path]:
+        return write_spectrum({one.read.name: one.figures for one in some}, folder)
+
+    files = _drawn("spectrum", spectra, draw, out)
     content = {"models": [one.as_dict() for one in spectra], "files": [str(file) for file in files]}
     lines = [f"{one.read.in_words}, weights {one.figures.weights}" for one in spectra]
     tell(content, [_spectra_table(spectra), *lines, *files], json=json)
@@ -298,11 +316,12 @@ def heads(
         device_name=device,
         say=say,
     )
-    files: list[Path] = []
-    if out is not None:
-        from fullrank.analysis.plots import write_heads
+    from fullrank.analysis.plots import write_heads
 
-        files = write_heads({one.read.name: one.figures for one in found}, out)
+    def draw(some: list[ModelHeads], folder: Path) -> list[Path]:
+        return write_heads({one.read.name: one.figures for one in some}, folder)
+
+    files = _drawn("heads", found, draw, out)
     content = {"models": [one.as_dict() for one in found], "files": [str(file) for file in files]}
     lines: list[str | Path | Table | Text] = [_heads_table(found), *map(_heads_line, found), *files]
     if prune is not None and out is not None:
@@ -376,12 +395,13 @@ def mixing(
     from fullrank.experiments.analyze_attention import measure_mixing
 
     found = measure_mixing(names, text=text, texts=texts, segment_length=segment_length, device_name=device, say=say)
-    files: list[Path] = []
-    if out is not None:
-        from fullrank.analysis.plots import write_mixing
+    from fullrank.analysis.plots import write_mixing
 
-        series = {one.read.name: [(one.checkpoints[name], one.layers[name]) for name in one.layers] for one in found}
-        files = write_mixing(series, out)
+    def draw(some: list[ModelMixing], folder: Path) -> list[Path]:
+        steps = {one.read.name: [(one.checkpoints[name], one.layers[name]) for name in one.layers] for one in some}
+        return write_mixing(steps, folder)
+
+    files = _drawn("mixing", found, draw, out)
     content = {"models": [one.as_dict() for one in found], "files": [str(file) for file in files]}
     tell(content, [_mixing_table(found), *(one.read.in_words for one in found), *files], json=json)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
 import functools
@@ -95,6 +96,7 @@ def _of_comparison(compared: Comparison) -> dict[str, Any]:
         "compared": compared,
         "tiles": list(_tiles(compared)) if compared.comparable and rows else [],
         "strips": _strips(compared) if compared.comparable and len(rows) > 1 else None,
+        "analyses": list(_analyses([*finished, *unfinished])),
         "samples": list(_samples(rows)),
         "sentences": _sentences(compared),
         "legend": shown,
@@ -109,6 +111,14 @@ def _of_comparison(compared: Comparison) -> dict[str, Any]:
         "troubles": troubles + [(run, "finished, damaged in part", run.problems) for run in finished if run.problems],
         "verb": "train",
     }
+
+
+def _analyses(found: Sequence[RunRecord]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Figures that `fullrank analyze` has left in run folders: the run, and of each figure its name and a data URI."""
+    for run in found:
+        files = [file for file in sorted((run.folder / "analysis").glob("*.svg")) if not file.is_symlink()]
+        if files:
+            yield run.name, [(file.stem, base64.b64encode(file.read_bytes()).decode()) for file in files]
 
 
 def _tiles(compared: Comparison) -> Iterator[tuple[str, str, str]]:
