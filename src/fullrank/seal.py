@@ -24,7 +24,7 @@ from fullrank.files import digest, read_json
 FORMAT = 1
 PLAIN = "checkpoint.json"
 # where a run lies and how it is watched: these may change under a finished run; texts have checksums of their own
-_MOVABLE = {
+MOVABLE = {
     *(f"data.{key}" for key in ("dir", "cache", "train", "valid", "test", "codes")),
     "train.device", "train.threads", "train.track",
 }  # fmt: skip
@@ -174,7 +174,7 @@ def check_run(folder: Path, checkpoint: str | None = None) -> None:
         ("run.json", _data(read_identity(folder)), record.run["identity"]),
     ):
         new, old = (json.loads(json.dumps(flatten(values))) for values in (now, then))
-        if changed := [k for k in {**old, **new} if k not in _MOVABLE and (k not in old or old[k] != new.get(k))]:
+        if changed := [k for k in {**old, **new} if k not in MOVABLE and (k not in old or old[k] != new.get(k))]:
             shown = ", ".join(f"{key} is {new.get(key)!r}, trained with {old.get(key)!r}" for key in changed[:4])
             raise InputError(f"{folder / file} was changed after the training began: {shown}, {where}")
     for name, sealed in record.run["files"].items():

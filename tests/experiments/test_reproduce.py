@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fullrank.cli import main
+from fullrank.cli.options import read_seeds
+from fullrank.config.recipe import chosen_rows, load, tables
 from fullrank.core.errors import InputError
 from fullrank.experiments.run import cells, inside
 
@@ -14,7 +17,7 @@ TABLE = "mixhead/table6"
 
 
 def test_all_rows_of_a_seed_come_before_the_next_seed() -> None:
-    planned = inside(cells(TABLE, ["all"], "small", 2, ["train.batch_size=8"]), Path("here"))
+    planned = inside(cells(TABLE, ["all"], "small", [1, 2], ["train.batch_size=8"]), Path("here"))
     assert [(cell.row, cell.seed, str(cell.folder)) for cell in planned] == [
         ("plain", 1, "here/plain-small-seed1"),
         ("b", 1, "here/b-small-seed1"),
@@ -27,19 +30,59 @@ def test_all_rows_of_a_seed_come_before_the_next_seed() -> None:
 
 
 def test_a_row_that_is_named_twice_is_one_run() -> None:
-    assert len(cells(TABLE, ["b", "plain", "b"], None, 1)) == 2
+    assert len(cells(TABLE, ["b", "plain", "b"], None, [1])) == 2
+
+
+def test_the_papers_seeds_are_trained_at_its_own_scale(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "seeds: [26]\nscales: {paper: {}, tiny: {train.steps: 3}}\n"
+        "rows: {a: , b: {seeds: 3, paper: {test: 1}}, c: {seeds: [4, 9]}}\n"
+    )
+
+    def planned(*words: Any, **more: Any) -> list[tuple[str, int]]:
+        return [(cell.row, cell.seed) for cell in cells(str(file), ["all"], *words, **more)]
+
+    stated = [("a", 26), ("b", 1), ("c", 4), ("b", 2), ("c", 9), ("b", 3)]
+    assert planned(of_paper=True) == planned("paper", of_paper=True) == stated
+    assert planned("tiny", of_paper=True) == planned() == [("a", 1), ("b", 1), ("c", 1)]
+    assert planned(None, [5], of_paper=True) == [("a", 5), ("b", 5), ("c", 5)]
+    child = tmp_path / "child.yaml"
+    child.write_text("extends: mine.yaml\nrows: {d: }\n")
+    assert load(str(child)).seeds_of("d") == [26]
+
+
+def test_seeds_on_the_command_line() -> None:
+    assert [read_seeds(text) for text in (None, "3", "1,5", "26,", "0,2")] == [None, [1, 2, 3], [1, 5], [26], [0, 2]]
+    for text in ("0", "-1", "a", "1,b", "", ","):
+        with pytest.raises(InputError, match="--seeds: a number of seeds"):
+            read_seeds(text)
+
+
+def test_rows_that_only_some_parts_of_a_table_have() -> None:
+    known = chosen_rows(tables("mixhead/table1"), ["b", "random"])
+    assert known["mixhead/table1-vanilla"] == ["b"]
+    assert known["mixhead/table1-synthesizer"] == ["b", "random"]
+    assert list(chosen_rows(tables("mixhead/table1"), ["random"])) == ["mixhead/table1-synthesizer"]
+    assert tables("mixhead/table4") == ["mixhead/table4", "mixhead/table4-long"]
+    papers = chosen_rows(tables("mixhead/table1"), of_paper=True)
+    assert "random" not in papers["mixhead/table1-synthesizer"]
+    assert len(papers["mixhead/table1-synthesizer"]) == 6
+    with pytest.raises(InputError, match="has no row 'c'"):
+        chosen_rows(tables("mixhead/table1"), ["c"])
+    with pytest.raises(InputError, match="--paper-rows: the paper has figures of no such row"):
+        chosen_rows(tables("mixhead/table1"), ["random"], of_paper=True)
 
 
 @pytest.mark.parametrize(
     ("rows", "seeds", "overrides", "message"),
     [
-        ([], 1, [], "--rows: names no row; mixhead/table6 has plain, b"),
-        (["c"], 1, [], "--rows: mixhead/table6 has no row 'c'"),
-        (["b"], 2, ["train.seed=3"], "train.seed: --seeds N trains seeds 1 to N"),
-        (["b"], 0, [], "--seeds: one or more, given 0"),
+        ([], [1], [], "--rows: names no row; mixhead/table6 has plain, b"),
+        (["c"], [1], [], "--rows: mixhead/table6 has no row 'c'"),
+        (["b"], [1, 2], ["train.seed=3"], "train.seed: --seeds says which seeds are trained; give one of the two"),
     ],
 )
-def test_what_is_refused(rows: list[str], seeds: int, overrides: list[str], message: str) -> None:
+def test_what_is_refused(rows: list[str], seeds: list[int], overrides: list[str], message: str) -> None:
     with pytest.raises(InputError) as error:
         cells(TABLE, rows, None, seeds, overrides)
     assert message in str(error.value)

@@ -11,7 +11,7 @@ from fullrank.config.recipe import Resolved, resolve
 from fullrank.config.run import RunConfig, TrainConfig
 from fullrank.core.config import AttentionConfig, ModelConfig
 from fullrank.core.errors import InputError
-from fullrank.experiments.run_folder import absolute, claim, default_folder, in_table_order, open_run
+from fullrank.experiments.run_folder import absolute, claim, default_folder, in_table_order, open_run, training_of
 
 IDENTITY = {
     "name": "x",
@@ -114,3 +114,23 @@ def test_table_order_begins_with_the_baseline(tmp_path: Path) -> None:
     assert [folder.name for folder in in_table_order(folders)] == ["plain", "a", "b"]
     claim(tmp_path / "other", RunConfig(), {**IDENTITY, "recipe": "demo/builtin"})
     assert in_table_order([*folders, tmp_path / "other"]) == [*folders, tmp_path / "other"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "same"),
+    [
+        ("eval.test.context=5", True),
+        ("eval.context=5", True),
+        ("eval.test.segment_length=60", True),
+        ("data.dir=/elsewhere", True),
+        ("eval.segment_length=60", False),  # validation while training is cut that way
+        ("eval.valid.context=5", False),
+        ("eval.every_steps=7", False),  # another checkpoint may be the best
+        ("train.seed=2", False),
+        ("model.attention.mix=average", False),
+    ],
+)
+def test_runs_that_differ_in_final_figures_alone_are_one_training(setting: str, same: bool) -> None:
+    plain, other = (resolve("mixhead/table1-vanilla", "plain", "tiny", words).config for words in ([], [setting]))
+    assert (training_of(plain) == training_of(other)) is same
+    assert training_of(plain, {"text": {"train": "a"}}) != training_of(plain, {"text": {"train": "b"}})

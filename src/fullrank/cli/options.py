@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from fullrank.core.errors import InputError
+
 Config = Annotated[
     str, typer.Argument(metavar="CONFIG", help="A recipe (`fullrank recipes list`), a YAML file or a run folder.")
 ]
@@ -35,6 +37,12 @@ Source = Annotated[
 ]
 
 
+Reuse = Annotated[
+    Path | None,
+    typer.Option(
+        "--reuse", metavar="DIR", help="A finished run in DIR that is this training is taken over, not repeated."
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 Run = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")]
 Split = Annotated[str, typer.Option("--split", help="train, valid, test or another one of the corpus.")]
@@ -52,3 +60,15 @@ Seed = Annotated[int | None, typer.Option("--seed", min=0, max=2**63 - 1, help="
 def with_source(overrides: list[str] | None, source: str | None) -> list[str]:
     """`--from DIR` as the override it stands for."""
     return [*(overrides or []), *([f"data.dir={source}"] if source else [])]
+
+
+def read_seeds(text: str | None) -> list[int] | None:
+    """`3` is 1 to 3; `4,7` and `26,` are a list."""
+    if text is None:
+        return None
+    words = [word.strip() for word in text.split(",")]
+    numbers = [int(word) for word in words if word.isdecimal()]
+    named = "," in text
+    if len(numbers) < len([word for word in words if word]) or not numbers or (not named and numbers[0] < 1):
+        raise InputError(f"--seeds: a number of seeds (3), or the seeds (1,5 or 26,), given {text!r}")
+    return list(dict.fromkeys(numbers)) if named else list(range(1, numbers[0] + 1))

@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fullrank.cli.app import app
-from fullrank.cli.options import Config, Json, Kernel, Overrides, Quiet, Row, Scale, Source, with_source
+from fullrank.cli.options import (
+    Config,
+    Json,
+    Kernel,
+    Overrides,
+    Quiet,
+    Reuse,
+    Row,
+    Scale,
+    Source,
+    read_seeds,
+    with_source,
+)
 from fullrank.cli.output import say, show_report, show_reports, silent, tell
 from fullrank.core.errors import InputError
 from fullrank.files import visible
@@ -87,6 +99,7 @@ def train(
     scale: Scale = None,
     out: Annotated[Path | None, typer.Option("--out", help="The run folder; runs/... if not given.")] = None,
     source: Source = None,
+    reuse: Reuse = None,
     kernel: Kernel = "auto",
     quiet: Quiet = False,
 ) -> None:
@@ -97,12 +110,14 @@ def train(
     from fullrank.config.recipe import is_finetuning, resolve
     from fullrank.experiments.run import resume
     from fullrank.experiments.run import train as train_model
-    from fullrank.experiments.run_folder import default_folder
-    from fullrank.reporting import report
+    from fullrank.experiments.run_folder import default_folder, finished_trainings
+    from fullrank.reporting import find_runs, report
 
-    whole = _is_whole_run(Path(config), [overrides, row, scale, out, source, kernel != "auto"])
+    whole = _is_whole_run(Path(config), [overrides, row, scale, out, source, reuse, kernel != "auto"])
     if is_finetuning(config, row, scale, overrides or []):
-        finetune(config, overrides, row=row, scale=scale, out=out, source=source, kernel=kernel, quiet=quiet)
+        finetune(
+            config, overrides, row=row, scale=scale, out=out, source=source, reuse=reuse, kernel=kernel, quiet=quiet
+        )
         return
     progress = silent if quiet else say
     if whole:
@@ -110,36 +125,51 @@ def train(
     else:
         resolved = resolve(config, row, scale, with_source(overrides, source))
         folder = out or default_folder(resolved)
-        result = train_model(resolved, folder, kernel_name=kernel, quiet=quiet, say=progress)
+        trained = {} if reuse is None else finished_trainings(find_runs(reuse))
+        result = train_model(resolved, folder, kernel_name=kernel, quiet=quiet, say=progress, trained=trained)
     page = report([folder]).write(folder / "report.html")
     _summary(result, folder, page)
 
 
 @app.command(
     epilog="Examples:  [cyan]fullrank reproduce mixhead/table1-vanilla --scale tiny[/cyan]   "
-    "[cyan]fullrank reproduce mixhead/table2-vanilla --scale small --rows plain,b --seeds 3[/cyan]"
+    "[cyan]fullrank reproduce mixhead/table1 --scale small --rows plain,b --seeds 3[/cyan]   "
+    "[cyan]fullrank reproduce mos/table2 --paper-rows --list[/cyan]"
 )
 def reproduce(
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="A recipe with rows (`fullrank recipes list`).")],
+    table: Annotated[
+        str, typer.Argument(metavar="TABLE", help="A table, with all of its backbones, or a recipe with rows.")
+    ],
     overrides: Overrides = None,
     rows: Annotated[str | None, typer.Option("--rows", metavar="A,B", help="Only these rows.")] = None,
+    paper_rows: Annotated[bool, typer.Option("--paper-rows", help="Only rows of which the paper has figures.")] = False,
     scale: Scale = None,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Train every row with seeds 1 to N.")] = 1,
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            "--seeds",
+            metavar="N",
+            help="Seeds 1 to N, or a list (1,5; one alone as 26,). If not given, the paper's at paper scale, else one.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder of the runs and the report; runs/TABLE if not given.")
     ] = None,
     source: Source = None,
     kernel: Kernel = "auto",
     quiet: Quiet = False,
-    list_only: Annotated[bool, typer.Option("--list", help="Only list what is finished and what is not.")] = False,
+    list_only: Annotated[
+        bool, typer.Option("--list", help="Only list what is finished, and rows that share a training.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Train the rows of a paper's table, then print it with the paper's figures beside ours.
 
-    A stopped command goes on when it is given again.
+    A stopped command goes on when it is given again. Rows that are one training are trained once, also those of other tables,
+    and of runs in runs/ that have finished: the others are evaluated, each by its own protocol.
     """
-    from fullrank.config.recipe import is_finetuning, load, tables
-    from fullrank.experiments.run import cells, inside
+    from fullrank.config.recipe import chosen_rows, is_finetuning, load, tables
+    from fullrank.experiments.run import cells, inside, shared_rows
     from fullrank.experiments.run import reproduce as train_table
 
     recipes = tables(table)
@@ -147,8 +177,9 @@ def reproduce(
     if not load(recipes[0]).rows:
         verb = "finetune" if finetuning else "train"
         raise InputError(f"{table} is a single configuration, not a table; use `fullrank {verb} {table}`")
-    wanted = ["all"] if rows is None else _names(rows)
-    by_recipe = {recipe: cells(recipe, wanted, scale, seeds, with_source(overrides, source)) for recipe in recipes}
+    chosen = chosen_rows(recipes, None if rows is None else _names(rows), of_paper=paper_rows)
+    settings, wanted = with_source(overrides, source), read_seeds(seeds)
+    by_recipe = {one: cells(one, own, scale, wanted, settings, of_paper=True) for one, own in chosen.items()}
     if out is not None:
         by_recipe = {
             recipe: inside(runs, out if len(recipes) == 1 else out / Path(recipe).name)
@@ -156,15 +187,25 @@ def reproduce(
         }
     planned = [cell for runs in by_recipe.values() for cell in runs]
     if list_only:
+        shared = shared_rows(scale)
+        alike = [shared.get((cell.resolved.recipe, cell.row), []) for cell in planned]
         status = [
-            {"row": cell.row, "seed": cell.seed, "folder": str(cell.folder), "finished": cell.finished}
-            for cell in planned
-        ]
+            {"recipe": c.resolved.recipe, "row": c.row, "seed": c.seed, "folder": str(c.folder), "finished": c.finished,
+             "same_training": others}
+            for c, others in zip(planned, alike, strict=True)
+        ]  # fmt: skip
         state = {True: "finished", False: "open"}
-        lines = [f"{state[c.finished]:<9} {c.row:<16} seed {c.seed}  {c.folder}" for c in planned]
+        lines = [
+            f"{state[c.finished]:<9} {c.row:<16} seed {c.seed}  {c.folder}"
+            + (f"  (one training with {', '.join(others)})" if others else "")
+            for c, others in zip(planned, alike, strict=True)
+        ]
         tell(status, lines, json=json)
         return
-    train_table(table, planned, kernel_name=kernel, quiet=quiet or finetuning, say=silent if quiet else say)
+    train_table(
+        table, planned, kernel_name=kernel, quiet=quiet or finetuning, say=silent if quiet else say,
+        among=[Path("runs"), *([] if out is None else [out])],
+    )  # fmt: skip
     folders_of: dict[str | None, list[Path]] = {
         recipe: [cell.folder for cell in runs] for recipe, runs in by_recipe.items()
     }
@@ -247,12 +288,14 @@ def finetune(
     ] = None,
     scale: Scale = None,
     seeds: Annotated[
-        int | None, typer.Option("--seeds", min=1, help="Every row with seeds 1 to N; train.seed if not given.")
+        str | None,
+        typer.Option("--seeds", metavar="N", help="Seeds 1 to N, or those of a list (1,5); train.seed if not given."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="The run folder; of several runs, the folder they go into.")
     ] = None,
     source: Source = None,
+    reuse: Reuse = None,
     kernel: Kernel = "auto",
     quiet: Quiet = False,
     json: Json = False,
@@ -265,11 +308,12 @@ def finetune(
     """
     from fullrank.config.recipe import is_finetuning, resolve_finetune
     from fullrank.experiments.run import cells, inside, reproduce, resume, train
-    from fullrank.experiments.run_folder import open_any
+    from fullrank.experiments.run_folder import finished_trainings, open_any
+    from fullrank.reporting import find_runs
 
     progress = silent if quiet or json else say
     folder = Path(config)
-    if _is_whole_run(folder, [overrides, row, rows, scale, seeds, out, source, kernel != "auto"]):
+    if _is_whole_run(folder, [overrides, row, rows, scale, seeds, out, source, reuse, kernel != "auto"]):
         if not is_finetuning(config):
             raise InputError(
                 f"{folder}: not a run of fine-tuning, but one on {open_any(folder)[0].data.name}; see `fullrank train`"
@@ -282,12 +326,16 @@ def finetune(
     settings = with_source(overrides, source)
     if not is_finetuning(config, None, scale, settings):
         resolve_finetune(config, None, scale, settings)  # says what it is instead
-    planned = cells(config, [row] if row else None if rows is None else _names(rows), scale, seeds, settings)
+    planned = cells(
+        config, [row] if row else None if rows is None else _names(rows), scale, read_seeds(seeds), settings
+    )
     if len(planned) == 1:
         folders = [out or planned[0].folder]
-        train(planned[0].resolved, folders[0], kernel_name=kernel, quiet=quiet, say=progress)
+        trained = {} if reuse is None else finished_trainings(find_runs(reuse))
+        train(planned[0].resolved, folders[0], kernel_name=kernel, quiet=quiet, say=progress, trained=trained)
     else:
         planned = planned if out is None else inside(planned, out)
-        reproduce(config, planned, kernel_name=kernel, quiet=True, say=progress)
+        among = [] if reuse is None else [reuse]
+        reproduce(config, planned, kernel_name=kernel, quiet=True, say=progress, among=among)
         folders = [cell.folder for cell in planned]
     show_report(folders, (folders[0] if len(folders) == 1 else folders[0].parent) / "report.html", json=json)

@@ -7,7 +7,8 @@
       plain: {paper: {parameters: 156M, valid: 30.75, test: 29.78}}
       b:     {set: {model.attention.mix: position_wise}, paper: {...}}
 
-`base`, a scale and a row's `set` may use dotted keys. A row may have `scales` of its own, laid on last. `extends: NAME` (a
+`base`, a scale and a row's `set` may use dotted keys. `seeds`, of the recipe or of a row, are the paper's: a number N (1 to N)
+or a list, which `reproduce` trains at paper scale. A row may have `scales` of its own, laid on last. `extends: NAME` (a
 shipped recipe, or a file beside this one) takes that recipe's base and scales, on which this recipe's are laid; rows are
 always its own. A plain YAML of `model data train eval` is a recipe with one row.
 """
@@ -15,7 +16,7 @@ always its own. A plain YAML of `model data train eval` is a recipe with one row
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -25,9 +26,10 @@ from fullrank.config.finetune import FinetuneConfig, finetunes
 from fullrank.config.load import apply_overrides, build, build_any, build_finetune, lay, parse_yaml, read_yaml, undotted
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import ConfigError, InputError, suggest
-from fullrank.core.section import Section, key
+from fullrank.core.section import Count, CountOrZero, Section, key
 
 Settings = dict[str, Any]
+Seeds = Count | list[CountOrZero]  # 1 to N, or those of a list
 Scale = Literal["paper", "small", "tiny"]
 SCALES = get_args(Scale)
 
@@ -46,6 +48,12 @@ class Recipe:
     scales: Mapping[str, Mapping[str, Any]]
     rows: Mapping[str, Mapping[str, Any]]
     notes: str = ""
+    seeds: Seeds | None = None
+
+    def seeds_of(self, row: str) -> list[int] | None:
+        """The paper's seeds of a row; None where neither the row nor the recipe states any."""
+        stated = self.rows[row].get("seeds") or self.seeds
+        return list(range(1, stated + 1)) if isinstance(stated, int) else stated
 
 
 Config = TypeVar("Config", bound=RunConfig | FinetuneConfig, covariant=True)
@@ -69,6 +77,7 @@ class RowFile(Section):
     set: Settings | None = key(None, "settings that differ from the base")
     scales: dict[Scale, Settings | None] | None = key(None, "settings by scale, laid on last")
     paper: Settings | None = key(None, "the paper's figures")
+    seeds: Seeds | None = key(None, "the paper's seeds of this row: how many, or which")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +91,7 @@ class RecipeFile(Section):
     scales: dict[Scale, Settings | None] | None = key(None, "settings by scale, laid on the base")
     rows: dict[str, RowFile | None] | None = key(None, "rows by name")
     notes: str | None = key(None, "what the paper leaves open")
+    seeds: Seeds | None = key(None, "the paper's seeds of every row: how many, or which")
 
 
 def _extended(name: str, parent: str, folder: Path | None, below: tuple[str, ...]) -> Recipe:
@@ -116,7 +126,7 @@ def parse(name: str, raw: Mapping[str, Any], folder: Path | None = None, below: 
         raise ConfigError(*(f"{name}: {line}" for line in error.problems)) from error
     if not file.rows:
         raise InputError(f"{name}: `rows` names no row; name one, or leave `rows` out for a single configuration")
-    base, paper = file.base or {}, file.paper or ""
+    base, paper, seeds = file.base or {}, file.paper or "", file.seeds
     scales: dict[str, Settings] = {scale: settings or {} for scale, settings in (file.scales or {}).items()}
     if file.extends is not None:
         parent = _extended(name, file.extends, folder, (*below, name))
@@ -126,9 +136,9 @@ def parse(name: str, raw: Mapping[str, Any], folder: Path | None = None, below: 
             for scale in SCALES
             if scale in parent.scales or scale in scales
         }
-        paper = paper or parent.paper
+        paper, seeds = paper or parent.paper, seeds or parent.seeds
     rows = {str(row): dict(content or {}) for row, content in raw["rows"].items()}
-    return Recipe(name, file.table or name, paper, base, scales, rows, file.notes or "")
+    return Recipe(name, file.table or name, paper, base, scales, rows, file.notes or "", seeds)
 
 
 def shipped() -> list[str]:
@@ -144,10 +154,39 @@ def shipped() -> list[str]:
 
 
 def tables(name: str) -> list[str]:
-    """The recipes of a table: one, or those of its backbones where it has several (`mixhead/table1`)."""
-    known = shipped()
-    backbones = [] if name in known or Path(name).exists() else [one for one in known if one.startswith(f"{name}-")]
-    return backbones or [name]
+    """The recipes of a table: one, or those of its parts where it has several (`mixhead/table1`, and `mixhead/table4-long`)."""
+    parts = [] if Path(name).exists() else [one for one in shipped() if one == name or one.startswith(f"{name}-")]
+    return parts or [name]
+
+
+def chosen_rows(
+    recipes: Sequence[str], rows: Sequence[str] | None = None, *, of_paper: bool = False
+) -> dict[str, list[str]]:
+    """The rows of each recipe: those of `rows` that it has, None: all; of_paper: only those with figures of the paper.
+
+    A recipe without any is left out. InputError for a row that none of the recipes has, and where none is left.
+    """
+    loaded = [load(name) for name in recipes]
+    known, those = list(dict.fromkeys(row for recipe in loaded for row in recipe.rows)), ", ".join(recipes)
+    if rows is not None and not known:
+        raise InputError(f"{those} is a single configuration; it has no rows")
+    if rows is not None and not rows:
+        raise InputError(f"--rows: names no row; {those} has {', '.join(known)}")
+    if unknown := [row for row in rows or () if row not in known]:
+        raise InputError(f"--rows: {those} has no row '{unknown[0]}'; {suggest(unknown[0], known)}")
+    chosen = {
+        recipe.name: [
+            row
+            for row in dict.fromkeys(rows or recipe.rows)
+            if row in recipe.rows and (not of_paper or recipe.rows[row].get("paper"))
+        ]
+        for recipe in loaded
+    }
+    if known and not any(chosen.values()):
+        raise InputError(
+            f"--paper-rows: the paper has figures of no such row; leave it out, or choose others of {those}"
+        )
+    return {name: own for name, own in chosen.items() if own or not known}
 
 
 def load(name: str, below: tuple[str, ...] = ()) -> Recipe:

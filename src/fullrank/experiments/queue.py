@@ -25,7 +25,7 @@ from typing import IO, Any
 
 from fullrank.config.load import build_any, flatten, lay, read_yaml, undotted
 from fullrank.config.plan import PlanEntry, PlanFile
-from fullrank.config.recipe import load, resolve_any, tables
+from fullrank.config.recipe import chosen_rows, resolve_any, tables
 from fullrank.core.errors import InputError, Interrupted, RunError
 from fullrank.experiments.run import Cell
 from fullrank.experiments.run_folder import absolute, default_folder, finished_result
@@ -55,7 +55,9 @@ class Training:
     def command(self) -> list[str]:
         """The words after `python` that train it."""
         resolved = self.cell.resolved
-        chosen = [("--row", resolved.row), ("--scale", resolved.scale), ("--out", str(self.cell.folder))]
+        folder = self.cell.folder
+        chosen = [("--row", resolved.row), ("--scale", resolved.scale), ("--out", str(folder))]
+        chosen += [("--reuse", str(folder.parent.parent))] if resolved.row is not None else []
         options = [word for option, value in chosen if value is not None for word in (option, value)]
         return ["-m", "fullrank", "train", resolved.recipe, *self.overrides, *options]
 
@@ -94,7 +96,9 @@ def trainings_of(plan: PlanFile, source: Path | None = None, out: Path | None = 
     for entry in plan.trainings:
         settings = flatten(lay(undotted(plan.set or {}), entry.set or {}))
         wanted: list[tuple[str, str | None]] = [
-            (recipe, row) for recipe in tables(entry.table) for row in entry.rows or load(recipe).rows or [None]
+            (recipe, row)
+            for recipe, rows in chosen_rows(tables(entry.table), entry.rows).items()
+            for row in rows or (None,)
         ]
         for seed in entry.seeds:
             for recipe, row in wanted:

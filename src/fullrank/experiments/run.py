@@ -19,9 +19,9 @@ import torch
 
 import fullrank
 from fullrank.config.finetune import FinetuneConfig
-from fullrank.config.recipe import Resolved, load, resolve_any
+from fullrank.config.recipe import Resolved, chosen_rows, load, resolve_any, shipped
 from fullrank.config.run import RunConfig
-from fullrank.core.errors import InputError, suggest
+from fullrank.core.errors import InputError
 from fullrank.data.prepared import Corpus, PairCorpus, check_sources
 from fullrank.evaluation.perplexity import Flags
 from fullrank.experiments.finetuning import GlueTuning
@@ -32,9 +32,13 @@ from fullrank.experiments.run_folder import (
     claim,
     default_folder,
     finished_result,
+    finished_trainings,
     is_run,
     open_any,
     open_run,
+    take_over,
+    training_of,
+    whose_training,
 )
 from fullrank.experiments.squad import SquadTuning
 from fullrank.experiments.task import Parts, Prepared, Say, Task, TextTask
@@ -42,7 +46,7 @@ from fullrank.experiments.translation import TranslationTask
 from fullrank.files import visible, write_json
 from fullrank.kernels import kernel
 from fullrank.reporting.figures import choose
-from fullrank.reporting.runs import read_run
+from fullrank.reporting.runs import find_runs, read_run
 from fullrank.seal import read_record, refuse_links, seal_run
 from fullrank.training.checkpoint import kept_checkpoints, mean_weights, write_mean
 from fullrank.training.device import choose_device, lock_folder, prepare_machine, seed_everything
@@ -81,8 +85,13 @@ def train(
     kernel_name: str = "auto",
     quiet: bool = False,
     say: Say = print,
+    trained: Mapping[str, Path] | None = None,
 ) -> dict[str, Any]:
-    """Train the configuration in `folder` (continuing a run that was stopped there) and return its result.json."""
+    """Train the configuration in `folder` (continuing a run that was stopped there) and return its result.json.
+
+    trained: finished runs (`finished_trainings`). Where one of them has this very training, it is taken over, and the model is
+    measured as this configuration says.
+    """
     config = absolute(resolved.config)
     task = task_of(config)
     task.check(config)
@@ -100,6 +109,9 @@ def train(
         "kernel": kernel_name,
         **prepared.identity,
     }
+    begun = (folder / "checkpoints" / "last").exists()
+    source = None if begun else (trained or {}).get(training_of(prepared.config, identity))
+    identity["training"] = whose_training(source) if source is not None else known.get("training") if begun else None
     with lock_folder(folder, lend=True), kernel(kernel_name):  # the kernel of a run is chosen here and nowhere else
         if claim(folder, prepared.config, identity):
             finished = finished_result(folder)
@@ -108,6 +120,9 @@ def train(
                 return finished
         else:
             prepared.save(folder)
+        if source is not None:
+            say(f"{folder}: trained already as {source}; only its figures are measured")
+            take_over(source, folder, prepared.config)
         if isinstance(config, RunConfig) and config.remark is not None:
             say(f"{folder}: its perplexity is {config.remark}")
         device = prepare_machine(config.train)
@@ -117,7 +132,7 @@ def train(
         bits = measure.short if measure.in_bits else None
         done = _fit(parts, folder, prepared.config.to_dict(), str(identity["name"]), bits, quiet)
         result = {
-            **{key: identity[key] for key in ("name", "recipe", "row", "scale", "paper", "kernel")},
+            **{key: identity[key] for key in ("name", "recipe", "row", "scale", "paper", "kernel", "training")},
             "seed": parts.options.seed,
             "ms_per_step": done.ms_per_step_by_phase,
             **parts.result(done),
@@ -277,33 +292,48 @@ def cells(
     name: str,
     rows: Sequence[str] | None = None,
     scale: str | None = None,
-    seeds: int | None = None,
+    seeds: Sequence[int] | None = None,
     overrides: Sequence[str] = (),
+    *,
+    of_paper: bool = False,
 ) -> list[Cell]:
     """The runs of a recipe: all rows of a seed, then the next seed, so that finished rows can be compared early.
 
-    rows: None is the first one, or a single configuration; `all` is each. seeds: 1 .. `seeds`; None: the configuration's own.
+    rows: None is the first one, or a single configuration; `all` is each. seeds: None is the configuration's own; with
+    `of_paper` those that the recipe states, at paper scale.
     Raises InputError for an unknown recipe, row or scale, and for a seed given twice.
     """
-    known = list(load(name).rows)
-    wanted = known if rows is not None and list(rows) == ["all"] else list(dict.fromkeys(rows or []))
-    if rows is not None and not known:
-        raise InputError(f"{name} is a single configuration; it has no rows")
-    if rows is not None and not wanted:
-        raise InputError(f"--rows: names no row; {name} has {', '.join(known)}")
-    if unknown := [row for row in wanted if row not in known]:
-        raise InputError(f"--rows: {name} has no row '{unknown[0]}'; {suggest(unknown[0], known)}")
-    if seeds is not None and seeds < 1:
-        raise InputError(f"--seeds: one or more, given {seeds}")
+    every = rows is not None and list(rows) == ["all"]
+    wanted = [] if rows is None else chosen_rows([name], None if every else rows)[name]
     if seeds is not None and any(text.partition("=")[0].strip() == "train.seed" for text in overrides):
-        raise InputError("train.seed: --seeds N trains seeds 1 to N; give one of the two")
+        raise InputError("train.seed: --seeds says which seeds are trained; give one of the two")
+    by_row: dict[str | None, Sequence[int | None]] = dict.fromkeys(wanted or (None,), seeds or (None,))
+    if of_paper and seeds is None and scale in (None, "paper"):
+        by_row = {row: load(name).seeds_of(row) or (None,) for row in wanted}
     planned = []
-    for seed in [None] if seeds is None else range(1, seeds + 1):
-        own = [] if seed is None else [f"train.seed={seed}"]
-        for row in wanted or (None,):
-            resolved = resolve_any(name, row, scale, [*own, *overrides])
-            planned.append(Cell(resolved, default_folder(resolved)))
+    for number in range(max(map(len, by_row.values()))):
+        for row, own in by_row.items():
+            if number < len(own):
+                seed = [] if own[number] is None else [f"train.seed={own[number]}"]
+                resolved = resolve_any(name, row, scale, [*seed, *overrides])
+                planned.append(Cell(resolved, default_folder(resolved)))
     return planned
+
+
+def shared_rows(scale: str | None) -> dict[tuple[str, str], list[str]]:
+    """For each shipped row whose training is that of others, those others as `recipe row`; by recipe and row."""
+    by_training: dict[str, list[tuple[str, str]]] = {}
+    for name in shipped():
+        recipe = load(name)
+        if (scale or "paper") in recipe.scales:
+            for row in recipe.rows:
+                by_training.setdefault(training_of(resolve_any(name, row, scale).config), []).append((name, row))
+    return {
+        one: [" ".join(other) for other in alike if other != one]
+        for alike in by_training.values()
+        for one in alike
+        if len(alike) > 1
+    }
 
 
 def inside(planned: Sequence[Cell], out: Path) -> list[Cell]:
@@ -312,14 +342,26 @@ def inside(planned: Sequence[Cell], out: Path) -> list[Cell]:
 
 
 def reproduce(
-    name: str, planned: Sequence[Cell], *, kernel_name: str = "auto", quiet: bool = False, say: Say = print
+    name: str,
+    planned: Sequence[Cell],
+    *,
+    kernel_name: str = "auto",
+    quiet: bool = False,
+    say: Say = print,
+    among: Sequence[Path] = (),
 ) -> None:
-    """Train the runs that are not finished; one that was stopped is resumed."""
+    """Train the runs that are not finished; one that was stopped is resumed.
+
+    Rows that are one training are trained once, also where that was done by a run in one of the folders `among`.
+    """
+    folders = [*(run for root in among for run in find_runs(root)), *(cell.folder for cell in planned)]
+    trained = finished_trainings(folders) if not all(cell.finished for cell in planned) else {}
     for number, cell in enumerate(planned, start=1):
         remark = (lambda _: None) if cell.finished else say
         remark(f"{name}: row {cell.row}, seed {cell.seed} ({number} of {len(planned)}), {cell.folder}")
         # of a finished run, looks whether it is this one
-        train(cell.resolved, cell.folder, kernel_name=kernel_name, quiet=quiet, say=remark)
+        train(cell.resolved, cell.folder, kernel_name=kernel_name, quiet=quiet, say=remark, trained=trained)
+        trained = {**finished_trainings([cell.folder]), **trained}
 
 
 # -- versions and hardware -------------------------------------------------------------------------------------------

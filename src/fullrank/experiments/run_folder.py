@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fullrank.config.finetune import FinetuneConfig
 from fullrank.config.load import build_any, flatten, read_yaml, to_yaml
 from fullrank.config.recipe import Resolved, load
-from fullrank.config.run import RunConfig
+from fullrank.config.run import PROTOCOL_KEYS, RunConfig
 from fullrank.core.errors import FullRankError, InputError
-from fullrank.files import read_json, write_json, write_text
-from fullrank.seal import check_run, read_identity
+from fullrank.evaluation.perplexity import validation_protocol
+from fullrank.files import digest, read_json, write_bytes, write_json, write_text
+from fullrank.seal import MOVABLE, check_run, read_identity, seal_run
+from fullrank.training.checkpoint import take_over_checkpoints
 
 MINILM = "minilm"  # an encoder that is no folder and needs no hub: all-MiniLM-L6-v2 inside a Python package
 
@@ -121,6 +124,46 @@ def finished_result(folder: Path) -> dict[str, Any] | None:
         return read_json(folder / "result.json")
     except (OSError, ValueError):
         return None
+
+
+# -- one training of several rows --------------------------------------------------------------------------------------
+
+
+def training_of(config: RunConfig | FinetuneConfig, identity: Mapping[str, Any] | None = None) -> str:
+    """Digest of what is trained and how it is judged while training: equal where only final figures differ.
+
+    identity: the run.json of a run; its text, vocabulary and kernel count too.
+    """
+    settings = {key: value for key, value in flatten(config.to_dict()).items() if key not in MOVABLE}
+    if isinstance(config, RunConfig) and config.task == "language_model":
+        final = ("eval.valid", "eval.test", *(f"eval.{key}" for key in PROTOCOL_KEYS))
+        settings = {key: value for key, value in settings.items() if not key.startswith(final)}
+        settings["validation"] = dataclasses.asdict(validation_protocol(config))
+    return digest([settings, [(identity or {}).get(key) for key in ("text", "vocabulary", "kernel")]])
+
+
+def finished_trainings(folders: Iterable[Path]) -> dict[str, Path]:
+    """The first finished run of each training in `folders`, by `training_of`."""
+    trainings: dict[str, Path] = {}
+    for folder in folders:
+        if is_run(folder) and finished_result(folder) and (folder / "checkpoints" / "last").is_symlink():
+            with contextlib.suppress(FullRankError):  # changed, or of another version
+                trainings.setdefault(training_of(*open_any(folder)), folder)
+    return trainings
+
+
+def whose_training(folder: Path) -> dict[str, Any]:
+    """The entry `training` of a run that takes over the training of the finished run in `folder`."""
+    result = finished_result(folder) or {}
+    origin = {key: result.get(key) for key in ("recipe", "row", "environment")}
+    return result.get("training") or {"folder": str(folder), **origin}
+
+
+def take_over(source: Path, folder: Path, config: RunConfig | FinetuneConfig) -> None:
+    """Make the finished training in `source` that of the run in `folder`, which differs from it in final figures alone."""
+    for name in ("metrics.jsonl", "timing.jsonl"):
+        write_bytes(folder / name, (source / name).read_bytes())
+    take_over_checkpoints(source / "checkpoints", folder / "checkpoints", seal_run(folder, config.to_dict()))
 
 
 def in_table_order(folders: Sequence[Path]) -> list[Path]:

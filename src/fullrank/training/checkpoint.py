@@ -221,11 +221,7 @@ def _keep_weights(folder: Path, checkpoint: Path, *, step: int, number: int, run
     """
     fresh = folder / f".writing-kept-{step:08d}"
     fresh.mkdir()
-    try:
-        os.link(checkpoint / WEIGHTS, fresh / WEIGHTS)
-    except OSError:  # not every disk has links
-        shutil.copyfile(checkpoint / WEIGHTS, fresh / WEIGHTS)
-        sync(fresh / WEIGHTS)
+    _same_file(checkpoint / WEIGHTS, fresh / WEIGHTS)
     write_record(fresh, (WEIGHTS,), {"step": step}, run)
     target = folder / KEPT / f"step-{step:08d}"
     target.parent.mkdir(exist_ok=True)
@@ -234,6 +230,40 @@ def _keep_weights(folder: Path, checkpoint: Path, *, step: int, number: int, run
     up_to_now = [earlier for earlier in kept if earlier <= step]
     for other in set(kept) - set(up_to_now[-number:]):
         _remove(folder, kept[other])
+
+
+def _same_file(path: Path, name: Path) -> None:
+    """Give the file `path` another name; a copy on a disk that has no links."""
+    try:
+        os.link(path, name)
+    except OSError:
+        shutil.copyfile(path, name)
+        sync(name)
+
+
+def take_over_checkpoints(source: Path, folder: Path, run: Mapping[str, Any]) -> None:
+    """Make the checkpoints in `source` those of `folder` too, under the seal `run`; either folder may be deleted later.
+
+    `last` comes last: without it nothing has been taken over. InputError if a checkpoint is damaged.
+    """
+    for path in sorted([*source.glob("step-*"), *source.glob(f"{KEPT}/step-*")]):
+        target = folder / path.relative_to(source)
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir(parents=True)
+        try:
+            files, _, state = read_record(path)
+            for name in files:
+                _same_file(path / name, target / name)
+            write_record(target, tuple(files), state, run)
+            if read_record(target).files != files:
+                raise DamagedError("a file does not match its checksum")
+        except DamagedError as damage:
+            raise InputError(
+                f"{path} is damaged: {damage}; delete {source.parent}, so that it is trained again"
+            ) from damage
+    for link in ("previous", "best", "last"):
+        if (linked := _linked(source, link)) is not None:
+            _link(folder, link, linked)
 
 
 def kept_checkpoints(folder: Path) -> dict[int, Path]:
