@@ -6,9 +6,11 @@ from fullrank.analysis.heads import Heads, LayerHeads, deviation_changes, heads,
 from fullrank.analysis.mixing import LayerMixing, mixing
 from fullrank.analysis.rank import LogProbRank, OutputLayer, rank
 from fullrank.analysis.spectrum import AttentionSpectrum, LayerSpectrum, Spectrum, spectrum
+from fullrank.analysis.use import ContextUse, context_use
 
 __all__ = [
     "AttentionSpectrum",
+    "ContextUse",
     "Distribution",
     "Drift",
     "GradientShare",
@@ -22,6 +24,7 @@ __all__ = [
     "Reach",
     "Spectrum",
     "context",
+    "context_use",
     "deviation_changes",
     "gradient_share",
     "heads",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fullrank.analysis import GradientShare, gradient_share, heads, rank, spectrum
+from fullrank.analysis import GradientShare, context_use, gradient_share, heads, rank, spectrum
 from fullrank.analysis.heads import predictions
 from fullrank.analysis.rank import unwrapped
 from fullrank.analysis.size import parameters_by_part
@@ -23,19 +21,16 @@ from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.masked import MaskedLanguageModel
 from fullrank.core.output import IGNORED
-from fullrank.decoding.sample import evaluating
-from fullrank.evaluation.statistics import Interval, paired_interval
 from fullrank.experiments.analyze import ModelRank, OpenedModel, open_models, segments
 from fullrank.experiments.models import Kind
 from fullrank.experiments.task import Say
 from fullrank.reporting.diagnosis import Diagnosis, Finding, Verdict
 from fullrank.reporting.drawing import Curve, Series, draw_curves
 from fullrank.reporting.tables import table
-from fullrank.training.device import choose_device, device_of
+from fullrank.training.device import choose_device
 
 TEXTS = 16  # segments whose attention weights are read
 _GRADIENTS, _CONTEXTS = 4096, 64  # tokens whose gradient is read; segments over which the use of context is measured
-_LOGITS = 1 << 24  # numbers in a block of logits
 _USEFUL = 0.005  # rules behind the verdicts, stated with them: nats per token
 _IDLE = 0.001  # of the perplexity
 _ATTENTION, _VOCABULARY = 1 / 3, 1 / 2  # shares of all parameters
@@ -284,50 +279,37 @@ def _memory(subject: _Subject) -> Finding:
     if len(rows) < 2:
         lacks = f"The text has fewer than two segments of {longest:,} tokens."
         return Finding("context", title, short, "not measured", [lacks])
-    most = longest - scored
-    lengths = [*itertools.takewhile(lambda n: n < most, (2**i for i in range(3, 30))), most]
-    lengths = [n for n in lengths if n == most or n <= most / 1.5]
-    opening = subject.opened.bos_id is not None
-    nll = {n: _nll_after(subject.model, rows, n, scored, opening) for n in lengths}
-    means = {n: float(values.mean()) for n, values in nll.items()}
-    reach = min(n for n in lengths if means[n] <= min(means.values()) + _USEFUL)
-    gain, interval = 0.0, None
-    if len(lengths) > 1:
-        gain = means[lengths[-2]] - means[most]
-        interval = paired_interval(nll[lengths[-2]].tolist(), nll[most].tolist())
+    use = context_use(subject.model, rows, scored=scored, opening=subject.opened.bos_id is not None)
+    lengths, gain, interval, reach = [*use.nll], use.last_gain, use.interval, use.reach(_USEFUL)
     verdict: Verdict = "no bottleneck"
     if gain > _USEFUL:
-        verdict = "bottleneck" if interval is not None and interval.high < -_USEFUL else "perhaps"
+        verdict = "bottleneck" if interval is not None and interval.low > _USEFUL else "perhaps"
     words = [
         f"The same {scored:,} tokens of {len(rows)} texts have perplexity "
-        + ", ".join(f"{math.exp(mean):,.1f} after {n:,}" for n, mean in means.items())
+        + ", ".join(f"{perplexity:,.1f} after {n:,}" for n, perplexity in use.perplexity.items())
         + " tokens of context.",
-        f"{reach:,} tokens of context are enough: more changes the nll by less than {_USEFUL:g} nats per token.",
-        *_last_step(lengths, gain, interval),
+        f"{reach:,} tokens of context are enough: more lowers the nll by less than {_USEFUL:g} nats per token.",
     ]
+    if len(lengths) > 1:
+        sure = "" if interval is None else f" (95 % from {interval.low:+.4f} to {interval.high:+.4f})"
+        words.append(f"The step from {lengths[-2]:,} to {lengths[-1]:,} tokens lowers it by {gain:+.4f}{sure}.")
     rule = (
         f"A bottleneck where the last step lowers the nll by more than {_USEFUL:g} nats per token, with its whole 95 % "
         "interval over texts; perhaps where the interval includes less."
     )
-    curve = Curve(np.array(lengths, dtype=float), np.exp([means[n] for n in lengths]))
+    curve = Curve(np.array(lengths, dtype=float), np.array([*use.perplexity.values()]))
     note = f"The last {scored:,} tokens of {len(rows)} texts, read with so many tokens before them."
     drawings = [] if len(lengths) < 2 else draw_curves(
         "Perplexity by context", note, [Series("perplexity", 2, (curve,))], "perplexity", "tokens of context"
     )  # fmt: skip
     advice = [] if verdict == "no bottleneck" else _longer(subject, longest)
     figures = {
-        "perplexity": {str(n): math.exp(mean) for n, mean in means.items()},
+        "perplexity": {str(n): perplexity for n, perplexity in use.perplexity.items()},
         "reach": reach,
         "scored": scored,
         "texts": len(rows),
     }
     return Finding("context", title, short, verdict, words, figures, rule, advice, drawings=drawings)
-
-
-def _last_step(lengths: Sequence[int], gain: float, interval: Interval | None) -> Iterator[str]:
-    if len(lengths) > 1:
-        sure = "" if interval is None else f" (95 % from {-interval.high:+.4f} to {-interval.low:+.4f})"
-        yield f"From {lengths[-2]:,} to {lengths[-1]:,} tokens the nll falls by {gain:.4f} nats per token{sure}."
 
 
 def _longer(subject: _Subject, longest: int) -> list[str]:
@@ -339,35 +321,6 @@ def _longer(subject: _Subject, longest: int) -> list[str]:
         )
     remember = f"model.memory_length={max(2 * own.memory_length, subject.length)}"
     return subject.try_(remember) or subject.try_(remember, "train.order=contiguous")
-
-
-def _nll_after(model: Any, rows: Sequence[Tensor], context: int, scored: int, opening: bool) -> np.ndarray:
-    """Mean nll (rows,) of the last `scored` tokens of each row (1, N), with `context` tokens before them.
-
-    opening: the first token of a row opens every text, and is kept.
-    """
-    texts = torch.cat(list(rows))
-    kept = texts[:, -(context + scored) :]
-    if opening and kept.shape[1] < texts.shape[1]:
-        kept = torch.cat((texts[:, :1], kept[:, 1:]), dim=1)
-    nll = _reader(model)
-    at_once = max(1, _LOGITS // (kept.shape[1] * model.config.vocab_size))
-    with evaluating(model):
-        parts = [nll(part.to(device_of(model)))[:, -scored:].double().mean(1).cpu() for part in kept.split(at_once)]
-    return torch.cat(parts).numpy()
-
-
-def _reader(model: Any) -> Callable[[Tensor], Tensor]:
-    """The nll (B, N - 1) of the tokens of ids (B, N) but the first."""
-    own = unwrapped(model)
-    if isinstance(own, LanguageModel):
-        return lambda ids: own.nll(ids[:, :-1], ids[:, 1:]).per_token
-
-    def of_logits(ids: Tensor) -> Tensor:
-        log_prob = torch.log_softmax(model(ids[:, :-1]).logits.float(), dim=-1)
-        return -log_prob.gather(2, ids[:, 1:, None])[..., 0]
-
-    return of_logits
 
 
 # -- redundant heads ---------------------------------------------------------------------------------------------------

@@ -86,7 +86,8 @@ class Diagnosis:
         """One self-contained HTML page; equal diagnoses give equal bytes."""
         from fullrank.reporting.page import fill
 
-        facts = f"{self.source} of {count(self.parameters)} parameters, read on {self.text} in segments of"
+        source = self.source[0].upper() + self.source[1:]
+        facts = f"{source}, {count(self.parameters)} parameters, read on {self.text} in segments of"
         also = [f"Perhaps: {listed(one.short for one in found)}."] if (found := self.of("perhaps")) else []
         none = [f"No bottleneck: {listed(one.short for one in found)}."] if (found := self.of("no bottleneck")) else []
         return fill(
