@@ -242,12 +242,13 @@ class TensorTrainInput(Input):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         check_ids(input_ids, self.vocab_size, "input ids")
-        place = math.prod(core.shape[1] for core in self.cores)
+        place, rest = math.prod(core.shape[1] for core in self.cores), input_ids
         out = self.cores[0].new_ones(*input_ids.shape, 1, 1)
         for core in self.cores:
             before, words, width, after = core.shape
             place //= words
-            rows = F.embedding(input_ids // place % words, core.transpose(0, 1).flatten(1))
+            rows = F.embedding(rest // place, core.transpose(0, 1).flatten(1))
+            rest = rest % place
             out = (out @ rows.unflatten(-1, (before, width * after))).reshape(*input_ids.shape, -1, after)
         out = out.squeeze(-1).to(self.cores[0].dtype)  # under autocast too, as other embeddings are
         return out * self.scale if self.scale != 1 else out

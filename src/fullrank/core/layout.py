@@ -107,8 +107,10 @@ class Layout:
     @property
     def strided(self) -> bool:
         """True if the stride hides a key from some query."""
+        if self.stride is None:  # before the reach, on which compiled code would depend
+            return False
         nearest, farthest = self.reach
-        return self.stride is not None and 1 < self.stride < max(farthest, -nearest)
+        return 1 < self.stride < max(farthest, -nearest)
 
     @property
     def reach(self) -> tuple[int, int]:
