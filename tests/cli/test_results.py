@@ -6,6 +6,8 @@ import hashlib
 import json
 from pathlib import Path
 
+import numpy as np
+import pytest
 import yaml
 from cli_runs import SMALL, call_process, called
 
@@ -17,12 +19,17 @@ from fullrank.config.load import apply_overrides, read_yaml
 def test_a_plan_is_trained_once_and_its_run_goes_into_the_ledger(config: Path, tmp_path: Path) -> None:
     plan, out, small = tmp_path / "plan.yaml", tmp_path / "runs", tmp_path / "small.yaml"
     small.write_text(yaml.safe_dump(apply_overrides(read_yaml(config), SMALL)))
-    entry = {"table": str(small), "seeds": [3], "set": {"train.steps": 6}, "decides": "nothing"}
-    plan.write_text(yaml.safe_dump({"trainings": [entry]}))
+    entry = {
+        "table": str(small),
+        "seeds": [3],
+        "set": {"train.steps": 6, "eval.keep_log_probabilities": True},
+        "decides": "nothing",
+    }
+    plan.write_text(yaml.safe_dump({"trainings": [entry]}, sort_keys=False))
     status, listed, _ = called("queue", plan, "--list", "--json", "--out", out)
     (planned,) = json.loads(listed)["trainings"]
     assert (status, planned["state"], planned["decides"]) == (0, "open", "nothing")
-    assert planned["folder"].endswith("-steps=6-seed3")
+    assert planned["folder"].endswith("-steps=6-keep_log_probabilities=True-seed3")
     done = call_process("queue", plan, "--out", out, "--json")
     assert done.returncode == 0, done.stderr
     assert "1 of 1: " in done.stderr
@@ -30,12 +37,18 @@ def test_a_plan_is_trained_once_and_its_run_goes_into_the_ledger(config: Path, t
     assert (trained["state"], trained["step"], trained["steps"]) == ("finished", 6, 6)
     (row,) = map(json.loads, (tmp_path / "ledger.jsonl").read_text().splitlines())
     assert (row["seed"], row["steps"], row["hardware"]["threads"]) == (3, 6, 1)
+    for split, figures in row["final"].items():
+        file = Path(trained["folder"]) / f"log_probabilities-{split}.npy"
+        assert row["log_probabilities"][split] == hashlib.sha256(file.read_bytes()).hexdigest()
+        kept = np.load(file)
+        assert (kept.shape, kept.dtype) == ((figures["tokens"],), np.float32)
+        assert -kept.mean(dtype=np.float64) == pytest.approx(figures["nll"], rel=1e-6)
     status, said, error = called("queue", plan, "--out", out)
     assert (status, error) == (0, "")
     assert said.splitlines()[-1] == "1 of 1 finished"
     assert len((tmp_path / "ledger.jsonl").read_text().splitlines()) == 1
     entry["set"] = {"train.steps": 6, "eval.every_steps": 2}  # the folder of the first, the settings of another
-    Path(planned["folder"]).rename(planned["folder"].replace("-steps=6", "-steps=6-every_steps=2"))
+    Path(planned["folder"]).rename(planned["folder"].replace("keep_log_probabilities=True", "every_steps=2"))
     plan.write_text(yaml.safe_dump({"trainings": [entry]}, sort_keys=False))
     status, said, error = called("queue", plan, "--out", out)
     assert status == 1

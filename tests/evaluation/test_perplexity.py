@@ -50,6 +50,14 @@ def test_sums_over_blocks_of_unequal_length() -> None:
     assert abs(found.nll / found.tokens - sum(means) / 3) > 1e-3  # a mean of means is something else
 
 
+def test_nats_are_kept_of_every_target_that_counts() -> None:
+    batches, kept = [block(2, 5), block(2, 3, [[1, 1, 0], [1, 0, 0]], seed=2)], list[Tensor]()
+    tally = Tally("cpu", kept)
+    for inputs, targets, weights in batches:
+        tally.add(table(inputs, targets), targets, weights)
+    assert torch.cat(kept).tolist() == pytest.approx([x for batch in batches for x in by_hand(batch)])
+
+
 def test_sums_are_exact_over_a_large_text() -> None:
     values = torch.rand(40, 50_000, generator=torch.Generator().manual_seed(0)) * 12
     batches: list[Block] = [(row[None].long(), torch.zeros(1, 50_000, dtype=torch.int64), None) for row in values]

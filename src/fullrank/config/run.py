@@ -229,6 +229,7 @@ class EvalConfig(Section):
     max_length_b: SizeOrZero = key(10, "translation: of M tokens come at most a M + b; b")
     max_sentences: SizeOrZero | None = key(None, "translation: sentences translated while training; null: all")
     metric: Literal["loss", "bleu"] = key("loss", "what patience, plateau and the best checkpoint follow")
+    keep_log_probabilities: bool = key(False, "language models: keep those of every token of the final evaluation")
     valid: ProtocolConfig | None = key(None, "the protocol of validation text, where it differs; while training, too")
     test: ProtocolConfig | None = key(None, "the protocol of test text, where it differs")
 
@@ -287,6 +288,8 @@ class RunConfig(Section):
                 "train.objective: labels is the objective of fine-tuning (data.name: glue/cola and others); for "
                 f"data.name: {self.data.name} choose causal or masked"
             )
+        if self.eval.keep_log_probabilities and self.task != "language_model":
+            yield "eval.keep_log_probabilities: for models that predict the next token of a text; leave it out"
         lines = list(self._faults_of_masked()) if self.masks else []
         lines = lines or list(self._faults_of_translation() if self.translates else self._faults_of_text())
         yield from lines or self._faults_of_protocol()

@@ -297,9 +297,13 @@ class Evaluation:
 
 
 class Tally:
-    """Nats summed in float64 on the device; nothing is read back before `total`."""
+    """Nats summed in float64 on the device; nothing is read back before `total`.
 
-    def __init__(self, device: torch.device | str) -> None:
+    kept: a list that gets the nats of every target that counts.
+    """
+
+    def __init__(self, device: torch.device | str, kept: list[Tensor] | None = None) -> None:
+        self._kept = kept
         self._nats = torch.zeros((), dtype=torch.float64, device=device)
         self._padding = torch.zeros((), dtype=torch.float64, device=device)
         self._fractions = torch.zeros((), dtype=torch.bool, device=device)
@@ -319,6 +323,8 @@ class Tally:
             self._padding += (weights == 0).sum()
             self._fractions |= ((weights != 0) & (weights != 1)).any()
         self._nats += nll.sum()
+        if self._kept is not None:
+            self._kept.append(nll.flatten() if weights is None else nll[weights != 0])
 
     def total(self) -> Evaluation:
         """The sums. InputError if there was no target at all, ValueError if weights were fractions."""

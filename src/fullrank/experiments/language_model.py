@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fullrank.config.run import PhaseConfig, RunConfig, TrainConfig
 from fullrank.core.decoder import LanguageModel
@@ -46,6 +46,7 @@ from fullrank.evaluation.perplexity import (
 )
 from fullrank.experiments.measure import check_block, check_length, check_training_length, first_choice, measure
 from fullrank.experiments.task import (
+    LOG_PROBABILITIES,
     Parts,
     Prepared,
     Say,
@@ -167,7 +168,12 @@ class LanguageModelTask(TextTask[Corpus, LanguageModel, EvaluationProtocol]):
         corpus = data.corpus
         info, tokenizer, ids = corpus.splits[split], corpus.tokenizer, corpus.ids(split)
         device, batch_size = device_of(model), data.config.eval.batch_size
-        total = measure(model, ids, protocol, batch_size=batch_size, start_id=tokenizer.start_id, device=device)
+        kept = list[Tensor]() if keep is not None and data.config.eval.keep_log_probabilities else None
+        total = measure(
+            model, ids, protocol, batch_size=batch_size, start_id=tokenizer.start_id, device=device, kept=kept
+        )
+        if keep is not None and kept is not None:
+            np.save(keep / LOG_PROBABILITIES.format(split), -torch.cat(kept).float().cpu().numpy())
         starts = None if tokenizer.sos_id is None else int((ids == tokenizer.sos_id).sum())
         if tokenizer.kind == "word":
             return figures(total, words=total.tokens - (starts or 0), line_starts=starts)

@@ -11,11 +11,11 @@ from fullrank.analysis.size import size_of_run
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import InputError
 from fullrank.experiments.run_folder import finished_result, open_any
+from fullrank.experiments.task import LOG_PROBABILITIES
 from fullrank.reporting.ledger import differences
 from fullrank.reporting.runs import mapping
 
 _MACHINE = ("cpu", "cores", "threads", "device", "precision")
-LOG_PROBABILITIES = "log_probabilities-{}.npy"  # by split
 
 
 def row_of(folder: Path) -> dict[str, Any]:

@@ -24,12 +24,14 @@ def measure(
     batch_size: int,
     start_id: int,
     device: torch.device,
+    kept: list[Tensor] | None = None,
 ) -> Evaluation:
     """Summed nll of the text `ids` under the model in evaluation mode, read as `protocol` says; the mode is restored.
 
     Where that is no next-token perplexity, also that of the last position of every block or window, alone.
 
     batch_size: blocks or windows at a time; streams are as many as the protocol says.
+    kept: a list that gets the nats of every token, in the order in which they are read.
     In the precision around the call: while training that of training, for final figures fp32.
     Raises InputError where the model cannot read so many tokens (`check_length`).
     """
@@ -60,7 +62,7 @@ def measure(
             changed = model.with_memory(
                 protocol.memory_length, same_length=protocol.same_length, clamp_length=protocol.clamp_length
             )
-            result = score(changed, batches, device)
+            result = score(changed, batches, Tally(device, kept), device)
     finally:
         model.train(training)
     return replace(result, last_position=None) if protocol.next_token else result
@@ -102,9 +104,9 @@ def check_training_length(model: LanguageModel | MaskedLanguageModel, segment_le
         )
 
 
-def _score_segments(model: LanguageModel, batches: Iterable[Batch], device: torch.device) -> Evaluation:
+def _score_segments(model: LanguageModel, batches: Iterable[Batch], tally: Tally, device: torch.device) -> Evaluation:
     """Blocks, and the segments of streams: what a segment leaves in memory is read by the next."""
-    tally, memory = Tally(device), None
+    memory = None
     for batch in batches:
         if model.memory_length and batch.weights is not None:
             # columns that are padding in every row would take positions that a model may lack
@@ -117,9 +119,8 @@ def _score_segments(model: LanguageModel, batches: Iterable[Batch], device: torc
     return tally.total()
 
 
-def _score_ends(model: LanguageModel, batches: Iterable[Batch], device: torch.device) -> Evaluation:
+def _score_ends(model: LanguageModel, batches: Iterable[Batch], tally: Tally, device: torch.device) -> Evaluation:
     """Windows: the vocabulary layer reads only the hidden states of targets that count."""
-    tally = Tally(device)
     for batch in batches:
         batch = batch.to(device)
         assert batch.weights is not None
@@ -130,12 +131,12 @@ def _score_ends(model: LanguageModel, batches: Iterable[Batch], device: torch.de
     return tally.total()
 
 
-def _score_padded(model: LanguageModel, batches: Iterable[Batch], device: torch.device) -> Evaluation:
+def _score_padded(model: LanguageModel, batches: Iterable[Batch], tally: Tally, device: torch.device) -> Evaluation:
     """Blocks or windows of a model whose tokens see later ones: those of padding are masked, and last positions are counted.
 
     The last target of a row is the only one that the model does not read in the same row.
     """
-    tally, lasts = Tally(device), Tally(device)
+    lasts = Tally(device)
     for batch in batches:
         batch = batch.to(device)
         weights = torch.ones_like(batch.targets) if batch.weights is None else batch.weights

@@ -108,7 +108,7 @@ class TextTask(Task[RunConfig, Corpus], Protocol[Corpus, Model, Reading]):
     def figures(
         self, data: Prepared[RunConfig, Corpus], model: Model, split: str, protocol: Reading, keep: Path | None = None
     ) -> dict[str, Any]:
-        """The figures of a split, in fp32. keep: a folder for the texts that are written on the way, if any are."""
+        """The figures of a split, in fp32. keep: the run folder, for what is written on the way."""
         ...
 
     def sample(self, model: Model, corpus: Corpus) -> dict[str, Any] | None:
@@ -130,6 +130,7 @@ def prepared_again(
     return corpus if checksums(corpus) == identity.get("text") else None
 
 
+LOG_PROBABILITIES = "log_probabilities-{}.npy"  # in a run folder, by split
 _WRITES_FROM = 100  # steps; a model that was trained for fewer writes noise
 
 
@@ -158,7 +159,7 @@ def training_parts(
         return type(model).load(folder, checkpoint).to(device)
 
     def measured(checkpoint: str) -> dict[str, Any]:
-        trained, keep = loaded(checkpoint), folder / "translations" if checkpoint == "best" else None
+        trained, keep = loaded(checkpoint), folder if checkpoint == "best" else None
         return {split: task.figures(data, trained, split, protocols[split], keep) for split in splits}
 
     def result(done: FitResult) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from fullrank.experiments.task import (
 )
 from fullrank.experiments.translate import SOURCE, TARGET, Search, named, translate_ids
 from fullrank.files import write_text
+from fullrank.reporting.runs import TRANSLATIONS
 from fullrank.training.device import device_of
 from fullrank.training.values import Carry, EvaluationResult, Loss, TrainingPosition
 
@@ -100,7 +101,7 @@ class TranslationTask(TextTask[PairCorpus, Translator, Search]):
     def figures(
         self, data: Sentences, model: Translator, split: str, protocol: Search, keep: Path | None = None
     ) -> dict[str, Any]:
-        """Figures of a split, in fp32. `keep`: translations and references are written there, a sentence a line."""
+        """Figures of a split, in fp32. `keep`: a run folder for translations and references, a sentence a line."""
         config, corpus = data.config, data.corpus
         pairs = corpus.pairs(split)
         measured = figures(score(model, pairs, config))
@@ -109,6 +110,7 @@ class TranslationTask(TextTask[PairCorpus, Translator, Search]):
         if corpus.target.moses:  # else tokens are not what fairseq counted
             measured |= tokenised_bleu(tokens, pairs.reference_tokens())
         if keep is not None:
+            keep = keep / TRANSLATIONS
             keep.mkdir(parents=True, exist_ok=True)
             for name, lines in ((f"{split}.txt", texts), (f"{split}.reference.txt", references)):
                 write_text(keep / name, "".join(" ".join(line.split()) + "\n" for line in lines))

@@ -28,7 +28,7 @@ TRANSLATION, LANGUAGE_MODELING, MASKED_MODELING = "translation", "language_model
 # two runs that differ only in where they ran and how they were watched are seeds of one row
 CIRCUMSTANCES = {
     "train.seed", "train.device", "train.threads", "train.track", "train.log_every_steps", "train.save_every_steps",
-    "train.keep_checkpoints", "train.keep_model", "eval.test",
+    "train.keep_checkpoints", "train.keep_model", "eval.test", "eval.keep_log_probabilities",
     "data.cache", "data.dir",
 }  # fmt: skip
 _MEASURED_ON = {  # what decides if two figures compare, in words
