@@ -305,3 +305,17 @@ def test_pruned_models_load_from_pretrained(tmp_path: Path) -> None:
     loaded = fr.FullRankForCausalLM.from_pretrained(tmp_path)
     torch.testing.assert_close(loaded(IDS).logits, smaller(IDS).logits)
     assert fr.LanguageModel.load(tmp_path).config.heads_by_layer == [3, 1]
+
+
+def test_any_figure_of_a_task_by_head() -> None:
+    """Of a classifier: the logits without a head are those with zeroed columns of its output projection."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(8)
+    sizes = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 32}
+    made = moved(transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=50, **sizes)))
+    whole, ((*_, last),) = fr.analysis.ablate(made, lambda model: model(input_ids=IDS).logits)
+    assert made.training
+    made.eval()
+    torch.testing.assert_close(made(input_ids=IDS).logits, whole, rtol=0, atol=1e-10)
+    with without(made.bert.encoder.layer[0].attention.output.dense, 2):
+        torch.testing.assert_close(made(input_ids=IDS).logits, last, rtol=0, atol=1e-10)

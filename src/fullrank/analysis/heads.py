@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
@@ -28,6 +28,7 @@ from fullrank.training.device import device_of
 
 MASKED_SHARE = 0.15  # of the tokens of a text, where masked ones are predicted
 _AT_ONCE = 1024  # tokens that a model reads in one pass
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,17 +155,31 @@ def heads(
     """
     reader, texts = AttentionReader(model), texts_of(input_ids)
     objective, pieces = predictions(reader.model, texts, mask_id, marks)
-    layers, similarities = [], _similarities(reader.traces(texts))
+    similarities = _similarities(reader.traces(texts))
+    nll, without = _ablated(reader, lambda reading: _nll(reading, pieces))
+    layers = [_layer(nll, np.stack(some), alike) for some, alike in zip(without, similarities, strict=True)]
+    return Heads(tuple(layers), reader.names, nll, objective, texts[0].shape[1], reader.source)
+
+
+def ablate(model: nn.Module, measure: Callable[[Any], Result]) -> tuple[Result, list[list[Result]]]:
+    """Any figure of a model, such as a task's metric: with all heads, and without each head, by layer.
+
+    measure: called with the model, or with a copy of it that can be ablated; in evaluation mode, without gradients.
+    """
+    return _ablated(AttentionReader(model), measure)
+
+
+def _ablated(reader: AttentionReader, measure: Callable[[Any], Result]) -> tuple[Result, list[list[Result]]]:
+    without = []
     with ablatable(reader) as keeps, evaluating(reader.model):
-        nll = _nll(reader.model, pieces)
-        for keep, similarity in zip(keeps, similarities, strict=True):
-            without = []
+        whole = measure(reader.model)
+        for keep in keeps:
+            without.append(list[Result]())
             for head in range(len(keep)):
                 keep[head] = 0
-                without.append(_nll(reader.model, pieces))
+                without[-1].append(measure(reader.model))
                 keep[head] = 1
-            layers.append(_layer(nll, np.stack(without), similarity))
-    return Heads(tuple(layers), reader.names, nll, objective, texts[0].shape[1], reader.source)
+    return whole, without
 
 
 def nats_per_token(

@@ -229,13 +229,7 @@ def spectrum(
     from fullrank.experiments.analyze_attention import measure_spectra
 
     spectra = measure_spectra(
-        names,
-        text=text,
-        texts=texts,
-        segment_length=segment_length,
-        checkpoint=checkpoint,
-        device_name=device,
-        say=say,
+        names, text=text, texts=texts, segment_length=segment_length, checkpoint=checkpoint, device=device, say=say
     )
     from fullrank.analysis.plots import write_spectrum
 
@@ -313,7 +307,7 @@ def heads(
         texts=texts,
         segment_length=segment_length,
         checkpoint=checkpoint,
-        device_name=device,
+        device=device,
         say=say,
     )
     from fullrank.analysis.plots import write_heads
@@ -394,7 +388,7 @@ def mixing(
     """
     from fullrank.experiments.analyze_attention import measure_mixing
 
-    found = measure_mixing(names, text=text, texts=texts, segment_length=segment_length, device_name=device, say=say)
+    found = measure_mixing(names, text=text, texts=texts, segment_length=segment_length, device=device, say=say)
     from fullrank.analysis.plots import write_mixing
 
     def draw(some: list[ModelMixing], folder: Path) -> list[Path]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,7 +33,7 @@ from fullrank.experiments.models import load_ours
 from fullrank.experiments.task import Say
 from fullrank.seal import read_record
 from fullrank.training.checkpoint import kept_checkpoints
-from fullrank.training.device import choose_device
+from fullrank.training.device import choose_device, device_of
 
 
 @dataclass(frozen=True)
@@ -68,22 +69,15 @@ def read_models(
     texts: int = 16,
     segment_length: int | None = None,
     checkpoint: str = "best",
-    device_name: str = "auto",
+    device: str = "auto",
     say: Say = print,
 ) -> Iterator[ModelText]:
     """Each model with the first `texts` whole segments of `text` (None: a run's own).
 
     Raises the errors of `open_models`, and InputError for a text shorter than a segment.
     """
-    found = open_models(
-        names,
-        text=text,
-        segment_length=segment_length,
-        checkpoint=checkpoint,
-        dtype=torch.float32,
-        say=say,
-        causal=False,
-    )
+    options: dict[str, Any] = {"text": text, "segment_length": segment_length, "checkpoint": checkpoint, "say": say}
+    found = open_models(names, dtype=torch.float32, causal=False, **options)
     for given, (label, kind, opened, length) in zip(dict.fromkeys(names), found, strict=True):
         whole = (row for batch in segments(opened, length) for row in batch.split(1) if row.shape[1] == length)
         rows = [*itertools.islice(whole, texts)]
@@ -91,7 +85,7 @@ def read_models(
             raise InputError(
                 f"{opened.text}: no text to read, as it has fewer than {length} tokens; give a longer --text"
             )
-        opened.model.to(choose_device(device_name, "--device"))
+        opened.model.to(choose_device(device, "--device"))
         yield ModelText(label, given, kind.replace("Face model", "Face"), str(opened.text), opened, torch.cat(rows))
 
 
@@ -156,13 +150,8 @@ class ModelHeads:
                 zip(figures.names, figures.layers, self.changes, strict=True)
             )
         ]
-        return self.read.as_dict(
-            weights=figures.weights,
-            objective=figures.objective,
-            perplexity=figures.perplexity,
-            nll=figures.nll.tolist(),
-            layers=layers,
-        )
+        about = {"weights": figures.weights, "objective": figures.objective, "perplexity": figures.perplexity}
+        return self.read.as_dict(**about, nll=figures.nll.tolist(), layers=layers)
 
 
 def measure_heads(name: str, against: str | None = None, **options: Any) -> list[ModelHeads]:
@@ -239,13 +228,11 @@ class ModelMixing:
                 "step": step,
                 "layers": [
                     {
-                        "layer": one.layer,
-                        "name": one.name,
-                        "distance": one.distance,
-                        "orthogonality": one.orthogonality,
                         "variation": one.variation,
-                        "matrix": one.matrix.tolist(),
-                        "deviation": None if one.deviation is None else one.deviation.tolist(),
+                        **{
+                            key: value.tolist() if isinstance(value, np.ndarray) else value
+                            for key, value in vars(one).items()
+                        },
                     }
                     for one in self.layers[name]
                 ],
@@ -268,7 +255,9 @@ def measure_mixing(names: list[str], **options: Any) -> list[ModelMixing]:
             checkpoints = _checkpoints(folder / "checkpoints")
         layers = {}
         for name in checkpoints:
-            model = load_ours(folder, name) if one.source == "run" else one.opened.model
+            model = one.opened.model
+            if one.source == "run":
+                model = load_ours(folder, name).to(device_of(model))
             layers[name] = mixing(model, one.rows)
         found.append(ModelMixing(one, checkpoints, layers))
     return found
