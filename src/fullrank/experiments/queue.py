@@ -25,7 +25,7 @@ from typing import IO, Any
 
 from fullrank.config.load import build_any, flatten, lay, read_yaml, undotted
 from fullrank.config.plan import PlanEntry, PlanFile
-from fullrank.config.recipe import chosen_rows, resolve_any, tables
+from fullrank.config.recipe import Resolved, chosen_rows, resolve_any, tables
 from fullrank.core.errors import InputError, Interrupted, RunError
 from fullrank.experiments.run import Cell
 from fullrank.experiments.run_folder import absolute, default_folder, finished_result
@@ -95,13 +95,9 @@ def trainings_of(plan: PlanFile, source: Path | None = None, out: Path | None = 
     planned: dict[Path, Training] = {}
     for entry in plan.trainings:
         settings = flatten(lay(undotted(plan.set or {}), entry.set or {}))
-        wanted: list[tuple[str, str | None]] = [
-            (recipe, row)
-            for recipe, rows in chosen_rows(tables(entry.table), entry.rows).items()
-            for row in rows or (None,)
-        ]
+        rows_of = chosen_rows(tables(entry.table), entry.rows)
         for seed in entry.seeds:
-            for recipe, row in wanted:
+            for recipe, row in ((recipe, row) for recipe, rows in rows_of.items() for row in rows or (None,)):
                 training = _training(entry, recipe, row, seed, settings, source, out)
                 other = planned.setdefault(training.cell.folder, training)
                 if other.cell.resolved.config != training.cell.resolved.config:
@@ -169,9 +165,8 @@ def progress(cell: Cell) -> Progress:
     step, steps = record.get("step", 0), record.get("total_steps") or cell.resolved.config.train.steps
     if is_locked(cell.folder):
         timing = cell.folder / "timing.jsonl"
-        logged = re.findall(
-            r'^{"step": (\d+).*}$', timing.read_text(encoding="utf-8") if timing.is_file() else "", re.MULTILINE
-        )
+        text = timing.read_text(encoding="utf-8") if timing.is_file() else ""
+        logged = re.findall(r'^{"step": (\d+).*}$', text, re.MULTILINE)
         return Progress("running", max(step, int(logged[-1]) if logged else 0), steps)
     return Progress("stopped", step, steps) if step else Progress("open", 0, steps)
 
@@ -188,19 +183,18 @@ def _difference(cell: Cell) -> str | None:
 def seconds_left(planned: Sequence[Training], states: Sequence[Progress], cores: int) -> float | None:
     """An estimate for what is not finished, from finished runs of the same row, else table, else all; None without any."""
     took = [(one.cell.resolved, state.seconds) for one, state in zip(planned, states, strict=True) if state.seconds]
-    left = 0.0
-    for one, state in zip(planned, states, strict=True):
-        if state.state == "finished":
-            continue
-        mine = one.cell.resolved
-        alike = [
-            s for other, s in took if (other.recipe, other.row, other.scale) == (mine.recipe, mine.row, mine.scale)
-        ]
-        alike = alike or [s for other, s in took if (other.recipe, other.scale) == (mine.recipe, mine.scale)]
-        if not took:
-            return None
-        left += fmean(alike or [s for _, s in took]) * (1 - state.step / state.steps if state.steps else 1)
-    return left / cores
+    if not took:
+        return None
+
+    def whole(mine: Resolved[Any]) -> float:
+        for keys in (("recipe", "scale", "row"), ("recipe", "scale"), ()):
+            alike = [s for other, s in took if all(vars(other)[key] == vars(mine)[key] for key in keys)]
+            if alike:
+                break
+        return fmean(alike)
+
+    rest = ((one, 1 - state.step / (state.steps or 1)) for one, state in zip(planned, states, strict=True))
+    return sum(whole(one.cell.resolved) * share for one, share in rest) / cores
 
 
 # -- training ---------------------------------------------------------------------------------------------------------
@@ -300,10 +294,10 @@ def _pausing(running: list[_Child]) -> Iterator[None]:
 
     def pause(number: int, frame: object) -> None:
         for child in running:
-            os.killpg(child.process.pid, signal.SIGSTOP)
+            child.process.send_signal(signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
         for child in running:
-            os.killpg(child.process.pid, signal.SIGCONT)
+            child.process.send_signal(signal.SIGCONT)
 
     try:
         former = signal.signal(signal.SIGTSTP, pause)
@@ -319,13 +313,8 @@ def _pausing(running: list[_Child]) -> Iterator[None]:
 def as_json(planned: Sequence[Training], states: Sequence[Progress], cores: int) -> dict[str, Any]:
     """The state of a plan as plain objects."""
     rows = [
-        {
-            "table": one.cell.resolved.recipe,
-            "row": one.cell.row,
-            "scale": one.cell.resolved.scale,
-            "seed": one.cell.seed,
-        }
-        | {"folder": str(one.cell.folder), "decides": one.entry.decides}
+        {"table": one.cell.resolved.recipe, "row": one.cell.row, "scale": one.cell.resolved.scale}
+        | {"seed": one.cell.seed, "folder": str(one.cell.folder), "decides": one.entry.decides}
         | dataclasses.asdict(state)
         for one, state in zip(planned, states, strict=True)
     ]
