@@ -26,6 +26,18 @@ def test_a_configuration_without_a_recipe_has_no_settings_to_compare() -> None:
     assert differences(resolve_any(*ROW).config, "gone.yaml", None, None) is None
 
 
+def test_a_training_that_was_taken_over_is_named_with_its_machine(tmp_path: Path) -> None:
+    origin = {
+        "folder": "/runs/x",
+        "recipe": "/home/my.yaml",
+        "row": "plain",
+        "environment": {"cpu": "fast", "commit": "c"},
+    }
+    row = row_of(make_run(tmp_path / "run", 0.5, row="b", training=origin))
+    assert row["training"] == {"recipe": "my.yaml", "row": "plain"}
+    assert (row["hardware"]["cpu"], row["commit"]) == ("fast", "c")
+
+
 def test_a_run_of_fine_tuning_is_a_row_too(tmp_path: Path) -> None:
     row = row_of(make_run(tmp_path / "run", 0.5, seed=2, row="b", model={"pretrained": str(tmp_path)}))
     assert (row["task"], row["seed"], row["flops_per_token"]) == ("glue/cola", 2, None)

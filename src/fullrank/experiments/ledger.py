@@ -24,14 +24,17 @@ def row_of(folder: Path) -> dict[str, Any]:
     result = finished_result(folder)
     if result is None:
         raise InputError(f"{folder}: not finished (no result.json); finish it with `fullrank train {folder}`")
-    environment = {k: v for k, v in mapping(result.get("environment")).items() if k != "platform"}
+    training = mapping(result.get("training"))  # of another run, which this one measures again
+    environment = dict(mapping(training.get("environment") or result.get("environment")))
+    environment.pop("platform", None)
     recipe = str(result["recipe"])
     same = {"words": result.get("protocol"), "settings": result.get("protocol_settings")}  # of every split
     return {
         "result": _sha256(folder / "result.json"),
         "task": result.get("task") or "language_modeling",
         **{key: result.get(key) for key in ("row", "scale", "seed", "kernel")},
-        "recipe": Path(recipe).name if recipe.endswith((".yaml", ".yml")) else recipe,
+        "recipe": _name(recipe),
+        "training": {"recipe": _name(training["recipe"]), "row": training["row"]} if training else None,
         "set": differences(config, recipe, result.get("row"), result.get("scale")),
         "data": _data(result, config.data.name, identity),
         "protocol": result.get("protocols") or dict.fromkeys(result["final"], same),
@@ -54,6 +57,11 @@ def row_of(folder: Path) -> dict[str, Any]:
             if (kept := folder / LOG_PROBABILITIES.format(split)).is_file()
         },
     }
+
+
+def _name(recipe: str) -> str:
+    """The name of a recipe; of a file without its folder."""
+    return Path(recipe).name if recipe.endswith((".yaml", ".yml")) else recipe
 
 
 def _data(result: Mapping[str, Any], name: str, identity: Mapping[str, Any]) -> dict[str, Any]:

@@ -179,6 +179,8 @@ def _protocol(row: Row) -> str:
 def _group(group: Sequence[Row], protocol: int) -> list[str]:
     first = group[0]
     settings = "not recorded" if first["set"] is None else ", ".join(f"{k}={v}" for k, v in first["set"].items())
+    if training := first.get("training"):
+        settings += f" (trained as `{training['recipe']}` {training['row']})"
     figures = []
     for split, values in mapping(first["final"]).items():
         known = [name for name in values if number(values[name]) is not None]
