@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import math
-import shutil
 import signal
 import subprocess
 import time
@@ -99,18 +98,27 @@ def test_report_and_reproduce_give_json_of_one_shape(
     code, out, _ = called("reproduce", table, "--out", tmp_path / "out", "--quiet", "--json")
     assert code == 0
     assert set(json.loads(out)) == set(reported) == {
-        "report", "comparable", "rows", "unfinished", "left_out", "significance",
+        "report", "comparable", "rows", "unfinished", "left_out", "significance", "notes",
     }  # fmt: skip
-    # a table of several backbones, each of which has a report of its own
+    # a table of several backbones is one report, in which each has a first row of its own
     monkeypatch.setattr(recipe, "tables", lambda name: [f"{tmp_path}/{one}.yaml" for one in ("table", "table-b")])
-    shutil.copy(table, tmp_path / "table-b.yaml")
+    other = table.read_text(encoding="utf-8").replace("rows: {", "rows: {b: {set: {model.attention.mix: average}}, ")
+    (tmp_path / "table-b.yaml").write_text(f"notes: about b\n{other}", encoding="utf-8")
     code, out, said = called("reproduce", "table", "--out", tmp_path / "both", "--quiet", "--json")
     assert code == 0, said
     both = json.loads(out)
-    assert [Path(one["report"]).is_file() for one in both.values()] == [True, True]
-    assert {name: one["rows"][0]["name"] for name, one in both.items()} == {
-        f"{tmp_path}/table.yaml": "plain", f"{tmp_path}/table-b.yaml": "plain"
-    }  # fmt: skip
+    assert Path(both["report"]) == tmp_path / "both" / "report.html"
+    assert [row["name"] for row in both["rows"]] == ["table plain", "table-b b", "table-b plain"]
+    assert [sorted(row["difference"]) for row in both["rows"]] == [[], [], ["test", "valid"]]
+    assert both["notes"] == {f"{tmp_path}/table-b.yaml": "about b"}
+    # one of the three is a training of another one
+    assert [bool(row["training"]) for row in both["rows"]] == [False, False, True]
+    code, out, _ = called("reproduce", "table", "--out", tmp_path / "both", "--quiet")
+    assert code == 0
+    for shown in (out, (tmp_path / "both" / "report.html").read_text(encoding="utf-8")):
+        assert "2 models in one table" in " ".join(shown.split())
+        assert "about b" in shown
+        assert "table-b plain, seed 1: one training with" in " ".join(shown.split())
 
 
 def test_a_table_of_several_backbones_is_one_command() -> None:

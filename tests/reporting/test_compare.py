@@ -11,6 +11,7 @@ import pytest
 from reporting_runs import CORPUS, SLICE, comparison, make_run, two_kinds
 from rich.console import Console
 
+from fullrank.config.recipe import load
 from fullrank.reporting import Report, report
 from fullrank.reporting.figures import PERPLEXITY
 
@@ -133,8 +134,10 @@ def test_a_terminal_breaks_no_line_and_keeps_the_figure_that_rows_are_judged_by(
 def test_the_terminal_without_paper_has_no_paper_columns_and_takes_names_literally(tmp_path: Path) -> None:
     out = io.StringIO()
     report([make_run(tmp_path / "x", row="[bold]odd[/]")]).print(Console(file=out, width=140))
-    assert "[bold]odd[/]" in out.getvalue()
-    assert "paper" not in out.getvalue()
+    shown, notes = out.getvalue().split("Notes of mixhead/table1-vanilla: ")
+    assert "[bold]odd[/]" in shown
+    assert "paper" not in shown
+    assert " ".join(notes.split()) == load("mixhead/table1-vanilla").notes
 
 
 def test_rows_of_other_protocols_are_marked_everywhere(tmp_path: Path) -> None:

@@ -67,24 +67,22 @@ def tell(content: Any, lines: Iterable[str | Path | Table | Text], *, json: bool
             show(line)
 
 
-def show_report(folders: Sequence[Path], page: Path, *, json: bool = False, title: str | None = None) -> None:
-    """Write the report of runs to `page`, then print its table, or its content as JSON, and where it is."""
-    show_reports({title: folders}, [page], json=json)
+def show_report(
+    folders: Sequence[Path], page: Path, *, json: bool = False, title: str | None = None, table: str | None = None
+) -> None:
+    """Write the report of runs to `page`, then print its table, or its content as JSON, and where it is.
 
-
-def show_reports(tables: Mapping[str | None, Sequence[Path]], pages: Sequence[Path], *, json: bool) -> None:
-    """The reports of tables by title; as JSON one document, by title where there are several."""
+    table: the table of several recipes that the runs belong to.
+    """
     from fullrank.reporting import report
 
-    reports = {title: report(folders) for title, folders in tables.items()}
-    written = [one.write(page, title) for page, (title, one) in zip(pages, reports.items(), strict=True)]
+    content = report(folders, table)
+    page = content.write(page, title)
     if json:
-        documents = [{"report": str(p), **r.as_json()} for p, r in zip(written, reports.values(), strict=True)]
-        print_json(dict(zip(tables, documents, strict=True)) if len(documents) > 1 else documents[0])
+        print_json({"report": str(page), **content.as_json()})
         return
-    for page, one in zip(written, reports.values(), strict=True):
-        one.print()
-        print(page)
+    content.print()
+    print(page)
 
 
 def exclude(option: str, does: str, others: Mapping[str, object]) -> None:

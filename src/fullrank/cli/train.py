@@ -22,7 +22,7 @@ from fullrank.cli.options import (
     read_seeds,
     with_source,
 )
-from fullrank.cli.output import say, show_report, show_reports, silent, tell
+from fullrank.cli.output import say, show_report, silent, tell
 from fullrank.core.errors import InputError
 from fullrank.files import visible
 
@@ -206,10 +206,18 @@ def reproduce(
         table, planned, kernel_name=kernel, quiet=quiet or finetuning, say=silent if quiet else say,
         among=[Path("runs"), *([] if out is None else [out])],
     )  # fmt: skip
-    folders_of: dict[str | None, list[Path]] = {
-        recipe: [cell.folder for cell in runs] for recipe, runs in by_recipe.items()
-    }
-    show_reports(folders_of, [runs[0].parent / "report.html" for runs in folders_of.values()], json=json)
+    several = len(by_recipe) > 1
+    parent = planned[0].folder.parent
+    if several:
+        parent = out or parent.with_name(table.replace("/", "-"))
+    title = table if several else next(iter(by_recipe))
+    show_report(
+        [cell.folder for cell in planned],
+        parent / "report.html",
+        json=json,
+        title=title,
+        table=table if several else None,
+    )
 
 
 def _names(text: str) -> list[str]:
@@ -232,7 +240,7 @@ def _is_whole_run(folder: Path, options: Sequence[object]) -> bool:
 
 def _summary(result: dict[str, Any], folder: Path, page: Path) -> None:
     from fullrank.reporting.figures import choose
-    from fullrank.reporting.runs import read_run
+    from fullrank.reporting.runs import read_run, recipe_notes
 
     final = result["final"]
     size = f"{result['parameters']['total']:,} parameters"
@@ -244,6 +252,8 @@ def _summary(result: dict[str, Any], folder: Path, page: Path) -> None:
         print("  the last checkpoint, as the paper's figures are:")
         _figures(of_last, measure)
     print(f"  {result['protocol']}")
+    if recipe_notes([read_run(folder)]):
+        print(visible(f"  what its recipe says of these figures: fullrank recipes show {result['recipe']}"))
     if len(result["ms_per_step"]) > 1:
         print("  ms per step: " + ", ".join(f"{phase} {ms:.1f}" for phase, ms in result["ms_per_step"].items()))
     speed = f"{result['tokens_seen']:,} tokens at {result['tokens_per_second']:,.0f} tokens/s"

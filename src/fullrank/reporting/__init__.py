@@ -82,8 +82,10 @@ def _plain(value: Any) -> Any:
     return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def report(folders: Sequence[Path]) -> Report:
+def report(folders: Sequence[Path], table: str | None = None) -> Report:
     """The report of run folders; the first one's row is the one that others are compared with.
+
+    table: a table of several recipes, in each of which the first row is the one that its others are compared with.
 
     Raises InputError for none at all, for a folder that is no run, and for runs of fine-tuning among others. A run that is
     unfinished or damaged is listed in the report, never an error.
@@ -98,4 +100,4 @@ def report(folders: Sequence[Path]) -> Report:
             f"{tuned[0].folder} is a run of fine-tuning and {other.folder} is not: no figure of theirs compares; "
             "make a report of each kind"
         )
-    return Report(finetuning.compare(records) if tuned else compare.compare(records))
+    return Report(finetuning.compare(records) if tuned else compare.compare(records, table))

@@ -34,12 +34,14 @@ class Row(RunGroup):
     """One row of a comparison.
 
     text: number of the text and vocabulary it was measured on; figures compare only where it is equal.
+    part: the part of a table that it belongs to (its backbone), within which rows are compared; empty where there are none.
     difference: to the first row where the two compare, a share, or points for scores; best: the splits in which no comparable
     row has a better mean.
     """
 
     text: int
     measure: Measure
+    part: str = ""
     extra_parameters: int | None = None
     difference: Mapping[str, float] = dataclasses.field(default_factory=dict)
     best: tuple[str, ...] = ()
@@ -157,18 +159,28 @@ class Comparison:
         return [run for row in self.rows for run in row.runs]
 
     @property
+    def notes(self) -> dict[str, str]:
+        """What the recipes say of the figures, by recipe."""
+        return runs.recipe_notes([*self.runs, *self.unfinished])
+
+    @property
     def task(self) -> str:
         return (*self.runs, *self.unfinished)[0].task
 
     @property
     def groups(self) -> list[list[Row]]:
-        """Rows that were measured on the same text, for each text."""
-        return [[row for row in self.rows if row.text == text] for text in dict.fromkeys(row.text for row in self.rows)]
+        """Rows that were measured on the same text and belong to the same part of a table, for each text and part."""
+        keys = dict.fromkeys((row.text, row.part) for row in self.rows)
+        return [[row for row in self.rows if (row.text, row.part) == key] for key in keys]
 
     @property
     def comparable(self) -> bool:
         """Every row was measured on the same text with the same vocabulary."""
-        return len(self.groups) <= 1
+        return len({row.text for row in self.rows}) <= 1
+
+    def is_first(self, row: Row) -> bool:
+        """The row that those of its part are compared with."""
+        return row is next(other for other in self.rows if other.part == row.part)
 
     @property
     def several_seeds(self) -> bool:
@@ -234,6 +246,7 @@ class Comparison:
             "unfinished": [_run_as_json(run) for run in self.unfinished],
             "left_out": [{"folder": str(run.folder), "name": run.name, "task": run.task} for run in self.left_out],
             "significance": self.differences,
+            "notes": self.notes,
         }
 
 
@@ -251,15 +264,22 @@ def best_row(rows: Sequence[Row], measure: Measure, split: str) -> Row | None:
     return next((row for row in measured if row.figures[split].mean == best), None)
 
 
-def compare(records: Sequence[RunRecord]) -> Comparison:
-    """Comparison of runs. The first run says if translation, language or masked language models are compared."""
+def compare(records: Sequence[RunRecord], table: str | None = None) -> Comparison:
+    """Comparison of runs. The first run says if translation, language or masked language models are compared.
+
+    table: the table of several recipes that they belong to; rows are compared within each recipe.
+    """
     same_task = [record for record in records if record.task == records[0].task]
     finished = [record for record in same_task if record.result is not None]
     measure, groups = figures.choose(finished or same_task), runs.group_by_seed(finished)
+    parts = [_part(group[0], table) if table is not None else "" for group in groups]
+    names = runs.row_names(groups)
+    if table is not None:
+        names = runs.numbered([f"{part} {group[0].origin('row')}" for part, group in zip(parts, groups, strict=True)])
     rows = [
-        Row(name, slot, runs, text, measure)
-        for slot, (name, runs, text) in enumerate(
-            zip(runs.row_names(groups), groups, runs.texts_of_rows(groups), strict=True)
+        Row(name, slot, group, text, measure, part)
+        for slot, (name, group, text, part) in enumerate(
+            zip(names, groups, runs.texts_of_rows(groups), parts, strict=True)
         )
     ]
     return Comparison(
@@ -270,8 +290,15 @@ def compare(records: Sequence[RunRecord]) -> Comparison:
     )
 
 
+def _part(run: RunRecord, table: str) -> str:
+    """`vanilla` of mixhead/table1-vanilla; `table4` of mixhead/table4 itself."""
+    recipe = run.origin("recipe")
+    return recipe.removeprefix(f"{table}-") if recipe.startswith(f"{table}-") else Path(recipe).stem
+
+
 def _with_neighbours(row: Row, rows: Sequence[Row], measure: Measure) -> Row:
     """The row with what follows from the others: extra parameters, differences to the first, where it is best."""
+    rows = [other for other in rows if other.part == row.part]
     first, best = rows[0], []
     difference: dict[str, float] = {}
     for split, stat in row.comparable_figures.items():
@@ -315,7 +342,10 @@ def _row_as_json(row: Row) -> dict[str, Any]:
         "corpus": row.label,
         "is_slice": row.is_slice,
         "text": row.text,
+        "recipe": row.runs[0].origin("recipe") or None,
         "protocol": row.protocol,
+        "protocols": row.get("protocols"),
+        "training": row.get("training"),
         "parameters": row.parameters,
         "extra_parameters": row.extra_parameters,
         "measure": measure.key,
@@ -403,8 +433,8 @@ def differences(rows: Sequence[Row], split: str) -> Differences | None:
                 counts[row.name].append(_checked_counts(run, base, split, metric))
             except InputError as error:
                 left_out.append(f"{row.name}, {run.folder if run.seed is None else f'seed {run.seed}'}: {error}")
-    texts = {row.name: row.text for row in rows if counts[row.name]}
-    baselines = {name: baseline_of(name, list(counts)) for name in texts}
+    texts, parts = {row.name: row.text for row in rows if counts[row.name]}, {row.name: row.part for row in rows}
+    baselines = {name: baseline_of(name, [one for one in counts if parts[one] == parts[name]]) for name in texts}
     compared = [name for name, other in baselines.items() if other != name and texts.get(other) == texts[name]]
     sentences = len(counts[compared[0]][0]) if compared else 0
     if sentences < 2:

@@ -14,7 +14,7 @@ from fullrank.evaluation import statistics as over_seeds
 from fullrank.evaluation.statistics import Interval
 from fullrank.reporting import figures, runs
 from fullrank.reporting.figures import Stat, over_runs
-from fullrank.reporting.runs import RunGroup, RunRecord, integer, mapping, number, scores_of
+from fullrank.reporting.runs import RunGroup, RunRecord, integer, mapping, number, recipe_notes, scores_of
 
 Runs = tuple[RunRecord, ...]  # of one arm, each with another seed
 Key = tuple[str, str]  # split and metric
@@ -181,7 +181,13 @@ class Tuning:
                 for task in self.tasks
             ],
             "unfinished": [{"name": run.name, "seed": run.seed, "problems": run.problems} for run in self.unfinished],
+            "notes": self.notes,
         }  # fmt: skip
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """What the recipes say of the figures, by recipe."""
+        return recipe_notes([*self.runs, *self.unfinished])
 
 
 def compare(records: Sequence[RunRecord]) -> Tuning:
@@ -403,6 +409,7 @@ def _arm_as_json(arm: Arm) -> dict[str, Any]:
         "name": arm.name,
         "baseline": None if arm.baseline is None else arm.baseline.name,
         **{key: arm.get(key) for key in of_the_first},
+        "training": {key: arm.get("training", key) for key in ("recipe", "row")} if arm.get("training") else None,
         "encoder": encoder_of(arm.runs[0]),
         "attention": attention_of(arm.runs[0]),
         "seeds": arm.seeds,

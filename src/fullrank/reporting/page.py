@@ -35,7 +35,9 @@ def render(content: Comparison | Tuning, title: str | None = None) -> str:
     """The page as text; equal inputs give equal bytes."""
     values = _of_tuning(content) if isinstance(content, Tuning) else _of_comparison(content)
     template = "finetuning.html" if isinstance(content, Tuning) else "comparison.html"
-    values |= {"summary": summary.summarize(content)} | ({} if title is None else {"title": title})
+    values |= {"summary": summary.summarize(content), "notes": content.notes} | (
+        {} if title is None else {"title": title}
+    )
     return fill(template, **values)
 
 
@@ -94,7 +96,7 @@ def _of_comparison(compared: Comparison) -> dict[str, Any]:
         "title": _plural(len(finished) + len(unfinished), "run") + on,
         "subtitle": _subtitle(len(rows), "row", len(finished), len(unfinished)),
         "compared": compared,
-        "tiles": list(_tiles(compared)) if compared.comparable and rows else [],
+        "tiles": list(_tiles(compared)) if compared.comparable and len(compared.groups) == 1 else [],
         "strips": _strips(compared) if compared.comparable and len(rows) > 1 else None,
         "analyses": list(_analyses([*finished, *unfinished])),
         "samples": list(_samples(rows)),

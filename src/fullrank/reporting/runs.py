@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -16,6 +17,7 @@ from typing import Any
 from fullrank.config.data import PAIR_CORPORA
 from fullrank.config.finetune import finetunes
 from fullrank.config.load import flatten, read_yaml
+from fullrank.config.recipe import load
 from fullrank.core.errors import InputError
 from fullrank.files import visible
 from fullrank.seal import DamagedError, check_run, read_record
@@ -321,6 +323,15 @@ def _read(path: Path, parse: Callable[[Path], Any], problems: list[str], missing
     except InputError as error:
         problems.append(str(error).replace(str(path), path.name))
     return None
+
+
+def recipe_notes(records: Sequence[RunRecord]) -> dict[str, str]:
+    """What the recipes of runs say of their figures, by recipe; nothing of a recipe that is no longer there."""
+    notes = {}
+    for name in dict.fromkeys(record.origin("recipe") for record in records):
+        with contextlib.suppress(InputError):
+            notes[name] = load(name).notes
+    return {name: text for name, text in notes.items() if text}
 
 
 # -- rows -------------------------------------------------------------------------------------------------------------

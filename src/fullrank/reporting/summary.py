@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -15,7 +15,7 @@ from fullrank.reporting import figures, runs, tables
 from fullrank.reporting.compare import MARK, Comparison, Row, best_row, compared_split, signatures
 from fullrank.reporting.figures import BLEU, LAST_POSITION, SCORES, TOKENISED_BLEU, Measure, interval, listed, points
 from fullrank.reporting.finetuning import SERVER, UNKNOWN, Arm, Task, Tuning, metric_words
-from fullrank.reporting.runs import MASKED_MODELING, TRANSLATION, integer
+from fullrank.reporting.runs import MASKED_MODELING, TRANSLATION, RunGroup, integer, mapping
 from fullrank.reporting.tables import LAST_POSITION_TITLE, SPLIT_WORDS, Table, change_words, interval_words, print_table
 
 _KINDS = {
@@ -44,6 +44,10 @@ def _of_comparison(compared: Comparison) -> Summary:
     if not groups:
         nothing = "There is nothing to compare until a run has written its result."
         return Summary("No run has finished yet", (nothing,), warnings, cautions)
+    if len(groups) > 1 and compared.comparable:
+        paragraphs = tuple(f"{one.first.part}: {one.claim()[0]}. {one.claim()[1]}" for one in groups)
+        headline = f"{len(groups)} models in one table: rows of each are compared with its first"
+        return Summary(headline, paragraphs, warnings, cautions)
     if len(groups) > 1:
         paragraphs = tuple(f"On {one.first.label or 'a text that is not recorded'}: {one.claim()[1]}" for one in groups)
         what = "text or signature" if compared.task == TRANSLATION else "text or vocabulary"
@@ -243,6 +247,7 @@ def _cautions(compared: Comparison) -> Iterator[str]:
         yield (
             f"The paper's figures are {others[-1]}, and these runs are compared by {measure.words}: they are left out."
         )
+    yield from _shared_trainings(compared.rows)
     if compared.task == MASKED_MODELING:
         yield f"What is compared is {MASKED_TOKEN}: the model reads the rest of the text, on both sides."
     if compared.paper_is_last:
@@ -267,6 +272,15 @@ def _cautions(compared: Comparison) -> Iterator[str]:
         yield f"Perplexity of {listed(names)} is left out: {NOT_NEXT_TOKEN}."
     if measure is BLEU and compared.paper_measure is BLEU and compared.states(TOKENISED_BLEU):
         yield "The paper's figures of some rows are tokenised BLEU and are left out: ours beside them are sacreBLEU's."
+
+
+def _shared_trainings(groups: Iterable[RunGroup]) -> Iterator[str]:
+    """Rows whose training is that of a row of another table, or of this one."""
+    for group in groups:
+        for run in group.runs:
+            if origin := mapping(run.get("training")):
+                whose = " ".join(str(origin[key]) for key in ("recipe", "row") if origin.get(key))
+                yield f"{group.name}, seed {run.seed}: one training with {whose} ({origin.get('folder')}), measured anew."
 
 
 def _cautions_of_group(rows: Sequence[Row]) -> Iterator[str]:
@@ -303,7 +317,8 @@ def comparison_notes(compared: Comparison) -> Iterator[str]:
     yield f"{_capital(measure.words)}: {better} is better; the {measure.extreme} of comparable rows is set bold."
     if any(row.difference for row in compared.rows):
         whose, unit = "their" if measure.in_bits else "its", ", in points" if measure.higher else ""
-        yield f"Beneath {measure.article or 'the '}{measure.words}: {whose} difference to the first row{unit}."
+        of_part = " of its model" if any(row.part for row in compared.rows) else ""
+        yield f"Beneath {measure.article or 'the '}{measure.words}: {whose} difference to the first row{of_part}{unit}."
     if measure is BLEU:
         yield "Perplexity is per target token."
     if compared.several_seeds:
@@ -367,6 +382,7 @@ def _of_tuning(tuning: Tuning) -> Summary:
     remarks = [f"{task.name}: {remark}" for task in tuning.tasks for remark in task.remarks]
     warnings = [remark for remark in remarks if "Not equal terms" in remark]
     cautions = [remark for remark in remarks if remark not in warnings] + _tuning_notes(tuning)
+    cautions += _shared_trainings(tuning.arms)
     headline, *others = sentences or ["No run has finished."]
     return Summary(headline, tuple(others), tuple(warnings), tuple(cautions))
 
@@ -441,6 +457,8 @@ def print_report(content: Comparison | Tuning, console: Console | None = None) -
     ):
         for sentence in sentences:
             console.print(Text(sentence, style))
+    for recipe, notes in content.notes.items():
+        console.print(Text(f"Notes of {recipe}: {notes}", "dim"))
 
 
 def _comparison_parts(compared: Comparison) -> Iterator[Table | str]:

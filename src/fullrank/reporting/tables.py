@@ -114,7 +114,7 @@ def comparison_table(compared: Comparison) -> Table:
         if compared.several_seeds:
             yield Column("n", page_only=True), str(len(row.runs))
         yield from _figures(compared, row)
-        more = Cell("first", quiet=True) if row is rows[0] else figures.extra(row.extra_parameters)
+        more = Cell("first", quiet=True) if compared.is_first(row) else figures.extra(row.extra_parameters)
         yield Column("total", "parameters", "params"), figures.count(row.parameters)
         yield Column("over first", "parameters", "+params"), more
         yield Column("tokens/s", "speed", "tokens/s"), figures.count(mean(row, "tokens_per_second"))
