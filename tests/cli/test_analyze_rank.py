@@ -23,6 +23,7 @@ from cli_runs import SMALL, write_config
 import fullrank as fr
 import hugging_face_models as tiny
 from fullrank.cli import main
+from translation_runs import languages, write_run
 
 WIDTH = 8
 WORDS = [f"w{i}" for i in range(60)]
@@ -494,3 +495,30 @@ def test_the_report_of_a_run_shows_its_analyses(
     for analysis in ("spectrum", "mixing"):
         (data,) = re.findall(rf'src="data:image/svg\+xml;base64,([^"]+)" alt="{analysis}"', page)
         assert base64.b64decode(data) == (place / "mixture" / "analysis" / f"{analysis}.svg").read_bytes()
+
+
+def test_encoders_of_models_that_read_two_sequences(
+    place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Of our translation runs and of Hugging Face models; what has no vocabulary layer has no perplexity."""
+    made = write_run(tmp_path / "run")
+    text = tmp_path / "german.txt"
+    text.write_text("ein hund schläft .\nein mann rennt .\n" * 4, encoding="utf-8")
+    words = [tmp_path / "run", "--text", text, "--texts", 2, "--segment-length", 5, "--json"]
+    code, out, said = analyzed(capsys, "spectrum", *words)
+    assert (code, said) == (0, "")
+    source, _ = languages()
+    ids = [token for line in text.read_text().splitlines() for token in (*source.encode(line), source.eos_id)]
+    expected = fr.analysis.spectrum(made.encoder, torch.tensor(ids[:10]).view(2, 5))
+    for layer, own in zip(json.loads(out)["models"][0]["layers"], expected.layers, strict=True):
+        assert layer["after"]["effective_rank"] == pytest.approx(own.after.effective_rank.tolist(), abs=1e-6)
+    code, _, said = analyzed(capsys, "heads", *words)
+    assert (code, "Encoder: has no vocabulary layer" in said) == (2, True)
+    sizes = {"d_model": 8, "encoder_layers": 2, "decoder_layers": 1, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
+    sizes |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 32}
+    config = transformers.BartConfig(vocab_size=len(tiny.WORDS), **sizes)
+    tiny.save(transformers.BartForConditionalGeneration(config), tmp_path / "bart")
+    words = [tmp_path / "bart", "--text", place / "words.txt", "--texts", 2, "--segment-length", 5, "--json"]
+    code, out, said = analyzed(capsys, "spectrum", *words)
+    assert (code, said) == (0, "")
+    assert len(json.loads(out)["models"][0]["layers"]) == 2

@@ -16,6 +16,7 @@ from fullrank.analysis import LayerReach, LogProbRank, Reach, context, rank
 from fullrank.config.recipe import Resolved
 from fullrank.config.run import PhaseConfig, RunConfig
 from fullrank.core.decoder import LanguageModel
+from fullrank.core.encoder import Encoder
 from fullrank.core.errors import InputError, suggest
 from fullrank.data import load_tokenizer
 from fullrank.data.files import Section, pieces
@@ -25,6 +26,7 @@ from fullrank.experiments.models import Kind, load_causal, load_ours, location_o
 from fullrank.experiments.run import corpus_of
 from fullrank.experiments.run_folder import open_run
 from fullrank.experiments.task import Say
+from fullrank.experiments.translate import load_languages
 from fullrank.training.device import choose_device
 
 SPLIT, LENGTH = "valid", 128  # the text of a run; tokens of a segment where nothing else says
@@ -91,7 +93,9 @@ def open_with_text(
             marks=tuple(words.all_special_ids),
         )
     model: Any = LanguageModel.load(folder, checkpoint) if causal else load_ours(folder, checkpoint)
-    if text is not None:
+    if isinstance(model, Encoder):
+        label, ids = _source_side(folder, text, say)
+    elif text is not None:
         tokenizer = load_tokenizer(folder)
         start = tokenizer.start_id
         ids = map(tokenizer.encode, pieces(Section(text), exact=tokenizer.kind == "byte", key="--text"))
@@ -101,6 +105,17 @@ def open_with_text(
         ids = (tokens[i : i + _TOKENS].tolist() for i in range(0, len(tokens), _TOKENS))
     assert model.config.vocab_size is not None
     return OpenedModel(model, model.max_length, model.config.vocab_size, label, ids, start_id=start)
+
+
+def _source_side(folder: Path, text: Path | None, say: Say) -> tuple[str, Iterator[list[int]]]:
+    """Sentences that the encoder of a translation run reads, each with its <eos>: of a file, else of the run's valid split."""
+    if text is not None:
+        language, _ = load_languages(folder)
+        lines = "".join(pieces(Section(text), exact=False, key="--text")).splitlines()
+        return str(text), ([*language.encode(line), language.eos_id] for line in lines)
+    corpus = corpus_of(folder, SPLIT, say)
+    pairs, label = corpus.pairs(SPLIT), f"{corpus.label}, {SPLIT}, source"
+    return label, ([*pairs.source(i).tolist(), pairs.source_eos_id] for i in range(len(pairs)))
 
 
 def _encoded_lines(tokenizer: Any, text: Path) -> Iterator[list[int]]:
@@ -243,7 +258,8 @@ def open_models(
         usual, longest = LENGTH, opened.max_length
         if kind == "run":
             run, _ = open_run(Path(name).expanduser())
-            usual = (masked_protocol(run) if run.masks else final_protocol(run)).segment_length
+            if not run.translates:
+                usual = (masked_protocol(run) if run.masks else final_protocol(run)).segment_length
         if longest is not None and segment_length is not None and segment_length > longest:
             raise InputError(
                 f"--segment-length: {segment_length}, but {name} reads at most {longest} tokens; shorten it"
