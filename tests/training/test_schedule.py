@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
 from fullrank.config.run import TrainConfig
 from fullrank.core.errors import ConfigError
@@ -50,6 +51,28 @@ def test_cosine_restarts_of_equal_length() -> None:
     assert rates(list(range(1, 13)), **options) == pytest.approx([0.5**i * high for i in range(3) for high in wave])
     far = rates([4 * 10**9 + 2], schedule="cosine_restarts", learning_rate=1.0, period=4)
     assert far == pytest.approx([0.5])
+
+
+@pytest.mark.parametrize(("period", "warmup", "least"), [(16, 16, 0.0), (16, 5, 0.1), (16, 0, 0.1), (3, 3, 0.0)])
+def test_cosine_wave_is_the_loop_of_the_released_code(period: int, warmup: int, least: float) -> None:
+    """Skip Cross-head: in the warm-up the rate is set after an update, then `CosineAnnealingLR` steps from there."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.7)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, period, least)
+    expected = []
+    for step in range(1, 5 * period):
+        expected.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        if step <= warmup:
+            optimizer.param_groups[0]["lr"] = 0.7 * step / warmup
+        scheduler.step()
+    options = {"schedule": "cosine_wave", "learning_rate": 0.7, "min_learning_rate": least, "period": period}
+    found = rates(list(range(1, 5 * period)), warmup_steps=warmup, **options)
+    assert found == pytest.approx(expected, abs=1e-12)
+    assert found[0] == 0.7
+    assert found[2 * period] == pytest.approx(0.7)
+    assert found[period] == found[3 * period] == least
+    with pytest.raises(ConfigError, match=f"at most train.period {period} with cosine_wave"):
+        rates([1], warmup_steps=period + 1, **options)
 
 
 def test_one_period_is_the_cosine() -> None:

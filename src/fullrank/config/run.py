@@ -33,7 +33,7 @@ MASKED_TOKEN = "a masked-token perplexity, not comparable with next-token perple
 
 Optimizer = Annotated[str, Slot("optimizer", "sgd", "nag", "adam", "adamw")]
 Schedule = Annotated[
-    str, Slot("schedule", "constant", "cosine", "cosine_restarts", "linear", "inverse_sqrt", "plateau")
+    str, Slot("schedule", "constant", "cosine", "cosine_restarts", "cosine_wave", "linear", "inverse_sqrt", "plateau")
 ]
 Threads = Annotated[int, Allowed("from 1 to 1024", lambda n: 1 <= n <= 1024)]
 AboveOne = Annotated[float, Allowed("a number above 1", lambda x: x > 1)]
@@ -121,7 +121,9 @@ class TrainConfig(Section):
     warmup_steps: CountOrZero = key(0, "updates over which the learning rate rises")
     warmup_from: PositiveOrZero = key(0.0, "learning rate at which the warm-up begins")
     min_learning_rate: PositiveOrZero = key(0.0, "learning rate at the end of the schedule")
-    period: Count | None = key(None, "cosine_restarts: steps of the first period; null: all that follow the warm-up")
+    period: Count | None = key(
+        None, "cosine_restarts: steps of the first; cosine_wave: steps down, as many up; null: all"
+    )
     t_mult: AtLeastOne = key(1.0, "cosine_restarts: how much longer each period is than the one before")
     lr_shrink: Positive = key(1.0, "cosine_restarts: what the learning rates of each further period are multiplied by")
     plateau_factor: AboveOne = key(2.0, "plateau: divide the learning rate by this")
@@ -174,6 +176,8 @@ class TrainConfig(Section):
         if self.mask_replace_prob + self.random_replace_prob > 1 + 1e-9:
             both = f"given {self.random_replace_prob} and {self.mask_replace_prob}"
             yield f"train.random_replace_prob: together with train.mask_replace_prob at most 1; {both}"
+        if self.schedule == "cosine_wave" and self.period is not None and self.warmup_steps > self.period:
+            yield f"train.warmup_steps: at most train.period {self.period} with cosine_wave, given {self.warmup_steps}"
         if self.cuda_graphs and not self.compile:
             yield "train.cuda_graphs: blocks are recorded as they are compiled; set train.compile: true"
         if self.cuda_graphs and self.gradient_accumulation_steps > 1:

@@ -15,7 +15,7 @@ too, and its last step has sqrt(s) + eps where ours has sqrt(s) + eps sqrt(1-b2^
 
 A schedule is registered as a function `(step, total, options) -> learning rate` of the update `step`, which counts from
 1, of `total`; or, where it depends on the validation (`plateau`), as a subclass of `Schedule`.
-With lr = `learning_rate`, w = `warmup_steps`, T = `total`, every schedule begins with
+With lr = `learning_rate`, w = `warmup_steps`, T = `total`, every schedule but `cosine_wave` begins with
 
     rate(t) = warmup_from + (lr - warmup_from) t / w        for t <= w
 """
@@ -197,6 +197,30 @@ def cosine_restarts(step: int, total: int, options: TrainConfig) -> float:
         done, length, index = done - length, length * options.t_mult, index + 1
     low, high = options.min_learning_rate, options.learning_rate
     return options.lr_shrink**index * (low + (high - low) * (1 + math.cos(math.pi * done / length)) / 2)
+
+
+@register("schedule", "cosine_wave")
+class CosineWave(Schedule):
+    """A wave that falls for P = `period` steps and rises for as many: PyTorch's CosineAnnealingLR with T_max = P, which the
+    released code of Skip Cross-head took for one decay.
+
+        rate(t) = min + (high - min) c(k) / c(min(k, w) - 1)    for 1 <= k <= P,   high = lr min(1, k / w),   if w > 0
+                  min + (lr - min) c(k)                         otherwise,         k = t - 1,   c(k) = (1 + cos(pi k / P)) / 2
+
+    Its warm-up is that code's: update 1 has the rate lr, then the rate is set to lr k / w and takes one step of the wave.
+    """
+
+    def rate(self, step: int) -> float:
+        options, done = self.options, step - 1
+        period, warmup, low = options.period or self.total_steps, options.warmup_steps, options.min_learning_rate
+
+        def wave(k: int) -> float:
+            return (1 + math.cos(math.pi * k / period)) / 2
+
+        if warmup and 1 <= done <= period:
+            high = options.learning_rate * min(1.0, done / warmup)
+            return low + (high - low) * wave(done) / wave(min(done, warmup) - 1)
+        return low + (options.learning_rate - low) * wave(done)
 
 
 @register("schedule", "linear")
