@@ -176,6 +176,30 @@ def test_xavier_uniform_of_other_parts() -> None:
     zero(mixing[0].from_query)
 
 
+def test_skip_cross_head() -> None:
+    """Its code makes `nn.Linear`, `nn.Embedding` and `torch.randn`, and changes nothing of them."""
+    torch.manual_seed(5)
+    config = fr.ModelConfig(
+        vocab_size=V, hidden_size=E, num_hidden_layers=1, num_attention_heads=H, head_dim=D, intermediate_size=F,
+        position="relative", initializer="skip_cross_head", attention=fr.AttentionConfig(score="relative", bias=False),
+        input=fr.InputConfig(kind="adaptive", cutoffs=[100], div_val=2),
+        output=fr.OutputConfig(kind="adaptive", form="transformer_xl", cutoffs=[100], div_val=2),
+    )  # fmt: skip
+    made = fr.LanguageModel(config)
+    drawn = [*made.embedding.weights, *made.embedding.projections, *made.output.projections.values()]
+    drawn += made.position.biases.parameters()
+    assert len(drawn) == 2 + 2 + 2 + 2
+    for tensor in drawn:
+        normal(tensor, 1.0)
+    for weight, bias in zip(made.output.weights, made.output.biases, strict=True):
+        uniform(weight, weight.shape[1] ** -0.5)
+        uniform(bias, weight.shape[1] ** -0.5)
+    attention = made.blocks[0].attention
+    for layer in (attention.project.query, attention.project.key, attention.project.value, attention.project.relative):
+        uniform(layer.weight, E**-0.5)
+    uniform(attention.merge.weight, (H * D) ** -0.5)
+
+
 @pytest.mark.parametrize("name", registry.names("initializer"))
 def test_tied_output_and_biases_of_their_own(name: str) -> None:
     made = model(name, tied=True, bias=True)
@@ -184,7 +208,10 @@ def test_tied_output_and_biases_of_their_own(name: str) -> None:
     if name == "xavier_uniform":
         xavier(made.embedding.weight)
     else:
-        normal(made.embedding.weight, {"fairseq": E**-0.5, "transformer_xl": 0.02, "pytorch": 1.0}[name])
+        normal(
+            made.embedding.weight,
+            {"fairseq": E**-0.5, "transformer_xl": 0.02, "pytorch": 1.0, "skip_cross_head": 1.0}[name],
+        )
     assert made.output.bias.isfinite().all()
     model(name, mix="position_wise", bias=False)  # attention without biases
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor
 
 import fullrank as fr
 from fullrank.core.attention import WeightedValues
-from fullrank.core.errors import ConfigError, InputError
+from fullrank.core.errors import InputError
 from fullrank.core.positions import Rotary, encode_distances
 from fullrank.core.project import Heads
 from fullrank.core.score import DotProduct, XLRelative
@@ -131,16 +132,44 @@ def test_as_published_measures_from_the_end_of_the_block() -> None:
     assert np.array_equal(made(other)[0, :5].detach().numpy(), given[:5])
 
 
-def test_as_published_has_no_window() -> None:
+def test_as_published_measures_beyond_a_window() -> None:
     made, x = layer(as_published=True), torch.randn(1, 6, E, dtype=torch.float64)
     assert torch.equal(made(x, layout=fr.Layout.of(6, window=6)), made(x))
-    with pytest.raises(InputError, match="same_length: not with a score that is as_published"):
-        made(x, layout=fr.Layout.of(6, window=3))
-    with pytest.raises(ConfigError, match=r"model\.same_length: not with as_published"):
+    narrow = fr.Layout.of(6, window=3)
+    with pytest.raises(InputError, match="give it from_last=True"):
+        made(x, layout=narrow)
+    given = made(x, layout=replace(narrow, from_last=True))[0].detach().numpy()
+    assert np.abs(given - equation(made, x[0].numpy(), lambda n, m: 5 - m, lambda n, m: n - 3 < m <= n)).max() < 1e-12
+
+
+@pytest.mark.parametrize("start", ["empty", "zeros"])
+def test_a_model_as_published_with_same_length(start: str) -> None:
+    """Evaluation of the released code: a block after a memory, each query sees as many keys as the memory is long."""
+    torch.manual_seed(3)
+    made = fr.LanguageModel(
         fr.ModelConfig(
-            position="relative", memory_length=4, same_length=True,
+            vocab_size=20, hidden_size=E, num_hidden_layers=1, num_attention_heads=H, head_dim=D, norm="post",
+            position="relative", memory_length=4, same_length=True, memory_start=start,
             attention=fr.AttentionConfig(score={"name": "relative", "as_published": True}),
-        )  # fmt: skip
+        )
+    ).double().eval()  # fmt: skip
+    ids = torch.randint(20, (1, 9))
+    first = made(ids[:, :5])
+    block = made.blocks[0]
+    attention = block.attention
+    attention.attend.score.biases = made.position.biases
+    x = made.embedding(ids).detach()[0]
+    whole = torch.cat((torch.zeros(4, E), x))  # a memory of zeros in front, which the second block no longer sees
+    for block_end, logits in ((5, first.logits), (9, made(ids[:, 5:], first.memory).logits)):
+        begin = 0 if block_end == 5 else 5
+        keys = whole[begin : 4 + block_end] if start == "zeros" or begin else x[:block_end]
+        count = len(keys)
+        expected = equation(
+            attention, keys.numpy(), lambda n, m, last=count - 1: last - m, lambda n, m: n - 4 < m <= n
+        )[-(block_end - begin) :]
+        hidden = block.attention_norm(x[begin:block_end] + torch.from_numpy(expected))
+        hidden = block.feed_forward_norm(hidden + block.feed_forward(hidden))
+        assert (made.output(hidden[None]) - logits).abs().max() < 1e-12
 
 
 def test_sinusoids_stand_in_two_halves() -> None:

@@ -26,7 +26,9 @@ from .section import stage_options as stage_options
 
 Position = Annotated[str, Slot("position", "sinusoidal", "learned", "relative", "rotary", "none")]
 Activation = Annotated[str, Slot("activation", "relu", "gelu", "swiglu")]
-Initializer = Annotated[str, Slot("initializer", "fairseq", "transformer_xl", "pytorch", "xavier_uniform")]
+Initializer = Annotated[
+    str, Slot("initializer", "fairseq", "transformer_xl", "pytorch", "skip_cross_head", "xavier_uniform")
+]
 
 # what is said of every figure of a model whose tokens see later ones
 NOT_NEXT_TOKEN = "not a next-token perplexity: its tokens see later ones (model.attention.causal: as_published)"
@@ -168,8 +170,6 @@ class ModelConfig(Section):
                 yield "model.same_length: goes with a memory; set model.memory_length"
             if self.memory_start == "zeros":
                 yield "model.memory_start: zeros goes with a memory; set model.memory_length"
-        if self.same_length and stage_options(self.attention.score).get("as_published") is True:
-            yield "model.same_length: not with as_published, whose distances no window bounds; set one of them to false"
         if isinstance(self.attention, MultiLinearConfig):
             yield from self._faults_of_multilinear(self.attention)
         if isinstance(self.input, TensorTrainConfig):

@@ -156,6 +156,25 @@ def pytorch(module: nn.Module) -> None:
         _zero_bias(*layers, *_merge(module))
 
 
+@register("initializer", "skip_cross_head")
+def skip_cross_head(module: nn.Module) -> None:
+    """The released code of Skip Cross-head, which leaves all to PyTorch: matrices as in `nn.Linear`, attention's too;
+    embeddings, u and v, and projections of adaptive layers N(0, 1). Its first layers begin with saturated attention."""
+    if isinstance(module, Attention):
+        for layer in module.project.layers():
+            with _apart(layer):
+                _uniform(layer.in_features, layer.weight, layer.bias)
+        return
+    pytorch(module)
+    if isinstance(module, AdaptiveInput | AdaptiveSoftmax):
+        for name, parameter in module.named_parameters():
+            if name.startswith("projections."):
+                nn.init.normal_(parameter)
+    elif isinstance(module, RelativeBiases):
+        nn.init.normal_(module.content_bias)
+        nn.init.normal_(module.position_bias)
+
+
 @register("initializer", "xavier_uniform")
 def xavier_uniform(module: nn.Module) -> None:
     """Every matrix and table Xavier-uniform, within +-sqrt(6 / (rows + columns)), as the code of Transformer-MoS starts; query,

@@ -216,6 +216,7 @@ class Relative(Position):
         super().__init__(config)
         options = stage_options(config.attention.score)
         self.size, self.clamp_length = config.hidden_size, options.get("clamp_length")
+        self.from_last = options.get("as_published") is True
         self.places: int | None = None  # of the position term of multi-linear attention
         assert config.head_dim is not None
         heads, width = config.num_attention_heads, config.head_dim
@@ -230,7 +231,7 @@ class Relative(Position):
 
         A cache gets a table of more distances than needed, so that it is not made again for every token.
         """
-        encodings = None
+        encodings, layout = None, replace(layout, from_last=self.from_last)
         if self.places is not None:
             encodings = encode_places(self.places, self.places, self.size, like)
         elif not serves(known.relative if isinstance(known, KeyValues) else None, layout):

@@ -79,7 +79,6 @@ class XLRelative(Score):
     `as_published`: the formula of Skip Cross-head's paper and code, which takes the distance of the key to the last token of
     the block instead of to the query, R(p_last - p_m), for comparison only: a query does not know how far a key is, and the
     weights of a token change with what is appended to its block, so that decoding token by token is another function.
-    It goes without `same_length`.
     """
 
     needs = ("scored", "keys", "relative")
@@ -96,9 +95,9 @@ class XLRelative(Score):
         u, v = u_and_v(self.biases, layout)
         content, position = (((query + bias[:, None]) * self.scale).to(query.dtype) for bias in (u, v))
         by_distance = position @ relative.transpose(-1, -2)  # (B, H, N, T)
-        if self.as_published and layout.window is not None and layout.reach[1] >= layout.window:
+        if self.as_published and layout.narrow and not layout.from_last:
             raise InputError(
-                "same_length: not with a score that is as_published, which measures distances beyond the window; leave it out"
+                "the layout has a window, beyond which a score that is as_published measures distances; give it from_last=True"
             )
         origin = layout.query_positions[..., -1:] if self.as_published else layout.query_positions
         distances = origin[..., :, None] - layout.key_positions[..., None, :]  # (N, M), (B, N, M); one row as published
