@@ -8,6 +8,7 @@ import pytest
 from recipe_counts import config_of, total
 
 from fullrank.config.recipe import load
+from fullrank.core.config import stage_options
 
 WIKITEXT = (20_000, 40_000, 200_000)
 
@@ -167,7 +168,13 @@ def test_skip_cross_head_follows_its_appendix(name: str, row: str) -> None:
     assert (model.num_hidden_layers, model.hidden_size, model.intermediate_size) == (layers, width, inner)
     assert (model.num_attention_heads, model.head_dim) == (heads, dim or width // heads)
     assert (train.batch_size, train.segment_length, model.memory_length) == (batch, 512, 512)
-    assert (train.schedule, train.period, train.t_mult, train.lr_shrink) == ("cosine_restarts", period, 1, 1)
+    released = row.endswith("-released")
+    schedule = "cosine_wave" if released else "cosine_restarts"
+    assert (train.schedule, train.period, train.t_mult, train.lr_shrink) == (schedule, period, 1, 1)
+    assert train.warmup_steps == (period if released else 0)
+    started = ("zeros", "skip_cross_head", True) if released else ("empty", "transformer_xl", False)
+    as_published = stage_options(model.attention.score).get("as_published", False)
+    assert (model.memory_start, model.initializer, as_published) == started
     assert (train.optimizer, train.betas, train.learning_rate, train.max_grad_norm) == (
         "adam",
         (0.9, 0.999),
@@ -190,7 +197,7 @@ def skipping(name: str, row: str, scale: str) -> list[tuple[str, float | list[fl
 @pytest.mark.parametrize("scale", ["paper", "small", "tiny"])
 def test_phases_and_schedules(scale: str) -> None:
     """The equation that each row skips by in each phase, and its cross-head attention."""
-    vanilla, linear = ("none", None, "true"), ("linear", None, "true")
+    vanilla, linear, drifting = ("none", None, "true"), ("linear", None, "true"), ("linear", None, "drifting")
     plain = [vanilla] if scale == "paper" else []
     expected = {
         ("table1", "context1600"): [linear, vanilla],
@@ -199,6 +206,10 @@ def test_phases_and_schedules(scale: str) -> None:
         ("table5", "cross-head"): plain,
         ("table5", "phase1"): [linear],
         ("table5", "phase1-phase2"): [linear, vanilla],
+        ("table5", "plain-released"): plain,
+        ("table5", "phase1-phase2-released"): [drifting, vanilla],
+        ("table1", "context1600-released"): [drifting, vanilla],
+        ("table2", "context640-released"): [drifting, vanilla],
         ("table5", "skip-cross-head"): [linear, vanilla],
         ("table6", "beta0.5"): plain,
         ("table7", "eq2-p0.1"): [("uniform", 0.1, "true")],
@@ -220,8 +231,8 @@ def test_phases_and_schedules(scale: str) -> None:
     }
     crossed = {cell: beta for cell, beta in betas.items() if beta}
     assert crossed == {
-        **{("table1", f"context{n}"): 0.1 for n in (1600, 3800)},
-        **{("table2", f"context{n}"): 0.1 for n in (640, 2000)},
+        **{("table1", f"context{n}"): 0.1 for n in (1600, 3800, "1600-released")},
+        **{("table2", f"context{n}"): 0.1 for n in (640, 2000, "640-released")},
         **{("table5", row): 0.1 for row in ("cross-head", "skip-cross-head")},
         **{("table6", f"beta{beta}"): beta for beta in (0.04, 0.1, 0.2, 0.5)},
         **{("table10", f"h{heads}-cross-head"): 0.1 for heads in (4, 8, 12, 16)},
