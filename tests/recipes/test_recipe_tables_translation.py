@@ -160,9 +160,11 @@ def test_multi_linear_attention_in_the_encoder_only(scale: str) -> None:
 
 
 def test_the_papers_table_3() -> None:
-    assert {row: content.get("paper") for row, content in load("tensorized/table3").rows.items()} == {
+    papers = {row: dict(content.get("paper") or {}) for row, content in load("tensorized/table3").rows.items()}
+    assert papers["core1"].pop("parameters_note") == papers["core2"].pop("parameters_note")
+    assert papers == {
         "plain": {"parameters": "52M", "test_bleu": 34.5},
         "core1": {"parameters": "21M", "test_bleu": 34.10},
         "core2": {"parameters": "21.2M", "test_bleu": 34.91},
-        "decayed": None,
+        "decayed": {},
     }
