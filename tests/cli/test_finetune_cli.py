@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
+import transformers
 import yaml
 from finetune_files import SETTINGS, write_cola, write_encoder, write_rte
 
@@ -293,3 +295,39 @@ def test_configurations_of_fine_tuning_are_shown_and_checked(place: Place, tmp_p
     assert place.say("recipes", "show", "skip-cross-head/table4", "--json").json["rows"]["cola-plain"]["paper"] == {
         "matthews_correlation": [59.849, 1.23]
     }
+
+
+def test_heads_of_a_run_by_the_metric_of_its_task(place: Place, tmp_path: Path) -> None:
+    """The value is that of result.json; a change is that of a model with zeroed columns of an output projection."""
+    config = write_config(tmp_path / "c.yaml", place, train={"keep_model": True, "steps": 2})
+    place.say("finetune", config, "--out", tmp_path / "run")
+    found = place.say("analyze", "heads", tmp_path / "run", "--json").json
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    metric = result["metrics"][0]
+    assert (found["metric"], found["examples"]) == (metric, 24)
+    assert found["value"] == pytest.approx(result["final"]["dev"][metric])
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "run" / "model").eval()
+    torch.manual_seed(0)
+    with torch.no_grad():  # heads matter to it, and it says both labels
+        for parameter in model.parameters():
+            parameter.add_(0.5 * torch.randn_like(parameter))
+    model.save_pretrained(tmp_path / "run" / "model")
+    found = place.say("analyze", "heads", tmp_path / "run", "--json").json
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
+    lines = [line.split("\t") for line in (place.glue / "CoLA" / "dev.tsv").read_text().splitlines()]
+    weight = model.bert.encoder.layer[1].attention.output.dense.weight
+    for head in range(4):
+        kept = weight.detach().clone()
+        with torch.no_grad():
+            weight[:, 4 * head : 4 * head + 4] = 0
+            logits = torch.cat([model(**tokenizer(line[3], return_tensors="pt")).logits for line in lines])
+            weight.copy_(kept)
+        value = matthews_correlation(logits.argmax(-1).numpy(), np.array([int(line[1]) for line in lines]))
+        layer = found["layers"][1]
+        assert layer["change"][head] == pytest.approx(value - found["value"], abs=1e-9)
+        assert layer["intervals"][head]["low"] <= layer["intervals"][head]["high"]
+    shown = place.say("analyze", "heads", tmp_path / "run").out
+    assert f"{found['layers'][0]['change'][0]:+.3f}" in shown
+    assert any(change for layer in found["layers"] for change in layer["change"])
+    refused = place.say("analyze", "heads", tmp_path / "run", "--prune", 2)
+    assert (refused.code, "leave out --prune" in refused.err) == (2, True)

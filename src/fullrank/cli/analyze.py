@@ -10,7 +10,7 @@ import typer
 
 from fullrank.cli.app import app
 from fullrank.cli.options import Checkpoint, Config, Device, Json, Overrides, Row, Scale
-from fullrank.cli.output import say, table_of, tell
+from fullrank.cli.output import exclude, say, table_of, tell
 from fullrank.core.errors import InputError
 from fullrank.files import write_json
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from fullrank.checking import Report
     from fullrank.experiments.analyze import ModelRank, PhaseReach
-    from fullrank.experiments.analyze_attention import ModelHeads, ModelMixing, ModelSpectrum
+    from fullrank.experiments.analyze_attention import ModelHeads, ModelMixing, ModelSpectrum, TaskHeads
     from fullrank.reporting.diagnosis import Diagnosis
 
 Models = Annotated[
@@ -295,9 +295,18 @@ def heads(
     A head is ablated where heads are merged: its output is zero; other heads go on reading its weights where they are mixed.
     Bold: perplexity falls without the head. Deviation: over the heads of a layer. Similarity: mean linear CKA of the outputs
     of two heads. --json has 95 % intervals over segments. An encoder predicts masked tokens, 15 % of each segment.
+    Of a run of GLUE it is the change of the task's metric on the development split.
     """
-    from fullrank.experiments.analyze_attention import measure_heads, prune_heads
+    from fullrank.experiments.analyze_attention import finetunes, measure_heads, measure_task_heads, prune_heads
 
+    if finetunes(name):
+        exclude(
+            "MODEL (a fine-tuned run)", "reads its own development split",
+            {"--text": text, "--against": against, "--prune": prune, "--segment-length": segment_length, "--out": out},
+        )  # fmt: skip
+        tuned = measure_task_heads(name, device=device, say=say)
+        tell(tuned.as_dict(), [_task_table(tuned)], json=json)
+        return
     if prune is not None and out is None:
         raise InputError("--prune: give --out DIR, where the smaller model is saved")
     found = measure_heads(
@@ -331,6 +340,17 @@ def _pruned_line(pruned: dict[str, Any]) -> str:
         for key, form in (("parameters", ",d"), ("perplexity", ".3f"), ("seconds", ".3f"))
     )
     return f"without {heads}: {figures}; {pruned['folder']}"
+
+
+def _task_table(found: TaskHeads) -> Table:
+    from rich.text import Text
+
+    rows: list[list[str | Text]] = [
+        [str(number), *(Text(f"{value:+.3f}", style="bold" if value > 0 else "") for value in change)]
+        for number, change in enumerate(found.changes)
+    ]
+    title = f"{found.metric} {found.value:.3f}\n({found.examples:,} examples)\nlayer"
+    return table_of((title, *(f"H{i}" for i in range(max(map(len, found.changes))))), rows)
 
 
 def _heads_table(found: list[ModelHeads]) -> Table:

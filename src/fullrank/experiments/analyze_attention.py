@@ -19,6 +19,7 @@ from fullrank.analysis import (
     AttentionSpectrum,
     Heads,
     LayerMixing,
+    ablate,
     deviation_changes,
     heads,
     mixing,
@@ -26,14 +27,21 @@ from fullrank.analysis import (
     prune,
     spectrum,
 )
+from fullrank.config.finetune import FinetuneConfig
 from fullrank.core.errors import InputError
 from fullrank.data import load_tokenizer
+from fullrank.evaluation.statistics import Interval
+from fullrank.evaluation.tasks import glue_scores
 from fullrank.experiments.analyze import OpenedModel, open_models, segments
+from fullrank.experiments.finetuning import reopen
 from fullrank.experiments.models import load_ours
+from fullrank.experiments.run_folder import is_run, open_any
 from fullrank.experiments.task import Say
 from fullrank.seal import read_record
 from fullrank.training.checkpoint import kept_checkpoints
 from fullrank.training.device import choose_device, device_of
+
+_SAMPLES = 400  # test sets that are drawn for an interval
 
 
 @dataclass(frozen=True)
@@ -173,6 +181,63 @@ def measure_heads(name: str, against: str | None = None, **options: Any) -> list
             changes = deviation_changes(first, figures)
         found.append(ModelHeads(one, figures, changes))
     return found
+
+
+@dataclass(frozen=True)
+class TaskHeads:
+    """The heads of a fine-tuned run: its task's metric on the development split, and how it changes without each head.
+
+    changes: (H,) of each layer. intervals: 95 %, of test sets drawn from the examples (paired bootstrap).
+    """
+
+    name: str
+    metric: str
+    examples: int
+    value: float
+    changes: list[np.ndarray]
+    intervals: list[list[Interval]]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON of the run; figures of a layer are lists over its heads."""
+        layers = [
+            {
+                "layer": number,
+                "change": change.tolist(),
+                "intervals": [interval._asdict() for interval in ends],
+                "deviation": float(change.std(ddof=1)) if len(change) > 1 else None,
+            }
+            for number, (change, ends) in enumerate(zip(self.changes, self.intervals, strict=True))
+        ]
+        about = {"model": self.name, "source": "run", "metric": self.metric, "examples": self.examples}
+        return {**about, "value": self.value, "layers": layers}
+
+
+def finetunes(name: str) -> bool:
+    """True for the folder of a run of fine-tuning."""
+    folder = Path(name).expanduser()
+    return is_run(folder) and isinstance(open_any(folder)[0], FinetuneConfig)
+
+
+def measure_task_heads(name: str, *, device: str = "auto", say: Say = print) -> TaskHeads:
+    """The heads of a run of GLUE, by the metric of its task; the errors of `reopen`."""
+    run = reopen(Path(name).expanduser(), say)
+    run.model.to(choose_device(device, "--device"))
+    labels, metric = run.examples.known_labels(), run.task.metrics[0]
+    whole, without = ablate(run.model, run.predictions)
+    draws = np.random.default_rng(0).integers(len(labels), size=(_SAMPLES, len(labels)))
+
+    def value(predictions: np.ndarray, chosen: np.ndarray | slice = slice(None)) -> float:
+        return glue_scores(run.task, predictions[chosen], labels[chosen])[metric]
+
+    base, sampled = value(whole), np.array([value(whole, draw) for draw in draws])
+
+    def interval(predictions: np.ndarray) -> Interval:
+        differences = np.array([value(predictions, draw) for draw in draws]) - sampled
+        return Interval(*np.percentile(differences, [2.5, 97.5]).tolist())
+
+    changes = [np.array([value(one) - base for one in layer]) for layer in without]
+    intervals = [[interval(one) for one in layer] for layer in without]
+    return TaskHeads(Path(name).name, metric, len(labels), base, changes, intervals)
 
 
 def prune_heads(found: ModelHeads, amount: float, folder: Path) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from fullrank.data.batches import Encoded, ExampleBatch, ExampleBatches, by_leng
 from fullrank.data.glue import Examples, load_glue, locate, submission_rows, write_submission
 from fullrank.evaluation.tasks import glue_scores
 from fullrank.experiments.models import HuggingFaceModel, check_length, load_pretrained, padding_of
+from fullrank.experiments.run_folder import open_any
 from fullrank.experiments.task import Parts, Prepared, Say, Task, penalized, trace_for
 from fullrank.training.checkpoint import load_weights
 from fullrank.training.device import device_of
@@ -296,3 +297,36 @@ def _write_predictions(path: Path, predictions: np.ndarray, examples: Examples) 
     rows = zip(examples.ids, examples.known_labels(), predictions, strict=True)
     lines = [f"{name}\t{label:g}\t{prediction:.6g}\n" for name, label, prediction in rows]
     path.write_text("".join(["index\tlabel\tprediction\n", *lines]), encoding="utf-8")
+
+
+# -- a finished run, read again --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Reopened:
+    """The model of a finished run of GLUE, its development split and its token ids."""
+
+    model: Any
+    task: GlueTask
+    examples: Examples
+    encoded: Encoded
+    batch_size: int
+
+    def predictions(self, model: nn.Module) -> np.ndarray:
+        """What `model` says of each example, (T,)."""
+        return predicted(logits_of(model, self.encoded, self.batch_size))
+
+
+def reopen(folder: Path, say: Say) -> Reopened:
+    """The run in `folder` as it was measured at its end; InputError for SQuAD, and where no model was kept."""
+    config, identity = open_any(folder)
+    if not isinstance(config, FinetuneConfig) or config.data.answers:
+        raise InputError(f"{folder}: no run of GLUE")
+    if not (folder / "model").is_dir():
+        raise InputError(f"{folder}: holds no model/; fine-tune it with train.keep_model: true")
+    task, options = GLUE[config.data.task], replace(config.model, pretrained=str(folder / "model"), revision=None)
+    labels = 1 if task.labels is None else len(task.labels)
+    pretrained = load_pretrained(options, "classification", num_labels=labels)
+    dev = GlueTuning().prepare(config, identity, True, say).corpus["dev"]
+    encoded = encode(pretrained, dev, config.data.max_length)
+    return Reopened(pretrained.model, task, dev, encoded, config.eval.batch_size)
