@@ -53,6 +53,15 @@ def test_a_plan_is_trained_once_and_its_run_goes_into_the_ledger(config: Path, t
     status, said, error = called("queue", plan, "--out", out)
     assert status == 1
     assert "eval.every_steps is None there, 2 in the plan" in error
+    assert error.count("move it, or give --out") == 1
+    entry["set"] = {"train.steps": 6, "eval.test.context": 3}  # only its final figures differ
+    Path(planned["folder"].replace("keep_log_probabilities=True", "every_steps=2")).rename(
+        planned["folder"].replace("keep_log_probabilities=True", "context=3")
+    )
+    plan.write_text(yaml.safe_dump({"trainings": [entry]}, sort_keys=False))
+    status, said, _ = called("queue", plan, "--out", out, "--list")
+    assert (status, said.split()[0]) == (0, "other")
+    assert "rename it: its training is taken over, and measured by the plan's protocol" in said
 
 
 def test_a_row_of_the_ledger_says_what_the_run_says(run: Path, tmp_path: Path) -> None:

@@ -176,8 +176,14 @@ def _difference(cell: Cell) -> str | None:
     there = flatten(build_any(read_yaml(cell.folder / "config.yaml")).to_dict())
     here = flatten(absolute(cell.resolved.config).to_dict())
     other = [k for k, v in here.items() if v is not None and k not in CIRCUMSTANCES and there.get(k) != v]
+    if not other:
+        return None
     shown = ", ".join(f"{key} is {there.get(key)!r} there, {here[key]!r} in the plan" for key in other[:3])
-    return f"holds a finished run with another configuration: {shown}; move it, or give --out" if other else None
+    again = "rename it: its training is taken over, and measured by the plan's protocol"
+    only_final = all(key.startswith(("eval.valid", "eval.test")) for key in other)
+    return (
+        f"holds a finished run with another configuration: {shown}; {again if only_final else 'move it, or give --out'}"
+    )
 
 
 def seconds_left(planned: Sequence[Training], states: Sequence[Progress], cores: int) -> float | None:
@@ -324,8 +330,8 @@ def as_json(planned: Sequence[Training], states: Sequence[Progress], cores: int)
 def in_lines(planned: Sequence[Training], states: Sequence[Progress], cores: int) -> Iterator[str]:
     """The state of a plan for people, a line for each training."""
     for one, state in zip(planned, states, strict=True):
-        took = "" if state.seconds is None else f"  {duration(state.seconds)}"
-        yield f"{state.words():<28} {one}  {one.cell.folder}{took}"
+        more = "" if state.seconds is None else f"  {duration(state.seconds)}"
+        yield f"{state.words():<28} {one}  {one.cell.folder}{more}{f' {state.problem}' if state.problem else ''}"
     left, done = seconds_left(planned, states, cores), sum(state.state == "finished" for state in states)
     rest = "" if not left else f", about {duration(left)} left on {cores} core{'s' * (cores > 1)}"
     yield f"{done} of {len(planned)} finished{rest}"
