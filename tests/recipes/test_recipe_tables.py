@@ -277,6 +277,23 @@ def test_rows_of_a_small_table_read_the_same_number_of_tokens(name: str, scale: 
     assert len({flat["train.tokens"] for flat in settings}) == 1
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("mixhead/")])
+def test_a_mixhead_recipe_says_whether_eq_16_is_on(name: str) -> None:
+    coefficients = {
+        config_of(name, row, scale).train.orthogonality for row in load(name).rows for scale in load(name).scales
+    }
+    assert coefficients == {0.0}
+    assert "Eq. 16 (orthogonality) is off in every row" in load(name).notes
+
+
+def test_what_is_ours_is_named() -> None:
+    vanilla = config_of("mixhead/table2-vanilla", "plain", "paper")
+    assert (vanilla.train.max_grad_norm, vanilla.model.dropout.activation) == (1.0, 0.1)
+    assert "Activation dropout 0.1 and gradients clipped at norm 1 are ours" in load("mixhead/table2-vanilla").notes
+    assert config_of("mixhead/table3-transformer-xl", "plain", "paper").train.order == "contiguous"
+    assert "in the order of its files in every epoch" in load("mixhead/table3-transformer-xl").notes
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_scales_are_what_their_names_say(name: str) -> None:
     corpus = {scale: {config_of(name, row, scale).data.name for row in load(name).rows} for scale in load(name).scales}
