@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from cli_runs import SMALL, call_process, called
 import fullrank as fr
 from fullrank.analysis.size import size
 from fullrank.config.load import apply_overrides, read_yaml
+from fullrank.reporting.ledger import sealed
 
 
 def test_a_plan_is_trained_once_and_its_run_goes_into_the_ledger(config: Path, tmp_path: Path) -> None:
@@ -83,6 +85,23 @@ def test_a_row_of_the_ledger_says_what_the_run_says(run: Path, tmp_path: Path) -
     assert row["flops_per_token"] == size(model, 8)["flops_per_token"]
     assert str(run.parent) not in text
     assert "/" not in text.replace("tokens/s", "")
+
+
+def test_the_spectrum_of_an_analysed_run_is_in_its_row(run: Path, tmp_path: Path) -> None:
+    """The row is replaced; other rows stay, also old ones that name no result."""
+    analysed, ledger = shutil.copytree(run, tmp_path / "run"), tmp_path / "ledger.jsonl"
+    called("ledger", "add", analysed, "--ledger", ledger)
+    old = [sealed({"result": None, "row": row}) for row in ("a", "b")]
+    ledger.write_text("".join(json.dumps(row) + "\n" for row in old) + ledger.read_text())
+    status, _, error = called("analyze", "spectrum", analysed, "--texts", "3", "--segment-length", "6")
+    assert (status, error) == (0, "")
+    assert called("ledger", "add", analysed, "--ledger", ledger)[1] == f"1 of 1 runs added to {ledger}\n"
+    *first, row = map(json.loads, ledger.read_text().splitlines())
+    assert first == old
+    layers = json.loads((analysed / "analysis" / "spectrum.json").read_text())["layers"]
+    found = np.mean([layer["after"]["effective_rank"] for layer in layers])
+    assert row["final"]["attention"]["effective_rank"] == pytest.approx(found)
+    assert row["protocol"]["attention"]["words"].startswith("attention weights over 3 segments of 6 tokens")
 
 
 def test_a_ledger_that_was_changed_by_hand_is_refused(run: Path, tmp_path: Path) -> None:

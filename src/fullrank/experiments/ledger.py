@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from fullrank.analysis.size import size_of_run
@@ -12,6 +13,7 @@ from fullrank.config.run import RunConfig
 from fullrank.core.errors import InputError
 from fullrank.experiments.run_folder import finished_result, open_any
 from fullrank.experiments.task import LOG_PROBABILITIES
+from fullrank.files import read_json
 from fullrank.reporting.ledger import differences
 from fullrank.reporting.runs import mapping
 
@@ -29,6 +31,7 @@ def row_of(folder: Path) -> dict[str, Any]:
     environment.pop("platform", None)
     recipe = str(result["recipe"])
     same = {"words": result.get("protocol"), "settings": result.get("protocol_settings")}  # of every split
+    spectrum = _spectrum(folder)
     return {
         "result": _sha256(folder / "result.json"),
         "task": result.get("task") or "language_modeling",
@@ -37,12 +40,13 @@ def row_of(folder: Path) -> dict[str, Any]:
         "training": {"recipe": _name(training["recipe"]), "row": training["row"]} if training else None,
         "set": differences(config, recipe, result.get("row"), result.get("scale")),
         "data": _data(result, config.data.name, identity),
-        "protocol": result.get("protocols") or dict.fromkeys(result["final"], same),
+        "protocol": (result.get("protocols") or dict.fromkeys(result["final"], same)) | spectrum.get("protocol", {}),
         "last": None if result.get("last") == result["final"] else result.get("last"),
         "best": {
             key: value for key, value in mapping(result.get("best")).items() if key not in ("protocol", "next_token")
         },
-        **{key: result.get(key) for key in ("final", "parameters", "steps", "epochs")},
+        "final": result["final"] | spectrum.get("final", {}),
+        **{key: result.get(key) for key in ("parameters", "steps", "epochs")},
         "tokens": result.get("tokens_seen"),
         "stopped_early": result.get("stopped_early"),
         "flops_per_token": size_of_run(config)["flops_per_token"] if isinstance(config, RunConfig) else None,
@@ -57,6 +61,20 @@ def row_of(folder: Path) -> dict[str, Any]:
             if (kept := folder / LOG_PROBABILITIES.format(split)).is_file()
         },
     }
+
+
+def _spectrum(folder: Path) -> dict[str, Any]:
+    """Figures and protocol of `fullrank analyze spectrum` on the run, under `attention`; empty where it was not analysed."""
+    if not (file := folder / "analysis" / "spectrum.json").is_file():
+        return {}
+    read = read_json(file)
+
+    def mean(when: str) -> float:
+        return fmean(rank for layer in read["layers"] for rank in layer[when]["effective_rank"])
+
+    words = f"attention weights over {read['texts']} segments of {read['segment_length']} tokens of {read['text']}"
+    figures = {"effective_rank": mean("after"), "effective_rank_before_mixing": mean("before")}
+    return {"final": {"attention": figures}, "protocol": {"attention": {"words": words, "settings": None}}}
 
 
 def _name(recipe: str) -> str:

@@ -1,7 +1,7 @@
 """The ledger: a file with one JSON object per line for each finished run, in the order in which they were added.
 
 A line states its own checksum (`id`) and that of the run's result.json (`result`): no figure in it can be changed by hand,
-and a run is added once. It holds no path. `last` is null where the last checkpoint is the one that the run reports.
+and a run has one line. It holds no path. `last` is null where the last checkpoint is the one that the run reports.
 """
 
 from __future__ import annotations
@@ -66,15 +66,12 @@ def read_ledger(path: Path) -> list[dict[str, Any]]:
 
 
 def add_rows(path: Path, rows: Iterable[Row]) -> int:
-    """Append the rows of runs that the ledger does not have; returns how many."""
-    known = read_ledger(path)
-    results = {row["result"] for row in known}
-    new = []
-    for row in rows:
-        if row["result"] not in results:
-            results.add(row["result"])
-            new.append(sealed(row))
-    if new:
+    """Add the rows of runs; one that the ledger has is replaced where it changed (a run was analysed). Returns how many."""
+    book, changed = {row["result"] or row["id"]: row for row in read_ledger(path)}, 0  # old rows name no result
+    for row in map(sealed, rows):
+        changed += book.get(row["result"]) != row
+        book[row["result"]] = row
+    if changed:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in [*known, *new]))
-    return len(new)
+        write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in book.values()))
+    return changed
