@@ -392,8 +392,12 @@ def test_rows_that_are_one_training_are_trained_once(text: Path, tmp_path: Path)
     succeeds("train", window, "--quiet")
     again = json.loads((window / "result.json").read_text(encoding="utf-8"))
     assert (again["training"], again["final"]) == (results[1]["training"], results[1]["final"])
-    assert (out / "window-seed1" / "timing.jsonl").read_bytes() == (window / "timing.jsonl").read_bytes()
-    # now `window` is the one that has the training; a checkpoint that was changed is not taken over
+    # now `window` is the one that has the training
+    succeeds("train", table, "--row", "plain", "--out", tmp_path / "alone", "--reuse", tmp_path / "out", "--quiet")
+    alone = json.loads((tmp_path / "alone" / "result.json").read_text(encoding="utf-8"))
+    assert (alone["training"], alone["final"]) == (results[1]["training"], results[0]["final"])
+    assert (tmp_path / "alone" / "timing.jsonl").read_bytes() == (window / "timing.jsonl").read_bytes()
+    # a checkpoint that was changed is not taken over
     weights = (window / "checkpoints" / "best").resolve() / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-4] + bytes(4))
     code, said = fails(*words)

@@ -236,10 +236,11 @@ def _cautions(compared: Comparison) -> Iterator[str]:
         yield from _cautions_of_group(group)
     if len(compared.protocols) > 1:
         ways = "; ".join(f"[{index}] {protocol}" for index, protocol in enumerate(compared.protocols, start=1))
-        yield (
-            "The runs were not all evaluated by the same protocol; part of a difference may come from that. "
-            f"Rows are marked with theirs: {ways}."
-        )
+        by_part = {row.part: {other.shown_protocol for other in rows if other.part == row.part} for row in rows}
+        mixed = any(len(protocols) > 1 for protocols in by_part.values())
+        reason = "The runs were not all evaluated by the same protocol; part of a difference may come from that."
+        own = "Each model was evaluated by a protocol of its own."
+        yield f"{reason if mixed else own} Rows are marked with theirs: {ways}."
     if any(run.protocols_differ for run in compared.runs):
         yield "Validation and test figures are measured by different protocols: the two columns do not compare."
     others = [other.plural for other in figures.MEASURES if compared.states(other)]
