@@ -37,7 +37,7 @@ def test_every_recipe() -> None:
                 assert [getattr(small, key) for key in KEPT] == [getattr(config, key) for key in KEPT]
                 for part in ("attention", "input", "output"):
                     before, after = getattr(config, part), getattr(small, part)
-                    sizes = {"cutoffs", "mixtures", "rank", "cores", "decays"}
+                    sizes = {"cutoffs", "mixtures", "rank", "cores", "decays", "stride"}
                     same = {key: value for key, value in vars(before).items() if key not in sizes}
                     assert {key: vars(after)[key] for key in same} == same
                     if hasattr(before, "cutoffs"):
@@ -113,3 +113,10 @@ def test_the_sections_of_a_translation_model() -> None:
     with torch.device("meta"):
         for found in (small, shared, bare):
             assert fr.Translator(found).num_parameters() < 100_000
+
+
+def test_layers_with_numbers_of_heads_of_their_own() -> None:
+    config = fr.ModelConfig(vocab_size=9000, hidden_size=512, num_hidden_layers=3, heads_by_layer=[8, 1, 2])
+    small, changed = shrunk(config, translates=False)
+    assert (small.num_hidden_layers, small.heads_by_layer) == (2, [min(8, small.num_attention_heads), 1])
+    assert any(line.startswith("heads_by_layer") for line in changed)
