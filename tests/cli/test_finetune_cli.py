@@ -279,8 +279,8 @@ def test_info_counts_without_reading_weights(place: Place, tmp_path: Path) -> No
 
 
 def test_configurations_of_fine_tuning_are_shown_and_checked(place: Place, tmp_path: Path) -> None:
-    assert place.say("config", "validate", "mixhead/table5").out == "mixhead/table5: valid (16 rows, 2 scales)\n"
-    assert "valid (12 rows, 2 scales)" in place.say("config", "validate", "skip-cross-head/table4").out
+    assert place.say("config", "validate", "mixhead/table5").out == "mixhead/table5: valid (16 rows, 3 scales)\n"
+    assert "valid (12 rows, 3 scales)" in place.say("config", "validate", "skip-cross-head/table4").out
     path = write_config(tmp_path / "my.yaml", place, train={"steps": 0, "batch_size": -1})
     found = place.say("config", "validate", path, "--json")
     assert (found.code, found.json["valid"], len(found.json["problems"])) == (2, False, 2)
@@ -331,3 +331,20 @@ def test_heads_of_a_run_by_the_metric_of_its_task(place: Place, tmp_path: Path) 
     assert any(change for layer in found["layers"] for change in layer["change"])
     refused = place.say("analyze", "heads", tmp_path / "run", "--prune", 2)
     assert (refused.code, "leave out --prune" in refused.err) == (2, True)
+
+
+@pytest.mark.parametrize(("recipe", "row"), [("mixhead/table5", "mnli-b"), ("mixhead/table6", "plain")])
+def test_a_table_is_tried_without_any_file(place: Place, tmp_path: Path, recipe: str, row: str) -> None:
+    """Scale tiny: invented sentences and random weights, and the report says so."""
+    words = ("finetune", recipe, "--scale", "tiny", "--row", row, "train.steps=2", "data.max_train=40", "data.max_eval=20",
+             "train.epochs=null", "train.keep_model=false", "--out", tmp_path / "run", "--quiet")  # fmt: skip
+    found = place.say(*words)
+    assert found.code == 0, found.err
+    assert "(invented)" in found.out
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["task"] == ("squad" if recipe.endswith("6") else "glue/mnli") + " (invented)"
+    assert set(result["final"]) == ({"dev"} if recipe.endswith("6") else {"dev", "dev_mismatched"})
+    given = place.say(*words[:-3], "data.dir=x", "--out", tmp_path / "other")
+    assert (given.code, "data.dir: no file is read with data.invented: true" in given.err) == (2, True)
+    tested = place.say(*words[:-3], "eval.test=true", "--out", tmp_path / "other")
+    assert (tested.code, "eval.test: " in tested.err) == (2, True)

@@ -76,10 +76,10 @@ def test_a_run_that_was_trained_and_files_that_are_missing(tmp_path: Path, capsy
         "train": {"steps": 1, "device": "cpu", "keep_model": False}, "eval": {"test": True},
     }  # fmt: skip
     (tmp_path / "my.yaml").write_text(json.dumps(config))
-    with pytest.raises(SystemExit, match="^0?$"):
+    with pytest.raises(SystemExit, match=r"^0?$"):
         main(["finetune", str(tmp_path / "my.yaml"), "--out", str(run), "--quiet"])
     capsys.readouterr()
-    with pytest.raises(SystemExit, match="^0?$"):
+    with pytest.raises(SystemExit, match=r"^0?$"):
         main(["submit", str(run), "--out", str(out), "--json"])
     said = json.loads(capsys.readouterr().out)
     assert said["files"] == {"WNLI.tsv": str(run)}
@@ -89,7 +89,7 @@ def test_a_run_that_was_trained_and_files_that_are_missing(tmp_path: Path, capsy
     }  # fmt: skip
     with zipfile.ZipFile(out) as archive:
         assert archive.read("WNLI.tsv") == (run / "submission" / "WNLI.tsv").read_bytes()
-    with pytest.raises(SystemExit, match="^0?$"):
+    with pytest.raises(SystemExit, match=r"^0?$"):
         main(["submit", str(run), "--out", str(out)])
     assert "missing: AX.tsv (mnli), CoLA.tsv (cola)" in " ".join(capsys.readouterr().out.split())
 

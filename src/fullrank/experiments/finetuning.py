@@ -18,6 +18,7 @@ from fullrank.config.glue import GLUE, GlueTask
 from fullrank.core.errors import InputError
 from fullrank.data.batches import Encoded, ExampleBatch, ExampleBatches, by_length, subset
 from fullrank.data.glue import Examples, load_glue, locate, submission_rows, write_submission
+from fullrank.data.invented import invented_examples
 from fullrank.evaluation.tasks import glue_scores
 from fullrank.experiments.models import HuggingFaceModel, check_length, load_pretrained, padding_of
 from fullrank.experiments.run_folder import open_any
@@ -81,7 +82,7 @@ def tuning_parts(
             "metrics": list(metrics),
             "checkpoint": config.eval.checkpoint,
             "best": {"step": done.best_step, metrics[0]: done.best_metric},
-            "task": config.data.name,
+            "task": config.data.label,
             **entries,
             "sha256": data.identity["text"],
             "ms_per_step": done.ms_per_step,
@@ -172,7 +173,9 @@ class GlueTuning(Task[FinetuneConfig, dict[str, Examples]]):
         data, task = config.data, GLUE[config.data.task]
 
         def load(split: str, most: int | None) -> Examples:
-            examples = load_glue(task, split, data.dir, data.cache, say)
+            examples = (
+                invented_examples(task, split) if data.invented else load_glue(task, split, data.dir, data.cache, say)
+            )
             chosen = subset(len(examples), most, data.subset_seed)
             return examples if len(chosen) == len(examples) else examples.take(chosen)
 
@@ -187,7 +190,7 @@ class GlueTuning(Task[FinetuneConfig, dict[str, Examples]]):
         for split in task.test_splits if config.eval.test else ():
             splits[split] = load(split, None)
             submission_rows(task, split, splits[split])
-        return Prepared(config, splits, config.data.name, identity)
+        return Prepared(config, splits, data.label, identity)
 
     def parts(self, data: Prepared[FinetuneConfig, dict[str, Examples]], folder: Path, device: torch.device) -> Parts:
         config, corpus, task = data.config, data.corpus, GLUE[data.config.data.task]

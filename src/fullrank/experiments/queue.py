@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import IO, Any
 
+from fullrank.config.finetune import FinetuneConfig
 from fullrank.config.load import build_any, flatten, lay, read_yaml, undotted
 from fullrank.config.plan import PlanEntry, PlanFile
 from fullrank.config.recipe import Resolved, chosen_rows, resolve_any, tables
@@ -119,7 +120,9 @@ def _training(
     overrides = [f"{name}={json.dumps(value)}" for name, value in settings.items()]
     overrides += [f"train.seed={seed}", "train.threads=1"]
     resolved = resolve_any(recipe, row, entry.scale, overrides)
-    if source is not None and (held := _corpus_folder(source, resolved.config.data.name)) is not None:
+    invented = isinstance(resolved.config, FinetuneConfig) and resolved.config.data.invented  # so that no file is read
+    held = None if source is None or invented else _corpus_folder(source, resolved.config.data.name)
+    if held is not None:
         overrides.append(f"data.dir={json.dumps(str(held.resolve()))}")
         resolved = resolve_any(recipe, row, entry.scale, overrides)
     usual = default_folder(resolved)

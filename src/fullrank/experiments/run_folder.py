@@ -18,7 +18,10 @@ from fullrank.files import digest, read_json, write_bytes, write_json, write_tex
 from fullrank.seal import MOVABLE, check_run, read_identity, seal_run
 from fullrank.training.checkpoint import take_over_checkpoints
 
-MINILM = "minilm"  # an encoder that is no folder and needs no hub: all-MiniLM-L6-v2 inside a Python package
+MINILM, RANDOM = (
+    "minilm",
+    "random",
+)  # encoders that need no hub: all-MiniLM-L6-v2 inside a Python package; random weights
 
 
 def default_folder(resolved: Resolved[RunConfig | FinetuneConfig]) -> Path:
@@ -41,7 +44,7 @@ def absolute(config: RunConfig | FinetuneConfig) -> RunConfig | FinetuneConfig:
     folders: dict[str, Any] = {"dir": _resolved(data.dir), "cache": _resolved(data.cache)}
     if isinstance(config, FinetuneConfig):
         model, folder = config.model, Path(config.model.pretrained).expanduser()
-        if model.pretrained != MINILM and folder.is_dir():  # any other name is that of a model on the hub
+        if model.pretrained not in (MINILM, RANDOM) and folder.is_dir():  # any other name is that of a model on the hub
             model = dataclasses.replace(model, pretrained=str(folder.resolve()))
         return dataclasses.replace(config, model=model, data=dataclasses.replace(config.data, **folders))
     base = Path(data.dir or ".").expanduser().resolve()

@@ -18,6 +18,7 @@ from fullrank.config.finetune import FinetuneConfig, TaskDataConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.data.batches import Encoded, ExampleBatch, subset
 from fullrank.data.corpora import SQUAD
+from fullrank.data.invented import invented_questions
 from fullrank.data.squad import NO_ANSWER, Question, SquadSplit, Window, read_squad, squad_windows
 from fullrank.evaluation.tasks import squad_scores, squad_v2_scores
 from fullrank.experiments.finetuning import ExampleObjective, inputs_of, logits_by_example, tuning_parts
@@ -60,13 +61,17 @@ class SquadTuning(Task[FinetuneConfig, dict[str, SquadSplit]]):
         data = config.data
 
         def load(split: str, most: int | None) -> SquadSplit:
-            whole = read_squad(data.dir, split, SQUAD[data.name], cache=data.cache, report=say)
+            version = SQUAD[data.name]
+            if data.invented:
+                whole = invented_questions(split, version)
+            else:
+                whole = read_squad(data.dir, split, version, cache=data.cache, report=say)
             chosen = subset(len(whole.questions), most, data.subset_seed)
             return dataclasses.replace(whole, questions=[whole.questions[i] for i in chosen])
 
         splits = {"train": load("train", data.max_train), "dev": load("dev", data.max_eval)}
         checksums = {name: split.sha256 for name, split in splits.items()}
-        return Prepared(config, splits, config.data.name, {"text": checksums})
+        return Prepared(config, splits, data.label, {"text": checksums})
 
     def parts(self, data: Prepared[FinetuneConfig, dict[str, SquadSplit]], folder: Path, device: torch.device) -> Parts:
         config, corpus, version = data.config, data.corpus, SQUAD[data.config.data.name]
