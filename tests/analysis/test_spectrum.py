@@ -115,6 +115,7 @@ def test_wrong_input_is_named() -> None:
     for given, message in (
         ([IDS, IDS[:, :5]], "texts of one length, given 5 and 9 tokens"),
         ([], "no text to read"),
+        (["a text"], "tensors of token ids .*, given str; encode texts first"),
         (IDS[0], r"\(B, N\) of whole numbers"),
     ):
         with pytest.raises(InputError, match=message):

@@ -86,6 +86,8 @@ def texts_of(input_ids: Tensor | Iterable[Tensor]) -> list[Tensor]:
     """All rows (1, N), of one length N. InputError for other shapes, for several lengths, and for no row."""
     texts: list[Tensor] = []
     for ids in [input_ids] if isinstance(input_ids, Tensor) else input_ids:
+        if not isinstance(ids, Tensor):
+            raise InputError(f"input_ids: tensors of token ids (B, N), given {type(ids).__name__}; encode texts first")
         if ids.ndim != 2 or ids.is_floating_point() or not ids.shape[1]:
             raise InputError(f"input_ids: (B, N) of whole numbers, given {tuple(ids.shape)} {ids.dtype}")
         texts += ids.split(1)
