@@ -1,0 +1,152 @@
+"""Verbs that judge a model: check, diagnose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fullrank.cli.analyze import ModelText, SegmentLength
+from fullrank.cli.app import app
+from fullrank.cli.options import Checkpoint, Device, Json, Overrides, Row, Scale
+from fullrank.cli.output import say, table_of, tell
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
+    from fullrank.checking import Report
+    from fullrank.reporting.diagnosis import Diagnosis
+
+
+@app.command(
+    epilog="Examples:  [cyan]fullrank check mixhead/table1-vanilla --row b[/cyan]   "
+    "[cyan]fullrank check runs/mine --json[/cyan]   [cyan]fullrank check gpt2 --text book.txt[/cyan]"
+)
+def check(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A recipe, a YAML file, a run folder, a saved model, a Hugging Face model (folder or hub name; also an "
+            "export, an injected model, an adapter; hf:TYPE: a small one of a model type), or python:MODULE:FUNCTION.",
+        ),
+    ],
+    overrides: Overrides = None,
+    row: Row = None,
+    scale: Scale = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="Check a configuration at its own sizes instead of tiny ones; can take long.")
+    ] = False,
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            "--text", metavar="FILE", help="Text for the last-position test of a trained model; a run has its own."
+        ),
+    ] = None,
+    checkpoint: Checkpoint = "best",
+    json: Json = False,
+) -> None:
+    """Check that no token depends on later ones, and that all ways to compute a model agree.
+
+    The layer that leaks is named. Every check states its subject, the largest difference, the tolerance and its reason.
+    Exit status 1 if one fails.
+    """
+    from fullrank.experiments.check import check_named
+
+    report = check_named(
+        name, row=row, scale=scale, overrides=overrides or (), full=full, text=text, checkpoint=checkpoint, say=say
+    )
+    tell(report.as_dict(), _report_lines(report), json=json)
+    if not report.passes:
+        raise typer.Exit(1)
+
+
+_STYLES = {"passes": "green", "fails": "bold red", "not applicable": "dim"}
+
+
+def _report_lines(report: Report) -> Iterator[str | Table | Text]:
+    from rich.text import Text
+
+    about = report.description
+    row = f", row {about['row']}, scale {about['scale']}" if about.get("row") else ""
+    yield f"{about['name']}{row}: {about['source']}, {about['parameters']:,} parameters"
+    yield f"texts of {about['length']} random tokens, vocabulary {about['vocab_size']:,}, {about['precision']}"
+    if report.shrunk:
+        yield f"made small for the check (--full: as it is): {'; '.join(report.shrunk)}"
+    rows: list[list[str | Text]] = [
+        [
+            Text(finding.check),
+            Text(finding.verdict, style=_STYLES[finding.verdict]),
+            _figure(finding.difference),
+            _figure(finding.tolerance),
+        ]
+        for finding in report.findings
+    ]
+    yield table_of(("check", "verdict", "largest\ndifference", "tolerance"), rows, left=2)
+    for finding in report.findings:
+        yield Text(finding.check, style=_STYLES[finding.verdict]).append(f": {finding.words}", style="default")
+    yield ""
+    failed = [finding.check for finding in report.failures]
+    if report.layers:
+        why = f" ({about['sees_future']})" if about.get("sees_future") else ""
+        yield Text(f"sees the future: {', '.join(report.layers)}{why}", style="bold red")
+    yield Text(f"fails: {'; '.join(failed)}", style="bold red") if failed else report.counts
+
+
+def _figure(value: float | None) -> str:
+    if value is None:
+        return ""
+    return "0" if value == 0 else f"{value:.1e}"
+
+
+@app.command(
+    epilog="Examples:  [cyan]fullrank diagnose runs/mine[/cyan]   "
+    "[cyan]fullrank diagnose gpt2 --text book.txt --out gpt2.html[/cyan]"
+)
+def diagnose(
+    name: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="A run folder, a saved model, or a Hugging Face model (folder or name)."),
+    ],
+    text: ModelText = None,
+    segment_length: SegmentLength = None,
+    checkpoint: Checkpoint = "best",
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="The page; diagnosis.html in a run's folder, or here.")
+    ] = None,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Which bottleneck a model is in, on one page: small heads, one softmax, short context, redundant heads, parameters.
+
+    Each finding has its figures, the rule behind its verdict, and what to try.
+    """
+    from fullrank.experiments.diagnose import diagnose as diagnose_model
+    from fullrank.files import write_text
+
+    found = diagnose_model(
+        name, text=text, segment_length=segment_length, checkpoint=checkpoint, device_name=device, say=say
+    )
+    folder = Path(name).expanduser() if found.source == "run" else Path()
+    page = out or folder / "diagnosis.html"
+    write_text(page, found.page())
+    content = {**found.as_dict(), "page": str(page)}
+    tell(content, [*_diagnosis_lines(found), page], json=json)
+
+
+def _diagnosis_lines(found: Diagnosis) -> Iterator[str | Text]:
+    from rich.text import Text
+
+    styles = {"bottleneck": "bold red", "perhaps": "yellow", "no bottleneck": "green", "not measured": "dim"}
+    yield found.headline
+    for finding in found.findings:
+        yield ""
+        yield Text(f"{finding.title}: ").append(finding.verdict, style=styles[finding.verdict])
+        yield from (f"  {sentence}" for sentence in finding.words)
+        if finding.rule:
+            yield Text(f"  {finding.rule}", style="dim")
+        yield from (f"  try: {line}" for line in finding.advice)
+    yield ""
