@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
@@ -161,7 +162,9 @@ def every_attention() -> list[Combination]:
     found = slots()
     others = ("activation", "initializer", "input", "output")  # see `_turned`
     positions = itertools.cycle(found["position"])
-    turns = itertools.cycle(itertools.product(*(found[slot] for slot in others)))
+    every = [*itertools.product(*(found[slot] for slot in others))]
+    random.Random(0).shuffle(every)  # in their own order the last choices of the first slot would come too late
+    turns = itertools.cycle(every)
     made = []
     for stages in itertools.product(*(found[slot] for slot in ("score", "normalize", "mix", "norm"))):
         row = dict(zip(("score", "normalize", "mix", "norm"), stages, strict=True))

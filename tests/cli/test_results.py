@@ -67,9 +67,10 @@ def test_a_plan_is_trained_once_and_its_run_goes_into_the_ledger(config: Path, t
 
 
 def test_a_row_of_the_ledger_says_what_the_run_says(run: Path, tmp_path: Path) -> None:
-    ledger = tmp_path / "ledger.jsonl"
+    ledger, runs = tmp_path / "ledger.jsonl", tmp_path / "runs"
+    shutil.copytree(run, runs / "run")
     assert called("ledger", "add", run, "--ledger", ledger)[:2] == (0, f"1 of 1 runs added to {ledger}\n")
-    assert called("ledger", "add", run.parent, run, "--ledger", ledger)[1] == f"0 of 2 runs added to {ledger}\n"
+    assert called("ledger", "add", runs, run, "--ledger", ledger)[1] == f"0 of 2 runs added to {ledger}\n"
     text = ledger.read_text()
     row, result = json.loads(text), json.loads((run / "result.json").read_text())
     assert row["result"] == hashlib.sha256((run / "result.json").read_bytes()).hexdigest()
