@@ -12,7 +12,7 @@ from fullrank.core.errors import InputError
 from fullrank.evaluation.statistics import against_first, bootstrap_interval
 from fullrank.evaluation.tasks import metric_named
 from fullrank.reporting import compare_runs
-from fullrank.reporting.compare import translations
+from fullrank.reporting.resampled import translations
 
 
 def test_against_the_first_run(tmp_path: Path) -> None:

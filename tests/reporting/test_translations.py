@@ -17,8 +17,8 @@ from reporting_runs import comparison, make_run, printed
 from test_page import Page
 
 from fullrank.reporting import Report, report
-from fullrank.reporting.compare import Differences, baseline_of
 from fullrank.reporting.figures import BLEU, CHRF, PERPLEXITY, TOKENISED_BLEU
+from fullrank.reporting.resampled import Differences, baseline_of
 from fullrank.reporting.summary import summarize
 
 

@@ -65,7 +65,7 @@ def add(
     ledger: Annotated[Path, typer.Option("--ledger", help="The ledger, a file with a line for each run.")] = LEDGER,
     json: Json = False,
 ) -> None:
-    """Add finished runs to the ledger; a run that it has is not added again.
+    """Add finished runs to the ledger; a run that it has keeps its line, which is replaced where it changed.
 
     Of a folder that holds runs, those that are not finished are left out.
     """

@@ -1,4 +1,4 @@
-"""What result pages are made from beside the ledger: the claims of a paper, and tables of benchmarks.
+"""Claims of a paper and tables of benchmarks: the sources of result pages beside the ledger.
 
 `claims/<paper>.yaml`; the keys are those of `Claim`:
 
@@ -67,6 +67,10 @@ class ClaimsFile(Section):
     paper: str = key("", "authors, year and title")
     about: str | None = key(None, "what stands above the claims")
     claims: list[Claim] = key([], "the claims, in the order of the paper")
+
+    def _faults(self) -> Iterator[str]:
+        if not self.paper:
+            yield "paper: a file of claims names its paper (authors, year and title)"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -66,7 +66,7 @@ class ModelText:
 
     @property
     def in_words(self) -> str:
-        """What was read, in words."""
+        """Model, text and segments, in words."""
         return f"{self.name} ({self.text}): {len(self.rows):,} segments of {self.rows.shape[1]:,} tokens"
 
 

@@ -316,7 +316,7 @@ class Reopened:
     batch_size: int
 
     def predictions(self, model: nn.Module) -> np.ndarray:
-        """What `model` says of each example, (T,)."""
+        """Predictions of `model` for the examples, (T,)."""
         return predicted(logits_of(model, self.encoded, self.batch_size))
 
 

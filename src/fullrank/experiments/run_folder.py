@@ -18,10 +18,8 @@ from fullrank.files import digest, read_json, write_bytes, write_json, write_tex
 from fullrank.seal import MOVABLE, check_run, read_identity, seal_run
 from fullrank.training.checkpoint import take_over_checkpoints
 
-MINILM, RANDOM = (
-    "minilm",
-    "random",
-)  # encoders that need no hub: all-MiniLM-L6-v2 inside a Python package; random weights
+# encoders that need no hub: all-MiniLM-L6-v2 inside a Python package; random weights
+MINILM, RANDOM = "minilm", "random"
 
 
 def default_folder(resolved: Resolved[RunConfig | FinetuneConfig]) -> Path:

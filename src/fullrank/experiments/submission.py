@@ -21,7 +21,7 @@ _HOW = "train it with eval.test=true and the whole test files"
 
 @dataclass(frozen=True)
 class Archive:
-    """What was packed: the run of each file, and the tasks of the files that no run has."""
+    """Contents of an archive: the run of each file, and the tasks of the files that no run has."""
 
     files: dict[str, Path]
     missing: dict[str, str]

@@ -15,8 +15,9 @@ from fullrank.core.errors import InputError, RunError
 from fullrank.evaluation.statistics import Interval
 from fullrank.files import write_text
 from fullrank.reporting import compare, finetuning
-from fullrank.reporting.compare import Comparison, compare_runs
+from fullrank.reporting.compare import Comparison
 from fullrank.reporting.finetuning import Tuning
+from fullrank.reporting.resampled import compare_runs
 from fullrank.reporting.runs import find_runs, read_runs
 
 if TYPE_CHECKING:

@@ -1,135 +1,21 @@
-"""Runs of one task compared as plain data: a row for each setting, over its seeds. Page, terminal and JSON show it.
-
-Translations are also compared on resampled test sets, from the files `translations/<split>.txt` that runs have kept.
-"""
+"""Runs of one task compared as plain data: a row for each setting, over its seeds. Page, terminal and JSON show it."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fullrank.config.run import MASKED_TOKEN
 from fullrank.core.config import NOT_NEXT_TOKEN
-from fullrank.core.errors import InputError
-from fullrank.evaluation.statistics import SEED, against_first, bootstrap_interval
-from fullrank.evaluation.tasks import Metric, check_pairs, metric_named
 from fullrank.reporting import figures, runs
-from fullrank.reporting.figures import BLEU, MISSING, PERPLEXITY, SCORES, TOKENISED_BLEU, Measure, Stat
-from fullrank.reporting.runs import SPLITS, RunGroup, RunRecord, integer, number, read_run
-
-MARK = "†"  # at a figure that is no next-token perplexity
-SAMPLES = 1000  # resampled test sets
-_ROUNDING = 0.005  # BLEU of kept translations and of the result agree to the digits shown
-Stats = Mapping[str, Stat]  # by split
-
-
-@dataclass(frozen=True)
-class Row(RunGroup):
-    """One row of a comparison.
-
-    text: number of the text and vocabulary it was measured on; figures compare only where it is equal.
-    part: the part of a table that it belongs to (its backbone), within which rows are compared; empty where there are none.
-    difference: to the first row where the two compare, a share, or points for scores; best: the splits in which no comparable
-    row has a better mean.
-    """
-
-    text: int
-    measure: Measure
-    part: str = ""
-    extra_parameters: int | None = None
-    difference: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    best: tuple[str, ...] = ()
-
-    @cached_property
-    def figures(self) -> Stats:
-        """By split, in the measure of the comparison."""
-        return self.measure.over_runs(self.runs)
-
-    @cached_property
-    def last(self) -> Stats:
-        """Figures of the last checkpoint instead of the best."""
-        return self.measure.over_runs(self.runs, "last")
-
-    @property
-    def comparable_figures(self) -> Stats:
-        return {} if self.marked else self.figures
-
-    @cached_property
-    def unigram(self) -> Mapping[str, float]:
-        return self.measure.unigrams(self.runs[0])
-
-    @property
-    def undertrained(self) -> bool:
-        """Some figure is above that of word frequencies alone."""
-        figures, unigram = self.comparable_figures, self.unigram
-        return any(figures[split].mean > unigram[split] for split in figures.keys() & unigram.keys())
-
-    def stats(self, measure: Measure) -> Stats:
-        """Another figure, by split."""
-        return measure.over_runs(self.runs)
-
-    def by_checkpoint(self, measure: Measure) -> dict[str, Stats]:
-        """Another figure by checkpoint (`final`, `last`) and split, where there are any."""
-        stats = {checkpoint: measure.over_runs(self.runs, checkpoint) for checkpoint in ("final", "last")}
-        return {checkpoint: by_split for checkpoint, by_split in stats.items() if by_split}
-
-    def over_runs(self, key: str) -> Stat | None:
-        """A number of the results, over the runs."""
-        return figures.over_runs(number(run.get(key)) for run in self.runs)
-
-    @property
-    def ms_per_step(self) -> dict[str, Stat]:
-        """Milliseconds per training step, by phase."""
-        steps = [run.ms_per_step for run in self.runs]
-        stats = {phase: figures.over_runs(one.get(phase) for one in steps) for one in steps for phase in one}
-        return {phase: stat for phase, stat in stats.items() if stat is not None}
-
-    @property
-    def parameters(self) -> int | None:
-        return integer(self.get("parameters", "total"))
-
-    @property
-    def paper(self) -> Mapping[str, Any]:
-        return self.runs[0].paper
-
-    @property
-    def label(self) -> str:
-        """Label of the text, which says so if it is a slice; empty if not recorded."""
-        return str(self.runs[0].corpus.get("label") or self.runs[0].corpus.get("name") or "")
-
-    @property
-    def is_slice(self) -> bool:
-        """The text is a part of the published corpus."""
-        return bool(self.runs[0].corpus.get("is_slice"))
-
-    @property
-    def protocol(self) -> str:
-        """Evaluation of the row, in words."""
-        return " and ".join(dict.fromkeys(str(run.get("protocol") or "not recorded") for run in self.runs))
-
-    @property
-    def shown_protocol(self) -> str:
-        """`protocol` without the remark that the mark at the figures stands for."""
-        return self.protocol.removesuffix(f"; {NOT_NEXT_TOKEN}")
-
-    @property
-    def next_token(self) -> bool:
-        return self.measure.higher or all(run.next_token for run in self.runs)
-
-    @property
-    def marked(self) -> bool:
-        """True if figures look like next-token perplexities and are none: they compare with no other row."""
-        return not self.next_token and self.runs[0].task != runs.MASKED_MODELING
-
-    def mark(self, text: str) -> str:
-        """A figure as text, with the mark where it is no next-token perplexity."""
-        return f"{text} {MARK}" if self.marked and text != MISSING else text
+from fullrank.reporting.figures import BLEU, PERPLEXITY, SCORES, TOKENISED_BLEU, Measure, Stat
+from fullrank.reporting.resampled import Differences, differences
+from fullrank.reporting.rows import Row
+from fullrank.reporting.runs import SPLITS, RunRecord
 
 
 def signatures(runs: Sequence[RunRecord]) -> dict[str, tuple[str, ...]]:
@@ -160,7 +46,7 @@ class Comparison:
 
     @property
     def notes(self) -> dict[str, str]:
-        """What the recipes say of the figures, by recipe."""
+        """Notes of the recipes on their figures, by recipe."""
         return runs.recipe_notes([*self.runs, *self.unfinished])
 
     @property
@@ -370,183 +256,3 @@ def _row_as_json(row: Row) -> dict[str, Any]:
             for run in row.runs
         ],
     }
-
-
-# -- translations on resampled test sets ------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A row against its baseline on resampled test sets, means over the runs of each.
-
-    low, high: 95 % interval of `difference` over sentences, for these very models; seeds_low, seeds_high: over seeds, by
-    Welch, None where a row has one run. ahead: the share of the samples in which the row is above its baseline.
-    """
-
-    row: str
-    score: float
-    runs: int
-    baseline: str
-    baseline_score: float
-    baseline_runs: int
-    difference: float
-    low: float
-    high: float
-    p_value: float
-    ahead: float
-    seeds_low: float | None
-    seeds_high: float | None
-
-    @property
-    def decided(self) -> bool:
-        """The interval over sentences leaves out 0."""
-        return self.low > 0 or self.high < 0
-
-
-@dataclass(frozen=True)
-class Differences:
-    """All rows that could be compared with their baselines on a split; `left_out` says why other runs could not."""
-
-    split: str
-    samples: int
-    seed: int
-    sentences: int
-    rows: tuple[Difference, ...]
-    left_out: tuple[str, ...]
-
-
-def differences(rows: Sequence[Row], split: str) -> Differences | None:
-    """Paired bootstrap of BLEU of every row with its baseline (`baseline_of`); None where nothing can be compared.
-
-    Only rows that were measured on the same text are compared. A run whose translations are missing, or do not have the
-    BLEU that its result states, is left out.
-    """
-    base = next((run for row in rows for run in row.runs if split in run.references), None)
-    if base is None or len(rows) < 2:
-        return None
-    metric = metric_named(BLEU.key, lowercase=_in_lower_case(base, split))
-    left_out: list[str] = []
-    counts: dict[str, list[np.ndarray]] = {row.name: [] for row in rows}
-    for row in rows:
-        for run in row.runs:
-            try:
-                counts[row.name].append(_checked_counts(run, base, split, metric))
-            except InputError as error:
-                left_out.append(f"{row.name}, {run.folder if run.seed is None else f'seed {run.seed}'}: {error}")
-    texts, parts = {row.name: row.text for row in rows if counts[row.name]}, {row.name: row.part for row in rows}
-    baselines = {name: baseline_of(name, [one for one in counts if parts[one] == parts[name]]) for name in texts}
-    compared = [name for name, other in baselines.items() if other != name and texts.get(other) == texts[name]]
-    sentences = len(counts[compared[0]][0]) if compared else 0
-    if sentences < 2:
-        return None
-    tested: dict[str, Difference] = {}
-    for baseline in dict.fromkeys(baselines[name] for name in compared):
-        names = [name for name in compared if baselines[name] == baseline]
-        pairs = against_first([counts[name] for name in (baseline, *names)], metric, samples=SAMPLES, seed=SEED)
-        for name, pair in zip(names, pairs, strict=True):
-            tested[name] = Difference(
-                name, pair["b"], len(counts[name]), baseline, pair["a"], len(counts[baseline]),
-                pair["difference"], pair["low"], pair["high"], pair["p_value"], pair["wins"]["b"] / SAMPLES,
-                pair["seeds"]["low"], pair["seeds"]["high"],
-            )  # fmt: skip
-    return Differences(split, SAMPLES, SEED, sentences, tuple(tested[name] for name in compared), tuple(left_out))
-
-
-def baseline_of(name: str, names: Sequence[str]) -> str:
-    """The row that a row is compared with: `h64-plain` for `h64-a-cross` (longest prefix), else the first row."""
-    parts = name.split("-")
-    for end in range(len(parts), 0, -1):
-        if (baseline := "-".join([*parts[:end], "plain"])) in names and baseline != name:
-            return baseline
-    prefix = name.removesuffix("plain")
-    has_others = any(other.startswith(prefix) and other != name for other in names)
-    return name if parts[-1] == "plain" and len(parts) > 1 and has_others else names[0]
-
-
-def _in_lower_case(record: RunRecord, split: str) -> bool:
-    """The run's BLEU ignores case, as its signature says."""
-    return "case:lc" in str(record.get("final", split, "bleu_signature") or "").split("|")
-
-
-def _checked_counts(run: RunRecord, base: RunRecord, split: str, metric: Metric) -> np.ndarray:
-    """Counts (S, F) of n-grams in a run's translations; InputError if they cannot be compared with those of `base`."""
-    if split not in run.references:
-        raise InputError(f"it has kept no translations of the {split} split")
-    if run.references[split] != base.references[split]:
-        raise InputError(f"its {split} references are not those of {base.folder}")
-    if _in_lower_case(run, split) != _in_lower_case(base, split):
-        raise InputError(f"case counts in only one of its BLEU and that of {base.folder}")
-    counts = metric.statistics(*translations(run.folder, split))
-    stated, score = BLEU.final(run, split), float(metric.score(counts.sum(axis=0)))
-    if stated is not None and abs(score - stated) > _ROUNDING:
-        raise InputError(f"its translations have a BLEU of {BLEU.show(score)}, its result says {BLEU.show(stated)}")
-    return counts
-
-
-def translations(folder: Path, split: str) -> tuple[list[str], list[str]]:
-    """Detokenised hypotheses and references that a run has kept of a split, a line each.
-
-    InputError if a file is missing or the two have different numbers of lines.
-    """
-    path, reference = (folder / runs.TRANSLATIONS / f"{split}{ending}" for ending in (".txt", ".reference.txt"))
-    for file in (path, reference):
-        if not file.is_file():
-            kept = sorted(other.name for other in path.parent.glob("*.txt")) if path.parent.is_dir() else []
-            there = f"; there are {', '.join(kept)}" if kept else ""
-            raise InputError(f"{file}: no such file{there}. Only a finished translation run keeps its translations")
-    hypotheses, references = _lines(path), _lines(reference)
-    try:
-        check_pairs(hypotheses, references)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from error
-    return hypotheses, references
-
-
-def _lines(path: Path) -> list[str]:
-    """Only \\n ends a line: a translation may hold other characters that Python counts as ends."""
-    try:
-        text = path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 text") from error
-    return text.removesuffix("\n").split("\n") if text else []
-
-
-def compare_runs(
-    folders: Sequence[Path], split: str = "test", samples: int = SAMPLES, seed: int = SEED, metric: str = "bleu"
-) -> dict[str, Any]:
-    """Paired bootstrap of the runs in `folders` with the first of them, on the translations they have kept of a split.
-
-    `runs` has for each folder its score with its own interval, `against_first` for each folder after the first the result of
-    `evaluation.statistics.against_first` (a: the first, b: this one). Case is ignored where the signatures say so.
-    Raises InputError for fewer than two folders, for runs without translations, and where their references differ.
-    """
-    if len(folders) < 2:
-        raise InputError(f"at least two runs are compared, given {len(folders)}")
-    records = [read_run(Path(folder)) for folder in folders]
-    kept = [translations(record.folder, split) for record in records]
-    references = kept[0][1]
-    for record, (_, other) in zip(records, kept, strict=True):
-        if other != references:
-            raise InputError(
-                f"{record.folder} and {records[0].folder} were not scored on the same {split} references "
-                f"({len(other):,} and {len(references):,} lines): their translations do not compare"
-            )
-    cases = [_in_lower_case(record, split) for record in records]
-    if len(set(cases)) > 1:
-        raise InputError(f"{records[cases.index(True)].folder}: its BLEU ignores case, that of the others does not")
-    measure = metric_named(metric, lowercase=cases[0])
-    counts = [measure.statistics(hypotheses, references) for hypotheses, _ in kept]
-    resampling: dict[str, Any] = {"samples": samples, "seed": seed}
-    pairs = against_first([[one] for one in counts], measure, **resampling)
-    return {
-        "split": split, "metric": metric, "lowercase": cases[0], **resampling, "sentences": len(references),
-        "runs": [
-            {"folder": str(record.folder), "name": record.name, **bootstrap_interval(one, measure, **resampling)}
-            for record, one in zip(records, counts, strict=True)
-        ],
-        "against_first": [
-            {"folder": str(record.folder), "first": str(records[0].folder)}
-            | {key: value for key, value in pair.items() if key != "seeds"}
-            for record, pair in zip(records[1:], pairs, strict=True)
-        ],
-    }  # fmt: skip

@@ -49,7 +49,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What one model is bound by. source: run, saved model or Hugging Face. text: the name of the text that was read."""
+    """Diagnosis of one model. source: run, saved model or Hugging Face. text: the name of the text that was read."""
 
     model: str
     source: str

@@ -186,7 +186,7 @@ class Tuning:
 
     @property
     def notes(self) -> dict[str, str]:
-        """What the recipes say of the figures, by recipe."""
+        """Notes of the recipes on their figures, by recipe."""
         return recipe_notes([*self.runs, *self.unfinished])
 
 

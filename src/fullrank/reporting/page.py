@@ -19,10 +19,12 @@ from fullrank.config.load import flatten
 from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.core.errors import InputError
 from fullrank.reporting import drawing, figures, runs, summary, tables
-from fullrank.reporting.compare import MARK, Comparison, Row, best_row, signatures, translations
+from fullrank.reporting.compare import Comparison, best_row, signatures
 from fullrank.reporting.drawing import COLOURS, NARROW, Curve, Drawing, Reader, Series, draw_curves, draw_strips
 from fullrank.reporting.figures import BLEU, CHRF, LAST_POSITION, MISSING, Measure, count, listed
 from fullrank.reporting.finetuning import UNKNOWN, Arm, Key, Task, Tuning, metric_words
+from fullrank.reporting.resampled import translations
+from fullrank.reporting.rows import MARK, Row
 from fullrank.reporting.runs import SPLITS, RunGroup, RunRecord, integer, mapping, number
 from fullrank.reporting.tables import SPLIT_WORDS, Cell, Column, Table
 

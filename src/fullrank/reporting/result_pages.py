@@ -34,7 +34,8 @@ _HEAD = "<!-- Made by `fullrank ledger pages`; change the ledger or the claims, 
 _HOW = """The [ledger](ledger.jsonl) has a row for every finished run, written from its folder by `fullrank queue` or
 `fullrank ledger add`; `fullrank ledger pages` makes these pages from it. A verdict compares two rows seed by seed. With three
 seeds or more in common, a 95 % interval of the paired differences that lies wholly on the claimed side says *confirmed*,
-wholly on the other side *not confirmed*, else *not decided*. Figures compare in size with a paper's at scale `paper` only."""
+wholly on the other side *not confirmed*, else *not decided*. Each interval stands for itself: of twenty verdicts one may be
+chance. Figures compare in size with a paper's at scale `paper` only."""
 
 
 def make_pages(folder: Path) -> dict[str, str]:
@@ -45,8 +46,8 @@ def make_pages(folder: Path) -> dict[str, str]:
         own = [row for row in rows if row["recipe"].startswith(f"{stem}/")]
         judged = verdicts(paper.claims, rows)
         counts = Counter(verdict.word for verdict in judged)
-        bodies[f"{stem}.md"] = [f"# {paper.paper or stem}", *_paper(paper, judged), "## Runs", *_runs(own)]
-        index.append([f"[{paper.paper or stem}]({stem}.md)", *(str(counts[word]) for word in VERDICTS), str(len(own))])
+        bodies[f"{stem}.md"] = [f"# {paper.paper}", *_paper(paper, judged), "## Runs", *_runs(own)]
+        index.append([f"[{paper.paper}]({stem}.md)", *(str(counts[word]) for word in VERDICTS), str(len(own))])
     others = [row for row in rows if row["recipe"].partition("/")[0] not in papers]
     bodies["other_runs.md"] = ["# Other runs", "Runs of recipes that belong to no paper's claims.", *_runs(others)]
     links = [f"[Other runs](other_runs.md): {len(others)}"]

@@ -326,7 +326,7 @@ def _read(path: Path, parse: Callable[[Path], Any], problems: list[str], missing
 
 
 def recipe_notes(records: Sequence[RunRecord]) -> dict[str, str]:
-    """What the recipes of runs say of their figures, by recipe; nothing of a recipe that is no longer there."""
+    """Notes of the recipes of runs, by recipe; none of a recipe that is no longer there."""
     notes = {}
     for name in dict.fromkeys(record.origin("recipe") for record in records):
         with contextlib.suppress(InputError):

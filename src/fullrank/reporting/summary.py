@@ -12,9 +12,10 @@ from fullrank.config.run import MASKED_TOKEN
 from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.evaluation import statistics
 from fullrank.reporting import figures, runs, tables
-from fullrank.reporting.compare import MARK, Comparison, Row, best_row, compared_split, signatures
+from fullrank.reporting.compare import Comparison, best_row, compared_split, signatures
 from fullrank.reporting.figures import BLEU, LAST_POSITION, SCORES, TOKENISED_BLEU, Measure, interval, listed, points
 from fullrank.reporting.finetuning import SERVER, UNKNOWN, Arm, Task, Tuning, metric_words
+from fullrank.reporting.rows import MARK, Row
 from fullrank.reporting.runs import MASKED_MODELING, TRANSLATION, RunGroup, integer, mapping
 from fullrank.reporting.tables import LAST_POSITION_TITLE, SPLIT_WORDS, Table, change_words, interval_words, print_table
 

@@ -14,9 +14,11 @@ from rich.text import Text
 from fullrank.config.load import flatten
 from fullrank.evaluation.statistics import Interval
 from fullrank.reporting import figures, finetuning
-from fullrank.reporting.compare import Comparison, Difference, Differences, Row
+from fullrank.reporting.compare import Comparison
 from fullrank.reporting.figures import BLEU, LAST_POSITION, MISSING, PERPLEXITY, TOKENISED_BLEU, Measure, Stat
 from fullrank.reporting.finetuning import SERVER, UNKNOWN, Arm, Figure, Key, Paper, Task
+from fullrank.reporting.resampled import Difference, Differences
+from fullrank.reporting.rows import Row
 from fullrank.reporting.runs import SPLITS, RunGroup, RunRecord, integer, mapping, number, scores_of
 
 SPLIT_WORDS = {"valid": "validation", "test": "test"}

@@ -33,7 +33,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the ledger says of a claim with one recipe (None where it is not testable).
+    """Verdict of the ledger on a claim with one recipe (None where it is not testable).
 
     difference: better minus than, of deviations in percent; figures: those of `than` and of `better`, by common seed.
     """
@@ -105,7 +105,7 @@ def _figure(row: Row, claim: Claim) -> float | None:
 
 
 def _measured_as(row: Row, claim: Claim) -> tuple[Any, ...]:
-    """What two figures must share: the text of the split, the vocabulary and the protocol."""
+    """Text of the split, vocabulary and protocol: figures compare where these are equal."""
     data = mapping(row["data"])
     text = mapping(data.get("sha256")).get(claim.split)
     return text, data.get("fingerprint"), protocol_of(row, claim.split).get("words")
