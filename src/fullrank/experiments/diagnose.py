@@ -69,7 +69,7 @@ class _Subject:
         whole = (row for batch in batches for row in batch.split(1) if row.shape[1] == length)
         return list(itertools.islice(whole, most))
 
-    def try_(self, *overrides: str) -> list[str]:
+    def trained_with(self, *overrides: str) -> list[str]:
         """The command that trains this run with some settings changed; none where they do not fit it, or are its own."""
         if self.kind != "run":
             return []
@@ -82,7 +82,7 @@ class _Subject:
             return []
         return [f"fullrank train {path} {' '.join(overrides)}"]
 
-    def inject(self, **options: object) -> list[str]:
+    def injected(self, **options: object) -> list[str]:
         """The line that injects stages into a model of Hugging Face."""
         if self.own is not None:
             return []
@@ -196,8 +196,10 @@ def _head_dim(subject: _Subject) -> int:
 
 def _mixing(subject: _Subject) -> list[str]:
     if subject.own is None:
-        return subject.inject(mix="position_wise")
-    return subject.try_("model.attention.mix=position_wise") + subject.try_(f"model.head_dim={2 * _head_dim(subject)}")
+        return subject.injected(mix="position_wise")
+    return subject.trained_with("model.attention.mix=position_wise") + subject.trained_with(
+        f"model.head_dim={2 * _head_dim(subject)}"
+    )
 
 
 # -- the output layer --------------------------------------------------------------------------------------------------
@@ -228,8 +230,8 @@ def _output(subject: _Subject) -> Finding:
     rule = "A bottleneck where the rank stays at its bound below the vocabulary; perhaps where contexts were too few to tell."
     advice = []
     if verdict != "no bottleneck":
-        advice = subject.try_("model.output.kind=mixture_of_softmaxes", "model.output.mixtures=5")
-        advice += subject.try_("model.output.normalize=sigsoftmax")
+        advice = subject.trained_with("model.output.kind=mixture_of_softmaxes", "model.output.mixtures=5")
+        advice += subject.trained_with("model.output.normalize=sigsoftmax")
     content |= {key: value for key, value in found.as_dict().items() if key not in ("model", "source", "text")}
     return Finding("output", title, short, verdict, [ranks, *found.remarks(), *words], content, rule, advice)
 
@@ -320,7 +322,7 @@ def _longer(subject: _Subject, longest: int) -> list[str]:
             [f"read longer segments: --segment-length {2 * longest}"] if positions and positions >= 2 * longest else []
         )
     remember = f"model.memory_length={max(2 * own.memory_length, subject.length)}"
-    return subject.try_(remember) or subject.try_(remember, "train.order=contiguous")
+    return subject.trained_with(remember) or subject.trained_with(remember, "train.order=contiguous")
 
 
 # -- redundant heads ---------------------------------------------------------------------------------------------------
@@ -351,7 +353,7 @@ def _heads(subject: _Subject) -> Finding:
     rule = "A bottleneck where more than half of the heads can be taken out; perhaps where more than a quarter can."
     advice = []
     if verdict != "no bottleneck":
-        advice = subject.try_("model.attention.cross_head=0.1") + subject.inject(cross_head=0.1)
+        advice = subject.trained_with("model.attention.cross_head=0.1") + subject.injected(cross_head=0.1)
         attention = None if subject.own is None else subject.own.config.attention
         if isinstance(attention, WeightedConfig) and stage_name(attention.mix) == "none":  # as `prune` asks
             text = "" if subject.kind == "run" else f" --text {opened.text}"
@@ -383,13 +385,14 @@ def _parameters(subject: _Subject) -> Finding:
     name, largest = max(shares.items(), key=lambda item: item[1])
     vocabulary = sum(shares.get(part, 0.0) for part in ("embedding", "output", "vocabulary"))
     attention = shares.get("attention", 0.0)
-    advice, verdict = [], "no bottleneck"
+    advice = list[str]()
+    verdict: Verdict = "no bottleneck"
     if vocabulary > _VOCABULARY:
         verdict, short = "bottleneck", "the size of its vocabulary layers"
-        advice = subject.try_("model.output.tied=true") + _adaptive(subject)
+        advice = subject.trained_with("model.output.tied=true") + _adaptive(subject)
     elif attention > _ATTENTION:
         verdict, short = "perhaps", "the parameters of its attention"
-        advice = subject.try_("model.attention.kind=multilinear")
+        advice = subject.trained_with("model.attention.kind=multilinear")
     words = [
         f"Of {total:,} parameters {100 * largest:.0f} % are {name.replace('_', '-')}; attention has {100 * attention:.0f} %, "
         f"the vocabulary's layers {100 * vocabulary:.0f} %.",
@@ -401,7 +404,7 @@ def _parameters(subject: _Subject) -> Finding:
     rows = ([("part", part.replace("_", " ")), ("parameters", f"{size:,}"), ("share", f"{100 * shares[part]:.1f} %")]
             for part, size in parts.items() if size)  # fmt: skip
     return Finding(
-        "parameters", title, short, verdict, words, {"parts": parts, "total": total}, rule, advice,  # type: ignore[arg-type]
+        "parameters", title, short, verdict, words, {"parts": parts, "total": total}, rule, advice,
         tables=[table("Parameters by part", rows)],
     )  # fmt: skip
 
@@ -425,4 +428,4 @@ def _adaptive(subject: _Subject) -> list[str]:
         return []
     cutoffs = f"[{size // 10},{size // 3}]"
     both = (f"model.{part}.{key}" for part in ("input", "output") for key in ("kind=adaptive", f"cutoffs={cutoffs}"))
-    return subject.try_(*both)
+    return subject.trained_with(*both)
