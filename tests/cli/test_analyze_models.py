@@ -1,4 +1,4 @@
-"""`fullrank analyze rank` and `spectrum`: runs, saved models and Hugging Face models, figures, and what is refused."""
+"""`fullrank analyze` and `diagnose` on runs, saved models and Hugging Face models: figures, and what is refused."""
 
 from __future__ import annotations
 
