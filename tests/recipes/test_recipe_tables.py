@@ -31,6 +31,7 @@ OURS = {  # not in the paper
     *(("mixhead/table4", row) for row in TABLE4_OURS),
     ("mixhead/table1-synthesizer", "without-keys"),
     ("mixhead/table1-synthesizer", "random"),
+    ("skip-cross-head/table6", "beta0.3"),
     ("tensorized/table2-ptb", "narrow"),
     *(
         (f"tensorized/{table}", row)
@@ -68,7 +69,7 @@ def test_recipes_are_there() -> None:
             "phase1-phase2-released",
             "skip-cross-head",
         ],
-        "skip-cross-head/table6": ["plain", "beta0.04", "beta0.1", "beta0.2", "beta0.5"],
+        "skip-cross-head/table6": ["plain", "beta0.04", "beta0.1", "beta0.2", "beta0.3", "beta0.5"],
         "skip-cross-head/table7": ["eq2-p0.1", "eq3-p0.1", "eq4-p0.1", "eq5-p0.1"],
         "skip-cross-head/table8": ["eq2-p0.1", "eq2-p0.3", "eq5-p0.1", "eq1"],
         "skip-cross-head/table9": ["plain", "eq5-p0.1", "eq1"],

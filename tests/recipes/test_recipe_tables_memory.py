@@ -184,7 +184,7 @@ def test_skip_cross_head_follows_its_appendix(name: str, row: str) -> None:
     drop = model.dropout
     assert (drop.residual, drop.activation) == (rate, rate)
     assert (drop.embedding, drop.output, drop.attention) == (0, 0, 0)
-    context = load(name).rows[row]["paper"].get("context", 640)
+    context = load(name).rows[row].get("paper", {}).get("context", 640)
     assert (judged.segment_length, judged.batch_size, judged.clamp_length, judged.same_length) == (128, 10, 800, True)
     assert judged.memory_length == context
     assert (model.output.tied, model.norm, model.final_norm, model.position) == (False, "post", False, "relative")
@@ -234,7 +234,7 @@ def test_phases_and_schedules(scale: str) -> None:
         **{("table1", f"context{n}"): 0.1 for n in (1600, 3800, "1600-released")},
         **{("table2", f"context{n}"): 0.1 for n in (640, 2000, "640-released")},
         **{("table5", row): 0.1 for row in ("cross-head", "skip-cross-head")},
-        **{("table6", f"beta{beta}"): beta for beta in (0.04, 0.1, 0.2, 0.5)},
+        **{("table6", f"beta{beta}"): beta for beta in (0.04, 0.1, 0.2, 0.3, 0.5)},
         **{("table10", f"h{heads}-cross-head"): 0.1 for heads in (4, 8, 12, 16)},
     }
 
