@@ -68,6 +68,7 @@ def test_recipes_are_there() -> None:
             "phase1-phase2",
             "phase1-phase2-released",
             "skip-cross-head",
+            "skip-cross-head-released",
         ],
         "skip-cross-head/table6": ["plain", "beta0.04", "beta0.1", "beta0.2", "beta0.3", "beta0.5"],
         "skip-cross-head/table7": ["eq2-p0.1", "eq3-p0.1", "eq4-p0.1", "eq5-p0.1"],

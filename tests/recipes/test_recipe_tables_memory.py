@@ -208,6 +208,7 @@ def test_phases_and_schedules(scale: str) -> None:
         ("table5", "phase1-phase2"): [linear, vanilla],
         ("table5", "plain-released"): plain,
         ("table5", "phase1-phase2-released"): [drifting, vanilla],
+        ("table5", "skip-cross-head-released"): [drifting, vanilla],
         ("table1", "context1600-released"): [drifting, vanilla],
         ("table2", "context640-released"): [drifting, vanilla],
         ("table5", "skip-cross-head"): [linear, vanilla],
@@ -233,7 +234,7 @@ def test_phases_and_schedules(scale: str) -> None:
     assert crossed == {
         **{("table1", f"context{n}"): 0.1 for n in (1600, 3800, "1600-released")},
         **{("table2", f"context{n}"): 0.1 for n in (640, 2000, "640-released")},
-        **{("table5", row): 0.1 for row in ("cross-head", "skip-cross-head")},
+        **{("table5", row): 0.1 for row in ("cross-head", "skip-cross-head", "skip-cross-head-released")},
         **{("table6", f"beta{beta}"): beta for beta in (0.04, 0.1, 0.2, 0.3, 0.5)},
         **{("table10", f"h{heads}-cross-head"): 0.1 for heads in (4, 8, 12, 16)},
     }
