@@ -13,8 +13,8 @@ import pytest
 from fullrank.config.claims import Claim, read_claims
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.reporting.ledger import sealed
-from fullrank.reporting.result_pages import check_pages, make_pages, write_pages
-from fullrank.reporting.verdicts import Verdict, verdicts
+from fullrank.reporting.result_pages import make_pages, write_pages
+from fullrank.reporting.verdicts import Verdict, judge
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 RECIPE = "mixhead/table1-vanilla"
@@ -24,10 +24,9 @@ T_2 = 4.302652729911275  # the 97.5 % point of Student's t with two degrees of f
 def row(name: str, seed: int, figure: float, **changes: Any) -> dict[str, Any]:
     settings: Mapping[str, Any] = {
         "result": f"{name}{seed}{figure}{changes}", "recipe": RECIPE, "row": name, "scale": "small", "seed": seed, "set": {},
-        "data": {"label": "a corpus (slice)", "sha256": {"test": "aa"}, "fingerprint": "ff"},
-        "protocol": {"test": {"words": "blocks of 7", "settings": None}}, "last": None,
-        "final": {"test": {"perplexity": figure}},
-        "parameters": {"total": 1000}, "tokens": 600_000, "seconds": 60.0, "commit": "abc",
+        "corpus": {"label": "a corpus (slice)", "fingerprint": "ff"}, "sha256": {"test": "aa"}, "training": None,
+        "protocols": {"test": {"words": "blocks of 7", "settings": None}}, "final": {"test": {"perplexity": figure}},
+        "parameters": {"total": 1000}, "tokens_seen": 600_000, "wall_seconds": 60.0, "environment": {"commit": "abc"},
     }  # fmt: skip
     return sealed({**settings, **changes})
 
@@ -40,8 +39,8 @@ def arms(plain: Sequence[float], b: Sequence[float], **changes: Any) -> list[dic
 
 
 def judged(rows: Sequence[Mapping[str, Any]], **claim: Any) -> Verdict:
-    (verdict,) = verdicts([Claim(table="Table 1", claim="b is better", recipes=[RECIPE], better="b", **claim)], rows)
-    return verdict
+    stated = {"table": "Table 1", "claim": "b is better", "recipe": RECIPE, "better": {"row": "b"}, **claim}
+    return judge(Claim.from_dict(stated), rows)
 
 
 def test_a_difference_and_its_interval_are_paired_by_seed() -> None:
@@ -61,8 +60,9 @@ def test_a_difference_and_its_interval_are_paired_by_seed() -> None:
         ([100, 110, 120], [100, 110, 120], {}, "not decided"),
         ([100, 110], [90, 99, 111], {}, "not measured"),
         ([100, 110, 120], [90, 99, 111], {"set": {"train.steps": 5}}, "not measured"),
+        ([100, 110, 120], [90, 99, 111], {"than": {"recipe": "mixhead/table2-vanilla"}}, "not measured"),
         ([100, 110, 120], [90, 99, 111], {"scale": "tiny"}, "not measured"),
-        ([100, 110, 120], [90, 99, 111], {"measure": "bleu"}, "not measured"),
+        ([100, 110, 120], [90, 99, 111], {"figure": "final.test.bleu"}, "not measured"),
         ([100, 110, 120], [90, 99, 111], {"set": {"train": {"learning_rate": 1e-3}}}, "confirmed"),  # the recipe's own
     ],
 )
@@ -73,9 +73,9 @@ def test_verdicts(plain: list[float], b: list[float], claim: dict[str, Any], wor
 @pytest.mark.parametrize(
     "changes",
     [
-        {"data": {"label": "a corpus", "sha256": {"test": "bb"}, "fingerprint": "ff"}},
-        {"data": {"label": "a corpus", "sha256": {"test": "aa"}, "fingerprint": "gg"}},
-        {"protocol": {"valid": {"words": "blocks of 7"}, "test": {"words": "windows"}}},
+        {"sha256": {"test": "bb"}},
+        {"corpus": {"label": "a corpus", "fingerprint": "gg"}},
+        {"protocols": {"valid": {"words": "blocks of 7"}, "test": {"words": "windows"}}},
     ],
 )
 def test_figures_of_another_text_vocabulary_or_protocol_are_not_compared(changes: dict[str, Any]) -> None:
@@ -85,10 +85,16 @@ def test_figures_of_another_text_vocabulary_or_protocol_are_not_compared(changes
 def test_settings_of_one_side_choose_its_runs() -> None:
     rows = [*arms([100, 110, 120], [300, 300, 300]), *arms([], [90, 99, 111], set={"train.learning_rate": 0.5})]
     assert judged(rows).word == "not confirmed"
-    verdict = judged(rows, better_set={"train.learning_rate": 0.5})
-    assert (verdict.word, verdict.figures[1]) == ("confirmed", (90, 99, 111))
-    assert verdict.better is not None
-    assert verdict.better.overrides == ("train.learning_rate=0.5",)
+    verdict = judged(rows, better={"row": "b", "set": {"train.learning_rate": 0.5}})
+    assert (verdict.word, verdict.sides[1].figures) == ("confirmed", {1: 90, 2: 99, 3: 111})
+    assert verdict.sides[1].command.endswith("--rows b --scale small --seeds 1,2,3 train.learning_rate=0.5")
+
+
+def test_figures_of_the_last_checkpoint_are_compared_where_a_claim_says_so() -> None:
+    rows = arms([100, 110, 120], [90, 99, 111], last={"test": {"perplexity": 300.0}})
+    rows = [sealed({**one, "last": one.get("last", one["final"])}) for one in rows]
+    assert judged(rows).word == "confirmed"
+    assert judged(rows, figure="last.test.perplexity").word == "not confirmed"
 
 
 def test_a_deviation_is_compared_in_percent() -> None:
@@ -100,17 +106,17 @@ def test_a_deviation_is_compared_in_percent() -> None:
 
 
 def test_a_claim_that_is_not_testable_is_not_judged() -> None:
-    claim = Claim(table="Table 2", claim="large", testable=False, why="no machine")
-    assert [one.word for one in verdicts([claim], [])] == ["not testable here"]
+    assert judge(Claim(table="Table 2", claim="large", why="no machine"), []).word == "not testable here"
 
 
 @pytest.mark.parametrize(
     ("claim", "message"),
     [
-        ("{table: 1, claim: a, testable: false}", "claims.why: a claim that is not testable here says why"),
         ("{table: 1, claim: a, beter: b}", "unknown key 'claims.beter'; did you mean 'claims.better'?"),
-        ("{table: 1, claim: a, better: b}", "claims.recipes: a claim names its recipes and the row `better`"),
-        ("{better: b, recipes: [x]}", "claims.table: every claim has one"),
+        ("{table: 1, claim: a, better: {row: b}}", "claims.recipe: a claim names its recipe and the row `better`"),
+        ("{table: 1, claim: a, recipe: x}", "claims.recipe: a claim names its recipe and the row `better`"),
+        ("{table: 1, claim: a, figure: bleu}", "claims.figure: a checkpoint, a split and a measure"),
+        ("{better: {row: b}, recipe: x}", "claims.table: every claim has one"),
     ],
 )
 def test_faults_of_claims_are_named_with_their_file(tmp_path: Path, claim: str, message: str) -> None:
@@ -129,8 +135,8 @@ def test_faults_of_claims_are_named_with_their_file(tmp_path: Path, claim: str, 
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "claims").mkdir()
     (tmp_path / "claims" / "mixhead.yaml").write_text(
-        f"paper: Mixhead\nclaims:\n  - {{table: Table 1, claim: b is better, better: b, recipes: [{RECIPE}], "
-        "released: decodes without mixing}\n  - {table: Table 2, claim: large, testable: false, why: no machine}\n"
+        f"paper: Mixhead\nclaims:\n  - {{table: Table 1, claim: b is better, better: {{row: b}}, recipe: {RECIPE}, "
+        "remark: the released code decodes without mixing}\n  - {table: Table 2, claim: large, why: no machine}\n"
     )
     write_ledger(tmp_path, arms([100, 110, 120], [90, 99, 111]))
     write_pages(tmp_path)
@@ -144,8 +150,8 @@ def write_ledger(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 def test_a_page_says_what_the_ledger_says(folder: Path) -> None:
     page = (folder / "mixhead.md").read_text()
     assert f"| 1. Table 1 | b is better | `{RECIPE}` | **confirmed** | −10.00 [−12.48 to −7.52] |" in page
-    assert "- the released code: decodes without mixing" in page
-    assert "- `plain`: 110 ± 10 (100, 110, 120), 600,000 tokens; seeds 1, 2, 3 of 1, 2, 3" in page
+    assert "- the released code decodes without mixing" in page
+    assert "- `plain`: 110 ± 10 (100, 110, 120), 600,000 tokens; seeds 1–3" in page
     assert "- a corpus (slice); blocks of 7" in page
     assert f"- `fullrank reproduce {RECIPE} --rows b --scale small --seeds 1,2,3`" in page
     assert "- **not testable here**: no machine" in page
@@ -156,53 +162,53 @@ def test_deleting_a_row_of_the_ledger_changes_the_pages(folder: Path) -> None:
     lines = (folder / "ledger.jsonl").read_text().splitlines(keepends=True)
     (folder / "ledger.jsonl").write_text("".join(lines[:-1]))
     with pytest.raises(InputError, match=r"README.md, mixhead.md: not what the ledger"):
-        check_pages(folder)
+        write_pages(folder, check=True)
     assert write_pages(folder) == ["README.md", "mixhead.md"]
     assert "**not measured**" in (folder / "mixhead.md").read_text()
-    check_pages(folder)
+    write_pages(folder, check=True)
 
 
 def test_a_page_that_was_edited_by_hand_or_added_is_found(folder: Path) -> None:
-    check_pages(folder)
+    write_pages(folder, check=True)
     page = folder / "mixhead.md"
     page.write_text(page.read_text().replace("−10.00", "−11.00"))
     (folder / "own.md").write_text("a figure: 3\n")
     with pytest.raises(InputError, match=r"mixhead.md, own.md: not what the ledger"):
-        check_pages(folder)
+        write_pages(folder, check=True)
     write_pages(folder)
     assert not (folder / "own.md").exists()
-    check_pages(folder)
+    write_pages(folder, check=True)
 
 
 def test_runs_of_other_recipes_have_a_page_of_their_own(folder: Path) -> None:
     write_ledger(folder, [row("plain", seed, 50.0, recipe="my.yaml", set=None) for seed in range(1, 7)])
     page = make_pages(folder)["other_runs.md"]
-    assert "| `my.yaml` small | plain | not recorded | a corpus (slice) | 1 to 6 | test perplexity 50 ± 0 |" in page
+    assert "| `my.yaml` small | plain | not recorded | a corpus (slice) | 1–6 | test perplexity 50 ± 0 [1] |" in page
 
 
 def test_tables_of_benchmarks_follow_their_paths(folder: Path) -> None:
     rows = [{"shape": s, "against": [{"peer": p, "time": {"middle": t}} for p, t in peers]} for s, peers in (
-        ("short", [("x", 0.51234), ("y", 1500.2)]), ("long", [("y", 2.0)]),
+        ("short", [("x", 0.51234), ("y", 1500.2)]), ("long", [("y", None)]),
     )]  # fmt: skip
     (folder / "speed.json").write_text(json.dumps({"rows": rows, "same": {"a.bin": True}, "protocol": "in turns"}))
     (folder / "benchmarks.yaml").write_text(
         "speed.json:\n  title: Speed\n  about: Ours.\n  tables:\n"
-        "    - {rows: rows/*/against/*, columns: {shape: ../shape}, across: peer, cell: time/middle}\n"
-        "    - {title: Files, rows: same/*, columns: {file: $1, same: .}}\n"
+        "    rows/*/against/*: [shape, peer, time.middle]\n    same/<file>: [file, value]\n"
     )
     page = make_pages(folder)["benchmarks.md"]
-    assert "| shape | x | y |\n| --- | --- | --- |\n| short | 0.5123 | 1,500 |\n| long |  | 2 |\n" in page
-    assert "| file | same |\n| --- | --- |\n| a.bin | yes |" in page
-    (folder / "benchmarks.yaml").write_text("speed.json: {title: a, about: b, tables: [{rows: rows/*/agianst/*}]}")
+    assert "| --- | --- | --- |\n| short | x | 0.5123 |\n| short | y | 1,500 |\n| long | y |  |\n" in page
+    assert "| file | value |\n| --- | --- |\n| a.bin | yes |\n\nprotocol in turns" in page
+    (folder / "benchmarks.yaml").write_text("speed.json: {title: a, about: b, tables: {rows/*/agianst/*: [peer]}}")
     with pytest.raises(InputError, match=r"benchmarks.yaml: speed.json: no row at rows/\*/agianst"):
         make_pages(folder)
 
 
 def test_the_pages_of_this_repository_are_what_its_ledger_says() -> None:
-    check_pages(RESULTS)
+    write_pages(RESULTS, check=True)
 
 
 def test_every_claim_of_this_repository_names_rows_that_exist(tmp_path: Path) -> None:
     shutil.copytree(RESULTS / "claims", tmp_path / "claims")
     for path in (tmp_path / "claims").glob("*.yaml"):
-        verdicts(read_claims(path).claims, [])
+        for claim in read_claims(path).claims:
+            judge(claim, [])

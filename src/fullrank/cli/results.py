@@ -73,8 +73,8 @@ def add(
     from fullrank.reporting.ledger import add_rows
     from fullrank.reporting.runs import find_runs
 
-    held = [(run, run == folder) for folder in folders for run in find_runs(folder) or [folder]]
-    runs = [run for run, named in held if named or (run / "result.json").is_file()]
+    held = [(folder, run) for folder in folders for run in find_runs(folder) or [folder]]
+    runs = [run for folder, run in held if run == folder or (run / "result.json").is_file()]
     added = add_rows(ledger, [row_of(run) for run in runs])
     found = {"ledger": str(ledger), "runs": len(runs), "added": added}
     tell(found, [f"{added} of {len(runs)} runs added to {ledger}"], json=json)
@@ -89,14 +89,10 @@ def pages(
     json: Json = False,
 ) -> None:
     """Make the result pages from the ledger: for each paper a verdict on every claim, and all runs."""
-    from fullrank.reporting.result_pages import check_pages, write_pages
+    from fullrank.reporting.result_pages import write_pages
 
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder; give the one that holds ledger.jsonl")
-    changed: list[str] = []
-    if check:
-        check_pages(folder)
-    else:
-        changed = write_pages(folder)
+    changed = write_pages(folder, check=check)
     words = [f"written: {', '.join(changed)}"] if changed else [f"{folder}: every page is what the ledger says"]
     tell({"folder": str(folder), "written": changed}, words, json=json)

@@ -124,7 +124,7 @@ def key(default: Value, description: str) -> Value:
     metadata = {"description": description}
     made: Any = (
         field(default_factory=default.copy, metadata=metadata)
-        if isinstance(default, list)
+        if isinstance(default, list | dict)
         else field(default=default, metadata=metadata)
     )
     return cast(Value, made)

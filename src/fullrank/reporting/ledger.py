@@ -1,7 +1,7 @@
 """The ledger: a file with one JSON object per line for each finished run, in the order in which they were added.
 
-A line states its own checksum (`id`) and that of the run's result.json (`result`): no figure in it can be changed by hand,
-and a run has one line. It holds no path. `last` is null where the last checkpoint is the one that the run reports.
+A line holds the run's result.json without paths. It states its own checksum (`id`) and that of result.json (`result`): no
+figure in it can be changed by hand, and a run has one line.
 """
 
 from __future__ import annotations

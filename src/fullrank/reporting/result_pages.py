@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fullrank.config.claims import BenchmarkFile, BenchmarkTable, ClaimsFile, read_claims
-from fullrank.config.load import read_yaml
+from fullrank.config.claims import BenchmarkFile, read_claims
+from fullrank.config.load import flatten, read_yaml
 from fullrank.core.errors import InputError
 from fullrank.files import read_json, write_text
 from fullrank.reporting.figures import (
@@ -23,12 +23,13 @@ from fullrank.reporting.figures import (
     interval,
     over_runs,
     points,
+    ranges,
     readable,
     spread,
 )
 from fullrank.reporting.ledger import Row, read_ledger
 from fullrank.reporting.runs import mapping, number
-from fullrank.reporting.verdicts import VERDICTS, Arm, Verdict, protocol_of, verdicts
+from fullrank.reporting.verdicts import VERDICTS, Verdict, judge, protocol_of
 
 _HEAD = "<!-- Made by `fullrank ledger pages`; change the ledger or the claims, not this page. -->"
 _HOW = """The [ledger](ledger.jsonl) has a row for every finished run, written from its folder by `fullrank queue` or
@@ -40,28 +41,37 @@ chance. Figures compare in size with a paper's at scale `paper` only."""
 
 def make_pages(folder: Path) -> dict[str, str]:
     """Every page by its file name."""
-    rows, bodies, index = read_ledger(folder / "ledger.jsonl"), dict[str, list[str]](), list[list[str]]()
+    rows, bodies, index = read_ledger(folder / "ledger.jsonl"), dict[str, list[str]](), list[dict[str, str]]()
     papers = {path.stem: read_claims(path) for path in sorted((folder / "claims").glob("*.yaml"))}
     for stem, paper in papers.items():
         own = [row for row in rows if row["recipe"].startswith(f"{stem}/")]
-        judged = verdicts(paper.claims, rows)
+        judged = [judge(claim, rows) for claim in paper.claims]
         counts = Counter(verdict.word for verdict in judged)
-        bodies[f"{stem}.md"] = [f"# {paper.paper}", *_paper(paper, judged), "## Runs", *_runs(own)]
-        index.append([f"[{paper.paper}]({stem}.md)", *(str(counts[word]) for word in VERDICTS), str(len(own))])
+        bodies[f"{stem}.md"] = [f"# {paper.paper}", "## Claims", *_claims(judged), "## Runs", *_runs(own)]
+        verdicts = {word: str(counts[word]) for word in VERDICTS}
+        index.append({"paper": f"[{paper.paper}]({stem}.md)", **verdicts, "runs": str(len(own))})
     others = [row for row in rows if row["recipe"].partition("/")[0] not in papers]
     bodies["other_runs.md"] = ["# Other runs", "Runs of recipes that belong to no paper's claims.", *_runs(others)]
-    links = [f"[Other runs](other_runs.md): {len(others)}"]
+    links = f"- [Other runs](other_runs.md): {len(others)}"
     if (folder / "benchmarks.yaml").exists():
         bodies["benchmarks.md"] = ["# Benchmarks", *_benchmarks(folder)]
-        links.append("[Benchmarks](benchmarks.md): speed and memory against peers")
-    table = _table(["paper", *VERDICTS, "runs"], index)
-    bodies["README.md"] = ["# Results", _HOW, "## Claims", table, "## Others", "\n".join(f"- {link}" for link in links)]
+        links += "\n- [Benchmarks](benchmarks.md): speed and memory against peers"
+    bodies["README.md"] = ["# Results", _HOW, "## Claims", _table(index), "## Others", links]
     return {name: "\n\n".join([_HEAD, *body]) + "\n" for name, body in bodies.items()}
 
 
-def write_pages(folder: Path) -> list[str]:
-    """Write the pages whose content changed, and return their names."""
-    changed = _stale(folder, made := make_pages(folder))
+def write_pages(folder: Path, *, check: bool = False) -> list[str]:
+    """Write pages that are not what the ledger says, and delete those that it does not make; returns their names.
+
+    check: InputError names them instead.
+    """
+    made, there = make_pages(folder), {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.md")}
+    changed = sorted(name for name in {**made, **there} if made.get(name) != there.get(name))
+    if check and changed:
+        raise InputError(
+            f"{folder}: {', '.join(changed)}: not what the ledger, the claims and the benchmarks say; pages are not edited by "
+            f"hand; run `fullrank ledger pages {folder}`"
+        )
     for name in changed:
         if name in made:
             write_text(folder / name, made[name])
@@ -70,33 +80,17 @@ def write_pages(folder: Path) -> list[str]:
     return changed
 
 
-def check_pages(folder: Path) -> None:
-    """InputError if a page is not what the ledger says."""
-    if changed := _stale(folder, make_pages(folder)):
-        raise InputError(
-            f"{folder}: {', '.join(changed)}: not what the ledger, the claims and the benchmarks say; pages are not edited by "
-            f"hand; run `fullrank ledger pages {folder}`"
-        )
+# -- claims -----------------------------------------------------------------------------------------------------------
 
 
-def _stale(folder: Path, made: Mapping[str, str]) -> list[str]:
-    there = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.md")}
-    return sorted(name for name in {**made, **there} if made.get(name) != there.get(name))
-
-
-# -- a paper ----------------------------------------------------------------------------------------------------------
-
-
-def _paper(paper: ClaimsFile, judged: Sequence[Verdict]) -> Iterator[str]:
-    if paper.about:
-        yield paper.about.strip()
+def _claims(judged: Sequence[Verdict]) -> Iterator[str]:
+    """A table of all verdicts, then what each rests on."""
     names = [f"{place}. {verdict.claim.table}" for place, verdict in enumerate(judged, start=1)]
-    lines = [
-        [name, one.claim.claim, f"`{one.recipe}`" if one.recipe else "", f"**{one.word}**", _difference(one)]
+    yield _table([
+        {"claim": name, "the paper says": one.claim.claim, "recipe": f"`{one.claim.recipe}`" * bool(one.sides),
+         "verdict": f"**{one.word}**", "difference [95 %]": _difference(one)}
         for name, one in zip(names, judged, strict=True)
-    ]
-    yield "## Claims"
-    yield _table(["claim", "the paper says", "recipe", "verdict", "difference [95 %]"], lines)
+    ])  # fmt: skip
     for name, verdict in zip(names, judged, strict=True):
         yield f"### {name}: {verdict.claim.claim}"
         yield "\n".join(f"- {line}" for line in _details(verdict))
@@ -112,42 +106,29 @@ def _difference(verdict: Verdict) -> str:
 
 
 def _details(verdict: Verdict) -> Iterator[str]:
-    claim = verdict.claim
+    claim, split = verdict.claim, verdict.claim.figure.split(".")[1]
     yield f"**{verdict.word}**" + (f": {claim.why}" if claim.why else "")
-    if claim.released:
-        yield f"the released code: {claim.released}"
     if claim.remark:
         yield claim.remark
-    if verdict.than is None or verdict.better is None:
-        return
-    what = f"{claim.split} {readable(claim.measure)}, {claim.direction} is better"
-    if claim.statistic == "deviation":
-        what = f"deviation over seeds of {what}, difference in %"
     if verdict.difference is not None:
-        yield f"{what}: {_difference(verdict)}"
-    for arm, figures in zip((verdict.than, verdict.better), verdict.figures, strict=True):
-        measured = (
-            f"{spread(over_runs(figures), _figure)} ({', '.join(map(_figure, figures))})" if figures else "no pair"
-        )
-        runs = [arm.runs[seed] for seed in verdict.seeds] or list(arm.runs.values())
-        tokens = sorted({row["tokens"] or 0 for row in runs})
-        read = f", {' or '.join(map(count, tokens))} tokens" if tokens else ""
-        yield f"`{arm.row}`: {measured}{read}; seeds {_seeds(verdict.seeds)} of {_seeds(sorted(arm.runs))}"
-    runs = [run for arm in (verdict.than, verdict.better) for run in arm.runs.values()]
-    yield from sorted({f"{run['data']['label']}; {protocol_of(run, claim.split).get('words')}" for run in runs})
-    for arm in (verdict.than, verdict.better):
-        yield f"`{_command(arm, claim.scale, verdict.seeds or (1, 2, 3))}`"
+        what = f"{readable(claim.figure.removeprefix('final.').replace('.', ' '))}, {claim.direction} is better"
+        what = f"deviation over seeds of {what}, difference in %" if claim.statistic == "deviation" else what
+        yield f"{what}: {_difference(verdict)}; seeds {ranges(verdict.seeds)}"
+    texts = set[str]()
+    for side in verdict.sides:
+        if side.runs:
+            figures, tokens = side.figures.values(), {row["tokens_seen"] or 0 for row in side.runs.values()}
+            each = f"{spread(over_runs(figures), _figure)} ({', '.join(map(_figure, figures))})"
+            yield f"`{side.row}`: {each}, {' or '.join(map(count, sorted(tokens)))} tokens; seeds {ranges(side.runs)}"
+        else:
+            yield f"`{side.row}`: no run"
+        texts |= {f"{_text(run)}; {protocol_of(run, split).get('words')}" for run in side.runs.values()}
+    yield from sorted(texts)
+    yield from (f"`{side.command}`" for side in verdict.sides)
 
 
-def _seeds(seeds: Sequence[int]) -> str:
-    if len(seeds) > 5 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
-        return f"{seeds[0]} to {seeds[-1]}"
-    return ", ".join(map(str, seeds)) or "none"
-
-
-def _command(arm: Arm, scale: str, seeds: Sequence[int]) -> str:
-    settings = "".join(f" {setting}" if " " not in setting else f" '{setting}'" for setting in arm.overrides)
-    return f"fullrank reproduce {arm.recipe} --rows {arm.row} --scale {scale} --seeds {','.join(map(str, seeds))}{settings}"
+def _text(row: Row) -> str:
+    return row["corpus"].get("label") or row["task"]
 
 
 # -- runs -------------------------------------------------------------------------------------------------------------
@@ -155,55 +136,44 @@ def _command(arm: Arm, scale: str, seeds: Sequence[int]) -> str:
 
 def _runs(rows: Sequence[Row]) -> Iterator[str]:
     """A table of runs that differ only in their seed, then the protocols of their figures."""
-    groups: dict[str, list[Row]] = {}
+    groups, protocols = dict[str, list[Row]](), list[str]()
     for row in rows:
-        same = (row[key] for key in ("recipe", "row", "scale", "set"))
-        groups.setdefault(json.dumps([*same, row["data"]["label"], row["protocol"]], sort_keys=True), []).append(row)
-    if not rows:
-        yield "None yet."
-        return
-    protocols = list(dict.fromkeys(_protocol(row) for row in rows))
-    yield _table(
-        ["recipe", "row", "settings", "text", "seeds", "figures", "protocol", "parameters", "tokens", "time", "commit"],
-        [_group(group, protocols.index(_protocol(group[0])) + 1) for group in groups.values()],
-    )
+        same = [row["recipe"], row["row"], row["scale"], row["set"], _text(row), row["protocols"]]
+        groups.setdefault(json.dumps(same, sort_keys=True), []).append(row)
+        protocols += [str(protocol_of(row, split).get("words")) for split in row["final"]]
+    protocols = list(dict.fromkeys(protocols))
+    yield _table([_group(group, protocols) for group in groups.values()])
     yield "\n".join(f"{place}. {words}" for place, words in enumerate(protocols, start=1))
 
 
-def _protocol(row: Row) -> str:
-    """The protocol of all splits, or that of each by its name where they differ."""
-    words = {split: str(protocol_of(row, split).get("words")) for split in row["final"]}
-    distinct = set(words.values())
-    return distinct.pop() if len(distinct) == 1 else "; ".join(f"{split}: {one}" for split, one in words.items())
-
-
-def _group(group: Sequence[Row], protocol: int) -> list[str]:
-    first = group[0]
+def _group(group: Sequence[Row], protocols: Sequence[str]) -> dict[str, str]:
+    """Runs that differ only in their seed as a line of the table. A figure has the number of its protocol."""
+    first, figures = group[0], list[str]()
     settings = "not recorded" if first["set"] is None else ", ".join(f"{k}={v}" for k, v in first["set"].items())
-    if training := first.get("training"):
+    if training := first["training"]:
         settings += f" (trained as `{training['recipe']}` {training['row']})"
-    figures = []
-    for split, values in mapping(first["final"]).items():
-        known = [name for name in values if number(values[name]) is not None]
-        name = next((name for name in ("bleu", "perplexity") if name in known), next(iter(known), None))
-        if name is not None:
-            stat = over_runs(number(mapping(row["final"][split]).get(name)) for row in group)
-            remark = (
-                ""
-                if mapping(protocol_of(first, split).get("settings")).get("next_token", True)
-                else ", not of next tokens"
-            )
-            figures.append(f"{split} {readable(name)} {spread(stat, _figure)}{remark}")
-    seconds, tokens = (
-        over_runs(number(row["seconds"]) for row in group),
-        over_runs(number(row["tokens"]) for row in group),
-    )
-    return [
-        f"`{first['recipe']}` {first['scale'] or ''}", str(first["row"] or ""), settings, first["data"]["label"],
-        _seeds(sorted(row["seed"] for row in group)), "; ".join(figures), str(protocol),
-        count(number(mapping(first["parameters"]).get("total"))), count(tokens.mean if tokens else None),
-        duration(seconds.mean if seconds else None), ", ".join(sorted({row["commit"] or MISSING for row in group})),
-    ]  # fmt: skip
+    for split, values in first["final"].items():
+        protocol = protocol_of(first, split)
+        name = next((name for name in ("bleu", "perplexity") if name in values), next(iter(values)))
+        stat = over_runs(number(row["final"][split].get(name)) for row in group)
+        next_token = mapping(protocol.get("settings")).get("next_token", True)
+        figures.append(
+            f"{split} {readable(name)} {spread(stat, _figure)} [{protocols.index(str(protocol.get('words'))) + 1}]"
+            + ("" if next_token else ", not of next tokens")
+        )
+    seconds, tokens = (over_runs(row[key] for row in group) for key in ("wall_seconds", "tokens_seen"))
+    return {
+        "recipe": f"`{first['recipe']}` {first['scale'] or ''}",
+        "row": first["row"] or "",
+        "settings": settings,
+        "text": _text(first),
+        "seeds": ranges(row["seed"] for row in group),
+        "figures [protocol]": "; ".join(figures),
+        "parameters": count(mapping(first["parameters"]).get("total")),
+        "tokens": count(tokens.mean if tokens else None),
+        "time": duration(seconds.mean if seconds else None),
+        "commit": ", ".join(sorted({row["environment"].get("commit") or MISSING for row in group})),
+    }
 
 
 # -- benchmarks -------------------------------------------------------------------------------------------------------
@@ -212,63 +182,39 @@ def _group(group: Sequence[Row], protocol: int) -> list[str]:
 def _benchmarks(folder: Path) -> Iterator[str]:
     """Tables from JSON files, as benchmarks.yaml says (`config.claims.BenchmarkFile`)."""
     for name, raw in read_yaml(folder / "benchmarks.yaml").items():
-        section, content = BenchmarkFile.from_dict(raw, name), read_json(folder / name)
-        yield f"## {section.title}"
-        yield f"{section.about.strip()} [JSON]({name})"
-        for table in section.tables:
-            if table.title:
-                yield f"**{table.title}**"
-            rows = list(_found(table.rows.split("/"), (), (content,)))
+        file, content = BenchmarkFile.from_dict(raw, name), read_json(folder / name)
+        yield f"## {file.title}"
+        yield f"{file.about.strip()} [JSON]({name})"
+        for path, columns in file.tables.items():
+            rows = list(_rows_at(path.split("/"), content, {}))
             if not rows:
-                raise InputError(f"{folder / 'benchmarks.yaml'}: {name}: no row at {table.rows}")
-            yield _benchmark(table, rows)
-        environment = mapping(content.get("environment"))
-        known = [
-            f"{readable(key)} {environment[key]}" for key in ("cpu", "threads", "torch", "commit") if key in environment
-        ]
-        yield "; ".join([*known, str(content["protocol"])] if "protocol" in content else known)
+                raise InputError(f"{folder / 'benchmarks.yaml'}: {name}: no row at {path}")
+            yield _table([{readable(column): _figure(row.get(column)) for column in columns} for row in rows])
+        machine = {**mapping(content.get("environment")), "protocol": content.get("protocol")}
+        yield "; ".join(
+            f"{key} {machine[key]}" for key in ("cpu", "threads", "torch", "commit", "protocol") if machine.get(key)
+        )
 
 
-def _benchmark(table: BenchmarkTable, rows: Sequence[tuple[tuple[str, ...], tuple[Any, ...]]]) -> str:
-    columns = table.columns or {}
-    if table.across is None or table.cell is None:
-        return _table(list(columns), [[_cell(path, *row) for path in columns.values()] for row in rows])
-    lines: dict[tuple[str, ...], dict[str, str]] = {}
-    for row in rows:
-        line = lines.setdefault(tuple(_cell(path, *row) for path in columns.values()), {})
-        line[_cell(table.across, *row)] = _cell(table.cell, *row)
-    names = list(dict.fromkeys(name for line in lines.values() for name in line))
-    return _table(
-        [*columns, *names], [[*left, *(line.get(name, "") for name in names)] for left, line in lines.items()]
-    )
-
-
-def _found(
-    path: Sequence[str], stars: tuple[str, ...], chain: tuple[Any, ...]
-) -> Iterator[tuple[tuple[str, ...], tuple[Any, ...]]]:
-    """Values at a path with stars below the last one of `chain`: what stood at each star, and the values on the way."""
-    here = chain[-1]
+def _rows_at(path: Sequence[str], value: Any, around: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The rows at a path, each with its own keys and those around it."""
+    around = {**around, **(flatten(value) if isinstance(value, Mapping) else {"value": value})}
     if not path:
-        yield stars, chain
+        yield around
     elif path[0] == "*":
-        for name, inner in here.items() if isinstance(here, Mapping) else enumerate(here):
-            yield from _found(path[1:], (*stars, str(name)), (*chain, inner))
-    elif isinstance(here, Mapping) and path[0] in here:
-        yield from _found(path[1:], stars, (*chain, here[path[0]]))
-
-
-def _cell(path: str, stars: Sequence[str], chain: tuple[Any, ...]) -> str:
-    if path.startswith("$"):
-        return stars[int(path[1:]) - 1]
-    if path.startswith("../"):
-        around = (value[path[3:]] for value in reversed(chain[:-1]) if isinstance(value, Mapping) and path[3:] in value)
-        return _figure(next(around, ""))
-    keys = [] if path == "." else path.split("/")
-    return next((_figure(found[-1]) for _, found in _found(keys, (), chain)), "")
+        for inner in value:
+            yield from _rows_at(path[1:], inner, around)
+    elif path[0].startswith("<"):
+        for name, inner in value.items():
+            yield from _rows_at(path[1:], inner, {**around, path[0].strip("<>"): name})
+    elif path[0] in value:
+        yield from _rows_at(path[1:], value[path[0]], around)
 
 
 def _figure(value: Any) -> str:
-    """A number with four significant digits; any other value as it is."""
+    """A number with four significant digits; any other value as it is, none as an empty text."""
+    if value is None:
+        return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if not isinstance(value, float):
@@ -276,8 +222,14 @@ def _figure(value: Any) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    def line(cells: Sequence[str]) -> str:
+def _table(rows: Sequence[Mapping[str, str]]) -> str:
+    """A table in Markdown; all rows have the same keys, which are its headings."""
+
+    def line(cells: Iterable[str]) -> str:
         return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
-    return "\n".join([line(headings), line(["---"] * len(headings)), *map(line, rows)])
+    return (
+        "\n".join([line(rows[0]), line(["---"] * len(rows[0])), *(line(row.values()) for row in rows)])
+        if rows
+        else "None yet."
+    )
