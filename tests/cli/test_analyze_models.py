@@ -406,6 +406,11 @@ def test_pruned_heads_are_saved(place: Path, capsys: pytest.CaptureFixture[str],
     code, out, _ = analyzed(capsys, "spectrum", tmp_path / "pruned", "--text", place / "words.txt", "--json")
     heads = [len(layer["after"]["effective_rank"]) for layer in json.loads(out)["models"][0]["layers"]]
     assert (code, heads) == (0, smaller.config.heads_by_layer)
+    words = ["--text", place / "words.txt", "--texts", 3, "--out", tmp_path / "hf", "--json"]
+    _, out, _ = analyzed(capsys, "heads", place / "gpt2", "--prune", 1, *words)
+    expected = json.loads(out)["pruned"]["perplexity"]["after"]
+    _, out, _ = analyzed(capsys, "heads", tmp_path / "hf" / "pruned", *words)
+    assert json.loads(out)["models"][0]["perplexity"] == pytest.approx(expected)
 
 
 def test_mixing_over_training(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -306,33 +307,31 @@ Prunable = TypeVar("Prunable", bound=nn.Module)
 def prune(model: Prunable, heads: Mapping[int, Sequence[int]]) -> Prunable:
     """A smaller model without these heads, by layer: its outputs are those of `model` with the heads ablated.
 
-    Its configuration has `heads_by_layer`, and with relative scores u and v for each layer, as one pair no longer fits all.
+    One of ours has `heads_by_layer` in its configuration, and with relative scores u and v for each layer, as one pair no
+    longer fits all. One of Hugging Face is loaded by `load_injected`; that its outputs are those of the ablated model was
+    tried on a text of random tokens.
     Raises InputError for heads that are not there, for the last head of a layer, and where heads are mixed: P'_i of the
-    heads that stay reads the weights P_j of all, so that of an ablated head only the values could go.
+    heads that stay reads the weights P_j of all, so that of an ablated head only the values could go. Of Hugging Face also for
+    a part of the heads that share keys and values, and for attention whose projections are not known.
     """
     own: Any = unwrapped(model)
+    reader = AttentionReader(model)
+    counts, kept = [stage.size.num_heads for stage in reader.stages], list[list[int]]()
+    for layer, count in enumerate(counts):
+        gone = set(heads.get(layer, ()))
+        kept.append([head for head in range(count) if head not in gone])
+        if not kept[layer] or not gone <= set(range(count)):
+            raise InputError(f"heads: layer {layer} has 0 to {count - 1} and keeps one of them, given {heads[layer]}")
+    if unknown := set(heads) - set(range(len(counts))):
+        raise InputError(f"heads: layers 0 to {len(counts) - 1}, given {min(unknown)}")
     if not isinstance(own, LanguageModel | MaskedLanguageModel):
-        raise InputError(
-            f"{type(model).__name__}: transformers has no pruning of heads any more, and its configurations know one number of "
-            "heads for all layers; give a LanguageModel or MaskedLanguageModel"
-        )
-    stages = AttentionReader(own).stages
+        return cast(Prunable, _pruned_foreign(model, reader, heads, kept))
     attention = own.config.attention
     if isinstance(attention, WeightedConfig) and stage_name(attention.mix) != "none":
         raise InputError(
             f"model.attention.mix: {stage_name(attention.mix)} - the heads that stay read the weights of those that "
             "would go, so they cannot be pruned; ablate them, or prune a model without mixing"
         )
-    kept = list[list[int]]()
-    for layer, stage in enumerate(stages):
-        gone = set(heads.get(layer, ()))
-        kept.append([head for head in range(stage.size.num_heads) if head not in gone])
-        if not kept[layer] or not gone <= set(range(stage.size.num_heads)):
-            raise InputError(
-                f"heads: layer {layer} has 0 to {stage.size.num_heads - 1} and keeps one of them, given {heads[layer]}"
-            )
-    if unknown := set(heads) - set(range(len(stages))):
-        raise InputError(f"heads: layers 0 to {len(stages) - 1}, given {min(unknown)}")
     if stage_name(attention.score) == "relative":
         options = {**stage_options(attention.score), "shared_biases": False}
         attention = replace(attention, score={"name": "relative", **options})
@@ -349,8 +348,37 @@ def prune(model: Prunable, heads: Mapping[int, Sequence[int]]) -> Prunable:
             if place is not None and tensor.shape[dim] != wanted.shape[dim]:  # head after head
                 number = int(place[1])
                 index = torch.tensor(kept[number], device=tensor.device)
-                by_head = tensor.unflatten(dim, (stages[number].size.num_heads, -1))
+                by_head = tensor.unflatten(dim, (counts[number], -1))
                 tensor = by_head.index_select(dim, index).flatten(dim, dim + 1)
         chosen[name] = tensor
     smaller.load_state_dict(chosen)
     return cast(Prunable, smaller)
+
+
+def _pruned_foreign(
+    model: Any, reader: AttentionReader, heads: Mapping[int, Sequence[int]], kept: list[list[int]]
+) -> nn.Module:
+    from fullrank.hf.inject import injected_modules
+    from fullrank.hf.prune import keep_heads
+
+    name = type(model).__name__
+    if not hasattr(model, "get_input_embeddings"):
+        raise InputError(f"{name}: give a language model, causal or masked, of fullrank or of Hugging Face")
+    if injected_modules(model):
+        raise InputError(f"{name}: attention of ours is inside; take it out (fullrank.remove), prune, and inject again")
+    smaller: nn.Module = keep_heads(copy.deepcopy(model), kept)
+    vocabulary, draws = model.get_input_embeddings().num_embeddings, torch.Generator().manual_seed(0)
+    ids = torch.randint(vocabulary, (2, 16), generator=draws).to(device_of(model))
+    with ablatable(reader) as keeps, evaluating(reader.model), evaluating(smaller):
+        for layer, gone in heads.items():
+            keeps[layer][[*gone]] = 0
+        expected = reader.model(input_ids=ids)[0]
+        try:
+            difference = (smaller(input_ids=ids)[0] - expected).norm() / expected.norm()
+        except RuntimeError as error:
+            raise InputError(f"{name}: cannot be pruned, its layers fix the number of heads ({error})") from error
+    if not difference < torch.finfo(expected.dtype).eps ** 0.5:  # half of the digits
+        raise InputError(
+            f"{name}: without these heads its outputs are not those of the ablated model, by {difference:.1e}"
+        )
+    return smaller

@@ -246,7 +246,8 @@ def prune_heads(found: ModelHeads, amount: float, folder: Path) -> dict[str, Any
     amount: the number of heads, or below 1 their share. What is returned says which they were, what is left, and how long
     the model reads the text, in seconds (the best of three).
     """
-    rows, model = found.read.rows, found.read.opened.model
+    opened, rows = found.read.opened, found.read.rows
+    model, given = opened.model, Path(found.read.given).expanduser()
     total = sum(len(layer.change) for layer in found.figures.layers)
     count = round(amount * total) if amount < 1 else round(amount)
     if count < 1 or (amount > 1 and count != amount):
@@ -255,12 +256,18 @@ def prune_heads(found: ModelHeads, amount: float, folder: Path) -> dict[str, Any
         )
     chosen = found.figures.least(count)
     smaller = prune(model, chosen)
-    smaller.save(folder)
-    load_tokenizer(Path(found.read.given).expanduser()).save(folder)
+    if found.read.source == "Hugging Face":
+        from transformers import AutoTokenizer
+
+        smaller.save_pretrained(folder)
+        AutoTokenizer.from_pretrained(given if given.is_dir() else found.read.given).save_pretrained(folder)
+    else:
+        smaller.save(folder)
+        load_tokenizer(given).save(folder)
     seconds = dict[str, float]()
     for key, one in (("before", model), ("after", smaller)) * 3:
         start = time.perf_counter()
-        nats = nats_per_token(one, rows)
+        nats = nats_per_token(one, rows, mask_id=opened.mask_id, marks=opened.marks)
         seconds[key] = min(time.perf_counter() - start, seconds.get(key, math.inf))
     return {
         "heads": chosen,

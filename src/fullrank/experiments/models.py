@@ -140,7 +140,7 @@ def load_causal(name: str, dtype: torch.dtype, *, tokenizer: bool = True, as_sav
             known = (getattr(home, one, None) for one in config.architectures or () for home in (transformers, classes))
             auto = next((one for one in known if one is not None), auto)
         load = auto.from_pretrained
-        if _injected_settings(config) is not None:
+        if _injected_settings(config) is not None or _is_pruned(config):
             from fullrank.hf.saving import load_injected
 
             load = functools.partial(load_injected, cls=auto)
@@ -218,6 +218,11 @@ def _injected_settings(config: Any) -> Mapping[str, Any] | None:
     """Settings of the injected attention in a configuration of transformers; None if nothing was injected."""
     settings = None if config.model_type == "fullrank" else getattr(config, "fullrank", None)
     return settings if isinstance(settings, Mapping) else None
+
+
+def _is_pruned(config: Any) -> bool:
+    """True for a model of Hugging Face without some of its attention heads (see `fullrank.hf.prune`)."""
+    return hasattr(config, "fullrank_heads_by_layer")
 
 
 def _positions(config: Any) -> int | None:
@@ -324,10 +329,10 @@ def _inject(model: Any, config: PretrainedConfig) -> None:
 
 
 def _holds_injected(config: PretrainedConfig, known: Any) -> bool:
-    """True if the checkpoint holds attention of ours; InputError unless it is the one that is asked for."""
+    """True for a checkpoint with attention of ours, which has to be what is asked for (InputError), or without some heads."""
     settings = _injected_settings(known)
     if settings is None:
-        return False
+        return _is_pruned(known)
     keys = ("mix", "normalize", "cross_head")
     there = {**{key: settings.get(key) for key in keys}, "layers": settings.get("layers")}
     asked = {**{key: getattr(config.attention, key) for key in keys}, "layers": config.layers}

@@ -200,9 +200,9 @@ def remove(model: Any, *, merge: bool = False) -> Any:
 
 # -- attention modules of Hugging Face models: which can be injected into, and their sizes ---------------------------------
 
-_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads")
+HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads")
 _WIDTHS = ("qk_head_dim", "head_dim", "attention_head_size", "head_size", "key_value_proj_dim", "dim_per_head")
-_QUERIES = ("q_proj", "query", "q_lin", "q", "query_proj", "linear_q", "wq")
+QUERIES = ("q_proj", "query", "q_lin", "q", "query_proj", "linear_q", "wq")
 _MODEL_WIDTHS = ("embed_dim", "hidden_size", "d_model")
 
 
@@ -281,12 +281,12 @@ def _reason(model: nn.Module) -> str:
 def head_size(module: nn.Module) -> HeadSize:
     """The number of query heads of an attention module, and the width of a query."""
     config = getattr(module, "config", None)
-    heads = _number((module, config), _HEADS)
+    heads = _number((module, config), HEAD_COUNTS)
     if heads is None:
         raise InputError(f"{type(module).__name__}: says nowhere how many heads it has; choose others with `layers`")
     width = _number((module,), _WIDTHS)
     if width is None:
-        projections = [getattr(module, name, None) for name in _QUERIES]
+        projections = [getattr(module, name, None) for name in QUERIES]
         widths = [layer.out_features for layer in projections if isinstance(layer, nn.Linear)]
         width = (widths[0] if widths else _number((module, config), _MODEL_WIDTHS) or 0) // heads
     return HeadSize(num_heads=heads, head_dim=width, hidden_size=heads * width, max_length=0)
@@ -345,7 +345,7 @@ def _is_scaling(node: ast.AST) -> bool:
 
 # -- mixing written into the model's own parameters ----------------------------------------------------------------------
 
-_VALUES = ("v_proj", "value", "v_lin", "v", "value_proj")
+VALUES = ("v_proj", "value", "v_lin", "v", "value_proj")
 
 
 @torch.no_grad()
@@ -385,7 +385,7 @@ def _diagonal(name: str, module: Any) -> Tensor:
 
 
 def _value_projection(name: str, module: Any) -> nn.Linear:
-    for projection in (getattr(module, attribute, None) for attribute in _VALUES):
+    for projection in (getattr(module, attribute, None) for attribute in VALUES):
         if isinstance(projection, nn.Linear) and not hasattr(module, "v_norm"):
             return projection
     raise _refusal(name, "it has no projection of values alone that could be scaled")

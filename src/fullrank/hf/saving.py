@@ -16,6 +16,7 @@ from fullrank import __version__
 from fullrank.core.errors import InputError
 from fullrank.files import write_bytes, write_json
 from fullrank.hf.inject import LOADED_BY, arguments_of, inject, injected_modules, remove, settings_of
+from fullrank.hf.prune import keep_heads
 
 # arguments of `from_pretrained` that say where a model lies
 _WHERE = ("cache_dir", "revision", "token", "subfolder", "local_files_only", "trust_remote_code")
@@ -80,11 +81,12 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_injected(folder: str | Path, cls: Any = None, **from_pretrained_arguments: Any) -> Any:
-    """Load a model with its injected stages, from a folder that `model.save_pretrained` wrote, or an adapter's.
+    """Load a model with its injected stages or without pruned heads, from what `save_pretrained` wrote, or an adapter's folder.
 
     cls: the class to load, also one of the Auto classes; None: the one that was saved. Further arguments are those of
     `from_pretrained`. An adapter's folder names the model that it was made of, which is loaded first.
-    Raises InputError if nothing had been injected, if a parameter of the stages is missing, and for a folder without model.
+    Raises InputError if nothing had been injected or pruned, if a parameter of the stages is missing, and for a folder without
+    model.
     """
     path = Path(folder)
     if (path / CONFIG).is_file():
@@ -105,10 +107,11 @@ def load_injected(folder: str | Path, cls: Any = None, **from_pretrained_argumen
                 f"{folder}: no model that transformers can find ({' '.join(str(error).split())[:120]})"
             ) from None
     settings = getattr(config, "fullrank", None)
-    if settings is None:
+    if settings is None and not hasattr(config, "fullrank_heads_by_layer"):
         raise InputError(f"{folder}: nothing was injected into this model; load it with from_pretrained")
     _forget_injection(config)  # `inject` will write the settings again
-    return _loaded(_class_of(cls, config), arguments_of(settings), str(folder), config, from_pretrained_arguments)
+    inside = settings and arguments_of(settings)
+    return _loaded(_class_of(cls, config), inside, str(folder), config, from_pretrained_arguments)
 
 
 def _forget_injection(config: Any) -> None:
@@ -121,11 +124,14 @@ def _forget_injection(config: Any) -> None:
             _forget_injection(part)
 
 
-def _loaded(kind: Any, settings: dict[str, Any], name: str, config: Any, arguments: dict[str, Any]) -> Any:
+def _loaded(kind: Any, settings: dict[str, Any] | None, name: str, config: Any, arguments: dict[str, Any]) -> Any:
     class Injecting(kind):
         def __init__(self, config: Any, *args: Any, **others: Any) -> None:
             super().__init__(config, *args, **others)
-            inject(self, **settings)
+            if (counts := getattr(config, "fullrank_heads_by_layer", None)) is not None:
+                keep_heads(self, [*map(range, counts)])
+            if settings is not None:
+                inject(self, **settings)
 
     # transformers knows classes by their names
     Injecting.__name__, Injecting.__qualname__, Injecting.__module__ = kind.__name__, kind.__qualname__, kind.__module__
