@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from fullrank.config.load import to_yaml
 from fullrank.config.plan import PlanFile
 from fullrank.core.errors import InputError, Interrupted, RunError
-from fullrank.experiments.queue import Progress, Training, progress, seconds_left, train_all, trainings_of
+from fullrank.experiments.queue import Training, in_lines, listing, train_all, trainings_of
 
 TABLE = "mixhead/table6"
 
@@ -69,29 +70,29 @@ def test_what_cannot_be_trained_is_refused_before_anything_is(entry: dict[str, o
         trainings_of(plan({"table": TABLE}, entry))
 
 
-def test_corpora_are_found_by_their_names(tmp_path: Path) -> None:
-    for name in ("wikitext-2", "wikitext-103", "iwslt14.de-en", "multi30k", "glue"):
-        (tmp_path / name).mkdir()
+def test_the_folder_of_corpora_is_given_to_those_that_read_one(tmp_path: Path) -> None:
+    def given(table: str, scale: str, **settings: object) -> bool:
+        (one, *_) = trainings_of(plan({"table": table, "scale": scale, "set": settings}), tmp_path)
+        return f'data.dir="{tmp_path}"' in one.overrides
 
-    def found(table: str, corpus: str) -> str:
-        (one, *_) = trainings_of(plan({"table": table, "scale": "paper", "set": {"data.name": corpus}}), tmp_path)
-        return Path(one.cell.resolved.config.data.dir or "").name
-
-    assert found("mixhead/table1-vanilla", "wikitext-103") == "wikitext-103"
-    assert found("mixhead/table4", "iwslt14-de-en") == "iwslt14.de-en"
-    assert found("mixhead/table4", "multi30k-de-en") == "multi30k"
-    assert found("mixhead/table5", "glue/rte") == "glue"
-    assert found("mixhead/table1-vanilla", "builtin") == ""
-    with pytest.raises(InputError, match=r"--from .*: holds no folder named after the corpus ptb .*it has glue, iwslt"):
-        found("mixhead/table1-vanilla", "ptb")
+    assert given("mixhead/table1-vanilla", "small")
+    assert given("mixhead/table5", "small")
+    assert not given("mixhead/table5", "tiny")  # invented sentences
+    assert not given("mixhead/table1-vanilla", "small", **{"data.name": "text", "data.train": "my.txt"})
 
 
-def test_the_time_left_is_estimated_from_finished_runs_of_the_row_else_of_the_table() -> None:
-    planned = trainings_of(plan({"table": TABLE, "rows": ["plain", "b"], "seeds": [1, 2], "scale": "small"}))
-    done, half, open_ = Progress("finished", 8, 8, 100.0), Progress("stopped", 4, 8), Progress("open")
-    assert seconds_left(planned, [done, open_, half, open_], 1) == pytest.approx(100 + 50 + 100)
-    assert seconds_left(planned, [done, Progress("finished", 8, 8, 300.0), half, open_], 2) == pytest.approx(350 / 2)
-    assert seconds_left(planned, [open_, open_, half, open_], 1) is None
+def test_the_time_left_is_estimated_from_finished_runs_of_the_table_else_of_all(tmp_path: Path) -> None:
+    entries = [{"table": table, "rows": ["plain", "b"], "scale": "small"} for table in (TABLE, "mixhead/table7")]
+    planned = trainings_of(plan(*entries), out=tmp_path)
+    assert listing(planned, 1)["seconds_left"] is None
+    folder = planned[0].cell.folder
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(to_yaml(planned[0].cell.resolved.config))
+    (folder / "result.json").write_text('{"wall_seconds": 100.0}')
+    content = listing(planned, 2)
+    assert [one["state"] for one in content["trainings"]] == ["finished", "open", "open", "open"]
+    assert content["seconds_left"] == pytest.approx(300 / 2)
+    assert list(in_lines(content, 2))[-1] == "1 of 4 finished, about 2 min 30 s left on 2 cores"
 
 
 # -- processes --------------------------------------------------------------------------------------------------------
@@ -153,17 +154,16 @@ def test_a_signal_stops_the_training_and_the_queue(tmp_path: Path, monkeypatch: 
 
 
 def test_a_training_elsewhere_is_seen_as_running(tmp_path: Path) -> None:
-    (one,) = trainings_of(plan({"table": TABLE, "rows": ["b"], "scale": "small"}), out=tmp_path)
-    assert progress(one.cell).words() == "open"
-    one.cell.folder.mkdir(parents=True)
-    (one.cell.folder / "timing.jsonl").write_text('{"step": 20, "seconds": 1.0}\n{"step": 4')
+    planned = trainings_of(plan({"table": TABLE, "rows": ["b"], "scale": "small"}), out=tmp_path)
+    folder = planned[0].cell.folder
+    folder.mkdir(parents=True)
     code = (
         "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.flock(file, fcntl.LOCK_EX); print(); sys.stdin.read()"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", code, str(one.cell.folder / ".lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", code, str(folder / ".lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as other:
         assert other.stdout is not None
         other.stdout.readline()
-        assert progress(one.cell).words() == "running at step 20"
-    assert progress(one.cell).words() == "open"
+        assert listing(planned, 1)["trainings"][0]["state"] == "running"
+    assert listing(planned, 1)["trainings"][0]["state"] == "open"

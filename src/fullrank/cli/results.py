@@ -27,9 +27,11 @@ def queue(
     list_only: Annotated[bool, typer.Option("--list", help="Only list what is finished and what is not.")] = False,
     source: Annotated[
         Path | None,
-        typer.Option("--from", metavar="ROOT", help="A folder that holds corpora in subfolders (ptb, ...)."),
+        typer.Option(
+            "--from", metavar="ROOT", exists=True, help="A folder that holds corpora in subfolders (ptb, ...)."
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder of the run folders; runs if not given.")] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder of the run folders.")] = Path("runs"),
     ledger: Annotated[
         Path | None, typer.Option("--ledger", help="Where finished runs are recorded; what the plan says if not given.")
     ] = None,
@@ -42,21 +44,22 @@ def queue(
     """
     from fullrank.config.plan import read_plan
     from fullrank.experiments.ledger import row_of
-    from fullrank.experiments.queue import as_json, cores_for, in_lines, progress, train_all, trainings_of
+    from fullrank.experiments.queue import cores_for, in_lines, listing, train_all, trainings_of
     from fullrank.reporting.ledger import add_rows
 
     def record(folder: Path) -> None:
         add_rows(book, [row_of(folder)])
 
-    content = read_plan(plan)
-    planned, book = trainings_of(content, source, out), ledger or plan.parent / (content.ledger or "ledger.jsonl")
+    planned_file = read_plan(plan)
+    book = ledger or plan.parent / (planned_file.ledger or "ledger.jsonl")
+    planned = trainings_of(planned_file, source, out)
     own = cores_for(cores)
     try:
         if not list_only:
             train_all(planned, own, record, say=silent if quiet else say)
     finally:
-        states = [progress(training.cell) for training in planned]
-        tell(as_json(planned, states, cores), in_lines(planned, states, cores), json=json)
+        content = listing(planned, cores)
+        tell(content, in_lines(content, cores), json=json)
 
 
 @ledger_app.command(epilog="Example:  [cyan]fullrank ledger add runs/mixhead-table1-vanilla/*[/cyan]")
