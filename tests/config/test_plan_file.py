@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from fullrank.config.plan import read_plan
+from fullrank.config.load import read_yaml
+from fullrank.config.plan import PlanFile
 from fullrank.core.errors import ConfigError
 
 
@@ -24,6 +25,6 @@ def test_faults_are_named_with_their_file(tmp_path: Path, text: str, message: st
     path = tmp_path / "plan.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError) as error:
-        read_plan(path)
+        PlanFile.of_file(read_yaml(path), path)
     assert str(error.value).startswith(f"{path}: ")
     assert message in str(error.value)

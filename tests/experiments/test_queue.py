@@ -81,7 +81,7 @@ def test_the_folder_of_corpora_is_given_to_those_that_read_one(tmp_path: Path) -
     assert not given("mixhead/table1-vanilla", "small", **{"data.name": "text", "data.train": "my.txt"})
 
 
-def test_the_time_left_is_estimated_from_finished_runs_of_the_table_else_of_all(tmp_path: Path) -> None:
+def test_the_time_left_is_estimated_from_finished_runs(tmp_path: Path) -> None:
     entries = [{"table": table, "rows": ["plain", "b"], "scale": "small"} for table in (TABLE, "mixhead/table7")]
     planned = trainings_of(plan(*entries), out=tmp_path)
     assert listing(planned, 1)["seconds_left"] is None

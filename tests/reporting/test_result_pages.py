@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from fullrank.config.claims import Claim, read_claims
+from fullrank.config.claims import Claim, ClaimsFile
+from fullrank.config.load import read_yaml
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.reporting.ledger import sealed
 from fullrank.reporting.result_pages import make_pages, write_pages
@@ -123,7 +124,7 @@ def test_faults_of_claims_are_named_with_their_file(tmp_path: Path, claim: str, 
     path = tmp_path / "paper.yaml"
     path.write_text(f"claims: [{claim}]")
     with pytest.raises(ConfigError) as error:
-        read_claims(path)
+        ClaimsFile.of_file(read_yaml(path), path)
     assert str(error.value).startswith(f"{path}: ")
     assert message in str(error.value)
 
@@ -210,5 +211,5 @@ def test_the_pages_of_this_repository_are_what_its_ledger_says() -> None:
 def test_every_claim_of_this_repository_names_rows_that_exist(tmp_path: Path) -> None:
     shutil.copytree(RESULTS / "claims", tmp_path / "claims")
     for path in (tmp_path / "claims").glob("*.yaml"):
-        for claim in read_claims(path).claims:
+        for claim in ClaimsFile.of_file(read_yaml(path), path).claims:
             judge(claim, [])

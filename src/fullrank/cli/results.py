@@ -32,9 +32,6 @@ def queue(
         ),
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder of the run folders.")] = Path("runs"),
-    ledger: Annotated[
-        Path | None, typer.Option("--ledger", help="Where finished runs are recorded; what the plan says if not given.")
-    ] = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
@@ -42,24 +39,24 @@ def queue(
 
     A stopped queue goes on when it is started again; a training that fails is reported, and the next one begins.
     """
-    from fullrank.config.plan import read_plan
+    from fullrank.config.load import read_yaml
+    from fullrank.config.plan import PlanFile
     from fullrank.experiments.ledger import row_of
     from fullrank.experiments.queue import cores_for, in_lines, listing, train_all, trainings_of
     from fullrank.reporting.ledger import add_rows
 
-    def record(folder: Path) -> None:
-        add_rows(book, [row_of(folder)])
+    content = PlanFile.of_file(read_yaml(plan), plan)
+    planned, own = trainings_of(content, source, out), cores_for(cores)
 
-    planned_file = read_plan(plan)
-    book = ledger or plan.parent / (planned_file.ledger or "ledger.jsonl")
-    planned = trainings_of(planned_file, source, out)
-    own = cores_for(cores)
+    def record(folder: Path) -> None:
+        add_rows(plan.parent / content.ledger, [row_of(folder)])
+
     try:
         if not list_only:
             train_all(planned, own, record, say=silent if quiet else say)
     finally:
-        content = listing(planned, cores)
-        tell(content, in_lines(content, cores), json=json)
+        state = listing(planned, cores)
+        tell(state, in_lines(state, cores), json=json)
 
 
 @ledger_app.command(epilog="Example:  [cyan]fullrank ledger add runs/mixhead-table1-vanilla/*[/cyan]")
@@ -79,8 +76,8 @@ def add(
     held = [(folder, run) for folder in folders for run in find_runs(folder) or [folder]]
     runs = [run for folder, run in held if run == folder or (run / "result.json").is_file()]
     added = add_rows(ledger, [row_of(run) for run in runs])
-    found = {"ledger": str(ledger), "runs": len(runs), "added": added}
-    tell(found, [f"{added} of {len(runs)} runs added to {ledger}"], json=json)
+    words = f"{added} of {len(runs)} runs added to {ledger}"
+    tell({"ledger": str(ledger), "runs": len(runs), "added": added}, [words], json=json)
 
 
 @ledger_app.command(epilog="Examples:  [cyan]fullrank ledger pages[/cyan]   [cyan]fullrank ledger pages --check[/cyan]")

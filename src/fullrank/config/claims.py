@@ -11,12 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
-from fullrank.config.load import read_yaml
 from fullrank.config.recipe import Scale, Settings
-from fullrank.core.errors import ConfigError
 from fullrank.core.section import Section, key
 
 
@@ -81,11 +78,3 @@ class BenchmarkFile(Section):
     title: str = key("", "the heading")
     about: str = key("", "what was measured, in words")
     tables: dict[str, list[str]] = key({}, "columns of each table, by the path of its rows")
-
-
-def read_claims(path: Path) -> ClaimsFile:
-    """The claims in a YAML file; ConfigError names the file and the key."""
-    try:
-        return ClaimsFile.from_dict(read_yaml(path))
-    except ConfigError as error:
-        raise ConfigError(*(f"{path}: {line}" for line in error.problems)) from error

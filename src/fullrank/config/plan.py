@@ -13,12 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from fullrank.config.load import read_yaml
 from fullrank.config.recipe import Scale, Settings
-from fullrank.core.errors import ConfigError
 from fullrank.core.section import CountOrZero, Section, key
 
 
@@ -46,18 +42,9 @@ class PlanFile(Section):
     """The YAML of a plan."""
 
     set: Settings | None = key(None, "settings laid on every training, below those of its entry")
-    ledger: str | None = key(None, "the ledger of finished runs, relative to the plan; null: ledger.jsonl")
+    ledger: str = key("ledger.jsonl", "the ledger of finished runs, relative to the plan")
     trainings: list[PlanEntry] = key([], "what is trained, in this order")
 
     def _faults(self) -> Iterator[str]:
         if not self.trainings:
             yield "trainings: at least one entry, as in trainings: [{table: mixhead/table1-vanilla, rows: [plain, b]}]"
-
-
-def read_plan(path: Path) -> PlanFile:
-    """The plan in a YAML file; ConfigError names the file and the key."""
-    raw: dict[str, Any] = read_yaml(path)
-    try:
-        return PlanFile.from_dict(raw)
-    except ConfigError as error:
-        raise ConfigError(*(f"{path}: {line}" for line in error.problems)) from error

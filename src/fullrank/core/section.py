@@ -328,6 +328,14 @@ class Section(metaclass=_Sections):
             raise ConfigError(*dict.fromkeys(lines))
         return made
 
+    @classmethod
+    def of_file(cls, raw: Mapping[str, Any], file: object) -> Self:
+        """Build a section from what `file` holds; ConfigError names the file, too."""
+        try:
+            return cls.from_dict(raw)
+        except ConfigError as error:
+            raise ConfigError(*(f"{file}: {line}" for line in error.problems)) from error
+
     def with_known(self, **changes: Any) -> Self:
         """A copy with those of `changes` that this section has keys for."""
         return dataclasses.replace(

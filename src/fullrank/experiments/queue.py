@@ -105,12 +105,14 @@ def _has_corpus(cell: Cell) -> bool:
 
 
 def listing(planned: Sequence[Training], cores: int) -> dict[str, Any]:
-    """The state of every training, and a rough time for what is left, as plain objects.
+    """The state of every training as plain objects, and a rough time for what is left: the mean of what finished ones took.
 
     The state is `finished`, `running`, `stopped`, `open`, or `other` where the folder holds a finished run with other settings.
     """
     states = [_state(training) for training in planned]
-    return {"trainings": states, "seconds_left": _seconds_left(states, cores)}
+    took = [one["seconds"] for one in states if one["seconds"]]
+    left = sum(1 - one["step"] / (one["steps"] or 1) for one in states if one["state"] != "finished")
+    return {"trainings": states, "seconds_left": fmean(took) * left / cores if took else None}
 
 
 def _state(training: Training) -> dict[str, Any]:
@@ -127,20 +129,6 @@ def _state(training: Training) -> dict[str, Any]:
         "state": state if result is None else "finished" if training.finished else "other",
         "step": step, "steps": saved.get("total_steps"), "seconds": result and result.get("wall_seconds"),
     }  # fmt: skip
-
-
-def _seconds_left(states: Sequence[Mapping[str, Any]], cores: int) -> float | None:
-    """Each training takes as long as finished ones of its table, else of all; None without any."""
-    took: dict[str, list[float]] = {}
-    for one in states:
-        if one["seconds"]:
-            took.setdefault(one["table"], []).append(one["seconds"])
-    if not took:
-        return None
-    usual = fmean(seconds for alike in took.values() for seconds in alike)
-    means = {table: fmean(alike) for table, alike in took.items()}
-    rest = ((one["table"], 1 - one["step"] / (one["steps"] or 1)) for one in states if one["state"] != "finished")
-    return sum(means.get(table, usual) * share for table, share in rest) / cores
 
 
 def in_lines(content: Mapping[str, Any], cores: int) -> Iterator[str]:

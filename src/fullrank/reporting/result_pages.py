@@ -11,22 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fullrank.config.claims import BenchmarkFile, read_claims
+from fullrank.config.claims import BenchmarkFile, ClaimsFile
 from fullrank.config.load import flatten, read_yaml
 from fullrank.core.errors import InputError
 from fullrank.files import read_json, write_text
-from fullrank.reporting.figures import (
-    MISSING,
-    count,
-    decimals_of,
-    duration,
-    interval,
-    over_runs,
-    points,
-    ranges,
-    readable,
-    spread,
-)
+from fullrank.reporting import figures
+from fullrank.reporting.figures import MISSING, ranges, readable, spread
 from fullrank.reporting.ledger import Row, read_ledger
 from fullrank.reporting.runs import mapping, number
 from fullrank.reporting.verdicts import VERDICTS, Verdict, judge, protocol_of
@@ -42,7 +32,9 @@ chance. Figures compare in size with a paper's at scale `paper` only."""
 def make_pages(folder: Path) -> dict[str, str]:
     """Every page by its file name."""
     rows, bodies, index = read_ledger(folder / "ledger.jsonl"), dict[str, list[str]](), list[dict[str, str]]()
-    papers = {path.stem: read_claims(path) for path in sorted((folder / "claims").glob("*.yaml"))}
+    papers = {
+        path.stem: ClaimsFile.of_file(read_yaml(path), path) for path in sorted((folder / "claims").glob("*.yaml"))
+    }
     for stem, paper in papers.items():
         own = [row for row in rows if row["recipe"].startswith(f"{stem}/")]
         judged = [judge(claim, rows) for claim in paper.claims]
@@ -100,9 +92,9 @@ def _difference(verdict: Verdict) -> str:
     if verdict.difference is None:
         return MISSING
     low, high = verdict.interval or (None, None)
-    decimals = decimals_of(verdict.difference, low, high)
+    decimals = figures.decimals_of(verdict.difference, low, high)
     unit = " %" if verdict.claim.statistic == "deviation" else ""
-    return f"{points(verdict.difference, decimals)}{unit} [{interval(low, high, decimals)}]"
+    return f"{figures.points(verdict.difference, decimals)}{unit} [{figures.interval(low, high, decimals)}]"
 
 
 def _details(verdict: Verdict) -> Iterator[str]:
@@ -117,9 +109,9 @@ def _details(verdict: Verdict) -> Iterator[str]:
     texts = set[str]()
     for side in verdict.sides:
         if side.runs:
-            figures, tokens = side.figures.values(), {row["tokens_seen"] or 0 for row in side.runs.values()}
-            each = f"{spread(over_runs(figures), _figure)} ({', '.join(map(_figure, figures))})"
-            yield f"`{side.row}`: {each}, {' or '.join(map(count, sorted(tokens)))} tokens; seeds {ranges(side.runs)}"
+            own, tokens = side.figures.values(), {row["tokens_seen"] or 0 for row in side.runs.values()}
+            each = f"{spread(figures.over_runs(own), _figure)} ({', '.join(map(_figure, own))})"
+            yield f"`{side.row}`: {each}, {' or '.join(map(figures.count, sorted(tokens)))} tokens; seeds {ranges(side.runs)}"
         else:
             yield f"`{side.row}`: no run"
         texts |= {f"{_text(run)}; {protocol_of(run, split).get('words')}" for run in side.runs.values()}
@@ -148,30 +140,30 @@ def _runs(rows: Sequence[Row]) -> Iterator[str]:
 
 def _group(group: Sequence[Row], protocols: Sequence[str]) -> dict[str, str]:
     """Runs that differ only in their seed as a line of the table. A figure has the number of its protocol."""
-    first, figures = group[0], list[str]()
+    first, measured = group[0], list[str]()
     settings = "not recorded" if first["set"] is None else ", ".join(f"{k}={v}" for k, v in first["set"].items())
     if training := first["training"]:
         settings += f" (trained as `{training['recipe']}` {training['row']})"
     for split, values in first["final"].items():
         protocol = protocol_of(first, split)
         name = next((name for name in ("bleu", "perplexity") if name in values), next(iter(values)))
-        stat = over_runs(number(row["final"][split].get(name)) for row in group)
+        stat = figures.over_runs(number(row["final"][split].get(name)) for row in group)
         next_token = mapping(protocol.get("settings")).get("next_token", True)
-        figures.append(
+        measured.append(
             f"{split} {readable(name)} {spread(stat, _figure)} [{protocols.index(str(protocol.get('words'))) + 1}]"
             + ("" if next_token else ", not of next tokens")
         )
-    seconds, tokens = (over_runs(row[key] for row in group) for key in ("wall_seconds", "tokens_seen"))
+    seconds, tokens = (figures.over_runs(row[key] for row in group) for key in ("wall_seconds", "tokens_seen"))
     return {
         "recipe": f"`{first['recipe']}` {first['scale'] or ''}",
         "row": first["row"] or "",
         "settings": settings,
         "text": _text(first),
         "seeds": ranges(row["seed"] for row in group),
-        "figures [protocol]": "; ".join(figures),
-        "parameters": count(mapping(first["parameters"]).get("total")),
-        "tokens": count(tokens.mean if tokens else None),
-        "time": duration(seconds.mean if seconds else None),
+        "figures [protocol]": "; ".join(measured),
+        "parameters": figures.count(mapping(first["parameters"]).get("total")),
+        "tokens": figures.count(tokens.mean if tokens else None),
+        "time": figures.duration(seconds.mean if seconds else None),
         "commit": ", ".join(sorted({row["environment"].get("commit") or MISSING for row in group})),
     }
 
@@ -182,7 +174,7 @@ def _group(group: Sequence[Row], protocols: Sequence[str]) -> dict[str, str]:
 def _benchmarks(folder: Path) -> Iterator[str]:
     """Tables from JSON files, as benchmarks.yaml says (`config.claims.BenchmarkFile`)."""
     for name, raw in read_yaml(folder / "benchmarks.yaml").items():
-        file, content = BenchmarkFile.from_dict(raw, name), read_json(folder / name)
+        file, content = BenchmarkFile.of_file(raw, name), read_json(folder / name)
         yield f"## {file.title}"
         yield f"{file.about.strip()} [JSON]({name})"
         for path, columns in file.tables.items():
