@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -117,7 +118,7 @@ def test_one_that_fails_is_reported_with_its_last_lines_and_the_queue_goes_on(
     finished, said = list[Path](), list[str]()
     core = min(os.sched_getaffinity(0))
     with pytest.raises(RunError, match=rf"^1 of 4 trainings failed: {TABLE} b seed 1$"):
-        train_all(planned, [core], finished.append, said.append)
+        asyncio.run(train_all(planned, [core], finished.append, said.append))
     assert (tmp_path / "note").read_text() == "plain1 b1 plain2 b2 "
     assert finished == [planned[place].cell.folder for place in (0, 2, 3)]
     place = said.index(f"failed: {TABLE} b seed 1, exit status 1")
@@ -132,7 +133,7 @@ def test_a_training_has_its_core_one_thread_and_low_priority(tmp_path: Path, mon
     planned = stand_in(monkeypatch, tmp_path / "note", code)[:1]
     said, core = list[str](), max(os.sched_getaffinity(0))
     with pytest.raises(RunError):
-        train_all(planned, [core], lambda folder: None, said.append)
+        asyncio.run(train_all(planned, [core], lambda folder: None, said.append))
     assert f"  {{{core}}} True 1" in said
 
 
@@ -149,8 +150,35 @@ def test_a_signal_stops_the_training_and_the_queue(tmp_path: Path, monkeypatch: 
 
     threading.Thread(target=stop).start()
     with pytest.raises(Interrupted, match="stopped by SIGTERM"):
-        train_all(planned, [min(os.sched_getaffinity(0))], lambda folder: None, lambda text: None)
+        asyncio.run(train_all(planned, [min(os.sched_getaffinity(0))], lambda folder: None, lambda text: None))
     assert (tmp_path / "note").read_text() == "plain1 saved"
+
+
+def test_a_paused_queue_pauses_its_training(tmp_path: Path) -> None:
+    """SIGTSTP stops both, SIGCONT lets both go on."""
+    child = "import os, time; print(os.getpid(), file=open('pid', 'w')); time.sleep(1); print('done', file=open('end', 'w'))"
+    code = (
+        "import asyncio; from test_queue import *; from fullrank.experiments import queue;"
+        f"queue.Training.command = ['-c', {child!r}];"
+        "one = trainings_of(plan({'table': TABLE, 'rows': ['b'], 'scale': 'small'}));"
+        "asyncio.run(train_all(one, [min(os.sched_getaffinity(0))], lambda folder: None))"
+    )
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}) as queue:
+
+        def state(pid: int) -> str:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            time.sleep(0.02)
+        pid = int((tmp_path / "pid").read_text())
+        queue.send_signal(signal.SIGTSTP)
+        while state(queue.pid) != "T":
+            time.sleep(0.02)
+        assert state(pid) == "T"
+        queue.send_signal(signal.SIGCONT)
+        assert queue.wait() == 0
+    assert (tmp_path / "end").exists()
 
 
 def test_a_training_elsewhere_is_seen_as_running(tmp_path: Path) -> None:

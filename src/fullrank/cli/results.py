@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Annotated
 
@@ -53,7 +54,7 @@ def queue(
 
     try:
         if not list_only:
-            train_all(planned, own, record, say=silent if quiet else say)
+            asyncio.run(train_all(planned, own, record, say=silent if quiet else say))
     finally:
         state = listing(planned, cores)
         tell(state, in_lines(state, cores), json=json)

@@ -6,21 +6,19 @@ was stopped is resumed exactly. A training that fails is reported, and the next 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import signal
-import subprocess
 import sys
-import tempfile
-import time
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import IO, Any
+from typing import Any
 
 from fullrank.config.finetune import FinetuneConfig
 from fullrank.config.load import build_any, flatten, lay, read_yaml, undotted
@@ -33,10 +31,9 @@ from fullrank.experiments.task import Say
 from fullrank.reporting.figures import duration
 from fullrank.reporting.ledger import differences
 from fullrank.seal import DamagedError, read_record
-from fullrank.training.device import catch_signals, is_locked
+from fullrank.training.device import is_locked
 
 _NICENESS = 10
-_POLL_SECONDS = 0.2
 _LAST_LINES = 6
 
 
@@ -79,26 +76,29 @@ def trainings_of(plan: PlanFile, source: Path | None = None, out: Path = Path("r
     planned: dict[Path, Training] = {}
     for entry in plan.trainings:
         settings = flatten(lay(undotted(plan.set or {}), entry.set or {}))
-        suffix = re.sub(r"[^\w.+=-]+", "_", "".join(f"{k.rpartition('.')[2]}={v}-" for k, v in settings.items()))
-        overrides = [*(f"{name}={json.dumps(value)}" for name, value in settings.items()), "train.threads=1"]
+        overrides = [f"{name}={json.dumps(value)}" for name, value in settings.items()]
         for recipe, rows in chosen_rows(tables(entry.table), entry.rows).items():
-            for cell in cells(recipe, rows or None, entry.scale, entry.seeds, overrides):
-                own, seed, usual = [f"train.seed={cell.seed}"], f"seed{cell.seed}", cell.folder.relative_to("runs")
-                if source is not None and _has_corpus(cell):
-                    own.append(f"data.dir={json.dumps(str(source.resolve()))}")
-                folder = out / usual.with_name(usual.name.removesuffix(seed) + suffix + seed)
-                training = Training(Cell(cell.resolved, folder), (*overrides, *own), entry.decides)
+            for cell in cells(recipe, rows or None, entry.scale, entry.seeds, [*overrides, "train.threads=1"]):
+                folder = out / _in_runs(cell, settings)
+                own = (*overrides, "train.threads=1", f"train.seed={cell.seed}", *_texts(cell, source))
+                training = Training(Cell(cell.resolved, folder), own, entry.decides)
                 if planned.setdefault(folder, training).cell.resolved.config != cell.resolved.config:
                     raise InputError(f"trainings: two different trainings would share the folder {folder}")
     return list(planned.values())
 
 
-def _has_corpus(cell: Cell) -> bool:
-    """The text is that of a corpus, neither files that the configuration names nor invented."""
+def _in_runs(cell: Cell, settings: Mapping[str, Any]) -> Path:
+    """The usual folder inside `runs`, with settings in its name: `b-small-learning_rate=0.002-seed1`."""
+    seed, usual = f"seed{cell.seed}", cell.folder.relative_to("runs")
+    words = "".join(f"{name.rpartition('.')[2]}={value}-" for name, value in settings.items())
+    return usual.with_name(usual.name.removesuffix(seed) + re.sub(r"[^\w.+=-]+", "_", words) + seed)
+
+
+def _texts(cell: Cell, source: Path | None) -> list[str]:
+    """The folder of corpora as an override, unless the text is invented, or files that the configuration names."""
     config = cell.resolved.config
-    if isinstance(config, FinetuneConfig):
-        return not config.data.invented
-    return config.data.name not in ("text", "parallel")
+    own = config.data.invented if isinstance(config, FinetuneConfig) else config.data.name in ("text", "parallel")
+    return [] if source is None or own else [f"data.dir={json.dumps(str(source.resolve()))}"]
 
 
 # -- how far they are -------------------------------------------------------------------------------------------------
@@ -150,20 +150,6 @@ def in_lines(content: Mapping[str, Any], cores: int) -> Iterator[str]:
 # -- training ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Child:
-    training: Training
-    process: subprocess.Popen[bytes]
-    output: IO[str]
-
-    def end(self) -> list[str]:
-        """Wait for its end; its last lines."""
-        self.process.wait()
-        with self.output as output:
-            output.seek(0)
-            return output.read().splitlines()[-_LAST_LINES:]
-
-
 def cores_for(number: int) -> list[int]:
     """`number` of the cores that this process may use; InputError if it has fewer."""
     own = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
@@ -172,22 +158,19 @@ def cores_for(number: int) -> list[int]:
     return own[:number]
 
 
-def _start(training: Training, core: int) -> _Child:
+async def _start(training: Training, core: int) -> Process:
     """Start a training on a core, at low priority. In a group of its own Ctrl-C does not reach it: the queue stops it, once."""
-    output = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - as long as the child lives
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    command = [sys.executable, *training.command]
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
-    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *training.command, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+    )  # fmt: skip
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(process.pid, {core})
-    if hasattr(os, "setpriority"):
-        os.setpriority(os.PRIO_PROCESS, process.pid, max(_NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
-    return _Child(training, process, output)
+    os.setpriority(os.PRIO_PROCESS, process.pid, max(_NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
+    return process
 
 
-def train_all(
+async def train_all(
     planned: Sequence[Training], cores: Sequence[int], finished: Callable[[Path], None], say: Say = print
 ) -> None:
     """Train what is not finished, one training on each core at a time; `finished` is called with the folder of each run.
@@ -195,60 +178,54 @@ def train_all(
     RunError at the end if any training failed. Interrupted: SIGINT or SIGTERM; every training has saved its state. SIGTSTP
     (Ctrl-Z) pauses the queue with its trainings.
     """
-    waiting, running, failed = deque(enumerate(planned, start=1)), dict[int, _Child](), list[str]()
-    with catch_signals() as stop, _pausing(running):
-        try:
-            while (waiting or running) and not stop.signal:
-                free = [core for core in cores if core not in running]
-                if waiting and free:
-                    number, training = waiting.popleft()
-                    if training.finished:
-                        finished(training.cell.folder)
-                    else:
-                        child = running[free[0]] = _start(training, free[0])
-                        place = f"{number} of {len(planned)}"
-                        say(f"{place}: {training}, {training.cell.folder}, process {child.process.pid}")
+    waiting, running = deque(enumerate(planned, start=1)), set[Process]()
+    failed, stopped = list[str](), list[str]()
+
+    def send(number: signal.Signals) -> None:
+        for process in running:
+            if process.returncode is None:
+                process.send_signal(number)
+
+    def stop(number: signal.Signals) -> None:
+        stopped.append(number.name)
+        waiting.clear()
+        send(signal.SIGTERM)
+
+    def pause() -> None:
+        send(signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        send(signal.SIGCONT)
+
+    async def work(core: int) -> None:
+        while waiting:
+            number, training = waiting.popleft()
+            if not training.finished:
+                process = await _start(training, core)
+                running.add(process)
+                if stopped:
+                    process.terminate()
+                say(f"{number} of {len(planned)}: {training}, {training.cell.folder}, process {process.pid}")
+                output, _ = await process.communicate()
+                running.remove(process)
+                if process.returncode != 0:
+                    failed.append(str(training))
+                    say(f"failed: {training}, exit status {process.returncode}")
+                    for line in output.decode("utf-8", errors="replace").splitlines()[-_LAST_LINES:]:
+                        say(f"  {line}")
                     continue
-                time.sleep(_POLL_SECONDS)
-                for core in [core for core, child in running.items() if child.process.poll() is not None]:
-                    child = running.pop(core)
-                    lines = child.end()
-                    if child.process.returncode == 0:
-                        say(f"finished: {child.training}")
-                        finished(child.training.cell.folder)
-                    else:
-                        failed.append(str(child.training))
-                        say(f"failed: {child.training}, exit status {child.process.returncode}")
-                        for line in lines:
-                            say(f"  {line}")
-        finally:
-            for child in running.values():
-                child.process.terminate()
-            for child in running.values():
-                child.end()
-    if stop.signal:
-        raise Interrupted(f"stopped by {stop.signal}; what was running has saved its state")
+                say(f"finished: {training}")
+            finished(training.cell.folder)
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop, number)
+    loop.add_signal_handler(signal.SIGTSTP, pause)
+    try:
+        await asyncio.gather(*map(work, cores))
+    finally:
+        send(signal.SIGTERM)
+        await asyncio.gather(*(process.wait() for process in running))
+    if stopped:
+        raise Interrupted(f"stopped by {stopped[0]}; what was running has saved its state")
     if failed:
         raise RunError(f"{len(failed)} of {len(planned)} trainings failed: {'; '.join(failed)}")
-
-
-@contextmanager
-def _pausing(running: Mapping[int, _Child]) -> Iterator[None]:
-    """Inside the block SIGTSTP stops the trainings and this process; when it is continued, so are they."""
-
-    def pause(number: int, frame: object) -> None:
-        for child in running.values():
-            child.process.send_signal(signal.SIGSTOP)
-        os.kill(os.getpid(), signal.SIGSTOP)
-        for child in running.values():
-            child.process.send_signal(signal.SIGCONT)
-
-    try:
-        former = signal.signal(signal.SIGTSTP, pause)
-    except (AttributeError, ValueError):  # not on Windows, not in another thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTSTP, former)
