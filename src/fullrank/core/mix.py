@@ -78,16 +78,27 @@ def _normal(matrix: Tensor, std: float) -> None:
         matrix.copy_(torch.randn(matrix.shape, device="cpu") * std)
 
 
-def _started(config: LearnedMixingOptions | None, num_heads: int) -> nn.Parameter:
-    """M (H, H) as it starts (§3.2): I, N(0, 1/H), or 1/H everywhere."""
-    start = "identity" if config is None else config.start
-    if start == "uniform":
-        return nn.Parameter(torch.full((num_heads, num_heads), 1 / num_heads))
-    mixing = nn.Parameter(torch.eye(num_heads))
-    if start == "random":
+class LearnedMixing(Mixing):
+    """`mixing` (H, H), a parameter that starts as `start` says (§3.2): as I, N(0, 1/H), or 1/H everywhere."""
+
+    Config = LearnedMixingOptions
+
+    def __init__(self, config: LearnedMixingOptions | None, size: HeadSize) -> None:
+        super().__init__()
+        self.begin(config, size.num_heads)
+
+    def begin(self, config: LearnedMixingOptions | None, heads: int) -> None:
+        """Make `mixing`."""
+        self.start = "identity" if config is None else config.start
+        self.mixing = nn.Parameter(
+            torch.full((heads, heads), 1 / heads) if self.start == "uniform" else torch.eye(heads)
+        )
         with torch.random.fork_rng(devices=[]):  # other parameters start as they do without mixing
-            _normal(mixing, num_heads**-0.5)
-    return mixing
+            self.draw()
+
+    def draw(self) -> None:
+        if self.start == "random":
+            _normal(self.mixing, len(self.mixing) ** -0.5)
 
 
 @register("mix", "none")
@@ -104,7 +115,7 @@ class KeepHeads(Mixing):
 
 
 @register("mix", "position_independent")
-class PositionIndependentMixing(Mixing):
+class PositionIndependentMixing(LearnedMixing):
     """Mixhead A: one learned mixing for all positions (Mixhead §3.1, Eq. 12).
 
         P'_i = sum_j m_ji P_j
@@ -115,23 +126,13 @@ class PositionIndependentMixing(Mixing):
     """
 
     needs = ()
-    Config = LearnedMixingOptions
-
-    def __init__(self, config: LearnedMixingOptions | None, size: HeadSize) -> None:
-        super().__init__()
-        self.random = config is not None and config.start == "random"
-        self.mixing = _started(config, size.num_heads)
-
-    def draw(self) -> None:
-        if self.random:
-            _normal(self.mixing, len(self.mixing) ** -0.5)
 
     def matrix(self, query: Tensor | None) -> Tensor:
         return self.mixing
 
 
 @register("mix", "position_wise")
-class PositionWiseMixing(Mixing):
+class PositionWiseMixing(LearnedMixing):
     """Mixhead B: each query decides how the heads exchange attention (Mixhead §3.1, Eq. 12).
 
         P'_i(n) = sum_j m_ji(n) P_j(n)      with  m_ji(n) = sum_d Q_j(n)_d W_di + B_ji
@@ -143,18 +144,10 @@ class PositionWiseMixing(Mixing):
     Differs from the released code: none of its other mixing types, and the query is unscaled in decoding too.
     """
 
-    needs = ("query",)
-    Config = LearnedMixingOptions
-
     def __init__(self, config: LearnedMixingOptions | None, size: HeadSize) -> None:
-        super().__init__()
-        self.random = config is not None and config.start == "random"
+        Mixing.__init__(self)
         self.from_query = nn.Parameter(torch.zeros(size.head_dim, size.num_heads))
-        self.mixing = _started(config, size.num_heads)
-
-    def draw(self) -> None:
-        if self.random:
-            _normal(self.mixing, len(self.mixing) ** -0.5)
+        self.begin(config, size.num_heads)
 
     def matrix(self, query: Tensor | None) -> Tensor:
         """M(n), (B, N, H, H); without a query, B: the part that all positions share."""
