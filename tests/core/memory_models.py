@@ -36,6 +36,16 @@ def model(
     return made
 
 
+def ages(memory: Memory, layer: int) -> Tensor:
+    """Distances from the remembered tokens of `layer` to the next token, 1 for the token directly before it."""
+    known = memory.layers[layer]
+    if known.positions is not None:  # rows differ
+        assert memory.lengths is not None
+        return memory.lengths[:, None] - known.positions
+    runs = [memory.length - torch.arange(start, start + size) for start, size in known.runs]
+    return torch.cat(runs) if runs else torch.empty(0, dtype=torch.int64)
+
+
 def text(rows: int = 2, tokens: int = 19, seed: int = 1) -> Tensor:
     return torch.randint(V, (rows, tokens), generator=torch.Generator().manual_seed(seed))
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from memory_loops import LAYERS, LENGTHS, ROWS, STARTS, TOKENS, VOCABULARY, Loops, Remembered, Setting, Vector
+from memory_models import ages
 
 import fullrank as fr
 from pairs import covering, product
@@ -56,10 +57,10 @@ def close(found: Vector, right: Vector, where: str, tolerance: float = 1e-10) ->
 
 
 def same_memory(memory: Any, layer: int, length: int, expected: list[Remembered], where: str) -> None:
-    ages, hidden = memory.ages(layer).tolist(), memory.layers[layer].hidden
+    known, hidden = ages(memory, layer).tolist(), memory.layers[layer].hidden
     assert memory.length == length, where
-    assert ages == [length - place for place, _ in expected[0]], f"ages of layer {layer}, {where}"
-    if not ages:
+    assert known == [length - place for place, _ in expected[0]], f"ages of layer {layer}, {where}"
+    if not known:
         assert hidden is None or hidden.shape[1] == 0
         return
     assert not hidden.requires_grad

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from memory_models import LAYERS, POSITIONS, E, model, text
+from memory_models import LAYERS, POSITIONS, E, ages, model, text
 from torch import Tensor
 
 import fullrank as fr
@@ -16,12 +16,12 @@ import fullrank as fr
 def test_ages_count_tokens_to_the_next_one() -> None:
     made, ids = model(memory_length=5), text()
     memory = made(ids[:, :7]).memory
-    assert memory.ages(0).tolist() == [5, 4, 3, 2, 1]
+    assert ages(memory, 0).tolist() == [5, 4, 3, 2, 1]
     rested = made(ids[:, 7:10], memory, skip={1}).memory
-    assert rested.ages(0).tolist() == [5, 4, 3, 2, 1]
-    assert rested.ages(1).tolist() == [8, 7, 6, 5, 4]
+    assert ages(rested, 0).tolist() == [5, 4, 3, 2, 1]
+    assert ages(rested, 1).tolist() == [8, 7, 6, 5, 4]
     ran = made(ids[:, 10:12], rested).memory
-    assert ran.ages(1).tolist() == [8, 7, 6, 2, 1]  # three old ones behind a gap of three tokens
+    assert ages(ran, 1).tolist() == [8, 7, 6, 2, 1]  # three old ones behind a gap of three tokens
 
 
 @pytest.mark.parametrize("position", POSITIONS)
@@ -76,7 +76,7 @@ def test_positions_follow_the_true_ages(position: str, kernel: str, memory_lengt
             )
         assert (out.logits - made.output(made.final_norm(x))).abs().max() < 1e-10, step
         for i, (_, places_known) in enumerate(remembered):
-            assert memory.ages(i).tolist() == [4 * step + 4 - place for place in places_known]
+            assert ages(memory, i).tolist() == [4 * step + 4 - place for place in places_known]
 
 
 def _att(block: Any, x: Tensor, joined: Tensor, layout: fr.Layout) -> Tensor:

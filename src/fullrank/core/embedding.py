@@ -185,11 +185,10 @@ def balanced(size: int, count: int, *, exact: bool) -> list[int]:
     """
     factors = []
     for left in range(count, 1, -1):
-        root = round(size ** (1 / left))
         if exact:
-            factor = next(n for n in range(root + 1, 0, -1) if n**left <= size and size % n == 0)
+            factor = max(n for n in range(1, size + 1) if n**left <= size and size % n == 0)
         else:
-            factor = next(n for n in itertools.count(max(1, root - 1)) if n**left >= size)
+            factor = next(n for n in itertools.count(1) if n**left >= size)
         factors.append(factor)
         size = -(-size // factor)
     return sorted([*factors, size])

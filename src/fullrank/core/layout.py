@@ -175,15 +175,14 @@ class Layout:
         own = torch.arange(keys - queries, keys, device=device)[:, None]
         index = torch.arange(keys, device=device)
         seen = (index <= own if self.causal else torch.ones(queries, keys, dtype=torch.bool, device=device))[None, None]
-        if self.window is not None:
-            near = (
-                self.key_positions[..., None, :] > self.query_positions[..., :, None] - self.window
-            )  # (N, M), (B, N, M)
-            seen = seen & (near[:, None] if near.dim() == 3 else near)
-        if self.stride is not None and self.strided:
-            apart = (self.query_positions[..., :, None] - self.key_positions[..., None, :]).abs()  # (N, M), (B, N, M)
-            held = (apart <= self.stride) | (apart % self.stride == 0)
-            seen = seen & (held[:, None] if held.dim() == 3 else held)
+        stride = self.stride if self.strided else None
+        if self.window is not None or stride is not None:
+            apart = self.query_positions[..., :, None] - self.key_positions[..., None, :]  # (N, M) or (B, N, M)
+            apart = apart[:, None] if apart.dim() == 3 else apart
+            if self.window is not None:
+                seen = seen & (apart < self.window)
+            if stride is not None:
+                seen = seen & ((apart.abs() <= stride) | (apart % stride == 0))
         if self.key_mask is None:
             return seen
         seen = seen & self.key_mask[:, None, None, :]

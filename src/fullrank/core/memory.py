@@ -104,20 +104,6 @@ class Memory:
         parts = [self.lengths, *(layer.hidden for layer in self.layers)]
         return [len(part) for part in parts if part is not None]
 
-    def ages(self, layer: int) -> Tensor:
-        """Distances from the remembered tokens of `layer` to the next token, 1 for the token directly before it.
-
-        (M,), or (B, M) where rows differ (the values at padding mean nothing).
-        """
-        known = self.layers[layer]
-        if known.positions is not None:
-            assert self.lengths is not None
-            return self.lengths[:, None] - known.positions
-        device = None if known.hidden is None else known.hidden.device
-        if not known.runs:
-            return torch.empty(0, dtype=torch.int64, device=device)
-        return torch.cat([self.length - torch.arange(a, a + n, device=device) for a, n in known.runs])
-
     def reorder(self, index: Tensor) -> Memory:
         """The memory of rows `index` (K,), in that order; rows may repeat (beams)."""
         lengths = None if self.lengths is None else self.lengths.index_select(0, index)
