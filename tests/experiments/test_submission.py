@@ -11,7 +11,7 @@ import pytest
 
 from fullrank.cli import main
 from fullrank.config.glue import GLUE
-from fullrank.config.load import build_finetune, to_yaml
+from fullrank.config.load import build_any, to_yaml
 from fullrank.core.errors import InputError
 from fullrank.data.glue import write_submission
 from fullrank.experiments.submission import pack
@@ -25,7 +25,7 @@ SERVER = {"AX": 1104, "CoLA": 1063, "MNLI-m": 9796, "MNLI-mm": 9847, "MRPC": 172
 def run_on(folder: Path, task: str) -> Path:
     """A folder as a run on the task leaves it, with predictions of its test sets."""
     folder.mkdir(parents=True)
-    config = build_finetune({"data": {"name": f"glue/{task}"}, "eval": {"test": True}})
+    config = build_any({"data": {"name": f"glue/{task}"}, "eval": {"test": True}})
     (folder / "config.yaml").write_text(to_yaml(config))
     (folder / "run.json").write_text("{}")
     draw, labels = np.random.default_rng(0), GLUE[task].labels
@@ -43,8 +43,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def test_all_tasks_make_the_eleven_files(runs: dict[str, Path], tmp_path: Path) -> None:
-    found = pack(list(runs.values()), tmp_path / "glue.zip")
-    assert found.missing == {}
+    files, missing = pack(list(runs.values()), tmp_path / "glue.zip")
+    assert missing == {}
     with zipfile.ZipFile(tmp_path / "glue.zip") as archive:
         assert archive.namelist() == sorted(f"{name}.tsv" for name in SERVER)  # at the root, nothing else
         for name, count in SERVER.items():
@@ -53,7 +53,7 @@ def test_all_tasks_make_the_eleven_files(runs: dict[str, Path], tmp_path: Path) 
             assert [line.split("\t")[0] for line in lines[1:]] == list(map(str, range(count)))
         diagnostic = {line.split("\t")[1] for line in archive.read("AX.tsv").decode().splitlines()[1:]}
     assert diagnostic == {"entailment", "neutral", "contradiction"}
-    assert found.files["AX.tsv"] == found.files["MNLI-mm.tsv"] == runs["mnli"]
+    assert files["AX.tsv"] == files["MNLI-mm.tsv"] == runs["mnli"]
     for given, name in (((runs["rte"], runs["mrpc"]), "one.zip"), ((runs["mrpc"], runs["rte"]), "other.zip")):
         pack(given, tmp_path / name)
     assert (tmp_path / "one.zip").read_bytes() == (tmp_path / "other.zip").read_bytes()

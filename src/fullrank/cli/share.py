@@ -70,16 +70,14 @@ def submit(
     """
     from fullrank.experiments.submission import pack
 
-    archive = pack(runs, out)
-    files = {name: str(folder) for name, folder in archive.files.items()}
-    lines = [
-        f"{out}: {len(files)} of {len(files) + len(archive.missing)} files",
-        *map("  {0[0]:<11} {0[1]}".format, files.items()),
-    ]
-    if archive.missing:
-        missing = ", ".join(f"{name} ({task})" for name, task in archive.missing.items())
-        lines.append(f"  missing: {missing}; the server scores only an archive with all eleven")
-    tell({"archive": str(out), "files": files, "missing": archive.missing}, lines, json=json)
+    files, missing = pack(runs, out)
+    lines = [f"{out}: {len(files)} of {len(files) + len(missing)} files"]
+    lines += [f"  {name:<11} {folder}" for name, folder in files.items()]
+    if missing:
+        names = ", ".join(f"{name} ({task})" for name, task in missing.items())
+        lines.append(f"  missing: {names}; the server scores only an archive with all eleven")
+    folders = {name: str(folder) for name, folder in files.items()}
+    tell({"archive": str(out), "files": folders, "missing": missing}, lines, json=json)
 
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"  # beside src/; not part of an installed package

@@ -319,7 +319,7 @@ def _lacking(task: GlueTask, split: str, there: tuple[str, ...], source: str) ->
 
 def _labels(task: GlueTask, rows: Sequence[_Row], source: str) -> np.ndarray:
     """Class ids or scores; InputError names the first line whose label is neither."""
-    labels = [_score(row.label) if task.labels is None else _class(task, row.label) for row in rows]
+    labels = [read_score(row.label) if task.labels is None else _class(task, row.label) for row in rows]
     if None not in labels:
         return np.array(labels, dtype=np.float32 if task.labels is None else np.int64)
     if task.labels is None:
@@ -345,7 +345,8 @@ def _class(task: GlueTask, label: Any) -> int | None:
     return label if is_id else None
 
 
-def _score(label: Any) -> float | None:
+def read_score(label: Any) -> float | None:
+    """The number of a label from 0 to 5; None for any other."""
     try:
         score = math.nan if isinstance(label, bool) else float(label)
     except (TypeError, ValueError, OverflowError):

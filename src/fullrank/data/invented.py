@@ -29,20 +29,8 @@ _ANIMALS = ("cat", "dog", "horse", "bird", "fox", "hare", "goat", "mouse", "bear
 _VERBS = ("sees", "likes", "finds", "hides", "takes", "knows", "wants", "keeps", "brings", "leaves")
 _THINGS = ("stone", "tree", "boat", "lamp", "book", "bell", "coat", "cake", "drum", "rope", "jar", "leaf")
 _PLACES = ("lomi", "saru", "tekal", "vindo", "orrin", "pasha", "quell", "mirat", "dunev", "halso")
-WORDS = (
-    "the",
-    "never",
-    "lives",
-    "in",
-    ".",
-    "where",
-    "is",
-    *sum(_ADJECTIVES, ()),
-    *_ANIMALS,
-    *_VERBS,
-    *_THINGS,
-    *_PLACES,
-)
+_OTHERS = ("the", "never", "lives", "in", ".", "where", "is")
+WORDS = (*_OTHERS, *_ADJECTIVES[0], *_ADJECTIVES[1], *_ANIMALS, *_VERBS, *_THINGS, *_PLACES)
 _SAME = ("entailment", "equivalent", "duplicate")
 
 
@@ -101,8 +89,7 @@ def _sentence(task: GlueTask, draw: Random) -> tuple[str, str, float]:
 
 
 def _pair(task: GlueTask, draw: Random) -> tuple[str, str, float]:
-    adjectives = _ADJECTIVES[0] + _ADJECTIVES[1]
-    words, other = _words(draw, adjectives), _words(draw, adjectives)
+    words, other = (_words(draw, _ADJECTIVES[0] + _ADJECTIVES[1]) for _ in range(2))
     if task.labels is None:
         kept = [draw.random() < draw.choice((0.2, 0.8)) for _ in words]
         mixed = [mine if keep else new for mine, new, keep in zip(words, other, kept, strict=True)]

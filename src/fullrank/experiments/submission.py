@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from fullrank.config.finetune import FinetuneConfig
 from fullrank.config.glue import GLUE, SCORES, GlueTask
 from fullrank.core.errors import InputError
+from fullrank.data.glue import read_score
 from fullrank.experiments.run_folder import open_any
 from fullrank.files import read_small, write_bytes
 
@@ -19,22 +19,16 @@ _LARGEST = 1 << 25
 _HOW = "train it with eval.test=true and the whole test files"
 
 
-@dataclass(frozen=True)
-class Archive:
-    """Contents of an archive: the run of each file, and the tasks of the files that no run has."""
-
-    files: dict[str, Path]
-    missing: dict[str, str]
-
-
-def pack(folders: Sequence[Path], out: Path) -> Archive:
+def pack(folders: Sequence[Path], out: Path) -> tuple[dict[str, Path], dict[str, str]]:
     """Write the predictions of runs on GLUE as one zip archive, under the server's names and in its order.
 
-    Every file is checked against the server's format before anything is written. Raises InputError for a folder that is no
-    such run or has no predictions, for a file that the server would refuse, and for two runs with the same file.
+    Returns the run of each file, and the task of each file that no run has. Every file is checked against the server's
+    format before anything is written. Raises InputError for a folder that is no such run or has no predictions, for a file
+    that the server would refuse, and for two runs with the same file.
     """
     files: dict[str, Path] = {}
     contents: dict[str, bytes] = {}
+    wanted = {name: task.name for task in GLUE.values() for name in task.submission.values()}
     for folder in folders:
         task = _task(folder)
         for split, name in task.submission.items():
@@ -49,7 +43,6 @@ def pack(folders: Sequence[Path], out: Path) -> Archive:
             except ValueError as error:
                 raise InputError(f"{path}: {error}; {_HOW}") from error
             files[name], contents[name] = folder, content
-    wanted = {name: task.name for task in GLUE.values() for name in task.submission.values()}
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in sorted(files):
@@ -57,10 +50,7 @@ def pack(folders: Sequence[Path], out: Path) -> Archive:
             entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
             archive.writestr(entry, contents[name])
     write_bytes(out, packed.getvalue())
-    return Archive(
-        {name: files[name] for name in sorted(files)},
-        {name: task for name, task in sorted(wanted.items()) if name not in files},
-    )
+    return dict(sorted(files.items())), {name: wanted[name] for name in sorted(wanted.keys() - files.keys())}
 
 
 def _task(folder: Path) -> GlueTask:
@@ -81,13 +71,6 @@ def _check(task: GlueTask, split: str, text: str) -> None:
     allowed = set(labels if task.label_names else map(str, range(len(labels))))
     for number, row in enumerate(rows):
         index, _, word = row.partition("\t")
-        if index != str(number) or not (word in allowed if allowed else _is_score(word)):
+        if index != str(number) or not (word in allowed if allowed else read_score(word) is not None):
             what = ", ".join(sorted(allowed)) or f"a number from {SCORES[0]:g} to {SCORES[1]:g}"
             raise ValueError(f"line {number + 2} is {row[:40]!r}, the server wants {number} and {what}")
-
-
-def _is_score(word: str) -> bool:
-    try:
-        return SCORES[0] <= float(word) <= SCORES[1]
-    except ValueError:
-        return False
