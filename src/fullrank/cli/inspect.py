@@ -48,26 +48,23 @@ def info(
     For fine-tuning: the pretrained encoder, and the mixing parameters that are injected.
     """
     from fullrank.analysis.size import size_of_run
-    from fullrank.config.recipe import is_finetuning, resolve, resolve_finetune
+    from fullrank.config.finetune import FinetuneConfig
+    from fullrank.config.recipe import resolve_any
 
-    settings = with_source(overrides, source)
-    if is_finetuning(name, row, scale, settings):
+    resolved = resolve_any(name, row, scale, with_source(overrides, source))
+    run, size = resolved.config, {key: getattr(resolved, key) for key in ("recipe", "row", "scale")}
+    if isinstance(run, FinetuneConfig):
         from fullrank.experiments.models import pretrained_size
 
-        tuned = resolve_finetune(name, row, scale, settings)
-        size = {"recipe": tuned.recipe, "row": tuned.row, "scale": tuned.scale, **pretrained_size(tuned.config)}
-        size["paper"] = tuned.paper
+        size |= {**pretrained_size(run), "paper": resolved.paper}
         tell(size, encoder_lines(size), json=json)
         return
-    resolved = resolve(name, row, scale, settings)
-    run = resolved.config
     if run.model.vocab_size is None:
         from fullrank.experiments.run import with_vocabulary
 
         run = with_vocabulary(run, say)
-    size = {"recipe": resolved.recipe, "row": resolved.row, "scale": resolved.scale, **size_of_run(run, length)}
     remark = None if run.remark is None else f"its perplexity is {run.remark}"
-    size |= {"paper": resolved.paper, "next_token": remark is None, "remark": remark}
+    size |= {**size_of_run(run, length), "paper": resolved.paper, "next_token": remark is None, "remark": remark}
     tell(size, lines_of(size, run.model), json=json)
 
 

@@ -41,6 +41,11 @@ class GlueTask:
     older_sizes: Mapping[str, int] = field(default_factory=dict)
 
     @property
+    def outputs(self) -> int:
+        """Numbers that a model of the task gives: one for each class, or a score."""
+        return 1 if self.labels is None else len(self.labels)
+
+    @property
     def splits(self) -> tuple[str, ...]:
         """Every split: train, then those with labels to judge by, then those whose labels only the test server has."""
         return ("train", *self.dev_splits, *self.test_splits)

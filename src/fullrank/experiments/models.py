@@ -139,20 +139,25 @@ def load_causal(name: str, dtype: torch.dtype, *, tokenizer: bool = True, as_sav
 
             known = (getattr(home, one, None) for one in config.architectures or () for home in (transformers, classes))
             auto = next((one for one in known if one is not None), auto)
-        load = auto.from_pretrained
-        if _injected_settings(config) is not None or _is_pruned(config):
-            from fullrank.hf.saving import load_injected
-
-            load = functools.partial(load_injected, cls=auto)
-        model, loading = load(
-            where, config=config, dtype=dtype, trust_remote_code=False, output_loading_info=True,
-            experts_implementation="eager",  # the others lack double precision
-        )  # fmt: skip
+        # the other implementations of experts lack double precision
+        model, loading = _loaded(auto, where, config, dtype, experts_implementation="eager")
     if missing := sorted(loading["missing_keys"]):
         raise InputError(f"{name}: lacks weights of {type(model).__name__}: {', '.join(missing[:3])}")
     if as_saved and config.is_encoder_decoder:
         model = model.get_encoder()
     return HuggingFaceModel(model.eval(), words, _longest(model) if as_saved else _positions(config))
+
+
+def _loaded(auto: Any, where: str, config: Any, dtype: torch.dtype, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """A model, also an injected or a pruned one, and what transformers says of its weights."""
+    from fullrank.hf.saving import load_injected
+
+    ours = _injected_settings(config) is not None or _is_pruned(config)
+    load = functools.partial(load_injected, cls=auto) if ours else auto.from_pretrained
+    model, loading = load(
+        where, config=config, dtype=dtype, trust_remote_code=False, output_loading_info=True, **options
+    )
+    return model, loading
 
 
 # sizes of a model that stands for a model type
@@ -282,8 +287,6 @@ def load_pretrained(
     tokenizer, and where the checkpoint holds another attention of ours than `config` says.
     """
     transformers = _transformers("fine-tuning")
-    from fullrank.hf.saving import load_injected
-
     where = location_of(config.pretrained)
     options: dict[str, Any] = {"revision": config.revision} if config.revision else {}
     with quiet(transformers), _explained(f"model.pretrained: {config.pretrained}: no encoder", _ENCODERS):
@@ -292,16 +295,7 @@ def load_pretrained(
         injected = _holds_injected(config, known)
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False, **options)
         auto = getattr(transformers, _CLASSES[kind])
-        load = functools.partial(load_injected, cls=auto) if injected else auto.from_pretrained
-        model, loading = load(
-            where,
-            config=known,
-            dtype=torch.float32,
-            trust_remote_code=False,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            **options,
-        )
+        model, loading = _loaded(auto, where, known, torch.float32, ignore_mismatched_sizes=True, **options)
     mismatched = [str(key) for key, *_ in loading["mismatched_keys"]]
     if inside := [key for key in mismatched if key.startswith(f"{model.base_model_prefix}.")]:  # not of an output layer
         raise InputError(
@@ -333,14 +327,14 @@ def _holds_injected(config: PretrainedConfig, known: Any) -> bool:
     settings = _injected_settings(known)
     if settings is None:
         return _is_pruned(known)
-    keys = ("mix", "normalize", "cross_head")
-    there = {**{key: settings.get(key) for key in keys}, "layers": settings.get("layers")}
-    asked = {**{key: getattr(config.attention, key) for key in keys}, "layers": config.layers}
-    if there != asked:
-        words = " ".join(f"model.attention.{key}={json.dumps(there[key])}" for key in keys)
+    keys = ("mix", "normalize", "cross_head", "layers")
+    there = {key: settings.get(key) for key in keys}
+    if there != config.attention.to_dict() | {"layers": config.layers}:
+        words = " ".join(
+            f"model.{'' if key == 'layers' else 'attention.'}{key}={json.dumps(there[key])}" for key in keys
+        )
         raise InputError(
-            f"model.pretrained: {config.pretrained} holds attention of ours already; to go on with it, set {words} "
-            f"model.layers={json.dumps(there['layers'])}"
+            f"model.pretrained: {config.pretrained} holds attention of ours already; to go on with it, set {words}"
         )
     return True
 
@@ -381,11 +375,7 @@ def check_length(pretrained: HuggingFaceModel, max_length: int | None) -> None:
 
 def padding_of(tokenizer: Any) -> dict[str, int]:
     """The value that fills the end of a shorter row, by input of the model."""
-    return {
-        "input_ids": tokenizer.pad_token_id,
-        "token_type_ids": tokenizer.pad_token_type_id,
-        "attention_mask": 0,
-    }
+    return {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id, "attention_mask": 0}
 
 
 def location_of(name: str) -> str:
@@ -444,9 +434,8 @@ def pretrained_size(config: FinetuneConfig) -> dict[str, Any]:
     Raises InputError where transformers is missing, and where the configuration of the encoder is not on this machine.
     """
     transformers = _transformers("the size of a pretrained encoder")
-    labels = None if config.data.answers else GLUE[config.data.task].labels
     kind = _CLASSES["answers" if config.data.answers else "classification"]
-    outputs = {} if config.data.answers else {"num_labels": 1 if labels is None else len(labels)}
+    outputs = {} if config.data.answers else {"num_labels": GLUE[config.data.task].outputs}
     with quiet(transformers):
         known = _local_configuration(transformers, config.model, outputs)
         with torch.device("meta"):
