@@ -336,15 +336,15 @@ class PairBatch(Batch):
 
 def pair_batch(pairs: Pairs, indices: np.ndarray) -> PairBatch:
     """The batch of these pairs, in this order."""
-    source_ids, source_mask = _padded([pairs.source(int(i)) for i in indices], pairs.source_eos_id)
-    targets, target_mask = _padded([pairs.target(int(i)) for i in indices], pairs.target_eos_id)
+    source_ids, source_mask = padded([pairs.source(int(i)) for i in indices], pairs.source_eos_id)
+    targets, target_mask = padded([pairs.target(int(i)) for i in indices], pairs.target_eos_id)
     inputs = targets.roll(1, dims=1)  # at least one <eos> is at the end of the longest
     inputs[:, 0] = pairs.target_eos_id
     weights = None if target_mask is None else target_mask.float()
     return PairBatch(inputs, targets, weights, source_ids=source_ids, source_mask=source_mask)
 
 
-def _padded(sentences: list[np.ndarray], eos_id: int) -> tuple[Tensor, Tensor | None]:
+def padded(sentences: Sequence[np.ndarray | Sequence[int]], eos_id: int) -> tuple[Tensor, Tensor | None]:
     """(B, N) int64: sentences with `<eos>` and padding; (B, N) bool: True at tokens, None if all are."""
     lengths = torch.tensor([len(sentence) + 1 for sentence in sentences])
     ids = np.full((len(sentences), int(lengths.max())), eos_id, dtype=np.int64)

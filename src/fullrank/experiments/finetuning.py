@@ -19,6 +19,7 @@ from fullrank.core.errors import InputError
 from fullrank.data.batches import Encoded, ExampleBatch, ExampleBatches, by_length, subset
 from fullrank.data.glue import Examples, load_glue, locate, submission_rows, write_submission
 from fullrank.data.invented import invented_examples
+from fullrank.decoding.sample import evaluating
 from fullrank.evaluation.tasks import glue_scores
 from fullrank.experiments.models import HuggingFaceModel, check_length, load_pretrained, padding_of
 from fullrank.experiments.run_folder import open_any
@@ -131,12 +132,10 @@ class ExampleObjective:
 
 def logits_by_example(model: nn.Module, examples: Encoded, batch_size: int, logits: Logits) -> list[Tensor]:
     """The logits of each example, in order, on the CPU; in evaluation mode."""
-    training, rows = model.training, dict[int, Tensor]()
-    model.eval()
-    with torch.no_grad():
+    rows = dict[int, Tensor]()
+    with evaluating(model):
         for batch in by_length(examples, batch_size):
             rows.update(zip(batch.indices.tolist(), logits(model, batch).cpu(), strict=True))
-    model.train(training)
     return [rows[index] for index in range(len(examples))]
 
 
@@ -195,8 +194,7 @@ class GlueTuning(Task[FinetuneConfig, dict[str, Examples]]):
     def parts(self, data: Prepared[FinetuneConfig, dict[str, Examples]], folder: Path, device: torch.device) -> Parts:
         config, corpus, task = data.config, data.corpus, GLUE[data.config.data.task]
         size, longest = config.eval.batch_size, config.data.max_length
-        labels = 1 if task.labels is None else len(task.labels)
-        pretrained = load_pretrained(config.model, "classification", num_labels=labels)
+        pretrained = load_pretrained(config.model, "classification", num_labels=task.outputs)
         pretrained.model.to(device)
         encoded = {name: encode(pretrained, split, longest) for name, split in corpus.items()}
         labelled = [name for name in corpus if name not in task.test_splits]
@@ -328,8 +326,7 @@ def reopen(folder: Path, say: Say) -> Reopened:
     if not (folder / "model").is_dir():
         raise InputError(f"{folder}: holds no model/; fine-tune it with train.keep_model: true")
     task, options = GLUE[config.data.task], replace(config.model, pretrained=str(folder / "model"), revision=None)
-    labels = 1 if task.labels is None else len(task.labels)
-    pretrained = load_pretrained(options, "classification", num_labels=labels)
+    pretrained = load_pretrained(options, "classification", num_labels=task.outputs)
     dev = GlueTuning().prepare(config, identity, True, say).corpus["dev"]
     encoded = encode(pretrained, dev, config.data.max_length)
     return Reopened(pretrained.model, task, dev, encoded, config.eval.batch_size)

@@ -34,6 +34,7 @@ from fullrank.data import (
     unigram_perplexity,
 )
 from fullrank.data.tokenizers import MASK
+from fullrank.decoding.sample import evaluating
 from fullrank.evaluation.perplexity import (
     EvaluationProtocol,
     MaskedEvaluation,
@@ -372,9 +373,8 @@ def measure_masked(
     device = next(model.parameters()).device
     nats = torch.zeros((), dtype=torch.float64, device=device)
     hits = torch.zeros((), dtype=torch.int64, device=device)
-    tokens, training = 0, model.training
-    model.eval()
-    with torch.no_grad():
+    tokens = 0
+    with evaluating(model):
         for batch in _masked_blocks(ids, masking, protocol, batch_size):
             if batch.tokens:
                 batch = batch.to(device)
@@ -382,5 +382,4 @@ def measure_masked(
                 nats += model.output.nll(hidden[None], batch.targets[None]).double().sum()
                 hits += (first_choice(model, hidden) == batch.targets).sum()
                 tokens += batch.tokens
-    model.train(training)
     return MaskedEvaluation(nats.item(), tokens, int(hits))

@@ -13,6 +13,7 @@ from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
 from fullrank.core.masked import MaskedLanguageModel
 from fullrank.data import Batch, Blocks, Streams, Windows
+from fullrank.decoding.sample import evaluating
 from fullrank.evaluation.perplexity import Evaluation, EvaluationProtocol, Tally
 
 
@@ -55,16 +56,11 @@ def measure(
             source = Streams(ids, batch_size=streams, segment_length=length, start_id=start_id, remainder="keep")
             score = _score_segments
     batches = (source.batch(0, index) for index in range(source.batches_per_epoch))
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            changed = model.with_memory(
-                protocol.memory_length, same_length=protocol.same_length, clamp_length=protocol.clamp_length
-            )
-            result = score(changed, batches, Tally(device, kept), device)
-    finally:
-        model.train(training)
+    with evaluating(model):
+        changed = model.with_memory(
+            protocol.memory_length, same_length=protocol.same_length, clamp_length=protocol.clamp_length
+        )
+        result = score(changed, batches, Tally(device, kept), device)
     return replace(result, last_position=None) if protocol.next_token else result
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from fullrank.config.run import EvalConfig, RunConfig
-from fullrank.core.attention import LayerTrace, Trace
+from fullrank.core.attention import LayerTrace, Trace, WeightedValues
 from fullrank.core.errors import InputError
 from fullrank.core.translator import Translator
 from fullrank.data import Language, load_language
+from fullrank.data.batches import padded
 from fullrank.decoding import beam_search, sample
 from fullrank.decoding.sample import evaluating
 from fullrank.experiments.measure import batches_by_length
@@ -132,10 +132,11 @@ def translate_ids(
     for positions in batches_by_length([len(sentences[i]) + 1 for i in filled], batch_size, usual=_LONG):
         batch = [filled[position] for position in positions]
         rows = [i for i in batch for _ in range(search.n_best if search.sampling else 1)]
-        sources = [[*sentences[i], source_eos] for i in rows]
-        limits = torch.tensor([search.longest(len(source), model.max_length) for source in sources], device=device)
+        ids, mask = padded([sentences[i] for i in rows], source_eos)
+        limits = torch.tensor([search.longest(len(sentences[i]) + 1, model.max_length) for i in rows], device=device)
         with evaluating(model):  # no dropout in the source either
-            reader = model.of_source(model.encode(*padded(sources, source_eos, device)))
+            encoded = model.encode(ids.to(device), None if mask is None else mask.to(device))
+            reader = model.of_source(encoded)
         start = torch.full((len(rows), 1), target_eos, device=device)
         rules: dict[str, Any] = {
             "max_new_tokens": limits,
@@ -170,15 +171,6 @@ def translate_ids(
 def named(ids: Sequence[int], language: Language) -> tuple[int, ...]:
     """`ids` with unknown words for entries that only the model has (a larger `vocab_size`)."""
     return tuple(token if token < len(language) else language.unk_id for token in ids)
-
-
-def padded(sentences: Sequence[Sequence[int]], filler: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Sentences side by side, padded on the right, (B, M), and their mask; None where nothing is padded."""
-    longest = max(len(sentence) for sentence in sentences)
-    ids = torch.tensor([[*sentence, *[filler] * (longest - len(sentence))] for sentence in sentences], device=device)
-    lengths = torch.tensor([len(sentence) for sentence in sentences], device=device)
-    mask = torch.arange(longest, device=device) < lengths[:, None]
-    return ids, None if bool(mask.all()) else mask
 
 
 def _translation(ids: list[int], log_prob: float, length_penalty: float, eos: int) -> Translation:
@@ -347,26 +339,13 @@ def cross_attention(
 
 
 def cross_weights(model: Translator, source: list[int], target: list[int]) -> list[LayerTrace]:
-    """The trace of each decoder layer's cross-attention: weights (1, H, N, M) of target inputs and source, <eos> included.
-
-    The pass itself keeps no trace, so that self-attention may be of any kind.
-    """
-    device, inputs = device_of(model), list[tuple[Any, ...]]()
-    layers = [block.cross_attention for block in model.decoder.blocks]
-    hooks = [layer.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments)) for layer in layers]
-    try:
-        with torch.no_grad():
-            encoded = model.encode(torch.tensor([source], device=device))
-            model.decoder.hidden(torch.tensor([target], device=device), source=encoded)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    traces = []
+    """The trace of each decoder layer's cross-attention: weights (1, H, N, M) of target inputs and source, <eos> included."""
+    device, trace, count = device_of(model), Trace(), len(model.decoder.blocks)
     with torch.no_grad():
-        for layer, arguments in zip(layers, inputs, strict=True):
-            layer(*arguments, trace=(trace := Trace()))
-            traces += trace.layers
-    return traces
+        model.hidden(torch.tensor([source], device=device), torch.tensor([target], device=device), trace=trace)
+    # a layer of self-attention comes before each of them, if it has weights
+    step = 2 if isinstance(model.decoder.blocks[0].attention.attend, WeightedValues) else 1
+    return trace.layers[-step * count :][step - 1 :: step]
 
 
 def shown(language: Language, token: int) -> str:

@@ -16,6 +16,7 @@ from fullrank.core.config import EncoderConfig
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.translator import Translator
 from fullrank.data import PairBatch, PairBatches, PairCorpus, Pairs, load_pairs, prepare_pairs
+from fullrank.decoding.sample import evaluating
 from fullrank.evaluation.perplexity import Evaluation, Tally, figures
 from fullrank.evaluation.tasks import tokenised_bleu, translation_scores
 from fullrank.experiments.task import (
@@ -221,16 +222,14 @@ def score(model: Translator, pairs: Pairs, config: RunConfig) -> Evaluation:
     """nll of every target token of `pairs`, in evaluation mode, in the precision around the call."""
     longest = int(max(pairs.source_lengths.max(), pairs.target_lengths.max())) + 1
     batches = PairBatches(pairs, batch_tokens=max(config.train.batch_tokens or 4096, longest), seed=0, shuffle=False)
-    device, training, sees_future = device_of(model), model.training, model.config.of_decoder().sees_future
+    device, sees_future = device_of(model), model.config.of_decoder().sees_future
     tally = Tally(device)
-    model.eval()
-    with torch.no_grad():
+    with evaluating(model):
         for index in range(batches.batches_per_epoch):
             batch = batches.batch(0, index).to(device)
             seen = batch.weights if sees_future else None
             nll = model.nll(batch.source_ids, batch.inputs, batch.targets, batch.source_mask, seen)
             tally.add(nll.per_token, batch.targets, batch.weights)
-    model.train(training)
     return tally.total()
 
 
