@@ -11,13 +11,13 @@ from fullrank.cli import main
 from fullrank.cli.options import read_seeds
 from fullrank.config.recipe import chosen_rows, load, tables
 from fullrank.core.errors import InputError
-from fullrank.experiments.run import cells, inside
+from fullrank.experiments.run import cells
 
 TABLE = "mixhead/table6"
 
 
 def test_all_rows_of_a_seed_come_before_the_next_seed() -> None:
-    planned = inside(cells(TABLE, ["all"], "small", [1, 2], ["train.batch_size=8"]), Path("here"))
+    planned = cells(TABLE, ["all"], "small", [1, 2], ["train.batch_size=8"], out=Path("here"))
     assert [(cell.row, cell.seed, str(cell.folder)) for cell in planned] == [
         ("plain", 1, "here/plain-small-seed1"),
         ("b", 1, "here/b-small-seed1"),

@@ -29,7 +29,7 @@ from fullrank.experiments.language_model import LanguageModelTask, with_vocabula
 from fullrank.experiments.speed import measure_speed
 from fullrank.experiments.task import Prepared
 from fullrank.files import write_json
-from fullrank.training.device import lock_folder
+from fullrank.training.device import is_locked
 
 RECIPE = "demo/builtin"
 _STARTUP, _REPORT = 7.0, 5.0  # seconds: of a model until it trains and after its figures; of the report at the end
@@ -217,7 +217,8 @@ def _train_all(trainings: Sequence[_Training], settings: Sequence[str], steps: i
         bars = {one.row: progress.add_task(one.row, total=steps, words="", start=False) for one in trainings}
         try:
             while (waiting or running) and time.monotonic() < until:
-                while waiting and len(running) < _workers() and not _busy(waiting[0].folder):
+                # a process of an earlier demo, which was killed, may still train there
+                while waiting and len(running) < _workers() and not is_locked(waiting[0].folder):
                     running.append(waiting.pop(0))
                     running[-1].start(settings)
                     progress.start_task(bars[running[-1].row])
@@ -259,14 +260,3 @@ def _terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, former)
-
-
-def _busy(folder: Path) -> bool:
-    """True if a process of an earlier demo, which was killed, still trains in `folder`."""
-    if not folder.is_dir():
-        return False
-    try:
-        with lock_folder(folder):
-            return False
-    except RunError:
-        return True

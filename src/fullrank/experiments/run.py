@@ -41,7 +41,7 @@ from fullrank.experiments.run_folder import (
     whose_training,
 )
 from fullrank.experiments.squad import SquadTuning
-from fullrank.experiments.task import Parts, Prepared, Say, Task, TextTask
+from fullrank.experiments.task import Prepared, Say, Task, TextTask
 from fullrank.experiments.translation import TranslationTask
 from fullrank.files import visible, write_json
 from fullrank.kernels import kernel
@@ -54,7 +54,6 @@ from fullrank.training.loop import fit
 from fullrank.training.observers import make_observers
 from fullrank.training.optimizer import make_optimizer, make_schedule
 from fullrank.training.phases import make_plan
-from fullrank.training.values import FitResult
 
 TEXT_TASKS: dict[str, TextTask[Any, Any, Any]] = {
     "language_model": LanguageModelTask(),
@@ -112,7 +111,7 @@ def train(
     begun = (folder / "checkpoints" / "last").exists()
     source = None if begun else (trained or {}).get(training_of(prepared.config, identity))
     identity["training"] = whose_training(source) if source is not None else known.get("training") if begun else None
-    with lock_folder(folder, lend=True), kernel(kernel_name):  # the kernel of a run is chosen here and nowhere else
+    with lock_folder(folder), kernel(kernel_name):  # the kernel of a run is chosen here and nowhere else
         if claim(folder, prepared.config, identity):
             finished = finished_result(folder)
             if finished is not None:
@@ -130,10 +129,24 @@ def train(
         parts = task.parts(prepared, folder, device)
         measure = choose([read_run(folder)])
         bits = measure.short if measure.in_bits else None
-        done = _fit(parts, folder, prepared.config.to_dict(), str(identity["name"]), bits, quiet)
+        options, settings, label = parts.options, prepared.config.to_dict(), visible(str(identity["name"]))
+        done = fit(
+            parts.model,
+            objective=parts.objective,
+            batches=parts.batches,
+            evaluate=parts.evaluate,
+            optimizer=make_optimizer(options.optimizer, parts.groups, options),
+            schedule=make_schedule(options, make_plan(options, parts.eval_options, parts.batches).total_steps),
+            options=options,
+            eval_options=parts.eval_options,
+            folder=folder,
+            seal=seal_run(folder, settings),
+            observers=make_observers(folder, track=options.track, config=settings, label=label, bits=bits, quiet=quiet),
+            locked=True,
+        )
         result = {
             **{key: identity[key] for key in ("name", "recipe", "row", "scale", "paper", "kernel", "training")},
-            "seed": parts.options.seed,
+            "seed": options.seed,
             "ms_per_step": done.ms_per_step_by_phase,
             **parts.result(done),
             "steps": done.steps,
@@ -143,29 +156,10 @@ def train(
             "tokens_per_second": done.tokens_per_second,
             "wall_seconds": done.seconds,
             "peak_memory_mib": done.peak_memory_mib,
-            "environment": {**environment(device, parts.options.precision), **parts.versions},
+            "environment": {**environment(device, options.precision), **parts.versions},
         }
         write_json(folder / "result.json", result)
         return result
-
-
-def _fit(parts: Parts, folder: Path, config: dict[str, Any], label: str, bits: str | None, quiet: bool) -> FitResult:
-    options = parts.options
-    return fit(
-        parts.model,
-        objective=parts.objective,
-        batches=parts.batches,
-        evaluate=parts.evaluate,
-        optimizer=make_optimizer(options.optimizer, parts.groups, options),
-        schedule=make_schedule(options, make_plan(options, parts.eval_options, parts.batches).total_steps),
-        options=options,
-        eval_options=parts.eval_options,
-        folder=folder,
-        seal=seal_run(folder, config),
-        observers=make_observers(
-            folder, track=options.track, config=config, label=visible(label), bits=bits, quiet=quiet
-        ),
-    )
 
 
 def resume(folder: Path, *, quiet: bool = False, say: Say = print) -> dict[str, Any]:
@@ -296,11 +290,12 @@ def cells(
     overrides: Sequence[str] = (),
     *,
     of_paper: bool = False,
+    out: Path | None = None,
 ) -> list[Cell]:
     """The runs of a recipe: all rows of a seed, then the next seed, so that finished rows can be compared early.
 
     rows: None is the first one, or a single configuration; `all` is each. seeds: None is the configuration's own; with
-    `of_paper` those that the recipe states, at paper scale.
+    `of_paper` those that the recipe states, at paper scale. out: the folder of the runs, in place of `runs/RECIPE`.
     Raises InputError for an unknown recipe, row or scale, and for a seed given twice.
     """
     every = rows is not None and list(rows) == ["all"]
@@ -316,7 +311,8 @@ def cells(
             if number < len(own):
                 seed = [] if own[number] is None else [f"train.seed={own[number]}"]
                 resolved = resolve_any(name, row, scale, [*seed, *overrides])
-                planned.append(Cell(resolved, default_folder(resolved)))
+                folder = default_folder(resolved)
+                planned.append(Cell(resolved, folder if out is None else out / folder.name))
     return planned
 
 
@@ -334,11 +330,6 @@ def shared_rows(scale: str | None) -> dict[tuple[str, str], list[str]]:
         for one in alike
         if len(alike) > 1
     }
-
-
-def inside(planned: Sequence[Cell], out: Path) -> list[Cell]:
-    """The runs, in the folder `out`."""
-    return [dataclasses.replace(cell, folder=out / cell.folder.name) for cell in planned]
 
 
 def reproduce(

@@ -246,45 +246,20 @@ def catch_signals() -> Iterator[Signals]:
         restore(*former)
 
 
-_lent: dict[Path, bool] = {}  # folders that this process locked for a training to come; True while it runs
-
-
-@contextmanager
-def lock_folder(folder: Path, *, lend: bool = False) -> Iterator[None]:
-    """RunError if another process trains in `folder`; the lock ends with the process, however it ends.
-
-    `lend`: held for what comes before and after a training; the one training inside the block takes it over.
-    """
-    key = folder.resolve()
-    if _lent.get(key) is False:
-        _lent[key] = True
-        try:
-            yield
-        finally:
-            _lent[key] = False
-        return
-    with _file_lock(folder):
-        if lend:
-            _lent[key] = False
-        try:
-            yield
-        finally:
-            _lent.pop(key, None)
-
-
 def is_locked(folder: Path) -> bool:
     """True if a process trains in `folder`."""
     if not (folder / ".lock").is_file():
         return False
     try:
-        with _file_lock(folder):
+        with lock_folder(folder):
             return False
     except RunError:
         return True
 
 
 @contextmanager
-def _file_lock(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
+    """RunError if another process trains in `folder`; the lock ends with the process, however it ends."""
     try:
         import fcntl
     except ImportError:  # not on Windows

@@ -69,11 +69,12 @@ def fit(
     folder: Path,
     seal: Mapping[str, Any] | None = None,
     observers: Sequence[Observer] = (),
+    locked: bool = False,
 ) -> FitResult:
     """Train `model` in the run folder `folder`, from its last checkpoint if it has one; at the end the model holds
     the last weights (the averaged ones when averaging). `load_weights(model, folder / "checkpoints" / "best")` gives the best.
 
-    seal: what checkpoints state of the run (`seal.seal_run`).
+    seal: what checkpoints state of the run (`seal.seal_run`). locked: the caller holds the lock of the folder.
     The objective is called with every batch, the carry of the batch before it ({} at the start of an epoch, not of a phase),
     and its position in training. Evaluation runs in evaluation mode, in the precision of training, without gradients,
     and with random numbers of its own; `eval.metric` says which is the best.
@@ -96,7 +97,8 @@ def fit(
         ),
     )
     with ExitStack() as stack:
-        stack.enter_context(lock_folder(folder))
+        if not locked:
+            stack.enter_context(lock_folder(folder))
         group = ObserverGroup(observers)
         resumed_from = _begin(state, plan, options, folder, group)
         kept = state.counters
