@@ -164,6 +164,8 @@ def test_reproduce_lists_trains_and_goes_on(place: Place, tmp_path: Path) -> Non
     assert all(cell["finished"] for cell in place.say(*words, "--list", "--json").json)
     single = place.say("reproduce", write_config(tmp_path / "one.yaml", place))
     assert (single.code, "use `fullrank finetune" in single.err) == (2, True)
+    text = place.say("finetune", "mixhead/table1-vanilla")
+    assert (text.code, "given 'wikitext-103'; `fullrank train` trains on texts" in text.err) == (2, True)
 
 
 def broken(place: Place, folder: Path, what: str) -> list[str]:

@@ -14,7 +14,7 @@ from tests.tiny_encoder import tiny_encoder, write_cola, write_stsb
 from torch.nn import functional as F
 
 import fullrank as fr
-from fullrank.config.load import build_finetune
+from fullrank.config.load import build_any
 from fullrank.config.recipe import Resolved
 from fullrank.core.errors import InputError
 from fullrank.data.batches import ExampleBatch, ExampleBatches
@@ -47,13 +47,13 @@ def settings(place: Path, name: str = "glue/cola", encoder: str = "encoder", **t
 
 
 def run(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
-    return train(Resolved(build_finetune(raw), "test"), folder, quiet=True, say=lambda _: None)
+    return train(Resolved(build_any(raw), "test"), folder, quiet=True, say=lambda _: None)
 
 
 def test_a_run_makes_the_updates_of_a_loop_written_here(place: Path, tmp_path: Path) -> None:
     """AdamW with decoupled decay, linear warm-up and decay, clipping, and two rates, from their equations."""
     raw = settings(place, encoder="still", max_grad_norm=0.5, weight_decay=0.1)
-    config = build_finetune(raw)
+    config = build_any(raw)
     run(raw, tmp_path / "run")
     saved = load_file(tmp_path / "run" / "model" / "model.safetensors")
 
@@ -101,7 +101,7 @@ def logits_of_batch(model: torch.nn.Module, batch: ExampleBatch) -> torch.Tensor
 
 def test_penalties_reach_the_injected_attention(place: Path) -> None:
     torch.manual_seed(0)
-    config = build_finetune(settings(place, encoder="still", orthogonality=0.3, overlap=0.02))
+    config = build_any(settings(place, encoder="still", orthogonality=0.3, overlap=0.02))
     model = load_pretrained(config.model, "classification", num_labels=2)
     data = GlueTuning().prepare(config, {}, False, lambda _: None).corpus
     assert data["train"].labels is not None
@@ -130,7 +130,7 @@ def test_a_penalty_without_injected_attention_is_refused(place: Path) -> None:
     with pytest.raises(
         InputError, match=r"train\.orthogonality: a penalty on the attention that is injected, given 0\.1"
     ):
-        build_finetune(raw)
+        build_any(raw)
 
 
 def test_figures_are_those_of_the_predictions(place: Path, tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_the_saved_model_gives_the_same_logits(place: Path, tmp_path: Path) -> N
 
     raw = settings(place)
     run(raw, tmp_path / "run")
-    config = build_finetune(raw)
+    config = build_any(raw)
     data = GlueTuning().prepare(config, {}, False, lambda _: None).corpus
     fresh = load_pretrained(config.model, "classification", num_labels=2)
     model = fr.load_injected(tmp_path / "run" / "model")
@@ -177,7 +177,7 @@ def test_the_saved_model_gives_the_same_logits(place: Path, tmp_path: Path) -> N
 
 
 def test_mixing_parameters_have_a_rate_of_their_own_and_no_decay(place: Path) -> None:
-    config = build_finetune(settings(place))
+    config = build_any(settings(place))
     model = load_pretrained(config.model, "classification", num_labels=2).model
     groups = groups_of(model, 0.1, 50.0)
     names = {id(p): name for name, p in model.named_parameters()}

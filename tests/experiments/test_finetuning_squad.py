@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from fullrank.config.load import build_finetune
-from fullrank.config.recipe import Resolved, resolve_finetune
+from fullrank.config.load import build_any
+from fullrank.config.recipe import Resolved, resolve_any
 from fullrank.core.errors import InputError
 from fullrank.data.squad import read_squad
 from fullrank.experiments.finetuning import ExampleObjective
@@ -72,12 +72,12 @@ def settings(place: Path, name: str = "squad", **train: Any) -> dict[str, Any]:
 
 
 def run(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
-    return train(Resolved(build_finetune(raw), "test"), folder, quiet=True, say=lambda _: None)
+    return train(Resolved(build_any(raw), "test"), folder, quiet=True, say=lambda _: None)
 
 
 def prepared(raw: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
     """Configuration, data, the encoder, and the parts of a run with the same encoder."""
-    config = build_finetune(raw)
+    config = build_any(raw)
     task = SquadTuning()
     data = task.prepare(config, {}, False, lambda _: None)
     torch.manual_seed(config.train.seed)
@@ -193,14 +193,14 @@ def test_a_subset_is_fixed_and_a_slice(place: Path) -> None:
     chosen = []
     for seed in (1, 2):
         small = {**raw, "data": {**raw["data"], "max_train": 9, "max_eval": 5}, "train": {"seed": seed}}
-        data = SquadTuning().prepare(build_finetune(small), {}, False, lambda _: None).corpus
+        data = SquadTuning().prepare(build_any(small), {}, False, lambda _: None).corpus
         chosen.append([question.id for question in data["train"].questions])
         assert (len(data["train"].questions), len(data["dev"].questions), data["train"].is_slice) == (9, 5, True)
     assert chosen[0] == chosen[1]
 
 
 def test_the_recipe_of_table_6() -> None:
-    plain_row, mixed = (resolve_finetune("mixhead/table6", row, "paper") for row in ("plain", "b"))
+    plain_row, mixed = (resolve_any("mixhead/table6", row, "paper") for row in ("plain", "b"))
     assert plain_row.paper == {"exact_match": 80.6, "f1": 88.0}
     assert mixed.paper == {"exact_match": 81.0, "f1": 88.4}
     assert (plain_row.config.data.name, plain_row.config.data.max_length, plain_row.config.data.doc_stride) == (
@@ -210,6 +210,6 @@ def test_the_recipe_of_table_6() -> None:
     )
     assert plain_row.config.model.attention.at_rest
     assert mixed.config.model.attention.mix == "position_wise"
-    small = [resolve_finetune("mixhead/table6", row, "small").config for row in ("plain", "b")]
+    small = [resolve_any("mixhead/table6", row, "small").config for row in ("plain", "b")]
     assert small[0].train.epochs == small[1].train.epochs
     assert {config.model.pretrained for config in small} == {"minilm"}

@@ -6,7 +6,7 @@ import pytest
 
 from fullrank.config.finetune import FinetuneConfig, GraftConfig
 from fullrank.config.load import flatten
-from fullrank.config.recipe import is_finetuning, load, resolve, resolve_any, resolve_finetune, shipped
+from fullrank.config.recipe import is_finetuning, load, resolve, resolve_any, shipped
 from fullrank.core.errors import InputError
 
 NAMES = [name for name in shipped() if is_finetuning(name)]
@@ -35,7 +35,7 @@ TABLE4 = {
 
 
 def config_of(name: str, row: str, scale: str = "paper") -> FinetuneConfig:
-    return resolve_finetune(name, row, scale).config
+    return resolve_any(name, row, scale).config
 
 
 def test_recipes_are_there() -> None:
@@ -128,7 +128,5 @@ def test_devlins_recipe_at_paper_scale(name: str) -> None:
 def test_one_kind_is_not_taken_for_the_other() -> None:
     with pytest.raises(InputError, match="fullrank finetune"):
         resolve("mixhead/table5")
-    with pytest.raises(InputError, match="fine-tuning is on a task of GLUE"):
-        resolve_finetune("mixhead/table1-vanilla")
     assert not is_finetuning("mixhead/table1-vanilla", "b", "tiny")
     assert is_finetuning("mixhead/table1-vanilla", overrides=["data.name=glue/cola"])

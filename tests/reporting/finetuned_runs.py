@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from fullrank.config.load import build_finetune
+from fullrank.config.load import build_any
 
 ENVIRONMENT = {"torch": "2.13.0", "transformers": "5.23.0", "device": "cpu", "cpu": "a processor", "fullrank": "0.1.0"}
 
@@ -36,7 +36,7 @@ def make_run(
         "data": {"name": task, "dir": "/somewhere/glue", **(data or {})},
         "train": {"seed": seed, **(train or {})},
     }
-    config = build_finetune(raw).to_dict()
+    config = build_any(raw).to_dict()
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
     identity = {
         "name": row or folder.name,

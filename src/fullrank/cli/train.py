@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,7 +28,7 @@ from fullrank.core.errors import InputError
 from fullrank.files import visible
 
 if TYPE_CHECKING:
-    from fullrank.reporting.figures import Measure
+    from fullrank.reporting.runs import RunRecord
 
 
 @app.command(epilog="Examples:  [cyan]fullrank demo[/cyan]   [cyan]fullrank demo --minutes 2 --out runs/quick[/cyan]")
@@ -169,7 +170,7 @@ def reproduce(
     and of runs in runs/ that have finished: the others are evaluated, each by its own protocol.
     """
     from fullrank.config.recipe import chosen_rows, is_finetuning, load, tables
-    from fullrank.experiments.run import cells, inside, shared_rows
+    from fullrank.experiments.run import cells, shared_rows
     from fullrank.experiments.run import reproduce as train_table
 
     recipes = tables(table)
@@ -179,45 +180,38 @@ def reproduce(
         raise InputError(f"{table} is a single configuration, not a table; use `fullrank {verb} {table}`")
     chosen = chosen_rows(recipes, None if rows is None else _names(rows), of_paper=paper_rows)
     settings, wanted = with_source(overrides, source), read_seeds(seeds)
-    by_recipe = {one: cells(one, own, scale, wanted, settings, of_paper=True) for one, own in chosen.items()}
-    if out is not None:
-        by_recipe = {
-            recipe: inside(runs, out if len(recipes) == 1 else out / Path(recipe).name)
-            for recipe, runs in by_recipe.items()
-        }
-    planned = [cell for runs in by_recipe.values() for cell in runs]
+    planned = [
+        cell
+        for one, own in chosen.items()
+        for cell in cells(
+            one, own, scale, wanted, settings, of_paper=True,
+            out=out if out is None or len(recipes) == 1 else out / Path(one).name,
+        )
+    ]  # fmt: skip
     if list_only:
         shared = shared_rows(scale)
-        alike = [shared.get((cell.resolved.recipe, cell.row), []) for cell in planned]
-        status = [
+        status: list[dict[str, Any]] = [
             {"recipe": c.resolved.recipe, "row": c.row, "seed": c.seed, "folder": str(c.folder), "finished": c.finished,
-             "same_training": others}
-            for c, others in zip(planned, alike, strict=True)
+             "same_training": shared.get((c.resolved.recipe, c.row), [])}
+            for c in planned
         ]  # fmt: skip
-        state = {True: "finished", False: "open"}
-        lines = [
-            f"{state[c.finished]:<9} {c.row:<16} seed {c.seed}  {c.folder}"
-            + (f"  (one training with {', '.join(others)})" if others else "")
-            for c, others in zip(planned, alike, strict=True)
-        ]
+        lines = []
+        for one in status:
+            others = f"  (one training with {', '.join(one['same_training'])})" if one["same_training"] else ""
+            state = "finished" if one["finished"] else "open"
+            lines.append(f"{state:<9} {one['row']:<16} seed {one['seed']}  {one['folder']}{others}")
         tell(status, lines, json=json)
         return
     train_table(
         table, planned, kernel_name=kernel, quiet=quiet or finetuning, say=silent if quiet else say,
         among=[Path("runs"), *([] if out is None else [out])],
     )  # fmt: skip
-    several = len(by_recipe) > 1
-    parent = planned[0].folder.parent
-    if several:
+    folders, parent = [cell.folder for cell in planned], planned[0].folder.parent
+    if len(chosen) > 1:
         parent = out or parent.with_name(table.replace("/", "-"))
-    title = table if several else next(iter(by_recipe))
-    show_report(
-        [cell.folder for cell in planned],
-        parent / "report.html",
-        json=json,
-        title=title,
-        table=table if several else None,
-    )
+        show_report(folders, parent / "report.html", json=json, title=table, table=table)
+    else:
+        show_report(folders, parent / "report.html", json=json, title=next(iter(chosen)))
 
 
 def _names(text: str) -> list[str]:
@@ -239,20 +233,19 @@ def _is_whole_run(folder: Path, options: Sequence[object]) -> bool:
 
 
 def _summary(result: dict[str, Any], folder: Path, page: Path) -> None:
-    from fullrank.reporting.figures import choose
     from fullrank.reporting.runs import read_run, recipe_notes
 
-    final = result["final"]
+    final, record = result["final"], read_run(folder)
     size = f"{result['parameters']['total']:,} parameters"
     print(visible(f"{result['name']}: {size}, {result['corpus']['label']}, seed {result['seed']}"))
-    measure = choose([read_run(folder)])
-    _figures(final, measure)
-    of_last = result.get("last") if (result["paper"] or {}).get("checkpoint") == "last" else None
-    if of_last is not None and of_last != final:
+    _figures(record, "final")
+    if (result["paper"] or {}).get("checkpoint") == "last" and result.get("last", final) != final:
         print("  the last checkpoint, as the paper's figures are:")
-        _figures(of_last, measure)
+        _figures(record, "last")
+    if "bleu_signature" in final["test"]:
+        print(f"  BLEU is sacreBLEU's: {final['test']['bleu_signature']}")
     print(f"  {result['protocol']}")
-    if recipe_notes([read_run(folder)]):
+    if recipe_notes([record]):
         print(visible(f"  what its recipe says of these figures: fullrank recipes show {result['recipe']}"))
     if len(result["ms_per_step"]) > 1:
         print("  ms per step: " + ", ".join(f"{phase} {ms:.1f}" for phase, ms in result["ms_per_step"].items()))
@@ -260,28 +253,16 @@ def _summary(result: dict[str, Any], folder: Path, page: Path) -> None:
     print(visible(f"  {speed}   {folder}   {page}"))
 
 
-def _figures(final: dict[str, Any], measure: Measure) -> None:
+def _figures(record: RunRecord, checkpoint: str) -> None:
     """A line for each figure that was measured, that of the task first."""
-    lines = (
-        ("bleu", "BLEU", 2),
-        ("tokenised_bleu", "tokenised BLEU", 2),
-        ("chrf", "chrF", 2),
-        ("perplexity", "perplexity" if measure.key != "perplexity" else measure.words, 2),
-        ("accuracy_percent", "accuracy in %", 2),
-        ("perplexity_without_sos", "without <sos>", 2),
-        ("bits_per_character", "bits per character", 3),
-        ("bits_per_byte", "bits per byte", 3),
-        ("last_position", "perplexity at the last positions of segments, whose targets are not read", 2),
-    )
-    for key, words, digits in sorted(lines, key=lambda line: line[0] != measure.key):
-        values = {split: final[split].get(key) for split in ("valid", "test")}
-        if key == "last_position":
-            values = {split: (value or {}).get("perplexity") for split, value in values.items()}
-        if key == "perplexity" or any(value is not None for value in values.values()):
-            figures = (f"{split} {'-' if v is None else format(v, f'.{digits}f')}" for split, v in values.items())
-            print(f"  {words}  {'   '.join(figures)}")
-    if "bleu_signature" in final["test"]:
-        print(f"  BLEU is sacreBLEU's: {final['test']['bleu_signature']}")
+    from fullrank.reporting.figures import LAST_POSITION, MEASURES, WITHOUT_SOS, choose
+
+    first = choose([record])
+    others = [one for one in (*MEASURES, WITHOUT_SOS, LAST_POSITION) if one.key != first.key]
+    for measure in (first, *others):
+        values = {split: measure.final(record, split, checkpoint) for split in ("valid", "test")}
+        if any(value is not None for value in values.values()):
+            print(f"  {measure.words}  {'   '.join(f'{split} {measure.show(v)}' for split, v in values.items())}")
 
 
 @app.command(
@@ -316,10 +297,9 @@ def finetune(
 
     Several seeds end in a table: mean, deviation, and by how many percent the deviation changed against the first row.
     """
-    from fullrank.config.recipe import is_finetuning, resolve_finetune
-    from fullrank.experiments.run import cells, inside, reproduce, resume, train
-    from fullrank.experiments.run_folder import finished_trainings, open_any
-    from fullrank.reporting import find_runs
+    from fullrank.config.recipe import is_finetuning, resolve_any
+    from fullrank.experiments.run import cells, reproduce, resume
+    from fullrank.experiments.run_folder import open_any
 
     progress = silent if quiet or json else say
     folder = Path(config)
@@ -335,17 +315,15 @@ def finetune(
         raise InputError("--row and --rows: give one of them")
     settings = with_source(overrides, source)
     if not is_finetuning(config, None, scale, settings):
-        resolve_finetune(config, None, scale, settings)  # says what it is instead
-    planned = cells(
-        config, [row] if row else None if rows is None else _names(rows), scale, read_seeds(seeds), settings
-    )
-    if len(planned) == 1:
-        folders = [out or planned[0].folder]
-        trained = {} if reuse is None else finished_trainings(find_runs(reuse))
-        train(planned[0].resolved, folders[0], kernel_name=kernel, quiet=quiet, say=progress, trained=trained)
-    else:
-        planned = planned if out is None else inside(planned, out)
-        among = [] if reuse is None else [reuse]
-        reproduce(config, planned, kernel_name=kernel, quiet=True, say=progress, among=among)
-        folders = [cell.folder for cell in planned]
+        raise InputError(
+            "data.name: fine-tuning is on a task of GLUE or on SQuAD, as in data.name=glue/cola; given "
+            f"{resolve_any(config, None, scale, settings).config.data.name!r}; `fullrank train` trains on texts"
+        )
+    wanted = [row] if row else None if rows is None else _names(rows)
+    planned = cells(config, wanted, scale, read_seeds(seeds), settings, out=out)
+    several, among = len(planned) > 1, [] if reuse is None else [reuse]
+    if out is not None and not several:
+        planned = [replace(planned[0], folder=out)]
+    reproduce(config, planned, kernel_name=kernel, quiet=quiet or several, say=progress, among=among)
+    folders = [cell.folder for cell in planned]
     show_report(folders, (folders[0] if len(folders) == 1 else folders[0].parent) / "report.html", json=json)

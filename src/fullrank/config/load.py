@@ -167,18 +167,6 @@ def build(raw: Mapping[str, Any]) -> RunConfig:
     return RunConfig.from_dict(raw)
 
 
-def build_finetune(raw: Mapping[str, Any]) -> FinetuneConfig:
-    """The checked configuration of a run of fine-tuning; InputError for one of another task."""
-    if not finetunes(raw):
-        data = raw.get("data")
-        name = data.get("name") if isinstance(data, Mapping) else None
-        raise InputError(
-            f"data.name: fine-tuning is on a task of GLUE or on SQuAD, as in data.name=glue/cola; given {name!r}; "
-            "`fullrank train` trains on texts"
-        )
-    return FinetuneConfig.from_dict(raw)
-
-
 def to_yaml(config: Section) -> str:
     """A configuration as YAML, every value stated, in the order of the schema."""
     return yaml.safe_dump(config.to_dict(), sort_keys=False, default_flow_style=None, allow_unicode=True, width=100)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, get_args
 
 from fullrank.config.finetune import FinetuneConfig, finetunes
-from fullrank.config.load import apply_overrides, build, build_any, build_finetune, lay, parse_yaml, read_yaml, undotted
+from fullrank.config.load import apply_overrides, build, build_any, lay, parse_yaml, read_yaml, undotted
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import InputError, suggest
 from fullrank.core.section import Count, CountOrZero, Section, key
@@ -232,14 +232,6 @@ def resolve(
     """The checked configuration of one row that trains a model of ours; InputError for a recipe of fine-tuning."""
     settings = _settings(name, row, scale, overrides)
     return replace(settings, config=build(settings.config))
-
-
-def resolve_finetune(
-    name: str, row: str | None = None, scale: str | None = None, overrides: Iterable[str] = ()
-) -> Resolved[FinetuneConfig]:
-    """The checked configuration of one row of fine-tuning; InputError for any other recipe."""
-    settings = _settings(name, row, scale, overrides)
-    return replace(settings, config=build_finetune(settings.config))
 
 
 def is_finetuning(name: str, row: str | None = None, scale: str | None = None, overrides: Iterable[str] = ()) -> bool:
