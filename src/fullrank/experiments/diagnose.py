@@ -354,8 +354,7 @@ def _heads(subject: _Subject) -> Finding:
     advice = []
     if verdict != "no bottleneck":
         advice = subject.trained_with("model.attention.cross_head=0.1") + subject.injected(cross_head=0.1)
-        attention = None if subject.own is None else subject.own.config.attention
-        if isinstance(attention, WeightedConfig) and stage_name(attention.mix) == "none":  # as `prune` asks
+        if _can_be_pruned(subject):
             text = "" if subject.kind == "run" else f" --text {opened.text}"
             advice.append(f"fullrank analyze heads {subject.name}{text} --prune {idle} --out pruned")
     slots = [Series(f"layer {i}", i, (_sorted(layer.change / read.perplexity),)) for i, layer in enumerate(read.layers)]
@@ -368,6 +367,16 @@ def _heads(subject: _Subject) -> Finding:
         "similarity": [layer.redundancy for layer in read.layers],
     }  # fmt: skip
     return Finding("heads", title, short, verdict, words, figures, rule, advice, drawings=drawings)
+
+
+def _can_be_pruned(subject: _Subject) -> bool:
+    """No heads are mixed (see `fullrank.analysis.prune`)."""
+    if subject.own is None:
+        from fullrank.hf.inject import injected_modules
+
+        return not injected_modules(subject.model)
+    attention = subject.own.config.attention
+    return isinstance(attention, WeightedConfig) and stage_name(attention.mix) == "none"
 
 
 def _sorted(shares: np.ndarray) -> Curve:
@@ -394,7 +403,7 @@ def _parameters(subject: _Subject) -> Finding:
         verdict, short = "perhaps", "the parameters of its attention"
         advice = subject.trained_with("model.attention.kind=multilinear")
     words = [
-        f"Of {total:,} parameters {100 * largest:.0f} % are {name.replace('_', '-')}; attention has {100 * attention:.0f} %, "
+        f"Of {total:,} parameters {100 * largest:.0f} % are {name.replace('_', ' ')}; attention has {100 * attention:.0f} %, "
         f"the vocabulary's layers {100 * vocabulary:.0f} %.",
     ]
     rule = (

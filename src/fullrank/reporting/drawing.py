@@ -271,7 +271,10 @@ def draw_curves(
 
     drawing.x_ticks = [(x_at(x), short_count(x)) for x in ticks(x_low, x_high, 6)]
     y_values = log_ticks(10**y_low, 10**y_high) if log else ticks(y_low, y_high, 6)
-    drawing.y_ticks = [(y_at(y), show(y)) for y in y_values]
+    shown = [show(y) for y in y_values]
+    if len({*shown}) < len(shown):  # a narrow range of large values
+        shown = [f"{y:,.10g}" for y in y_values]
+    drawing.y_ticks = [*zip(map(y_at, y_values), shown, strict=True)]
     for one in series:
         several, mean = len(one.curves) > 1, one.mean
         faint = 0.45 if several and mean else 1.0
