@@ -135,13 +135,9 @@ def in_lines(content: Mapping[str, Any], cores: int) -> Iterator[str]:
     """A listing for people, a line for each training."""
     states = content["trainings"]
     for one in states:
-        at = (
-            f" at step {one['step']:,} of {one['steps']:,}"
-            if one["state"] in ("running", "stopped") and one["steps"]
-            else ""
-        )
+        at = f" at step {one['step']:,}" if one["state"] in ("running", "stopped") else ""
         took = f"  {duration(one['seconds'])}" if one["seconds"] else ""
-        yield f"{one['state'] + at:<28} {one['table']} {one['row']} seed {one['seed']}  {one['folder']}{took}"
+        yield f"{one['state'] + at:<24} {one['table']} {one['row']} seed {one['seed']}  {one['folder']}{took}"
     done, left = sum(one["state"] == "finished" for one in states), content["seconds_left"]
     rest = f", about {duration(left)} left on {cores} core{'s' * (cores > 1)}" if left else ""
     yield f"{done} of {len(states)} finished{rest}"

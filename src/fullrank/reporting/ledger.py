@@ -56,10 +56,9 @@ def read_ledger(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else (), start=1):
         try:
             row = json.loads(line)
-            whole = sealed(row)["id"] == row["id"]
-        except (ValueError, KeyError, TypeError, AttributeError):
-            whole = False
-        if not whole:
+        except ValueError:
+            row = None
+        if not isinstance(row, dict) or sealed(row) != row:
             raise InputError(f"{path}: line {number} does not match its checksum; restore it, or delete the line")
         rows.append(row)
     return rows

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ def make_pages(folder: Path) -> dict[str, str]:
         bodies["benchmarks.md"] = ["# Benchmarks", *_benchmarks(folder)]
         links += "\n- [Benchmarks](benchmarks.md): speed and memory against peers"
     bodies["README.md"] = ["# Results", _HOW, "## Claims", _table(index), "## Others", links]
-    return {name: "\n\n".join([_HEAD, *body]) + "\n" for name, body in bodies.items()}
+    return {name: "\n\n".join(filter(None, [_HEAD, *body])) + "\n" for name, body in bodies.items()}
 
 
 def write_pages(folder: Path, *, check: bool = False) -> list[str]:
@@ -216,12 +216,7 @@ def _figure(value: Any) -> str:
 
 def _table(rows: Sequence[Mapping[str, str]]) -> str:
     """A table in Markdown; all rows have the same keys, which are its headings."""
-
-    def line(cells: Iterable[str]) -> str:
-        return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
-
-    return (
-        "\n".join([line(rows[0]), line(["---"] * len(rows[0])), *(line(row.values()) for row in rows)])
-        if rows
-        else "None yet."
-    )
+    if not rows:
+        return "None yet."
+    lines = [rows[0], ["---"] * len(rows[0]), *(row.values() for row in rows)]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |" for cells in lines)
