@@ -46,6 +46,18 @@ def test_all_rows_of_a_seed_come_before_the_next_seed_and_settings_are_in_the_fo
     assert (trained.seed, trained.batch_size, trained.learning_rate, trained.threads) == (1, 8, 2e-3, 1)
 
 
+def test_what_the_ledger_has_is_not_trained_again(tmp_path: Path) -> None:
+    settings = {"train.learning_rate": 2e-3}
+    entry = {"table": TABLE, "rows": ["plain", "b"], "seeds": [1, 2], "scale": "small", "set": settings}
+    row = {"recipe": TABLE, "row": "b", "scale": "small", "seed": 2, "set": settings}
+    others = [row | {"seed": 1, "set": {}}, row | {"row": "plain", "scale": "tiny"}]
+    planned = trainings_of(plan(entry), out=tmp_path, ledger=[*others, row])
+    state = listing(planned, 1)
+    assert [one["state"] for one in state["trainings"]] == ["open", "open", "open", "recorded"]
+    assert [*in_lines(state, 1)][-1] == "1 of 4 finished"
+    asyncio.run(train_all(planned[-1:], [0], lambda folder: pytest.fail("trained again")))
+
+
 def test_the_end_of_training_in_an_entry_replaces_that_of_the_plan() -> None:
     entry = {"table": "mixhead/table1-vanilla", "rows": ["b"], "scale": "tiny", "set": {"train.steps": 5}}
     (one,) = trainings_of(plan(entry, set={"train.tokens": 1000}))

@@ -44,13 +44,14 @@ def queue(
     from fullrank.config.plan import PlanFile
     from fullrank.experiments.ledger import row_of
     from fullrank.experiments.queue import cores_for, in_lines, listing, train_all, trainings_of
-    from fullrank.reporting.ledger import add_rows
+    from fullrank.reporting.ledger import add_rows, read_ledger
 
     content = PlanFile.of_file(read_yaml(plan), plan)
-    planned, own = trainings_of(content, source, out), cores_for(cores)
+    book, own = plan.parent / content.ledger, cores_for(cores)
+    planned = trainings_of(content, source, out, read_ledger(book))
 
     def record(folder: Path) -> None:
-        add_rows(plan.parent / content.ledger, [row_of(folder)])
+        add_rows(book, [row_of(folder)])
 
     try:
         if not list_only:

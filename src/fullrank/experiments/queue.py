@@ -1,7 +1,8 @@
 """The trainings of a plan, one after another on given cores. Each is `fullrank train` in a process of its own.
 
-A plan that was stopped, by a signal or with its machine, goes on where it was: finished runs are left alone, and a run that
-was stopped is resumed exactly. A training that fails is reported, and the next one begins.
+A plan that was stopped, by a signal or with its machine, goes on where it was: finished runs are left alone, wherever they
+were trained if the ledger has them, and a run that was stopped is resumed exactly. A training that fails is reported, and the
+next one begins.
 """
 
 from __future__ import annotations
@@ -29,21 +30,26 @@ from fullrank.experiments.run import Cell, cells
 from fullrank.experiments.run_folder import finished_result
 from fullrank.experiments.task import Say
 from fullrank.reporting.figures import duration
-from fullrank.reporting.ledger import differences
+from fullrank.reporting.ledger import Row, differences
 from fullrank.seal import DamagedError, read_record
 from fullrank.training.device import is_locked
 
 _NICENESS = 10
 _LAST_LINES = 6
+_DONE = ("finished", "recorded")
 
 
 @dataclass(frozen=True)
 class Training:
-    """One training of a plan: a row with a seed, its folder, its settings beside the recipe's, and the claim it decides."""
+    """One training of a plan: a row with a seed, its folder, its settings beside the recipe's, and the claim it decides.
+
+    recorded: the ledger has its run.
+    """
 
     cell: Cell
     overrides: tuple[str, ...]
     decides: str | None
+    recorded: bool = False
 
     @property
     def command(self) -> list[str]:
@@ -67,13 +73,16 @@ class Training:
         return f"{self.cell.resolved.recipe} {self.cell.row} seed {self.cell.seed}"
 
 
-def trainings_of(plan: PlanFile, source: Path | None = None, out: Path = Path("runs")) -> list[Training]:
+def trainings_of(
+    plan: PlanFile, source: Path | None = None, out: Path = Path("runs"), ledger: Sequence[Row] = ()
+) -> list[Training]:
     """The trainings in the order of the plan; of a recipe all rows of a seed, then the next seed.
 
-    source: a folder with a subfolder for each corpus. out: the folder of the run folders.
+    source: a folder with a subfolder for each corpus. out: the folder of the run folders. ledger: its rows.
     InputError for whatever the plan asks for that cannot be trained, before anything is.
     """
     planned: dict[Path, Training] = {}
+    had = [tuple(row[key] for key in ("recipe", "row", "scale", "seed", "set")) for row in ledger]
     for entry in plan.trainings:
         settings = flatten(lay(undotted(plan.set or {}), entry.set or {}))
         overrides = [f"{name}={json.dumps(value)}" for name, value in settings.items()]
@@ -81,7 +90,9 @@ def trainings_of(plan: PlanFile, source: Path | None = None, out: Path = Path("r
             for cell in cells(recipe, rows or None, entry.scale, entry.seeds, [*overrides, "train.threads=1"]):
                 folder = out / _in_runs(cell, settings)
                 own = (*overrides, "train.threads=1", f"train.seed={cell.seed}", *_texts(cell, source))
-                training = Training(Cell(cell.resolved, folder), own, entry.decides)
+                name = (recipe, cell.resolved.row, cell.resolved.scale)
+                recorded = (*name, cell.seed, differences(cell.resolved.config, *name)) in had
+                training = Training(Cell(cell.resolved, folder), own, entry.decides, recorded)
                 if planned.setdefault(folder, training).cell.resolved.config != cell.resolved.config:
                     raise InputError(f"trainings: two different trainings would share the folder {folder}")
     return list(planned.values())
@@ -107,11 +118,12 @@ def _texts(cell: Cell, source: Path | None) -> list[str]:
 def listing(planned: Sequence[Training], cores: int) -> dict[str, Any]:
     """The state of every training as plain objects, and a rough time for what is left: the mean of what finished ones took.
 
-    The state is `finished`, `running`, `stopped`, `open`, or `other` where the folder holds a finished run with other settings.
+    The state is `finished`, `recorded` (in the ledger, no folder here), `running`, `stopped`, `open`, or `other` where the
+    folder holds a finished run with other settings.
     """
     states = [_state(training) for training in planned]
     took = [one["seconds"] for one in states if one["seconds"]]
-    left = sum(1 - one["step"] / (one["steps"] or 1) for one in states if one["state"] != "finished")
+    left = sum(1 - one["step"] / (one["steps"] or 1) for one in states if one["state"] not in _DONE)
     return {"trainings": states, "seconds_left": fmean(took) * left / cores if took else None}
 
 
@@ -122,7 +134,7 @@ def _state(training: Training) -> dict[str, Any]:
     except DamagedError:
         saved = {}
     result, step = finished_result(cell.folder), saved.get("step", 0)
-    state = "running" if is_locked(cell.folder) else "stopped" if step else "open"
+    state = "running" if is_locked(cell.folder) else "stopped" if step else "recorded" if training.recorded else "open"
     return {
         "table": resolved.recipe, "row": cell.row, "scale": resolved.scale, "seed": cell.seed,
         "folder": str(cell.folder), "decides": training.decides,
@@ -138,7 +150,7 @@ def in_lines(content: Mapping[str, Any], cores: int) -> Iterator[str]:
         at = f" at step {one['step']:,}" if one["state"] in ("running", "stopped") else ""
         took = f"  {duration(one['seconds'])}" if one["seconds"] else ""
         yield f"{one['state'] + at:<24} {one['table']} {one['row']} seed {one['seed']}  {one['folder']}{took}"
-    done, left = sum(one["state"] == "finished" for one in states), content["seconds_left"]
+    done, left = sum(one["state"] in _DONE for one in states), content["seconds_left"]
     rest = f", about {duration(left)} left on {cores} core{'s' * (cores > 1)}" if left else ""
     yield f"{done} of {len(states)} finished{rest}"
 
@@ -195,6 +207,8 @@ async def train_all(
     async def work(core: int) -> None:
         while waiting:
             number, training = waiting.popleft()
+            if training.recorded:
+                continue
             if not training.finished:
                 process = await _start(training, core)
                 running.add(process)
