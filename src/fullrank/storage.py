@@ -83,8 +83,8 @@ def find(path: Path, checkpoint: str) -> tuple[Path, ModelConfig]:
     raw = read_yaml(path / CONFIG)
     if finetunes(raw):
         raise InputError(
-            f"{path}: a run of fine-tuning on {raw['data']['name']}, whose model is one of Hugging Face's and not of ours; "
-            f"see `fullrank finetune {path}` and `fullrank report {path}`"
+            f"{path}: a run of fine-tuning on {raw['data']['name']}, whose model is one of Hugging Face's and not of ours: "
+            f"{path / 'model'}, see fullrank.load_injected, `fullrank finetune {path}` and `fullrank report {path}`"
         )
     config = ModelConfig.from_dict(raw.get("model") or {})
     of_run, in_run = path / "checkpoints" / checkpoint / WEIGHTS, (path / "run.json").is_file()

@@ -474,9 +474,9 @@ def test_what_cannot_be_exported_is_named(run: Path, tmp_path: Path, capsys: pyt
     (broken / "checkpoints" / "best" / "model.safetensors").write_bytes(b"no tensors")
     for words, said in (
         ((tmp_path / "nowhere", out), "no such folder; give a run folder"),
-        ((empty, out), "not a run folder, it has no config.yaml"),
+        ((empty, out), "holds no config.yaml; give a run folder"),
         ((tmp_path / "exported", out), "already a folder of Hugging Face"),
-        ((tuned, out), "a fine-tuned run (glue/cola)"),
+        ((tuned, out), "a run of fine-tuning on glue/cola"),
         ((run, out, "--checkpoint", "average"), "`fullrank average` makes one"),
         ((run, out, "--to", "onnx"), "--to: hf or fullrank, given 'onnx'"),
         ((run, out, "--to", "fullrank"), "holds no config.json; give a folder that `fullrank export` wrote"),

@@ -17,7 +17,6 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fullrank import __version__, storage
-from fullrank.config.finetune import finetunes
 from fullrank.config.load import build, read_yaml
 from fullrank.config.run import MASKED_TOKEN, RunConfig
 from fullrank.core.config import (
@@ -76,7 +75,11 @@ def export_run(folder: str | Path, out: str | Path, checkpoint: str = "best") ->
     """
     folder, out = Path(folder), Path(out)
     _check_free(out)
-    _check_ours(folder)
+    if (folder / storage.HUGGING_FACE).is_file() and not (folder / storage.CONFIG).is_file():
+        raise InputError(
+            f"{folder}: already a folder of Hugging Face; it loads with transformers as it is, or with "
+            "fullrank.load_injected where attention was injected"
+        )
     file, config = storage.find(folder, checkpoint)
     tensors = storage.read(file)
     kind = KINDS[storage.kind_of(tensors)]
@@ -122,25 +125,6 @@ def _check_free(out: Path) -> None:
         raise InputError(f"{out}: a file of that name exists; give a folder that is not there yet")
     if out.is_dir() and any(out.iterdir()):
         raise InputError(f"{out}: not empty, and nothing there is overwritten; give another folder or remove it")
-
-
-def _check_ours(folder: Path) -> None:
-    """InputError for a folder without a model of ours; it names the other kind of folder."""
-    if not folder.is_dir():
-        raise InputError(f"{folder}: no such folder; give a run folder (fullrank train --out)")
-    if not (folder / storage.CONFIG).is_file():
-        if (folder / storage.HUGGING_FACE).is_file():
-            raise InputError(
-                f"{folder}: already a folder of Hugging Face; it loads with transformers as it is, or with "
-                "fullrank.load_injected where attention was injected"
-            )
-        raise InputError(f"{folder}: not a run folder, it has no {storage.CONFIG}")
-    raw = read_yaml(folder / storage.CONFIG)
-    if finetunes(raw):
-        raise InputError(
-            f"{folder}: a fine-tuned run ({raw['data']['name']}); its model is a folder of Hugging Face already: "
-            f"{folder / 'model'}, see fullrank.load_injected"
-        )
 
 
 @contextmanager
