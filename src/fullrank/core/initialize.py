@@ -114,15 +114,11 @@ def transformer_xl(module: nn.Module) -> None:
         with _apart(module):
             nn.init.normal_(module.weight, std=0.02)
         _zero_bias(module)
-    elif isinstance(module, RelativeKeys | PositionTerm):
-        nn.init.normal_(module.weight, std=0.02)
+    elif isinstance(module, RelativeKeys | PositionTerm | RelativeBiases | RandomSynthesizer):
+        for parameter in module.parameters(recurse=False):
+            nn.init.normal_(parameter, std=0.02)
     elif isinstance(module, MultiLinear):
         _pairs(module, functools.partial(nn.init.normal_, std=0.02))
-    elif isinstance(module, RelativeBiases):
-        nn.init.normal_(module.content_bias, std=0.02)
-        nn.init.normal_(module.position_bias, std=0.02)
-    elif isinstance(module, RandomSynthesizer):
-        nn.init.normal_(module.logits, std=0.02)
     elif isinstance(module, nn.LayerNorm):
         nn.init.normal_(module.weight, mean=1.0, std=0.02)
 
@@ -131,10 +127,8 @@ def transformer_xl(module: nn.Module) -> None:
 def pytorch(module: nn.Module) -> None:
     """`nn.Embedding`, `nn.TransformerEncoderLayer`, `nn.Linear`: embeddings and positions N(0, 1); query, key and value
     Xavier-uniform as one packed matrix, attention biases, u and v too, 0; everything else as in `nn.Linear`."""
-    if isinstance(module, TokenEmbedding | Learned):
-        nn.init.normal_(module.weight)
-    elif isinstance(module, TensorTrainInput):
-        module.start(1.0)
+    if isinstance(module, TokenEmbedding | Learned | TensorTrainInput):
+        _tables(module, 1.0)
     elif isinstance(module, AdaptiveInput):
         for weight in module.weights:
             nn.init.normal_(weight)
