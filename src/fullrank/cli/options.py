@@ -35,8 +35,6 @@ Checkpoint = Annotated[
 Source = Annotated[
     str | None, typer.Option("--from", metavar="DIR", help="A local folder that holds the corpus (data.dir).")
 ]
-
-
 Reuse = Annotated[
     Path | None,
     typer.Option(

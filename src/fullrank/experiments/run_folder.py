@@ -68,10 +68,6 @@ def is_run(folder: Path) -> bool:
     return (folder / "config.yaml").is_file() and (folder / "run.json").is_file()
 
 
-def _holds_model(folder: Path) -> bool:
-    return any((folder / file).is_file() for file in ("config.json", "model.safetensors", "adapter_config.json"))
-
-
 def open_any(folder: Path) -> tuple[RunConfig | FinetuneConfig, dict[str, Any]]:
     """The configuration and the identity (run.json) of the run in `folder`, compared with the seal of its newest checkpoint.
 
@@ -80,8 +76,9 @@ def open_any(folder: Path) -> tuple[RunConfig | FinetuneConfig, dict[str, Any]]:
     if not folder.is_dir():
         raise InputError(f"{folder}: {'a file; give a run folder' if folder.exists() else 'no such folder'}")
     if not is_run(folder):
-        model = " but a model, which `fullrank check` and `fullrank analyze rank` take" if _holds_model(folder) else ""
-        raise InputError(f"{folder}: not a run folder (it lacks config.yaml or run.json){model}")
+        models = any((folder / file).is_file() for file in ("config.json", "model.safetensors", "adapter_config.json"))
+        hint = " but a model, which `fullrank check` and `fullrank analyze rank` take" if models else ""
+        raise InputError(f"{folder}: not a run folder (it lacks config.yaml or run.json){hint}")
     identity = read_identity(folder)
     check_run(folder)
     return build_any(read_yaml(folder / "config.yaml")), identity

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, runtime_checkable
@@ -198,17 +199,15 @@ def preserve_random_state(device: torch.device) -> Iterator[None]:
 # -- signals and the lock of a run folder ----------------------------------------------------------------------------
 
 
+@dataclass
 class Signals:
-    """Signals that came while training. `signal`: the name of the one that asked for an end, None so far."""
+    """Signals that came while training. `signal`: the name of the one that asked for an end, None so far.
 
-    def __init__(self) -> None:
-        self.signal: str | None = None
-        self.continued = False  # after a pause (SIGSTOP, SIGCONT)
+    continued: the process went on after a pause (SIGSTOP, SIGCONT), which its clock has not counted yet.
+    """
 
-    def take_continued(self) -> bool:
-        """True if the process was paused since the last call."""
-        continued, self.continued = self.continued, False
-        return continued
+    signal: str | None = None
+    continued: bool = False
 
 
 @contextmanager

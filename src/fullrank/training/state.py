@@ -251,8 +251,8 @@ class Clock:
         """Start the time of training again; what has passed, returned, counts as wall clock only."""
         synchronize(self.device)
         now = until = time.perf_counter()
-        if self.signals.take_continued():
-            self.pauses, until = self.pauses + 1, self.last
+        if self.signals.continued:
+            self.signals.continued, self.pauses, until = False, self.pauses + 1, self.last
         passed, self.mark, self.last = until - self.mark, now, now
         self.counters.seconds += passed
         return passed
