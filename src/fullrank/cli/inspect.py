@@ -164,10 +164,7 @@ _PLACES = {"encoder": "encoder", "decoder": "decoder", "cross": "cross-attention
 
 def lines_of(size: dict[str, Any], model: ModelConfig) -> list[str]:
     """The lines about a model, from `size_of_run` and its recipe."""
-    lines = [f"{size['recipe']}" + (f", row {size['row']}, scale {size['scale']}" if size["row"] else "")]
-    lines += _parameters(size)
-    if size["paper"]:
-        lines.append("  the paper:     " + ", ".join(f"{key} {value}" for key, value in size["paper"].items()))
+    lines = _parameters(size)
     blocks = size["attention_block"] or {}
     if "by_place" not in size:
         blocks = {"": blocks} if blocks else {}
@@ -205,27 +202,24 @@ def lines_of(size: dict[str, Any], model: ModelConfig) -> list[str]:
 
 def encoder_lines(size: dict[str, Any]) -> list[str]:
     """`size` as `pretrained_size` and the recipe gave it."""
-    parameters, shape = size["parameters"], size["attention"]
-    lines = [f"{size['recipe']}" + (f", row {size['row']}, scale {size['scale']}" if size["row"] else "")]
-    lines.append(f"  {size['task']}: the pretrained encoder {size['encoder']} ({size['model']}), fine-tuned")
-    lines.append(f"  {'encoder':<14} {parameters['encoder']:>14,}")
-    mixed = f"  in {shape['layers']} layers of {shape['heads']} heads" if parameters["mixing"] else ""
-    lines.append(f"  {'mixing':<14} {parameters['mixing']:>14,}{mixed}")
-    lines.append(f"  {'task output':<14} {parameters['output']:>14,}")
-    lines.append(f"  {'total':<14} {parameters['total']:>14,}")
-    if size["paper"]:
-        lines.append("  the paper:     " + ", ".join(f"{key} {value}" for key, value in size["paper"].items()))
-    return lines
+    shape = size["attention"]
+    mixed = f", mixing in {shape['layers']} layers of {shape['heads']} heads" if size["parameters"]["mixing"] else ""
+    return _parameters(
+        size, f"  {size['task']}: the pretrained encoder {size['encoder']} ({size['model']}), fine-tuned{mixed}"
+    )
 
 
-def _parameters(size: dict[str, Any]) -> list[str]:
-    """Parts as lines; of a translation model, with a column for each place."""
+def _parameters(size: dict[str, Any], *about: str) -> list[str]:
+    """The recipe, parts as lines (of a translation model, with a column for each place), and the paper's sizes."""
     parts, places = size["parameters"], size.get("by_place") or {}
-    lines = [f"  {'':<14} {'':>14}" + "".join(f" {_PLACES[place]:>15}" for place in places)] if places else []
+    lines = [f"{size['recipe']}" + (f", row {size['row']}, scale {size['scale']}" if size["row"] else ""), *about]
+    lines += [f"  {'':<14} {'':>14}" + "".join(f" {_PLACES[place]:>15}" for place in places)] if places else []
     for part, count in parts.items():
         if count or part == "total":
             columns = "".join(f" {place.get(part, 0):>15,}" for place in places.values())
             lines.append(f"  {part:<14} {count:>14,}{columns}")
+    if size["paper"]:
+        lines.append("  the paper:     " + ", ".join(f"{key} {value}" for key, value in size["paper"].items()))
     return lines
 
 
