@@ -18,9 +18,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fullrank.config.run import MASKED_TOKEN, PROTOCOL_KEYS, RunConfig
+from fullrank.config.run import MASKED_TOKEN, PROTOCOL_KEYS, ProtocolConfig, RunConfig
 from fullrank.core.config import NOT_NEXT_TOKEN, stage_options, with_memory
 from fullrank.core.errors import ConfigError, InputError
+from fullrank.core.section import Size
 
 # -- protocols --------------------------------------------------------------------------------------------------------
 
@@ -91,16 +92,10 @@ def _tokens(count: int) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flags:
+class Flags(ProtocolConfig):
     """Options of the command line about the protocol; None: as the configuration says."""
 
-    segment_length: int | None = None
-    batch_size: int | None = None
-    context: int | None = None
-    stride: int | None = None
-    memory_length: int | None = None
-    same_length: bool | None = None
-    clamp_length: int | None = None
+    batch_size: Size | None = None
 
 
 class _Setting(NamedTuple):
