@@ -193,21 +193,21 @@ class TrainConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class ProtocolConfig(Section):
-    """How the running text of one split is cut, and what is remembered of it, where that differs from `eval`."""
+    """How a running text is cut, and what is remembered of it. Null: of a split, as `eval` says, and there as trained."""
 
-    segment_length: Size | None = key(None, "tokens of a segment; null: that of eval")
-    context: SizeOrZero | None = key(None, "tokens read again before those that are scored; null: that of eval")
-    stride: Size | None = key(None, "tokens scored at a time; null: that of eval")
-    memory_length: SizeOrZero | None = key(None, "tokens of memory; null: that of eval")
-    same_length: bool | None = key(None, "a window of the memory's length; null: that of eval")
-    clamp_length: Size | None = key(None, "clamp of relative positions; null: that of eval")
+    segment_length: Size | None = key(None, "tokens of a segment")
+    context: SizeOrZero | None = key(None, "tokens read again before those that are scored (fairseq)")
+    stride: Size | None = key(None, "tokens scored at a time; null: what context leaves of segment_length")
+    memory_length: SizeOrZero | None = key(None, "tokens of memory")
+    same_length: bool | None = key(None, "a window of the memory's length")
+    clamp_length: Size | None = key(None, "clamp of relative positions")
 
 
 PROTOCOL_KEYS = tuple(hints_of(ProtocolConfig))
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalConfig(Section):
+class EvalConfig(ProtocolConfig):
     """Settings of evaluation. Both cadences `null`: once an epoch and at the end.
 
     `context`, `stride`, `memory_length`, `same_length` and `clamp_length` belong to the final figures and to `fullrank eval`;
@@ -216,12 +216,6 @@ class EvalConfig(Section):
 
     KEY = "eval"
     batch_size: Size = key(10, "parallel streams")
-    segment_length: Size | None = key(None, "tokens of a segment; null: train.segment_length")
-    context: SizeOrZero | None = key(None, "tokens read again before those that are scored (fairseq)")
-    stride: Size | None = key(None, "tokens scored at a time; null: what context leaves of segment_length")
-    memory_length: SizeOrZero | None = key(None, "tokens of memory; null: model.memory_length")
-    same_length: bool | None = key(None, "a window of the memory's length; null: model.same_length")
-    clamp_length: Size | None = key(None, "clamp of relative positions; null: as trained")
     every_steps: Count | None = key(None, "updates between evaluations")
     every_epochs: Positive | None = key(None, "epochs between evaluations")
     max_tokens: Count | None = key(None, "tokens of the validation split while training; the final figures use all")
