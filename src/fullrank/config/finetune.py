@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fullrank.config.glue import GLUE
-from fullrank.config.run import Optimizer, Schedule, Threads, TrainConfig
+from fullrank.config.run import Schedule, TrainConfig, TrainingConfig
 from fullrank.core.config import Mix, Normalize
 from fullrank.core.errors import suggest
 from fullrank.core.section import (
@@ -127,37 +127,21 @@ class TaskDataConfig(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneTrainConfig(Section):
+class FinetuneTrainConfig(TrainingConfig):
     """The recipe of BERT's fine-tuning, and what Mixhead adds to it: a learning rate of their own for mixing parameters, and
     more steps (§4.3.1). Exactly one of `epochs` and `steps`."""
 
-    KEY = "train"
     epochs: Positive | None = key(None, "epochs after which training ends; null: 3, without steps")
-    steps: Count | None = key(None, "updates after which training ends")
-    seed: CountOrZero = key(1, "seed of every random draw")
     batch_size: Size = key(32, "examples of a batch (SQuAD: windows)")
-    gradient_accumulation_steps: Size = key(1, "batches of one update")
     learning_rate: Positive = key(2e-5, "learning rate after the warm-up")
     mixing_learning_rate: Positive | None = key(None, "learning rate of mixing parameters; null: learning_rate")
-    optimizer: Optimizer = key("adamw", "optimizer")
     betas: tuple[float, float] = key((0.9, 0.999), "decay of the means of adam and adamw")
-    eps: Positive = key(1e-8, "epsilon of adam and adamw")
     weight_decay: PositiveOrZero = key(0.01, "weight decay")
-    orthogonality: PositiveOrZero = key(0.0, "coefficient of the orthogonality penalty (Mixhead Eq. 16)")
-    overlap: PositiveOrZero = key(0.0, "coefficient of the overlap penalty (Mixhead Eq. 20)")
     schedule: Schedule = key("linear", "schedule of the learning rate")
     warmup_ratio: Share = key(0.1, "share of all steps over which the learning rate rises")
     max_grad_norm: Positive | None = key(1.0, "gradients are clipped to this norm")
     group_by_length: bool = key(True, "examples of like length go into one batch, in an order that is still random")
-    precision: Literal["fp32", "bf16"] = key("fp32", "precision of the forward pass")
-    device: str = key("auto", "device of torch; auto: a GPU when there is one")
-    threads: Threads | None = key(None, "threads of torch")
-    log_every_steps: Count = key(20, "updates between lines of metrics")
-    save_every_steps: Count | None = key(
-        None, "updates between checkpoints; null: at every evaluation and every 5 minutes"
-    )
     keep_model: bool = key(True, "the fine-tuned model stays in the run folder as model/")
-    track: list[Literal["tensorboard", "wandb"]] = key([], "other places that metrics are sent to")
 
     def _resolve(self) -> None:
         if self.epochs is None and self.steps is None:

@@ -88,7 +88,29 @@ class PhaseConfig(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(Section):
+class TrainingConfig(Section):
+    """Settings of every training, of a model of ours and of a pretrained one."""
+
+    KEY = "train"
+    steps: Count | None = key(None, "updates after which training ends")
+    seed: CountOrZero = key(1, "seed of every random draw")
+    gradient_accumulation_steps: Size = key(1, "batches of one update")
+    optimizer: Optimizer = key("adamw", "optimizer")
+    eps: Positive = key(1e-8, "epsilon of adam and adamw")
+    orthogonality: PositiveOrZero = key(0.0, "coefficient of the orthogonality penalty (Mixhead Eq. 16)")
+    overlap: PositiveOrZero = key(0.0, "coefficient of the overlap penalty (Mixhead Eq. 20)")
+    precision: Literal["fp32", "bf16"] = key("fp32", "precision of the forward pass")
+    device: str = key("auto", "device of torch; auto: a GPU when there is one")
+    threads: Threads | None = key(None, "threads of torch")
+    save_every_steps: Count | None = key(
+        None, "updates between checkpoints; null: at every evaluation and every 5 minutes"
+    )
+    log_every_steps: Count = key(20, "updates between lines of metrics")
+    track: list[Literal["tensorboard", "wandb"]] = key([], "other places that metrics are sent to")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(TrainingConfig):
     """Settings of training. Exactly one of `steps`, `epochs` and `tokens` says when training ends, or the last phase does.
 
     Text is read in `batch_size` streams of `segment_length` tokens, sentence pairs in batches of `batch_tokens`; `tokens` are
@@ -96,12 +118,9 @@ class TrainConfig(Section):
     (`objective: masked`), `tokens` are those that are read.
     """
 
-    KEY = "train"
-    steps: Count | None = key(None, "updates after which training ends")
     epochs: Positive | None = key(None, "epochs after which training ends")
     tokens: Count | None = key(None, "tokens after which training ends")
     phases: list[PhaseConfig] = key([], "parts of training with their own schedules of skipped layers")
-    seed: CountOrZero = key(1, "seed of every random draw")
     objective: Literal["causal", "masked", "labels"] = key("causal", "the next token, masked ones, or labels")
     mlm_probability: Fraction = key(0.15, "masked: share of the tokens that are predicted")
     mask_replace_prob: Probability = key(0.8, "masked: share of those that become <mask>")
@@ -110,11 +129,8 @@ class TrainConfig(Section):
     segment_length: Size = key(64, "tokens of each stream per step")
     batch_tokens: Size | None = key(None, "sentence pairs: tokens of a batch, longer side, padding included")
     order: Literal["contiguous", "shuffled"] | None = key(None, "streams, or shuffled blocks (null: if masked)")
-    gradient_accumulation_steps: Size = key(1, "batches of one update")
-    optimizer: Optimizer = key("adamw", "optimizer")
     learning_rate: Positive = key(1e-3, "learning rate after the warm-up")
     betas: tuple[Share, Share] = key((0.9, 0.98), "decay of the means of adam and adamw")
-    eps: Positive = key(1e-8, "epsilon of adam and adamw")
     momentum: Share = key(0.0, "momentum of sgd and nag")
     weight_decay: PositiveOrZero = key(0.0, "weight decay; never acts on mixing weights, biases and norms")
     schedule: Schedule = key("constant", "schedule of the learning rate")
@@ -130,23 +146,13 @@ class TrainConfig(Section):
     plateau_patience: CountOrZero = key(0, "plateau: after more than so many evaluations without improvement")
     max_grad_norm: Positive | None = key(None, "gradients are clipped to this norm")
     label_smoothing: Share = key(0.0, "e: the target is (1 - e) [v = y] + e / V")
-    orthogonality: PositiveOrZero = key(0.0, "coefficient of the orthogonality penalty (Mixhead Eq. 16)")
-    overlap: PositiveOrZero = key(0.0, "coefficient of the overlap penalty (Mixhead Eq. 20)")
-    precision: Literal["fp32", "bf16"] = key("fp32", "precision of the forward pass")
-    device: str = key("auto", "device of torch; auto: a GPU when there is one")
-    threads: Threads | None = key(None, "threads of torch")
     compile: bool = key(False, "compile the model")
     cuda_graphs: bool = key(False, "with compile, on a GPU: blocks are recorded once and replayed (not measured yet)")
     averaging: Literal["none", "ema", "swa"] = key("none", "average of the weights over training")
     ema_decay: Fraction = key(0.999, "ema: decay of the average")
     swa_start: Share = key(0.75, "swa: share of training after which weights are averaged")
     patience: Count | None = key(None, "stop after so many evaluations without improvement of eval.metric")
-    save_every_steps: Count | None = key(
-        None, "updates between checkpoints; null: at every evaluation and every 5 minutes"
-    )
     keep_checkpoints: Count | None = key(None, "weights that are kept of the last evaluations")
-    log_every_steps: Count = key(20, "updates between lines of metrics")
-    track: list[Literal["tensorboard", "wandb"]] = key([], "other places that metrics are sent to")
 
     def _ends(self) -> list[str]:
         return [end for end in ("steps", "epochs", "tokens") if getattr(self, end) is not None]

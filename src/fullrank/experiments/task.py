@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from fullrank.analysis.size import parameters_by_part
-from fullrank.config.finetune import FinetuneConfig, FinetuneTrainConfig
-from fullrank.config.run import RunConfig, TrainConfig
+from fullrank.config.finetune import FinetuneConfig
+from fullrank.config.run import RunConfig, TrainConfig, TrainingConfig
 from fullrank.core.attention import Trace
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import FullRankError
@@ -196,7 +196,7 @@ def in_words(protocols: Mapping[str, EvaluationProtocol | MaskedProtocol | Searc
     return "; ".join(f"{split}: {sentence}" for split, sentence in words.items())
 
 
-def penalized(value: Tensor, trace: Trace | None, options: TrainConfig | FinetuneTrainConfig) -> Tensor:
+def penalized(value: Tensor, trace: Trace | None, options: TrainingConfig) -> Tensor:
     """`value` plus the penalties of Mixhead Eq. 16 and 20, over the layers in `trace` (none where all are skipped)."""
     if trace is not None and trace.layers:
         if options.orthogonality:
@@ -206,6 +206,6 @@ def penalized(value: Tensor, trace: Trace | None, options: TrainConfig | Finetun
     return value
 
 
-def trace_for(options: TrainConfig | FinetuneTrainConfig) -> Trace | None:
+def trace_for(options: TrainingConfig) -> Trace | None:
     """A trace where a penalty needs one."""
     return Trace() if options.orthogonality or options.overlap else None

@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fullrank.config.finetune import FinetuneTrainConfig
-from fullrank.config.run import TrainConfig
+from fullrank.config.run import TrainConfig, TrainingConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.files import out_of_memory
 from fullrank.seal import refuse_links
@@ -42,7 +41,7 @@ def choose_device(name: str, key: str = "train.device") -> torch.device:
     return device
 
 
-def prepare_machine(options: TrainConfig | FinetuneTrainConfig) -> torch.device:
+def prepare_machine(options: TrainingConfig) -> torch.device:
     """Apply `train.threads` to this process and return the device of `train.device`."""
     if options.threads is not None:
         torch.set_num_threads(options.threads)
