@@ -78,7 +78,7 @@ def test_its_row_of_the_ledger_has_every_figure(whole: Path) -> None:
     assert row["task"] == "translation"
     assert row["final"] == result["final"]
     assert row["final"]["test"]["bleu_signature"].startswith("nrefs:1")
-    assert row["data"]["sha256"] == result["corpus"]["sha256"]
+    assert row["sha256"] == result["corpus"]["sha256"]
     assert row["flops_per_token"]["training"] > 0
 
 
