@@ -139,7 +139,7 @@ def test_what_the_command_line_says(
             main(words)
     said = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     lines = {
-        checkpoint: f"without <sos> valid {found['valid']['perplexity_without_sos']:.2f} "
+        checkpoint: f"perplexity without <sos> valid {found['valid']['perplexity_without_sos']:.2f} "
         f"test {found['test']['perplexity_without_sos']:.2f}"
         for checkpoint, found in (("best", result["final"]), ("last", result["last"]))
     }
