@@ -1,4 +1,4 @@
-"""What a plan trains, in which order and where; and how its processes are started, stopped and reported."""
+"""The trainings of a plan, their order and folders; processes that are started, stopped and reported."""
 
 from __future__ import annotations
 

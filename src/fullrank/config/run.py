@@ -199,7 +199,7 @@ class TrainConfig(TrainingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ProtocolConfig(Section):
-    """How a running text is cut, and what is remembered of it. Null: of a split, as `eval` says, and there as trained."""
+    """Segments and memory of a running text. Null: of a split, as `eval` says, and there as trained."""
 
     segment_length: Size | None = key(None, "tokens of a segment")
     context: SizeOrZero | None = key(None, "tokens read again before those that are scored (fairseq)")

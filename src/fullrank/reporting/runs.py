@@ -242,7 +242,7 @@ def read_run(folder: Path) -> RunRecord:
 
 
 def _broken_seals(folder: Path) -> list[str]:
-    """What was changed in a run folder after its training began."""
+    """Changes in a run folder after its training began."""
     try:
         state = read_record(folder / "checkpoints" / "last").state
         check_run(folder)
