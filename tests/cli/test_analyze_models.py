@@ -372,6 +372,9 @@ def test_an_encoder_predicts_masked_tokens(place: Path, capsys: pytest.CaptureFi
     assert (code, said) == (0, "")
     (one,) = json.loads(out)["models"]
     assert one["objective"] == "2 masked tokens a text"
+    tiny.save(tiny.gpt2(), tmp_path / "bert", tokenizer=False)  # a causal model with that tokenizer
+    code, out, said = analyzed(capsys, "heads", *words)
+    assert (code, said, json.loads(out)["models"][0]["objective"]) == (0, "", "next tokens")
     tiny.save(transformers.BertModel(bert.config), tmp_path / "bert", tokenizer=False)
     code, _, said = analyzed(capsys, "heads", *words)
     assert (code, "BertModel: has no vocabulary layer" in said) == (2, True)

@@ -83,7 +83,7 @@ def open_with_text(
         vocab_size, words = loaded.model.config.get_text_config().vocab_size, loaded.tokenizer
         ids = _encoded_lines(words, text)
         opened = OpenedModel(loaded.model, loaded.max_length, vocab_size, label, ids, bos_id=words.bos_token_id)
-        if causal or words.cls_token_id is None:
+        if causal or words.cls_token_id is None or _predicts_next(loaded.model):
             return opened
         return dataclasses.replace(
             opened,
@@ -105,6 +105,13 @@ def open_with_text(
         ids = (tokens[i : i + _TOKENS].tolist() for i in range(0, len(tokens), _TOKENS))
     assert model.config.vocab_size is not None
     return OpenedModel(model, model.max_length, model.config.vocab_size, label, ids, start_id=start)
+
+
+def _predicts_next(model: Any) -> bool:
+    """The model is of a causal class of transformers; its tokenizer may have been made for another."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
 
 
 def _source_side(folder: Path, text: Path | None, say: Say) -> tuple[str, Iterator[list[int]]]:
