@@ -53,6 +53,18 @@ def test_pruned_is_ablated_and_smaller(family: str, tmp_path: Path) -> None:
         type(smaller).from_pretrained(tmp_path)
 
 
+def test_heads_that_share_keys_and_values_are_chosen_together() -> None:
+    model, inputs = FAMILIES["llama"]()
+    found = fr.analysis.heads(model, inputs["input_ids"])
+    sums = {(i, j): layer.change[2 * j : 2 * j + 2].sum() for i, layer in enumerate(found.layers) for j in range(2)}
+    layer, group = min(sums, key=sums.__getitem__)
+    assert found.least(2) == {layer: [2 * group, 2 * group + 1]}
+    assert fr.analysis.prune(model, found.least(4)).num_parameters() < model.num_parameters()
+    for count in (3, 6):
+        with pytest.raises(InputError, match="at most 4, 2 at a time, which share keys and values"):
+            found.least(count)
+
+
 def test_what_cannot_be_pruned_is_named() -> None:
     llama, _ = FAMILIES["llama"]()
     with pytest.raises(InputError, match=r"2 heads share keys and values and go together; given \[1, 2, 3\] to keep"):

@@ -24,7 +24,8 @@ class AttentionReader:
 
     model: the model itself if it is ours, or if something was injected into all its layers; else a copy, in which every other
     layer of attention has got an identity mixing.
-    source: how weights are computed, in words. stages: what holds the `mix` of each layer, and names: where it stands.
+    source: how weights are computed, in words. stages: what holds the `mix` of each layer, and names: where it stands. groups:
+    in each layer, the number of heads that share keys and values.
     Raises InputError for other models, for encoder-decoders, and for attention without weights.
     """
 
@@ -42,6 +43,8 @@ class AttentionReader:
         else:
             self.model, stages = self._foreign(model)
         self.names, self.stages = tuple(stages), tuple(stages.values())
+        around = (self.model.get_submodule(name.rpartition(".")[0]) for name in self.names)
+        self.groups = tuple(int(getattr(module, "num_key_value_groups", 1)) for module in around)
 
     def _foreign(self, model: Any) -> tuple[Any, dict[str, Any]]:
         if isinstance(model, Translator) or "decoder_input_ids" in inspect.signature(model.forward).parameters:

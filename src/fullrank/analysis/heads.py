@@ -39,12 +39,14 @@ class LayerHeads:
     nll (H, S): nats per token of each text without the head. change (H,): of the perplexity of all texts.
     intervals: 95 % intervals of the changes over the choice of texts, None where there are too few or all are equal.
     similarity (H, H): linear CKA of the outputs of two heads, from 0 to 1 (the same but for rotation and scale).
+    group: heads that share keys and values.
     """
 
     nll: np.ndarray
     change: np.ndarray
     intervals: tuple[Interval | None, ...]
     similarity: np.ndarray
+    group: int = 1
 
     @property
     def deviation(self) -> float | None:
@@ -81,17 +83,22 @@ class Heads:
     def least(self, count: int) -> dict[int, list[int]]:
         """The `count` heads without which perplexity changes least (or falls most), by layer; every layer keeps one head.
 
-        Raises InputError if there are not so many.
+        Heads that share keys and values go together, by the sum of their changes. Raises InputError if there are not so many.
         """
-        order = sorted((change, i, j) for i, layer in enumerate(self.layers) for j, change in enumerate(layer.change))
-        chosen: dict[int, list[int]] = {}
-        for _, i, j in order:
-            if sum(map(len, chosen.values())) < count and len(chosen.get(i, [])) + 1 < len(self.layers[i].change):
-                chosen.setdefault(i, []).append(j)
-        if sum(map(len, chosen.values())) < count:
-            most = len(order) - len(self.layers)
+        units = [(i, layer.group, layer.change.reshape(-1, layer.group).sum(1)) for i, layer in enumerate(self.layers)]
+        order = sorted((change, i, j, group) for i, group, changes in units for j, change in enumerate(changes))
+        chosen, left = dict[int, list[int]](), count
+        for _, i, j, group in order:
+            if group <= left and len(chosen.get(i, [])) + group < len(self.layers[i].change):
+                chosen.setdefault(i, []).extend(range(j * group, (j + 1) * group))
+                left -= group
+        if left:
+            most = sum(len(layer.change) - layer.group for layer in self.layers)
+            together = (
+                "" if (group := self.layers[0].group) == 1 else f", {group} at a time, which share keys and values"
+            )
             raise InputError(
-                f"heads to prune: at most {most}, as each of {len(self.layers)} layers keeps one; given {count}"
+                f"heads to prune: at most {most}{together}, as each of {len(self.layers)} layers keeps one; given {count}"
             )
         return {i: sorted(heads) for i, heads in sorted(chosen.items())}
 
@@ -158,7 +165,8 @@ def heads(
     objective, pieces = predictions(reader.model, texts, mask_id, marks)
     similarities = _similarities(reader.traces(texts))
     nll, without = _ablated(reader, lambda reading: _nll(reading, pieces))
-    layers = [_layer(nll, np.stack(some), alike) for some, alike in zip(without, similarities, strict=True)]
+    parts = zip(without, similarities, reader.groups, strict=True)
+    layers = [_layer(nll, np.stack(some), alike, group) for some, alike, group in parts]
     return Heads(tuple(layers), reader.names, nll, objective, texts[0].shape[1], reader.source)
 
 
@@ -192,12 +200,12 @@ def nats_per_token(
         return _nll(own, predictions(own, texts_of(input_ids), mask_id, marks)[1])
 
 
-def _layer(nll: np.ndarray, without: np.ndarray, similarity: np.ndarray) -> LayerHeads:
+def _layer(nll: np.ndarray, without: np.ndarray, similarity: np.ndarray, group: int) -> LayerHeads:
     perplexity = math.exp(nll.mean())
     found = (paired_interval(nll.tolist(), one.tolist()) for one in without)
     intervals = (end and Interval(*(perplexity * math.expm1(difference) for difference in end)) for end in found)
     change = perplexity * np.expm1((without - nll).mean(axis=1))
-    return LayerHeads(without, change, tuple(intervals), similarity)
+    return LayerHeads(without, change, tuple(intervals), similarity, group)
 
 
 # -- nats per token ------------------------------------------------------------------------------------------------------

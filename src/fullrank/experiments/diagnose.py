@@ -354,9 +354,10 @@ def _heads(subject: _Subject) -> Finding:
     advice = []
     if verdict != "no bottleneck":
         advice = subject.trained_with("model.attention.cross_head=0.1") + subject.injected(cross_head=0.1)
-        if _can_be_pruned(subject):
+        group = read.layers[0].group
+        most = min(idle, sum(len(layer.change) - layer.group for layer in read.layers)) // group * group
+        if most and _can_be_pruned(subject):
             text = "" if subject.kind == "run" else f" --text {opened.text}"
-            most = min(idle, len(changes) - len(read.layers))  # each layer keeps one
             advice.append(f"fullrank analyze heads {subject.name}{text} --prune {most} --out pruned")
     slots = [Series(f"layer {i}", i, (_sorted(layer.change / read.perplexity),)) for i, layer in enumerate(read.layers)]
     note = "Each layer's heads, ordered by what the model loses without them."
