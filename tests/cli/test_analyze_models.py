@@ -489,6 +489,21 @@ def test_diagnose_a_hugging_face_model(place: Path, capsys: pytest.CaptureFixtur
     assert gpt2["findings"]["context"]["verdict"] != "not measured"
 
 
+def test_diagnose_a_masked_run(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    config = write_config(tmp_path / "c.yaml", place, tmp_path / "cache", steps=3)
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", str(config), *SMALL, "train.objective=masked", "--out", str(tmp_path / "masked")])
+    assert stopped.value.code in (0, None)
+    masked, _ = diagnosed(place, capsys, str(tmp_path / "masked"))
+    findings = masked["findings"]
+    assert findings["context"]["verdict"] == "not measured"  # read from both sides
+    assert "gradient_suppressed" in findings["output"]["figures"]  # its rank is that of causal models
+    assert sum(findings["parameters"]["figures"]["parts"].values()) == masked["parameters"]
+    model = fr.MaskedLanguageModel.load(tmp_path / "masked")
+    assert findings["attention"]["figures"]["head_dim"] == model.config.head_dim
+    assert not any("fr.inject" in line for finding in findings.values() for line in finding["advice"])
+
+
 def test_the_report_of_a_run_shows_its_analyses(
     place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

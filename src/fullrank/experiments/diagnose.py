@@ -20,6 +20,7 @@ from fullrank.core.config import WeightedConfig, stage_name
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.masked import MaskedLanguageModel
+from fullrank.core.model import Model
 from fullrank.core.output import IGNORED
 from fullrank.experiments.analyze import ModelRank, OpenedModel, open_models, segments
 from fullrank.experiments.models import Kind
@@ -53,10 +54,10 @@ class _Subject:
         return self.opened.model
 
     @property
-    def own(self) -> LanguageModel | None:
+    def own(self) -> Model | None:
         """The model of ours, also inside an exported one; None for any other."""
         inner = unwrapped(self.model)
-        return inner if isinstance(inner, LanguageModel) else None
+        return inner if isinstance(inner, Model) else None
 
     @property
     def masked(self) -> bool:
@@ -321,7 +322,7 @@ def _longer(subject: _Subject, longest: int) -> list[str]:
         return (
             [f"read longer segments: --segment-length {2 * longest}"] if positions and positions >= 2 * longest else []
         )
-    remember = f"model.memory_length={max(2 * own.memory_length, subject.length)}"
+    remember = f"model.memory_length={max(2 * own.config.memory_length, subject.length)}"
     return subject.trained_with(remember) or subject.trained_with(remember, "train.order=contiguous")
 
 
