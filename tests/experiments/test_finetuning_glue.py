@@ -207,3 +207,20 @@ def test_what_an_encoder_cannot_do_is_said_before_training(place: Path, tmp_path
         run({**raw, "model": {"pretrained": str(tmp_path / "empty")}}, tmp_path / "three")
     with pytest.raises(InputError, match=r"test\.tsv"):
         run({**raw, "eval": {"test": True}}, tmp_path / "four")
+
+
+def test_a_run_killed_before_its_result_is_written_is_not_trained_again(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    folder, raw = tmp_path / "run", settings(place)
+    monkeypatch.setattr("fullrank.experiments.run.write_json", dies)
+    with pytest.raises(KeyboardInterrupt):
+        run(raw, folder)
+    monkeypatch.undo()
+    trained = (folder / "timing.jsonl").read_text(encoding="utf-8")
+    assert run(raw, folder)["final"]["dev"]
+    assert (folder / "timing.jsonl").read_text(encoding="utf-8") == trained
+    assert not (folder / "checkpoints").exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -71,7 +70,6 @@ def tuning_parts(
         if config.train.keep_model:
             model.save_pretrained(folder / "model")
             pretrained.tokenizer.save_pretrained(folder / "model")
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # with optimizer state: three times the model
         return {
             "kind": "finetuning",
             "parameters": {

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import os
 import platform
+import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -159,6 +160,8 @@ def train(
             "environment": {**environment(device, options.precision), **parts.versions},
         }
         write_json(folder / "result.json", result)
+        if isinstance(config, FinetuneConfig):  # with optimizer state they take three times the room of the model
+            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         return result
 
 
