@@ -32,8 +32,9 @@ def explain(error: Exception) -> str:
         return f"fullrank: {visible(str(error.filename))}: the name is too long (at most 255 bytes between two slashes)"
     if out_of_memory(error):
         return (
-            "fullrank: out of memory: lower --batch-size (eval.batch_size, train.batch_size) or the length of what is read at "
-            f"once (--context, eval.segment_length, train.segment_length); {' '.join(str(error).split())[:200]}"
+            "fullrank: out of memory: lower --batch-size (eval.batch_size, train.batch_size), the length of what is read at "
+            "once (--context, eval.segment_length, train.segment_length), or the size of the model; "
+            f"{' '.join(str(error).split())[:200]}"
         )
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return "fullrank: no space left on the disk"
