@@ -6,7 +6,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-all test-versions lint format clean
+.PHONY: help demo test test-all test-versions faults lint format clean
 
 PYTHON ?=
 ARGS ?=
@@ -32,6 +32,10 @@ test-all: ## run those, the full products of all stages, the examples and the lo
 
 test-versions: ## run the tests of Hugging Face models with the lowest and the newest torch and transformers
 	@PYTHON="$(PYTHON)" sh scripts/versions.sh
+
+faults: ## kill trainings of every kind, and let disks, files, clocks and processes fail; about half an hour
+	@$(VENV) dev
+	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python benchmarks/faults.py $(ARGS)
 
 lint: ## check style, formatting, types and who imports whom
 	@$(VENV) dev

@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 
 from fullrank.cli import main
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["fullrank.cli.app", "fullrank.experiments.run"])
+_PRELOADED = ["fullrank.cli.app", "fullrank.experiments.run"]
+_CONTEXT.set_forkserver_preload(_PRELOADED)
 
 
-def _quiet(words: list[str]) -> None:
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for stream in range(3):
-        os.dup2(nothing, stream)
+def preload(*modules: str) -> None:
+    """Have these modules imported too, before the first process is started."""
+    _CONTEXT.set_forkserver_preload([*_PRELOADED, *modules])
+
+
+def _run(words: list[str], log: Path, before: Callable[[], object] | None) -> None:
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream, handle in enumerate((os.open(os.devnull, os.O_RDONLY), output, output)):
+        os.dup2(handle, stream)
+    if before is not None:
+        before()
     main(words)
 
 
-def start(*words: object) -> BaseProcess:
-    """`fullrank WORDS`, whose output nobody reads."""
-    process = _CONTEXT.Process(target=_quiet, args=([str(word) for word in words],), daemon=True)
+def start(*words: object, log: Path = Path(os.devnull), before: Callable[[], object] | None = None) -> BaseProcess:
+    """`fullrank WORDS`, whose output goes to `log`; `before` is called first, in that process."""
+    process = _CONTEXT.Process(target=_run, args=([str(word) for word in words], log, before), daemon=True)
     process.start()
     return process
