@@ -21,6 +21,7 @@ from fullrank.data.tokenizers import Tokenizer
 
 # numbers that keep draws of the same seed apart: of examples, of masks in training and in evaluation
 _EXAMPLES, _TRAINING, _EVALUATION = 11, 0x6D61736B, 0x65766163
+_COUNTED_TOGETHER = 1 << 12  # batches
 _GROUPED = 50  # batches of examples sorted by length together: enough for little padding, few enough to stay random
 
 
@@ -72,9 +73,11 @@ class Batch(Tensors):
         return self.targets.numel() if self.weights is None else int(self.weights.sum().item())
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=2)  # of this epoch and the next
 def _permutation(seed: int, epoch: int, size: int) -> np.ndarray:
-    return np.random.default_rng([seed % (1 << 64), epoch]).permutation(size)
+    order = np.arange(size, dtype=np.int32 if size < 1 << 31 else np.int64)
+    np.random.default_rng([seed % (1 << 64), epoch]).shuffle(order)
+    return order
 
 
 class _TextBatches:
@@ -97,13 +100,14 @@ class _TextBatches:
         """The targets [start, end) of each row that count."""
         return rows * self._length, np.minimum((rows + 1) * self._length, len(self._ids))
 
-    def _order(self, epoch: int) -> np.ndarray | range:
-        return range(self._rows)
+    def _order(self, epoch: int, batches: range) -> np.ndarray:
+        """The rows of some batches, which follow each other."""
+        first, last = batches.start * self._batch_size, batches.stop * self._batch_size
+        return np.arange(first, min(last, self._rows))
 
     def _spans_of_batch(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray]:
         _check_index(epoch, index, self.batches_per_epoch)
-        rows = self._order(epoch)[index * self._batch_size : (index + 1) * self._batch_size]
-        return self._spans(np.asarray(rows))
+        return self._spans(self._order(epoch, range(index, index + 1)))
 
     def batch(self, epoch: int, index: int) -> Batch:
         """Batch `index` of an epoch; IndexError if there is none."""
@@ -123,8 +127,10 @@ class _TextBatches:
 
     def tokens_of_batches(self, epoch: int) -> list[int]:
         """Targets that count in each batch of an epoch: those with short rows have fewer."""
-        starts, ends = self._spans(np.asarray(self._order(epoch)))
-        tokens: list[int] = np.add.reduceat(ends - starts, np.arange(0, self._rows, self._batch_size)).tolist()
+        tokens: list[int] = []
+        for first in range(0, self.batches_per_epoch, _COUNTED_TOGETHER):
+            starts, ends = self._spans(self._order(epoch, range(first, first + _COUNTED_TOGETHER)))
+            tokens += np.add.reduceat(ends - starts, np.arange(0, len(starts), self._batch_size)).tolist()
         return tokens
 
 
@@ -149,8 +155,9 @@ class Blocks(_TextBatches):
         super().__init__(ids, batch_size, segment_length, start_id)
         self._shuffle, self._seed = shuffle, seed
 
-    def _order(self, epoch: int) -> np.ndarray | range:
-        return _permutation(self._seed, epoch, self._rows) if self._shuffle else super()._order(epoch)
+    def _order(self, epoch: int, batches: range) -> np.ndarray:
+        rows = super()._order(epoch, batches)
+        return _permutation(self._seed, epoch, self._rows)[rows].astype(np.int64) if self._shuffle else rows
 
 
 class Streams(_TextBatches):
