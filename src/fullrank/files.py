@@ -20,6 +20,10 @@ _LARGEST_JSON = 1 << 26
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # all but tab and the ends of lines
 
 
+def silent(text: str) -> None:
+    """A remark that nobody hears: `--quiet`."""
+
+
 def write_text(path: Path, text: str) -> None:
     """Write `text` to `path` in one step; RunError if that fails, and then an older file is untouched."""
     write_bytes(path, text.encode("utf-8"))

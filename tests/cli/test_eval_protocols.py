@@ -15,11 +15,11 @@ from cli_runs import SMALL, called, write_config
 
 import fullrank as fr
 from fullrank.cli import main
-from fullrank.cli.output import silent
 from fullrank.core.decoder import LanguageModel
 from fullrank.experiments.generation import write
 from fullrank.experiments.language_model import LanguageModelTask
 from fullrank.experiments.run import corpus_of
+from fullrank.files import silent
 from fullrank.seal import write_record
 
 XL = ["model.position=relative", "model.attention.score=relative", "model.memory_length=8"]

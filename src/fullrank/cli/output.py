@@ -47,10 +47,6 @@ def say(text: str) -> None:
     print(visible(text), file=sys.stderr, flush=True)
 
 
-def silent(text: str) -> None:
-    """Replacement of `say` with `--quiet`."""
-
-
 def print_json(content: Any) -> None:
     """The one JSON document of a verb called with `--json`."""
     print(as_json(content))

@@ -10,8 +10,9 @@ import typer
 
 from fullrank.cli.app import app
 from fullrank.cli.options import Json, Quiet
-from fullrank.cli.output import say, silent, tell
+from fullrank.cli.output import say, tell
 from fullrank.core.errors import InputError
+from fullrank.files import silent
 
 ledger_app = typer.Typer(help="The ledger of finished runs, and the result pages made from it.", no_args_is_help=True)
 app.add_typer(ledger_app, name="ledger")

@@ -23,9 +23,9 @@ from fullrank.cli.options import (
     read_seeds,
     with_source,
 )
-from fullrank.cli.output import say, show_report, silent, tell
+from fullrank.cli.output import say, show_report, tell
 from fullrank.core.errors import InputError
-from fullrank.files import visible
+from fullrank.files import silent, visible
 
 if TYPE_CHECKING:
     from fullrank.reporting.runs import RunRecord

@@ -24,10 +24,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fullrank.core.errors import InputError, RunError
+from fullrank.core.errors import InputError, Interrupted, RunError
+from fullrank.files import silent
 
 Report = Callable[[str], None]  # hears of every step, a line at a time
 _PIECE = 1 << 20
+_PART = 32 << 20
 _LONGEST = 16 << 20  # a longer line is cut, between characters, even where it has no space
 _STALE_SECONDS = 24 * 3600
 
@@ -76,8 +78,23 @@ def lines(path: Path, key: str) -> Iterator[str]:
 
 def number_of_lines(path: Path, key: str) -> int:
     """Lines of a file; one without a newline at its end counts."""
+    count, block = 0, b""
     with open_text(path, key) as file:
-        return sum(1 for _ in file)
+        while more := file.read(_PIECE):
+            block = more
+            count += block.count(b"\n")
+    return count + (not block.endswith(b"\n"))
+
+
+def _end_of_line(path: Path, number: int, key: str) -> int:
+    """The byte offset at which line `number` of a file ends, counted from 1; 0 for number 0."""
+    offset = 0
+    with open_text(path, key) as file:
+        while number > 0 and (block := file.read(_PIECE)):
+            ends = np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == ord("\n"))
+            offset += int(ends[number - 1]) + 1 if len(ends) >= number else len(block)
+            number -= len(ends)
+    return offset
 
 
 @dataclass(frozen=True)
@@ -89,6 +106,57 @@ class Section:
     end: int | None = None
 
 
+@dataclass(frozen=True)
+class Part:
+    """Consecutive pieces of a section, of which several processes read one each.
+
+    `cuts`: the byte offsets between which the pieces are. `begins`: at the beginning of a line. `ends`: where its section does.
+    """
+
+    path: Path
+    cuts: tuple[int, ...]
+    begins: bool
+    ends: bool
+
+    @property
+    def bytes(self) -> int:
+        return self.cuts[-1] - self.cuts[0]
+
+    def texts(self, *, exact: bool, key: str) -> Iterator[tuple[str, bool, bool]]:
+        """(piece of text, it begins a line, it ends its section without a newline); `exact` as in `pieces`."""
+        begins = self.begins
+        with open_text(self.path, key) as file:
+            for start, end in itertools.pairwise(self.cuts):
+                file.seek(start)
+                block = file.read(end - start)
+                if len(block) < end - start:
+                    raise InputError(f"{key}: {self.path} became shorter while it was read")
+                text = _decoded(block, exact, self.path, start, key)
+                yield text, begins, self.ends and end == self.cuts[-1] and not text.endswith("\n")
+                begins = text.endswith("\n")
+
+
+def parts(section: Section, *, exact: bool, key: str = "data.train") -> Iterator[Part]:
+    """A section in parts of `_PART` bytes or a little more, which end between words; `exact` as in `pieces`."""
+    with open_text(section.path, key) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        start, end = section.start, len(data) if section.end is None else min(section.end, len(data))
+        if not exact:
+            start, end = _next_character(data, start), _next_character(data, end)
+            if start == 0 and data[:3] == codecs.BOM_UTF8:
+                start = 3
+        read, cuts, begins = start, [start], True
+        while start < end:
+            read = min(read + max(_PIECE, read - start), end)
+            cut = read if read == end else _cut(data, start, read)
+            if cut > start:
+                cuts.append(cut)
+                ended = data[cut - 1 : cut] == b"\n"
+                if cut == end or (cut - cuts[0] >= _PART and (ended or data[cut : cut + 1] == b" ")):
+                    yield Part(section.path, tuple(cuts), begins, cut == end)
+                    cuts, begins = [cut], ended
+            start = cut
+
+
 def pieces(section: Section, *, exact: bool, key: str = "data.train") -> Iterator[str]:
     """The text of a section, in pieces that end after a newline (or, in very long lines, before a space).
 
@@ -96,19 +164,9 @@ def pieces(section: Section, *, exact: bool, key: str = "data.train") -> Iterato
     they are an InputError with file and byte offset, a byte-order mark at the beginning is left out, and a section that
     begins or ends inside a character is moved to the next one.
     """
-    with open_text(section.path, key) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        start, end = section.start, len(data) if section.end is None else min(section.end, len(data))
-        if not exact:
-            start, end = _next_character(data, start), _next_character(data, end)
-            if start == 0 and data[:3] == codecs.BOM_UTF8:
-                start = 3
-        read = start
-        while start < end:
-            read = min(read + max(_PIECE, read - start), end)
-            cut = read if read == end else _cut(data, start, read)
-            if cut > start:
-                yield _decoded(data[start:cut], exact, section.path, start, key)
-            start = cut
+    for part in parts(section, exact=exact, key=key):
+        for text, _, _ in part.texts(exact=exact, key=key):
+            yield text
 
 
 def _next_character(data: mmap.mmap, offset: int) -> int:
@@ -151,29 +209,24 @@ def cut_by_lines(paths: Sequence[Path], shares: Sequence[float], key: str) -> li
 
     Raises InputError if there are too few lines for every part to have one.
     """
-    ends = {}  # byte offsets at which the lines of a file end
-    for path in paths:
-        with open_text(path, key) as file:
-            ends[path] = np.fromiter(itertools.accumulate(map(len, file)), dtype=np.int64)
-    total = sum(len(ends[path]) for path in paths)
+    counts = [number_of_lines(path, key) for path in paths]
+    total = sum(counts)
     sizes = [max(1, int(total * share)) for share in shares[1:]]
     if total <= sum(sizes):
         raise InputError(
             f"{key}: {', '.join(map(str, paths))}: {total} lines are too few to cut {len(shares)} splits from; "
             "give files for data.valid and data.test"
         )
-    parts: list[list[Section]] = [[] for _ in shares]
-    borders = np.cumsum([0, total - sum(sizes), *sizes])
+    sections: list[list[Section]] = [[] for _ in shares]
+    borders = list(itertools.accumulate(sizes, initial=total - sum(sizes)))
     first = 0  # number of the first line of the file
-    for path in paths:
-        offsets = np.append(0, ends[path])
-        last = first + len(ends[path])
-        for part, (low, high) in zip(parts, itertools.pairwise(borders.tolist()), strict=True):
-            a, b = max(low, first), min(high, last)
+    for path, count in zip(paths, counts, strict=True):
+        for some, (low, high) in zip(sections, itertools.pairwise([0, *borders]), strict=True):
+            a, b = max(low - first, 0), min(high - first, count)
             if a < b:
-                part.append(Section(path, int(offsets[a - first]), int(offsets[b - first])))
-        first = last
-    return parts
+                some.append(Section(path, _end_of_line(path, a, key), _end_of_line(path, b, key)))
+        first += count
+    return sections
 
 
 def existing_folder(folder: Path, contents: str) -> Path:
@@ -212,18 +265,58 @@ def writing(root: Path) -> Iterator[None]:
 
 
 @contextmanager
-def workspace(parent: Path) -> Iterator[Path]:
-    """A temporary folder inside `parent`, removed at the end unless `publish` has moved it away."""
+def workspace(parent: Path, name: str | None = None, report: Report = silent) -> Iterator[Path]:
+    """A temporary folder inside `parent`, removed at the end unless `publish` has moved it away.
+
+    `name`: of a folder that stays as it is when the process is killed or interrupted, so that the next one goes on in it.
+    One process at a time has it, others wait.
+    """
     with writing(parent):
         parent.mkdir(parents=True, exist_ok=True)
+        named = parent / f".tmp-{name}"
         for old in parent.glob(".tmp-*"):  # of processes that were killed
-            if time.time() - old.stat().st_mtime > _STALE_SECONDS:
-                shutil.rmtree(old, ignore_errors=True)
-        folder = Path(tempfile.mkdtemp(prefix=".tmp-", dir=parent))
+            with contextlib.suppress(FileNotFoundError):  # another process took it away
+                if old != named and time.time() - old.stat().st_mtime > _STALE_SECONDS:
+                    shutil.rmtree(old, ignore_errors=True)
+        folder, lock = (_own(parent), None) if name is None else _claimed(named, report)
+    stays = False
     try:
         yield folder
+    except (Interrupted, KeyboardInterrupt, SystemExit):
+        stays = name is not None
+        raise
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if not stays:
+            shutil.rmtree(folder, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def _own(parent: Path) -> Path:
+    return Path(tempfile.mkdtemp(prefix=".tmp-", dir=parent))
+
+
+def _claimed(folder: Path, report: Report) -> tuple[Path, int | None]:
+    """The folder, made if need be, once no other process has it, and its lock; where there are no locks, another folder."""
+    try:
+        import fcntl
+    except ImportError:
+        return _own(folder.parent), None
+    while True:
+        with contextlib.suppress(FileNotFoundError):  # renamed by the process that had it, which is done
+            folder.mkdir(mode=0o700, exist_ok=True)
+            lock = os.open(folder, os.O_RDONLY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                report(f"{folder.name}: another process makes it, waiting")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            except OSError:  # a file system without locks
+                os.close(lock)
+                return _own(folder.parent), None
+            if folder.exists() and os.path.samestat(os.fstat(lock), folder.stat()):
+                return folder, lock
+            os.close(lock)
 
 
 def publish(folder: Path, final: Path) -> None:

@@ -150,7 +150,7 @@ def _build(
     report: Report,
 ) -> None:
     texts = folder / "texts"
-    texts.mkdir()
+    texts.mkdir(exist_ok=True)
     cleaning = _write_texts(files, settings, texts, report)
     report("making the vocabularies")
     languages = _make_languages(settings, files.codes, texts, cleaning["kept"], report)

@@ -267,6 +267,8 @@ def open_or_build(
 ) -> _C:
     """The prepared corpus in `folder`; where there is none, or a damaged one, `build` writes it into a folder of its own first.
 
+    `build` may find there what a killed process has finished.
+
     A slice is reported; with `allow_slice=False` (paper scale) it is an InputError.
     """
     corpus: _C | None = None
@@ -277,9 +279,10 @@ def open_or_build(
             report(f"the prepared corpus cannot be used, preparing it again: {error}")
             discard(folder)
     if corpus is None:
-        with workspace(folder.parent) as temporary, writing(folder.parent.parent):
-            build(temporary)
-            publish(temporary, folder)
+        with workspace(folder.parent, folder.name, report) as temporary, writing(folder.parent.parent):
+            if not folder.exists():  # made by another process, for which this one waited
+                build(temporary)
+                publish(temporary, folder)
         corpus = load(folder)
     differs = "; ".join(
         f"{split} has {counts['here']:,} {corpus.details['unit']}, published are {counts['published']:,}"
@@ -358,7 +361,8 @@ def unigram_perplexity(corpus: Corpus, split: str) -> float:
 
 def _counts(corpus: Corpus, split: str) -> np.ndarray:
     """Counts of each entry in a split; (V,) int64."""
-    ids, counts = corpus.ids(split), np.zeros(len(corpus.tokenizer), dtype=np.int64)
-    for start in range(0, len(ids), _COUNTED_AT_ONCE):
-        counts += np.bincount(ids[start : start + _COUNTED_AT_ONCE], minlength=len(counts))
+    counts = np.zeros(len(corpus.tokenizer), dtype=np.int64)
+    with (corpus.folder / f"{split}.bin").open("rb") as file:  # read, not mapped: not all of it need stay in memory
+        while len(ids := np.fromfile(file, id_type(len(counts)), _COUNTED_AT_ONCE)):
+            counts += np.bincount(ids, minlength=len(counts))
     return counts

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import heapq
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from fullrank.config.data import DataConfig
-from fullrank.core.errors import InputError
+from fullrank.core.errors import InputError, RunError
 from fullrank.data import builtin, prepared
 from fullrank.data.corpora import CorpusInfo, text_corpus
-from fullrank.data.files import Report, Section, cache_root, pieces
+from fullrank.data.files import Part, Report, Section, cache_root, parts
+from fullrank.data.parallel import PREFIX, Counts, finished, progress
 from fullrank.data.prepared import Corpus, Split
 from fullrank.data.sources import SPLITS, TextSources, find_text
 from fullrank.data.tokenizers import (
@@ -28,11 +29,16 @@ from fullrank.data.tokenizers import (
     CharacterVocabulary,
     Tokenizer,
     WordVocabulary,
+    entry_rows,
+    load_tokenizer,
     train_bpe,
+    write_entries,
 )  # fmt: skip
+from fullrank.files import silent
 
 _BUILTIN_MIN_COUNT = 3
-_REPORT_EVERY = 64 << 20  # characters between two progress messages
+_COPIED_AT_ONCE = 1 << 20
+_OPEN_FILES = 256  # of counts, at once
 _LABELS = {"byte": "bytes", "character": "characters", "bpe": "BPE"}  # of tokens, in a label; words are the usual
 
 
@@ -57,7 +63,7 @@ def prepare(config: DataConfig, *, report: Report | None = None, allow_slice: bo
     every departure from the published corpus. `allow_slice=False` (paper scale) refuses a corpus whose counts differ.
     Raises InputError for bad data or settings, RunError for a failed download or a full disk.
     """
-    say = report or (lambda line: None)
+    say = report or silent
     info = text_corpus(config.name)
     settings = _settings(config, info)
     cache = cache_root(config.cache)
@@ -124,13 +130,23 @@ def _build(
         report("builtin: reading the documentation of the running Python")
         extracted = builtin.write(folder)
         found = TextSources({split: [Section(folder / f"{split}.txt")] for split in SPLITS})
-    report(f"{info.name}: making a {settings.kind} vocabulary")
-    tokenizer = _make_tokenizer(found.sections["train"], settings, report)
-    tokenizer.save(folder)
+    exact = settings.kind == "byte"
+    read = {
+        split: [part for section in found.sections[split] for part in parts(section, exact=exact, key=f"data.{split}")]
+        for split in SPLITS
+    }
+    try:
+        tokenizer = load_tokenizer(folder)  # of a preparation that was killed
+    except (InputError, RunError):
+        report(f"{info.name}: making a {settings.kind} vocabulary")
+        tokenizer = _make_tokenizer(folder, read["train"], settings, report)
+        tokenizer.save(folder)
     splits = {}
     for split in SPLITS:
         report(f"{info.name}: encoding {split}")
-        splits[split] = _encode(tokenizer, found.sections[split], folder / f"{split}.bin", settings, split, report)
+        splits[split] = _encode(tokenizer, read[split], folder, settings, split, report)
+    for left_over in folder.glob(f"{PREFIX}*"):
+        left_over.unlink()
     if info.name == "builtin":
         for split in SPLITS:
             (folder / f"{split}.txt").unlink()
@@ -157,101 +173,116 @@ def _build(
 # text to token ids
 
 
-def _texts(
-    sections: Sequence[Section], settings: Settings, key: str, doing: str, report: Report
-) -> Iterator[tuple[str, bool, bool]]:
-    """(piece of text, it begins a line, it ends its section without a newline). Within a long line pieces begin no line."""
-    done, reported = 0, 0
-    for section in sections:
-        begins = True
-        read = pieces(section, exact=settings.kind == "byte", key=key)
-        for text, following in itertools.pairwise(itertools.chain[str | None](read, [None])):
-            assert text is not None  # only the last is
-            yield text, begins, following is None and not text.endswith("\n")
-            begins = text.endswith("\n")
-            done += len(text)
-            if done // _REPORT_EVERY > reported:
-                reported = done // _REPORT_EVERY
-                report(f"{doing}: {done / 1e6:,.0f} million characters")
-
-
-def _make_tokenizer(sections: Sequence[Section], settings: Settings, report: Report) -> Tokenizer:
+def _make_tokenizer(folder: Path, parts: Sequence[Part], settings: Settings, report: Report) -> Tokenizer:
     """The vocabulary of the training split (of its first `max_tokens`; BPE is trained on the whole split).
 
+    Words are counted in files of `folder`: in memory are those of a part, and in the end those that are entries.
     Raises InputError if the text has no words.
     """
     if settings.kind == "byte":
         return ByteVocabulary(lowercase=settings.lowercase)
-    texts = _texts(sections, settings, "data.train", f"counting {settings.kind}s", report)
+    doing = f"counting {settings.kind}s"
     lines = {"line_end": settings.line_end, "line_start": settings.line_start}
     if settings.kind == "bpe":
         size = settings.max_vocabulary or DEFAULT_BPE_SIZE
-        return train_bpe((text for text, _, _ in texts), size=size, lowercase=settings.lowercase, **lines)
-    min_count, max_vocabulary = settings.min_count, settings.max_vocabulary
-    if settings.kind == "character":
-        characters = _counted((text.lower() if settings.lowercase else text for text, _, _ in texts), settings)
-        return CharacterVocabulary.from_counts(
-            characters, min_count=min_count, max_vocabulary=max_vocabulary, lowercase=settings.lowercase
-        )
-    options: dict[str, Any] = {"lowercase": settings.lowercase, "split": settings.split, **lines}
-    splitter = WordVocabulary([EOS, SOS], **options)
+        with progress(doing, sum(part.bytes for part in parts), report) as advance:
+            return train_bpe(_texts(parts, advance), size=size, lowercase=settings.lowercase, **lines)
+    options: dict[str, Any] = {"lowercase": settings.lowercase}
+    split_up: Callable[[str], Sequence[str]] = str.lower if settings.lowercase else str
+    if words := settings.kind == "word":
+        options |= {"split": settings.split, **lines}
+        split_up = WordVocabulary([EOS, SOS], **options).words
 
-    def words() -> Iterator[list[str]]:
-        for text, begins, open_end in texts:
-            read = splitter.words(text + "\n" * (open_end and settings.line_end))
-            yield read[1:] if settings.line_start and not begins else read
-
-    counts = _counted(words(), settings)
-    if not counts.keys() - {EOS, SOS}:
-        raise InputError(f"data.train: {', '.join(str(s.path) for s in sections)}: there are no words in this text")
-    return WordVocabulary.from_counts(counts, min_count=min_count, max_vocabulary=max_vocabulary, **options)
-
-
-def _counted(parts: Iterator[Sequence[str]] | Iterator[str], settings: Settings) -> Counter[str]:
-    """Counts of each word or character among the first `max_tokens`."""
-    counts: Counter[str] = Counter()
-    left = settings.max_tokens
-    for part in parts:
-        counts.update(part if left is None else part[:left])
-        if left is not None:
-            left -= len(part)
-            if left <= 0:
+    def count(part: Part, target: Path, limit: int | None) -> Counts:
+        counts: Counter[str] = Counter()
+        left = limit
+        for text, begins, open_end in part.texts(exact=False, key="data.train"):
+            units = split_up(text + "\n" * (words and open_end and settings.line_end))
+            units = units[1:] if settings.line_start and not begins else units
+            counts.update(units if left is None else units[:left])
+            if left is not None and (left := left - len(units)) <= 0:
                 break
-    return counts
+        write_entries(target, sorted(counts.items()))
+        return {"tokens": counts.total(), "marks": counts[EOS] + counts[SOS]}
+
+    counted = finished(count, parts, folder, "counts", doing, report, limit=settings.max_tokens)
+    if words and all(counts["tokens"] == counts["marks"] for _, counts in counted):
+        raise InputError(f"data.train: {_names(parts)}: there are no words in this text")
+    vocabulary: type[WordVocabulary | CharacterVocabulary] = WordVocabulary if words else CharacterVocabulary
+    return vocabulary.from_counts(
+        _sums([path for path, _ in counted], folder),
+        min_count=settings.min_count, max_vocabulary=settings.max_vocabulary, **options,
+    )  # fmt: skip
+
+
+def _texts(parts: Sequence[Part], advance: Callable[[int], None]) -> Iterator[str]:
+    for part in parts:
+        yield from (text for text, _, _ in part.texts(exact=False, key="data.train"))
+        advance(part.bytes)
+
+
+def _names(parts: Sequence[Part]) -> str:
+    return ", ".join(dict.fromkeys(str(part.path) for part in parts))
+
+
+def _sums(paths: Sequence[Path], folder: Path) -> Iterator[tuple[str, int]]:
+    """The sum of each entry's counts in all files, which are sorted, and the sums are, too."""
+    for number in itertools.count():
+        if len(paths) <= _OPEN_FILES:
+            break
+        first, paths = paths[:_OPEN_FILES], paths[_OPEN_FILES:]
+        together = folder / f"{PREFIX}sums-{number}"
+        write_entries(together, _sums(first, folder))
+        paths = [*paths, together]
+    rows = heapq.merge(*map(entry_rows, paths))
+    return ((entry, sum(count for _, count in same)) for entry, same in itertools.groupby(rows, key=itemgetter(0)))
 
 
 def _encode(
-    tokenizer: Tokenizer, sections: Sequence[Section], target: Path, settings: Settings, split: str, report: Report
+    tokenizer: Tokenizer, parts: Sequence[Part], folder: Path, settings: Settings, split: str, report: Report
 ) -> Split:
-    """Write the ids of a split to `target` and count it. `max_tokens` cuts the training split.
+    """Write the ids of a split into `folder` and count it. `max_tokens` cuts the training split.
 
     Raises InputError for text that cannot be encoded or has no token at all.
     """
     dtype = prepared.id_type(len(tokenizer))
+    exact = settings.kind == "byte"
+
+    def encode(part: Part, target: Path, limit: int | None) -> Counts:
+        total = words = characters = size = 0
+        in_word = False  # the last piece ended inside a word
+        with target.open("wb") as file:
+            for text, begins, open_end in part.texts(exact=exact, key=f"data.{split}"):
+                ids = tokenizer.encode_array(text + "\n" * (open_end and settings.line_end), dtype)
+                if settings.line_start and not begins:
+                    ids = ids[1:]
+                full = limit is not None and total + len(ids) >= limit
+                if limit is not None and total + len(ids) > limit:
+                    ids = ids[: limit - total]
+                    text, open_end = tokenizer.decode(ids.tolist()), False
+                words += len(text.split()) + text.count("\n") + open_end
+                words -= in_word and bool(text) and not text[0].isspace()
+                in_word = not text[-1:].isspace()
+                characters += len(text)
+                size += len(text.encode("utf-8", "surrogateescape"))
+                file.write(ids.tobytes())
+                total += len(ids)
+                if full:
+                    break
+        return {"tokens": total, "words": words, "characters": characters, "bytes": size}
+
     limit = settings.max_tokens if split == "train" else None
-    digest, total = hashlib.sha256(), 0
-    words = characters = size = 0
-    in_word = False  # the last piece ended inside a word
-    with target.open("wb") as file:
-        for text, begins, open_end in _texts(sections, settings, f"data.{split}", f"encoding {split}", report):
-            ids = tokenizer.encode(text + "\n" * (open_end and settings.line_end))
-            if settings.line_start and not begins:
-                del ids[:1]
-            full = limit is not None and total + len(ids) >= limit
-            if limit is not None and total + len(ids) > limit:
-                ids = ids[: limit - total]
-                text, open_end = tokenizer.decode(ids), False
-            words += len(text.split()) + text.count("\n") + open_end
-            words -= in_word and bool(text) and not text[0].isspace()
-            in_word = not text[-1:].isspace()
-            characters += len(text)
-            size += len(text.encode("utf-8", "surrogateescape"))
-            data = np.asarray(ids, dtype=dtype).tobytes()
-            file.write(data)
-            digest.update(data)
-            total += len(ids)
-            if full:
-                break
-    if total == 0:
-        raise InputError(f"data.{split}: {', '.join(str(s.path) for s in sections)}: there is no token in this text")
-    return Split(total, words, characters, size, digest.hexdigest())
+    done = finished(encode, parts, folder, split, f"encoding {split}", report, limit=limit)
+    tokens, words, characters, size = (
+        sum(counts[key] for _, counts in done) for key in ("tokens", "words", "characters", "bytes")
+    )
+    if tokens == 0:
+        raise InputError(f"data.{split}: {_names(parts)}: there is no token in this text")
+    digest = hashlib.sha256()
+    with (folder / f"{split}.bin").open("wb") as file:
+        for path, _ in done:
+            with path.open("rb") as part_file:
+                while block := part_file.read(_COPIED_AT_ONCE):
+                    file.write(block)
+                    digest.update(block)
+    return Split(tokens, words, characters, size, digest.hexdigest())

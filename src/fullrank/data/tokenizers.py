@@ -12,9 +12,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, TypeVar
+
+import numpy as np
 
 from fullrank.core.errors import InputError, RunError
 from fullrank.files import read_checked, write_checked
@@ -27,6 +31,7 @@ _UNKNOWN_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 _PUNCTUATION = re.compile(r"<unk>|<eos>|\w+(?:['’]\w+)*|[^\w\s]")
 _PUNCTUATION_WITH_SOS = re.compile(f"{SOS}|{_PUNCTUATION.pattern}")
 _BYTES = 256
+_ROOM_TO_SPARE = 1 << 16  # entries
 
 
 class Tokenizer:
@@ -50,6 +55,10 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         raise NotImplementedError(f"{type(self).__name__} must define encode(text)")
+
+    def encode_array(self, text: str, dtype: np.dtype[Any]) -> np.ndarray:
+        """The same as an array."""
+        return np.array(self.encode(text), dtype)
 
     def decode(self, ids: Sequence[int]) -> str:
         raise NotImplementedError(f"{type(self).__name__} must define decode(ids)")
@@ -86,7 +95,7 @@ class _Vocabulary(Tokenizer):
     @classmethod
     def from_counts(
         cls,
-        counts: Mapping[str, int],
+        counts: Mapping[str, int] | Iterable[tuple[str, int]],
         *,
         min_count: int = 1,
         max_vocabulary: int | None = None,
@@ -202,7 +211,13 @@ class ByteVocabulary(Tokenizer):
 
     def encode(self, text: str) -> list[int]:
         """Bytes of the text; lone surrogates stand for the bytes that Python's `surrogateescape` made them from."""
-        return list((text.lower() if self.lowercase else text).encode("utf-8", "surrogateescape"))
+        return list(self._bytes(text))
+
+    def encode_array(self, text: str, dtype: np.dtype[Any]) -> np.ndarray:
+        return np.frombuffer(self._bytes(text), np.uint8).astype(dtype)
+
+    def _bytes(self, text: str) -> bytes:
+        return (text.lower() if self.lowercase else text).encode("utf-8", "surrogateescape")
 
     def decode(self, ids: Sequence[int]) -> str:
         check_ids(ids, _BYTES)
@@ -370,35 +385,59 @@ def load_vocabulary(path: Path, load: Callable[[dict[str, Any]], _F], missing: s
 
 
 def ranked(
-    counts: Mapping[str, int], *, keep: Sequence[str], unk: bool, min_count: int, max_vocabulary: int | None
+    counts: Mapping[str, int] | Iterable[tuple[str, int]],
+    *,
+    keep: Sequence[str],
+    unk: bool,
+    min_count: int,
+    max_vocabulary: int | None,
 ) -> tuple[list[str], list[int]]:
     """Entries and counts, most frequent first, ties alphabetically. Entries in `keep` never drop out.
 
-    Entries rarer than `min_count` or beyond `max_vocabulary` are counted under `<unk>`.
+    Entries rarer than `min_count` or beyond `max_vocabulary` are counted under `<unk>`. Counts in alphabetical order, each
+    entry once, may come one by one: only those that can become entries are held.
     Raises InputError if an entry drops out and `unk` is False, or if there is no room for the entries in `keep`.
     """
-    always = [UNK, *keep] if unk else list(keep)
-    if max_vocabulary is not None and max_vocabulary <= len(always):
+    marks = dict.fromkeys([UNK, *keep] if unk else keep, 0)
+    room = None if max_vocabulary is None else max_vocabulary - len(marks)
+    if room is not None and room <= 0:
         raise InputError(
-            f"data.max_vocabulary: more than {len(always)} ({', '.join(map(repr, always))}), given {max_vocabulary}"
+            f"data.max_vocabulary: more than {len(marks)} ({', '.join(map(repr, marks))}), given {max_vocabulary}"
         )
+    entries, totals, lost = list[str](), array("q"), 0  # in alphabetical order
 
-    def in_order(items: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
-        return sorted(items, key=lambda item: (-item[1], item[0]))
+    def best(room: int | None) -> np.ndarray:
+        return np.argsort(-np.array(totals, dtype=np.int64), kind="stable")[:room]
 
-    table = dict.fromkeys(always, 0) | dict(counts)
-    kept = in_order((entry, count) for entry, count in table.items() if entry not in always and count >= min_count)
-    if max_vocabulary is not None:
-        kept = kept[: max_vocabulary - len(always)]
-    lost = sum(table.values()) - sum(table[entry] for entry in always) - sum(count for _, count in kept)
+    def drop() -> None:
+        nonlocal entries, totals, lost
+        before, kept = sum(totals), np.sort(best(room)).tolist()
+        entries, totals = [entries[i] for i in kept], array("q", (totals[i] for i in kept))
+        lost += before - sum(totals)
+
+    for entry, count in sorted(counts.items()) if isinstance(counts, Mapping) else counts:
+        if entry in marks:
+            marks[entry] += count
+        elif count < min_count:
+            lost += count
+        else:
+            entries.append(entry)
+            totals.append(count)
+            if room is not None and len(entries) > 2 * room + _ROOM_TO_SPARE:
+                drop()
+    drop()
     if unk:
-        table[UNK] += lost
+        marks[UNK] += lost
     elif lost:
         raise InputError(
             f"a vocabulary without {UNK} cannot leave entries out (min_count {min_count}, max_vocabulary {max_vocabulary})"
         )
-    kept = in_order([*kept, *((entry, table[entry]) for entry in always)])
-    return [entry for entry, _ in kept], [count for _, count in kept]
+    for entry, count in marks.items():
+        at = bisect_left(entries, entry)
+        entries.insert(at, entry)
+        totals.insert(at, count)
+    order = best(None).tolist()
+    return [entries[i] for i in order], [totals[i] for i in order]
 
 
 def check_ids(ids: Sequence[int], size: int) -> None:
@@ -414,23 +453,37 @@ def digest(kind: str, entries: Iterable[str]) -> str:
 
 
 def save_entries(folder: Path, entries: Sequence[str], counts: Sequence[int]) -> None:
-    """Write `vocabulary.txt`: an entry and its count a line, in the order of ids; unprintable characters are escaped."""
+    """Write `vocabulary.txt`, in the order of ids."""
     folder.mkdir(parents=True, exist_ok=True)
+    write_entries(folder / ENTRIES_FILE, zip(entries, counts, strict=True))
+
+
+def write_entries(path: Path, rows: Iterable[tuple[str, int]]) -> None:
+    """Write an entry and its count a line; unprintable characters are escaped."""
 
     def escaped(entry: str) -> str:
         plain = entry.isprintable() and "\\" not in entry
         return entry if plain else entry.encode("unicode_escape").decode("ascii")
 
-    text = "".join(f"{escaped(entry)}\t{count}\n" for entry, count in zip(entries, counts, strict=True))
-    (folder / ENTRIES_FILE).write_text(text, encoding="utf-8", newline="\n")
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(f"{escaped(entry)}\t{count}\n" for entry, count in rows)
+
+
+def entry_rows(path: Path) -> Iterator[tuple[str, int]]:
+    """The entries and counts of a file of `write_entries`, one by one."""
+    with path.open(encoding="utf-8", newline="\n") as file:
+        for line in file:
+            entry, _, count = line.rstrip("\n").rpartition("\t")
+            yield entry.encode("ascii").decode("unicode_escape") if "\\" in entry else entry, int(count)
 
 
 def read_entries(path: Path) -> tuple[list[str], list[int]]:
     """Entries and counts of a `vocabulary.txt`."""
-    with path.open(encoding="utf-8", newline="\n") as file:
-        rows = [line.rstrip("\n").rpartition("\t") for line in file]
-    entries = [entry.encode("ascii").decode("unicode_escape") if "\\" in entry else entry for entry, _, _ in rows]
-    return entries, [int(count) for _, _, count in rows]
+    entries, counts = list[str](), list[int]()
+    for entry, count in entry_rows(path):
+        entries.append(entry)
+        counts.append(count)
+    return entries, counts
 
 
 def _lines_of(ids: Sequence[int], size: int, eos_id: int, sos_id: int | None) -> list[list[int]]:

@@ -1,0 +1,163 @@
+"""Work on the parts of a text: in one process for each core, with a progress bar, kept as it is finished.
+
+A finished part leaves a record in the folder of the corpus, last of its files, so that a preparation that was killed goes on
+with those that are left.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from fullrank.core.errors import Interrupted
+from fullrank.data.files import Part, Report
+from fullrank.files import read_checked, silent, write_checked
+
+PREFIX = "part-"  # of the names of all files of parts
+_LINES_EVERY = 10.0  # seconds between two lines of progress where there is no bar
+_PARENT_DIED = 1  # PR_SET_PDEATHSIG of prctl(2)
+
+Counts = dict[str, Any]  # of a part; `tokens` among them
+
+
+class Work(Protocol):
+    """Reads a part, at most `limit` tokens of it, writes files whose names begin with `target`, and counts."""
+
+    def __call__(self, part: Part, target: Path, limit: int | None) -> Counts: ...
+
+
+@dataclass(frozen=True)
+class _Task:
+    part: Part
+    target: Path
+    limit: int | None
+
+
+def finished(
+    work: Work, parts: Sequence[Part], folder: Path, name: str, doing: str, report: Report, *, limit: int | None = None
+) -> list[tuple[Path, Counts]]:
+    """Do `work` on every part; for each the path with which its files begin, and its counts, in order.
+
+    `name`: that of the files. `limit`: the most tokens of all parts together; parts behind these are left out.
+    """
+    tasks = [
+        _Task(part, folder / f"{PREFIX}{name}-{number}-{part.cuts[0]}-{part.cuts[-1]}", limit)
+        for number, part in enumerate(parts)
+    ]
+    known = {task: counts for task in tasks if (counts := _recorded(task)) is not None}
+    if known:
+        report(f"{doing}: {len(known)} of {len(tasks)} parts were done before")
+    done: list[tuple[Path, Counts]] = []
+    left = limit
+    with (
+        progress(doing, sum(part.bytes for part in parts), report) as advance,
+        closing(_in_processes(work, [task for task in tasks if task not in known])) as fresh,
+    ):
+        for task in tasks:
+            counts = known.get(task) or next(fresh)
+            if left is not None and counts["tokens"] > left:
+                counts = _recording(work, _Task(task.part, task.target, left))
+            done.append((task.target, counts))
+            advance(task.part.bytes)
+            if left is not None:
+                left -= counts["tokens"]
+                if left == 0:
+                    break
+    return done
+
+
+def _record_of(task: _Task) -> Path:
+    return task.target.with_name(f"{task.target.name}.json")
+
+
+def _recorded(task: _Task) -> Counts | None:
+    try:
+        counts: Counts = read_checked(_record_of(task))["counts"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return counts
+
+
+def _recording(work: Work, task: _Task) -> Counts:
+    counts = work(task.part, task.target, task.limit)
+    write_checked(_record_of(task), {"counts": counts})
+    return counts
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+_work: Work  # of a process that was forked: it comes with its memory, a vocabulary is not copied
+
+
+def _in_processes(work: Work, tasks: Sequence[_Task]) -> Generator[Counts, None, None]:
+    """The counts of each task, in order. One process where there is one core or task, or processes cannot be forked safely."""
+    count = min(len(tasks), len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1)
+    if count < 2 or multiprocessing.current_process().daemon:
+        yield from (_recording(work, task) for task in tasks)
+        return
+    context = multiprocessing.get_context("fork")
+    try:
+        with ProcessPoolExecutor(count, context, initializer=_begin, initargs=(work, os.getpid())) as pool:
+            with warnings.catch_warnings():  # of threads of PyTorch, of which the new processes use nothing
+                warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+                results = pool.map(_do, tasks)
+            yield from results
+    except BrokenProcessPool as error:
+        raise Interrupted(
+            "a process that was making token ids was killed (by the system, for want of memory?); the same command goes on "
+            "with the parts that are left, on fewer cores (taskset) it needs less memory"
+        ) from error
+
+
+def _begin(work: Work, parent: int) -> None:
+    global _work
+    _work = work
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits for this one
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ctypes.CDLL(None).prctl(_PARENT_DIED, signal.SIGKILL)  # not to outlive that process, however it ends
+    if os.getppid() != parent:
+        os._exit(1)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # threads of that library do not come along
+
+
+def _do(task: _Task) -> Counts:
+    return _recording(_work, task)
+
+
+# -- progress ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def progress(doing: str, total: int, report: Report) -> Iterator[Callable[[int], None]]:
+    """A function to call with the bytes that were read: a bar where stderr is a terminal, else a line now and then."""
+    if report is not silent and sys.stderr.isatty() and total > 0:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
+            task = bar.add_task(doing, total=total)
+            yield lambda size: bar.update(task, advance=size, refresh=True)
+        return
+    read, said = 0, time.monotonic()
+
+    def advance(size: int) -> None:
+        nonlocal read, said
+        read += size
+        if time.monotonic() - said >= _LINES_EVERY and read < total:
+            said = time.monotonic()
+            report(f"{doing}: {read / 1e6:,.0f} of {total / 1e6:,.0f} MB")
+
+    yield advance
