@@ -63,6 +63,7 @@ def one_part(files: Path, monkeypatch: pytest.MonkeyPatch, **more: object) -> di
 @pytest.mark.parametrize("name", SETTINGS)
 def test_parts_and_processes_change_nothing(files, monkeypatch, name):
     whole = one_part(files, monkeypatch, **SETTINGS[name])
+    monkeypatch.setattr(texts, "_TYPES_AT_ONCE", 50)
     monkeypatch.setattr(texts, "_OPEN_FILES", 3)
     assert content(prepare(config(files, "parts", **SETTINGS[name])).folder) == whole
 
@@ -85,7 +86,7 @@ def test_a_killed_preparation_goes_on(files, monkeypatch, stage):
     real = parallel._recording
 
     def slow(work: parallel.Work, task: parallel._Task) -> parallel.Counts:
-        if f"-{stage}-" in task.target.name:
+        if f"-{stage}-" in task[1].name:
             time.sleep(0.03)
         return real(work, task)
 
@@ -116,7 +117,7 @@ def test_a_process_that_is_killed_for_want_of_memory(files, monkeypatch):
     real = parallel._recording
 
     def dies(work: parallel.Work, task: parallel._Task) -> parallel.Counts:
-        if "-train-7-" in task.target.name:
+        if "-train-7-" in task[1].name:
             os.kill(os.getpid(), signal.SIGKILL)
         return real(work, task)
 

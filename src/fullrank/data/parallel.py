@@ -17,9 +17,8 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fullrank.core.errors import Interrupted
 from fullrank.data.files import Part, Report
@@ -30,30 +29,19 @@ _LINES_EVERY = 10.0  # seconds between two lines of progress where there is no b
 _PARENT_DIED = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 Counts = dict[str, Any]  # of a part; `tokens` among them
-
-
-class Work(Protocol):
-    """Reads a part, at most `limit` tokens of it, writes files whose names begin with `target`, and counts."""
-
-    def __call__(self, part: Part, target: Path, limit: int | None) -> Counts: ...
-
-
-@dataclass(frozen=True)
-class _Task:
-    part: Part
-    target: Path
-    limit: int | None
+_Task = tuple[Part, Path, int | None]
+Work = Callable[[Part, Path, int | None], Counts]  # reads a part, at most so many tokens of it, and writes that file
 
 
 def finished(
     work: Work, parts: Sequence[Part], folder: Path, name: str, doing: str, report: Report, *, limit: int | None = None
 ) -> list[tuple[Path, Counts]]:
-    """Do `work` on every part; for each the path with which its files begin, and its counts, in order.
+    """Do `work` on every part; for each the file that it wrote into `folder`, and its counts, in order.
 
-    `name`: that of the files. `limit`: the most tokens of all parts together; parts behind these are left out.
+    `name`: part of the names of these files. `limit`: the most tokens of all parts together; parts behind these are left out.
     """
-    tasks = [
-        _Task(part, folder / f"{PREFIX}{name}-{number}-{part.cuts[0]}-{part.cuts[-1]}", limit)
+    tasks: list[_Task] = [
+        (part, folder / f"{PREFIX}{name}-{number}-{part.cuts[0]}-{part.cuts[-1]}", limit)
         for number, part in enumerate(parts)
     ]
     known = {task: counts for task in tasks if (counts := _recorded(task)) is not None}
@@ -66,20 +54,17 @@ def finished(
         closing(_in_processes(work, [task for task in tasks if task not in known])) as fresh,
     ):
         for task in tasks:
+            part, target, _ = task
             counts = known.get(task) or next(fresh)
             if left is not None and counts["tokens"] > left:
-                counts = _recording(work, _Task(task.part, task.target, left))
-            done.append((task.target, counts))
-            advance(task.part.bytes)
+                counts = _recording(work, (part, target, left))
+            done.append((target, counts))
+            advance(part.bytes)
             if left is not None:
                 left -= counts["tokens"]
                 if left == 0:
                     break
     return done
-
-
-def _record_of(task: _Task) -> Path:
-    return task.target.with_name(f"{task.target.name}.json")
 
 
 def _recorded(task: _Task) -> Counts | None:
@@ -91,9 +76,15 @@ def _recorded(task: _Task) -> Counts | None:
 
 
 def _recording(work: Work, task: _Task) -> Counts:
-    counts = work(task.part, task.target, task.limit)
+    counts = work(*task)
+    with task[1].open("rb+") as file:
+        os.fsync(file.fileno())  # after a power failure, too, a record is of a whole file
     write_checked(_record_of(task), {"counts": counts})
     return counts
+
+
+def _record_of(task: _Task) -> Path:
+    return task[1].with_name(f"{task[1].name}.json")
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import hashlib
 import heapq
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -38,6 +38,7 @@ from fullrank.files import silent
 
 _BUILTIN_MIN_COUNT = 3
 _COPIED_AT_ONCE = 1 << 20
+_TYPES_AT_ONCE = 1 << 20  # whose counts are in memory
 _OPEN_FILES = 256  # of counts, at once
 _LABELS = {"byte": "bytes", "character": "characters", "bpe": "BPE"}  # of tokens, in a label; words are the usual
 
@@ -202,7 +203,7 @@ def _make_tokenizer(folder: Path, parts: Sequence[Part], settings: Settings, rep
             counts.update(units if left is None else units[:left])
             if left is not None and (left := left - len(units)) <= 0:
                 break
-        write_entries(target, sorted(counts.items()))
+        write_entries(target, _alphabetical(counts))
         return {"tokens": counts.total(), "marks": counts[EOS] + counts[SOS]}
 
     counted = finished(count, parts, folder, "counts", doing, report, limit=settings.max_tokens)
@@ -225,17 +226,38 @@ def _names(parts: Sequence[Part]) -> str:
     return ", ".join(dict.fromkeys(str(part.path) for part in parts))
 
 
-def _sums(paths: Sequence[Path], folder: Path) -> Iterator[tuple[str, int]]:
-    """The sum of each entry's counts in all files, which are sorted, and the sums are, too."""
-    for number in itertools.count():
-        if len(paths) <= _OPEN_FILES:
-            break
-        first, paths = paths[:_OPEN_FILES], paths[_OPEN_FILES:]
-        together = folder / f"{PREFIX}sums-{number}"
-        write_entries(together, _sums(first, folder))
-        paths = [*paths, together]
-    rows = heapq.merge(*map(entry_rows, paths))
-    return ((entry, sum(count for _, count in same)) for entry, same in itertools.groupby(rows, key=itemgetter(0)))
+_Rows = Iterator[tuple[str, int]]
+
+
+def _alphabetical(counts: Counter[str]) -> _Rows:
+    return ((entry, counts[entry]) for entry in sorted(counts))
+
+
+def _merged(sorted_rows: Iterable[_Rows]) -> _Rows:
+    """The sum of each entry's counts in all rows, which are in alphabetical order, as the sums are."""
+    same = itertools.groupby(heapq.merge(*sorted_rows), key=itemgetter(0))
+    return ((entry, sum(count for _, count in rows)) for entry, rows in same)
+
+
+def _sums(paths: Sequence[Path], folder: Path) -> _Rows:
+    """The sum of each entry's counts in all files, in alphabetical order. Those of many types go through files of `folder`."""
+    sums: list[Path] = []
+
+    def written(rows: _Rows) -> Path:
+        path = folder / f"{PREFIX}sums-{next(numbers)}"
+        write_entries(path, rows)
+        return path
+
+    numbers, counts = itertools.count(), Counter[str]()
+    for path in paths:
+        for entry, count in entry_rows(path):
+            counts[entry] += count
+        if len(counts) > _TYPES_AT_ONCE:
+            sums.append(written(_alphabetical(counts)))
+            counts.clear()
+    while len(sums) > _OPEN_FILES:
+        sums = [*sums[_OPEN_FILES:], written(_merged(map(entry_rows, sums[:_OPEN_FILES])))]
+    return _merged([*map(entry_rows, sums), _alphabetical(counts)]) if sums else _alphabetical(counts)
 
 
 def _encode(
