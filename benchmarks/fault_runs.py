@@ -6,11 +6,14 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -106,11 +109,16 @@ def finetuning(folder: Path) -> Settings:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of run: the settings of its task, the keys that differ from them, and the number of its processes."""
+    """A kind of run: the settings of its task, the keys that differ from them, and the number of its processes.
+
+    launched: each start is that of the command, with `--procs`. share: of the kills, where another kind has 1.
+    """
 
     task: Callable[[Path], Settings]
     keys: Settings = field(default_factory=dict)
     procs: int = 1
+    launched: bool = False
+    share: float = 1.0
 
     def write(self, folder: Path) -> Path:
         """The data of the run and its configuration, in `folder`."""
@@ -140,34 +148,48 @@ KINDS = {
 
 
 class Training:
-    """`fullrank train WORDS`, started: forked from a process that has imported torch, or `python -m fullrank`.
+    """`fullrank train WORDS`, started: processes forked from one that has imported torch, or `python -m fullrank`.
 
-    before: called in the forked process before anything else. within: words in front of the command of a new process.
+    Several forked processes find each other as those of torchrun do. before: called first in a forked process.
+    within: words in front of the command of a new process.
     """
 
     def __init__(
-        self, kind: Kind, words: Sequence[object], log: Path, *,
-        before: Callable[[], object] | None = None, within: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+        self,
+        kind: Kind,
+        words: Sequence[object],
+        log: Path,
+        *,
+        before: Callable[[], object] = int,
+        within: Sequence[str] = (),
+    ) -> None:
         self.log, self.words = log, ["train", *map(str, words), "--quiet"]
-        self.forked = kind.procs == 1 and not within
-        if self.forked:
-            self.process = forked.start(*self.words, log=log, before=before)
-            self.pid = int(self.process.pid or 0)
+        log.unlink(missing_ok=True)
+        self.started: list[BaseProcess] | subprocess.Popen[bytes]
+        if not (kind.launched or within):
+            places = _places(kind.procs) if kind.procs > 1 else [{}]
+            self.started = [forked.start(*self.words, log=log, before=partial(_begin, at, before)) for at in places]
             return
-        self.words += ["--procs", str(kind.procs)] if kind.procs > 1 else []
-        with open(log, "wb") as file:
-            self.started = subprocess.Popen(
-                [*within, sys.executable, "-m", "fullrank", *self.words],
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-            )
-        self.pid = self.started.pid
+        together = ["--procs", str(kind.procs)] if kind.procs > 1 else []
+        command = [*within, sys.executable, "-m", "fullrank", *self.words, *together]
+        with open(log, "ab") as file:
+            self.started = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+
+    def processes(self) -> list[int]:
+        """All its processes; the one that started the others stands first, if any did."""
+        return (
+            processes_of(self.started.pid)
+            if isinstance(self.started, subprocess.Popen)
+            else [process.pid for process in self.started if process.pid is not None]
+        )
 
     def poll(self) -> int | None:
-        """The exit status, negative after a signal; None while it goes on."""
-        return self.process.exitcode if self.forked else self.started.poll()
+        """The exit status, negative after a signal, of several processes the highest; None while one goes on."""
+        if isinstance(self.started, subprocess.Popen):
+            return self.started.poll()
+        codes = [process.exitcode for process in self.started]
+        known = [code for code in codes if code is not None]
+        return None if len(known) < len(codes) else max(known) or min(known)
 
     def wait(self, seconds: float = 600.0) -> int | None:
         """The exit status, once it has ended; None if it goes on after so many seconds."""
@@ -179,6 +201,19 @@ class Training:
     def said(self) -> str:
         """Everything it wrote to stdout and stderr."""
         return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
+
+
+def _places(processes: int) -> list[dict[str, str]]:
+    """The environment that torchrun gives to each of so many processes on this machine."""
+    with socket.create_server(("localhost", 0)) as free:
+        port = str(free.getsockname()[1])
+    shared = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": str(processes), "FULLRANK_TIMEOUT": "30"}
+    return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
+
+
+def _begin(place: dict[str, str], before: Callable[[], object]) -> None:
+    os.environ.update(place)
+    before()
 
 
 def processes_of(pid: int) -> list[int]:

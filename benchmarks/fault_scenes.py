@@ -19,7 +19,7 @@ from pathlib import Path
 
 import yaml
 
-from fault_runs import Kind, Training, ended, last_step, outcome, processes_of
+from fault_runs import Kind, Training, last_step, outcome
 
 
 class Failed(Exception):
@@ -36,7 +36,7 @@ class Scene:
         training = self.start(self.place / "half")
         while not (self.place / "half" / "checkpoints" / "previous").exists() and training.poll() is None:
             time.sleep(0.002)
-        for pid in processes_of(training.pid):
+        for pid in training.processes():
             os.kill(pid, signal.SIGKILL)
         expect(training.wait() != 0, "the run to be stopped half-way ended before that")
 
@@ -89,7 +89,7 @@ def _mounted(mount: str, place: Path) -> list[str]:
 
 def full_disk(scene: Scene) -> str:
     """A disk that takes the files of a start, and one that takes two checkpoints and no third."""
-    size = sum(path.stat().st_size for path in (scene.place / "whole/checkpoints/last/").iterdir())
+    size = sum(path.stat().st_size for path in (scene.place / "whole/checkpoints/last/").rglob("*"))
     said = ""
     for room in (64 << 10, (1 << 16) + 5 * size // 2):
         disk = scene.place / f"disk-{room}"
@@ -173,24 +173,6 @@ def two_runs_in_one_folder(scene: Scene) -> str:
     return sentence(said, "another process is training there")
 
 
-def hanging_process(scene: Scene) -> str:
-    """One of several processes stands still: the others end with a message, and the run goes on when it is gone."""
-    folder, seconds = scene.copy("hanging"), 10
-    training = scene.start(folder, within=["env", f"FULLRANK_TIMEOUT={seconds}"])
-    first, lines = processes_of(training.pid), folder / "timing.jsonl"
-    length = lines.stat().st_size
-    while lines.stat().st_size == length and training.poll() is None:
-        time.sleep(0.002)
-    everyone = processes_of(training.pid)
-    expect(len(everyone) > scene.kind.procs >= len(first) - 1, f"{len(everyone)} processes")
-    os.kill(everyone[-1], signal.SIGSTOP)
-    status = training.wait(seconds + 60)
-    os.kill(everyone[-1], signal.SIGKILL) if status is None else None
-    expect(ended(everyone, 20) and status == 1, f"status {status}: {training.said()[-600:]}")
-    scene.ends_as_in_peace(folder)
-    return sentence(training.said(), "waited for another one")
-
-
 # -- numbers, memory, clocks --------------------------------------------------------------------------------------------
 
 
@@ -256,7 +238,7 @@ def jumping_clocks(scene: Scene) -> str:
     return f"metrics and weights are the same; at 1,000 times the pace {len(steps[1])} checkpoints, not {len(steps[0])}"
 
 
-ALONE, TOGETHER = "memory, Skip-Retain, cross-head", "two processes, DDP"
+ALONE = "memory, Skip-Retain, cross-head"
 FAULTS: dict[str, tuple[Callable[[Scene], str], str]] = {
     "full disk": (full_disk, ALONE),
     "read-only folder": (read_only_folder, ALONE),

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import os
 import random
@@ -40,7 +41,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 
 import forked  # noqa: E402
-from fault_runs import KINDS, Kind, Training, ended, last_step, outcome, processes_of  # noqa: E402
+from fault_runs import KINDS, Kind, Training, ended, last_step, outcome  # noqa: E402
 from fault_scenes import FAULTS, Failed, Scene  # noqa: E402
 from fullrank.experiments.run import environment  # noqa: E402
 from fullrank.training.device import choose_device  # noqa: E402
@@ -92,6 +93,8 @@ def half_written(folder: Path) -> bool:
 def await_moment(training: Training, folder: Path, draw: random.Random, seconds: float) -> None:
     """Wait for a random moment, or the end: a time up to `seconds`, or so many files of one of the next checkpoints."""
     checkpoints, known = folder / "checkpoints", set[str]()
+    while not training.log.exists() and training.poll() is None:
+        time.sleep(0.002)  # until Python has begun with our code
     begun, until = time.monotonic(), draw.uniform(0.02, seconds)
     which, number, files = (
         draw.choice(("time", "time", "files", "files", "links")),
@@ -121,18 +124,17 @@ def count_files(folder: Path) -> int:
     return sum(len(files) for _, _, files in os.walk(folder))
 
 
-def end(training: Training, draw: random.Random, tally: Tally) -> int:
+def end(training: Training, draw: random.Random, tally: Tally, launched: bool) -> int:
     """Send a signal to all processes of a training, or to one of them, and wait for the end of all; its number."""
     number = draw.choice([signal.SIGKILL] * 8 + [signal.SIGTERM, signal.SIGINT])
-    everyone = processes_of(training.pid)
+    everyone = training.processes()
     victims = everyone if number != signal.SIGKILL or draw.random() < 0.4 else [draw.choice(everyone)]
-    if number != signal.SIGKILL:
-        victims = victims[:1]  # who started the others hands it on
+    if number != signal.SIGKILL and launched:
+        victims = victims[:1]  # which hands it on
     if training.poll() is not None:
         return 0
-    for pid in victims:
-        if not send(pid, number):
-            return 0
+    if not sum(send(pid, number) for pid in victims):
+        return 0
     if not ended(everyone, HANGS):
         tally.lose(
             f"processes went on for {HANGS:g} s after {signal.Signals(number).name} to {len(victims)} of {len(everyone)}"
@@ -154,7 +156,7 @@ def judge(training: Training, folder: Path, sent: int, before: int, tally: Tally
     """Whether the run may go on after this start of it; what is wrong is counted."""
     code, said, after = training.poll(), training.said(), last_step(folder)
     promised = re.search(r"stopped by SIG\w+ after step (\d+)", said)
-    if "Traceback" in said and not (sent == signal.SIGINT and after == 0):
+    if "Traceback" in said and code != 0:  # with 0 Python has ignored a Ctrl-C, inside a package's __del__
         tally.lose(f"a traceback (code {code}): {said[-600:]}")
     elif after < before and not (folder / "result.json").exists():
         tally.lose(f"the last checkpoint is of step {after}, it was of step {before}")
@@ -182,7 +184,7 @@ def campaign(name: str, kind: Kind, kills: int, draw: random.Random, folder: Pat
         training, sent = Training(kind, [config, *words, "--out", broken], folder / "broken.log"), 0
         if tally.kills < kills:
             await_moment(training, broken, draw, 0.8 * seconds)
-            sent = end(training, draw, tally)
+            sent = end(training, draw, tally, kind.launched)
             tally.amid += sent == signal.SIGKILL and half_written(broken)
         training.wait()
         goes_on = judge(training, broken, sent, before, tally)
@@ -225,7 +227,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="faults whose names hold one of these words; none: no fault")
     parser.add_argument("--config", type=Path, help="a configuration whose run takes the place of all kinds")
     parser.add_argument("--from", dest="source", help="the folder that holds its corpus")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--json", type=Path, help="file of figures, to which these are added")
     given = parser.parse_args()
     names, only = ([word for word in text.split(",") if word] for text in (given.kinds, given.only))
     kinds = {name: kind for name, kind in KINDS.items() if not names or any(word in name for word in names)}
@@ -237,8 +239,10 @@ def main() -> None:
     print(f"seed {given.seed}: {given.kills} kills of {len(kinds)} kinds of runs", flush=True)
     tallies: list[Tally] = []
     with tempfile.TemporaryDirectory(prefix="faults-") as place:
+        shares = [0.0, *itertools.accumulate(kind.share for kind in kinds.values())]
+        ends = [round(given.kills * share / shares[-1]) for share in shares]
         for number, (name, kind) in enumerate(kinds.items()):
-            share = given.kills * (number + 1) // len(kinds) - given.kills * number // len(kinds)
+            share = ends[number + 1] - ends[number]
             draw = random.Random(f"{given.seed} {name}")
             tallies.append(campaign(name, kind, share, draw, Path(place) / str(number), words))
             print(tallies[-1].words(), flush=True)
@@ -251,13 +255,10 @@ def main() -> None:
     print(f"seed {given.seed}: {total.kills} kills, {total.resumes} resumes, {total.lost} lost, {total.different} different; "
           f"{len(met) - failed} of {len(met)} faults met")  # fmt: skip
     if given.json:
-        content = {
-            "seed": given.seed,
-            "kinds": [dataclasses.asdict(tally) for tally in (*tallies, total)],
-            "faults": met,
-            "protocol": " ".join(PROTOCOL.split()),
-            "environment": environment(choose_device("cpu"), "fp32"),
-        }
+        found = {"seed": given.seed, "kinds": [dataclasses.asdict(tally) for tally in (*tallies, total)], "faults": met}
+        earlier = json.loads(given.json.read_text(encoding="utf-8"))["campaigns"] if given.json.exists() else []
+        machine = environment(choose_device("cpu"), "fp32")
+        content = {"campaigns": [*earlier, found], "protocol": " ".join(PROTOCOL.split()), "environment": machine}
         given.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     sys.exit(1 if total.lost or total.different or failed else 0)
 

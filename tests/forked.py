@@ -21,7 +21,7 @@ def preload(*modules: str) -> None:
 
 
 def _run(words: list[str], log: Path, before: Callable[[], object] | None) -> None:
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream, handle in enumerate((os.open(os.devnull, os.O_RDONLY), output, output)):
         os.dup2(handle, stream)
     if before is not None:
