@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fullrank.config.data import DataConfig
-from fullrank.core.errors import Interrupted
+from fullrank.core.errors import InputError, Interrupted
 from fullrank.data import WordVocabulary, parallel, prepare, texts
 from fullrank.data import files as files_module
 from fullrank.data.files import Part, Section, parts
@@ -110,6 +110,28 @@ def test_a_killed_preparation_goes_on(files, monkeypatch, stage):
     assert content(prepare(config(files, "cache"), report=said.append).folder) == whole
     assert any("parts were done before" in line for line in said)
     assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
+
+
+def test_ctrl_c_leaves_what_is_finished_and_an_error_nothing(files, monkeypatch):
+    whole = one_part(files, monkeypatch)
+    monkeypatch.setattr(parallel, "_LINES_EVERY", 0.0)
+
+    def stop(line: str) -> None:
+        if line.startswith("encoding train: "):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(config(files, "cache"), report=stop)
+    (kept,) = (files / "cache" / "corpora").iterdir()
+    assert {"vocabulary.json", "train.bin"} & {path.name for path in kept.iterdir()} == {"vocabulary.json"}
+    assert list(kept.glob("part-train-0-*.json"))
+    said: list[str] = []
+    assert content(prepare(config(files, "cache"), report=said.append).folder) == whole
+    assert not any("making a word vocabulary" in line for line in said)
+    (files / "more.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(InputError, match=r"more.txt is not UTF-8 text"):
+        prepare(config(files, "cache"))
+    assert len(list((files / "cache" / "corpora").iterdir())) == 1
 
 
 def test_a_process_that_is_killed_for_want_of_memory(files, monkeypatch):
