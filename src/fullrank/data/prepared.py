@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -361,8 +362,13 @@ def unigram_perplexity(corpus: Corpus, split: str) -> float:
 
 def _counts(corpus: Corpus, split: str) -> np.ndarray:
     """Counts of each entry in a split; (V,) int64."""
-    counts = np.zeros(len(corpus.tokenizer), dtype=np.int64)
-    with (corpus.folder / f"{split}.bin").open("rb") as file:  # read, not mapped: not all of it need stay in memory
-        while len(ids := np.fromfile(file, id_type(len(counts)), _COUNTED_AT_ONCE)):
-            counts += np.bincount(ids, minlength=len(counts))
+    return _counts_of_file(corpus.folder / f"{split}.bin", corpus.splits[split].sha256, len(corpus.tokenizer))
+
+
+@lru_cache(maxsize=2)  # the training split stands behind the figures of every other
+def _counts_of_file(path: Path, sha256: str, entries: int) -> np.ndarray:
+    counts = np.zeros(entries, dtype=np.int64)
+    with path.open("rb") as file:  # read, not mapped: not all of it need stay in memory
+        while len(ids := np.fromfile(file, id_type(entries), _COUNTED_AT_ONCE)):
+            counts += np.bincount(ids, minlength=entries)
     return counts
