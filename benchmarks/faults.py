@@ -34,6 +34,7 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -219,6 +220,16 @@ def mistreat(place: Path, only: list[str]) -> list[dict[str, object]]:
     return met
 
 
+def write(file: Path | None, campaign: dict[str, Any]) -> None:
+    """Write the figures of a campaign, so far, into `file` beside those of campaigns with another seed or commit."""
+    if file is None:
+        return
+    others = json.loads(file.read_text(encoding="utf-8"))["campaigns"] if file.exists() else []
+    others = [other for other in others if (other["seed"], other["commit"]) != (campaign["seed"], campaign["commit"])]
+    content = {"campaigns": [*others, campaign], "protocol": " ".join(PROTOCOL.split())}
+    file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200, help="SIGKILLs, spread evenly over the kinds of runs")
@@ -237,29 +248,26 @@ def main() -> None:
     forked.preload("torch._dynamo", "fullrank.hf.inject", "transformers.models.bert.modeling_bert")
     forked.start("--version").join()  # torch is imported here, and in no run
     print(f"seed {given.seed}: {given.kills} kills of {len(kinds)} kinds of runs", flush=True)
-    tallies: list[Tally] = []
+    total = Tally("all", max(kind.procs for kind in kinds.values()))
+    found: dict[str, Any] = {"seed": given.seed, **environment(choose_device("cpu"), "fp32"), "kinds": [], "faults": []}
     with tempfile.TemporaryDirectory(prefix="faults-") as place:
         shares = [0.0, *itertools.accumulate(kind.share for kind in kinds.values())]
         ends = [round(given.kills * share / shares[-1]) for share in shares]
         for number, (name, kind) in enumerate(kinds.items()):
-            share = ends[number + 1] - ends[number]
             draw = random.Random(f"{given.seed} {name}")
-            tallies.append(campaign(name, kind, share, draw, Path(place) / str(number), words))
-            print(tallies[-1].words(), flush=True)
-        met = mistreat(Path(place) / "faults", only)
-    total = Tally("all", 0)
-    for key in COUNTS:
-        setattr(total, key, sum(getattr(tally, key) for tally in tallies))
+            tally = campaign(name, kind, ends[number + 1] - ends[number], draw, Path(place) / str(number), words)
+            print(tally.words(), flush=True)
+            for key in COUNTS:
+                setattr(total, key, round(getattr(total, key) + getattr(tally, key), 1))
+            found["kinds"].append(dataclasses.asdict(tally))
+            write(given.json, found)
+        found["kinds"].append(dataclasses.asdict(total))
+        found["faults"] = mistreat(Path(place) / "faults", only)
+    write(given.json, found)
+    failed = sum(not fault["good"] for fault in found["faults"])
     print(total.words())
-    failed = sum(not fault["good"] for fault in met)
     print(f"seed {given.seed}: {total.kills} kills, {total.resumes} resumes, {total.lost} lost, {total.different} different; "
-          f"{len(met) - failed} of {len(met)} faults met")  # fmt: skip
-    if given.json:
-        found = {"seed": given.seed, "kinds": [dataclasses.asdict(tally) for tally in (*tallies, total)], "faults": met}
-        earlier = json.loads(given.json.read_text(encoding="utf-8"))["campaigns"] if given.json.exists() else []
-        machine = environment(choose_device("cpu"), "fp32")
-        content = {"campaigns": [*earlier, found], "protocol": " ".join(PROTOCOL.split()), "environment": machine}
-        given.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+          f"{len(found['faults']) - failed} of {len(found['faults'])} faults met")  # fmt: skip
     sys.exit(1 if total.lost or total.different or failed else 0)
 
 
