@@ -204,6 +204,28 @@ def test_tables_of_benchmarks_follow_their_paths(folder: Path) -> None:
         make_pages(folder)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("ledger.jsonl", b"\xff\n", "ledger.jsonl: cannot be read"),
+        ("ledger.jsonl", b"[" * 100_000, "ledger.jsonl: line 1 does not match its checksum"),
+        ("speed.json", b"7", "speed.json: cannot be read .*object is wanted"),
+        ("speed.json", b'{"rows": 7}', r"no row at rows/\*/peer"),
+        ("speed.json", None, "speed.json: cannot be read .*No such file"),
+    ],
+)
+def test_damaged_files_are_named(folder: Path, name: str, content: bytes | None, message: str) -> None:
+    (folder / "benchmarks.yaml").write_text("speed.json: {title: a, about: b, tables: {rows/*/peer: [value]}}")
+    (folder / "speed.json").write_text('{"rows": [{"peer": 1}]}')
+    assert "| 1 |" in make_pages(folder)["benchmarks.md"]
+    if content is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        make_pages(folder)
+
+
 def test_the_pages_of_this_repository_are_what_its_ledger_says() -> None:
     write_pages(RESULTS, check=True)
 

@@ -16,10 +16,11 @@ from fullrank.config.load import flatten
 from fullrank.config.recipe import resolve_any
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import FullRankError, InputError
-from fullrank.files import digest, write_text
+from fullrank.files import digest, read_small, write_text
 from fullrank.reporting.runs import CIRCUMSTANCES
 
 _FILES = {f"data.{key}" for key in ("train", "valid", "test", "codes")}  # which checksums stand for
+_LARGEST = 1 << 26  # bytes
 _OF_TEXT = ("vocab_size", "max_position_embeddings")
 Row = Mapping[str, Any]
 
@@ -53,10 +54,14 @@ def sealed(row: Row) -> dict[str, Any]:
 def read_ledger(path: Path) -> list[dict[str, Any]]:
     """The rows of a ledger, none if it does not exist; InputError for a line that was changed by hand."""
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else (), start=1):
+    try:
+        text = read_small(path, _LARGEST).decode("utf-8") if path.exists() else ""
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read ({error})") from error
+    for number, line in enumerate(text.splitlines(), start=1):
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict) or sealed(row) != row:
             raise InputError(f"{path}: line {number} does not match its checksum; restore it, or delete the line")

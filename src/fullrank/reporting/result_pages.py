@@ -174,7 +174,11 @@ def _group(group: Sequence[Row], protocols: Sequence[str]) -> dict[str, str]:
 def _benchmarks(folder: Path) -> Iterator[str]:
     """Tables from JSON files, as benchmarks.yaml says (`config.claims.BenchmarkFile`)."""
     for name, raw in read_yaml(folder / "benchmarks.yaml").items():
-        file, content = BenchmarkFile.of_file(raw, name), read_json(folder / name)
+        file = BenchmarkFile.of_file(raw, name)
+        try:
+            content = read_json(folder / str(name))
+        except (OSError, ValueError) as error:
+            raise InputError(f"{folder / str(name)}: cannot be read ({error})") from error
         yield f"## {file.title}"
         yield f"{file.about.strip()} [JSON]({name})"
         for path, columns in file.tables.items():
@@ -193,9 +197,11 @@ def _rows_at(path: Sequence[str], value: Any, around: Mapping[str, Any]) -> Iter
     around = {**around, **(flatten(value) if isinstance(value, Mapping) else {"value": value})}
     if not path:
         yield around
-    elif path[0] == "*":
-        for inner in value:
+    elif isinstance(value, list):
+        for inner in value if path[0] == "*" else ():
             yield from _rows_at(path[1:], inner, around)
+    elif not isinstance(value, Mapping):
+        return
     elif path[0].startswith("<"):
         for name, inner in value.items():
             yield from _rows_at(path[1:], inner, {**around, path[0].strip("<>"): name})
