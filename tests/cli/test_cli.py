@@ -233,6 +233,8 @@ WRONG = {
     ),
     "wrong type": (["info", "mixhead/table1-vanilla", "model.hidden_size=wide"], "model.hidden_size"),
     "impossible size": (["info", "mixhead/table1-vanilla", "model.num_attention_heads=7"], "not divisible"),
+    "too many layers": (["info", "mixhead/table1-vanilla", "model.num_hidden_layers=1000000"], "up to 10,000"),
+    "endless value": (["info", "mixhead/table1-vanilla", f"model.hidden_size={'9' * 4000}"], "9 [...] 9"),
     "no equals sign": (["info", "mixhead/table1-vanilla", "steps"], "key=value"),
     "two ends": (["info", "mixhead/table1-vanilla", "train.steps=5", "train.epochs=1"], "exactly one of"),
     "missing file": (["train", "nowhere.yaml"], "no such file"),

@@ -78,6 +78,12 @@ def test_long_sentences_make_smaller_batches(run: tuple[Path, fr.Translator]) ->
     assert widths == [(1, 512)] * 3 + [(4, 2)]
 
 
+def test_the_longest_translation_is_a_number_of_tokens() -> None:
+    assert [Search(max_length_a=a).longest(5, limit) for a, limit in ((1.2, None), (1e300, None), (1e300, 512))] == [
+        16, 2**31 - 1, 511,
+    ]  # fmt: skip
+
+
 def test_samples_depend_on_seed_and_number_alone(run: tuple[Path, fr.Translator]) -> None:
     _, model = run
 

@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+_LONGEST = 2000  # characters of a line
 UsageError: Any = typer.BadParameter.__bases__[0]  # a wrong word on the command line: Typer gives its class no name
 
 
 def explain(error: Exception) -> str:
     """An error in a line or two."""
     if isinstance(error, FullRankError):
-        return "\n".join(f"fullrank: {visible(line)}" for line in str(error).splitlines())
+        return "\n".join(f"fullrank: {visible(_shortened(line))}" for line in str(error).splitlines())
     if isinstance(error, UsageError):
         command = error.ctx.command_path if error.ctx else "fullrank"
         return f"{command}: {visible(error.format_message()) or 'a verb is missing'} ({command} --help)"
@@ -40,6 +41,11 @@ def explain(error: Exception) -> str:
         return "fullrank: no space left on the disk"
     words = " ".join(str(error).split())
     return f"fullrank: {type(error).__name__}: {visible(words[:300])} (--debug shows where)"
+
+
+def _shortened(line: str) -> str:
+    """A line without the middle of an endless value that was given."""
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} [...] {line[-_LONGEST // 4 :]}"
 
 
 def say(text: str) -> None:

@@ -19,7 +19,7 @@ from .kinds import OutputConfig as OutputConfig
 from .kinds import TensorTrainConfig as TensorTrainConfig
 from .kinds import WeightedConfig as WeightedConfig
 from .kinds import cluster_problems as cluster_problems
-from .section import Positive, Rate, Section, Size, SizeOrZero, Slot, key
+from .section import Layers, Positive, Rate, Section, Size, SizeOrZero, Slot, key
 from .section import Stage as Stage
 from .section import stage_name as stage_name
 from .section import stage_options as stage_options
@@ -52,7 +52,7 @@ class EncoderConfig(Section):
     """The encoder of a translation model; null: as in `model`."""
 
     KEY = "model.encoder"
-    num_hidden_layers: Size | None = key(None, "layers of the encoder")
+    num_hidden_layers: Layers | None = key(None, "layers of the encoder")
     vocab_size: Size | None = key(None, "entries of the source vocabulary")
     share_embedding: bool = key(False, "source and target tokens have one table (and one vocabulary)")
     attention: AttentionConfig | None = key(None, "self-attention of the encoder")
@@ -68,7 +68,7 @@ class DecoderConfig(Section):
     """
 
     KEY = "model.decoder"
-    num_hidden_layers: Size | None = key(None, "layers of the decoder")
+    num_hidden_layers: Layers | None = key(None, "layers of the decoder")
     attention: AttentionConfig | None = key(None, "self-attention of the decoder")
     cross: AttentionConfig | None = key(None, "attention from the decoder to the source")
     released_cross: bool = key(False, "cross-attention is never mixed, as in the released code of Mixhead")
@@ -87,7 +87,7 @@ class ModelConfig(Section):
     KEY = "model"
     vocab_size: Size | None = key(None, "entries of the vocabulary; null: as many as the data has")
     hidden_size: Size = key(512, "width E of the hidden states")
-    num_hidden_layers: Size = key(6, "layers L")
+    num_hidden_layers: Layers = key(6, "layers L")
     num_attention_heads: Size = key(8, "attention heads H")
     head_dim: Size | None = key(None, "size D of a head (Mixhead §4.4.3); null: hidden_size / num_attention_heads")
     heads_by_layer: list[int] | None = key(None, "attention heads of each layer, as after pruning; null: all have H")

@@ -53,9 +53,11 @@ class Allowed:
 
 
 # Sizes are below 2^31, the most that a dimension of a tensor may reasonably be; counts and seeds below 2^63.
+# Layers are modules, which take time and memory each before there is a tensor.
 SIZES, COUNTS = 2**31, 2**63
 Size = Annotated[int, Allowed(f"a positive whole number below {SIZES:,}", lambda n: 0 < n < SIZES)]
 SizeOrZero = Annotated[int, Allowed(f"0 or a positive whole number below {SIZES:,}", lambda n: 0 <= n < SIZES)]
+Layers = Annotated[int, Allowed("a positive whole number up to 10,000", lambda n: 0 < n <= 10_000)]
 Count = Annotated[int, Allowed(f"a positive whole number below {COUNTS:,}", lambda n: 0 < n < COUNTS)]
 CountOrZero = Annotated[int, Allowed(f"0 or a positive whole number below {COUNTS:,}", lambda n: 0 <= n < COUNTS)]
 Positive = Annotated[float, Allowed("a positive number", lambda x: x > 0)]

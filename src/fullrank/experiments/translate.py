@@ -88,7 +88,7 @@ class Search:
 
     def longest(self, source: int, limit: int | None) -> int:
         """The most tokens of a translation of `source` tokens, from a model that takes `limit`."""
-        wanted = int(self.max_length_a * source + self.max_length_b)
+        wanted = int(min(self.max_length_a * source + self.max_length_b, 2**31 - 1))
         return max(1, wanted if limit is None else min(wanted, limit - 1))  # a start token stands before them
 
 
