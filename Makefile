@@ -6,7 +6,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-all test-versions faults lint format clean
+.PHONY: help demo test test-all test-versions faults fuzz lint format clean
 
 PYTHON ?=
 ARGS ?=
@@ -36,6 +36,10 @@ test-versions: ## run the tests of Hugging Face models with the lowest and the n
 faults: ## kill trainings of every kind, and let disks, files, clocks and processes fail; about half an hour
 	@$(VENV) dev
 	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python benchmarks/faults.py $(ARGS)
+
+fuzz: ## give the commands random configurations and mutated files; hours on two cores (ARGS="--configs 200 --files 500": minutes)
+	@$(VENV) dev
+	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python benchmarks/fuzz.py $(ARGS)
 
 lint: ## check style, formatting, types and who imports whom
 	@$(VENV) dev
