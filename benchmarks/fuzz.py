@@ -9,7 +9,7 @@ one, with limits of memory and time, and ends in one of these ways:
 
 well     the command did its work; what it trained or measured is finite
 stopped  it trained when its time was up, and SIGTERM ended it with everything saved
-slow     it worked when its time was up (so many seconds of its processor), and SIGTERM ended it
+slow     it worked all the time until that was up, and a signal ended it: listed, for a person to look at
 refused  exit status 2 or 1, and a message that names what is wrong
 memory   it met its limit of memory, and said so
 bug      a traceback, an error without a message of its own, a hang, a crash, a number that is not finite, a flood of warnings,
@@ -212,8 +212,8 @@ def settle(one: Running, code: int, tally: Tally, keep: Path, *, seed: int, seco
     """Count an ended case; the folder of a bug is kept, every other one removed."""
     case = one.case
     ending, why = verdict(case, code, asked=one.asked is not None, trains=tally.kind == "configurations")
-    if why == "a hang, ended by SIGTERM" and one.worked > seconds:
-        ending, show = "slow", True
+    if why.startswith("a hang") and one.worked > seconds / 2:
+        ending, show = "slow", True  # a person is to look whether it would ever have ended
     tally.endings[ending] += 1
     if ending == "bug":
         repeat = f'make fuzz ARGS="--seed {seed} --only {case.name}"'
