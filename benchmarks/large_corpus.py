@@ -158,19 +158,26 @@ def main() -> None:
             (given.folder / name).mkdir()
             for split, part in (("train", int(size)), ("valid", 1 << 20), ("test", 1 << 20)):
                 make_text(given.folder / name / f"{split}.txt", part, given.types, seed=SPLITS.index(split))
-        results = {case: one_case(case, given) for case in given.cases}
+        results: dict[str, Any] = {}
+        for case in given.cases:
+            results[case] = one_case(case, given)
+            if given.json:
+                save(given, results)
     finally:
         shutil.rmtree(given.folder)
-    if given.json:
-        settings = {key: getattr(given, key) for key in ("types", "steps", "rounds")}
-        whole = {
-            "what": (__doc__ or "").split("\n")[0],
-            **settings,
-            "model": MODEL,
-            "memory": "Pss_Anon of the process tree",
-        }
-        document = {**whole, "results": results, "environment": environment()}
-        given.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def save(given: argparse.Namespace, results: dict[str, Any]) -> None:
+    """Write what was measured so far, and how."""
+    settings = {key: getattr(given, key) for key in ("types", "steps", "rounds")}
+    whole = {
+        "what": (__doc__ or "").split("\n")[0],
+        "memory": "Pss_Anon of the process tree",
+        **settings,
+        "model": MODEL,
+    }
+    document = {**whole, "results": results, "environment": environment()}
+    given.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def one_case(case: str, given: argparse.Namespace) -> dict[str, Any]:
