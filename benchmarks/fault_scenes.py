@@ -224,7 +224,7 @@ def jumping_clocks(scene: Scene) -> str:
     seldom = scene.place / "seldom.yaml"
     seldom.write_text(yaml.safe_dump(settings), encoding="utf-8")
     steps: list[set[str]] = []
-    for before in (None, _jumping_clocks):
+    for before in (int, _jumping_clocks):
         folder = scene.place / f"seldom-{len(steps)}"
         training, seen = scene.start(folder, config=seldom, before=before), set[str]()
         while training.poll() is None:
