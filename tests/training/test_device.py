@@ -16,12 +16,12 @@ from fullrank.config.run import PhaseConfig, TrainConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.training import choose_device, compile_blocks, loop, prepare_machine, seed_everything
 from fullrank.training.device import (
+    begin_draws,
     begin_pass,
     check_cuda_graphs,
     detach_carry,
     eager_evaluation,
     explain_failures,
-    preserve_random_state,
 )
 
 
@@ -39,12 +39,14 @@ def test_a_seed_is_all_that_decides() -> None:
     assert draw() == first
 
 
-def test_what_is_drawn_inside_is_not_missed_outside() -> None:
-    seed_everything(3)
-    draw()
-    with preserve_random_state(torch.device("cpu")):
-        inside = draw()
-    assert draw() == inside
+def test_a_pass_draws_what_it_draws_whatever_came_before() -> None:
+    begin_draws(3, 1)
+    first = draw()
+    begin_draws(3, 2)
+    assert draw() != first
+    begin_draws(3, 1)
+    assert draw() == first
+    end_draws()
 
 
 def test_devices() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shlex
 import sys
 from typing import NoReturn
@@ -37,7 +38,7 @@ def main(argv: list[str] | None = None) -> None:
         if debug:
             raise
         print(explain(error), file=sys.stderr)
-        if isinstance(error, Interrupted):
+        if isinstance(error, Interrupted) and "TORCHELASTIC_RUN_ID" not in os.environ:  # else who started it says so
             print(f"fullrank: to go on: {shlex.join(['fullrank', *words])}", file=sys.stderr)
         wrong_name = isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG
         sys.exit(2 if wrong_name or isinstance(error, (InputError, UsageError)) else 1)

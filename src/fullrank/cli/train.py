@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -102,19 +102,28 @@ def train(
     source: Source = None,
     reuse: Reuse = None,
     kernel: Kernel = "auto",
+    procs: Annotated[
+        int, typer.Option("--procs", min=1, metavar="N", help="Processes that train together on this machine.")
+    ] = 1,
     quiet: Quiet = False,
 ) -> None:
     """Train a recipe or a YAML file. Given a run folder, resume it exactly where it stopped.
 
+    On several machines: torchrun -m fullrank train ... Each process reads its share of every batch.
     A configuration of fine-tuning is trained as by `fullrank finetune`.
     """
-    from fullrank.config.recipe import is_finetuning, resolve
+    from fullrank.config.recipe import is_finetuning, resolve, resolve_any
     from fullrank.experiments.run import resume
     from fullrank.experiments.run import train as train_model
     from fullrank.experiments.run_folder import default_folder, finished_trainings
     from fullrank.reporting import find_runs, report
+    from fullrank.training.distributed import is_first
 
     whole = _is_whole_run(Path(config), [overrides, row, scale, out, source, reuse, kernel != "auto"])
+    if procs > 1:
+        if not whole:  # its faults are told once
+            resolve_any(config, row, scale, with_source(overrides, source))
+        _train_together(procs, config, overrides, row, scale, out, source, reuse, kernel, quiet)
     if is_finetuning(config, row, scale, overrides or []):
         finetune(
             config, overrides, row=row, scale=scale, out=out, source=source, reuse=reuse, kernel=kernel, quiet=quiet
@@ -128,8 +137,22 @@ def train(
         folder = out or default_folder(resolved)
         trained = {} if reuse is None else finished_trainings(find_runs(reuse))
         result = train_model(resolved, folder, kernel_name=kernel, quiet=quiet, say=progress, trained=trained)
-    page = report([folder]).write(folder / "report.html")
-    _summary(result, folder, page)
+    if is_first():
+        page = report([folder]).write(folder / "report.html")
+        _summary(result, folder, page)
+
+
+def _train_together(
+    procs: int, config: str, overrides: Sequence[str] | None, row: str | None, scale: str | None, out: Path | None,
+    source: str | None, reuse: Path | None, kernel: str, quiet: bool,
+) -> NoReturn:  # fmt: skip
+    """Train in several processes, and end with their exit status."""
+    from fullrank.training.distributed import launch
+
+    options = {"row": row, "scale": scale, "out": out, "from": source, "reuse": reuse}
+    words = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
+    words += [] if kernel == "auto" else ["--kernel", kernel]
+    raise typer.Exit(launch(procs, ["train", config, *(overrides or []), *words, *(["--quiet"] if quiet else [])]))
 
 
 @app.command(
@@ -300,6 +323,7 @@ def finetune(
     from fullrank.config.recipe import is_finetuning, resolve_any
     from fullrank.experiments.run import cells, reproduce, resume
     from fullrank.experiments.run_folder import open_any
+    from fullrank.training.distributed import is_first
 
     progress = silent if quiet or json else say
     folder = Path(config)
@@ -309,7 +333,8 @@ def finetune(
                 f"{folder}: not a run of fine-tuning, but one on {open_any(folder)[0].data.name}; see `fullrank train`"
             )
         resume(folder, quiet=quiet, say=progress)
-        show_report([folder], folder / "report.html", json=json)
+        if is_first():
+            show_report([folder], folder / "report.html", json=json)
         return
     if row is not None and rows is not None:
         raise InputError("--row and --rows: give one of them")
@@ -326,4 +351,5 @@ def finetune(
         planned = [replace(planned[0], folder=out)]
     reproduce(config, planned, kernel_name=kernel, quiet=quiet or several, say=progress, among=among)
     folders = [cell.folder for cell in planned]
-    show_report(folders, (folders[0] if len(folders) == 1 else folders[0].parent) / "report.html", json=json)
+    if is_first():
+        show_report(folders, (folders[0] if len(folders) == 1 else folders[0].parent) / "report.html", json=json)

@@ -102,6 +102,8 @@ class TrainingConfig(Section):
     precision: Literal["fp32", "bf16"] = key("fp32", "precision of the forward pass")
     device: str = key("auto", "device of torch; auto: a GPU when there is one")
     threads: Threads | None = key(None, "threads of torch")
+    sharding: Literal["ddp", "fsdp"] = key("ddp", "several processes: each holds all parameters, or a part of each")
+    activation_checkpointing: bool = key(False, "compute blocks again in the backward pass, to save memory")
     save_every_steps: Count | None = key(
         None, "updates between checkpoints; null: at every evaluation and every 5 minutes"
     )

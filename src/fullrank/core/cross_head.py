@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from . import draws
+
 
 class StochasticCrossHead(nn.Module):
     """Stochastic cross-head attention (Skip Cross-head §2.2).
@@ -24,6 +26,12 @@ class StochasticCrossHead(nn.Module):
         if self.beta == 0 or not self.training or first is None:
             return heads
         count, device = first.shape[-3], first.device
+        if not torch.compiler.is_compiling() and draws.current is not None:
+            drawn = draws.current.permutation(count, self.beta)
+            if drawn is None:
+                return heads
+            order = drawn.to(device, non_blocking=True)
+            return tuple(None if tensor is None else tensor.index_select(-3, order) for tensor in heads)
         permuted = torch.rand((), device=device) < self.beta  # stays a tensor: no branch, no synchronisation
         order = torch.where(permuted, torch.randperm(count, device=device), torch.arange(count, device=device))
         return tuple(None if tensor is None else tensor.index_select(-3, order) for tensor in heads)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from . import registry
+from . import draws, registry
 from .attention import Trace
 from .config import ModelConfig
 from .dropout import Dropout
@@ -113,10 +113,11 @@ class MaskedLanguageModel(Model):
                 raise InputError("a loss of no tokens: every weight is 0")
             targets, weights = targets.flatten()[at], weights.flatten()[at]
         hidden = self.hidden(input_ids, attention_mask, trace=trace, padded_right=padded_right)
-        if at is not None:
-            hidden, targets = _gathered(hidden, at), targets[None]
-            weights = None if weights is None else weights[None]
-        return LossParts(*self.output.loss(hidden, targets, weights, label_smoothing))
+        if at is None:
+            return LossParts(*self.output.loss(hidden, targets, weights, label_smoothing))
+        weights = None if weights is None else weights[None]
+        with draws.selected(at, input_ids.numel()):
+            return LossParts(*self.output.loss(_gathered(hidden, at), targets[None], weights, label_smoothing))
 
     loss = loss_of(loss_parts)
 

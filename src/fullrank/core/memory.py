@@ -126,15 +126,18 @@ class Memory:
             )
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """Everything but cached keys and values as named tensors, for a checkpoint."""
+        """Everything but cached keys and values as named tensors, for a checkpoint.
+
+        Those of two dimensions or more have the rows of the batch first; the others are of all rows.
+        """
         tensors = {"length": torch.tensor(self.length)}
         if self.lengths is not None:
-            tensors["lengths"] = self.lengths
+            tensors["lengths"] = self.lengths[:, None]
         for i, layer in enumerate(self.layers):
             if layer.hidden is not None:
                 tensors[f"{i}.hidden"] = layer.hidden
             if layer.runs is not None:
-                tensors[f"{i}.runs"] = torch.tensor(layer.runs, dtype=torch.int64).view(-1, 2)
+                tensors[f"{i}.runs"] = torch.tensor(layer.runs, dtype=torch.int64).flatten()
             if layer.positions is not None and layer.mask is not None:
                 tensors |= {f"{i}.positions": layer.positions, f"{i}.mask": layer.mask}
             tensors[f"{i}.rested"] = torch.tensor(layer.skipped)
@@ -149,13 +152,15 @@ class Memory:
             runs = tensors.get(f"{i}.runs")
             return LayerMemory(
                 tensors.get(f"{i}.hidden"),
-                None if runs is None else tuple((first, size) for first, size in runs.tolist()),
+                None if runs is None else tuple((first, size) for first, size in runs.view(-1, 2).tolist()),
                 tensors.get(f"{i}.positions"),
                 tensors.get(f"{i}.mask"),
                 skipped=int(tensors[f"{i}.rested"]),
             )
 
-        return cls(tuple(layer(i) for i in range(count)), int(tensors["length"]), tensors.get("lengths"))
+        lengths = tensors.get("lengths")
+        lengths = None if lengths is None else lengths.flatten()
+        return cls(tuple(layer(i) for i in range(count)), int(tensors["length"]), lengths)
 
 
 @dataclass(frozen=True)

@@ -238,6 +238,6 @@ class Relative(Position):
             rows = max(64, 1 << (layout.distances - 1).bit_length()) if cached and layout.from_zero else None
             encodings = encode_distances(layout, self.size, self.clamp_length, like, rows)
         if encodings is not None:
-            encodings = dropout(encodings[None])[0]
+            encodings = dropout(encodings[None], shared=True)[0]
         biases = None if self.biases is None else (self.biases.content_bias, self.biases.position_bias)
         return replace(layout, encodings=encodings, biases=biases, clamp_length=self.clamp_length)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -35,8 +34,8 @@ def build_stage(slot: str, stage: Stage, size: HeadSize) -> Any:
 
 def with_parts(module: Part, **parts: nn.Module) -> Part:
     """A view of `module` with other submodules of these names; it shares everything else."""
-    view = copy.copy(module)
-    view._modules = {**module._modules, **parts}
+    view = object.__new__(type(module))  # not by copy.copy: a sharded module (FSDP2) would be made anew
+    view.__dict__.update(vars(module), _modules={**module._modules, **parts})
     return view
 
 

@@ -12,6 +12,7 @@ from fullrank.data.batches import (
     Masking,
     PairBatch,
     PairBatches,
+    Share,
     Streams,
     Windows,
     masked_blocks,
@@ -45,7 +46,7 @@ from fullrank.data.tokenizers import (
 __all__ = [
     "Batch", "Blocks", "BpeTokenizer", "ByteVocabulary", "CharacterVocabulary", "Corpus", "CorpusInfo", "Language",
     "MaskedBatch", "MaskedBatches", "Masking", "PairBatch", "PairBatches", "PairCorpus", "PairSplit", "Pairs",
-    "Split", "Streams", "Tokenizer", "Windows", "WordVocabulary", "known_corpora", "load_corpus", "load_language",
+    "Share", "Split", "Streams", "Tokenizer", "Windows", "WordVocabulary", "known_corpora", "load_corpus", "load_language",
     "load_pairs", "load_tokenizer", "masked_blocks", "pair_batch", "prepare", "prepare_pairs", "train_bpe",
     "unigram_nats", "unigram_perplexity",
 ]  # fmt: skip

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, Self
 
@@ -46,13 +46,56 @@ def _check_positive(**values: int) -> None:
 
 
 @dataclass(frozen=True)
+class Share:
+    """The rows of each batch that one of several processes reads."""
+
+    rank: int = 0
+    count: int = 1
+
+    def part(self, rows: int, tokens: int, read: int | None = None) -> Part | None:
+        """The part of a batch of `rows` rows; None where it is all of it. tokens, read: of all rows."""
+        if self.count == 1:
+            return None
+        first, end = (rows * number // self.count for number in (self.rank, self.rank + 1))
+        return Part(first, end - first, rows, tokens, tokens if read is None else read, self.count)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows `first` .. `first + rows` - 1 of a batch of `of` rows, which `count` processes share.
+
+    tokens: those that the loss of the whole batch is a mean over. read: those that count as trained on.
+    A process without rows reads the first row, with weight 0: it takes part in the exchange of gradients.
+    """
+
+    first: int
+    rows: int
+    of: int
+    tokens: int
+    read: int
+    count: int
+
+    @property
+    def slice(self) -> slice:
+        """The rows that are read, one at least."""
+        return slice(self.first, self.first + self.rows) if self.rows else slice(0, 1)
+
+
+ALL_ROWS = Share()
+
+
+@dataclass(frozen=True)
 class Tensors:
-    """Base of batches, whose tensors move to a device together."""
+    """Base of batches, whose tensors move to a device together. part: None where one process reads all rows."""
+
+    part: Part | None = field(default=None, kw_only=True)
 
     def to(self, device: torch.device | str) -> Self:
         """A copy of the batch on another device."""
         fields: dict[str, Any] = vars(self)
-        moved = {name: to_device(value, device) for name, value in fields.items() if isinstance(value, Tensor)}
+        moved: dict[str, Any] = {
+            name: to_device(value, device) for name, value in fields.items() if isinstance(value, Tensor)
+        }
         return dataclasses.replace(self, **moved)
 
 
@@ -83,11 +126,13 @@ def _permutation(seed: int, epoch: int, size: int) -> np.ndarray:
 class _TextBatches:
     """Batches of a text whose rows are spans of it, `batch_size` rows at a time: here consecutive ones, in their order."""
 
-    def __init__(self, ids: np.ndarray, batch_size: int, segment_length: int, start_id: int) -> None:
+    def __init__(
+        self, ids: np.ndarray, batch_size: int, segment_length: int, start_id: int, share: Share = ALL_ROWS
+    ) -> None:
         if ids.ndim != 1 or len(ids) == 0:
             raise InputError(f"token ids: a non-empty sequence is wanted, given shape {tuple(ids.shape)}")
         _check_positive(batch_size=batch_size, segment_length=segment_length)
-        self._ids, self._batch_size, self._start_id = np.asarray(ids), batch_size, start_id
+        self._ids, self._batch_size, self._start_id, self._share = np.asarray(ids), batch_size, start_id, share
         self._length = min(segment_length, len(ids))  # never longer than the text: nobody waits for padding
         self._rows = -(-len(ids) // self._length)
         self.tokens_per_epoch = len(ids)
@@ -111,7 +156,13 @@ class _TextBatches:
 
     def batch(self, epoch: int, index: int) -> Batch:
         """Batch `index` of an epoch; IndexError if there is none."""
-        return self._read(*self._spans_of_batch(epoch, index), self._length)
+        starts, ends = self._spans_of_batch(epoch, index)
+        part = self._share.part(len(starts), int((ends - starts).sum()))
+        if part is None:
+            return self._read(starts, ends, self._length)
+        batch = self._read(starts[part.slice], ends[part.slice], self._length)
+        weights = batch.weights if part.rows else torch.zeros(batch.targets.shape)
+        return dataclasses.replace(batch, weights=weights, part=part)
 
     def _read(self, starts: np.ndarray, ends: np.ndarray, length: int) -> Batch:
         """The batch whose row r scores ids[starts[r]:ends[r]] (at most `length` of them), padded at its end."""
@@ -151,8 +202,9 @@ class Blocks(_TextBatches):
         start_id: int,
         shuffle: bool = False,
         seed: int = 0,
+        share: Share = ALL_ROWS,
     ) -> None:
-        super().__init__(ids, batch_size, segment_length, start_id)
+        super().__init__(ids, batch_size, segment_length, start_id, share)
         self._shuffle, self._seed = shuffle, seed
 
     def _order(self, epoch: int, batches: range) -> np.ndarray:
@@ -170,9 +222,9 @@ class Streams(_TextBatches):
 
     def __init__(
         self, ids: np.ndarray, *, batch_size: int, segment_length: int, start_id: int,
-        remainder: Literal["drop", "keep"] = "drop",
+        remainder: Literal["drop", "keep"] = "drop", share: Share = ALL_ROWS,
     ) -> None:  # fmt: skip
-        super().__init__(ids, batch_size, segment_length, start_id)
+        super().__init__(ids, batch_size, segment_length, start_id, share)
         if remainder == "drop":
             self._stream = len(ids) // batch_size
             segments = self._stream // segment_length
@@ -241,7 +293,18 @@ class MaskedBatch(Tensors):
     @property
     def tokens(self) -> int:
         """Tokens to predict."""
-        return self.at.numel()
+        return self.at.numel() if self.part is None else int((self.targets >= 0).sum())
+
+    def rows(self, part: Part) -> MaskedBatch:
+        """A part of the batch; where no token of it is to be predicted, one target is -100, which does not count."""
+        rows, width = part.slice, self.inputs.shape[1]
+        own = (self.at >= part.first * width) & (self.at < (part.first + part.rows) * width)
+        at, targets = self.at[own] - part.first * width, self.targets[own]
+        if not len(at):
+            at, targets = torch.zeros(1, dtype=torch.int64), torch.full((1,), -100)
+        mask = None if self.attention_mask is None else self.attention_mask[rows]
+        read = self.inputs[rows].numel() if mask is None else int(mask.sum())
+        return MaskedBatch(self.inputs[rows], at, targets, mask, read, part=part)
 
 
 @dataclass(frozen=True)
@@ -300,8 +363,8 @@ class Masking:
 class MaskedBatches:
     """Batches of text, masked anew in every epoch: a pure function of (seed, epoch, index), as the text is."""
 
-    def __init__(self, text: Blocks | Streams, masking: Masking, *, seed: int) -> None:
-        self._text, self._masking, self._seed = text, masking, seed
+    def __init__(self, text: Blocks | Streams, masking: Masking, *, seed: int, share: Share = ALL_ROWS) -> None:
+        self._text, self._masking, self._seed, self._share = text, masking, seed, share
         self.batches_per_epoch, self.tokens_per_epoch = text.batches_per_epoch, text.tokens_per_epoch
 
     def tokens_of_batches(self, epoch: int) -> None:
@@ -310,7 +373,9 @@ class MaskedBatches:
     def batch(self, epoch: int, index: int) -> MaskedBatch:
         """Batch `index` of an epoch; IndexError if there is none."""
         text = self._text.batch(epoch, index)
-        return self._masking.batch(text, np.random.default_rng([_TRAINING, self._seed % (1 << 64), epoch, index]))
+        whole = self._masking.batch(text, np.random.default_rng([_TRAINING, self._seed % (1 << 64), epoch, index]))
+        part = self._share.part(len(whole.inputs), whole.tokens, whole.read)
+        return whole if part is None else whole.rows(part)
 
 
 def masked_blocks(
@@ -341,20 +406,29 @@ class PairBatch(Batch):
     source_mask: Tensor | None
 
 
-def pair_batch(pairs: Pairs, indices: np.ndarray) -> PairBatch:
-    """The batch of these pairs, in this order."""
-    source_ids, source_mask = padded([pairs.source(int(i)) for i in indices], pairs.source_eos_id)
-    targets, target_mask = padded([pairs.target(int(i)) for i in indices], pairs.target_eos_id)
+def pair_batch(pairs: Pairs, indices: np.ndarray, share: Share = ALL_ROWS) -> PairBatch:
+    """The batch of these pairs, in this order; of a share its rows, as wide as the whole batch."""
+    source_lengths, target_lengths = pairs.source_lengths[indices] + 1, pairs.target_lengths[indices] + 1
+    part = share.part(len(indices), int(target_lengths.sum()))
+    own = indices if part is None else indices[part.slice]
+    source_ids, source_mask = padded(
+        [pairs.source(int(i)) for i in own], pairs.source_eos_id, int(source_lengths.max())
+    )
+    targets, target_mask = padded([pairs.target(int(i)) for i in own], pairs.target_eos_id, int(target_lengths.max()))
     inputs = targets.roll(1, dims=1)  # at least one <eos> is at the end of the longest
     inputs[:, 0] = pairs.target_eos_id
     weights = None if target_mask is None else target_mask.float()
-    return PairBatch(inputs, targets, weights, source_ids=source_ids, source_mask=source_mask)
+    if part is not None and not part.rows:
+        weights = torch.zeros(targets.shape)
+    return PairBatch(inputs, targets, weights, source_ids=source_ids, source_mask=source_mask, part=part)
 
 
-def padded(sentences: Sequence[np.ndarray | Sequence[int]], eos_id: int) -> tuple[Tensor, Tensor | None]:
-    """(B, N) int64: sentences with `<eos>` and padding; (B, N) bool: True at tokens, None if all are."""
+def padded(
+    sentences: Sequence[np.ndarray | Sequence[int]], eos_id: int, width: int | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """(B, N) int64: sentences with `<eos>` and padding; (B, N) bool: True at tokens, None if all are. width: N."""
     lengths = torch.tensor([len(sentence) + 1 for sentence in sentences])
-    ids = np.full((len(sentences), int(lengths.max())), eos_id, dtype=np.int64)
+    ids = np.full((len(sentences), width or int(lengths.max())), eos_id, dtype=np.int64)
     for row, sentence in enumerate(sentences):
         ids[row, : len(sentence)] = sentence
     mask = torch.arange(ids.shape[1]) < lengths[:, None]
@@ -371,8 +445,11 @@ class PairBatches:
     Raises InputError for a pair that is longer than `batch_tokens`.
     """
 
-    def __init__(self, pairs: Pairs, *, batch_tokens: int, seed: int, shuffle: bool = True) -> None:
+    def __init__(
+        self, pairs: Pairs, *, batch_tokens: int, seed: int, shuffle: bool = True, share: Share = ALL_ROWS
+    ) -> None:
         _check_positive(batch_tokens=batch_tokens)
+        self._share = share
         if len(pairs) == 0:
             raise InputError("there are no sentence pairs to make batches of")
         self._pairs, self._shuffle, self._seed = pairs, shuffle, seed
@@ -412,7 +489,7 @@ class PairBatches:
 
     def batch(self, epoch: int, index: int) -> PairBatch:
         """Batch `index` of an epoch; IndexError if there is none."""
-        return pair_batch(self._pairs, self.indices(epoch, index))
+        return pair_batch(self._pairs, self.indices(epoch, index), self._share)
 
     def tokens_of_batches(self, epoch: int) -> list[int]:
         """Targets that count in each batch of an epoch."""
@@ -441,9 +518,9 @@ class Encoded:
     def lengths(self) -> np.ndarray:
         return np.fromiter((len(row) for row in self.inputs["input_ids"]), dtype=np.int64, count=len(self))
 
-    def rows(self, indices: Sequence[int] | np.ndarray) -> dict[str, Tensor]:
-        """These examples, padded on the right to the longest, each input (B, N)."""
-        longest = max(len(self.inputs["input_ids"][i]) for i in indices)
+    def rows(self, indices: Sequence[int] | np.ndarray, longest: int | None = None) -> dict[str, Tensor]:
+        """These examples, padded on the right to `longest` tokens (None: to the longest of them), each input (B, N)."""
+        longest = longest or max(len(self.inputs["input_ids"][i]) for i in indices)
         batch: dict[str, Tensor] = {}
         for name, values in self.inputs.items():
             table = np.full((len(indices), longest), self.padding[name], dtype=np.int64)
@@ -455,10 +532,11 @@ class Encoded:
 
 @dataclass(frozen=True)
 class ExampleBatch:
-    """Inputs (B, N) by name, and the indices of their examples."""
+    """Inputs (B, N) by name, and the indices of their examples. part: as of `Tensors`; its `tokens` are examples."""
 
     inputs: dict[str, Tensor]
     indices: np.ndarray
+    part: Part | None = None
 
     @property
     def tokens(self) -> int:
@@ -473,7 +551,10 @@ class ExampleBatches:
     batches shuffled again. The last batch of an epoch is smaller where the examples do not come out even.
     """
 
-    def __init__(self, examples: Encoded, *, batch_size: int, seed: int, group_by_length: bool = True) -> None:
+    def __init__(
+        self, examples: Encoded, *, batch_size: int, seed: int, group_by_length: bool = True, share: Share = ALL_ROWS
+    ) -> None:
+        self._share = share
         self._examples, self._size, self._seed, self._grouped = examples, batch_size, seed, group_by_length
         self._lengths = examples.lengths
         self.batches_per_epoch = -(-len(examples) // batch_size)
@@ -486,7 +567,11 @@ class ExampleBatches:
     def batch(self, epoch: int, index: int) -> ExampleBatch:
         """Batch `index` of an epoch; IndexError if there is none."""
         chosen = self._batches(epoch)[index]
-        return ExampleBatch(self._examples.rows(chosen), chosen)
+        part = self._share.part(len(chosen), len(chosen), int(self._lengths[chosen].sum()))
+        if part is None:
+            return ExampleBatch(self._examples.rows(chosen), chosen)
+        own = chosen[part.slice]
+        return ExampleBatch(self._examples.rows(own, int(self._lengths[chosen].max())), own, part)
 
     def _drawn(self, epoch: int) -> list[np.ndarray]:
         """The examples of each batch of an epoch."""

@@ -12,6 +12,7 @@ division comes last.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -294,11 +295,16 @@ class Evaluation:
 class Tally:
     """Nats summed in float64 on the device; nothing is read back before `total`.
 
-    kept: a list that gets the nats of every target that counts.
+    kept: a list that gets the nats of every target that counts. sums: of numbers over the processes that share a text.
     """
 
-    def __init__(self, device: torch.device | str, kept: list[Tensor] | None = None) -> None:
-        self._kept = kept
+    def __init__(
+        self,
+        device: torch.device | str,
+        kept: list[Tensor] | None = None,
+        sums: Callable[[Tensor], Tensor] = lambda numbers: numbers,
+    ) -> None:
+        self._kept, self.sums = kept, sums
         self._nats = torch.zeros((), dtype=torch.float64, device=device)
         self._padding = torch.zeros((), dtype=torch.float64, device=device)
         self._fractions = torch.zeros((), dtype=torch.bool, device=device)
@@ -325,10 +331,10 @@ class Tally:
         """The sums. InputError if there was no target at all, ValueError if weights were fractions."""
         if self._fractions:
             raise ValueError("weights must be 1 where a target counts and 0 where it is padding")
-        tokens = self._targets - int(self._padding)
+        nats, tokens = self.sums(torch.stack((self._nats, self._targets - self._padding))).tolist()
         if tokens == 0:
             raise InputError("nothing to evaluate: the text has no tokens")
-        return Evaluation(self._nats.item(), tokens)
+        return Evaluation(nats, int(tokens))
 
 
 def figures(

@@ -22,9 +22,10 @@ from fullrank.decoding.sample import evaluating
 from fullrank.evaluation.tasks import glue_scores
 from fullrank.experiments.models import HuggingFaceModel, check_length, load_pretrained, padding_of
 from fullrank.experiments.run_folder import open_any
-from fullrank.experiments.task import Parts, Prepared, Say, Task, penalized, trace_for
+from fullrank.experiments.task import Parts, Prepared, Say, Task, own_rows, penalized, shared, trace_for
 from fullrank.training.checkpoint import load_weights
 from fullrank.training.device import device_of
+from fullrank.training.distributed import count, gathered, rank
 from fullrank.training.optimizer import Groups, parameter_groups
 from fullrank.training.values import Carry, EvaluationResult, FitResult, Loss, Objective, TrainingPosition
 
@@ -56,7 +57,11 @@ def tuning_parts(
     """
     config, model = data.config, pretrained.model
     batches = ExampleBatches(
-        train, batch_size=config.train.batch_size, seed=config.train.seed, group_by_length=config.train.group_by_length
+        train,
+        batch_size=config.train.batch_size,
+        seed=config.train.seed,
+        group_by_length=config.train.group_by_length,
+        share=own_rows(),
     )
     options = config.train.options(batches.batches_per_epoch)
     # null: once, at the end, which comes by itself
@@ -67,7 +72,7 @@ def tuning_parts(
             load_weights(model, folder / "checkpoints" / "best")
         model.eval()
         final, parameters = measure(model), dict(model.named_parameters())
-        if config.train.keep_model:
+        if config.train.keep_model and rank() == 0:
             model.save_pretrained(folder / "model")
             pretrained.tokenizer.save_pretrained(folder / "model")
         return {
@@ -96,7 +101,7 @@ def tuning_parts(
         evaluate,
         options,
         _EvaluationOptions(config.eval.every_steps, every_epochs, metrics[0]),
-        groups_of(model, options.weight_decay, config.train.mixing_scale),
+        lambda: groups_of(model, options.weight_decay, config.train.mixing_scale),
         result,
         {"transformers": transformers.__version__},
     )
@@ -121,19 +126,24 @@ class ExampleObjective:
     def __call__(self, batch: ExampleBatch, carry: Carry, position: TrainingPosition) -> Loss:
         from fullrank.hf.interface import traced  # a configuration is checked without transformers
 
-        trace, count = trace_for(self.options), len(batch.indices)
+        trace, count, part = trace_for(self.options), len(batch.indices), batch.part
+        own = count if part is None else part.rows
         with traced(trace):
             logits = self.logits(self.model, batch)
         value = self.loss(logits, self.targets[torch.from_numpy(batch.indices)].to(logits.device))
-        return Loss(penalized(value, trace, self.options), value.detach() * count, count, read=batch.tokens)
+        whole, read = (count, batch.tokens) if part is None else (part.tokens, part.read)
+        loss = penalized(shared(value, own, part), trace, self.options, part)
+        return Loss(loss, value.detach() * own, whole, read=read)
 
 
 def logits_by_example(model: nn.Module, examples: Encoded, batch_size: int, logits: Logits) -> list[Tensor]:
     """The logits of each example, in order, on the CPU; in evaluation mode."""
-    rows = dict[int, Tensor]()
+    own = dict[int, Tensor]()
     with evaluating(model):
-        for batch in by_length(examples, batch_size):
-            rows.update(zip(batch.indices.tolist(), logits(model, batch).cpu(), strict=True))
+        for number, batch in enumerate(by_length(examples, batch_size)):
+            if number % count() == rank():
+                own.update(zip(batch.indices.tolist(), logits(model, batch).cpu(), strict=True))
+    rows = {index: row for part in gathered(own) for index, row in part.items()}
     return [rows[index] for index in range(len(examples))]
 
 
@@ -207,11 +217,13 @@ class GlueTuning(Task[FinetuneConfig, dict[str, Examples]]):
                     continue
                 logits = logits_of(model, encoded[name], size)
                 if name in task.test_splits:
-                    write_submission(task, name, predicted(logits), folder / "submission", examples)
+                    if rank() == 0:
+                        write_submission(task, name, predicted(logits), folder / "submission", examples)
                     continue
                 result = score(task, logits, examples)
                 figures[name] = {**result.scores, "loss": result.nll / result.tokens, "examples": result.tokens}
-                _write_predictions(folder / f"predictions-{name}.tsv", predicted(logits), examples)
+                if rank() == 0:
+                    _write_predictions(folder / f"predictions-{name}.tsv", predicted(logits), examples)
             return figures
 
         return tuning_parts(

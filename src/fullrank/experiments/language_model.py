@@ -26,6 +26,7 @@ from fullrank.data import (
     MaskedBatch,
     MaskedBatches,
     Masking,
+    Share,
     Streams,
     load_corpus,
     masked_blocks,
@@ -33,6 +34,7 @@ from fullrank.data import (
     unigram_nats,
     unigram_perplexity,
 )
+from fullrank.data.batches import ALL_ROWS
 from fullrank.data.tokenizers import MASK
 from fullrank.decoding.sample import evaluating
 from fullrank.evaluation.perplexity import (
@@ -52,12 +54,16 @@ from fullrank.experiments.task import (
     Prepared,
     Say,
     TextTask,
+    own_rows,
     penalized,
+    place_draws,
     prepared_again,
+    shared,
     trace_for,
     training_parts,
 )
 from fullrank.training.device import device_of
+from fullrank.training.distributed import count, rank, summed
 from fullrank.training.values import Carry, EvaluationResult, Loss, TrainingPosition
 
 Text = Prepared[RunConfig, Corpus]
@@ -94,13 +100,15 @@ def with_vocabulary(config: RunConfig, corpus: Corpus) -> RunConfig:
     return config if size else dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=least))
 
 
-def training_batches(config: RunConfig, corpus: Corpus) -> Blocks | Streams:
+def training_batches(config: RunConfig, corpus: Corpus, share: Share = ALL_ROWS) -> Blocks | Streams:
     """Training batches: blocks in a new order every epoch, or contiguous streams (`train.order`)."""
     options, ids, start = config.train, corpus.ids("train"), corpus.tokenizer.start_id
     size, length = options.batch_size, options.segment_length
     if options.order == "shuffled":
-        return Blocks(ids, batch_size=size, segment_length=length, start_id=start, shuffle=True, seed=options.seed)
-    return Streams(ids, batch_size=size, segment_length=length, start_id=start)
+        return Blocks(
+            ids, batch_size=size, segment_length=length, start_id=start, shuffle=True, seed=options.seed, share=share
+        )
+    return Streams(ids, batch_size=size, segment_length=length, start_id=start, share=share)
 
 
 def describe(corpus: Corpus, unigram: Mapping[str, float] | None = None) -> dict[str, Any]:
@@ -155,7 +163,7 @@ class LanguageModelTask(TextTask[Corpus, LanguageModel, EvaluationProtocol]):
             model,
             folder,
             objective=CausalObjective(model, config.train),
-            batches=training_batches(config, corpus),
+            batches=training_batches(config, corpus, own_rows()),
             evaluate=evaluate,
             splits=_MEASURED,
             evaluation={"protocol": while_training.in_words(), "next_token": while_training.next_token},
@@ -173,7 +181,7 @@ class LanguageModelTask(TextTask[Corpus, LanguageModel, EvaluationProtocol]):
         total = measure(
             model, ids, protocol, batch_size=batch_size, start_id=tokenizer.start_id, device=device, kept=kept
         )
-        if keep is not None and kept is not None:
+        if keep is not None and kept is not None and rank() == 0:
             np.save(keep / LOG_PROBABILITIES.format(split), -torch.cat(kept).float().cpu().numpy())
         starts = None if tokenizer.sos_id is None else int((ids == tokenizer.sos_id).sum())
         if tokenizer.kind == "word":
@@ -215,7 +223,8 @@ class CausalObjective:
     def __call__(self, batch: Batch, carry: Carry, position: TrainingPosition) -> Loss:
         options, phase = self.options, position.phase
         trace = trace_for(options)
-        tokens = batch.tokens  # counted here, before it goes to a GPU
+        own, part = batch.tokens, batch.part  # counted here, before it goes to a GPU
+        place_draws(part, len(batch.inputs))
         batch = batch.to(self.device)
         memory = Memory.from_tensors(carry) if carry else None
         if memory is not None and phase is not None and phase.gaps == "drifting":
@@ -231,8 +240,9 @@ class CausalObjective:
             trace=trace,
             skip=frozenset() if phase is None else self.schedules[phase.name].skipped(options.seed, position.number),
         )
-        value = penalized(value, trace, options)
-        return Loss(value, nll * tokens, tokens, {} if memory is None else memory.to_tensors())
+        value = penalized(shared(value, own, part), trace, options, part)
+        tokens = own if part is None else part.tokens
+        return Loss(value, nll * own, tokens, {} if memory is None else memory.to_tensors())
 
 
 def skip_schedule(phase: PhaseConfig, num_layers: int) -> SkipRetain:
@@ -289,7 +299,7 @@ class MaskedModelTask(TextTask[Corpus, MaskedLanguageModel, MaskedProtocol]):
             model,
             folder,
             objective=MaskedObjective(model, options),
-            batches=MaskedBatches(training_batches(config, corpus), masking, seed=options.seed),
+            batches=MaskedBatches(training_batches(config, corpus), masking, seed=options.seed, share=own_rows()),
             evaluate=evaluate,
             splits=_MEASURED,
             evaluation={"protocol": protocol.in_words(), "next_token": False},
@@ -313,8 +323,11 @@ class MaskedObjective:
 
     def __call__(self, batch: MaskedBatch, carry: Carry, position: TrainingPosition) -> Loss:
         device, trace = device_of(self.model), trace_for(self.options)
-        if batch.tokens == 0:  # no token was masked
-            return Loss(torch.zeros((), device=device), 0.0, 0, read=batch.read)
+        own, part = batch.tokens, batch.part
+        tokens, read = (own, batch.read) if part is None else (part.tokens, part.read)
+        if tokens == 0:  # no token was masked
+            return Loss(torch.zeros((), device=device), 0.0, 0, read=read)
+        place_draws(part, len(batch.inputs))
         batch = batch.to(device)
         value, nll, _ = self.model.loss_parts(
             batch.inputs,
@@ -325,7 +338,8 @@ class MaskedObjective:
             trace=trace,
             padded_right=True,
         )
-        return Loss(penalized(value, trace, self.options), nll * batch.tokens, batch.tokens, read=batch.read)
+        value = penalized(shared(value, own, part), trace, self.options, part)
+        return Loss(value, nll * own, tokens, read=read)
 
 
 def _masking(config: RunConfig, corpus: Corpus, model: MaskedLanguageModel) -> Masking:
@@ -375,11 +389,12 @@ def measure_masked(
     hits = torch.zeros((), dtype=torch.int64, device=device)
     tokens = 0
     with evaluating(model):
-        for batch in _masked_blocks(ids, masking, protocol, batch_size):
-            if batch.tokens:
+        for index, batch in enumerate(_masked_blocks(ids, masking, protocol, batch_size)):
+            if batch.tokens and index % count() == rank():
                 batch = batch.to(device)
                 hidden = model.hidden(batch.inputs, batch.attention_mask, padded_right=True).flatten(0, 1)[batch.at]
                 nats += model.output.nll(hidden[None], batch.targets[None]).double().sum()
                 hits += (first_choice(model, hidden) == batch.targets).sum()
                 tokens += batch.tokens
-    return MaskedEvaluation(nats.item(), tokens, int(hits))
+    nll, correct, read = summed(torch.stack((nats, hits.double(), nats.new_tensor(tokens)))).tolist()
+    return MaskedEvaluation(nll, int(read), int(correct))

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
 from fullrank.core.masked import MaskedLanguageModel
-from fullrank.data import Batch, Blocks, Streams, Windows
+from fullrank.data import Batch, Blocks, Share, Streams, Windows
 from fullrank.decoding.sample import evaluating
 from fullrank.evaluation.perplexity import Evaluation, EvaluationProtocol, Tally
+from fullrank.training.distributed import count, own_share, rank, summed
 
 
 def measure(
@@ -39,6 +40,8 @@ def measure(
     assert isinstance(model, LanguageModel)
     check_length(model, protocol, len(ids))
     source: Blocks | Streams | Windows
+    alone = kept is not None  # each of several processes reads everything, in the order of the text
+    share = Share() if alone else Share(rank(), count())
     length, sees_future = protocol.segment_length, model.config.sees_future
     match protocol.kind:
         case "blocks":
@@ -53,14 +56,18 @@ def measure(
         case "memory":
             assert protocol.streams is not None
             streams = protocol.streams
-            source = Streams(ids, batch_size=streams, segment_length=length, start_id=start_id, remainder="keep")
+            source = Streams(
+                ids, batch_size=streams, segment_length=length, start_id=start_id, remainder="keep", share=share
+            )
             score = _score_segments
-    batches = (source.batch(0, index) for index in range(source.batches_per_epoch))
+    number = source.batches_per_epoch
+    whole = alone or protocol.kind == "memory"  # streams are shared, else batches
+    batches = (source.batch(0, index) for index in (range(number) if whole else own_share(number)))
     with evaluating(model):
         changed = model.with_memory(
             protocol.memory_length, same_length=protocol.same_length, clamp_length=protocol.clamp_length
         )
-        result = score(changed, batches, Tally(device, kept), device)
+        result = score(changed, batches, Tally(device, kept) if alone else Tally(device, sums=summed), device)
     return replace(result, last_position=None) if protocol.next_token else result
 
 
@@ -104,6 +111,8 @@ def _score_segments(model: LanguageModel, batches: Iterable[Batch], tally: Tally
     """Blocks, and the segments of streams: what a segment leaves in memory is read by the next."""
     memory = None
     for batch in batches:
+        if batch.part is not None and not batch.part.rows:
+            continue
         if model.memory_length and batch.weights is not None:
             # columns that are padding in every row would take positions that a model may lack
             last = int(batch.weights.any(0).sum())
@@ -132,7 +141,7 @@ def _score_padded(model: LanguageModel, batches: Iterable[Batch], tally: Tally, 
 
     The last target of a row is the only one that the model does not read in the same row.
     """
-    lasts = Tally(device)
+    lasts = Tally(device, sums=tally.sums)
     for batch in batches:
         batch = batch.to(device)
         weights = torch.ones_like(batch.targets) if batch.weights is None else batch.weights

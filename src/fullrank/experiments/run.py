@@ -12,6 +12,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ from fullrank.reporting.runs import find_runs, read_run
 from fullrank.seal import read_record, refuse_links, seal_run
 from fullrank.training.checkpoint import kept_checkpoints, mean_weights, write_mean
 from fullrank.training.device import choose_device, lock_folder, prepare_machine, seed_everything
+from fullrank.training.distributed import count, first_before_others, gathered, rank, shard, together
 from fullrank.training.loop import fit
 from fullrank.training.observers import make_observers
 from fullrank.training.optimizer import make_optimizer, make_schedule
@@ -93,8 +95,38 @@ def train(
     measured as this configuration says.
     """
     config = absolute(resolved.config)
-    task = task_of(config)
-    task.check(config)
+    task_of(config).check(config)
+    device = prepare_machine(config.train)
+    with together(device), ExitStack() as held:
+        with first_before_others():
+            begun = _begin(config, resolved, folder, kernel_name, say, dict(trained or {}), held)
+        if gathered(isinstance(begun, dict))[0]:
+            return begun if isinstance(begun, dict) else {}
+        assert not isinstance(begun, dict)
+        return _train(begun, folder, device, quiet=quiet)
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A run whose folder and data are ready. kernel: the name of the kernel that it was begun with."""
+
+    prepared: Prepared[Any, Any]
+    identity: Mapping[str, Any]
+    task: Task[Any, Any]
+
+
+def _begin(
+    config: RunConfig | FinetuneConfig,
+    resolved: Resolved[RunConfig | FinetuneConfig],
+    folder: Path,
+    kernel_name: str,
+    say: Say,
+    trained: dict[str, Path],
+    held: ExitStack,
+) -> _Begun | dict[str, Any]:
+    """Prepare the data and claim the folder, whose lock is `held`; the result.json of a run that is finished."""
+    task, first = task_of(config), rank() == 0
+    say = say if first else lambda _: None
     check_usable(folder)
     known = open_any(folder)[1] if is_run(folder) else {}
     prepared = task.prepare(config, known, resolved.scale != "paper", say)
@@ -110,39 +142,54 @@ def train(
         **prepared.identity,
     }
     begun = (folder / "checkpoints" / "last").exists()
-    source = None if begun else (trained or {}).get(training_of(prepared.config, identity))
+    source = None if begun else trained.get(training_of(prepared.config, identity))
     identity["training"] = whose_training(source) if source is not None else known.get("training") if begun else None
-    with lock_folder(folder), kernel(kernel_name):  # the kernel of a run is chosen here and nowhere else
-        if claim(folder, prepared.config, identity):
-            finished = finished_result(folder)
-            if finished is not None:
-                say(f"{folder}: already finished")
-                return finished
-        else:
-            prepared.save(folder)
-        if source is not None:
-            say(f"{folder}: trained already as {source}; only its figures are measured")
-            take_over(source, folder, prepared.config)
-        if isinstance(config, RunConfig) and config.remark is not None:
-            say(f"{folder}: its perplexity is {config.remark}")
-        device = prepare_machine(config.train)
-        seed_everything(config.train.seed)
-        parts = task.parts(prepared, folder, device)
-        measure = choose([read_run(folder)])
-        bits = measure.short if measure.in_bits else None
-        options, settings, label = parts.options, prepared.config.to_dict(), visible(str(identity["name"]))
+    if not first:
+        return _Begun(prepared, identity, task)
+    held.enter_context(lock_folder(folder))
+    if claim(folder, prepared.config, identity):
+        finished = finished_result(folder)
+        if finished is not None:
+            say(f"{folder}: already finished")
+            return finished
+    else:
+        prepared.save(folder)
+    if source is not None:
+        say(f"{folder}: trained already as {source}; only its figures are measured")
+        take_over(source, folder, prepared.config)
+    if isinstance(config, RunConfig) and config.remark is not None:
+        say(f"{folder}: its perplexity is {config.remark}")
+    return _Begun(prepared, identity, task)
+
+
+def _train(begun: _Begun, folder: Path, device: torch.device, *, quiet: bool) -> dict[str, Any]:
+    """Train and measure a run that has begun; the first of several processes writes its result.json."""
+    prepared, identity, first = begun.prepared, begun.identity, rank() == 0
+    with kernel(identity["kernel"]):  # the kernel of a run is chosen here and nowhere else
+        seed_everything(prepared.config.train.seed)
+        parts = begun.task.parts(prepared, folder, device)
+        options, settings = parts.options, prepared.config.to_dict()
+        if options.sharding == "fsdp" and count() > 1:
+            shard(parts.model, options)
+        observers = []
+        if first:
+            measure, label = choose([read_run(folder)]), visible(str(identity["name"]))
+            bits = measure.short if measure.in_bits else None
+            observers = make_observers(
+                folder, track=options.track, config=settings, label=label, bits=bits, quiet=quiet
+            )
         done = fit(
             parts.model,
             objective=parts.objective,
             batches=parts.batches,
             evaluate=parts.evaluate,
-            optimizer=make_optimizer(options.optimizer, parts.groups, options),
+            optimizer=make_optimizer(options.optimizer, parts.groups(), options),
             schedule=make_schedule(options, make_plan(options, parts.eval_options, parts.batches).total_steps),
             options=options,
             eval_options=parts.eval_options,
             folder=folder,
             seal=seal_run(folder, settings),
-            observers=make_observers(folder, track=options.track, config=settings, label=label, bits=bits, quiet=quiet),
+            observers=observers,
             locked=True,
         )
         result = {
@@ -159,9 +206,10 @@ def train(
             "peak_memory_mib": done.peak_memory_mib,
             "environment": {**environment(device, options.precision), **parts.versions},
         }
-        write_json(folder / "result.json", result)
-        if isinstance(config, FinetuneConfig):  # with optimizer state they take three times the room of the model
-            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+        if first:
+            write_json(folder / "result.json", result)
+            if isinstance(prepared.config, FinetuneConfig):  # optimizer states take three times the room of the model
+                shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         return result
 
 
@@ -373,6 +421,7 @@ def environment(device: torch.device, precision: str) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "processes": count(),
         "precision": precision,
     }
 

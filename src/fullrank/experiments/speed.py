@@ -37,8 +37,9 @@ def measure_speed(parts: Parts, spend: float = 1.0, *, busy: bool = False) -> Sp
     busy: other programs on the machine count, too (see `clock_for`).
     """
     clock = time.perf_counter if busy else clock_for(parts.model)
-    optimizer = make_optimizer(parts.options.optimizer, parts.groups, parts.options)
-    parameters = [p for group in parts.groups for p in group["params"]]
+    groups = parts.groups()
+    optimizer = make_optimizer(parts.options.optimizer, groups, parts.options)
+    parameters = [p for group in groups for p in group["params"]]
     carry: dict[str, torch.Tensor] = {}
     times: list[float] = []
     tokens = 0

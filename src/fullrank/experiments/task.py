@@ -19,14 +19,17 @@ from torch import Tensor, nn
 from fullrank.analysis.size import parameters_by_part
 from fullrank.config.finetune import FinetuneConfig
 from fullrank.config.run import RunConfig, TrainConfig, TrainingConfig
+from fullrank.core import draws
 from fullrank.core.attention import Trace
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import FullRankError
 from fullrank.core.masked import MaskedLanguageModel
 from fullrank.core.penalty import orthogonality, overlap
 from fullrank.core.translator import Translator
+from fullrank.data.batches import Part, Share
 from fullrank.evaluation.perplexity import EvaluationProtocol, MaskedProtocol
 from fullrank.experiments.translate import Search
+from fullrank.training import distributed
 from fullrank.training.device import device_of
 from fullrank.training.optimizer import Groups, parameter_groups
 from fullrank.training.values import Batches, Evaluate, EvaluationOptions, FitResult, Objective
@@ -68,7 +71,7 @@ class Parts:
     evaluate: Evaluate
     options: TrainConfig
     eval_options: EvaluationOptions
-    groups: Groups
+    groups: Callable[[], Groups]
     result: Callable[[FitResult], dict[str, Any]]
     versions: Mapping[str, str] = field(default_factory=dict)
 
@@ -184,7 +187,9 @@ def training_parts(
             **({"sample": text} if text is not None else {}),
         }
 
-    groups = parameter_groups(model, config.train.weight_decay)
+    def groups() -> Groups:
+        return parameter_groups(model, config.train.weight_decay)
+
     return Parts(model, objective, batches, evaluate, config.train, config.eval, groups, result)
 
 
@@ -196,13 +201,35 @@ def in_words(protocols: Mapping[str, EvaluationProtocol | MaskedProtocol | Searc
     return "; ".join(f"{split}: {sentence}" for split, sentence in words.items())
 
 
-def penalized(value: Tensor, trace: Trace | None, options: TrainingConfig) -> Tensor:
-    """`value` plus the penalties of Mixhead Eq. 16 and 20, over the layers in `trace` (none where all are skipped)."""
+def own_rows() -> Share:
+    """The rows of each batch that this process reads."""
+    return Share(distributed.rank(), distributed.count())
+
+
+def place_draws(part: Part | None, rows: int) -> None:
+    """Say which rows of the whole batch the `rows` rows of a pass are, for what is drawn by row."""
+    if draws.current is not None:
+        draws.current.first, draws.current.rows = 0 if part is None or not part.rows else part.first, rows
+
+
+def shared(value: Tensor, own: int, part: Part | None) -> Tensor:
+    """`value`, a mean over `own` tokens, so weighted that the mean over processes is that over all tokens of the batch."""
+    if part is None or own * part.count == part.tokens:
+        return value
+    return value * (own * part.count / max(part.tokens, 1))
+
+
+def penalized(value: Tensor, trace: Trace | None, options: TrainingConfig, part: Part | None = None) -> Tensor:
+    """`value` plus the penalties of Mixhead Eq. 16 and 20, over the layers in `trace` (none where all are skipped).
+
+    The penalties are means over the rows of a batch, of which this process has a part.
+    """
+    weight = 1.0 if part is None else part.rows * part.count / part.of
     if trace is not None and trace.layers:
         if options.orthogonality:
-            value = value + options.orthogonality * orthogonality(trace)
+            value = value + weight * options.orthogonality * orthogonality(trace)
         if options.overlap:
-            value = value + options.overlap * overlap(trace)
+            value = value + weight * options.overlap * overlap(trace)
     return value
 
 

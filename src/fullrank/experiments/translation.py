@@ -24,8 +24,11 @@ from fullrank.experiments.task import (
     Prepared,
     Say,
     TextTask,
+    own_rows,
     penalized,
+    place_draws,
     prepared_again,
+    shared,
     trace_for,
     training_parts,
 )
@@ -33,6 +36,7 @@ from fullrank.experiments.translate import SOURCE, TARGET, Search, named, transl
 from fullrank.files import write_text
 from fullrank.reporting.runs import TRANSLATIONS
 from fullrank.training.device import device_of
+from fullrank.training.distributed import in_order, own_share, rank, summed
 from fullrank.training.values import Carry, EvaluationResult, Loss, TrainingPosition
 
 Sentences = Prepared[RunConfig, PairCorpus]
@@ -88,7 +92,9 @@ class TranslationTask(TextTask[PairCorpus, Translator, Search]):
             model,
             folder,
             objective=TranslationObjective(model, options),
-            batches=PairBatches(corpus.pairs("train"), batch_tokens=options.batch_tokens, seed=options.seed),
+            batches=PairBatches(
+                corpus.pairs("train"), batch_tokens=options.batch_tokens, seed=options.seed, share=own_rows()
+            ),
             evaluate=evaluate,
             splits=[split for split in corpus.splits if split != "train"],
             evaluation={
@@ -110,7 +116,7 @@ class TranslationTask(TextTask[PairCorpus, Translator, Search]):
         measured |= translation_scores(texts, references)
         if corpus.target.moses:  # else tokens are not what fairseq counted
             measured |= tokenised_bleu(tokens, pairs.reference_tokens())
-        if keep is not None:
+        if keep is not None and rank() == 0:
             keep = keep / TRANSLATIONS
             keep.mkdir(parents=True, exist_ok=True)
             for name, lines in ((f"{split}.txt", texts), (f"{split}.reference.txt", references)):
@@ -128,7 +134,8 @@ class TranslationObjective:
     def __call__(self, batch: PairBatch, carry: Carry, position: TrainingPosition) -> Loss:
         options = self.options
         trace = trace_for(options)
-        tokens = batch.tokens  # counted here, before it goes to a GPU
+        own, part = batch.tokens, batch.part  # counted here, before it goes to a GPU
+        place_draws(part, len(batch.inputs))
         batch = batch.to(device_of(self.model))
         value, nll, _ = self.model.loss_parts(
             batch.source_ids,
@@ -142,7 +149,8 @@ class TranslationObjective:
             trace=trace,
             padded_right=True,
         )
-        return Loss(penalized(value, trace, options), nll * tokens, tokens)
+        value = penalized(shared(value, own, part), trace, options, part)
+        return Loss(value, nll * own, own if part is None else part.tokens)
 
 
 def with_vocabularies(config: RunConfig, corpus: PairCorpus) -> RunConfig:
@@ -223,9 +231,9 @@ def score(model: Translator, pairs: Pairs, config: RunConfig) -> Evaluation:
     longest = int(max(pairs.source_lengths.max(), pairs.target_lengths.max())) + 1
     batches = PairBatches(pairs, batch_tokens=max(config.train.batch_tokens or 4096, longest), seed=0, shuffle=False)
     device, sees_future = device_of(model), model.config.of_decoder().sees_future
-    tally = Tally(device)
+    tally = Tally(device, sums=summed)
     with evaluating(model):
-        for index in range(batches.batches_per_epoch):
+        for index in own_share(batches.batches_per_epoch):
             batch = batches.batch(0, index).to(device)
             seen = batch.weights if sees_future else None
             nll = model.nll(batch.source_ids, batch.inputs, batch.targets, batch.source_mask, seen)
@@ -242,7 +250,7 @@ def translated(
     """
     pairs, target = corpus.pairs(split), corpus.target
     count = len(pairs) if limit is None else min(limit, len(pairs))
-    sentences = [pairs.source(i).tolist() for i in range(count)]
+    sentences = [pairs.source(i).tolist() for i in own_share(count)]
     best = translate_ids(model, sentences, search, source_eos=pairs.source_eos_id, target_eos=pairs.target_eos_id)
-    ids = [named(translations[0].ids, target) for translations in best]
+    ids = in_order([named(translations[0].ids, target) for translations in best])
     return [target.decode(line) for line in ids], [target.tokens(line) for line in ids]

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullrank.core import draws
 from fullrank.core.dropout import dropout, keep_mask
 from fullrank.core.engine import Distances, Problem
 from fullrank.core.layout import Layout
@@ -72,7 +73,7 @@ def attend(problem: Problem) -> Tensor:
     if torch.compiler.is_compiling():
         return _one_block(choices, operands)
     with torch.autocast(problem.query.device.type, enabled=False):
-        seed = int(torch.randint(2**62, (), device="cpu")) if problem.dropout else 0
+        seed = tuple(draws.seed().tolist()) if problem.dropout else (0, 0)
         out: Tensor = _Blocks.apply(choices, seed, *operands)
         return out
 
@@ -175,14 +176,17 @@ def _attend_block(problem: Problem, block: Block, hidden: Tensor | None, kept: T
 
 
 def _parts(
-    problem: Problem, blocks: Sequence[Block], seed: int
+    problem: Problem, blocks: Sequence[Block], seed: tuple[int, int]
 ) -> Iterator[tuple[Block, Tensor | None, Tensor | None]]:
-    """Each block with its mask and its factors of dropout, the same ones for the same seed."""
+    """Each block with its mask and its factors of dropout, which depend on the seed, the sequence and the rows alone.
+
+    seed: with the number of the first sequence (`Draws.seed`).
+    """
     device, heads, p = problem.query.device, problem.query.shape[1], problem.dropout
     wide = torch.promote_types(problem.query.dtype, torch.float32)
     visible = visible_keys(problem.layout)
     assert visible is not None
-    generator = torch.Generator(device).manual_seed(seed) if p else None
+    generator = torch.Generator(device) if p else None
     for block in blocks:
         at = torch.arange(block.keys.start, block.keys.stop, dtype=torch.int32, device="cpu")
         first, end, own = (x[block.rows, None] for x in (visible.first, visible.end, visible.own))
@@ -193,12 +197,14 @@ def _parts(
         hidden = torch.zeros(seen.shape, dtype=wide, device=device).masked_fill_(~seen, float("-inf"))
         kept = None
         if generator is not None:
-            batch = len(problem.query[block.batch])
-            shape = torch.Size((batch, heads, block.rows.stop - block.rows.start, len(at)))
-            like = torch.empty(0, dtype=wide, device=device)
-            kept = keep_mask(shape, p, like, generator)
-            if kept is None:
-                kept = (torch.rand(shape, generator=generator, device=device) >= p).to(wide)
+            shape = torch.Size((heads, block.rows.stop - block.rows.start, len(at)))
+            kept = torch.empty(len(problem.query[block.batch]), *shape, dtype=wide, device=device)
+            for i, one in enumerate(kept, start=block.batch.start + seed[1]):
+                generator.manual_seed(
+                    (seed[0] ^ i * 0x9E3779B97F4A7C15 ^ block.rows.start * 0x94D049BB133111EB) % 2**63
+                )
+                drawn = keep_mask(shape, p, one, generator)
+                one.copy_(torch.rand(shape, generator=generator, device=device) >= p if drawn is None else drawn)
             kept.mul_(0.0 if p == 1 else 1 / (1 - p))
         yield block, hidden, kept
 
@@ -241,7 +247,7 @@ def _one_block(choices: Choices, operands: Operands) -> Tensor:
 
 class _Blocks(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, choices: Choices, seed: int, *operands: Tensor | None) -> Tensor:
+    def forward(ctx: Any, choices: Choices, seed: tuple[int, int], *operands: Tensor | None) -> Tensor:
         ctx.choices, ctx.seed = choices, seed
         ctx.save_for_backward(*operands)
         problem = _problem(choices, operands)

@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
+from fullrank.core import draws
 from fullrank.core.engine import Cluster, Components
 from fullrank.core.output import log_probabilities, projected, weighted_losses
 from fullrank.kernels.problem import device_kind, product_dtype, refuse_second_order
@@ -467,10 +467,11 @@ def _inside_tails(components: Components, ids: Tensor) -> tuple[Tensor, Tensor |
     if len(components.clusters) == 1:
         return ids, None
     groups, (_, mixtures, width) = _Groups(components, ids), components.states.shape
-    nll = [
-        _token_nll(components, tail, states.reshape(-1, 1, width), targets.repeat_interleave(mixtures))
-        for tail, _, states, targets in groups.tails()
-    ]
+    nll = []
+    for tail, places, states, targets in groups.tails():
+        with draws.selected(places, len(ids)):
+            rows, words = states.reshape(-1, 1, width), targets.repeat_interleave(mixtures)
+            nll.append(_token_nll(components, tail, rows, words))
     own = torch.cat(nll).view(-1, mixtures)
     inside = own.new_zeros(len(ids), mixtures).index_add(0, groups.order[groups.ends[0] :], own)
     return groups.head_targets(), inside
@@ -487,12 +488,15 @@ def _adaptive_loss(components: Components, ids: Tensor, scale: Tensor, e: float)
     for i, (tail, positions, states, targets) in enumerate(groups.tails(), start=1):
         even = e * sizes[i] / vocabulary  # what smoothing gives to this tail
         mass = 1 - e + even
-        part, plain = _weighted_loss(components, tail, states, _Target(targets, even / mass), scale[positions] * mass)
+        with draws.selected(positions, len(ids)):
+            target = _Target(targets, even / mass)
+            part, plain = _weighted_loss(components, tail, states, target, scale[positions] * mass)
         loss, nll = loss + part, nll + plain / mass
         if e:
             others = torch.cat((groups.order[: groups.ends[i - 1]], groups.order[groups.ends[i] :]))
             states, any_word = components.states.index_select(0, others), _Target(torch.zeros_like(others), 1.0)
-            loss = loss + _weighted_loss(components, tail, states, any_word, scale[others] * even)[0]
+            with draws.selected(others, len(ids)):
+                loss = loss + _weighted_loss(components, tail, states, any_word, scale[others] * even)[0]
     return loss, nll
 
 
@@ -515,5 +519,9 @@ def _few_at_a_time(components: Components, compute: Callable[..., Any], *per_tok
     def few(states: Tensor, log_prior: Tensor, *rest: Tensor) -> Any:
         return compute(log_probabilities(replace(components, states=states, log_prior=log_prior)), *rest)
 
-    for part in zip(*(tensor.split(tokens) for tensor in (states, log_prior, *per_token)), strict=True):
-        yield checkpoint(few, *part, use_reentrant=False) if torch.is_grad_enabled() else few(*part)
+    call = draws.calls()
+    places = torch.arange(len(states), device=states.device)
+    for at, *part in zip(*(tensor.split(tokens) for tensor in (places, states, log_prior, *per_token)), strict=True):
+        with draws.selected(at, len(states), call):
+            found = draws.recomputed(few, *part)
+        yield found

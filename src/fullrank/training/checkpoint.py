@@ -1,7 +1,8 @@
 """Checkpoints on disk: each is complete or absent, at whatever moment the process dies.
 
     checkpoints/step-00000120/  model.safetensors      the weights to use (averaged ones when averaging), by state_dict name
-                                training.safetensors   for resuming: optimizer, own weights, random states, carry
+                                training.safetensors   for resuming: optimizer, own weights, carry; where several processes
+                                                       train, the folder `training` of torch.distributed.checkpoint
                                 checkpoint.json        plain values and checksums
     checkpoints/last, best, previous                   links to such folders
     checkpoints/kept/step-00000120/                    weights of the last evaluations (`train.keep_checkpoints`)
@@ -10,7 +11,8 @@
 A checkpoint is written to a temporary folder, forced to the disk, renamed, and only then do the links move (a link is
 replaced in one atomic step); folders without a link are removed last. `previous` is the `last` before this one: should
 `last` be damaged, training resumes from there. Kept weights are a hard link to the file of the checkpoint where the disk
-can do that. checkpoint.json seals the others and the run around them (`fullrank.seal`). No pickle anywhere.
+can do that. checkpoint.json seals the others and the run around them (`fullrank.seal`); no pickle is read but that of a folder
+`training`, after its checksums have been verified.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +32,20 @@ from torch import Tensor, nn
 
 from fullrank.core.errors import InputError, RunError
 from fullrank.seal import LINKS, DamagedError, read_record, seal_file, sync, write_record
+from fullrank.training.distributed import (
+    Place,
+    barrier,
+    count,
+    gathered,
+    parted,
+    rank,
+    read_together,
+    undivided,
+    whole,
+    write_together,
+)
 
-WEIGHTS, TRAINING = "model.safetensors", "training.safetensors"
+WEIGHTS, TRAINING, SHARED = "model.safetensors", "training.safetensors", "training"
 KEPT = "kept"
 
 
@@ -60,14 +74,25 @@ def save_checkpoint(
     RunError if the disk does not take it: then the checkpoints that were there are unchanged.
     """
     temporary = folder / f".writing-{step:08d}"
+    snapshot = replace(snapshot, weights={name: whole(tensor) for name, tensor in snapshot.weights.items()})
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for leftover in folder.glob(".writing-*"):
-            shutil.rmtree(leftover)
-        temporary.mkdir()
+        if rank() == 0:
+            folder.mkdir(parents=True, exist_ok=True)
+            for leftover in folder.glob(".writing-*"):
+                shutil.rmtree(leftover)
+            temporary.mkdir()
+        if count() > 1:
+            write_together(temporary / SHARED, snapshot.training)
+        if rank() > 0:
+            barrier()  # until the first process has written the rest
+            return Path(os.readlink(folder / "last"))
         write_tensors(temporary / WEIGHTS, snapshot.weights)
-        write_tensors(temporary / TRAINING, snapshot.training)
-        write_record(temporary, (WEIGHTS, TRAINING), snapshot.state, snapshot.run)
+        if count() == 1:
+            write_tensors(temporary / TRAINING, snapshot.training)
+        files = (
+            (TRAINING,) if count() == 1 else sorted(f"{SHARED}/{file.name}" for file in (temporary / SHARED).iterdir())
+        )
+        write_record(temporary, (WEIGHTS, *files), snapshot.state, snapshot.run)
         target = _free_name(folder, step)
         os.replace(temporary, target)
         sync(folder)
@@ -88,24 +113,36 @@ def save_checkpoint(
     for path in folder.glob("step-*"):
         if path.name not in linked:
             shutil.rmtree(path, ignore_errors=True)  # if that fails, the next checkpoint tries again
+    barrier()
     return target
 
 
-def load_checkpoint(folder: Path, notice: Callable[[str], None]) -> Snapshot | None:
+def load_checkpoint(folder: Path, notice: Callable[[str], None], place: Place = undivided) -> Snapshot | None:
     """The newest good checkpoint in `folder`, `last` first; None if there is none at all.
 
+    place: the parts of tensors that each of several processes holds; the first one looks for the checkpoint.
     If `last` is damaged and another one is good, `notice` is called, and that one is `last` from now on.
     InputError if there are checkpoints and none is good.
     """
-    if not folder.is_dir():
-        return None
+    if rank() > 0:
+        found = gathered(None)[0]
+        return None if found is None else read_checkpoint(folder / found, place)
+    snapshot, name = _newest(folder, notice) if folder.is_dir() else (None, None)
+    gathered(name)
+    if count() > 1 and name is not None:
+        return read_checkpoint(folder / name, place)
+    return snapshot
+
+
+def _newest(folder: Path, notice: Callable[[str], None]) -> tuple[Snapshot | None, str | None]:
+    """The newest good checkpoint and its name; for several processes, which read it together, without its tensors."""
     _restore_links(folder)
     last = _linked(folder, "last")
     names = sorted((path.name for path in folder.glob("step-*")), reverse=True)
     reasons: list[str] = []
     for name in dict.fromkeys([last, *names] if last else names):
         try:
-            snapshot = read_checkpoint(folder / name)
+            snapshot = read_checkpoint(folder / name) if count() == 1 else _verified(folder / name)
         except DamagedError as damage:
             reasons.append(f"{folder / ('last' if name == last else name)} is damaged: {damage}")
             continue
@@ -115,16 +152,31 @@ def load_checkpoint(folder: Path, notice: Callable[[str], None]) -> Snapshot | N
                 _link(folder, "best", name)
         if reasons:
             notice(f"{reasons[0]}; going on from the checkpoint before it, {folder / name}")
-        return snapshot
+        return snapshot, name
     if reasons:
         raise InputError(f"{reasons[0]}; delete {folder} or start again with --out")
-    return None
+    return None, None
 
 
-def read_checkpoint(path: Path) -> Snapshot:
+def _verified(path: Path) -> Snapshot:
+    """The checkpoint in the folder `path` without its tensors, every checksum verified; DamagedError as `read_checkpoint`."""
+    files, run, state = read_record(path)
+    for name, seal in files.items():
+        _check_seal(path / name, seal)
+    return Snapshot({}, {}, state, run)
+
+
+def read_checkpoint(path: Path, place: Place = undivided) -> Snapshot:
     """The checkpoint in the folder `path`, every checksum verified; DamagedError says what is wrong with it."""
     files, run, state = read_record(path)
-    weights, training = (read_tensors(path / name, files.get(name, {})) for name in (WEIGHTS, TRAINING))
+    weights = read_tensors(path / WEIGHTS, files.get(WEIGHTS, {}))
+    if TRAINING in files:
+        training = {name: parted(tensor, place(name, tensor.shape))
+                    for name, tensor in read_tensors(path / TRAINING, files[TRAINING]).items()}  # fmt: skip
+    else:
+        for name, seal in files.items():
+            _check_seal(path / name, seal)
+        training = read_together(path / SHARED, place)
     return Snapshot(weights, training, state, run)
 
 
@@ -253,6 +305,7 @@ def take_over_checkpoints(source: Path, folder: Path, run: Mapping[str, Any]) ->
         try:
             files, _, state = read_record(path)
             for name in files:
+                (target / name).parent.mkdir(exist_ok=True)
                 _same_file(path / name, target / name)
             write_record(target, tuple(files), state, run)
             if read_record(target).files != files:
@@ -353,6 +406,15 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
 
 def read_tensors(path: Path, seal: dict[str, Any]) -> dict[str, Tensor]:
     """The tensors of a file, copied into memory; DamagedError if size or checksum differ from `seal`."""
+    _check_seal(path, seal)
+    try:  # copies: the loaded tensors may be views of the file
+        return {key: value.clone() for key, value in safetensors.torch.load_file(path).items()}
+    except (OSError, SafetensorError) as error:
+        raise DamagedError(f"{path.name} cannot be read ({error})") from error
+
+
+def _check_seal(path: Path, seal: dict[str, Any]) -> None:
+    """DamagedError if size or checksum of a file differ from `seal`."""
     try:
         now = seal_file(path)
     except OSError as error:
@@ -361,10 +423,6 @@ def read_tensors(path: Path, seal: dict[str, Any]) -> dict[str, Tensor]:
         raise DamagedError(f"{path.name} has {now['bytes']} bytes instead of {seal.get('bytes')}")
     if now["sha256"] != seal.get("sha256"):
         raise DamagedError(f"{path.name} does not match its checksum")
-    try:  # copies: the loaded tensors may be views of the file
-        return {key: value.clone() for key, value in safetensors.torch.load_file(path).items()}
-    except (OSError, SafetensorError) as error:
-        raise DamagedError(f"{path.name} cannot be read ({error})") from error
 
 
 def separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -19,17 +19,23 @@ import torch
 from torch import Tensor, nn
 
 from fullrank.config.run import TrainConfig, TrainingConfig
+from fullrank.core import draws
 from fullrank.core.errors import InputError, RunError
 from fullrank.files import out_of_memory
 from fullrank.seal import refuse_links
+from fullrank.training.distributed import local_device, rank
 
 # -- device and precision --------------------------------------------------------------------------------------------
 
 
 def choose_device(name: str, key: str = "train.device") -> torch.device:
-    """The device called `name`; `auto` is a GPU when there is one. InputError names the configuration `key`."""
+    """The device called `name`; `auto` is a GPU when there is one. InputError names the configuration `key`.
+
+    Of several processes that train together each takes the GPU of its number.
+    """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    name = local_device(name)
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -147,52 +153,38 @@ def eager_evaluation(options: TrainConfig) -> AbstractContextManager[object]:
 
 
 # -- random numbers --------------------------------------------------------------------------------------------------
-# A model draws from torch's generator (dropout); Python's and numpy's are kept too, since an objective may use them.
+# A model draws by place (core.draws), everything else from generators that are seeded anew for each pass: so a resumed run
+# draws what it would have drawn, and no state of a generator is saved.
+
+_APART = 0x9E3779B97F4A7C15F39CC0605CEDC835  # 2^128 / golden ratio, odd: sequences of calls lie far from each other
 
 
-def seed_everything(seed: int) -> None:
-    """Set every generator to a state that depends on `seed` alone."""
+def seed_everything(*key: int) -> None:
+    """Set every generator to a state that depends on `key` alone: a seed, or the numbers of a pass and a process with it."""
+    seed = key[0] if len(key) == 1 else int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
-def random_state(device: torch.device) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The state of every generator, as tensors and plain values."""
-    version, words, gauss = random.getstate()
-    numpy_state = np.random.get_state(legacy=False)
-    assert isinstance(numpy_state, dict)
-    tensors = {
-        "torch": torch.get_rng_state(),
-        "python": torch.tensor(words, dtype=torch.int64),
-        "numpy": torch.from_numpy(numpy_state["state"]["key"].astype(np.int64)),
-    }
-    if device.type == "cuda":
-        tensors["cuda"] = torch.cuda.get_rng_state(device)
-    pos, has_gauss, normal = numpy_state["state"]["pos"], numpy_state["has_gauss"], numpy_state["gauss"]
-    numpy_plain = {"pos": int(pos), "has_gauss": int(has_gauss), "gauss": float(normal)}
-    return tensors, {"python": {"version": version, "gauss": gauss}, "numpy": numpy_plain}
+def begin_draws(seed: int, number: int) -> None:
+    """Begin the draws of pass `number` (from 1) of a training, and seed the generators for it."""
+    seed_everything(seed, number, rank())
+    generator, at = np.random.PCG64([seed, number]), 0
+
+    def words(call: int, start: int, size: int) -> Tensor:
+        nonlocal at
+        target = call * _APART + start
+        generator.advance((target - at) % 2**128)
+        at = target + size
+        return torch.from_numpy(generator.random_raw(size).view(np.int64))
+
+    draws.current = draws.Draws(words)
 
 
-def restore_random_state(device: torch.device, tensors: dict[str, Tensor], plain: dict[str, Any]) -> None:
-    """Set every generator to a saved state; a GPU's is left alone if the state was saved without one."""
-    torch.set_rng_state(tensors["torch"])
-    random.setstate((plain["python"]["version"], tuple(tensors["python"].tolist()), plain["python"]["gauss"]))
-    key = tensors["numpy"].numpy().astype(np.uint32)
-    saved = plain["numpy"]
-    np.random.set_state(("MT19937", key, saved["pos"], saved["has_gauss"], saved["gauss"]))
-    if device.type == "cuda" and "cuda" in tensors:
-        torch.cuda.set_rng_state(tensors["cuda"], device)
-
-
-@contextmanager
-def preserve_random_state(device: torch.device) -> Iterator[None]:
-    """Draws inside the block do not change what is drawn after it."""
-    state = random_state(device)
-    try:
-        yield
-    finally:
-        restore_random_state(device, *state)
+def end_draws() -> None:
+    """Leave the draws to torch's generators, as outside of training."""
+    draws.current = None
 
 
 # -- signals and the lock of a run folder ----------------------------------------------------------------------------

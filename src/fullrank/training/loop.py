@@ -27,18 +27,20 @@ from fullrank.training.checkpoint import load_checkpoint, save_checkpoint
 from fullrank.training.device import (
     Signals,
     autocast,
+    begin_draws,
     begin_pass,
     catch_signals,
     check_cuda_graphs,
     compile_blocks,
     detach_carry,
     device_of,
+    end_draws,
     explain_failures,
     lock_folder,
     peak_memory_mib,
-    preserve_random_state,
     seed_everything,
 )
+from fullrank.training.distributed import Engine, checkpoint_blocks, count, gathered, local, rank, whole
 from fullrank.training.observers import JsonLines, ObserverGroup, metrics_line, perplexity, timing_line
 from fullrank.training.optimizer import Schedule
 from fullrank.training.phases import Plan, make_plan
@@ -73,19 +75,23 @@ def fit(
 ) -> FitResult:
     """Train `model` in the run folder `folder`, from its last checkpoint if it has one; at the end the model holds
     the last weights (the averaged ones when averaging). `load_weights(model, folder / "checkpoints" / "best")` gives the best.
+    In several processes (`training.distributed`) each calls it with its rows of the batches; the first one writes.
 
     seal: what checkpoints state of the run (`seal.seal_run`). locked: the caller holds the lock of the folder.
     The objective is called with every batch, the carry of the batch before it ({} at the start of an epoch, not of a phase),
-    and its position in training. Evaluation runs in evaluation mode, in the precision of training, without gradients,
-    and with random numbers of its own; `eval.metric` says which is the best.
+    and its position in training; before that all generators are seeded from seed, pass and process (`device.begin_draws`).
+    Evaluation runs in evaluation mode, in the precision of training, without gradients; `eval.metric` says which is the best.
     RunError: the loss is not a number, or the disk is full. Interrupted: SIGINT or SIGTERM. InputError: a checkpoint
     that is damaged or belongs to another configuration; an evaluation without the score that `eval.metric` names.
     """
     device = device_of(model)
     plan = make_plan(options, eval_options, batches)
     check_cuda_graphs(options, device)
+    if options.activation_checkpointing:
+        checkpoint_blocks(model)
     if options.compile:
         compile_blocks(model, options.cuda_graphs)
+    engine, writes = Engine(model, objective), rank() == 0
     state = TrainingState(
         model=model,
         optimizer=optimizer,
@@ -97,25 +103,29 @@ def fit(
         ),
     )
     with ExitStack() as stack:
-        if not locked:
+        if not locked and writes:
             stack.enter_context(lock_folder(folder))
         group = ObserverGroup(observers)
         resumed_from = _begin(state, plan, options, folder, group)
         kept = state.counters
-        metrics = JsonLines(folder / "metrics.jsonl", keep=kept.metrics_bytes, sha256=kept.metrics_sha256)
-        stack.callback(metrics.close)
-        if metrics.missing:
-            group.notice(f"{metrics.path} lacks {metrics.missing} bytes that were written before; its curve has a gap")
-        timing = JsonLines(folder / "timing.jsonl")
-        stack.callback(timing.close)
+        metrics = timing = None
+        if writes:
+            metrics = JsonLines(folder / "metrics.jsonl", keep=kept.metrics_bytes, sha256=kept.metrics_sha256)
+            stack.callback(metrics.close)
+            if metrics.missing:
+                group.notice(
+                    f"{metrics.path} lacks {metrics.missing} bytes that were written before; its curve has a gap"
+                )
+            timing = JsonLines(folder / "timing.jsonl")
+            stack.callback(timing.close)
         if not state.counters.finished:
             for observer in observers:
                 stack.callback(observer.finish)
-                with preserve_random_state(device):
-                    observer.start(step=state.counters.step, total_steps=plan.total_steps)
+                observer.start(step=state.counters.step, total_steps=plan.total_steps)
             stack.enter_context(explain_failures(options))
+            stack.callback(end_draws)
             loop = _Loop(
-                state, plan, objective, batches, evaluate, options, device, folder, seal or {}, metrics, timing, group
+                state, plan, engine, batches, evaluate, options, device, folder, seal or {}, metrics, timing, group
             )
             loop.run(stack.enter_context(catch_signals()))
         state.average.copy_to_model()
@@ -126,7 +136,7 @@ def _begin(
     state: TrainingState, plan: Plan, options: TrainConfig, folder: Path, observers: ObserverGroup
 ) -> int | None:
     """Restore the last checkpoint and return its step, or start anew."""
-    snapshot = load_checkpoint(folder / "checkpoints", observers.notice)
+    snapshot = load_checkpoint(folder / "checkpoints", observers.notice, state.place)
     if snapshot is None:
         seed_everything(options.seed)
         plan.begin_phase(state.counters)
@@ -170,19 +180,21 @@ SAVE_SECONDS = 300.0  # most time between two checkpoints, where `train.save_eve
 class _Loop:
     state: TrainingState
     plan: Plan
-    objective: Objective[Any]
+    engine: Engine
     batches: Batches[Any]
     evaluate: Evaluate
     options: TrainConfig
     device: torch.device
     folder: Path
     seal: Mapping[str, Any]
-    metrics: JsonLines
-    timing: JsonLines
+    metrics: JsonLines | None  # of the process that writes
+    timing: JsonLines | None
     observers: ObserverGroup
     parameters: list[nn.Parameter] = field(init=False)
     clock: Clock = field(init=False)
     saved: float = field(init=False)  # when
+    ending: bool = False  # in one of the processes a signal asked for an end
+    late: bool = False  # in one of them a checkpoint is due by the clock
 
     def run(self, stop: Signals) -> None:
         """Step after step until plan or phases are done, patience is out, or a signal asks for a stop."""
@@ -191,7 +203,8 @@ class _Loop:
         self.parameters = [p for group in self.state.optimizer.param_groups for p in group["params"]]
         self.clock, self.saved = Clock(self.device, counters, stop), time.monotonic()
         while not counters.finished:
-            self.update()
+            late = self.options.save_every_steps is None and time.monotonic() - self.saved > SAVE_SECONDS
+            self.update(stop.signal is not None, late)
             self.observers.advance(counters.step, counters.tokens)
             counters.finished = plan.finished(counters)
             over = plan.phase_over(counters)
@@ -202,23 +215,31 @@ class _Loop:
             if over or flat:
                 self.next_phase()
             keep = self.options.keep_checkpoints if evaluating else None
-            late = self.options.save_every_steps is None and time.monotonic() - self.saved > SAVE_SECONDS
-            if plan.save_due(counters.step) or late or best or keep or counters.finished or stop.signal:
+            if plan.save_due(counters.step) or self.late or best or keep or counters.finished or self.ending:
                 self.save(best, keep)
-            if stop.signal and not counters.finished:
+            if self.ending and not counters.finished:
                 raise Interrupted(
-                    f"stopped by {stop.signal} after step {counters.step} of {plan.total_steps}; everything is saved in "
-                    f"{self.folder}"
+                    f"stopped by {stop.signal or 'a signal'} after step {counters.step} of {plan.total_steps}; everything "
+                    f"is saved in {self.folder}"
                 )
 
-    def update(self) -> None:
-        """One update of the parameters, from the mean gradient over the tokens of its batches."""
+    def update(self, ending: bool, late: bool) -> None:
+        """One update of the parameters, from the mean gradient over the tokens of its batches.
+
+        ending, late: of this process; the answers of all are exchanged with the loss.
+        """
         state, counters = self.state, self.state.counters
         step = counters.step + 1
-        loss, tokens = self.gradient(step)
+        loss, nll, tokens, seen = self.gradient(step)
+        if count() > 1:
+            mean, nats, *flags = self.engine.agree(loss / count(), nll, float(ending), float(late))
+            loss, nll = loss.new_tensor(mean), nll.new_tensor(nats)
+            ending, late = (flag > 0 for flag in flags)
+        self.ending, self.late = ending, late
         if self.options.max_grad_norm is not None:
-            norm = nn.utils.clip_grad_norm_(self.parameters, self.options.max_grad_norm)
+            norm = whole(nn.utils.clip_grad_norm_(self.parameters, self.options.max_grad_norm))
             loss = loss + 0 * norm  # an infinite gradient counts as an infinite loss
+        state.running.add(nll, tokens)
         if not state.running.watch(step, loss):
             self.check_loss()
         rate = state.schedule.rate(step)
@@ -228,11 +249,11 @@ class _Loop:
         state.optimizer.zero_grad(set_to_none=True)
         state.average.update(step)
         counters.step = step
-        counters.tokens += tokens
-        self.clock.step(tokens)
+        counters.tokens += seen
+        self.clock.step(seen)
 
-    def gradient(self, step: int) -> tuple[Tensor, int]:
-        """Leave the gradient of the mean loss over all tokens of the step; return the loss, detached, and the tokens seen.
+    def gradient(self, step: int) -> tuple[Tensor, Tensor, int, int]:
+        """Leave the gradient of the mean loss over all tokens of the step; return loss, nats, tokens, and tokens seen.
 
         The number of tokens is known after the last batch only, so each batch counts relative to the first,
         and the sum is scaled in the end: with one batch, or equal ones, by a plain 1 or 1/n.
@@ -240,27 +261,33 @@ class _Loop:
         state = self.state
         total, first, seen = 0, 0, 0
         loss = torch.zeros((), device=self.device)
+        nll = torch.zeros((), dtype=torch.float64, device=self.device)
         current = self.plan.phase(state.counters)
         phase = None if current is None else current.config
-        for number, (epoch, index) in enumerate(self.plan.batches_of(step)):
+        places = self.plan.batches_of(step)
+        for number, (epoch, index) in enumerate(places):
             position = TrainingPosition(step, number, phase, self.options.gradient_accumulation_steps)
             batch = self.batches.batch(epoch, index)
             begin_pass(self.options)
-            with autocast(self.options.precision, self.device):
-                part = self.objective(batch, state.carry if index else {}, position)
-            state.carry = {name: detach_carry(tensor, self.options) for name, tensor in part.carry.items()}
-            seen += part.seen
-            if part.tokens == 0:
-                continue
-            first = first or part.tokens
-            share = part.tokens / first
-            (part.value if share == 1 else part.value * share).backward()
+            begin_draws(self.options.seed, position.number)
+            with self.engine.gradients(last=number == len(places) - 1):
+                with autocast(self.options.precision, self.device):
+                    part = self.engine(batch, state.carry if index else {}, position)
+                state.carry = {name: detach_carry(tensor, self.options) for name, tensor in part.carry.items()}
+                seen += part.seen
+                if part.tokens == 0 and not part.value.requires_grad:
+                    self.engine.check_idle()
+                    continue
+                first = first or part.tokens
+                share = part.tokens / first if first else 0.0
+                (part.value if share == 1 else part.value * share).backward()
             loss = loss + part.value.detach() * share
-            state.running.add(part.nll, part.tokens)
+            nll = nll + part.nll
             total += part.tokens
+        end_draws()
         if total > first:
             torch._foreach_mul_([p.grad for p in self.parameters if p.grad is not None], first / total)
-        return loss, seen
+        return loss, nll, total, seen
 
     def log(self) -> None:
         """Write the lines about training since the last ones."""
@@ -272,7 +299,8 @@ class _Loop:
         speed = self.clock.lap()
         counters.peak_memory_mib = max(counters.peak_memory_mib, peak_memory_mib(self.device))
         line = timing_line(counters.step, counters.seconds, speed, counters.peak_memory_mib, self.clock.take_pauses())
-        self.timing.write(line)
+        if self.timing is not None:
+            self.timing.write(line)
         self.observers.record(line)
 
     def evaluate_model(self) -> tuple[bool, bool]:
@@ -283,7 +311,7 @@ class _Loop:
         counters = self.state.counters
         self.check_loss()
         self.clock.pause()
-        result = self.state.evaluate(self.evaluate, self.options)
+        result = self.state.evaluate(self.evaluate, self.options, self.engine.whole_model())
         self.clock.resume()
         if not result.tokens:
             raise InputError("the validation has no token to measure; give a longer validation text")
@@ -315,10 +343,12 @@ class _Loop:
         """Save a checkpoint of this step, and keep its weights as one of `keep`; RunError if they are not finite."""
         counters = self.state.counters
         self.check_loss()
-        if not all(bool(torch.isfinite(norm)) for norm in torch._foreach_norm([p.detach() for p in self.parameters])):
+        norms = torch._foreach_norm([local(p.detach()) for p in self.parameters])
+        if any(gathered(not all(bool(torch.isfinite(norm)) for norm in norms))):
             raise self.diverged("a parameter", counters.step)
         self.clock.pause()
-        counters.metrics_bytes, counters.metrics_sha256 = self.metrics.sync(), self.metrics.digest.hexdigest()
+        if self.metrics is not None:
+            counters.metrics_bytes, counters.metrics_sha256 = self.metrics.sync(), self.metrics.digest.hexdigest()
         folder, snapshot = self.folder / "checkpoints", dataclasses.replace(self.state.capture(), run=self.seal)
         save_checkpoint(folder, snapshot, step=counters.step, best=best, keep_weights=keep)
         self.saved = time.monotonic()
@@ -329,7 +359,8 @@ class _Loop:
         now = self.state.counters
         objective = self.options.objective
         line = metrics_line(step=now.step, tokens=now.tokens, phase=now.phase, objective=objective, **figures)
-        self.metrics.write(line)
+        if self.metrics is not None:
+            self.metrics.write(line)
         self.observers.record(line)
 
     def check_loss(self) -> None:

@@ -1,7 +1,7 @@
 """The state of a training under way, which a checkpoint saves: everything the next step depends on.
 
 Names in `training.safetensors`: `optimizer.<parameter>|<entry>`, `own.<parameter>` (the weights being trained, when the
-model file holds averages), `carry.<name>`, `random.<generator>`, `window.nll`.
+model file holds averages), `carry.<name>`, `window.nll`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,9 @@ from fullrank.training.device import (
     Signals,
     autocast,
     eager_evaluation,
-    preserve_random_state,
-    random_state,
-    restore_random_state,
     synchronize,
 )
+from fullrank.training.distributed import Layout, count, joined, layout_of, local, parted, rows_layout
 from fullrank.training.optimizer import Schedule
 from fullrank.training.values import Carry, Evaluate, EvaluationResult
 
@@ -287,15 +285,17 @@ class TrainingState:
     counters: Counters
     carry: Carry = field(default_factory=dict)
 
-    def evaluate(self, evaluate: Evaluate, options: TrainConfig) -> EvaluationResult:
-        """Evaluate the model as it would be saved now: with averaged weights when averaging.
+    def evaluate(
+        self, evaluate: Evaluate, options: TrainConfig, whole_model: AbstractContextManager[None]
+    ) -> EvaluationResult:
+        """Evaluate the model as it would be saved now: with averaged weights when averaging, and all of them.
 
-        In evaluation mode, and in the precision of training; modes, weights and random numbers are restored.
+        In evaluation mode, and in the precision of training; modes and weights are restored.
         """
         device = self.running.device
         with (
             self.average.applied(),
-            preserve_random_state(device),
+            whole_model,
             evaluating(self.model),
             eager_evaluation(options),
             autocast(options.precision, device),
@@ -304,11 +304,9 @@ class TrainingState:
 
     def capture(self) -> Snapshot:
         """A snapshot of everything as it is now; tensors are not copied."""
-        tensors, plain = random_state(self.running.device)
         parts: dict[str, Mapping[str, Tensor]] = {
             "optimizer": _optimizer_tensors(self.model, self.optimizer),
-            "carry": self.carry,
-            "random": tensors,
+            "carry": {name: joined(tensor) if tensor.ndim > 1 else tensor for name, tensor in self.carry.items()},
             "window": {"nll": self.running.nll},
             "own": self.average.parameters if self.average.active else {},
         }
@@ -323,15 +321,28 @@ class TrainingState:
             "optimizer": type(self.optimizer).__name__,
             "schedule": self.schedule.state(),
             "average": self.average.state(),
-            "random": plain,
         }
         return Snapshot(weights, training, state)
+
+    def place(self, name: str, shape: torch.Size) -> Layout | None:
+        """The part of a tensor of a checkpoint that this process holds: of a parameter's, and of the rows of the carry."""
+        kind, _, rest = name.partition(".")
+        if kind == "carry":
+            return rows_layout() if count() > 1 and len(shape) > 1 else None
+        held = self.average.parameters.get(rest.rpartition("|")[0] if kind == "optimizer" else rest)
+        return layout_of(held) if held is not None and held.shape == shape else None
+
+    def _as_held(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Weights in the parts that the processes hold."""
+        own = self.model.state_dict()
+        return {name: parted(one, layout_of(own[name]) if name in own else None) for name, one in weights.items()}
 
     def restore(self, snapshot: Snapshot, path: Path) -> None:
         """Go back to `snapshot`; InputError, naming `path`, if it belongs to another model or configuration."""
         state = dict(snapshot.state)
-        others = ("window_tokens", "optimizer", "schedule", "average", "random")
-        window_tokens, optimizer, schedule, average, random_plain = (state.pop(key) for key in others)
+        state.pop("random", None)  # of an earlier version
+        others = ("window_tokens", "optimizer", "schedule", "average")
+        window_tokens, optimizer, schedule, average = (state.pop(key) for key in others)
         metric = state.get("metric", "loss")
         if metric != self.counters.metric:
             raise InputError(
@@ -344,7 +355,7 @@ class TrainingState:
                 f"{self.counters.batches_per_epoch}: the text, train.batch_size, train.segment_length or "
                 "train.batch_tokens changed; set them back or start again with --out"
             )
-        put_weights(self.model, snapshot.weights, path)
+        put_weights(self.model, self._as_held(snapshot.weights), path)
         parts: dict[str, dict[str, Tensor]] = {}
         for name, tensor in snapshot.training.items():
             prefix, _, rest = name.partition(".")
@@ -360,11 +371,10 @@ class TrainingState:
                 f"{path} does not fit the train section of config.yaml: {error}; set it back or start again with --out"
             ) from error
         device = self.running.device
-        self.carry = {name: tensor.to(device) for name, tensor in parts.get("carry", {}).items()}
+        self.carry = {name: local(tensor).to(device) for name, tensor in parts.get("carry", {}).items()}
         self.running.nll = parts["window"]["nll"].to(device)
         self.running.tokens = window_tokens
         self.counters = Counters.from_state(state)
-        restore_random_state(device, parts["random"], random_plain)
 
 
 def _names_in_order(model: nn.Module, optimizer: Optimizer) -> list[str]:

@@ -24,6 +24,9 @@ class Loss:
     `value`: scalar to differentiate, the mean over tokens plus penalties.  `nll`: sum over tokens, in nats, without
     smoothing or penalties; a tensor spares a GPU the wait.  `tokens`: the number of tokens in the mean.  `carry`: for the
     next batch.  `read`: tokens that were read, where they are more than `tokens` (masked models); None: `tokens`.
+    Where several processes share the batch, `nll` is of the rows of this one, `tokens` and `read` are of all, and the mean of
+    `value` over the processes is the loss of the whole batch.  A tensor of the carry with two dimensions or more has the rows
+    of this process first; any other is the same in all.
     """
 
     value: Tensor
@@ -53,7 +56,7 @@ class EvaluationResult:
 class Batches(Protocol[Batch_co]):
     """Training data: batch `index` of epoch `epoch` is a pure function of the two, so a position is one integer.
 
-    Token counts are those of `Loss.seen`; a budget in tokens is planned with them.
+    Token counts are those of `Loss.seen`, of the rows of all processes; a budget in tokens is planned with them.
     """
 
     @property

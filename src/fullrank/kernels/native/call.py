@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fullrank.core import draws
 from fullrank.core.engine import Problem
 from fullrank.core.layout import Layout
 from fullrank.kernels.native.build import library
@@ -78,7 +79,7 @@ def attend(problem: Problem) -> Tensor:
         own=visible.own,
         base=base,
         tokens=tokens,
-        seed=torch.randint(2**63 - 1, (), dtype=torch.int64, device="cpu") if problem.dropout else None,
+        seed=draws.seed() if problem.dropout else None,
         scale=problem.scale,
         sigsoftmax=problem.normalize == "sigsoftmax",
         dropout=problem.dropout,
@@ -142,6 +143,7 @@ class _Call(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("B", "H", "N", "M", "D", "T", "threads", "narrow", "mixing_kind")),
         *((name, ctypes.c_int64) for name in ("sigsoftmax", "dropped")),
         ("seed", ctypes.c_uint64),
+        ("first_text", ctypes.c_int64),
         *((name, ctypes.c_double) for name in ("scale", "kept_scale")),
         *((name, ctypes.c_void_p) for name in ("query", "keys", "values", "mixing", "position", "table")),
         *((name, ctypes.c_void_p) for name in ("first", "end", "own", "base", "tokens", "out", "lse", "d_out")),
@@ -154,14 +156,15 @@ def _run(given: Arguments, others: dict[str, Tensor | None], backward: bool) -> 
     assert loaded is not None
     query, mixing, table = given.query, given.mixing, given.table
     (batch, heads, queries, width), (*_, seed, scale, sigsoftmax, dropout) = query.shape, given
+    number, first_text = (0, 0) if seed is None else seed.tolist()
     arrays: dict[str, Tensor | None] = dict(zip(given._fields[:11], given[:11], strict=True)) | others
     assert all(array is None or array.is_contiguous() for array in arrays.values())
     call = _Call(
         B=batch, H=heads, N=queries, M=given.keys.shape[2], D=width, T=0 if table is None else table.shape[1],
         threads=torch.get_num_threads(), narrow=int(_narrow(queries)),
         mixing_kind=0 if mixing is None else 1 if mixing.dim() == 2 else 2,
-        sigsoftmax=int(sigsoftmax), dropped=min(round(dropout * 2**32), 2**32 - 1), seed=0 if seed is None else int(seed),
-        scale=scale, kept_scale=1 / (1 - dropout) if dropout < 1 else 0.0,
+        sigsoftmax=int(sigsoftmax), dropped=min(round(dropout * 2**32), 2**32 - 1), seed=number,
+        first_text=first_text, scale=scale, kept_scale=1 / (1 - dropout) if dropout < 1 else 0.0,
         **{name: None if array is None else array.data_ptr() for name, array in arrays.items()},
     )  # fmt: skip
     if loaded.fullrank_mixed(ctypes.byref(call), int(query.dtype == torch.float64), int(backward)):

@@ -45,7 +45,7 @@ def of_mixing(
     TOKENS += text // EACH * M
     D_MIXING += text * H * H * N
     if DROP:
-        seed = tl.load(SEED)
+        seed, place = tl.load(SEED), text + tl.load(SEED + 1)
     n = tile * BM + tl.arange(0, BM)
     low = tl.min(tl.load(FIRST + n, mask=n < N, other=M))
     high = tl.max(tl.load(END + n, mask=n < N, other=0))
@@ -70,7 +70,7 @@ def of_mixing(
             values = load_rows(V, head, M, k, D, BD)
             x = dot(cotangents[i], tl.trans(values), None, PRECISION)
             if DROP:
-                x = drop(x, seed, least, kept, text, start, i, n[:, None], k[None, :], H, G)
+                x = drop(x, seed, least, kept, place, start, i, n[:, None], k[None, :], H, G)
             for j in tl.static_range(GJ):
                 made = made + (sums[i * GJ + j] + tl.sum(weights[j] * x, 1),)
         sums = made
@@ -101,7 +101,7 @@ def of_queries(
     if MIX == 2:
         MIXING += text * H * H * N
     if DROP:
-        seed = tl.load(SEED)
+        seed, place = tl.load(SEED), text + tl.load(SEED + 1)
     n = tile * BM + tl.arange(0, BM)
     low = tl.min(tl.load(FIRST + n, mask=n < N, other=M))
     high = tl.max(tl.load(END + n, mask=n < N, other=0))
@@ -115,7 +115,7 @@ def of_queries(
             values = load_rows(V, i, M, k, D, BD)
             x = dot(load_rows(D_OUT, i, N, n, D, BD), tl.trans(values), None, PRECISION)
             if DROP:
-                x = drop(x, seed, least, kept, text, i, 0, n[:, None], k[None, :], H, 1)
+                x = drop(x, seed, least, kept, place, i, 0, n[:, None], k[None, :], H, 1)
             wanted = spread(wanted, x, MIXING, i, start, n[:, None], N, 1, H, H, G, MIX)
         made = ()
         for j in tl.static_range(G):
@@ -149,7 +149,7 @@ def of_values(
     if MIX == 2:
         MIXING += text * H * H * N
     if DROP:
-        seed = tl.load(SEED)
+        seed, place = tl.load(SEED), text + tl.load(SEED + 1)
     k = tl.program_id(0) * BN + tl.arange(0, BN)
     low = tl.min(tl.load(LOOKS + k, mask=k < M, other=N))
     high = tl.max(tl.load(LOOKED + k, mask=k < M, other=0))
@@ -168,7 +168,7 @@ def of_values(
             x = mixed[i]
             head = tl.minimum(start + i, H - 1)
             if DROP:
-                x = drop(x, seed, least, kept, text, start, i, n[:, None], k[None, :], H, G)
+                x = drop(x, seed, least, kept, place, start, i, n[:, None], k[None, :], H, G)
             cotangent = load_rows(D_OUT, head, N, n, D, BD)
             made = made + (dot(tl.trans(x.to(cotangent.dtype)), cotangent, sums[i], PRECISION),)
         sums = made
@@ -197,7 +197,7 @@ def of_keys(
     if MIX == 2:
         MIXING += text * H * H * N
     if DROP:
-        seed = tl.load(SEED)
+        seed, place = tl.load(SEED), text + tl.load(SEED + 1)
     k = tl.program_id(0) * BN + tl.arange(0, BN)
     low = tl.min(tl.load(LOOKS + k, mask=k < M, other=N))
     high = tl.max(tl.load(LOOKED + k, mask=k < M, other=0))
@@ -211,7 +211,7 @@ def of_keys(
             cotangent = load_rows(D_OUT, i, N, n, D, BD)
             x = dot(cotangent, tl.trans(load_rows(V, i, M, k, D, BD)), None, PRECISION)
             if DROP:
-                x = drop(x, seed, least, kept, text, i, 0, n[:, None], k[None, :], H, 1)
+                x = drop(x, seed, least, kept, place, i, 0, n[:, None], k[None, :], H, 1)
             wanted = spread(wanted, x, MIXING, i, start, n[:, None], N, 1, H, H, G, MIX)
         made = ()
         for j in tl.static_range(G):

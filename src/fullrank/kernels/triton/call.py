@@ -41,6 +41,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fullrank.core import draws
 from fullrank.core.layout import Layout
 from fullrank.kernels.problem import KEEPS_TENSORS, refuse_second_order, tokens_of, visible_keys
 from fullrank.kernels.problem import declines as no_interval
@@ -112,11 +113,14 @@ def attend(problem: Problem) -> Tensor:
     if mixing is None:  # heads do not meet: each is a text of its own with a single head
         tensors = [tensor.reshape(batch * heads, 1, *tensor.shape[2:]) for tensor in tensors]
     narrow = layout.narrow and layout.window is not None and layout.runs is not None
+    seed = draws.seed(query.device) if problem.dropout else None
+    if seed is not None and mixing is None:
+        seed = seed * seed.new_tensor((1, heads))  # a text is `heads` sequences
     out, _ = _forward(
         *tensors,
         mixing,
         tokens_of(layout),
-        torch.randint(2**62, (1,), device=query.device) if problem.dropout else None,
+        seed,
         layout.causal,
         [number for run in layout.runs or () for number in run] if narrow else [],
         layout.window if narrow else 0,

@@ -196,7 +196,7 @@ def outputs(
     if MIX == 2:
         MIXING += text * H * H * N
     if DROP:
-        seed = tl.load(SEED)
+        seed, place = tl.load(SEED), text + tl.load(SEED + 1)
     n = tile * BM + tl.arange(0, BM)
     low = tl.min(tl.load(FIRST + n, mask=n < N, other=M))
     high = tl.max(tl.load(END + n, mask=n < N, other=0))
@@ -215,7 +215,7 @@ def outputs(
             x = mixed[i]
             head = tl.minimum(start + i, H - 1)
             if DROP:
-                x = drop(x, seed, least, kept, text, start, i, n[:, None], k[None, :], H, G)
+                x = drop(x, seed, least, kept, place, start, i, n[:, None], k[None, :], H, G)
             values = load_rows(V, head, M, k, D, BD)
             made = made + (dot(x.to(values.dtype), values, sums[i], PRECISION),)
         sums = made

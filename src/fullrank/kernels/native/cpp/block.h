@@ -44,9 +44,10 @@ template <class T, int C> struct Block {
             end[n] = call.end[row];
             own[n] = call.own[row];
             if (call.dropped)
-                for (int64_t h = 0; h < H; ++h)
-                    row_key[h * W + n] = hash((uint32_t)call.seed ^ hash((uint32_t)((r.text * H + h) * N + row)) ^
-                                              (uint32_t)(((r.text * H + h) * N + row) >> 32));
+                for (int64_t h = 0; h < H; ++h) {
+                    const int64_t place = ((r.text + call.first_text) * H + h) * N + row;
+                    row_key[h * W + n] = hash((uint32_t)call.seed ^ hash((uint32_t)place) ^ (uint32_t)(place >> 32));
+                }
         }
         if (call.mixing_kind == 2)
             for (int64_t n = 0; n < W; ++n) {

@@ -13,6 +13,7 @@ struct Call {
     int64_t mixing_kind;       // 0: none, 1: (H, H), 2: (B, N, H, H)
     int64_t sigsoftmax, dropped;  // dropped: a weight is dropped where 32 random bits are below it
     uint64_t seed;
+    int64_t first_text;  // of a larger batch, whose texts draw for dropout as if they were all here
     double scale, kept_scale;
     const void *query, *keys, *values, *mixing;         // (B, H, N, D), (B, H, M, D) twice
     const void *position, *table;                       // (B, H, N, D), (H, T, D)

@@ -1,0 +1,135 @@
+"""Random numbers of a training pass as a function of their place: of the pass, of the call that draws, and of the row.
+
+A row of the whole batch draws the same numbers whichever process reads it, so that one process and several drop the same
+entries. The training loop sets `current` for each pass; where it is None, torch's generators draw.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+
+@dataclass
+class Draws:
+    """The draws of one pass over the rows `first` .. `first + rows` - 1 of the whole batch.
+
+    words(call, start, count): int64 (count,), random words `start` .. of the endless sequence of one call.
+    call: the number of the next call that draws. selected: positions (T,) of tokens among all tokens of these rows, and how
+    many those are, where a layer computes some of them only.
+    """
+
+    words: Callable[[int, int, int], Tensor]
+    first: int = 0
+    rows: int = 1
+    call: int = 0
+    selected: tuple[Tensor, int] | None = None
+
+    def uniform_and_bits(self, shape: torch.Size, shared: bool) -> tuple[float, Tensor]:
+        """A number in [0, 1) for the whole call, and 16 random bits for each entry, int16 `shape`.
+
+        The rows of the batch come first in `shape`, or its tokens; shared: no rows, the same draws in every process.
+        """
+        call, count = self._next(), math.prod(shape)
+        places, tokens = self.selected or (None, 0)
+        if shared or count == 0:
+            bits = self._bits(call, 0, 1, count)
+        elif places is None:
+            bits = self._bits(call, self.first, self.rows, count // self.rows)
+        else:
+            width = count // len(places)
+            bits = self._bits(call, self.first, self.rows, tokens // self.rows * width).reshape(tokens, width)[places]
+        return self._uniform(call), bits.reshape(shape)
+
+    def seed(self) -> tuple[int, int]:
+        """A seed from 0 to 2^62 - 1 for numbers that a kernel draws by itself, and the row that its first row is."""
+        return int(self.words(self._next(), 0, 1)) & (2**62 - 1), self.first
+
+    def permutation(self, count: int, probability: float) -> Tensor | None:
+        """A permutation of `count`, the same in every process, with `probability`; else None."""
+        call = self._next()
+        if self._uniform(call) >= probability:
+            return None
+        return self.words(call, 1, count).argsort()
+
+    def _next(self) -> int:
+        self.call += 1
+        return self.call - 1
+
+    def _uniform(self, call: int) -> float:
+        return (int(self.words(call, 0, 1)) & (2**53 - 1)) / 2**53
+
+    def _bits(self, call: int, first: int, rows: int, entries: int) -> Tensor:
+        """16 bits for each entry of each row (rows, entries); every row begins with a new word, after the first."""
+        words = -(-entries // 4)
+        return self.words(call, 1 + first * words, rows * words).view(torch.int16).view(rows, 4 * words)[:, :entries]
+
+
+current: Draws | None = None
+
+
+def seed(device: torch.device | str = "cpu") -> Tensor:
+    """int64 (2,): a seed for a kernel and the row that its first row is; without draws from torch's generator."""
+    if torch.compiler.is_compiling() or current is None:
+        drawn = torch.randint(2**62, (1,), device=device)
+        return torch.cat((drawn, torch.zeros_like(drawn)))
+    return torch.tensor(current.seed(), device=device)
+
+
+def selecting() -> bool:
+    """True where tensors hold selected tokens (`selected`), which belong to no row."""
+    return not torch.compiler.is_compiling() and current is not None and current.selected is not None
+
+
+def calls() -> int:
+    """The number of the next call that draws."""
+    return 0 if current is None else current.call
+
+
+@contextmanager
+def selected(places: Tensor, tokens: int, call: int | None = None) -> Iterator[None]:
+    """Inside the block tensors hold the tokens at `places` (T,) alone, of `tokens` that were selected from.
+
+    call: the number of the first call inside, for parts of the tokens one after the other (`calls` before the first of them).
+    """
+    if torch.compiler.is_compiling() or current is None:
+        yield
+        return
+    before = current.selected
+    current.selected = (places, tokens) if before is None else (before[0][places], before[1])
+    current.call = current.call if call is None else call
+    try:
+        yield
+    finally:
+        current.selected = before
+
+
+def recomputed(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """`function(...)`, of which nothing is kept but the inputs: the backward pass computes it again, with the same draws."""
+    if not torch.is_grad_enabled():
+        return function(*arguments, **options)
+    return checkpoint(function, *arguments, use_reentrant=False, context_fn=_contexts, **options)
+
+
+def _contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    draws = current
+    return nullcontext(), nullcontext() if draws is None else _again(draws, draws.call, draws.selected)
+
+
+@contextmanager
+def _again(draws: Draws, call: int, places: tuple[Tensor, int] | None) -> Iterator[None]:
+    """Draw what was drawn after the call before `call`."""
+    global current
+    before, state = current, (draws.call, draws.selected)
+    current, draws.call, draws.selected = draws, call, places
+    try:
+        yield
+    finally:
+        current, (draws.call, draws.selected) = before, state

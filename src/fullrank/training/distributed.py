@@ -1,0 +1,418 @@
+"""Several processes that train one model: their group, what each one reads, and sums over all of them.
+
+Started by torchrun or `fullrank train --procs N`. Each process reads its rows of every batch. With `train.sharding: ddp`
+(DistributedDataParallel) it holds the whole model, with `fsdp` (FSDP2, `fully_shard`) a part of each parameter; gradients are
+means over processes. All processes compute the same figures and take the same decisions; the first one writes them.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from fullrank.config.run import TrainingConfig
+from fullrank.core.draws import recomputed
+from fullrank.core.errors import Interrupted, RunError
+from fullrank.training.values import Batch, Carry, Loss, Objective, TrainingPosition
+
+Value = TypeVar("Value")
+TIMEOUT = 1800  # seconds that a process waits for the others; FULLRANK_TIMEOUT changes it
+
+
+def started_with_others() -> bool:
+    """True in one of several processes, as torchrun starts them."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def is_first() -> bool:
+    """True in the first of several processes, also before and after they form a group, and alone."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def count() -> int:
+    """The number of processes that train together."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """The number of this process, from 0."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def local_device(name: str) -> str:
+    """The device of this process: with several GPUs the one of its number on this machine."""
+    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if name == "cuda" and started_with_others() else name
+
+
+@contextmanager
+def together(device: torch.device) -> Iterator[None]:
+    """The group of the processes that torchrun started, inside the block; alone, nothing.
+
+    A process that fails ends the others: the first one to fail says why, the others only that they end.
+    RunError: a process hangs or is gone.
+    """
+    if not started_with_others():
+        yield
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    seconds = float(os.environ.get("FULLRANK_TIMEOUT", TIMEOUT))
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=seconds))
+    try:
+        yield
+    except BaseException as error:
+        if not _first_to_fail(error):
+            raise SystemExit(1) from error
+        if isinstance(error, RuntimeError) and _of_group(error):
+            raise RunError(
+                f"process {rank()} of {count()} waited for another one, which is gone or did nothing for {seconds:g} seconds; "
+                "run the same command again to go on from the last checkpoint"
+            ) from error
+        raise
+    else:
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def _of_group(error: RuntimeError) -> bool:
+    """A failure of the communication, not of this process."""
+    known = ("gloo", "NCCL", "Connection closed by peer", "Connection reset", "Timed out waiting", "Broken pipe")
+    return isinstance(error, dist.DistError) or any(word in str(error) for word in known)
+
+
+def _first_to_fail(error: BaseException) -> bool:
+    """True in the process whose failure is to be told; of a request to end, which reaches all, in the first process."""
+    if isinstance(error, Interrupted):
+        return rank() == 0
+    store = dist.distributed_c10d._get_default_store()
+    try:
+        return bool(store.add("fullrank_failed", 1) == 1)
+    except RuntimeError:  # the store went with the process that kept it
+        return False
+
+
+def launch(processes: int, words: Sequence[str]) -> int:
+    """Run `fullrank` with `words` in so many processes on this machine, by torchrun; its exit status.
+
+    Interrupted: a signal has ended them.
+    """
+    os.environ.setdefault("LOGLEVEL", "CRITICAL")  # of torchrun: what there is to say, a process has said
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import get_args_parser, run
+
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // processes)))
+    try:
+        run(get_args_parser().parse_args(["--standalone", f"--nproc-per-node={processes}", "-m", "fullrank", *words]))
+    except ChildFailedError as failed:
+        codes = [failure.exitcode for failure in failed.failures.values()]
+        return next((code for code in codes if code > 1), 1)
+    except SignalException as caught:
+        raise Interrupted(f"{processes} processes were ended by {signal.Signals(caught.sigval).name}") from caught
+    return 0
+
+
+# -- sums ------------------------------------------------------------------------------------------------------------
+
+
+def summed(numbers: Tensor) -> Tensor:
+    """Sums over all processes, of each number."""
+    if count() > 1:
+        dist.all_reduce(numbers)
+    return numbers
+
+
+def barrier() -> None:
+    """Wait for all processes."""
+    if count() > 1:
+        dist.barrier()
+
+
+@contextmanager
+def first_before_others() -> Iterator[None]:
+    """Run the block in the first process, and then in the others, which find there what it has prepared."""
+    if count() == 1:
+        yield
+        return
+    store = dist.distributed_c10d._get_default_store()
+    if rank() > 0:
+        store.wait(["fullrank_prepared"], timedelta(days=7))
+    yield
+    if rank() == 0:
+        store.set("fullrank_prepared", "1")
+
+
+def gathered(value: Value) -> list[Value]:
+    """The values of all processes, in their order; plain Python objects."""
+    if count() == 1:
+        return [value]
+    values: list[Any] = [None] * count()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def own_share(total: int) -> range:
+    """Of `total` things that are read one by one, those of this process."""
+    return range(rank(), total, count())
+
+
+def in_order(own: list[Value]) -> list[Value]:
+    """What all processes made of their shares (`own_share`), in order."""
+    parts = gathered(own)
+    return [parts[i % len(parts)][i // len(parts)] for i in range(sum(map(len, parts)))]
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor of which each process holds a part; any other as it is."""
+    return tensor.full_tensor() if isinstance(tensor, Gatherable) else tensor
+
+
+@runtime_checkable
+class Gatherable(Protocol):
+    """A tensor in parts on several processes (`torch.distributed.tensor.DTensor`)."""
+
+    device_mesh: Any
+    placements: Any
+
+    def full_tensor(self) -> Tensor: ...
+    def to_local(self) -> Tensor: ...
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of a tensor that this process holds."""
+    return tensor.to_local() if isinstance(tensor, Gatherable) else tensor
+
+
+# -- tensors in parts, and their checkpoints -----------------------------------------------------------------------------
+
+Layout = tuple[Any, Any]  # mesh and placements of a DTensor
+Place = Callable[[str, torch.Size], Layout | None]  # of a tensor of a checkpoint, by name and shape
+
+
+def undivided(name: str, shape: torch.Size) -> None:
+    """Every process holds all of every tensor."""
+
+
+def rows_layout() -> Layout:
+    """The layout of a tensor of whose rows each process holds as many, in their order."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard
+
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    return init_device_mesh(device, (count(),)), [Shard(0)]
+
+
+def layout_of(tensor: Tensor) -> Layout | None:
+    """The layout of a tensor in parts; None for any other."""
+    return (tensor.device_mesh, tensor.placements) if isinstance(tensor, Gatherable) else None
+
+
+def joined(rows: Tensor) -> Tensor:
+    """The rows of all processes as one tensor, of which each holds its own."""
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(rows.contiguous(), *rows_layout(), run_check=False) if count() > 1 else rows
+
+
+def parted(tensor: Tensor, layout: Layout | None) -> Tensor:
+    """The same tensor, of which each process holds a part."""
+    if layout is None:
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh, placements = layout
+    return distribute_tensor(tensor.to(mesh.device_type), mesh, placements)
+
+
+def write_together(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors into a folder of torch.distributed.checkpoint, each process its parts; OSError if the disk is full."""
+    import torch.distributed.checkpoint as dcp
+
+    barrier()
+    try:
+        dcp.save(dict(tensors), storage_writer=dcp.FileSystemWriter(folder, sync_files=True))
+    except dcp.CheckpointException as failed:
+        for error in failed.failures.values():
+            raise (error[0] if isinstance(error[0], OSError) else OSError(str(error[0]))) from failed
+
+
+def read_together(folder: Path, place: Place) -> dict[str, Tensor]:
+    """The tensors of such a folder, written by any number of processes; each reads the parts that it is to hold."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+    from torch.distributed.tensor import empty
+
+    reader, tensors = dcp.FileSystemReader(folder), dict[str, Tensor]()
+    for name, kept in reader.read_metadata().state_dict_metadata.items():
+        assert isinstance(kept, TensorStorageMetadata)
+        layout, dtype = place(name, kept.size), kept.properties.dtype
+        if layout is None:
+            tensors[name] = torch.empty(kept.size, dtype=dtype)
+        else:
+            tensors[name] = empty(*kept.size, dtype=dtype, device_mesh=layout[0], placements=layout[1])
+    dcp.load(tensors, storage_reader=reader, no_dist=count() == 1)
+    return tensors
+
+
+# -- the model -------------------------------------------------------------------------------------------------------
+
+
+@runtime_checkable
+class HasBlocks(Protocol):
+    """A model that names its blocks (`core.model.Model`)."""
+
+    def compile_targets(self) -> list[nn.Module]: ...
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The blocks of a model; of a pretrained one the members of its longest lists of layers."""
+    if isinstance(model, HasBlocks):
+        return list(model.compile_targets())
+    return [layer for name, part in model.named_modules() if isinstance(part, nn.ModuleList)
+            and ".layer" in f".{name}" for layer in part]  # fmt: skip
+
+
+def checkpoint_blocks(model: nn.Module) -> None:
+    """Keep the inputs of each block alone (`train.activation_checkpointing`): the backward pass computes the rest again."""
+    for block in blocks_of(model):
+        block.forward = _Recomputed(block.forward)
+
+
+@dataclass(frozen=True)
+class _Recomputed:
+    forward: Any
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return recomputed(self.forward, *arguments, **options)
+
+
+def shard(model: nn.Module, options: TrainingConfig) -> None:
+    """Leave a part of each parameter in each process (FSDP2), before an optimizer is made; a block is gathered at a time.
+
+    With `train.precision: bf16` parameters are gathered in bfloat16, and gradients are summed in fp32.
+    """
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+
+    narrow = torch.bfloat16 if options.precision == "bf16" else None
+    policy = MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=torch.float32 if narrow else None,
+                                  cast_forward_inputs=False)  # fmt: skip
+    for block in blocks_of(model):
+        fully_shard(block, mp_policy=policy)
+    fully_shard(model, mp_policy=policy)
+    if isinstance(model, HasBlocks):
+        register_fsdp_forward_method(model, "loss_parts")
+
+
+class Step(nn.Module):
+    """A training pass as a module, which DistributedDataParallel can wrap: the loss of a batch."""
+
+    def __init__(self, model: nn.Module, objective: Objective[Any]) -> None:
+        super().__init__()
+        self.model, self.objective = model, objective
+
+    def forward(self, batch: Any, carry: Carry, position: TrainingPosition) -> Loss:
+        loss = self.objective(batch, carry, position)
+        value = _Reached.apply(loss.value, *self.model.parameters())
+        return Loss(value, loss.nll, loss.tokens, loss.carry, loss.read)
+
+
+class _Reached(torch.autograd.Function):
+    """The value itself. All parameters are part of its graph, so that every process awaits the same gradients.
+
+    A skipped layer has none, nor a tail of the vocabulary that no token of this process is in.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.others = len(parameters)
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
+        return cotangent, *[None] * ctx.others
+
+
+class Engine:
+    """The training passes of a model: alone, or with the gradients of all processes averaged as they are formed."""
+
+    def __init__(self, model: nn.Module, objective: Objective[Batch]) -> None:
+        self.model, self.objective = model, objective
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.reached = torch.zeros(len(self.parameters), dtype=torch.float64)
+        self.sharded = any(isinstance(p, Gatherable) for p in model.parameters())
+        self.wrapped: nn.parallel.DistributedDataParallel | None = None
+        if count() > 1 and not self.sharded:
+            with warnings.catch_warnings():  # of a name that torch before 2.13 has alone
+                warnings.filterwarnings("ignore", "`broadcast_buffers`", FutureWarning)
+                self.wrapped = nn.parallel.DistributedDataParallel(
+                    Step(model, objective), broadcast_buffers=False, gradient_as_bucket_view=True
+                )
+            for i, parameter in enumerate(self.parameters):
+                parameter.register_hook(functools.partial(self._note, i))
+
+    def __call__(self, batch: Any, carry: Carry, position: TrainingPosition) -> Loss:
+        loss: Loss = (self.wrapped or self.objective)(batch, carry, position)
+        return loss
+
+    def check_idle(self) -> None:
+        """RunError where a batch without gradients would leave those of an update in parts."""
+        if self.sharded:
+            raise RunError(
+                "train.sharding: fsdp needs a token to predict in every batch, and one has none; raise train.mlm_probability "
+                "or the size of a batch, or set train.sharding: ddp"
+            )
+
+    def _note(self, index: int, gradient: Tensor | None) -> None:
+        if gradient is not None:
+            self.reached[index] = 1
+
+    def agree(self, *numbers: Tensor | float) -> list[float]:
+        """The sums of numbers over all processes, at the end of an update.
+
+        Parameters that no token reached have no gradient, as in one process: an optimizer leaves them as they are.
+        """
+        own = torch.stack([torch.as_tensor(number, dtype=torch.float64).cpu() for number in numbers])
+        on_device = next(self.model.parameters()).device
+        sums = summed(torch.cat((own, self.reached)).to(on_device)).cpu()
+        if self.wrapped is not None:
+            for parameter, reached in zip(self.parameters, sums[len(own) :].tolist(), strict=True):
+                parameter.grad = parameter.grad if reached else None
+        self.reached.zero_()
+        agreed: list[float] = sums[: len(own)].tolist()
+        return agreed
+
+    def gradients(self, last: bool) -> AbstractContextManager[object]:
+        """Around a pass and its backward pass: gradients are exchanged after the last batch of an update alone."""
+        if self.sharded:
+            self.model.set_requires_gradient_sync(last)  # type: ignore[operator]
+        elif self.wrapped is not None and not last:
+            return self.wrapped.no_sync()
+        return nullcontext()
+
+    @contextmanager
+    def whole_model(self) -> Iterator[None]:
+        """Inside the block every process holds all parameters, for evaluation."""
+        from torch.distributed.fsdp import FSDPModule
+
+        parts = [part for part in self.model.modules() if isinstance(part, FSDPModule)] if self.sharded else []
+        for part in parts:
+            part.set_reshard_after_forward(False, recurse=False)
+            part.unshard()
+        try:
+            yield
+        finally:
+            for part in parts:
+                part.reshard()
+                part.set_reshard_after_forward(part is not self.model, recurse=False)
