@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import fullrank as fr
+from fullrank.core.dropout import Dropout
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.training.optimizer import parameter_groups
 from moving import moved
@@ -141,7 +142,7 @@ def test_the_position_term_of_a_model(shared: bool) -> None:
         state |= {f"attend.score.biases.{name}": value for name, value in found.position.biases.state_dict().items()}
     alone.load_state_dict(state)
     x = torch.randn(2, 8, 10, dtype=WIDE)
-    layout = found.position.place(fr.Layout.of(8), x, torch.nn.Identity())
+    layout = found.position.place(fr.Layout.of(8), x, Dropout(0.0))
     torch.testing.assert_close(block(x, layout=layout), alone(x), rtol=0, atol=0)
 
 

@@ -20,6 +20,7 @@ from fullrank.training.device import (
     begin_pass,
     check_cuda_graphs,
     detach_carry,
+    end_draws,
     eager_evaluation,
     explain_failures,
 )

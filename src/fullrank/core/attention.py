@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
@@ -38,7 +38,6 @@ class LayerTrace:
     values: Tensor | None = None
 
 
-@dataclass
 class Trace:
     """Collector of one `LayerTrace` per attention layer, in the order in which the layers run, for penalties and analysis.
 
@@ -47,10 +46,16 @@ class Trace:
     takes the definition instead of an engine.
     """
 
-    layers: list[LayerTrace] = field(default_factory=list)
-    partial: bool = False
-    states: list[Tensor] | None = None
-    weights: bool = True
+    # no dataclass: a sharded model (FSDP2) copies those among its arguments
+    def __init__(
+        self,
+        layers: list[LayerTrace] | None = None,
+        partial: bool = False,
+        states: list[Tensor] | None = None,
+        weights: bool = True,
+    ) -> None:
+        self.layers = [] if layers is None else layers
+        self.partial, self.states, self.weights = partial, states, weights
 
     def enter(self, x: Tensor) -> Trace | None:
         """Record the input x (B, N, E) of a block; the trace for its attention."""

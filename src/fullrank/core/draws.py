@@ -39,7 +39,9 @@ class Draws:
         """
         call, count = self._next(), math.prod(shape)
         places, tokens = self.selected or (None, 0)
-        if shared or count == 0:
+        if count == 0:  # no token was selected
+            bits = torch.empty(0, dtype=torch.int16)
+        elif shared:
             bits = self._bits(call, 0, 1, count)
         elif places is None:
             bits = self._bits(call, self.first, self.rows, count // self.rows)

@@ -7,7 +7,9 @@ means over processes. All processes compute the same figures and take the same d
 
 from __future__ import annotations
 
+import atexit
 import functools
+import itertools
 import os
 import signal
 import warnings
@@ -58,7 +60,7 @@ def local_device(name: str) -> str:
 
 @contextmanager
 def together(device: torch.device) -> Iterator[None]:
-    """The group of the processes that torchrun started, inside the block; alone, nothing.
+    """Inside the block the processes that torchrun started are a group; alone, nothing happens. The group stays for the next.
 
     A process that fails ends the others: the first one to fail says why, the others only that they end.
     RunError: a process hangs or is gone.
@@ -66,10 +68,12 @@ def together(device: torch.device) -> Iterator[None]:
     if not started_with_others():
         yield
         return
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     seconds = float(os.environ.get("FULLRANK_TIMEOUT", TIMEOUT))
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=seconds))
+    if not dist.is_initialized():
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=seconds))
+        atexit.register(dist.destroy_process_group)
     try:
         yield
     except BaseException as error:
@@ -83,7 +87,6 @@ def together(device: torch.device) -> Iterator[None]:
         raise
     else:
         dist.barrier()
-        dist.destroy_process_group()
 
 
 def _of_group(error: RuntimeError) -> bool:
@@ -146,12 +149,15 @@ def first_before_others() -> Iterator[None]:
     if count() == 1:
         yield
         return
-    store = dist.distributed_c10d._get_default_store()
+    store, name = dist.distributed_c10d._get_default_store(), f"fullrank_prepared_{next(_PREPARED)}"
     if rank() > 0:
-        store.wait(["fullrank_prepared"], timedelta(days=7))
+        store.wait([name], timedelta(days=7))
     yield
     if rank() == 0:
-        store.set("fullrank_prepared", "1")
+        store.set(name, "1")
+
+
+_PREPARED = itertools.count()
 
 
 def gathered(value: Value) -> list[Value]:
@@ -298,6 +304,14 @@ class _Recomputed:
         return recomputed(self.forward, *arguments, **options)
 
 
+def gathers_again(options: TrainingConfig) -> bool:
+    """True if parameters are gathered a second time in the backward pass: when the gradient of a block's output arrives.
+
+    A penalty on attention weights reaches into blocks before that, so that they stay whole until they have their gradients.
+    """
+    return not (options.orthogonality or options.overlap)
+
+
 def shard(model: nn.Module, options: TrainingConfig) -> None:
     """Leave a part of each parameter in each process (FSDP2), before an optimizer is made; a block is gathered at a time.
 
@@ -308,8 +322,9 @@ def shard(model: nn.Module, options: TrainingConfig) -> None:
     narrow = torch.bfloat16 if options.precision == "bf16" else None
     policy = MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=torch.float32 if narrow else None,
                                   cast_forward_inputs=False)  # fmt: skip
+    again = gathers_again(options)
     for block in blocks_of(model):
-        fully_shard(block, mp_policy=policy)
+        fully_shard(block, mp_policy=policy, reshard_after_forward=again)
     fully_shard(model, mp_policy=policy)
     if isinstance(model, HasBlocks):
         register_fsdp_forward_method(model, "loss_parts")
@@ -347,8 +362,8 @@ class _Reached(torch.autograd.Function):
 class Engine:
     """The training passes of a model: alone, or with the gradients of all processes averaged as they are formed."""
 
-    def __init__(self, model: nn.Module, objective: Objective[Batch]) -> None:
-        self.model, self.objective = model, objective
+    def __init__(self, model: nn.Module, objective: Objective[Batch], options: TrainingConfig) -> None:
+        self.model, self.objective, self.again = model, objective, gathers_again(options)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.reached = torch.zeros(len(self.parameters), dtype=torch.float64)
         self.sharded = any(isinstance(p, Gatherable) for p in model.parameters())
@@ -415,4 +430,4 @@ class Engine:
         finally:
             for part in parts:
                 part.reshard()
-                part.set_reshard_after_forward(part is not self.model, recurse=False)
+                part.set_reshard_after_forward(self.again and part is not self.model, recurse=False)

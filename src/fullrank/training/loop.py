@@ -91,7 +91,7 @@ def fit(
         checkpoint_blocks(model)
     if options.compile:
         compile_blocks(model, options.cuda_graphs)
-    engine, writes = Engine(model, objective), rank() == 0
+    engine, writes = Engine(model, objective, options), rank() == 0
     state = TrainingState(
         model=model,
         optimizer=optimizer,
@@ -203,8 +203,7 @@ class _Loop:
         self.parameters = [p for group in self.state.optimizer.param_groups for p in group["params"]]
         self.clock, self.saved = Clock(self.device, counters, stop), time.monotonic()
         while not counters.finished:
-            late = self.options.save_every_steps is None and time.monotonic() - self.saved > SAVE_SECONDS
-            self.update(stop.signal is not None, late)
+            self.update(stop)
             self.observers.advance(counters.step, counters.tokens)
             counters.finished = plan.finished(counters)
             over = plan.phase_over(counters)
@@ -223,14 +222,16 @@ class _Loop:
                     f"is saved in {self.folder}"
                 )
 
-    def update(self, ending: bool, late: bool) -> None:
+    def update(self, stop: Signals) -> None:
         """One update of the parameters, from the mean gradient over the tokens of its batches.
 
-        ending, late: of this process; the answers of all are exchanged with the loss.
+        A request to end and the clock of one process are those of all: they are exchanged with the loss.
         """
         state, counters = self.state, self.state.counters
         step = counters.step + 1
         loss, nll, tokens, seen = self.gradient(step)
+        ending, now = stop.signal is not None, time.monotonic()
+        late = self.options.save_every_steps is None and now - self.saved > SAVE_SECONDS
         if count() > 1:
             mean, nats, *flags = self.engine.agree(loss / count(), nll, float(ending), float(late))
             loss, nll = loss.new_tensor(mean), nll.new_tensor(nats)

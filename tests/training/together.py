@@ -1,0 +1,74 @@
+"""Runs in fp64 that are trained alone or by several processes: `python together.py FOLDER SHARDING` under torchrun."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fullrank.config.load import build_any
+from fullrank.config.recipe import Resolved
+from fullrank.experiments.run import train
+
+DROPOUT = {"residual": 0.2, "attention": 0.2, "embedding": 0.1, "activation": 0.1, "output": 0.1}
+SMALL = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4, "dropout": DROPOUT}
+SHORT = {"steps": 5, "batch_size": 4, "segment_length": 10, "log_every_steps": 1, "learning_rate": 0.01}
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {
+        "model": SMALL | {"output": {"kind": "softmax", "tied": True}},
+        "train": SHORT | {"max_grad_norm": 0.5, "averaging": "ema", "activation_checkpointing": True},
+    },
+    # a memory, layers that rest, tails that some rows never read, and two batches an update
+    "everything": {
+        "model": SMALL | {
+            "position": "relative", "memory_length": 8,
+            "attention": {"score": "relative", "mix": "position_wise", "cross_head": 0.5},
+            "output": {"kind": "adaptive", "cutoffs": [8, 25], "div_val": 2, "tail_dropout": 0.2},
+        },
+        "train": SHORT | {
+            "gradient_accumulation_steps": 2, "orthogonality": 0.1, "overlap": 0.01,
+            "phases": [{"name": "first", "skip": "uniform", "p": 0.5}],
+        },
+    },
+    "mixture": {
+        "model": SMALL | {
+            "output": {"kind": "mixture_of_softmaxes", "mixtures": 3, "latent_dropout": 0.3}, "attention": {"mix": "position_independent"},
+        },
+        "train": SHORT | {"order": "shuffled", "batch_size": 7, "label_smoothing": 0.1},
+    },
+    "masked": {
+        "model": SMALL | {"output": {"kind": "mixture_of_softmaxes", "mixtures": 2, "latent_dropout": 0.3}},
+        "train": SHORT | {"objective": "masked", "batch_size": 6, "mlm_probability": 0.1},
+    },
+    "translation": {"model": SMALL, "train": SHORT | {"batch_tokens": 60, "label_smoothing": 0.1}},
+}  # fmt: skip
+
+
+def write_texts(folder: Path) -> None:
+    """A text, and pairs of sentences of many lengths."""
+    rng = random.Random(0)
+    for split, lines in (("train", 60), ("valid", 13), ("test", 13)):
+        for end in ("txt", "de", "en"):
+            text = [" ".join(f"w{int(rng.paretovariate(0.8)) % 60}" for _ in range(rng.randint(1, 9))) for _ in range(lines)]
+            (folder / f"{split}.{end}").write_text("\n".join(text) + "\n", encoding="utf-8")
+
+
+def run(folder: Path, name: str, out: Path, **options: Any) -> dict[str, Any]:
+    """The result of a case in the run folder `out`; options: others of its `train` section."""
+    files = {split: str(folder / (split if name == "translation" else f"{split}.txt")) for split in ("train", "valid", "test")}
+    languages = {"source": "de", "target": "en"} if name == "translation" else {}
+    kind = "parallel" if languages else "text"
+    data = {"name": kind, "tokens": "word", "cache": str(folder / "cache"), **files, **languages}
+    case = CASES[name]
+    document = {**case, "train": {**case["train"], **options}, "data": data, "eval": {"batch_size": 3, "every_steps": 2}}
+    return train(Resolved(build_any(document), name, None, None, None), out, quiet=True, say=lambda _: None)
+
+
+if __name__ == "__main__":
+    torch.set_default_dtype(torch.float64)
+    folder, sharding, *names = sys.argv[1:]
+    for case in names or CASES:
+        run(Path(folder), case, Path(folder) / f"{case}-{sharding}", sharding=sharding)
