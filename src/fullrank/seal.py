@@ -26,7 +26,7 @@ PLAIN = "checkpoint.json"
 # where a run lies and how it is watched: these may change under a finished run; texts have checksums of their own
 MOVABLE = {
     *(f"data.{key}" for key in ("dir", "cache", "train", "valid", "test", "codes")),
-    "train.device", "train.threads", "train.track",
+    "train.device", "train.threads", "train.track", "train.sharding", "train.activation_checkpointing",
 }  # fmt: skip
 # types of values in a run record
 _IDENTITY = {

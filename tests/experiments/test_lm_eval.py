@@ -263,7 +263,7 @@ def test_a_stop_string_saves_the_rest_of_the_work(runs: dict[str, Path], monkeyp
     assert len(steps) == 12
     steps.clear()
     lm.generate_until(asked(("the", {"max_gen_toks": 12, "until": (word := free.split()[0])})), disable_tqdm=True)
-    assert len(steps) == 1 + len(load_tokenizer(runs["word"]).encode(free[: free.index(word)]))
+    assert len(steps) == 1 + free[: free.index(word)].count("\n")  # a line ends with a token
 
 
 def test_draws_depend_on_the_seed_and_the_place_alone(runs: dict[str, Path]) -> None:

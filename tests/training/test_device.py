@@ -20,8 +20,8 @@ from fullrank.training.device import (
     begin_pass,
     check_cuda_graphs,
     detach_carry,
-    end_draws,
     eager_evaluation,
+    end_draws,
     explain_failures,
 )
 

@@ -9,16 +9,22 @@ import sys
 from pathlib import Path
 
 import pytest
+import together
 import torch
 from safetensors.torch import load_file
-
-import together
 
 HERE = Path(__file__).parent
 
 
 def torchrun(processes: int, *words: object, seconds: float = 300) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", *map(str, words)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={processes}",
+        *map(str, words),
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds)
 
@@ -51,6 +57,8 @@ def test_several_processes_train_what_one_trains(alone: Path, processes: int, sh
     assert done.returncode == 0, done.stderr[-3000:]
     for name in together.CASES:
         run = alone / f"{name}-{sharding}"
-        one, several = (load_file(folder / "checkpoints" / "last" / "model.safetensors") for folder in (alone / name, run))
+        one, several = (
+            load_file(folder / "checkpoints" / "last" / "model.safetensors") for folder in (alone / name, run)
+        )
         assert max(float((one[key] - several[key]).abs().max()) for key in one) < 1e-10, name
         assert figures(run) == pytest.approx(figures(alone / name), abs=1e-8), name

@@ -35,7 +35,8 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "mixture": {
         "model": SMALL | {
-            "output": {"kind": "mixture_of_softmaxes", "mixtures": 3, "latent_dropout": 0.3}, "attention": {"mix": "position_independent"},
+            "output": {"kind": "mixture_of_softmaxes", "mixtures": 3, "latent_dropout": 0.3},
+            "attention": {"mix": "position_independent"},
         },
         "train": SHORT | {"order": "shuffled", "batch_size": 7, "label_smoothing": 0.1},
     },
@@ -52,18 +53,28 @@ def write_texts(folder: Path) -> None:
     rng = random.Random(0)
     for split, lines in (("train", 60), ("valid", 13), ("test", 13)):
         for end in ("txt", "de", "en"):
-            text = [" ".join(f"w{int(rng.paretovariate(0.8)) % 60}" for _ in range(rng.randint(1, 9))) for _ in range(lines)]
+            text = [
+                " ".join(f"w{int(rng.paretovariate(0.8)) % 60}" for _ in range(rng.randint(1, 9))) for _ in range(lines)
+            ]
             (folder / f"{split}.{end}").write_text("\n".join(text) + "\n", encoding="utf-8")
 
 
 def run(folder: Path, name: str, out: Path, **options: Any) -> dict[str, Any]:
     """The result of a case in the run folder `out`; options: others of its `train` section."""
-    files = {split: str(folder / (split if name == "translation" else f"{split}.txt")) for split in ("train", "valid", "test")}
+    files = {
+        split: str(folder / (split if name == "translation" else f"{split}.txt"))
+        for split in ("train", "valid", "test")
+    }
     languages = {"source": "de", "target": "en"} if name == "translation" else {}
     kind = "parallel" if languages else "text"
     data = {"name": kind, "tokens": "word", "cache": str(folder / "cache"), **files, **languages}
     case = CASES[name]
-    document = {**case, "train": {**case["train"], **options}, "data": data, "eval": {"batch_size": 3, "every_steps": 2}}
+    document = {
+        **case,
+        "train": {**case["train"], **options},
+        "data": data,
+        "eval": {"batch_size": 3, "every_steps": 2},
+    }
     return train(Resolved(build_any(document), name, None, None, None), out, quiet=True, say=lambda _: None)
 
 

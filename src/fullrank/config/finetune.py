@@ -150,6 +150,8 @@ class FinetuneTrainConfig(TrainingConfig):
     def _faults(self) -> Iterator[str]:
         if self.epochs is not None and self.steps is not None:
             yield "train: give one of steps and epochs, not both"
+        if self.sharding == "fsdp":
+            yield "train.sharding: a pretrained encoder is held whole by each process; given 'fsdp', allowed is 'ddp'"
 
     @property
     def mixing_scale(self) -> float:

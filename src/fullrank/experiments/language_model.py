@@ -104,6 +104,11 @@ def training_batches(config: RunConfig, corpus: Corpus, share: Share = ALL_ROWS)
     """Training batches: blocks in a new order every epoch, or contiguous streams (`train.order`)."""
     options, ids, start = config.train, corpus.ids("train"), corpus.tokenizer.start_id
     size, length = options.batch_size, options.segment_length
+    if options.order == "contiguous" and size % share.count:
+        raise InputError(
+            f"train.batch_size: {size} streams cannot be shared evenly by {share.count} processes; give a multiple of "
+            f"{share.count}, or another number of processes"
+        )
     if options.order == "shuffled":
         return Blocks(
             ids, batch_size=size, segment_length=length, start_id=start, shuffle=True, seed=options.seed, share=share

@@ -143,6 +143,12 @@ def _begin(
         return None
     last = folder / "checkpoints" / "last"
     state.restore(snapshot, last)
+    before = snapshot.state.get("processes", 1)
+    if before != count():
+        observers.notice(
+            f"{last} was made with {before} of --procs, this is with {count()}: the same batches and draws follow, but sums add "
+            "up in another order, so that the last digits may differ"
+        )
     counters = state.counters
     plan.check_phase(counters, last)
     counters.finished = counters.stopped_early or plan.finished(counters)

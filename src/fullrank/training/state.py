@@ -318,6 +318,7 @@ class TrainingState:
             weights |= {name: self.average.averages[by_address[id(p)]] for name, p in every_name if name in weights}
         state = dataclasses.asdict(self.counters) | {
             "window_tokens": self.running.tokens,
+            "processes": count(),
             "optimizer": type(self.optimizer).__name__,
             "schedule": self.schedule.state(),
             "average": self.average.state(),
@@ -340,7 +341,8 @@ class TrainingState:
     def restore(self, snapshot: Snapshot, path: Path) -> None:
         """Go back to `snapshot`; InputError, naming `path`, if it belongs to another model or configuration."""
         state = dict(snapshot.state)
-        state.pop("random", None)  # of an earlier version
+        for name in ("random", "processes"):  # of an earlier version; for people
+            state.pop(name, None)
         others = ("window_tokens", "optimizer", "schedule", "average")
         window_tokens, optimizer, schedule, average = (state.pop(key) for key in others)
         metric = state.get("metric", "loss")
