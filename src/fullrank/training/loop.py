@@ -146,8 +146,8 @@ def _begin(
     before = snapshot.state.get("processes", 1)
     if before != count():
         observers.notice(
-            f"{last} was made with {before} of --procs, this is with {count()}: the same batches and draws follow, but sums add "
-            "up in another order, so that the last digits may differ"
+            f"{last} was made with --procs {before}, this is --procs {count()}: the same batches and draws follow, but sums "
+            "add up in another order, so that the last digits may differ"
         )
     counters = state.counters
     plan.check_phase(counters, last)
