@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,9 @@ from safetensors.torch import load_file
 HERE = Path(__file__).parent
 
 
-def torchrun(processes: int, *words: object, seconds: float = 300) -> subprocess.CompletedProcess[str]:
+def torchrun(
+    processes: int, *words: object, seconds: float = 300, **variables: str
+) -> subprocess.CompletedProcess[str]:
     command = [
         sys.executable,
         "-m",
@@ -25,7 +28,7 @@ def torchrun(processes: int, *words: object, seconds: float = 300) -> subprocess
         f"--nproc-per-node={processes}",
         *map(str, words),
     ]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path), **variables}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds)
 
 
@@ -62,3 +65,71 @@ def test_several_processes_train_what_one_trains(alone: Path, processes: int, sh
         )
         assert max(float((one[key] - several[key]).abs().max()) for key in one) < 1e-10, name
         assert figures(run) == pytest.approx(figures(alone / name), abs=1e-8), name
+
+
+def rewound(run: Path, copy: Path) -> Path:
+    """A copy of a finished run as it was at the checkpoint before the last one."""
+    shutil.copytree(run, copy, symlinks=True)
+    (copy / "result.json").unlink()
+    checkpoints = copy / "checkpoints"
+    (checkpoints / "last").unlink()
+    (checkpoints / "last").symlink_to(os.readlink(checkpoints / "previous"))
+    return copy
+
+
+def last_weights(run: Path) -> bytes:
+    return (run / "checkpoints" / "last" / "model.safetensors").read_bytes()
+
+
+def test_resumed_by_as_many_processes_and_by_one(alone: Path) -> None:
+    """As many: byte for byte. Another number: the same batches and draws, and it says so."""
+    done = torchrun(2, HERE / "together.py", alone, "fsdp", "everything")
+    assert done.returncode == 0, done.stderr[-3000:]
+    run = alone / "everything-fsdp"
+    whole, parts = alone / "everything-whole", rewound(run, alone / "everything-parts")
+    run.rename(whole)
+    parts.rename(run)
+    one = rewound(whole, alone / "everything-one")
+    done = torchrun(2, HERE / "together.py", alone, "fsdp", "everything")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert last_weights(run) == last_weights(whole)
+    assert (run / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+    torch.set_default_dtype(torch.float64)
+    try:
+        together.run(alone, "everything", one, sharding="fsdp")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    found, expected = (load_file(folder / "checkpoints" / "last" / "model.safetensors") for folder in (one, whole))
+    assert max(float((found[key] - expected[key]).abs().max()) for key in found) < 1e-10
+    assert (one / "checkpoints" / "last" / "training.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("refuses", "fullrank: the second process refuses"),
+        ("killed", "fullrank: process 0 of 2 waited for another one, which is gone"),
+        pytest.param("hangs", "did nothing for 5 seconds", marks=pytest.mark.full),
+    ],
+)
+def test_a_process_that_fails_ends_the_others_with_its_message(
+    tmp_path_factory: pytest.TempPathFactory, kind: str, said: str
+) -> None:
+    folder = tmp_path_factory.mktemp(kind)
+    together.write_texts(folder)
+    done = torchrun(
+        2, HERE / "together.py", folder, "ddp", "plain", kind, seconds=60, FULLRANK_TIMEOUT="5", LOGLEVEL="CRITICAL"
+    )
+    assert done.returncode != 0
+    messages = [line for line in done.stderr.splitlines() if line.startswith("fullrank: ")]
+    assert len(messages) == 1
+    assert said in messages[0]
+
+
+def test_blocks_computed_again_change_nothing(alone: Path, tmp_path: Path) -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        together.run(alone, "everything", tmp_path / "again", activation_checkpointing=True)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert last_weights(tmp_path / "again") == last_weights(alone / "everything")

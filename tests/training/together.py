@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import random
+import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +15,9 @@ import torch
 
 from fullrank.config.load import build_any
 from fullrank.config.recipe import Resolved
+from fullrank.core.errors import FullRankError, InputError
 from fullrank.experiments.run import train
+from fullrank.training import distributed, loop
 
 DROPOUT = {"residual": 0.2, "attention": 0.2, "embedding": 0.1, "activation": 0.1, "output": 0.1}
 SMALL = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4, "dropout": DROPOUT}
@@ -78,8 +84,29 @@ def run(folder: Path, name: str, out: Path, **options: Any) -> dict[str, Any]:
     return train(Resolved(build_any(document), name, None, None, None), out, quiet=True, say=lambda _: None)
 
 
+def fail(kind: str) -> None:
+    """Let the second process die or fail in its third pass."""
+    begin, passes = loop.begin_draws, itertools.count(1)
+
+    def begin_or_fail(seed: int, number: int) -> None:
+        if distributed.rank() == 1 and next(passes) == 3:
+            if kind == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if kind == "hangs":
+                time.sleep(60)
+            raise InputError("the second process refuses")
+        begin(seed, number)
+
+    loop.begin_draws = begin_or_fail
+
+
 if __name__ == "__main__":
     torch.set_default_dtype(torch.float64)
     folder, sharding, *names = sys.argv[1:]
-    for case in names or CASES:
-        run(Path(folder), case, Path(folder) / f"{case}-{sharding}", sharding=sharding)
+    if names and names[-1] in ("killed", "hangs", "refuses"):
+        fail(names.pop())
+    try:
+        for case in names or CASES:
+            run(Path(folder), case, Path(folder) / f"{case}-{sharding}", sharding=sharding)
+    except FullRankError as error:
+        sys.exit(f"fullrank: {error}")

@@ -268,7 +268,9 @@ def read_together(folder: Path, place: Place) -> dict[str, Tensor]:
             tensors[name] = torch.empty(kept.size, dtype=dtype)
         else:
             tensors[name] = empty(*kept.size, dtype=dtype, device_mesh=layout[0], placements=layout[1])
-    dcp.load(tensors, storage_reader=reader, no_dist=count() == 1)
+    with warnings.catch_warnings():  # that one process reads it is what is meant
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        dcp.load(tensors, storage_reader=reader, no_dist=count() == 1)
     return tensors
 
 
