@@ -91,7 +91,7 @@ def _arguments(mixed: bool) -> tuple[object, ...]:
     if mixed:
         operands[3:] = torch.randn(2, 5, 3, 3, dtype=torch.float64, requires_grad=True), heads(2, 3, 5), heads(3, 7)
     base = torch.arange(2, -5, -1, dtype=torch.int32) if mixed else None
-    seed = torch.tensor(12345) if mixed else None
+    seed = torch.tensor((12345, 2)) if mixed else None
     geometry = (torch.zeros_like(own), own + 1, own, base, torch.ones(2, 7, dtype=torch.uint8), seed)
     return (*operands, *geometry, 0.4, mixed, 0.3 if mixed else 0.0)
 
