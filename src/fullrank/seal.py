@@ -178,8 +178,9 @@ def check_run(folder: Path, checkpoint: str | None = None) -> None:
             shown = ", ".join(f"{key} is {new.get(key)!r}, trained with {old.get(key)!r}" for key in changed[:4])
             raise InputError(f"{folder / file} was changed after the training began: {shown}, {where}")
     for name, sealed in record.run["files"].items():
-        if (folder / name).is_file() and seal_file(folder / name) != sealed:
-            raise InputError(f"{folder / name} was changed after the training began, {where}")
+        path = folder / name
+        if path.exists() and not (path.is_file() and seal_file(path) == sealed):
+            raise InputError(f"{path} was changed after the training began, {where}")
     if checkpoint == "best":
         _check_best(folder, record.state)
 

@@ -125,6 +125,13 @@ def test_changed_flags_of_a_vocabulary_are_refused(run: Path, name: str, key: st
         fr.data.load_tokenizer(run)
 
 
+def test_a_folder_in_place_of_a_vocabulary_is_refused(run: Path) -> None:
+    (unfinished(run) / "vocabulary.txt").unlink()
+    (run / "vocabulary.txt").mkdir()
+    with pytest.raises(InputError, match=r"vocabulary\.txt was changed"):
+        resume(run, quiet=True, say=silent)
+
+
 def test_earlier_lines_of_metrics_are_sealed(run: Path) -> None:
     file = unfinished(run) / "metrics.jsonl"
     text = file.read_text(encoding="utf-8")
