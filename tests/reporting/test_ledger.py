@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import pytest
 from finetuned_runs import make_run
 
 from fullrank.config.recipe import resolve_any
+from fullrank.core.errors import InputError
 from fullrank.experiments.ledger import row_of
 from fullrank.reporting.ledger import differences
 
@@ -36,6 +39,14 @@ def test_a_training_that_was_taken_over_is_named_with_its_machine(tmp_path: Path
     row = row_of(make_run(tmp_path / "run", 0.5, row="b", training=origin))
     assert row["training"] == {"recipe": "my.yaml", "row": "plain"}
     assert row["environment"] == {"cpu": "fast", "commit": "c"}
+
+
+@pytest.mark.parametrize("damage", [{"training": {"kind": "x"}}, {"recipe": None}, {"row": ["b"]}, {"final": 3}])
+def test_a_damaged_result_is_named(tmp_path: Path, damage: dict[str, object]) -> None:
+    file = make_run(tmp_path / "run", 0.5) / "result.json"
+    file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | damage), encoding="utf-8")
+    with pytest.raises(InputError, match=r"result\.json: damaged: it lacks .* writes it again"):
+        row_of(file.parent)
 
 
 def test_a_run_of_fine_tuning_is_a_row_too(tmp_path: Path) -> None:

@@ -31,17 +31,26 @@ def row_of(folder: Path) -> dict[str, Any]:
     if result is None:
         raise InputError(f"{folder}: not finished (no result.json); finish it with `fullrank train {folder}`")
     training = mapping(result.get("training"))  # of another run, which this one measures again
+    named = all(
+        isinstance(section.get("recipe"), str) and isinstance(section.get("row"), str | None)
+        for section in filter(None, (result, training))
+    )
+    if not (named and isinstance(result.get("scale"), str | None) and isinstance(result.get("final"), dict)):
+        raise InputError(
+            f"{folder / 'result.json'}: damaged: it lacks a recipe, its row and scale, or final figures; delete it, and "
+            f"`fullrank train {folder}` writes it again"
+        )
     figures, protocol = _spectrum(folder)
     same = {"words": result.get("protocol"), "settings": result.get("protocol_settings")}  # of every split
     row = {key: value for key, value in result.items() if key not in _LEFT_OUT}
     return row | {
         "result": sha256_of(folder / "result.json"),
         "recipe": _name(result["recipe"]),
-        "training": {"recipe": _name(training["recipe"]), "row": training["row"]} if training else None,
+        "training": {"recipe": _name(training["recipe"]), "row": training.get("row")} if training else None,
         "set": differences(config, result["recipe"], result.get("row"), result.get("scale")),
         "corpus": _without_paths(result.get("corpus")),
         "sha256": result.get("sha256") or identity.get("text"),
-        "protocols": (result.get("protocols") or dict.fromkeys(result["final"], same)) | protocol,
+        "protocols": {**(mapping(result.get("protocols")) or dict.fromkeys(result["final"], same)), **protocol},
         "final": result["final"] | figures,
         "flops_per_token": size_of_run(config)["flops_per_token"] if isinstance(config, RunConfig) else None,
         "environment": _without_paths(training.get("environment") or result.get("environment")),
