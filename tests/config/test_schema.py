@@ -53,7 +53,8 @@ def raw_configs(draw: Any) -> dict[str, Any]:
     model = st.fixed_dictionaries(
         {"num_attention_heads": st.just(heads), "hidden_size": st.integers(1, 64).map(lambda n: n * heads * 2)},
         optional={
-            "vocab_size": st.none() | count, "num_hidden_layers": st.integers(1, 10_000), "head_dim": st.none() | count.map(lambda n: 2 * n),
+            "vocab_size": st.none() | count, "num_hidden_layers": st.integers(1, 10_000),
+            "head_dim": st.none() | count.map(lambda n: 2 * n),
             "intermediate_size": st.none() | count, "hidden_act": of("activation"), "mlp_bias": st.booleans(),
             "norm": st.sampled_from(["pre", "post"]), "final_norm": st.none() | st.booleans(), "layer_norm_eps": positive,
             "position": of("position").filter(lambda name: name != "relative"),
