@@ -34,7 +34,7 @@ class LooksBack(nn.Module):
 def diagnosed(distance: int, length: int) -> tuple[str, dict[str, float], int]:
     text = torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(0))[:PERIOD].repeat(length * 5).tolist()
     opened = OpenedModel(LooksBack(distance), None, VOCABULARY, "text", [text])
-    found = _memory(_Subject("m", "m", "Hugging Face model", opened, length, text, print))
+    found = _memory(_Subject("m", "m", "Hugging Face model", opened, length))
     return found.verdict, dict(found.figures["perplexity"]), found.figures["reach"]
 
 

@@ -364,18 +364,19 @@ def write_heads(models: Mapping[str, Heads], folder: Path) -> list[Path]:
     ]
 
 
-Steps = Mapping[str, Sequence[tuple[int | None, Sequence[LayerMixing]]]]  # the layers at each step, by model
+# names of checkpoints, their steps and layers, by model
+Steps = Mapping[str, Sequence[tuple[str, int | None, Sequence[LayerMixing]]]]
 
 
 def write_mixing(models: Steps, folder: Path) -> list[Path]:
     """Draw mixing.png and .svg, the last matrices of each model; training.png and .svg, where there are several steps."""
     files = []
-    sizes = sorted({len(layer.matrix) for steps in models.values() for layer in steps[-1][1]})
+    sizes = sorted({len(layer.matrix) for steps in models.values() for layer in steps[-1][2]})
     for size in sizes:  # one figure for each number of heads
         panels = {
             f"{clean(name)}, layer {layer.layer}": layer.matrix
             for name, steps in models.items()
-            for layer in steps[-1][1]
+            for layer in steps[-1][2]
             if len(layer.matrix) == size
         }
         names = tuple(f"H{i}" for i in range(size))
@@ -392,8 +393,8 @@ def _mixing_figure(models: Steps) -> Figure:
     lines = []
     for i, (name, steps) in enumerate(models.items()):
         colour = COLOURS[i % len(COLOURS)]
-        at = [step or 0 for step, _ in steps]
-        distances = np.array([[layer.distance for layer in layers] for _, layers in steps])  # (steps, layers)
+        at = [step or 0 for _, step, _ in steps]
+        distances = np.array([[layer.distance for layer in layers] for _, _, layers in steps])  # (steps, layers)
         for one in distances.T:
             axes.plot(at, one, color=colour, alpha=0.5, zorder=3, **{**_DASHED, "linewidth": 0.9})
         axes.plot(at, distances.mean(axis=1), "o-", color=colour, linewidth=2.2, markersize=4, zorder=4)

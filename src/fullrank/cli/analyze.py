@@ -18,9 +18,16 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+    from fullrank.analysis import AttentionSpectrum, Heads
     from fullrank.experiments.analyze import ModelRank, PhaseReach
-    from fullrank.experiments.analyze_attention import ModelHeads, ModelMixing, ModelSpectrum, TaskHeads
+    from fullrank.experiments.analyze_attention import Checkpoints, ModelFigures
 
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="A run folder, a folder of a saved model, or a Hugging Face model (folder or hub name)."
+    ),
+]
 Models = Annotated[
     list[str],
     typer.Argument(
@@ -40,20 +47,23 @@ SegmentLength = Annotated[
 ]
 
 
-Figures = TypeVar("Figures", "ModelSpectrum", "ModelHeads", "ModelMixing")
+Figures = TypeVar("Figures")
 
 
 def _drawn(
-    name: str, found: list[Figures], draw: Callable[[list[Figures], Path], list[Path]], out: Path | None
-) -> list[Path]:
-    """Draw all models into `out`, if given; each run keeps its own figures and JSON in RUN/analysis, for its report."""
-    files = [] if out is None else draw(found, out)
+    name: str,
+    found: list[ModelFigures[Figures]],
+    draw: Callable[[dict[str, Figures], Path], list[Path]],
+    out: Path | None,
+) -> dict[str, Any]:
+    """Draw all models into `out`, if given, and each run into RUN/analysis with its JSON, for its report; the JSON of all."""
+    files = [] if out is None else draw({one.read.name: one.figures for one in found}, out)
     for one in found:
-        if one.read.source == "run":
-            folder = Path(one.read.given).expanduser() / "analysis"
-            files += draw([one], folder)
+        if one.read.kind == "run":
+            folder = one.read.folder / "analysis"
+            files += draw({one.read.name: one.figures}, folder)
             write_json(folder / f"{name}.json", one.as_dict())
-    return files
+    return {"models": [one.as_dict() for one in found], "files": [str(file) for file in files]}
 
 
 analyze = typer.Typer(
@@ -153,17 +163,9 @@ def rank(
     In double precision; a singular value counts above s_max max(shape) eps.
     Effective rank: exp(entropy) of the singular values as shares of their sum.
     """
-    from fullrank.experiments.analyze import measure_ranks
+    from fullrank.experiments.analyze import Reading, measure_ranks
 
-    ranks = measure_ranks(
-        names,
-        text=text,
-        contexts=contexts,
-        segment_length=segment_length,
-        checkpoint=checkpoint,
-        device_name=device,
-        say=say,
-    )
+    ranks = measure_ranks(names, Reading(text, segment_length, checkpoint, device, say), contexts=contexts)
     together = []
     if len({one.figures.contexts for one in ranks}) > 1:
         together.append(
@@ -173,25 +175,24 @@ def rank(
     if out is not None:
         from fullrank.analysis.plots import write_rank
 
-        files = write_rank({one.name: one.figures for one in ranks}, out)
+        files = write_rank({one.read.name: one.figures for one in ranks}, out)
     models = [one.as_dict() for one in ranks]
     content = {"models": models, "remarks": together, "files": [str(file) for file in files]}
     lines: list[str] = []
     for one in ranks:
-        lines += [f"{one.name} ({one.text}, segments of {one.segment_length:,}):", *one.remarks()]
+        read = one.read
+        lines += [f"{read.name} ({read.opened.text}, segments of {read.length:,}):", *one.remarks()]
     tell(content, [_rank_table(ranks), *lines, *together, *files], json=json)
 
 
 def _rank_table(ranks: list[ModelRank]) -> Table:
-    from rich.text import Text
-
-    rows: list[list[str | Text]] = []
+    rows = []
     for one in ranks:
         figures, layer = one.figures, one.figures.layer
         words = "" if figures.columns == figures.vocab_size else f" of {figures.vocab_size:,}"
         rows.append(
             [
-                Text(one.name),
+                one.read.name,
                 layer.kind,
                 f"{layer.hidden_size:,}",
                 f"{layer.bound:,}" if layer.exempt is None else f"exempt ({layer.bound:,})",
@@ -224,35 +225,27 @@ def spectrum(
     Effective rank: exp(entropy) of the singular values as shares of their sum. Stable rank: sum of their squares over the
     largest square. Means over texts, and in the table over heads; --json has each head and the whole curves.
     """
+    from fullrank.analysis.plots import write_spectrum
+    from fullrank.experiments.analyze import Reading
     from fullrank.experiments.analyze_attention import measure_spectra
 
-    spectra = measure_spectra(
-        names, text=text, texts=texts, segment_length=segment_length, checkpoint=checkpoint, device=device, say=say
-    )
-    from fullrank.analysis.plots import write_spectrum
-
-    def draw(some: list[ModelSpectrum], folder: Path) -> list[Path]:
-        return write_spectrum({one.read.name: one.figures for one in some}, folder)
-
-    files = _drawn("spectrum", spectra, draw, out)
-    content = {"models": [one.as_dict() for one in spectra], "files": [str(file) for file in files]}
-    lines = [f"{one.read.in_words}, weights {one.figures.weights}" for one in spectra]
-    tell(content, [_spectra_table(spectra), *lines, *files], json=json)
+    found = measure_spectra(names, Reading(text, segment_length, checkpoint, device, say), texts)
+    content = _drawn("spectrum", found, write_spectrum, out)
+    lines = [f"{one.in_words}, weights {one.figures.weights}" for one in found]
+    tell(content, [_spectra_table(found), *lines, *content["files"]], json=json)
 
 
-def _spectra_table(spectra: list[ModelSpectrum]) -> Table:
-    from rich.text import Text
-
-    rows: list[list[str | Text]] = [
+def _spectra_table(found: list[ModelFigures[AttentionSpectrum]]) -> Table:
+    rows = [
         [
-            Text(one.read.name if number == 0 else ""),
+            one.read.name if number == 0 else "",
             str(number),
             f"{layer.before.effective_rank.mean():.1f}",
             f"{layer.after.effective_rank.mean():.1f}" if layer.after is not layer.before else "",
             f"{layer.before.stable_rank.mean():.2f}",
             f"{layer.after.stable_rank.mean():.2f}" if layer.after is not layer.before else "",
         ]
-        for one in spectra
+        for one in found
         for number, layer in enumerate(one.figures.layers)
     ]
     headings = ("model", "layer", "effective\nrank", "after\nmixing", "stable\nrank", "after\nmixing")
@@ -264,13 +257,7 @@ def _spectra_table(spectra: list[ModelSpectrum]) -> Table:
     "[cyan]fullrank analyze heads runs/plain --prune 0.25 --out smaller[/cyan]",
 )
 def heads(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="A run folder, a folder of a saved model, or a Hugging Face model (folder or hub name).",
-        ),
-    ],
+    name: Model,
     text: ModelText = None,
     against: Annotated[
         str | None, typer.Option("--against", metavar="MODEL", help="A second model, whose deviation is compared.")
@@ -295,6 +282,8 @@ def heads(
     of two heads. --json has 95 % intervals over segments. An encoder predicts masked tokens, 15 % of each segment.
     Of a run of GLUE it is the change of the task's metric on the development split.
     """
+    from fullrank.analysis.plots import write_heads
+    from fullrank.experiments.analyze import Reading
     from fullrank.experiments.analyze_attention import finetunes, measure_heads, measure_task_heads, prune_heads
 
     if finetunes(name):
@@ -303,32 +292,17 @@ def heads(
             {"--text": text, "--against": against, "--prune": prune, "--segment-length": segment_length, "--out": out},
         )  # fmt: skip
         tuned = measure_task_heads(name, device=device, say=say)
-        tell(tuned.as_dict(), [_task_table(tuned)], json=json)
+        tell(tuned, [_task_table(tuned)], json=json)
         return
     if prune is not None and out is None:
         raise InputError("--prune: give --out DIR, where the smaller model is saved")
-    found = measure_heads(
-        name,
-        against,
-        text=text,
-        texts=texts,
-        segment_length=segment_length,
-        checkpoint=checkpoint,
-        device=device,
-        say=say,
-    )
-    from fullrank.analysis.plots import write_heads
-
-    def draw(some: list[ModelHeads], folder: Path) -> list[Path]:
-        return write_heads({one.read.name: one.figures for one in some}, folder)
-
-    files = _drawn("heads", found, draw, out)
-    content = {"models": [one.as_dict() for one in found], "files": [str(file) for file in files]}
-    lines: list[str | Path | Table | Text] = [_heads_table(found), *map(_heads_line, found), *files]
+    found = measure_heads(name, against, Reading(text, segment_length, checkpoint, device, say), texts)
+    content = _drawn("heads", found, write_heads, out)
+    lines = [*map(_heads_line, found), *content["files"]]
     if prune is not None and out is not None:
         content["pruned"] = pruned = prune_heads(found[0], prune, out / "pruned")
         lines.append(_pruned_line(pruned))
-    tell(content, lines, json=json)
+    tell(content, [_heads_table(found), *lines], json=json)
 
 
 def _pruned_line(pruned: dict[str, Any]) -> str:
@@ -340,33 +314,35 @@ def _pruned_line(pruned: dict[str, Any]) -> str:
     return f"without {heads}: {figures}; {pruned['folder']}"
 
 
-def _task_table(found: TaskHeads) -> Table:
+def _change(value: float, *, bold: bool) -> Text:
     from rich.text import Text
 
+    return Text(f"{value:+.3f}", style="bold" if bold else "")
+
+
+def _task_table(content: dict[str, Any]) -> Table:
+    layers = [layer["change"] for layer in content["layers"]]
     rows: list[list[str | Text]] = [
-        [str(number), *(Text(f"{value:+.3f}", style="bold" if value > 0 else "") for value in change)]
-        for number, change in enumerate(found.changes)
+        [str(number), *(_change(value, bold=value > 0) for value in layer)] for number, layer in enumerate(layers)
     ]
-    title = f"{found.metric} {found.value:.3f}\n({found.examples:,} examples)\nlayer"
-    return table_of((title, *(f"H{i}" for i in range(max(map(len, found.changes))))), rows)
+    title = f"{content['metric']} {content['value']:.3f}\n({content['examples']:,} examples)\nlayer"
+    return table_of((title, *(f"H{i}" for i in range(max(map(len, layers))))), rows)
 
 
-def _heads_table(found: list[ModelHeads]) -> Table:
-    from rich.text import Text
-
+def _heads_table(found: list[ModelFigures[Heads]]) -> Table:
     most = max(len(layer.change) for one in found for layer in one.figures.layers)
     rows: list[list[str | Text]] = []
     for number in range(len(found[0].figures.layers)):
         for one in found:
-            layer, change = one.figures.layers[number], one.changes[number]
+            layer, percent = one.figures.layers[number], one.content["layers"][number]["deviation_change_percent"]
             rows.append(
                 [
-                    Text(one.read.name),
+                    one.read.name,
                     str(number),
-                    *(Text(f"{value:+.3f}", style="bold" if value < 0 else "") for value in layer.change),
+                    *(_change(value, bold=value < 0) for value in layer.change),
                     *[""] * (most - len(layer.change)),
                     "" if layer.deviation is None else f"{layer.deviation:.3f}",
-                    *([] if len(found) < 2 else ["" if change is None else f"{change:+.1f}"]),
+                    *([] if len(found) < 2 else ["" if percent is None else f"{percent:+.1f}"]),
                     "" if layer.redundancy is None else f"{layer.redundancy:.2f}",
                 ]
             )
@@ -375,12 +351,12 @@ def _heads_table(found: list[ModelHeads]) -> Table:
     return table_of(headings, rows, left=1)
 
 
-def _heads_line(one: ModelHeads) -> str:
+def _heads_line(one: ModelFigures[Heads]) -> str:
     figures = one.figures
     ends = [ends for layer in figures.layers for ends in layer.intervals]
     unsure = sum(interval is None or interval.low <= 0 <= interval.high for interval in ends)
     return (
-        f"{one.read.in_words}, weights {figures.weights}; perplexity {figures.perplexity:.3f} ({figures.objective}); the "
+        f"{one.in_words}, weights {figures.weights}; perplexity {figures.perplexity:.3f} ({figures.objective}); the "
         f"interval of {unsure} of {len(ends)} changes includes 0"
     )
 
@@ -404,35 +380,28 @@ def mixing(
     mixing that depends on the query; distance and orthogonality are then means over positions.
     A run is read at every checkpoint that it has kept (train.keep_checkpoints), the best and the last one.
     """
+    from fullrank.analysis.plots import write_mixing
+    from fullrank.experiments.analyze import Reading
     from fullrank.experiments.analyze_attention import measure_mixing
 
-    found = measure_mixing(names, text=text, texts=texts, segment_length=segment_length, device=device, say=say)
-    from fullrank.analysis.plots import write_mixing
-
-    def draw(some: list[ModelMixing], folder: Path) -> list[Path]:
-        steps = {one.read.name: [(one.checkpoints[name], one.layers[name]) for name in one.layers] for one in some}
-        return write_mixing(steps, folder)
-
-    files = _drawn("mixing", found, draw, out)
-    content = {"models": [one.as_dict() for one in found], "files": [str(file) for file in files]}
-    tell(content, [_mixing_table(found), *(one.read.in_words for one in found), *files], json=json)
+    found = measure_mixing(names, Reading(text, segment_length, device=device, say=say), texts)
+    content = _drawn("mixing", found, write_mixing, out)
+    tell(content, [_mixing_table(found), *(one.in_words for one in found), *content["files"]], json=json)
 
 
-def _mixing_table(found: list[ModelMixing]) -> Table:
-    from rich.text import Text
-
-    rows: list[list[str | Text]] = [
+def _mixing_table(found: list[ModelFigures[Checkpoints]]) -> Table:
+    rows = [
         [
-            Text(one.read.name),
-            Text(checkpoint),
-            "" if one.checkpoints[checkpoint] is None else f"{one.checkpoints[checkpoint]:,}",
+            one.read.name,
+            checkpoint,
+            "" if step is None else f"{step:,}",
             str(layer.layer),
             f"{layer.distance:.3f}",
             f"{layer.orthogonality:.3f}",
             "" if layer.variation is None else f"{layer.variation:.3f}",
         ]
         for one in found
-        for checkpoint, layers in one.layers.items()
+        for checkpoint, step, layers in one.figures
         for layer in layers
     ]
     headings = ("model", "checkpoint", "step", "layer", "distance", "orthogonality", "variation")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fullrank.cli.analyze import ModelText, SegmentLength
+from fullrank.cli.analyze import Model, ModelText, SegmentLength
 from fullrank.cli.app import app
 from fullrank.cli.options import Checkpoint, Device, Json, Overrides, Row, Scale
 from fullrank.cli.output import say, table_of, tell
@@ -78,7 +78,7 @@ def _report_lines(report: Report) -> Iterator[str | Table | Text]:
         yield f"made small for the check (--full: as it is): {'; '.join(report.shrunk)}"
     rows: list[list[str | Text]] = [
         [
-            Text(finding.check),
+            finding.check,
             Text(finding.verdict, style=_STYLES[finding.verdict]),
             _figure(finding.difference),
             _figure(finding.tolerance),
@@ -107,10 +107,7 @@ def _figure(value: float | None) -> str:
     "[cyan]fullrank diagnose gpt2 --text book.txt --out gpt2.html[/cyan]"
 )
 def diagnose(
-    name: Annotated[
-        str,
-        typer.Argument(metavar="MODEL", help="A run folder, a saved model, or a Hugging Face model (folder or name)."),
-    ],
+    name: Model,
     text: ModelText = None,
     segment_length: SegmentLength = None,
     checkpoint: Checkpoint = "best",
@@ -124,12 +121,11 @@ def diagnose(
 
     Each finding has its figures, the rule behind its verdict, and what to try.
     """
+    from fullrank.experiments.analyze import Reading
     from fullrank.experiments.diagnose import diagnose as diagnose_model
     from fullrank.files import write_text
 
-    found = diagnose_model(
-        name, text=text, segment_length=segment_length, checkpoint=checkpoint, device_name=device, say=say
-    )
+    found = diagnose_model(name, Reading(text, segment_length, checkpoint, device, say))
     folder = Path(name).expanduser() if found.source == "run" else Path()
     page = out or folder / "diagnosis.html"
     write_text(page, found.page())

@@ -14,7 +14,6 @@ from fullrank.core.errors import FullRankError, InputError
 from fullrank.files import as_json, out_of_memory, visible
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
     from rich.table import Table
     from rich.text import Text
 
@@ -99,16 +98,17 @@ def given(options: Mapping[str, object]) -> str:
     return ", ".join(name for name, value in options.items() if value is not None)
 
 
-def table_of(headings: Sequence[str], rows: Iterable[Sequence[RenderableType]], left: int = 0) -> Table:
-    """A table whose first `left` columns are text, and whose others are figures."""
+def table_of(headings: Sequence[str], rows: Iterable[Sequence[str | Text]], left: int = 0) -> Table:
+    """A table whose first `left` columns are text, and whose others are figures. A str is no markup."""
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for number, heading in enumerate(headings):
         table.add_column(heading, justify="left" if number < left else "right", no_wrap=True, vertical="bottom")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     return table
 
 

@@ -39,6 +39,20 @@ _TOKENS = 1 << 16  # of a prepared corpus at a time
 
 
 @dataclass(frozen=True)
+class Reading:
+    """Options of verbs that read a text.
+
+    text: None is a run's own valid split. segment_length: None is as evaluated, or 128.
+    """
+
+    text: Path | None = None
+    segment_length: int | None = None
+    checkpoint: str = "best"
+    device: str = "auto"
+    say: Say = print
+
+
+@dataclass(frozen=True)
 class OpenedModel:
     """A model with weights, and a text for it.
 
@@ -59,11 +73,56 @@ class OpenedModel:
     marks: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True)
+class ModelText:
+    """A trained model that reads its text in segments of `length` tokens; name: as given, or its last part."""
+
+    name: str
+    given: str
+    kind: Kind
+    opened: OpenedModel
+    length: int
+
+    @property
+    def source(self) -> str:
+        """run, saved model or Hugging Face."""
+        return self.kind.replace("Face model", "Face")
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.given).expanduser()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON that says where the figures of a model come from."""
+        about = {"model": self.name, "source": self.source, "text": self.opened.text}
+        return {**about, "segment_length": self.length}
+
+    def segments(self, length: int | None = None) -> Iterator[Tensor]:
+        """Token ids in segments of `length`, several in a batch, the rest of the text last."""
+        opened, length = self.opened, length or self.length
+        opening, closing = ([] if mark is None else [mark] for mark in (opened.bos_id, opened.eos_id))
+        own = max(1, length - len(opening) - len(closing))
+        rows = max(1, min(_AT_ONCE, _LOGITS // opened.vocab_size) // length)
+        left = [] if opened.start_id is None else [opened.start_id]
+        for ids in opened.ids:
+            left += ids
+            while len(left) >= own * rows:
+                yield torch.tensor([opening + left[i * own : (i + 1) * own] + closing for i in range(rows)])
+                left = left[own * rows :]
+        while left:
+            yield torch.tensor([opening + left[:own] + closing])
+            left = left[own:]
+
+    def rows(self, most: int | None, length: int | None = None) -> list[Tensor]:
+        """The first `most` whole segments (1, N); None: all of them."""
+        rows = (row for batch in self.segments(length) for row in batch.split(1))
+        return list(itertools.islice((row for row in rows if row.shape[1] == (length or self.length)), most))
+
+
 def open_with_text(
-    name: str, kind: Kind, *, text: Path | None, checkpoint: str, dtype: torch.dtype, own_text: bool, say: Say,
-    causal: bool = True,
-) -> OpenedModel:  # fmt: skip
-    """Any trained model `name`, with the file `text`; else, with `own_text`, a run's valid split.
+    name: str, kind: Kind, *, text: Path | None, checkpoint: str, dtype: torch.dtype, say: Say, causal: bool = True
+) -> OpenedModel:
+    """Any trained model `name`, with the file `text`; else a run's valid split.
 
     dtype: of a Hugging Face model; one of ours stays as it is saved. causal: a language model; else also an encoder with or
     without a vocabulary layer, and of a model that reads two sequences its encoder.
@@ -99,7 +158,7 @@ def open_with_text(
         tokenizer = load_tokenizer(folder)
         start = tokenizer.start_id
         ids = map(tokenizer.encode, pieces(Section(text), exact=tokenizer.kind == "byte", key="--text"))
-    elif kind == "run" and own_text:
+    elif kind == "run":
         corpus = corpus_of(folder, SPLIT, say)
         label, start, tokens = f"{corpus.label}, {SPLIT}", corpus.tokenizer.start_id, corpus.ids(SPLIT)
         ids = (tokens[i : i + _TOKENS].tolist() for i in range(0, len(tokens), _TOKENS))
@@ -143,22 +202,16 @@ def _encoded_lines(tokenizer: Any, text: Path) -> Iterator[list[int]]:
 
 @dataclass(frozen=True)
 class ModelRank:
-    """name: as given, or its last part. source: run, saved model or Hugging Face. text: the name of the text."""
+    """The rank of one model's log-probabilities."""
 
-    name: str
-    source: str
-    text: str
-    segment_length: int
+    read: ModelText
     figures: LogProbRank
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON of one model."""
         figures, layer = self.figures, self.figures.layer
         return {
-            "model": self.name,
-            "source": self.source,
-            "text": self.text,
-            "segment_length": self.segment_length,
+            **self.read.as_dict(),
             "output": layer.kind,
             "d": layer.hidden_size,
             "bias": layer.bias,
@@ -219,59 +272,38 @@ class ModelRank:
             yield f"The model hands its logits over in a lower precision (rounding {figures.eps:.1e}); so is the tolerance."
 
 
-def measure_ranks(
-    names: list[str],
-    *,
-    text: Path | None = None,
-    contexts: int | None = None,
-    segment_length: int | None = None,
-    checkpoint: str = "best",
-    device_name: str = "auto",
-    say: Say = print,
-) -> list[ModelRank]:
-    """The rank of each model, after `contexts` contexts of `text` (None: a run's own) in segments of `segment_length`.
-
-    Raises InputError for a name without a model, for a text that is missing, and where transformers is.
-    """
-    ranks = []
-    for label, kind, opened, length in open_models(
-        names, text=text, segment_length=segment_length, checkpoint=checkpoint, dtype=torch.float64, say=say
-    ):
-        model = opened.model.double().to(choose_device(device_name, "--device"))
-        figures = rank(model, segments(opened, length), contexts=contexts)
-        ranks.append(ModelRank(label, kind.replace("Face model", "Face"), str(opened.text), length, figures))
-    return ranks
+def measure_ranks(names: list[str], reading: Reading, *, contexts: int | None = None) -> list[ModelRank]:
+    """The rank of each model after `contexts` contexts of its text; the errors of `open_models`."""
+    return [
+        ModelRank(read, rank(read.opened.model.double(), read.segments(), contexts=contexts))
+        for read in open_models(names, reading, dtype=torch.float64, causal=True)
+    ]
 
 
 def open_models(
-    names: list[str],
-    *,
-    text: Path | None,
-    segment_length: int | None,
-    checkpoint: str,
-    dtype: torch.dtype,
-    say: Say,
-    causal: bool = True,
-) -> Iterator[tuple[str, Kind, OpenedModel, int]]:
-    """Each model by its label, with a text and the length of the segments in which it reads it."""
+    names: list[str], reading: Reading, *, dtype: torch.dtype = torch.float32, causal: bool = False
+) -> Iterator[ModelText]:
+    """Each model once, on its device, with its text; dtype and causal as for `open_with_text`.
+
+    Raises InputError for a name without a model, for a text that is missing, and where transformers is.
+    """
     names = list(dict.fromkeys(names))
-    kinds = [_kind_with_weights(name, text) for name in names]  # all of them, before any is read
+    kinds = [_kind_with_weights(name, reading.text) for name in names]  # all of them, before any is read
     last = [Path(name).name if Path(name).is_dir() else name for name in names]
     labels = last if len(set(last)) == len(last) else names  # last parts of folders, where they tell the models apart
     for name, kind, label in zip(names, kinds, labels, strict=True):
         opened = open_with_text(
-            name, kind, text=text, checkpoint=checkpoint, dtype=dtype, own_text=True, say=say, causal=causal
+            name, kind, text=reading.text, checkpoint=reading.checkpoint, dtype=dtype, say=reading.say, causal=causal
         )
-        usual, longest = LENGTH, opened.max_length
+        usual, longest, length = LENGTH, opened.max_length, reading.segment_length
         if kind == "run":
             run, _ = open_run(Path(name).expanduser())
             if not run.translates:
                 usual = (masked_protocol(run) if run.masks else final_protocol(run)).segment_length
-        if longest is not None and segment_length is not None and segment_length > longest:
-            raise InputError(
-                f"--segment-length: {segment_length}, but {name} reads at most {longest} tokens; shorten it"
-            )
-        yield label, kind, opened, segment_length or min(usual, longest or usual)
+        if longest is not None and length is not None and length > longest:
+            raise InputError(f"--segment-length: {length}, but {name} reads at most {longest} tokens; shorten it")
+        opened.model.to(choose_device(reading.device, "--device"))
+        yield ModelText(label, name, kind, opened, length or min(usual, longest or usual))
 
 
 def _kind_with_weights(name: str, text: Path | None) -> Kind:
@@ -284,22 +316,6 @@ def _kind_with_weights(name: str, text: Path | None) -> Kind:
     if kind != "run" and text is None:
         raise InputError(f"{name}: not a run of fullrank, so no text of its own; give one with --text FILE")
     return kind
-
-
-def segments(opened: OpenedModel, length: int) -> Iterator[Tensor]:
-    """Token ids in segments of `length`, several in a batch, the rest of the text last."""
-    opening, closing = ([] if mark is None else [mark] for mark in (opened.bos_id, opened.eos_id))
-    own = max(1, length - len(opening) - len(closing))
-    rows = max(1, min(_AT_ONCE, _LOGITS // opened.vocab_size) // length)
-    left: list[int] = []
-    for ids in itertools.chain([] if opened.start_id is None else [[opened.start_id]], opened.ids):
-        left += ids
-        while len(left) >= own * rows:
-            yield torch.tensor([opening + left[i * own : (i + 1) * own] + closing for i in range(rows)])
-            left = left[own * rows :]
-    while left:
-        yield torch.tensor([opening + left[:own] + closing])
-        left = left[own:]
 
 
 # -- context -----------------------------------------------------------------------------------------------------------
@@ -425,6 +441,5 @@ def _layer(layer: LayerReach, drifting: int | None) -> dict[str, Any]:
         "nearest": {"tokens": layer.nearest.tokens.tolist(), "probabilities": layer.nearest.probabilities.tolist()},
     }
     if drifting is not None:
-        drift = layer.drifting(drifting)
-        content["drifting"] = {key: getattr(drift, key) for key in ("steps", "blocks", "deviation", "tokens")}
+        content["drifting"] = dataclasses.asdict(layer.drifting(drifting))
     return content

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fullrank.analysis import (
@@ -32,7 +29,7 @@ from fullrank.core.errors import InputError
 from fullrank.data import load_tokenizer
 from fullrank.evaluation.statistics import Interval
 from fullrank.evaluation.tasks import glue_scores
-from fullrank.experiments.analyze import OpenedModel, open_models, segments
+from fullrank.experiments.analyze import ModelText, Reading, open_models
 from fullrank.experiments.finetuning import reopen
 from fullrank.experiments.models import load_ours
 from fullrank.experiments.run_folder import is_run, open_any
@@ -42,134 +39,81 @@ from fullrank.training.checkpoint import kept_checkpoints
 from fullrank.training.device import choose_device, device_of
 
 _SAMPLES = 400  # test sets that are drawn for an interval
+Checkpoints = Sequence[tuple[str, int | None, Sequence[LayerMixing]]]  # names and steps, the earliest first
+Figures = TypeVar("Figures")
 
 
 @dataclass(frozen=True)
-class ModelText:
-    """A trained model and what it is to read.
+class ModelFigures(Generic[Figures]):
+    """The figures of one model, over whole segments (1, N) of its text; content: their JSON."""
 
-    name: as given, or its last part; given: as it was. source: run, saved model or Hugging Face. text: the name of the text,
-    rows: its first whole segments, (S, N).
-    """
+    read: ModelText
+    rows: Sequence[Tensor]
+    figures: Figures
+    content: dict[str, Any]
 
-    name: str
-    given: str
-    source: str
-    text: str
-    opened: OpenedModel
-    rows: Tensor
-
-    def as_dict(self, **figures: Any) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """The JSON of one model: where the figures come from, and the figures."""
-        about = {"model": self.name, "source": self.source, "text": self.text}
-        return {**about, "segment_length": self.rows.shape[1], "texts": len(self.rows), **figures}
+        return {**self.read.as_dict(), "texts": len(self.rows), **self.content}
 
     @property
     def in_words(self) -> str:
         """Model, text and segments, in words."""
-        return f"{self.name} ({self.text}): {len(self.rows):,} segments of {self.rows.shape[1]:,} tokens"
+        read = self.read
+        return f"{read.name} ({read.opened.text}): {len(self.rows):,} segments of {read.length:,} tokens"
 
 
-def read_models(
-    names: list[str],
-    *,
-    text: Path | None = None,
-    texts: int = 16,
-    segment_length: int | None = None,
-    checkpoint: str = "best",
-    device: str = "auto",
-    say: Say = print,
-) -> Iterator[ModelText]:
-    """Each model with the first `texts` whole segments of `text` (None: a run's own).
+def _read(names: list[str], reading: Reading, texts: int) -> Iterator[tuple[ModelText, list[Tensor]]]:
+    """Each model with the first `texts` whole segments of its text.
 
     Raises the errors of `open_models`, and InputError for a text shorter than a segment.
     """
-    options: dict[str, Any] = {"text": text, "segment_length": segment_length, "checkpoint": checkpoint, "say": say}
-    found = open_models(names, dtype=torch.float32, causal=False, **options)
-    for given, (label, kind, opened, length) in zip(dict.fromkeys(names), found, strict=True):
-        whole = (row for batch in segments(opened, length) for row in batch.split(1) if row.shape[1] == length)
-        rows = [*itertools.islice(whole, texts)]
+    for read in open_models(names, reading):
+        rows = read.rows(texts)
         if not rows:
             raise InputError(
-                f"{opened.text}: no text to read, as it has fewer than {length} tokens; give a longer --text"
+                f"{read.opened.text}: no text to read, as it has fewer than {read.length} tokens; give a longer --text"
             )
-        opened.model.to(choose_device(device, "--device"))
-        yield ModelText(label, given, kind.replace("Face model", "Face"), str(opened.text), opened, torch.cat(rows))
+        yield read, rows
+
+
+def _plain(figures: object) -> dict[str, Any]:
+    """The fields of a dataclass, arrays as lists."""
+    return {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in vars(figures).items()}
 
 
 # -- spectrum ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ModelSpectrum:
-    """The spectra of one model's attention weights."""
-
-    read: ModelText
-    figures: AttentionSpectrum
-
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON of one model; figures of a layer are lists over its heads."""
+def measure_spectra(names: list[str], reading: Reading, texts: int) -> list[ModelFigures[AttentionSpectrum]]:
+    """The spectrum of each model's attention weights over `texts` segments; figures of a layer are lists over its heads."""
+    found = []
+    for read, rows in _read(names, reading, texts):
+        figures = spectrum(read.opened.model, rows)
         layers = [
             {
                 "layer": number,
                 "mixed": layer.after is not layer.before,
-                **{
-                    when: {key: value.tolist() for key, value in dataclasses.asdict(spectrum).items()}
-                    for when, spectrum in (("before", layer.before), ("after", layer.after))
-                },
+                "before": _plain(layer.before),
+                "after": _plain(layer.after),
             }
-            for number, layer in enumerate(self.figures.layers)
+            for number, layer in enumerate(figures.layers)
         ]
-        return self.read.as_dict(weights=self.figures.weights, layers=layers)
-
-
-def measure_spectra(names: list[str], **options: Any) -> list[ModelSpectrum]:
-    """The spectrum of each model's attention weights; options as for `read_models`, whose errors it raises."""
-    return [ModelSpectrum(one, spectrum(one.opened.model, one.rows)) for one in read_models(names, **options)]
+        found.append(ModelFigures(read, rows, figures, {"weights": figures.weights, "layers": layers}))
+    return found
 
 
 # -- heads -------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ModelHeads:
-    """The heads of one model; changes: of the deviation by layer against another model, in percent."""
-
-    read: ModelText
-    figures: Heads
-    changes: list[float | None]
-
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON of one model; figures of a layer are lists over its heads."""
-        figures = self.figures
-        layers = [
-            {
-                "layer": number,
-                "name": name,
-                "change": layer.change.tolist(),
-                "intervals": [None if ends is None else ends._asdict() for ends in layer.intervals],
-                "deviation": layer.deviation,
-                "deviation_change_percent": change,
-                "redundancy": layer.redundancy,
-                "similarity": layer.similarity.tolist(),
-                "nll": layer.nll.tolist(),
-            }
-            for number, (name, layer, change) in enumerate(
-                zip(figures.names, figures.layers, self.changes, strict=True)
-            )
-        ]
-        about = {"weights": figures.weights, "objective": figures.objective, "perplexity": figures.perplexity}
-        return self.read.as_dict(**about, nll=figures.nll.tolist(), layers=layers)
-
-
-def measure_heads(name: str, against: str | None = None, **options: Any) -> list[ModelHeads]:
-    """The heads of a model, and of a second one beside it; options as for `read_models`, whose errors it raises.
+def measure_heads(name: str, against: str | None, reading: Reading, texts: int) -> list[ModelFigures[Heads]]:
+    """The heads of a model, and of a second one beside it; figures of a layer are lists over its heads.
 
     Raises InputError for a second model with another number of layers.
     """
-    found: list[ModelHeads] = []
-    for one in read_models([name] if against is None else [name, against], **options):
-        figures = heads(one.opened.model, one.rows, mask_id=one.opened.mask_id, marks=one.opened.marks)
+    found: list[ModelFigures[Heads]] = []
+    for read, rows in _read([name] if against is None else [name, against], reading, texts):
+        figures = heads(read.opened.model, rows, mask_id=read.opened.mask_id, marks=read.opened.marks)
         changes: list[float | None] = [None] * len(figures.layers)
         if found:
             first = found[0].figures
@@ -179,37 +123,28 @@ def measure_heads(name: str, against: str | None = None, **options: Any) -> list
                     "of one depth"
                 )
             changes = deviation_changes(first, figures)
-        found.append(ModelHeads(one, figures, changes))
+        content = {
+            "weights": figures.weights,
+            "objective": figures.objective,
+            "perplexity": figures.perplexity,
+            "nll": figures.nll.tolist(),
+            "layers": [
+                {
+                    "layer": number,
+                    "name": figures.names[number],
+                    "change": layer.change.tolist(),
+                    "intervals": [ends and ends._asdict() for ends in layer.intervals],
+                    "deviation": layer.deviation,
+                    "deviation_change_percent": changes[number],
+                    "redundancy": layer.redundancy,
+                    "similarity": layer.similarity.tolist(),
+                    "nll": layer.nll.tolist(),
+                }
+                for number, layer in enumerate(figures.layers)
+            ],
+        }
+        found.append(ModelFigures(read, rows, figures, content))
     return found
-
-
-@dataclass(frozen=True)
-class TaskHeads:
-    """The heads of a fine-tuned run: its task's metric on the development split, and how it changes without each head.
-
-    changes: (H,) of each layer. intervals: 95 %, of test sets drawn from the examples (paired bootstrap).
-    """
-
-    name: str
-    metric: str
-    examples: int
-    value: float
-    changes: list[np.ndarray]
-    intervals: list[list[Interval]]
-
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON of the run; figures of a layer are lists over its heads."""
-        layers = [
-            {
-                "layer": number,
-                "change": change.tolist(),
-                "intervals": [interval._asdict() for interval in ends],
-                "deviation": float(change.std(ddof=1)) if len(change) > 1 else None,
-            }
-            for number, (change, ends) in enumerate(zip(self.changes, self.intervals, strict=True))
-        ]
-        about = {"model": self.name, "source": "run", "metric": self.metric, "examples": self.examples}
-        return {**about, "value": self.value, "layers": layers}
 
 
 def finetunes(name: str) -> bool:
@@ -218,8 +153,12 @@ def finetunes(name: str) -> bool:
     return is_run(folder) and isinstance(open_any(folder)[0], FinetuneConfig)
 
 
-def measure_task_heads(name: str, *, device: str = "auto", say: Say = print) -> TaskHeads:
-    """The heads of a run of GLUE, by the metric of its task; the errors of `reopen`."""
+def measure_task_heads(name: str, *, device: str = "auto", say: Say = print) -> dict[str, Any]:
+    """The JSON of the heads of a run of GLUE: its task's metric on the development split, its change without each head.
+
+    Figures of a layer are lists over its heads; intervals: 95 %, of test sets drawn from the examples (paired bootstrap).
+    Raises the errors of `reopen`.
+    """
     run = reopen(Path(name).expanduser(), say)
     run.model.to(choose_device(device, "--device"))
     labels, metric = run.examples.known_labels(), run.task.metrics[0]
@@ -231,23 +170,35 @@ def measure_task_heads(name: str, *, device: str = "auto", say: Say = print) -> 
 
     base, sampled = value(whole), np.array([value(whole, draw) for draw in draws])
 
-    def interval(predictions: np.ndarray) -> Interval:
+    def interval(predictions: np.ndarray) -> dict[str, float]:
         differences = np.array([value(predictions, draw) for draw in draws]) - sampled
-        return Interval(*np.percentile(differences, [2.5, 97.5]).tolist())
+        return Interval(*np.percentile(differences, [2.5, 97.5]).tolist())._asdict()
 
-    changes = [np.array([value(one) - base for one in layer]) for layer in without]
-    intervals = [[interval(one) for one in layer] for layer in without]
-    return TaskHeads(Path(name).name, metric, len(labels), base, changes, intervals)
+    layers = []
+    for number, layer in enumerate(without):
+        change = [value(one) - base for one in layer]
+        layers.append({
+            "layer": number, "change": change, "intervals": [interval(one) for one in layer],
+            "deviation": float(np.std(change, ddof=1)) if len(change) > 1 else None,
+        })  # fmt: skip
+    return {
+        "model": Path(name).name,
+        "source": "run",
+        "metric": metric,
+        "examples": len(labels),
+        "value": base,
+        "layers": layers,
+    }
 
 
-def prune_heads(found: ModelHeads, amount: float, folder: Path) -> dict[str, Any]:
+def prune_heads(found: ModelFigures[Heads], amount: float, folder: Path) -> dict[str, Any]:
     """Take the least important heads of a model out, and save it with its tokenizer in `folder`.
 
     amount: the number of heads, or below 1 their share. What is returned says which they were, what is left, and how long
     the model reads the text, in seconds (the best of three).
     """
-    opened, rows = found.read.opened, found.read.rows
-    model, given = opened.model, Path(found.read.given).expanduser()
+    opened, given = found.read.opened, found.read.folder
+    model = opened.model
     total = sum(len(layer.change) for layer in found.figures.layers)
     count = round(amount * total) if amount < 1 else round(amount)
     if count < 1 or (amount > 1 and count != amount):
@@ -267,7 +218,7 @@ def prune_heads(found: ModelHeads, amount: float, folder: Path) -> dict[str, Any
     seconds = dict[str, float]()
     for key, one in (("before", model), ("after", smaller)) * 3:
         start = time.perf_counter()
-        nats = nats_per_token(one, rows, mask_id=opened.mask_id, marks=opened.marks)
+        nats = nats_per_token(one, found.rows, mask_id=opened.mask_id, marks=opened.marks)
         seconds[key] = min(time.perf_counter() - start, seconds.get(key, math.inf))
     return {
         "heads": chosen,
@@ -281,57 +232,27 @@ def prune_heads(found: ModelHeads, amount: float, folder: Path) -> dict[str, Any
 # -- mixing ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ModelMixing:
-    """The mixing of one model over its training: by checkpoint, with its step, the earliest first; the last is the final one.
+def measure_mixing(names: list[str], reading: Reading, texts: int) -> list[ModelFigures[Checkpoints]]:
+    """The mixing of each model over its training: of a run at all checkpoints that it has kept, one for each step.
 
     A model that is no run has one checkpoint, `model`, without a step.
     """
-
-    read: ModelText
-    checkpoints: dict[str, int | None]
-    layers: dict[str, tuple[LayerMixing, ...]]
-
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON of one model; figures of a layer as in `LayerMixing`."""
+    found = list[ModelFigures[Checkpoints]]()
+    for read, rows in _read(names, reading, texts):
+        model, figures = read.opened.model, list[tuple[str, int | None, Sequence[LayerMixing]]]()
+        steps = _checkpoints(read.folder / "checkpoints") if read.kind == "run" else {"model": None}
+        for name, step in steps.items():
+            saved = load_ours(read.folder, name).to(device_of(model)) if read.kind == "run" else model
+            figures.append((name, step, mixing(saved, rows)))
         checkpoints = [
             {
                 "checkpoint": name,
                 "step": step,
-                "layers": [
-                    {
-                        "variation": one.variation,
-                        **{
-                            key: value.tolist() if isinstance(value, np.ndarray) else value
-                            for key, value in vars(one).items()
-                        },
-                    }
-                    for one in self.layers[name]
-                ],
+                "layers": [{"variation": layer.variation, **_plain(layer)} for layer in layers],
             }
-            for name, step in self.checkpoints.items()
+            for name, step, layers in figures
         ]
-        return self.read.as_dict(checkpoints=checkpoints)
-
-
-def measure_mixing(names: list[str], **options: Any) -> list[ModelMixing]:
-    """The mixing of each model, of a run at all checkpoints that it has kept; options as for `read_models`.
-
-    Of checkpoints of one step one is read.
-    """
-    found = []
-    for one in read_models(names, **options):
-        folder = Path(one.given).expanduser()
-        checkpoints: dict[str, int | None] = {"model": None}
-        if one.source == "run":
-            checkpoints = _checkpoints(folder / "checkpoints")
-        layers = {}
-        for name in checkpoints:
-            model = one.opened.model
-            if one.source == "run":
-                model = load_ours(folder, name).to(device_of(model))
-            layers[name] = mixing(model, one.rows)
-        found.append(ModelMixing(one, checkpoints, layers))
+        found.append(ModelFigures(read, rows, figures, {"checkpoints": checkpoints}))
     return found
 
 

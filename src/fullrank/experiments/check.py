@@ -96,7 +96,7 @@ def _check_trained(name: str, kind: Kind, text: Path | None, checkpoint: str, sa
                 f"--text: for models of running text; {folder} is a translation model, which random sentences test"
             )
         return check(Translator.load(folder, checkpoint), description=about)
-    opened = open_with_text(name, kind, text=text, checkpoint=checkpoint, dtype=torch.float32, own_text=True, say=say)
+    opened = open_with_text(name, kind, text=text, checkpoint=checkpoint, dtype=torch.float32, say=say)
     if kind == "run":
         length = open_run(folder)[0].train.segment_length
     length = min(length, opened.max_length or length)

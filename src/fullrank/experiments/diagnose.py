@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fullrank.analysis import GradientShare, context_use, gradient_share, heads, rank, spectrum
 from fullrank.analysis.heads import predictions
@@ -22,13 +20,10 @@ from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.masked import MaskedLanguageModel
 from fullrank.core.model import Model
 from fullrank.core.output import IGNORED
-from fullrank.experiments.analyze import ModelRank, OpenedModel, open_models, segments
-from fullrank.experiments.models import Kind
-from fullrank.experiments.task import Say
+from fullrank.experiments.analyze import ModelRank, ModelText, OpenedModel, Reading, open_models
 from fullrank.reporting.diagnosis import Diagnosis, Finding, Verdict
 from fullrank.reporting.drawing import Curve, Series, draw_curves
 from fullrank.reporting.tables import table
-from fullrank.training.device import choose_device
 
 TEXTS = 16  # segments whose attention weights are read
 _GRADIENTS, _CONTEXTS = 4096, 64  # tokens whose gradient is read; segments over which the use of context is measured
@@ -37,17 +32,8 @@ _IDLE = 0.001  # of the perplexity
 _ATTENTION, _VOCABULARY = 1 / 3, 1 / 2  # shares of all parameters
 
 
-@dataclass(frozen=True)
-class _Subject:
-    """A model with its text: `tokens` are token ids, read as often as needed."""
-
-    name: str
-    label: str
-    kind: Kind
-    opened: OpenedModel
-    length: int
-    tokens: list[int]
-    say: Say
+class _Subject(ModelText):
+    """A model with its text, which is read as often as needed."""
 
     @property
     def model(self) -> Any:
@@ -64,17 +50,11 @@ class _Subject:
         """Tokens are predicted from both sides."""
         return self.opened.mask_id is not None or isinstance(unwrapped(self.model), MaskedLanguageModel)
 
-    def rows(self, length: int, most: int) -> list[Tensor]:
-        """The first `most` whole segments (1, length) of the text."""
-        batches = segments(replace(self.opened, ids=[self.tokens]), length)
-        whole = (row for batch in batches for row in batch.split(1) if row.shape[1] == length)
-        return list(itertools.islice(whole, most))
-
     def trained_with(self, *overrides: str) -> list[str]:
         """The command that trains this run with some settings changed; none where they do not fit it, or are its own."""
         if self.kind != "run":
             return []
-        path = Path(self.name).expanduser() / "config.yaml"
+        path = self.folder / "config.yaml"
         try:
             changed = resolve(str(path), overrides=overrides).config
         except ConfigError:
@@ -92,44 +72,24 @@ class _Subject:
         ]
 
 
-def diagnose(
-    name: str,
-    *,
-    text: Path | None = None,
-    segment_length: int | None = None,
-    checkpoint: str = "best",
-    device_name: str = "auto",
-    say: Say = print,
-) -> Diagnosis:
-    """The diagnosis of a trained model on `text` (None: a run's own valid split).
-
-    Raises the errors of `measure_ranks`, and InputError for a text shorter than a segment.
-    """
-    opened_models = open_models(
-        [name],
-        text=text,
-        segment_length=segment_length,
-        checkpoint=checkpoint,
-        dtype=torch.float32,
-        say=say,
-        causal=False,
-    )
-    ((label, kind, opened, length),) = opened_models
-    opened.model.to(choose_device(device_name, "--device")).eval()
+def diagnose(name: str, reading: Reading) -> Diagnosis:
+    """The diagnosis of a trained model; the errors of `open_models`, and InputError for a text shorter than a segment."""
+    (read,) = open_models([name], reading)
+    opened, length = read.opened, read.length
+    opened.model.eval()
     # enough for the contexts of the rank, which has to be above its bound
     wanted = max(_CONTEXTS * _longest(opened, length), _GRADIENTS, 6 * (_width(opened.model) + 32))
     tokens = list(itertools.islice(itertools.chain.from_iterable(opened.ids), wanted))
-    subject = _Subject(name, label, kind, opened, length, tokens, say)
-    if not subject.rows(length, 1):
+    subject = _Subject(read.name, read.given, read.kind, replace(opened, ids=[tokens]), length)
+    if not subject.rows(1):
         raise InputError(f"--text: {opened.text} has {len(tokens):,} tokens, less than a segment of {length:,}")
     findings = []
     for examine in (_attention, _output, _memory, _heads, _parameters):
         finding = examine(subject)
-        say(f"{finding.title}: {finding.verdict}")
+        reading.say(f"{finding.title}: {finding.verdict}")
         findings.append(finding)
     parameters = sum(parameter.numel() for parameter in opened.model.parameters())
-    source = kind.replace("Face model", "Face")
-    return Diagnosis(label, source, str(opened.text), parameters, length, findings)
+    return Diagnosis(subject.name, subject.source, str(opened.text), parameters, length, findings)
 
 
 def _width(model: Any) -> int:
@@ -143,7 +103,7 @@ def _width(model: Any) -> int:
 def _attention(subject: _Subject) -> Finding:
     title, short = "Small heads", "heads that are small for the length"
     try:
-        read = spectrum(subject.model, subject.rows(subject.length, TEXTS))
+        read = spectrum(subject.model, subject.rows(TEXTS))
     except InputError as error:
         return Finding("attention", title, short, "not measured", [f"{error}."])
     before, after = (
@@ -239,7 +199,7 @@ def _output(subject: _Subject) -> Finding:
 
 def _gradient(subject: _Subject) -> GradientShare:
     """The share of the gradient of the nll of the predicted tokens that the output layer lets through."""
-    rows = subject.rows(subject.length, max(1, _GRADIENTS // subject.length))
+    rows = subject.rows(max(1, _GRADIENTS // subject.length))
     opened = subject.opened
     if not subject.masked:
         return gradient_share(subject.model, [(row[:, :-1], row[:, 1:]) for row in rows])
@@ -254,10 +214,9 @@ def _gradient(subject: _Subject) -> GradientShare:
 
 def _rank(subject: _Subject) -> ModelRank:
     """The figures of `fullrank analyze rank`."""
-    batches = subject.rows(subject.length, len(subject.tokens))
     was = next(subject.model.parameters()).dtype
     try:
-        return ModelRank(subject.label, "", "", subject.length, rank(subject.model.double(), batches))
+        return ModelRank(subject, rank(subject.model.double(), subject.rows(None)))
     finally:
         subject.model.to(was)
 
@@ -278,7 +237,7 @@ def _memory(subject: _Subject) -> Finding:
         return Finding("context", title, short, "not measured", ["The model reads a text from both sides."])
     longest = _longest(subject.opened, subject.length)
     scored = max(longest // 8, 1)
-    rows = subject.rows(longest, _CONTEXTS)
+    rows = subject.rows(_CONTEXTS, longest)
     if len(rows) < 2:
         lacks = f"The text has fewer than two segments of {longest:,} tokens."
         return Finding("context", title, short, "not measured", [lacks])
@@ -333,7 +292,7 @@ def _heads(subject: _Subject) -> Finding:
     title, short = "Redundant heads", "heads that it does not need"
     opened = subject.opened
     try:
-        rows = torch.cat(subject.rows(subject.length, TEXTS))
+        rows = torch.cat(subject.rows(TEXTS))
         read = heads(subject.model, rows, mask_id=opened.mask_id, marks=opened.marks)
     except InputError as error:
         return Finding("heads", title, short, "not measured", [f"{error}."])
@@ -359,7 +318,7 @@ def _heads(subject: _Subject) -> Finding:
         most = min(idle, sum(len(layer.change) - layer.group for layer in read.layers)) // group * group
         if most and _can_be_pruned(subject):
             text = "" if subject.kind == "run" else f" --text {opened.text}"
-            advice.append(f"fullrank analyze heads {subject.name}{text} --prune {most} --out pruned")
+            advice.append(f"fullrank analyze heads {subject.given}{text} --prune {most} --out pruned")
     slots = [Series(f"layer {i}", i, (_sorted(layer.change / read.perplexity),)) for i, layer in enumerate(read.layers)]
     note = "Each layer's heads, ordered by what the model loses without them."
     drawings = draw_curves(
