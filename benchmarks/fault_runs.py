@@ -25,6 +25,7 @@ import forked
 from fullrank.seal import DamagedError, read_record
 
 Settings = dict[str, Any]
+WAITS = "30"  # seconds that one of several processes waits for the others
 
 MODEL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "dropout": {"residual": 0.1}}
 MIXED = {"mix": "position_wise", "cross_head": 0.2}
@@ -144,6 +145,9 @@ KINDS = {
     "bf16": Kind(plain, {"model.attention": MIXED, "train.precision": "bf16"}),
     "accumulation, averaging": Kind(plain, {"train.gradient_accumulation_steps": 3, "train.averaging": "swa"}),
     "fine-tuning": Kind(finetuning),
+    "two processes, DDP": Kind(memory, procs=2),
+    "two processes, FSDP2": Kind(plain, {"model.attention": MIXED, "train.sharding": "fsdp"}, procs=2),
+    "two processes by --procs": Kind(memory, procs=2, launched=True, share=0.2),
 }
 
 
@@ -173,7 +177,8 @@ class Training:
         together = ["--procs", str(kind.procs)] if kind.procs > 1 else []
         command = [*within, sys.executable, "-m", "fullrank", *self.words, *together]
         with open(log, "ab") as file:
-            self.started = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+            patience = {**os.environ, "FULLRANK_TIMEOUT": WAITS}
+            self.started = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=patience)
 
     def processes(self) -> list[int]:
         """All its processes; the one that started the others stands first, if any did."""
@@ -207,7 +212,7 @@ def _places(processes: int) -> list[dict[str, str]]:
     """The environment that torchrun gives to each of so many processes on this machine."""
     with socket.create_server(("localhost", 0)) as free:
         port = str(free.getsockname()[1])
-    shared = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": str(processes), "FULLRANK_TIMEOUT": "30"}
+    shared = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": str(processes), "FULLRANK_TIMEOUT": WAITS}
     return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
 
 

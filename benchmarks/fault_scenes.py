@@ -19,7 +19,7 @@ from pathlib import Path
 
 import yaml
 
-from fault_runs import Kind, Training, last_step, outcome
+from fault_runs import Kind, Training, ended, last_step, outcome
 
 
 class Failed(Exception):
@@ -173,6 +173,31 @@ def two_runs_in_one_folder(scene: Scene) -> str:
     return sentence(said, "another process is training there")
 
 
+def _impatient() -> None:
+    """Let this process wait five seconds for others, not half an hour."""
+    os.environ["FULLRANK_TIMEOUT"] = "5"
+
+
+def failing_process(number: signal.Signals, scene: Scene) -> str:
+    """One of two processes stands still, or dies: the other ends with a message, and the run goes on when both are gone."""
+    folder = scene.copy("failing")
+    lines = folder / "timing.jsonl"
+    length, training = lines.stat().st_size, scene.start(folder, before=_impatient)
+    while lines.stat().st_size <= length and training.poll() is None:
+        time.sleep(0.002)
+    *others, last = training.processes()
+    begun = time.monotonic()
+    os.kill(last, number)
+    expect(ended(others, 60), f"the other one went on for a minute: {training.said()[-600:]}")
+    seconds = time.monotonic() - begun
+    ended([last], 0)
+    training.wait()
+    expect(number == signal.SIGSTOP or seconds < 4, f"{seconds:.0f} s went by before the other one ended")
+    said = sentence(training.said(), "waited for another one")
+    scene.ends_as_in_peace(folder)
+    return said
+
+
 # -- numbers, memory, clocks --------------------------------------------------------------------------------------------
 
 
@@ -238,7 +263,7 @@ def jumping_clocks(scene: Scene) -> str:
     return f"metrics and weights are the same; at 1,000 times the pace {len(steps[1])} checkpoints, not {len(steps[0])}"
 
 
-ALONE = "memory, Skip-Retain, cross-head"
+ALONE, TOGETHER = "memory, Skip-Retain, cross-head", "two processes, DDP"
 FAULTS: dict[str, tuple[Callable[[Scene], str], str]] = {
     "full disk": (full_disk, ALONE),
     "read-only folder": (read_only_folder, ALONE),
@@ -250,4 +275,8 @@ FAULTS: dict[str, tuple[Callable[[Scene], str], str]] = {
     "loss not a number": (loss_not_a_number, ALONE),
     "out of memory": (out_of_memory, ALONE),
     "clock jumps": (jumping_clocks, ALONE),
+    "hanging process": (partial(failing_process, signal.SIGSTOP), TOGETHER),
+    "dying process": (partial(failing_process, signal.SIGKILL), TOGETHER),
+    "full disk, two processes": (full_disk, TOGETHER),
+    "bit-flipped checkpoint, two processes": (partial(damaged_checkpoint, flip), TOGETHER),
 }
