@@ -8,10 +8,12 @@ means over processes. All processes compute the same figures and take the same d
 from __future__ import annotations
 
 import atexit
+import ctypes
 import functools
 import itertools
 import os
 import signal
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -68,6 +70,8 @@ def together(device: torch.device) -> Iterator[None]:
     if not started_with_others():
         yield
         return
+    if sys.platform == "linux":  # torchrun may be killed, too: then this process is asked to end
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
     seconds = float(os.environ.get("FULLRANK_TIMEOUT", TIMEOUT))
     if not dist.is_initialized():
         if device.type == "cuda":
