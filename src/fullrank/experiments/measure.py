@@ -111,7 +111,7 @@ def _score_segments(model: LanguageModel, batches: Iterable[Batch], tally: Tally
     """Blocks, and the segments of streams: what a segment leaves in memory is read by the next."""
     memory = None
     for batch in batches:
-        if batch.part is not None and not batch.part.rows:
+        if batch.part is not None and batch.tokens == 0:  # the streams of this process have ended
             continue
         if model.memory_length and batch.weights is not None:
             # columns that are padding in every row would take positions that a model may lack
