@@ -154,7 +154,7 @@ def send(pid: int, number: int) -> bool:
 
 
 def judge(training: Training, folder: Path, sent: int, before: int, tally: Tally) -> bool:
-    """Whether the run may go on after this start of it; what is wrong is counted."""
+    """True if the run may go on after this start of it; faults are counted."""
     code, said, after = training.poll(), training.said(), last_step(folder)
     promised = re.search(r"stopped by SIG\w+ after step (\d+)", said)
     if "Traceback" in said and code != 0:  # with 0 Python has ignored a Ctrl-C, inside a package's __del__

@@ -86,7 +86,7 @@ class Running:
 
 @dataclass
 class Tally:
-    """What became of the cases of one kind."""
+    """Counts of the endings of one kind of cases."""
 
     kind: str
     endings: collections.Counter[str] = field(default_factory=collections.Counter)
@@ -136,7 +136,7 @@ def start(case: Case) -> Running:
 
 
 def said(case: Case, stream: str) -> str:
-    """What the command printed."""
+    """Output of the command."""
     file = case.folder.with_name(f"{case.folder.name}.{stream}")
     return file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
 

@@ -142,7 +142,7 @@ def build(name: str, scene: Scene, place: Path) -> Path:
 
 
 def run(folder: Path, words: list[str]) -> tuple[str, str]:
-    """What a command prints in an untouched folder, to stdout and to stderr."""
+    """Output of a command in an untouched folder, stdout and stderr."""
     case = Case("untouched", folder, words)
     _, status = os.waitpid(start(case).pid, 0)
     if os.waitstatus_to_exitcode(status):
@@ -257,7 +257,7 @@ def cases(place: Path) -> Callable[[int, int], Case]:
     printed: dict[tuple[str, str], tuple[str, str] | None] = {}
 
     def expected(name: str, words: list[str]) -> tuple[str, str] | None:
-        """What eval and generate print in the untouched folder."""
+        """Output of eval and generate in the untouched folder."""
         if words[0] not in ("eval", "generate"):
             return None
         if (key := (name, words[0])) not in printed:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fullrank.data.batches import Encoded, ExampleBatches, by_length, subset
+from fullrank.data.examples import Encoded, ExampleBatches, by_length, subset
 
 
 def encoded(count: int, seed: int = 0) -> Encoded:

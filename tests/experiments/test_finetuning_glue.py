@@ -17,7 +17,7 @@ import fullrank as fr
 from fullrank.config.load import build_any
 from fullrank.config.recipe import Resolved
 from fullrank.core.errors import InputError
-from fullrank.data.batches import ExampleBatch, ExampleBatches
+from fullrank.data.examples import ExampleBatch, ExampleBatches
 from fullrank.experiments.finetuning import ExampleObjective, GlueTuning, encode, groups_of, logits_of, mixing_names
 from fullrank.experiments.models import load_pretrained
 from fullrank.experiments.run import resume, train

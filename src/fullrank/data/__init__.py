@@ -1,7 +1,8 @@
 """Text, sentence pairs and tasks, from files to batches.
 
 `tokenizers` and `language`: text to ids. `corpora`, `sources` and `builtin`: known corpora and their source files. `texts` and
-`pairs` prepare a corpus once, `prepared` keeps it. `batches` makes batches. `glue` and `squad`: tasks to fine-tune on.
+`pairs` prepare a corpus once, `prepared` keeps it. `batches` and `examples` make batches. `glue` and `squad`: tasks to
+fine-tune on.
 """
 
 from fullrank.data.batches import (

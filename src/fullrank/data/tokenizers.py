@@ -57,7 +57,7 @@ class Tokenizer:
         raise NotImplementedError(f"{type(self).__name__} must define encode(text)")
 
     def encode_array(self, text: str, dtype: np.dtype[Any]) -> np.ndarray:
-        """The same as an array."""
+        """Ids of `text` as an array; see `encode`."""
         return np.array(self.encode(text), dtype)
 
     def decode(self, ids: Sequence[int]) -> str:

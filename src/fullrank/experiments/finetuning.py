@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from fullrank.config.finetune import FinetuneConfig, FinetuneTrainConfig
 from fullrank.config.glue import GLUE, GlueTask
 from fullrank.core.errors import InputError
-from fullrank.data.batches import Encoded, ExampleBatch, ExampleBatches, by_length, subset
+from fullrank.data.examples import Encoded, ExampleBatch, ExampleBatches, by_length, subset
 from fullrank.data.glue import Examples, load_glue, locate, submission_rows, write_submission
 from fullrank.data.invented import invented_examples
 from fullrank.decoding.sample import evaluating

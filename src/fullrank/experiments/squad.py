@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from fullrank.config.finetune import FinetuneConfig, TaskDataConfig
 from fullrank.core.errors import InputError, RunError
-from fullrank.data.batches import Encoded, ExampleBatch, subset
 from fullrank.data.corpora import SQUAD
+from fullrank.data.examples import Encoded, ExampleBatch, subset
 from fullrank.data.invented import invented_questions
 from fullrank.data.squad import NO_ANSWER, Question, SquadSplit, Window, read_squad, squad_windows
 from fullrank.evaluation.tasks import squad_scores, squad_v2_scores

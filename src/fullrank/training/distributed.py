@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -174,12 +175,12 @@ def gathered(value: Value) -> list[Value]:
 
 
 def own_share(total: int) -> range:
-    """Of `total` things that are read one by one, those of this process."""
+    """The numbers of this process among `total` things that are read one by one."""
     return range(rank(), total, count())
 
 
 def in_order(own: list[Value]) -> list[Value]:
-    """What all processes made of their shares (`own_share`), in order."""
+    """The results of all processes for their shares (`own_share`), in order."""
     parts = gathered(own)
     return [parts[i % len(parts)][i // len(parts)] for i in range(sum(map(len, parts)))]
 
@@ -310,14 +311,6 @@ class _Recomputed:
         return recomputed(self.forward, *arguments, **options)
 
 
-def gathers_again(options: TrainingConfig) -> bool:
-    """True if parameters are gathered a second time in the backward pass: when the gradient of a block's output arrives.
-
-    A penalty on attention weights reaches into blocks before that, so that they stay whole until they have their gradients.
-    """
-    return not (options.orthogonality or options.overlap)
-
-
 def shard(model: nn.Module, options: TrainingConfig) -> None:
     """Leave a part of each parameter in each process (FSDP2), before an optimizer is made; a block is gathered at a time.
 
@@ -328,7 +321,8 @@ def shard(model: nn.Module, options: TrainingConfig) -> None:
     narrow = torch.bfloat16 if options.precision == "bf16" else None
     policy = MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=torch.float32 if narrow else None,
                                   cast_forward_inputs=False)  # fmt: skip
-    again = gathers_again(options)
+    # a penalty reaches into blocks before the gradient of their outputs, which would gather them again
+    again = not (options.orthogonality or options.overlap)
     for block in blocks_of(model):
         fully_shard(block, mp_policy=policy, reshard_after_forward=again)
     fully_shard(model, mp_policy=policy)
@@ -368,8 +362,8 @@ class _Reached(torch.autograd.Function):
 class Engine:
     """The training passes of a model: alone, or with the gradients of all processes averaged as they are formed."""
 
-    def __init__(self, model: nn.Module, objective: Objective[Batch], options: TrainingConfig) -> None:
-        self.model, self.objective, self.again = model, objective, gathers_again(options)
+    def __init__(self, model: nn.Module, objective: Objective[Batch]) -> None:
+        self.model, self.objective = model, objective
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.reached = torch.zeros(len(self.parameters), dtype=torch.float64)
         self.sharded = any(isinstance(p, Gatherable) for p in model.parameters())
@@ -424,16 +418,21 @@ class Engine:
 
     @contextmanager
     def whole_model(self) -> Iterator[None]:
-        """Inside the block every process holds all parameters, for evaluation."""
+        """Inside the block every process holds all parameters, for evaluation.
+
+        Hooks of FSDP2 do not run in it: they note the order of forward passes, by which the next backward pass gathers
+        parameters ahead, and that has to be the same in all processes; of a validation text each reads another part.
+        """
         from torch.distributed.fsdp import FSDPModule
 
         parts = [part for part in self.model.modules() if isinstance(part, FSDPModule)] if self.sharded else []
+        hooks = [(part, part._forward_pre_hooks, part._forward_hooks) for part in parts]
         for part in parts:
-            part.set_reshard_after_forward(False, recurse=False)
             part.unshard()
+            part._forward_pre_hooks, part._forward_hooks = OrderedDict(), OrderedDict()
         try:
             yield
         finally:
-            for part in parts:
+            for part, before, after in hooks:
+                part._forward_pre_hooks, part._forward_hooks = before, after
                 part.reshard()
-                part.set_reshard_after_forward(self.again and part is not self.model, recurse=False)

@@ -91,7 +91,7 @@ def fit(
         checkpoint_blocks(model)
     if options.compile:
         compile_blocks(model, options.cuda_graphs)
-    engine, writes = Engine(model, objective, options), rank() == 0
+    engine, writes = Engine(model, objective), rank() == 0
     state = TrainingState(
         model=model,
         optimizer=optimizer,
