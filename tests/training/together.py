@@ -85,8 +85,8 @@ def run(folder: Path, name: str, out: Path, **options: Any) -> dict[str, Any]:
 
 
 def fail(kind: str) -> None:
-    """Let the second process die or fail in its third pass."""
-    begin, passes = loop.begin_draws, itertools.count(1)
+    """Let the second process die or fail in its third pass; torchrun asks the first one to end while it notices that."""
+    begin, end, passes = loop.begin_draws, loop.end_draws, itertools.count(1)
 
     def begin_or_fail(seed: int, number: int) -> None:
         if distributed.rank() == 1 and next(passes) == 3:
@@ -97,7 +97,12 @@ def fail(kind: str) -> None:
             raise InputError("the second process refuses")
         begin(seed, number)
 
-    loop.begin_draws = begin_or_fail
+    def end_and_be_ended() -> None:
+        if distributed.rank() == 0 and sys.exc_info()[0]:
+            os.kill(os.getpid(), signal.SIGTERM)
+        end()
+
+    loop.begin_draws, loop.end_draws = begin_or_fail, end_and_be_ended
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from types import FrameType
+from typing import Any, NoReturn, Protocol, TypeVar, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -73,6 +74,7 @@ def together(device: torch.device) -> Iterator[None]:
         return
     if sys.platform == "linux":  # torchrun may be killed, too: then this process is asked to end
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    former = signal.signal(signal.SIGTERM, _end)
     seconds = float(os.environ.get("FULLRANK_TIMEOUT", TIMEOUT))
     if not dist.is_initialized():
         if device.type == "cuda":
@@ -81,7 +83,9 @@ def together(device: torch.device) -> Iterator[None]:
         atexit.register(dist.destroy_process_group)
     try:
         yield
-    except BaseException as error:
+    except BaseException as last:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it to those that are left; each ends by itself
+        error = _cause(last)
         if not _first_to_fail(error):
             raise SystemExit(1) from error
         if isinstance(error, RuntimeError) and _of_group(error):
@@ -89,9 +93,22 @@ def together(device: torch.device) -> Iterator[None]:
                 f"process {rank()} of {count()} waited for another one, which is gone or did nothing for {seconds:g} seconds; "
                 "run the same command again to go on from the last checkpoint"
             ) from error
-        raise
+        raise error from error.__cause__
     else:
         dist.barrier()
+        signal.signal(signal.SIGTERM, former)
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    """SIGTERM outside of the training loop, which has a handler of its own."""
+    raise Interrupted(f"ended by {signal.Signals(number).name}; run the same command again to go on")
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The error itself; where SIGTERM came while this process was ending for the loss of another one, that loss."""
+    before = error.__context__
+    lost = isinstance(error, Interrupted) and isinstance(before, RuntimeError) and _of_group(before)
+    return before if lost and before is not None else error
 
 
 def _of_group(error: RuntimeError) -> bool:
