@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 
 
 def torchrun(
-    processes: int, *words: object, seconds: float = 300, **variables: str
+    processes: int, *words: object, restarts: int = 0, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     command = [
         sys.executable,
@@ -26,10 +26,12 @@ def torchrun(
         "torch.distributed.run",
         "--standalone",
         f"--nproc-per-node={processes}",
+        f"--max-restarts={restarts}",
         *map(str, words),
     ]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path), **variables}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds)
+    environment.setdefault("LOGLEVEL", "CRITICAL")
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture(scope="module")
@@ -108,23 +110,29 @@ def test_resumed_by_as_many_processes_and_by_one(alone: Path) -> None:
     ("kind", "said"),
     [
         ("refuses", "fullrank: the second process refuses"),
-        ("killed", "fullrank: process 0 of 2 waited for another one, which is gone"),
         pytest.param("hangs", "did nothing for 5 seconds", marks=pytest.mark.full),
     ],
 )
-def test_a_process_that_fails_ends_the_others_with_its_message(
-    tmp_path_factory: pytest.TempPathFactory, kind: str, said: str
-) -> None:
-    folder = tmp_path_factory.mktemp(kind)
-    together.write_texts(folder)
+def test_a_process_that_fails_ends_the_others_with_its_message(alone: Path, kind: str, said: str) -> None:
     patience = "5" if kind == "hangs" else "60"
-    done = torchrun(
-        2, HERE / "together.py", folder, "ddp", "plain", kind, FULLRANK_TIMEOUT=patience, LOGLEVEL="CRITICAL"
-    )
+    done = torchrun(2, HERE / "together.py", alone, "ddp", "plain", FAILURE=kind, FULLRANK_TIMEOUT=patience)
     assert done.returncode != 0
     messages = [line for line in done.stderr.splitlines() if line.startswith("fullrank: ")]
     assert len(messages) == 1
     assert said in messages[0]
+
+
+def test_torchrun_starts_killed_processes_again(alone: Path) -> None:
+    """Those that are left say what they miss; started again, all go on from the checkpoint before."""
+    run = alone / "plain-killed"
+    done = torchrun(2, HERE / "together.py", alone, "ddp", "plain", restarts=1, FAILURE="killed")
+    assert done.returncode == 0, done.stderr[-3000:]
+    messages = [line for line in done.stderr.splitlines() if line.startswith("fullrank: ")]
+    assert len(messages) == 1
+    assert "fullrank: process 0 of 2 waited for another one, which is gone" in messages[0]
+    assert figures(run) == pytest.approx(figures(alone / "plain"), abs=1e-8)
+    one, several = (load_file(folder / "checkpoints" / "last" / "model.safetensors") for folder in (alone / "plain", run))
+    assert max(float((one[key] - several[key]).abs().max()) for key in one) < 1e-10
 
 
 def test_blocks_computed_again_change_nothing(alone: Path, tmp_path: Path) -> None:
