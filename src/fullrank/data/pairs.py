@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import shutil
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -32,6 +33,7 @@ from fullrank.data.language import (
     load_codes,
     plain,
 )  # fmt: skip
+from fullrank.data.parallel import in_processes
 from fullrank.data.prepared import SIDES, PairCorpus, PairSplit
 from fullrank.data.sources import PairFiles, find_pairs
 from fullrank.data.tokenizers import DEFAULT_BPE_SIZE, EOS, UNK, ranked
@@ -42,6 +44,7 @@ _REPORT_EVERY = 500_000  # pairs between two progress messages
 
 # a pair of lines: both sides as they are encoded; where Moses changes them, both sides before that as well
 _Lines = tuple[str, ...]
+Row = TypeVar("Row")
 _COLUMNS = tuple(f"{side}{end}" for end in (".txt", ".raw.txt") for side in SIDES)  # their files
 
 
@@ -232,14 +235,12 @@ def _write_texts(files: PairFiles, settings: PairSettings, folder: Path, report:
         with ExitStack() as stack:
             write = _writer(folder, split, 4 if moses else 2, stack)
             write_valid = _writer(folder, "valid", 4 if moses else 2, stack) if train and files.valid_every else None
-            for number, pair in enumerate(content.pairs(), start=1):
-                raw = tuple(map(plain, pair))
-                text = tuple(language.prepared(line) for language, line in zip(languages, raw, strict=True))
-                fate = _fate(text, settings) if train else None
+            made = in_processes(partial(_rows, languages, moses), _chunks(content.pairs()), None if moses else 1)
+            for number, row in enumerate(chain.from_iterable(made), start=1):
+                fate = _fate(row, settings) if train else None
                 if fate is not None:
                     fates["given"] += 1
                     fates[fate] += 1
-                row = (*text, *raw) if moses else text
                 if fate == "kept" and write_valid and files.valid_every and fates["kept"] % files.valid_every == 0:
                     fates["valid"] += 1
                     write_valid(row)
@@ -255,9 +256,15 @@ def _write_texts(files: PairFiles, settings: PairSettings, folder: Path, report:
     return fates
 
 
-def _chunks(path: Path) -> Iterator[list[str]]:
-    rows = lines(path, "data.cache")
-    while chunk := list(itertools.islice(rows, _CHUNK)):
+def _rows(languages: Sequence[Language], moses: bool, pairs: Sequence[tuple[str, str]]) -> list[_Lines]:
+    """The lines of pairs as they are encoded; with `moses` followed by those before that."""
+    raw = [(plain(source), plain(target)) for source, target in pairs]
+    texts = [tuple(language.prepared(line) for language, line in zip(languages, pair, strict=True)) for pair in raw]
+    return [(*text, *pair) for text, pair in zip(texts, raw, strict=True)] if moses else list(texts)
+
+
+def _chunks(rows: Iterator[Row]) -> Iterator[list[Row]]:
+    while chunk := list(islice(rows, _CHUNK)):
         yield chunk
 
 
@@ -272,7 +279,7 @@ def _make_languages(
     segmenter = _segmenter(settings, codes, train, pairs, report)
     counts: list[Counter[str]] = [Counter(), Counter()]
     for path, counted in zip(train, counts, strict=True):
-        for chunk in _chunks(path):
+        for chunk in _chunks(lines(path, "data.cache")):
             for pieces in segmenter.segment(chunk):
                 counted.update(pieces)
     if settings.vocabulary == "joint":
@@ -302,7 +309,7 @@ def _segmenter(settings: PairSettings, codes: Path | None, train: list[Path], pa
     report(f"learning {settings.tokens}: {size:,} entries")
     if settings.segmenter == "byte_bpe":
         return learn_byte_bpe(texts(), size - len(MARKS))
-    return learn_unigram(itertools.islice(texts(), 0, None, -(-2 * pairs // _UNIGRAM_LINES)), size - len(MARKS))
+    return learn_unigram(islice(texts(), 0, None, -(-2 * pairs // _UNIGRAM_LINES)), size - len(MARKS))
 
 
 def _entries(segmenter: Segmenter, counts: Counter[str], settings: PairSettings) -> tuple[list[str], list[int]]:
@@ -331,7 +338,7 @@ _Encoded = tuple[_Lines, tuple[list[int], ...]]  # the lines of a pair, and the 
 
 def _encoded(texts: Path, split: str, languages: tuple[Language, Language]) -> Iterator[_Encoded]:
     paths = [path for path in (texts / f"{split}.{column}" for column in _COLUMNS) if path.exists()]
-    for columns in zip(*map(_chunks, paths), strict=True):
+    for columns in zip(*(_chunks(lines(path, "data.cache")) for path in paths), strict=True):
         ids = (language.encode_prepared(column) for language, column in zip(languages, columns[:2], strict=True))
         yield from zip(zip(*columns, strict=True), zip(*ids, strict=True), strict=True)
 

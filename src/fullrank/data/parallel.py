@@ -13,17 +13,21 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fullrank.core.errors import Interrupted
 from fullrank.data.files import Part, Report
 from fullrank.files import read_checked, silent, write_checked
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 PREFIX = "part-"  # of the names of all files of parts
 _LINES_EVERY = 10.0  # seconds between two lines of progress where there is no bar
 _PARENT_DIED = 1  # PR_SET_PDEATHSIG of prctl(2)
@@ -47,11 +51,12 @@ def finished(
     known = {task: counts for task in tasks if (counts := _recorded(task)) is not None}
     if known:
         report(f"{doing}: {len(known)} of {len(tasks)} parts were done before")
+    new = [task for task in tasks if task not in known]
     done: list[tuple[Path, Counts]] = []
     left = limit
     with (
         progress(doing, sum(part.bytes for part in parts), report) as advance,
-        closing(_in_processes(work, [task for task in tasks if task not in known])) as fresh,
+        closing(in_processes(partial(_recording, work), new, len(new))) as fresh,
     ):
         for task in tasks:
             part, target, _ = task
@@ -89,22 +94,36 @@ def _record_of(task: _Task) -> Path:
 
 # -- processes ---------------------------------------------------------------------------------------------------------
 
-_work: Work  # of a process that was forked: it comes with its memory, a vocabulary is not copied
+_work: Callable[[Any], Any]  # of a process that was forked: it comes with its memory, a vocabulary is not copied
 
 
-def _in_processes(work: Work, tasks: Sequence[_Task]) -> Generator[Counts, None, None]:
-    """The counts of each task, in order. One process where there is one core or task, or processes cannot be forked safely."""
-    count = min(len(tasks), len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1)
+def in_processes(
+    work: Callable[[Item], Result], items: Iterable[Item], most: int | None = None
+) -> Generator[Result, None, None]:
+    """`work` of each item, in order; `most`: how many items there are. Few of them are under way at a time.
+
+    One process where there is one core or item, or processes cannot be forked safely.
+    """
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
+    count = cores if most is None else min(cores, most)
     if count < 2 or multiprocessing.current_process().daemon:
-        yield from (_recording(work, task) for task in tasks)
+        yield from map(work, items)
         return
-    context = multiprocessing.get_context("fork")
+    context, waiting = multiprocessing.get_context("fork"), deque[Future[Result]]()
     try:
         with ProcessPoolExecutor(count, context, initializer=_begin, initargs=(work, os.getpid())) as pool:
-            with warnings.catch_warnings():  # of threads of PyTorch, of which the new processes use nothing
-                warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
-                results = pool.map(_do, tasks)
-            yield from results
+            try:
+                for item in items:
+                    with warnings.catch_warnings():  # of threads of PyTorch, of which the new processes use nothing
+                        warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+                        waiting.append(pool.submit(_do, item))
+                    if len(waiting) > 2 * count:
+                        yield waiting.popleft().result()
+                while waiting:
+                    yield waiting.popleft().result()
+            finally:
+                for future in waiting:
+                    future.cancel()
     except BrokenProcessPool as error:
         raise Interrupted(
             "a process that was making token ids was killed (by the system, for want of memory?); the same command goes on "
@@ -112,7 +131,7 @@ def _in_processes(work: Work, tasks: Sequence[_Task]) -> Generator[Counts, None,
         ) from error
 
 
-def _begin(work: Work, parent: int) -> None:
+def _begin(work: Callable[[Any], Any], parent: int) -> None:
     global _work
     _work = work
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits for this one
@@ -123,8 +142,8 @@ def _begin(work: Work, parent: int) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # threads of that library do not come along
 
 
-def _do(task: _Task) -> Counts:
-    return _recording(_work, task)
+def _do(item: Any) -> Any:
+    return _work(item)
 
 
 # -- progress ----------------------------------------------------------------------------------------------------------
