@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from fullrank.config.data import DataConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.data import load_pairs, prepare, prepare_pairs
+from fullrank.data import pairs as pairs_module
 from fullrank.data.corpora import CORPORA
 
 GERMAN = ["ein Hund läuft .", "eine Katze läuft .", "ein Hund schläft nicht .", "zwei Katzen schlafen ."]
@@ -125,8 +127,13 @@ def test_a_second_call_opens_the_first_corpus_and_other_settings_or_text_make_an
     assert not list((folder / "cache" / "pairs").glob(".tmp*"))
 
 
-def test_two_preparations_write_the_same_bytes(folder):
-    one, two = (prepare_pairs(config(folder, cache=str(folder / name))) for name in ("c1", "c2"))
+def test_two_preparations_write_the_same_bytes(folder, monkeypatch):
+    """Moses in two processes, a few pairs at a time, or in one, all at once."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    one = prepare_pairs(config(folder, cache=str(folder / "c1"), moses=True))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(pairs_module, "_CHUNK", 2)
+    two = prepare_pairs(config(folder, cache=str(folder / "c2"), moses=True))
     files = [path.relative_to(one.folder) for path in sorted(one.folder.rglob("*")) if path.is_file()]
     assert len(files) > 15
     for name in files:
