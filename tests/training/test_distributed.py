@@ -17,9 +17,7 @@ from safetensors.torch import load_file
 HERE = Path(__file__).parent
 
 
-def torchrun(
-    processes: int, *words: object, restarts: int = 0, **variables: str
-) -> subprocess.CompletedProcess[str]:
+def torchrun(processes: int, *words: object, restarts: int = 0, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [
         sys.executable,
         "-m",
@@ -131,7 +129,9 @@ def test_torchrun_starts_killed_processes_again(alone: Path) -> None:
     assert len(messages) == 1
     assert "fullrank: process 0 of 2 waited for another one, which is gone" in messages[0]
     assert figures(run) == pytest.approx(figures(alone / "plain"), abs=1e-8)
-    one, several = (load_file(folder / "checkpoints" / "last" / "model.safetensors") for folder in (alone / "plain", run))
+    one, several = (
+        load_file(folder / "checkpoints" / "last" / "model.safetensors") for folder in (alone / "plain", run)
+    )
     assert max(float((one[key] - several[key]).abs().max()) for key in one) < 1e-10
 
 

@@ -23,7 +23,7 @@ from fullrank.core import draws
 from fullrank.core.errors import InputError, RunError
 from fullrank.files import out_of_memory
 from fullrank.seal import refuse_links
-from fullrank.training.distributed import local_device, rank
+from fullrank.training.distributed import end_in_peace, local_device, rank
 
 # -- device and precision --------------------------------------------------------------------------------------------
 
@@ -232,8 +232,11 @@ def catch_signals() -> Iterator[Signals]:
         signal.signal(number, note)
     try:
         yield request
-    finally:
+    except BaseException:
         restore(*former)
+        end_in_peace()
+        raise
+    restore(*former)
 
 
 def is_locked(folder: Path) -> bool:

@@ -21,12 +21,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
 
 from fullrank.config.run import TrainingConfig
 from fullrank.core.draws import recomputed
@@ -74,18 +74,16 @@ def together(device: torch.device) -> Iterator[None]:
         return
     if sys.platform == "linux":  # torchrun may be killed, too: then this process is asked to end
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-    former = signal.signal(signal.SIGTERM, _end)
     seconds = float(os.environ.get("FULLRANK_TIMEOUT", TIMEOUT))
     if not dist.is_initialized():
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=seconds))
+        _form_group("nccl" if device.type == "cuda" else "gloo", timedelta(seconds=seconds))
         atexit.register(dist.destroy_process_group)
     try:
         yield
-    except BaseException as last:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it to those that are left; each ends by itself
-        error = _cause(last)
+    except BaseException as error:
+        end_in_peace()
         if not _first_to_fail(error):
             raise SystemExit(1) from error
         if isinstance(error, RuntimeError) and _of_group(error):
@@ -93,22 +91,25 @@ def together(device: torch.device) -> Iterator[None]:
                 f"process {rank()} of {count()} waited for another one, which is gone or did nothing for {seconds:g} seconds; "
                 "run the same command again to go on from the last checkpoint"
             ) from error
-        raise error from error.__cause__
+        raise
     else:
         dist.barrier()
-        signal.signal(signal.SIGTERM, former)
 
 
-def _end(number: int, frame: FrameType | None) -> NoReturn:
-    """SIGTERM outside of the training loop, which has a handler of its own."""
-    raise Interrupted(f"ended by {signal.Signals(number).name}; run the same command again to go on")
+def _form_group(backend: str, timeout: timedelta) -> None:
+    """`init_process_group` for processes that torchrun may have started again.
+
+    Their store is that of the processes before them: under the same keys they would find addresses of the dead.
+    """
+    store, number, size = next(rendezvous("env://", timeout=timeout))
+    store = dist.PrefixStore(f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)} of {size}", store)
+    dist.init_process_group(backend, store=store, rank=number, world_size=size, timeout=timeout)
 
 
-def _cause(error: BaseException) -> BaseException:
-    """The error itself; where SIGTERM came while this process was ending for the loss of another one, that loss."""
-    before = error.__context__
-    lost = isinstance(error, Interrupted) and isinstance(before, RuntimeError) and _of_group(before)
-    return before if lost and before is not None else error
+def end_in_peace() -> None:
+    """Ignore SIGTERM, which torchrun sends to all when one process has failed: this one ends by itself, with its message."""
+    if started_with_others():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _of_group(error: RuntimeError) -> bool:
