@@ -66,7 +66,7 @@ def size(config: ModelConfig, length: int, batch: int = 1) -> dict[str, Any]:
     which evaluation does not. Decoding keeps `cache_per_token_fp32`, and `state_per_text_fp32` whatever the length.
     Raises InputError for a length that the output map of multi-linear attention is too small for.
     """
-    model = _on_meta(LanguageModel, config)
+    model = on_meta(LanguageModel, config)
     parts = parameters_by_part(model)
     keys = config.memory_length if config.same_length else config.memory_length + (length + 1) / 2
     stack = _Stack(config, [block.attention for block in model.blocks], keys)
@@ -84,7 +84,7 @@ def masked_size(config: ModelConfig, length: int, batch: int, share: float) -> d
     that is masked. Nothing is decoded, so there is no cache.
     Raises ConfigError for a configuration of no masked language model, InputError for a length that it cannot take.
     """
-    model = _on_meta(MaskedLanguageModel, config)
+    model = on_meta(MaskedLanguageModel, config)
     encoder, parts = model.encoder, parameters_by_part(model)
     assert encoder.embedding is not None
     stack = _Stack(encoder.config, [block.attention for block in encoder.blocks], length, causal=False)
@@ -115,7 +115,7 @@ def translation_size(config: ModelConfig, length: int, batch: int = 1) -> dict[s
     `cache_per_token_fp32` of each target token, `cache_per_source_token_fp32`, and `state_per_text_fp32` whatever the length.
     Raises ConfigError for a configuration of no translation model, InputError for a length that it cannot take.
     """
-    model = _on_meta(Translator, config)
+    model = on_meta(Translator, config)
     encoder, decoder = model.encoder, cast(Any, model.decoder)
     # every parameter has one place: a table that both languages share is the decoder's
     parts, places = parameters_by_part(model), {place: parameters_by_part(model, place) for place in PLACES}
@@ -155,7 +155,8 @@ def translation_size(config: ModelConfig, length: int, batch: int = 1) -> dict[s
     }
 
 
-def _on_meta(cls: Callable[[ModelConfig], Model], config: ModelConfig) -> Model:
+def on_meta(cls: Callable[[ModelConfig], Model], config: ModelConfig) -> Model:
+    """A model that allocates nothing."""
     with warnings.catch_warnings(), torch.device("meta"):
         warnings.simplefilter("ignore")
         return cls(config)
