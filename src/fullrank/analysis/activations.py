@@ -60,9 +60,12 @@ def forward_pass(run: RunConfig, model: nn.Module, rows: int, length: int, *, au
             memory = Memory.zeros(run.model.num_hidden_layers, rows, run.model.memory_length, hidden)
             own |= {layer.hidden.untyped_storage()._cdata for layer in memory.layers if layer.hidden is not None}
         parts = _loss(run, model, ids, memory)
-    after = {} if parts.memory is None else parts.memory.to_tensors()
-    others = sum(storage.nbytes() for storage in storages.values())
-    return ForwardPass(others, sum(tensor.nbytes for tensor in after.values()), launches.count)
+    saved = sum(storage.nbytes() for storage in storages.values())
+    return ForwardPass(saved, 0 if parts.memory is None else _bytes(parts.memory), launches.count)
+
+
+def _bytes(memory: Memory) -> int:
+    return sum(layer.hidden.nbytes for layer in memory.layers if layer.hidden is not None)
 
 
 def _loss(run: RunConfig, model: Any, ids: Tensor, memory: Memory | None) -> Any:
