@@ -80,7 +80,14 @@ def test_bytes_that_are_sent() -> None:
 
 def test_time_of_an_update() -> None:
     """Half of 1 GFLOP/s; nothing is hidden: a model below 25 MiB is one bucket, all-reduced after the backward pass."""
-    slow = {"fp32_tflops": 1e-3, "utilization": 0.5, "launch_us": 1e-9, "link_gb": 1.0, "network_gb": 0.1, "latency_us": 1.0}
+    slow = {
+        "fp32_tflops": 1e-3,
+        "utilization": 0.5,
+        "launch_us": 1e-9,
+        "link_gb": 1.0,
+        "network_gb": 0.1,
+        "latency_us": 1.0,
+    }
     flops = size_of_run(run_of())["flops_per_token"]
     found = scale(run_of(), 4, **slow)
     computing = 2 * LENGTH * flops["training"] / 0.5e9

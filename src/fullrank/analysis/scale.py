@@ -15,6 +15,7 @@ under fsdp the gathering of embedding and output.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -44,8 +45,9 @@ LOGIT_ROWS = 4096
 class Assumptions:
     """What is assumed of a GPU and of links; the defaults are an H100 SXM by its data sheet, in machines of eight.
 
-    link_gb, network_gb: 10^9 bytes a second that a GPU sends within a machine, and between machines. A collective takes
-    log2 N hops of `latency_us` each way. launch_us: what the host takes for a kernel. reserved_gib: CUDA, NCCL, gaps.
+    link_gb: 10^9 bytes a second that a GPU sends to others of its machine. network_gb: that a machine sends, by all of its
+    adapters; every machine is a part of as many rings as it has adapters. A collective takes log2 N hops of `latency_us` each
+    way. launch_us: time of the host for a kernel. reserved_gib: CUDA, NCCL, gaps between tensors.
     """
 
     memory_gib: float = 80
@@ -54,14 +56,14 @@ class Assumptions:
     utilization: float = 0.4
     gpus_per_machine: float = 8
     link_gb: float = 450
-    network_gb: float = 50
+    network_gb: float = 400
     latency_us: float = 10
     launch_us: float = 8
     reserved_gib: float = 3
 
 
 GPUS = {
-    "a100": Assumptions(fp32_tflops=19.5, bf16_tflops=312, link_gb=300, network_gb=25),
+    "a100": Assumptions(fp32_tflops=19.5, bf16_tflops=312, link_gb=300, network_gb=200),
     "h100": Assumptions(),
     "h200": Assumptions(memory_gib=140),
 }
@@ -95,8 +97,9 @@ def scale_of_run(run: RunConfig, gpus: int, assumed: Assumptions, length: int | 
             f"train.batch_size: {batch} streams cannot be shared evenly by {gpus} GPUs; give a multiple of {gpus}, or another "
             "number of GPUs"
         )
-    on_one = _PerGpu(run, size, 1, batch, length, assumed)
-    own = _PerGpu(run, size, gpus, batch, length, assumed) if gpus > 1 else on_one
+    own = _PerGpu(run, size, gpus, batch, length, assumed)
+    alone = copy.copy(own)
+    alone.gpus, alone.rows, alone.sharded = 1, batch, False
     seconds, memory = own.seconds(), own.memory()
     tokens = batch * length * train.gradient_accumulation_steps
     total = sum(memory.values())
@@ -111,7 +114,7 @@ def scale_of_run(run: RunConfig, gpus: int, assumed: Assumptions, length: int | 
         "seconds": seconds,
         "tokens_per_update": tokens,
         "tokens_per_second": tokens / seconds["update"],
-        "efficiency": on_one.seconds()["update"] / seconds["update"] / gpus,
+        "efficiency": alone.seconds()["update"] / seconds["update"] / gpus,
         "bound": "rows" if batch < gpus else _bound(seconds),
     }
 
@@ -226,7 +229,9 @@ class _PerGpu:
             per_token, passes = per_token + flops["forward"] - predicted * self.output.flops_per_token(), 4
         computing = batches * self.rows * self.length * per_token / (peak * 1e12 * assumed.utilization)
         launching = batches * passes * self.launches * assumed.launch_us * 1e-6
-        speed = 1e9 * (assumed.link_gb if self.gpus <= assumed.gpus_per_machine else assumed.network_gb)
+        speed = 1e9 * assumed.link_gb
+        if self.gpus > assumed.gpus_per_machine:
+            speed = min(speed, 1e9 * assumed.network_gb)
         parts = self.communication()
         took = {name: part.sent / speed + part.hops * assumed.latency_us * 1e-6 for name, part in parts.items()}
         busy = max(computing, launching)
