@@ -42,11 +42,11 @@ RUNS: dict[str, dict[str, Any]] = {
 
 def run_of(name: str) -> RunConfig:
     changes = RUNS[name]
-    sizes = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": 3}
-    lengths = {"intermediate_size": 4 * WIDTH, "max_position_embeddings": LENGTH}
-    return RunConfig.from_dict(
-        {**changes, "model": {**sizes, **lengths, **changes.get("model", {})}, "train": {"steps": 1, **changes.get("train", {})}}
-    )  # fmt: skip
+    sizes = {
+        "vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": 3,
+        "intermediate_size": 4 * WIDTH, "max_position_embeddings": LENGTH, **changes.get("model", {}),
+    }  # fmt: skip
+    return RunConfig.from_dict({**changes, "model": sizes, "train": {"steps": 1, **changes.get("train", {})}})
 
 
 def saved_on_the_cpu(run: RunConfig, model: Any) -> int:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fullrank.analysis.scale import GPUS, Assumptions, assumptions, optimizer_states, scale_of_run
+from fullrank.analysis.scale import assumptions, optimizer_states, scale_of_run
 from fullrank.analysis.size import size_of_run
-from fullrank.config.recipe import resolve_any
 from fullrank.config.run import RunConfig, TrainConfig
 from fullrank.core.errors import InputError
 

@@ -206,16 +206,10 @@ class _PerGpu:
                 "hidden": _Sent(2 * once * others, 2 * hop * math.ceil(others / BUCKET)),
                 "exposed": _Sent(2 * once * last, 2 * hop + agreed),
             }
-        width, batches, times = (
-            2 if self.narrow else 4,
-            self.train.gradient_accumulation_steps,
-            1 + self._gathered_twice,
-        )
-        blocks = sum(self.blocks)
+        width, batches, blocks = 2 if self.narrow else 4, self.train.gradient_accumulation_steps, sum(self.blocks)
+        gathers = batches * (1 + self._gathered_twice)
         return {
-            "hidden": _Sent(
-                once * blocks * (width * times * batches + 4), hop * len(self.blocks) * (times * batches + 1)
-            ),
+            "hidden": _Sent(once * blocks * (width * gathers + 4), hop * len(self.blocks) * (gathers + 1)),
             "exposed": _Sent(once * self.outside * (width * batches + 4), hop * (batches + 1) + agreed),
         }
 
