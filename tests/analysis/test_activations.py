@@ -18,7 +18,7 @@ from fullrank.core.masked import MaskedLanguageModel
 from fullrank.core.memory import Memory
 from fullrank.core.translator import Translator
 from fullrank.kernels import kernel
-from fullrank.training.distributed import checkpoint_blocks
+from fullrank.training.randomness import checkpoint_blocks
 
 # so many queries that no kernel saves attention weights, and heads of 16, which C++ does not pad
 VOCABULARY, WIDTH, LAYERS, ROWS, LENGTH = 300, 48, 2, 3, 192

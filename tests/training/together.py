@@ -17,7 +17,9 @@ from fullrank.config.load import build_any
 from fullrank.config.recipe import Resolved
 from fullrank.core.errors import FullRankError, InputError
 from fullrank.experiments.run import train
+from fullrank.files import silent
 from fullrank.training import distributed, loop
+from tiny_encoder import tiny_encoder, write_cola
 
 DROPOUT = {"residual": 0.2, "attention": 0.2, "embedding": 0.1, "activation": 0.1, "output": 0.1}
 SMALL = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4, "dropout": DROPOUT}
@@ -52,10 +54,19 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "translation": {"model": SMALL, "train": SHORT | {"batch_tokens": 60, "label_smoothing": 0.1}},
 }  # fmt: skip
+# a pretrained encoder, whose dropout is that of torch
+TUNING: dict[str, Any] = {"steps": 5, "batch_size": 7, "log_every_steps": 1, "learning_rate": 0.001}
+TUNED: dict[str, dict[str, Any]] = {
+    "tuned": {"model": {}, "train": TUNING},
+    "tuned, mixed": {
+        "model": {"attention": {"mix": "position_wise", "cross_head": 0.5}},
+        "train": TUNING | {"overlap": 0.01, "activation_checkpointing": True, "gradient_accumulation_steps": 2},
+    },
+}
 
 
 def write_texts(folder: Path) -> None:
-    """A text, and pairs of sentences of many lengths."""
+    """A text, pairs of sentences of many lengths, and an encoder with sentences to judge."""
     rng = random.Random(0)
     for split, lines in (("train", 60), ("valid", 13), ("test", 13)):
         for end in ("txt", "de", "en"):
@@ -63,10 +74,26 @@ def write_texts(folder: Path) -> None:
                 " ".join(f"w{int(rng.paretovariate(0.8)) % 60}" for _ in range(rng.randint(1, 9))) for _ in range(lines)
             ]
             (folder / f"{split}.{end}").write_text("\n".join(text) + "\n", encoding="utf-8")
+    tiny_encoder(folder / "encoder")
+    write_cola(folder / "glue")
 
 
 def run(folder: Path, name: str, out: Path, **options: Any) -> dict[str, Any]:
     """The result of a case in the run folder `out`; options: others of its `train` section."""
+    return train(
+        Resolved(build_any(document(folder, name, options)), name, None, None, None), out, quiet=True, say=silent
+    )
+
+
+def document(folder: Path, name: str, options: dict[str, Any]) -> dict[str, Any]:
+    if name in TUNED:
+        case = TUNED[name]
+        return {
+            "model": {"pretrained": str(folder / "encoder"), **case["model"]},
+            "data": {"name": "glue/cola", "dir": str(folder / "glue"), "max_length": 20},
+            "train": {**case["train"], **options},
+            "eval": {"every_steps": 2, "checkpoint": "last"},
+        }
     files = {
         split: str(folder / (split if name == "translation" else f"{split}.txt"))
         for split in ("train", "valid", "test")
@@ -75,13 +102,12 @@ def run(folder: Path, name: str, out: Path, **options: Any) -> dict[str, Any]:
     kind = "parallel" if languages else "text"
     data = {"name": kind, "tokens": "word", "cache": str(folder / "cache"), **files, **languages}
     case = CASES[name]
-    document = {
+    return {
         **case,
         "train": {**case["train"], **options},
         "data": data,
         "eval": {"batch_size": 3, "every_steps": 2},
     }
-    return train(Resolved(build_any(document), name, None, None, None), out, quiet=True, say=lambda _: None)
 
 
 def fail(kind: str) -> None:
@@ -112,7 +138,7 @@ if __name__ == "__main__":
     if kind:
         fail(kind)
     try:
-        for case in names or CASES:
+        for case in names or (CASES if sharding == "fsdp" else CASES | TUNED):
             run(Path(folder), case, Path(folder) / f"{case}-{kind or sharding}", sharding=sharding)
     except FullRankError as error:
         sys.exit(f"fullrank: {error}")

@@ -33,8 +33,9 @@ from fullrank.core.errors import InputError, suggest
 from fullrank.core.masked import MaskedLanguageModel
 from fullrank.core.output import Output
 from fullrank.core.translator import Translator
-from fullrank.training.distributed import blocks_of, checkpoint_blocks
+from fullrank.training.distributed import blocks_of
 from fullrank.training.optimizer import make_optimizer
+from fullrank.training.randomness import checkpoint_blocks
 
 BUCKET = 25 * 2**20  # bytes of gradients that DistributedDataParallel sends at a time
 LOGITS = 256 * 2**20  # bytes of the logits of a chunk on a GPU, and rows at most (`kernels/vocabulary.py`)

@@ -22,7 +22,7 @@ from fullrank.decoding.sample import evaluating
 from fullrank.evaluation.tasks import glue_scores
 from fullrank.experiments.models import HuggingFaceModel, check_length, load_pretrained, padding_of
 from fullrank.experiments.run_folder import open_any
-from fullrank.experiments.task import Parts, Prepared, Say, Task, own_rows, penalized, shared, trace_for
+from fullrank.experiments.task import Parts, Prepared, Say, Task, own_rows, penalized, place_draws, shared, trace_for
 from fullrank.training.checkpoint import load_weights
 from fullrank.training.device import device_of
 from fullrank.training.distributed import count, gathered, rank
@@ -128,6 +128,7 @@ class ExampleObjective:
 
         trace, count, part = trace_for(self.options), len(batch.indices), batch.part
         own = count if part is None else part.rows
+        place_draws(part, count)
         with traced(trace):
             logits = self.logits(self.model, batch)
         value = self.loss(logits, self.targets[torch.from_numpy(batch.indices)].to(logits.device))

@@ -51,12 +51,13 @@ from fullrank.reporting.figures import choose
 from fullrank.reporting.runs import find_runs, read_run
 from fullrank.seal import read_record, refuse_links, seal_run
 from fullrank.training.checkpoint import kept_checkpoints, mean_weights, write_mean
-from fullrank.training.device import choose_device, lock_folder, prepare_machine, seed_everything
+from fullrank.training.device import choose_device, lock_folder, prepare_machine
 from fullrank.training.distributed import count, first_before_others, gathered, rank, shard, together
 from fullrank.training.loop import fit
 from fullrank.training.observers import make_observers
 from fullrank.training.optimizer import make_optimizer, make_schedule
 from fullrank.training.phases import make_plan
+from fullrank.training.randomness import seed_everything
 
 TEXT_TASKS: dict[str, TextTask[Any, Any, Any]] = {
     "language_model": LanguageModelTask(),

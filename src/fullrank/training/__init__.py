@@ -5,7 +5,6 @@ from fullrank.training.checkpoint import load_weights as load_weights
 from fullrank.training.device import choose_device as choose_device
 from fullrank.training.device import compile_blocks as compile_blocks
 from fullrank.training.device import prepare_machine as prepare_machine
-from fullrank.training.device import seed_everything as seed_everything
 from fullrank.training.loop import fit as fit
 from fullrank.training.observers import make_observers as make_observers
 from fullrank.training.optimizer import make_optimizer as make_optimizer
@@ -13,6 +12,7 @@ from fullrank.training.optimizer import make_schedule as make_schedule
 from fullrank.training.optimizer import parameter_groups as parameter_groups
 from fullrank.training.phases import Plan as Plan
 from fullrank.training.phases import make_plan as make_plan
+from fullrank.training.randomness import seed_everything as seed_everything
 from fullrank.training.values import EvaluationResult as EvaluationResult
 from fullrank.training.values import FitResult as FitResult
 from fullrank.training.values import Loss as Loss

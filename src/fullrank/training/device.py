@@ -1,9 +1,8 @@
-"""The machine of a run: device, precision, compiling, random numbers, signals, and the lock of the run folder."""
+"""The machine of a run: device, precision, compiling, signals, and the lock of the run folder."""
 
 from __future__ import annotations
 
 import os
-import random
 import signal
 import sys
 import threading
@@ -14,16 +13,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fullrank.config.run import TrainConfig, TrainingConfig
-from fullrank.core import draws
 from fullrank.core.errors import InputError, RunError
 from fullrank.files import out_of_memory
 from fullrank.seal import refuse_links
-from fullrank.training.distributed import end_in_peace, local_device, rank
+from fullrank.training.distributed import end_in_peace, local_device
 
 # -- device and precision --------------------------------------------------------------------------------------------
 
@@ -150,41 +147,6 @@ def detach_carry(tensor: Tensor, options: TrainConfig) -> Tensor:
 def eager_evaluation(options: TrainConfig) -> AbstractContextManager[object]:
     """Evaluate without compiled code where training is recorded: shapes differ, and no pass is marked."""
     return torch.compiler.set_stance("force_eager") if options.cuda_graphs else nullcontext()
-
-
-# -- random numbers --------------------------------------------------------------------------------------------------
-# A model draws by place (core.draws), everything else from generators that are seeded anew for each pass: so a resumed run
-# draws what it would have drawn, and no state of a generator is saved.
-
-_APART = 0x9E3779B97F4A7C15F39CC0605CEDC835  # 2^128 / golden ratio, odd: sequences of calls lie far from each other
-
-
-def seed_everything(*key: int) -> None:
-    """Set every generator to a state that depends on `key` alone: a seed, or the numbers of a pass and a process with it."""
-    seed = key[0] if len(key) == 1 else int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-
-
-def begin_draws(seed: int, number: int) -> None:
-    """Begin the draws of pass `number` (from 1) of a training, and seed the generators for it."""
-    seed_everything(seed, number, rank())
-    generator, at = np.random.PCG64([seed, number]), 0
-
-    def words(call: int, start: int, size: int) -> Tensor:
-        nonlocal at
-        target = call * _APART + start
-        generator.advance((target - at) % 2**128)
-        at = target + size
-        return torch.from_numpy(generator.random_raw(size).view(np.int64))
-
-    draws.current = draws.Draws(words)
-
-
-def end_draws() -> None:
-    """Leave the draws to torch's generators, as outside of training."""
-    draws.current = None
 
 
 # -- signals and the lock of a run folder ----------------------------------------------------------------------------

@@ -18,7 +18,6 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -29,7 +28,6 @@ from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 
 from fullrank.config.run import TrainingConfig
-from fullrank.core.draws import recomputed
 from fullrank.core.errors import Interrupted, RunError
 from fullrank.training.values import Batch, Carry, Loss, Objective, TrainingPosition
 
@@ -313,20 +311,6 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
         return list(model.compile_targets())
     return [layer for name, part in model.named_modules() if isinstance(part, nn.ModuleList)
             and ".layer" in f".{name}" for layer in part]  # fmt: skip
-
-
-def checkpoint_blocks(model: nn.Module) -> None:
-    """Keep the inputs of each block alone (`train.activation_checkpointing`): the backward pass computes the rest again."""
-    for block in blocks_of(model):
-        block.forward = _Recomputed(block.forward)
-
-
-@dataclass(frozen=True)
-class _Recomputed:
-    forward: Any
-
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        return recomputed(self.forward, *arguments, **options)
 
 
 def shard(model: nn.Module, options: TrainingConfig) -> None:

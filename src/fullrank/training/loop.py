@@ -27,23 +27,21 @@ from fullrank.training.checkpoint import load_checkpoint, save_checkpoint
 from fullrank.training.device import (
     Signals,
     autocast,
-    begin_draws,
     begin_pass,
     catch_signals,
     check_cuda_graphs,
     compile_blocks,
     detach_carry,
     device_of,
-    end_draws,
     explain_failures,
     lock_folder,
     peak_memory_mib,
-    seed_everything,
 )
-from fullrank.training.distributed import Engine, checkpoint_blocks, count, gathered, local, rank, whole
+from fullrank.training.distributed import Engine, count, gathered, local, rank, whole
 from fullrank.training.observers import JsonLines, ObserverGroup, metrics_line, perplexity, timing_line
 from fullrank.training.optimizer import Schedule
 from fullrank.training.phases import Plan, make_plan
+from fullrank.training.randomness import begin_draws, checkpoint_blocks, drawing, end_draws, seed_everything
 from fullrank.training.state import Clock, Counters, RunningLoss, TrainingState, WeightAverage, cost
 from fullrank.training.values import (
     Batch,
@@ -79,7 +77,7 @@ def fit(
 
     seal: what checkpoints state of the run (`seal.seal_run`). locked: the caller holds the lock of the folder.
     The objective is called with every batch, the carry of the batch before it ({} at the start of an epoch, not of a phase),
-    and its position in training; before that all generators are seeded from seed, pass and process (`device.begin_draws`).
+    and its position in training; before that all generators are seeded from seed, pass and process (`randomness.begin_draws`).
     Evaluation runs in evaluation mode, in the precision of training, without gradients; `eval.metric` says which is the best.
     RunError: the loss is not a number, or the disk is full. Interrupted: SIGINT or SIGTERM. InputError: a checkpoint
     that is damaged or belongs to another configuration; an evaluation without the score that `eval.metric` names.
@@ -278,7 +276,7 @@ class _Loop:
             begin_pass(self.options)
             begin_draws(self.options.seed, position.number)
             with self.engine.gradients(last=number == len(places) - 1):
-                with autocast(self.options.precision, self.device):
+                with autocast(self.options.precision, self.device), drawing(state.model):
                     part = self.engine(batch, state.carry if index else {}, position)
                 state.carry = {name: detach_carry(tensor, self.options) for name, tensor in part.carry.items()}
                 seen += part.seen
