@@ -67,12 +67,24 @@ def write_json(path: Path, content: Any) -> None:
 
 def read_small(path: Path, largest: int = 1 << 20) -> bytes:
     """The content of a file; ValueError if it is a device, a pipe, or larger than a file of its kind ever is."""
+    if (size := plain_size(path)) > largest:
+        raise ValueError(f"{size:,} bytes; at most {largest:,} are read")
+    return path.read_bytes()
+
+
+def plain_size(path: Path) -> int:
+    """Size of a file in bytes; ValueError if it is a device or a pipe, which need not end."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise ValueError("not a plain file")
-    if status.st_size > largest:
-        raise ValueError(f"{status.st_size:,} bytes; at most {largest:,} are read")
-    return path.read_bytes()
+    return status.st_size
+
+
+def sha256_of(path: Path) -> str:
+    """sha256 of a file; ValueError if it is a device or a pipe."""
+    plain_size(path)
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def visible(text: str) -> str:

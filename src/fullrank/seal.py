@@ -8,7 +8,6 @@ Every reader of a run compares them (`check_run`): a changed activation or flag 
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import logging
 import os
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple
 
 from fullrank.config.load import build_any, flatten, read_yaml
 from fullrank.core.errors import ConfigError, InputError
-from fullrank.files import digest, read_json
+from fullrank.files import digest, plain_size, read_json, sha256_of
 
 FORMAT = 1
 PLAIN = "checkpoint.json"
@@ -50,9 +49,8 @@ class Record(NamedTuple):
 
 
 def seal_file(path: Path) -> dict[str, Any]:
-    """Size and sha256 of a file."""
-    with open(path, "rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+    """Size and sha256 of a file; ValueError if it is a device or a pipe."""
+    return {"bytes": plain_size(path), "sha256": sha256_of(path)}
 
 
 def sync(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import shutil
 import threading
 import tracemalloc
@@ -156,7 +157,7 @@ def test_other_content_or_settings_is_another_corpus(files):
 
 
 @pytest.mark.parametrize("victim", ["train.bin", "test.bin", "corpus.json", "vocabulary.txt", "vocabulary.json"])
-@pytest.mark.parametrize("damage", ["truncated", "changed", "gone"])
+@pytest.mark.parametrize("damage", ["truncated", "changed", "gone", "pipe", "endless"])
 def test_a_damaged_cache_is_made_again(files, victim, damage):
     good = prepare(config(files))
     path = good.folder / victim
@@ -166,8 +167,12 @@ def test_a_damaged_cache_is_made_again(files, victim, damage):
             path.write_bytes(content[: len(content) // 2])
         case "changed":
             path.write_bytes(content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])
-        case "gone":
+        case _:
             path.unlink()
+    if damage == "pipe":
+        os.mkfifo(path)
+    if damage == "endless":
+        path.symlink_to("/dev/zero")
     if damage == "changed" and victim == "vocabulary.txt":
         path.write_bytes(content.replace(b"cat", b"cow"))
     if damage == "changed" and victim.endswith(".json"):

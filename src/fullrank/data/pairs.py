@@ -37,6 +37,7 @@ from fullrank.data.parallel import in_processes
 from fullrank.data.prepared import SIDES, PairCorpus, PairSplit
 from fullrank.data.sources import PairFiles, find_pairs
 from fullrank.data.tokenizers import DEFAULT_BPE_SIZE, EOS, UNK, ranked
+from fullrank.files import sha256_of
 
 _CHUNK = 4096  # lines that are encoded together
 _UNIGRAM_LINES = 1_000_000  # at most so many lines, evenly spread, teach a unigram model: it is slow to learn
@@ -165,7 +166,7 @@ def _build(
         report(f"encoding {split}")
         counts = _encode(texts, folder, split, languages, settings)
         written = sorted(path for path in folder.glob(f"{split}.*") if path.is_file())
-        splits[split] = PairSplit(**counts, sha256={path.name: prepared.sha256_of(path) for path in written})
+        splits[split] = PairSplit(**counts, sha256={path.name: sha256_of(path) for path in written})
     # counted before neighbours are joined
     here = {split: number_of_lines(texts / f"{split}.{_COLUMNS[0]}", "data.cache") for split in splits}
     differs = prepared.differences(info, here)

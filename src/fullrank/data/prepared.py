@@ -8,7 +8,6 @@ corpus at once. `corpus.json` or `pairs.json` records the counts, the sha256 of 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from fullrank.data.corpora import CorpusInfo
 from fullrank.data.files import Report, discard, publish, workspace, writing
 from fullrank.data.language import Language, load_language
 from fullrank.data.tokenizers import Tokenizer, load_tokenizer
-from fullrank.files import digest, read_checked, write_checked
+from fullrank.files import digest, read_checked, sha256_of, write_checked
 
 SIDES = ("source", "target")
 _FORMAT = 1  # of the folder; part of the key
@@ -210,6 +209,8 @@ def _recorded(folder: Path, name: str) -> Iterator[tuple[dict[str, Any], dict[st
     if not (folder / name).exists():
         raise InputError(f"{folder}: not a prepared corpus, there is no {name}; run `fullrank data prepare NAME`")
     try:
+        if strange := [path.name for path in folder.rglob("*") if not (path.is_file() or path.is_dir())]:
+            raise ValueError(f"{strange[0]}: not a plain file")
         record = read_checked(folder / name)
         yield record, {"folder": folder, **{key: record[key] for key in ("name", "label", "is_slice", "details")}}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -230,12 +231,6 @@ def check_sources(corpus: Corpus | PairCorpus, folder: Path) -> None:
             raise InputError(
                 f"{path} was changed since {folder} was started on it; bring it back, or begin a new run with another --out"
             )
-
-
-def sha256_of(path: Path) -> str:
-    """sha256 of a file of a prepared corpus."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def key_of(

@@ -9,10 +9,9 @@ from typing import Any
 from fullrank.analysis.size import size_of_run
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import InputError
-from fullrank.data.prepared import sha256_of
 from fullrank.experiments.run_folder import finished_result, open_any
 from fullrank.experiments.task import LOG_PROBABILITIES
-from fullrank.files import read_json
+from fullrank.files import read_json, sha256_of
 from fullrank.reporting.ledger import differences
 from fullrank.reporting.runs import mapping
 

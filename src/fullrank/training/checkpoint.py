@@ -417,8 +417,8 @@ def _check_seal(path: Path, seal: dict[str, Any]) -> None:
     """DamagedError if size or checksum of a file differ from `seal`."""
     try:
         now = seal_file(path)
-    except OSError as error:
-        raise DamagedError(f"{path.name} cannot be read ({error.strerror})") from error
+    except (OSError, ValueError) as error:
+        raise DamagedError(f"{path.name} cannot be read ({error})") from error
     if now["bytes"] != seal.get("bytes"):
         raise DamagedError(f"{path.name} has {now['bytes']} bytes instead of {seal.get('bytes')}")
     if now["sha256"] != seal.get("sha256"):
