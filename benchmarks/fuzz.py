@@ -50,18 +50,23 @@ PRELOADED = (
     "matplotlib.pyplot", "torch.profiler._cupti_monitor", "typer._click.decorators",
 )  # fmt: skip
 MEMORY = 3 << 30  # bytes of address space that a case may take, torch itself included
+ENDINGS = ("well", "stopped", "slow", "refused", "memory", "bug")
 LONGEST = 200  # lines that a refusal may have: one for each fault
 
 
 @dataclass
 class Case:
-    """A command in a folder of its own. expected: what it prints of the untouched run, unless it says more."""
+    """A command in a folder of its own.
+
+    expected: what it prints of the untouched run, unless it says more; weights: those that it leaves there, likewise.
+    """
 
     name: str
     folder: Path
     words: list[str]
     about: str = ""
     expected: tuple[str, str] | None = None
+    weights: dict[str, bytes] = field(default_factory=dict)
 
 
 @dataclass
@@ -74,14 +79,14 @@ class Running:
     asked: float | None = None
     worked: float = 0.0
 
-    def late(self, seconds: float) -> bool:
+    def late(self, seconds: float, now: float) -> bool:
         """It has had its time: seconds of its processor, or three times as many of the clock."""
         try:
             words = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
             self.worked = (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
         except OSError:  # ended since
             return False
-        return self.worked > seconds or time.monotonic() - self.begun > 3 * seconds
+        return self.worked > seconds or now - self.begun > 3 * seconds
 
 
 @dataclass
@@ -94,17 +99,15 @@ class Tally:
     seconds: float = 0.0
 
     def words(self) -> str:
-        counts = ", ".join(
-            f"{self.endings[name]} {name}" for name in ("well", "stopped", "slow", "refused", "memory", "bug")
-        )
+        counts = ", ".join(f"{self.endings[name]} {name}" for name in ENDINGS)
         return f"{self.endings.total()} {self.kind}: {counts}, {self.seconds:.0f} seconds"
 
 
-def start(case: Case) -> Running:
+def start(case: Case, now: float = 0.0) -> Running:
     """Fork; the child runs `fullrank WORDS` in the folder of the case and never returns."""
     sys.stdout.flush()
     if pid := os.fork():
-        return Running(case, pid, time.monotonic())
+        return Running(case, pid, now)
     status = 70
     try:
         os.setsid()
@@ -171,8 +174,13 @@ def verdict(case: Case, code: int, *, asked: bool, trains: bool) -> tuple[str, s
             return "bug", found
         if case.expected is not None and out != case.expected[0] and err == case.expected[1]:
             return "bug", "other figures than those of the untouched run, without a word"
+        for name, content in case.weights.items():
+            if not re.sub(r"Writing model shards.*", "", err).strip() and (case.folder / name).read_bytes() != content:
+                return "bug", "other weights than those of the untouched run, without a word"
         return "well", ""
-    if "out of memory" in err:
+    if (
+        "out of memory" in err or "Thread creation failed" in err
+    ):  # the latter is said by OpenMP, which ends the process
         return "memory", ""
     if code in (1, 2) and any(line.startswith("fullrank") for line in lines):
         return "refused", ""
@@ -182,29 +190,31 @@ def verdict(case: Case, code: int, *, asked: bool, trains: bool) -> tuple[str, s
 
 
 def campaign(
-    kind: str, cases: Iterator[Case], keep: Path, *, seed: int, jobs: int, seconds: float, show: bool,
+    kind: str, cases: Iterator[Case], keep: Path, *, seed: int, jobs: int, seconds: float, show: bool, minutes: float = 1e9,
 ) -> Tally:  # fmt: skip
     """Run the cases, so many at a time; each has so many seconds, and as many again to end after SIGTERM."""
-    tally, begun, running = Tally(kind), time.monotonic(), list[Running]()
-    left = True
+    tally, running, left = Tally(kind), list[Running](), True
+    now, looked = 0.0, time.monotonic()  # a clock that stands still while this machine, or all of its processes, do
     while left or running:
+        now, looked = now + min(time.monotonic() - looked, 1.0), time.monotonic()
+        left = left and now < minutes * 60
         while left and len(running) < jobs:
             if (case := next(cases, None)) is None:
                 left = False
             else:
-                running.append(start(case))
+                running.append(start(case, now))
         for one in list(running):
             pid, status = os.waitpid(one.pid, os.WNOHANG)
             if pid:
                 running.remove(one)
                 settle(one, os.waitstatus_to_exitcode(status), tally, keep, seed=seed, seconds=seconds, show=show)
-            elif one.asked is None and one.late(seconds):
+            elif one.asked is None and one.late(seconds, now):
                 os.killpg(one.pid, signal.SIGTERM)
-                one.asked = time.monotonic()
-            elif one.asked is not None and time.monotonic() - one.asked > 3 * seconds:
+                one.asked = now
+            elif one.asked is not None and now - one.asked > 3 * seconds:
                 os.killpg(one.pid, signal.SIGKILL)
         time.sleep(0.002)
-    tally.seconds = time.monotonic() - begun
+    tally.seconds = now
     return tally
 
 
@@ -230,7 +240,12 @@ def settle(one: Running, code: int, tally: Tally, keep: Path, *, seed: int, seco
             f"{repeat}\nfullrank {' '.join(case.words)}\n{case.about}\n", encoding="utf-8"
         )
     elif show:
-        print(f"{case.name}: {ending}: fullrank {' '.join(case.words)}: {case.about}", said(case, "err"), sep="\n")
+        print(
+            f"{case.name}: {ending}: fullrank {' '.join(case.words)}: {case.about}",
+            said(case, "err"),
+            sep="\n",
+            flush=True,
+        )
     shutil.rmtree(case.folder, ignore_errors=True)
     for stream in ("out", "err"):
         case.folder.with_name(f"{case.folder.name}.{stream}").unlink(missing_ok=True)
@@ -256,10 +271,10 @@ def preload(folders: Sequence[str]) -> None:
     gc.freeze()  # so that no case copies all that was imported
 
 
-def numbers(kind: str, count: int, only: list[str]) -> Iterator[int]:
-    """The numbers of the cases of a kind: all of them, or those asked for."""
+def numbers(kind: str, first: int, count: int, only: list[str]) -> Iterator[int]:
+    """The numbers of the cases of a kind: all of them from the first, or those asked for."""
     if not only:
-        yield from range(count)
+        yield from range(first, first + count)
     for name in only:
         if name.partition(":")[0] == kind:
             yield int(name.partition(":")[2])
@@ -270,12 +285,16 @@ def main() -> None:
     parser.add_argument("--configs", type=int, default=2000, help="random configurations")
     parser.add_argument("--files", type=int, default=10_000, help="mutated files")
     parser.add_argument("--seed", type=int, default=1, help="seed of all of them")
+    parser.add_argument("--first", type=int, default=0, help="number of the first case of each kind")
     parser.add_argument("--only", default="", help="only these cases (config:17,file:4), with what they print")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="cases at a time; a core each")
     parser.add_argument("--seconds", type=float, default=20.0, help="the longest that a case may take")
+    parser.add_argument(
+        "--minutes", type=float, default=1e9, help="no case of a kind begins later; those until then count"
+    )
     parser.add_argument("--keep", type=Path, default=Path("runs/fuzz"), help="where the folders of bugs are kept")
     parser.add_argument("--place", type=Path, help="where cases are made; a folder in /tmp if not given")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--json", type=Path, help="file of figures, to which these are added")
     given = parser.parse_args()
 
     import tempfile
@@ -304,7 +323,7 @@ def main() -> None:
         }
         tallies: list[Tally] = []
         for kind, (short, count, prepare) in kinds.items():
-            chosen = list(numbers(short, count, only))
+            chosen = list(numbers(short, given.first, count, only))
             if not chosen:
                 continue
             (place / short).mkdir()
@@ -312,21 +331,23 @@ def main() -> None:
             tallies.append(
                 campaign(
                     kind, (make(given.seed, number) for number in chosen), given.keep, seed=given.seed, jobs=given.jobs,
-                    seconds=given.seconds, show=bool(only),
+                    seconds=given.seconds, show=bool(only), minutes=given.minutes,
                 )
             )  # fmt: skip
             print(f"seed {given.seed}: {tallies[-1].words()}", flush=True)
         if given.json:
-            content = {
+            others = json.loads(given.json.read_text(encoding="utf-8"))["campaigns"] if given.json.exists() else []
+            campaigned = {
                 "seed": given.seed,
+                **environment(choose_device("cpu"), "fp32"),
                 "kinds": [
-                    {"kind": one.kind, "cases": one.endings.total(), "seconds": round(one.seconds), "bug": 0, **one.endings}
+                    {"seed": given.seed, "kind": one.kind, "first": given.first, "cases": one.endings.total(),
+                     **{name: one.endings[name] for name in ENDINGS}, "seconds": round(one.seconds)}
                     for one in tallies
                 ],
                 "bugs": [bug for one in tallies for bug in one.bugs],
-                "protocol": " ".join(PROTOCOL.split()),
-                "environment": environment(choose_device("cpu"), "fp32"),
             }  # fmt: skip
+            content = {"campaigns": [*others, campaigned], "protocol": " ".join(PROTOCOL.split())}
             given.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     sys.stdout.flush()
     os._exit(any(one.bugs for one in tallies))  # Triton would report leaks of its own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -21,7 +22,7 @@ from fuzz_configs import BOMBS, HOSTILE
 TRAIN = ["train", "run", "--quiet"]
 # what figures of a model depend on: if it is damaged, they are to be the same, or the command is to say why not
 WEIGHED = re.compile(
-    r"run/checkpoints/.*|run/(vocabulary|tokenizer|codes).*|run/model/.*|test\.(txt|de|en)|glue/.*|encoder/.*"
+    r"run/checkpoints/.*|run/(vocabulary|tokenizer|codes|config|run\.json).*|run/model/.*|test\.(txt|de|en)|glue/.*|encoder/.*"
 )
 
 
@@ -257,10 +258,10 @@ def cases(place: Path) -> Callable[[int, int], Case]:
     printed: dict[tuple[str, str], tuple[str, str] | None] = {}
 
     def expected(name: str, words: list[str]) -> tuple[str, str] | None:
-        """Output of eval and generate in the untouched folder."""
-        if words[0] not in ("eval", "generate"):
+        """Output in the untouched folder of a command that reads weights and writes none."""
+        if words[0] not in ("eval", "generate", "translate") and words[:2] != ["analyze", "heads"]:
             return None
-        if (key := (name, words[0])) not in printed:
+        if (key := (name, " ".join(words))) not in printed:
             copy = place / "reference"
             shutil.copytree(untouched[name], copy, symlinks=True)
             try:
@@ -270,6 +271,12 @@ def cases(place: Path) -> Callable[[int, int], Case]:
             shutil.rmtree(copy)
         return printed[key]
 
+    @functools.cache
+    def weights(name: str) -> dict[str, bytes]:
+        """The last weights of the untouched run."""
+        files = [f"run/{part}/model.safetensors" for part in ("checkpoints/last", "model")]
+        return {file: (untouched[name] / file).read_bytes() for file in files if (untouched[name] / file).exists()}
+
     def make(seed: int, number: int) -> Case:
         draw = random.Random(f"{seed} file {number}")
         name = draw.choices(list(SCENES), [scene.weight for scene in SCENES.values()])[0]
@@ -277,13 +284,14 @@ def cases(place: Path) -> Callable[[int, int], Case]:
         _, pattern, words = draw.choices(commands, [weight for weight, _, _ in commands])[0]
         file = draw.choice([path for path in files[name] if re.fullmatch(pattern, str(path))])
         weighed = WEIGHED.fullmatch(str(file)) is not None
-        before = expected(name, words) if weighed else None
+        before = expected(name, words) if weighed and file.name not in words[-3:] else None  # its input may differ
         folder = place / str(number)
         shutil.copytree(untouched[name], folder, symlinks=True)
         cut = words == TRAIN and draw.random() < 0.7 and file.name != "result.json"
         if cut:
             (folder / "run" / "result.json").unlink(missing_ok=True)
         way = mutate(draw, folder / file, [folder / path for path in files[name] if (folder / path).is_file()])
-        return Case(f"file:{number}", folder, words, f"{name}{' (unfinished)' if cut else ''}: {file}: {way}", before)
+        about = f"{name}{' (unfinished)' if cut else ''}: {file}: {way}"
+        return Case(f"file:{number}", folder, words, about, before, weights(name) if cut and weighed else {})
 
     return make

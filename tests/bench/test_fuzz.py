@@ -18,6 +18,7 @@ FIGURE = '{"split": "test", "nll": %s}\n'
         (0, "", "", FIGURE % 2.5, "well"),
         (2, "", REFUSED, "", "refused"),
         (1, "", "fullrank: out of memory: lower --batch-size\n", "", "memory"),
+        (1, "", "libgomp: Thread creation failed: Resource temporarily unavailable\n", "", "memory"),
         (2, '{\n  "valid": false,\n  "problems": []\n}\n', "", "", "refused"),
         (0, "", "", FIGURE % "null", "nll"),
         (0, "", "", FIGURE % "NaN", "nll"),
@@ -28,6 +29,7 @@ FIGURE = '{"split": "test", "nll": %s}\n'
         (0, "", "UserWarning: again\n" * 9, "", "flood"),
         (2, "", REFUSED * 500, "", "flood"),
         (0, "nll 1", "", "", "without a word"),
+        (0, "", "", "", "other weights"),
         (0, "nll 1", "fullrank: checkpoint damaged; the one of step 4 is used\n", "", "well"),
     ],
 )
@@ -37,6 +39,10 @@ def test_verdicts(tmp_path: Path, code: int, out: str, err: str, metrics: str, e
     (folder / "metrics.jsonl").write_text(metrics)
     for stream, text in (("out", out), ("err", err)):
         (tmp_path / f"1.{stream}").write_text(text)
-    case = Case("file:1", folder, ["eval", "run"], expected=("nll 2", "") if out.startswith("nll") else None)
+    (folder / "model").write_bytes(b"trained")
+    weights = {"model": b"other" if ending == "other weights" else b"trained"}
+    case = Case(
+        "file:1", folder, ["eval", "run"], expected=("nll 2", "") if out.startswith("nll") else None, weights=weights
+    )
     found, why = verdict(case, code, asked=False, trains=True)
     assert ending in (why if found == "bug" else found)
