@@ -145,12 +145,19 @@ def said(case: Case, stream: str) -> str:
 
 
 def not_finite(folder: Path) -> str:
-    """The first figure of a run that is not finite; empty if there is none."""
-    files = [*folder.rglob("metrics.jsonl"), *folder.rglob("result.json")]
-    for file in files:
+    """The first figure of a run, or tensor of its model, that is not finite; empty if there is none."""
+    import torch
+    from safetensors.torch import load_file
+
+    for file in [*folder.rglob("metrics.jsonl"), *folder.rglob("result.json")]:
         text = file.read_text(encoding="utf-8", errors="replace")
-        if found := re.search(r'"(nll|perplexity|loss|bits_per_\w+|train_nll)": *(null|NaN|-?Infinity)', text):
+        if file.name == "result.json":
+            text = json.dumps({key: json.loads(text)[key] for key in ("final", "last") if key in json.loads(text)})
+        if found := re.search(r'"\w+": *(null|NaN|-?Infinity)', text):
             return f"{file.name} has {found[0]}"
+    for file in folder.rglob("model.safetensors"):
+        if wrong := [name for name, tensor in load_file(file).items() if not torch.isfinite(tensor).all()]:
+            return f"{file.parent.name}/{file.name}: {wrong[0]} is not finite"
     return ""
 
 
