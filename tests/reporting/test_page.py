@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from html.parser import HTMLParser
@@ -261,6 +262,15 @@ def test_no_run_is_refused_and_an_unwritable_place_is_a_failed_run(tmp_path: Pat
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot be written"):
         report([run]).write(tmp_path / "file" / "report.html")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_pipe_or_a_device_is_no_report(kind: str, tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    os.mkfifo(out) if kind == "pipe" else out.symlink_to("/dev/null")
+    with pytest.raises(InputError, match=r"page\.html: exists and is not a report of fullrank.*--out"):
+        report([make_run(tmp_path / "run")]).write(out)
+    assert not out.is_file()
 
 
 def test_only_a_report_is_replaced(tmp_path: Path) -> None:

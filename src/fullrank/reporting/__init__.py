@@ -57,9 +57,11 @@ class Report:
 
         out = Path(out) / "report.html" if Path(out).is_dir() else Path(out)
         if out.exists():
+            beginning = None  # of a device or a pipe, which is not opened
             try:
-                with out.open("rb") as file:
-                    beginning = file.read(len(BEGINNING)).decode("utf-8", errors="replace")
+                if out.is_file():
+                    with out.open("rb") as file:
+                        beginning = file.read(len(BEGINNING)).decode("utf-8", errors="replace")
             except OSError as error:
                 raise RunError(
                     f"{out}: cannot be read ({error.strerror}); choose another place for the report"
