@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from contextvars import ContextVar
 
 import pytest
 import torch
 
 import fullrank as fr
+from fullrank.core.draws import recomputed
 from fullrank.core.dropout import Dropout, dropout, keep_mask
 
 
@@ -132,3 +134,18 @@ def test_places_are_where_they_are_named() -> None:
 def test_impossible_probabilities(place: str, p: float) -> None:
     with pytest.raises(ValueError, match=f"model.dropout.{place}: a probability below 1, given"):
         fr.DropoutConfig(**{place: p})
+
+
+def test_what_is_recomputed_sees_the_context_variables_of_its_first_pass() -> None:
+    """Whether weights are traced is one: without it, `train.overlap` of injected attention failed in the backward pass."""
+    variable, seen = ContextVar("variable", default=1), []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        seen.append(variable.get())
+        return (variable.get() * x).sin()
+
+    token = variable.set(3)
+    result = recomputed(function, torch.ones(2, requires_grad=True))
+    variable.reset(token)
+    result.sum().backward()
+    assert seen == [3, 3] and variable.get() == 1

@@ -18,6 +18,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 import fullrank as fr
+from fullrank.cli import main
 from fullrank.config.recipe import resolve_any
 from fullrank.core.errors import FullRankError, InputError
 from fullrank.experiments.run import average, evaluate, resume, train
@@ -283,6 +284,24 @@ def test_evaluation_writes_nothing_into_a_run(run: Path) -> None:
     assert content() == before
     for path in (run, *run.rglob("*")):
         path.chmod(0o755)
+
+
+def test_a_pipe_in_a_run_is_not_waited_for(run: Path) -> None:
+    translations = run / "translations"
+    translations.mkdir()
+    os.mkfifo(translations / "test.reference.txt")
+    (run / "metrics.jsonl").unlink()
+    os.mkfifo(run / "metrics.jsonl")
+    record = read_run(run)
+    assert not record.references and "metrics.jsonl is missing" in record.problems
+
+
+@pytest.mark.parametrize("content", ['{"name": "relative"}', '{"final": 5}', '{"final": {"valid": {}, "test": {}}}'])
+def test_a_damaged_result_is_named(content: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "result.json").write_text(content, encoding="utf-8")
+    with pytest.raises(SystemExit, match="2"):
+        main(["train", str(run), "--quiet"])
+    assert re.search(r"result\.json: damaged .* delete it, and `fullrank train", capsys.readouterr().err)
 
 
 # -- files that nobody would write -------------------------------------------------------------------------------------

@@ -139,7 +139,12 @@ def train(
         result = train_model(resolved, folder, kernel_name=kernel, quiet=quiet, say=progress, trained=trained)
     if is_first():
         page = report([folder]).write(folder / "report.html")
-        _summary(result, folder, page)
+        try:
+            _summary(result, folder, page)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:  # the run was finished before
+            raise InputError(
+                f"{folder / 'result.json'}: damaged ({error!r}); delete it, and `fullrank train {folder}` writes it again"
+            ) from error
 
 
 def _train_together(

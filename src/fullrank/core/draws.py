@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import Context, copy_context
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,7 +123,20 @@ def recomputed(function: Callable[..., Any], *arguments: Any, **options: Any) ->
 
 def _contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     draws = current
-    return nullcontext(), nullcontext() if draws is None else _again(draws, draws.call, draws.selected)
+    again = nullcontext() if draws is None else _again(draws, draws.call, draws.selected)
+    return nullcontext(), _within(copy_context(), again)
+
+
+@contextmanager
+def _within(variables: Context, block: AbstractContextManager[None]) -> Iterator[None]:
+    """A block in which context variables are what they were: a traced pass is traced again, in any thread."""
+    tokens = [(variable, variable.set(value)) for variable, value in variables.items()]
+    try:
+        with block:
+            yield
+    finally:
+        for variable, token in tokens:
+            variable.reset(token)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from fullrank.config.finetune import finetunes
 from fullrank.config.load import flatten, read_yaml
 from fullrank.config.recipe import load
 from fullrank.core.errors import InputError
-from fullrank.files import visible
+from fullrank.files import plain_size, sha256_of, visible
 from fullrank.seal import DamagedError, check_run, read_record
 
 SPLITS = ("valid", "test")
@@ -173,8 +173,8 @@ class RunRecord:
         digests = {}
         for path in sorted((self.folder / TRANSLATIONS).glob("*.reference.txt")):
             try:
-                digests[path.name.removesuffix(".reference.txt")] = hashlib.sha256(path.read_bytes()).hexdigest()
-            except OSError:
+                digests[path.name.removesuffix(".reference.txt")] = sha256_of(path)
+            except (OSError, ValueError):
                 continue
         return digests
 
@@ -246,11 +246,12 @@ def _broken_seals(folder: Path) -> list[str]:
     try:
         state = read_record(folder / "checkpoints" / "last").state
         check_run(folder)
+        plain_size(folder / "metrics.jsonl")
         written = (folder / "metrics.jsonl").read_bytes()[: state.get("metrics_bytes", 0)]
-    except (DamagedError, OSError):  # without checkpoints nothing is sealed
-        return []
     except InputError as error:
         return [str(error)]
+    except (DamagedError, OSError, ValueError):  # without checkpoints nothing is sealed
+        return []
     sealed = state.get("metrics_sha256") or None
     changed = sealed is not None and hashlib.sha256(written).hexdigest() != sealed
     return ["metrics.jsonl: its lines are not those that the training wrote"] if changed else []
