@@ -148,4 +148,5 @@ def test_what_is_recomputed_sees_the_context_variables_of_its_first_pass() -> No
     result = recomputed(function, torch.ones(2, requires_grad=True))
     variable.reset(token)
     result.sum().backward()
-    assert seen == [3, 3] and variable.get() == 1
+    assert seen == [3, 3]
+    assert variable.get() == 1

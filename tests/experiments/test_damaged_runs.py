@@ -293,7 +293,8 @@ def test_a_pipe_in_a_run_is_not_waited_for(run: Path) -> None:
     (run / "metrics.jsonl").unlink()
     os.mkfifo(run / "metrics.jsonl")
     record = read_run(run)
-    assert not record.references and "metrics.jsonl is missing" in record.problems
+    assert not record.references
+    assert "metrics.jsonl is missing" in record.problems
 
 
 @pytest.mark.parametrize("content", ['{"name": "relative"}', '{"final": 5}', '{"final": {"valid": {}, "test": {}}}'])

@@ -17,6 +17,7 @@ from reporting_runs import printed
 from fullrank.core.errors import InputError
 from fullrank.reporting import Report, report
 from fullrank.reporting.finetuning import Figure, Tuning
+from fullrank.reporting.runs import read_run
 
 BASE, OTHER = [0.412, 0.430, 0.401, 0.424, 0.419], [0.425, 0.429, 0.422, 0.431, 0.420]
 KEY = ("dev", "matthews_correlation")
@@ -117,6 +118,14 @@ def test_scores_of_squad(tmp_path: Path) -> None:
     assert "exact match x 100" in text
     assert "88.4" in text
     assert "server" not in text
+
+
+@pytest.mark.parametrize("damage", [["f1"], {"f1": 1}, None])
+def test_damaged_names_of_metrics(tmp_path: Path, damage: object) -> None:
+    folder = make_run(tmp_path / "a", 0.5)
+    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    (folder / "result.json").write_text(json.dumps(result | {"metrics": [damage]}), encoding="utf-8")
+    assert any("no finite score" in problem for problem in read_run(folder).problems)
 
 
 def test_the_baseline_is_the_plain_arm_most_like_it(tmp_path: Path) -> None:

@@ -276,9 +276,9 @@ def scores_of(record: RunRecord) -> dict[tuple[str, str], float]:
     metrics = record.get("metrics")
     scores = {}
     for split, values in mapping(record.get("final")).items():
-        for metric in metrics if isinstance(metrics, list) else ():
+        for metric in map(str, metrics) if isinstance(metrics, list) else ():
             if (value := number(mapping(values).get(metric))) is not None:
-                scores[str(split), str(metric)] = 100 * value
+                scores[str(split), metric] = 100 * value
     return scores
 
 
