@@ -284,7 +284,9 @@ def cases(place: Path) -> Callable[[int, int], Case]:
         _, pattern, words = draw.choices(commands, [weight for weight, _, _ in commands])[0]
         file = draw.choice([path for path in files[name] if re.fullmatch(pattern, str(path))])
         weighed = WEIGHED.fullmatch(str(file)) is not None
-        lines = words[0] == "translate" and file.name in words  # other lines are other translations, and a pipe brings some
+        lines = (
+            words[0] == "translate" and file.name in words
+        )  # other lines are other translations, and a pipe brings some
         before = expected(name, words) if weighed and not lines else None
         folder = place / str(number)
         shutil.copytree(untouched[name], folder, symlinks=True)
