@@ -10,7 +10,6 @@ import math
 import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -76,7 +75,7 @@ class _Recomputed:
     context: Callable[[], AbstractContextManager[object]]
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        return recomputed(copy_context().run, self._within, *arguments, **options)  # `hf.traced` is a context variable
+        return recomputed(self._within, *arguments, **options)
 
     def _within(self, *arguments: Any, **options: Any) -> Any:
         with self.context():
