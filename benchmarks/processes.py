@@ -74,6 +74,25 @@ def tokens_per_second(config: Path, folder: Path, way: str, cores: list[int]) ->
     return sum(float(result["tokens_per_second"]) for result in results)
 
 
+def compared(kind: str, batch: str, rounds: list[dict[str, float]]) -> list[dict[str, Any]]:
+    """A row for each way: its tokens per second, and their ratio to those of one process in the same round."""
+    rows = []
+    for way in WAYS:
+        ratios = [one[way] / one["one"] for one in rounds]
+        speed, middle = statistics.median(one[way] for one in rounds), statistics.median(ratios)
+        row = {
+            "model": kind,
+            "batch": batch,
+            "rounds": len(rounds),
+            "processes": way,
+            "tokens_per_second": round(speed),
+        }
+        spread = {"over_one": middle, "lowest": min(ratios), "highest": max(ratios)}
+        rows.append(row | {name: round(ratio, 3) for name, ratio in spread.items()})
+        print(f"{kind}, {batch} tokens, {way}: {speed:,.0f} tokens/s, {middle:.2f} of one", flush=True)
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
@@ -92,17 +111,10 @@ def main() -> None:
                 {way: tokens_per_second(folder / "config.json", folder / f"{number}-{way}", way, cores) for way in WAYS}
                 for number in range(given.rounds)
             ]
-            for way in WAYS:
-                ratios = [one[way] / one["one"] for one in rounds]
-                speed, middle = statistics.median(one[way] for one in rounds), statistics.median(ratios)
-                row = {"model": kind, "batch": batch, "processes": way, "tokens_per_second": round(speed)}
-                spread = {"over_one": middle, "lowest": min(ratios), "highest": max(ratios)}
-                rows.append(row | {name: round(ratio, 3) for name, ratio in spread.items()})
-                print(f"{kind}, {batch} tokens, {way}: {speed:,.0f} tokens/s, {middle:.2f} of one", flush=True)
-    if given.json is not None:
-        given.json.write_text(
-            json.dumps({"rounds": given.rounds, "results": rows, "environment": environment()}, indent=1) + "\n"
-        )
+            rows += compared(kind, batch, rounds)
+            if given.json is not None:
+                content = {"results": rows, "environment": environment()}
+                given.json.write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":
