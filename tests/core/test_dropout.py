@@ -150,3 +150,13 @@ def test_what_is_recomputed_sees_the_context_variables_of_its_first_pass() -> No
     result.sum().backward()
     assert seen == [3, 3]
     assert variable.get() == 1
+
+
+def test_what_is_recomputed_is_compiled_whole() -> None:
+    """`train.compile` with `train.activation_checkpointing`: no context of ours, which the compiler cannot trace."""
+    x, results = torch.randn(3, dtype=torch.float64, requires_grad=True), []
+    for compiled in (False, True):
+        function = torch.compile(recomputed, backend="aot_eager", fullgraph=True) if compiled else recomputed
+        y = function(torch.sin, x)
+        results += [y, *torch.autograd.grad(y.sum(), x)]
+    torch.testing.assert_close(results[:2], results[2:])

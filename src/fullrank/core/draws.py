@@ -118,6 +118,8 @@ def recomputed(function: Callable[..., Any], *arguments: Any, **options: Any) ->
     """`function(...)`, of which nothing is kept but the inputs: the backward pass computes it again, with the same draws."""
     if not torch.is_grad_enabled():
         return function(*arguments, **options)
+    if torch.compiler.is_compiling():  # torch's generators draw there, and it knows of them
+        return checkpoint(function, *arguments, use_reentrant=False, **options)
     return checkpoint(function, *arguments, use_reentrant=False, context_fn=_contexts, **options)
 
 
