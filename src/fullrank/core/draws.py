@@ -124,30 +124,43 @@ def recomputed(function: Callable[..., Any], *arguments: Any, **options: Any) ->
 
 
 def _contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    draws = current
-    again = nullcontext() if draws is None else _again(draws, draws.call, draws.selected)
-    return nullcontext(), _within(copy_context(), again)
+    selected = None if current is None else current.selected
+    return nullcontext(), _Again(current, calls(), selected, copy_context())
 
 
-@contextmanager
-def _within(variables: Context, block: AbstractContextManager[None]) -> Iterator[None]:
-    """A block in which context variables are what they were: a traced pass is traced again, in any thread."""
-    tokens = [(variable, variable.set(value)) for variable, value in variables.items()]
-    try:
-        with block:
+@dataclass
+class _Again(AbstractContextManager[None]):
+    """A block that draws what was drawn after the call before `call`, and whose context variables are those of then.
+
+    It may be entered again: whoever keeps a graph computes a block once for every backward pass.
+    """
+
+    draws: Draws | None
+    call: int
+    selected: tuple[Tensor, int] | None
+    variables: Context
+
+    def __enter__(self) -> None:
+        self.block = self._restored()
+        self.block.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self.block.__exit__(*error)
+
+    @contextmanager
+    def _restored(self) -> Iterator[None]:
+        global current
+        before, draws = current, self.draws
+        state = None if draws is None else (draws.call, draws.selected)
+        tokens = [(variable, variable.set(value)) for variable, value in self.variables.items()]
+        current = draws
+        if draws is not None:
+            draws.call, draws.selected = self.call, self.selected
+        try:
             yield
-    finally:
-        for variable, token in tokens:
-            variable.reset(token)
-
-
-@contextmanager
-def _again(draws: Draws, call: int, places: tuple[Tensor, int] | None) -> Iterator[None]:
-    """Draw what was drawn after the call before `call`."""
-    global current
-    before, state = current, (draws.call, draws.selected)
-    current, draws.call, draws.selected = draws, call, places
-    try:
-        yield
-    finally:
-        current, (draws.call, draws.selected) = before, state
+        finally:
+            current = before
+            if draws is not None and state is not None:
+                draws.call, draws.selected = state
+            for variable, token in tokens:
+                variable.reset(token)
