@@ -137,7 +137,7 @@ def test_impossible_probabilities(place: str, p: float) -> None:
 
 
 def test_what_is_recomputed_sees_the_context_variables_of_its_first_pass() -> None:
-    """Whether weights are traced is one: without it, `train.overlap` of injected attention failed in the backward pass."""
+    """One of them says whether weights are traced, for `train.overlap` of injected attention."""
     variable, seen = ContextVar("variable", default=1), []
 
     def function(x: torch.Tensor) -> torch.Tensor:

@@ -47,7 +47,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def weights(run: Path) -> Path:
-    """Those of the last step; fine-tuning keeps its model and no checkpoint."""
+    """The file of the last weights of a run; fine-tuning keeps its model and no checkpoint."""
     return next(
         file
         for place in (run / "model", run / "checkpoints" / "last")
@@ -135,7 +135,7 @@ def test_a_process_that_fails_ends_the_others_with_its_message(alone: Path, kind
 
 
 def test_torchrun_starts_killed_processes_again(alone: Path) -> None:
-    """Those that are left say what they miss; started again, all go on from the checkpoint before."""
+    """The remaining process names the loss; the restarted ones go on from the last checkpoint."""
     run = alone / "plain-killed"
     done = torchrun(2, HERE / "together.py", alone, "ddp", "plain", restarts=1, FAILURE="killed")
     assert done.returncode == 0, done.stderr[-3000:]

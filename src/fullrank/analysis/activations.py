@@ -151,7 +151,7 @@ class _Launches(TorchDispatchMode):
 
 
 class _Gpu(TorchFunctionMode):
-    """What a GPU does and the meta device does not: dropout saves a byte for each entry, and autocast makes products bf16."""
+    """GPU behaviour that the meta device lacks: dropout saves a byte for each entry, autocast makes products bf16."""
 
     PRODUCTS = ("linear", "matmul", "__matmul__", "bmm", "mm", "einsum", "addmm", "baddbmm")
 

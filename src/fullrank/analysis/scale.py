@@ -44,7 +44,7 @@ LOGIT_ROWS = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Assumptions:
-    """What is assumed of a GPU and of links; the defaults are an H100 SXM by its data sheet, in machines of eight.
+    """Assumptions about a GPU and its links; the defaults are an H100 SXM by its data sheet, in machines of eight.
 
     link_gb: 10^9 bytes a second that a GPU sends to others of its machine. network_gb: that a machine sends, by all of its
     adapters; every machine is a part of as many rings as it has adapters. A collective takes log2 N hops of `latency_us` each
@@ -71,7 +71,7 @@ GPUS = {
 
 
 def assumptions(gpu: str, given: Mapping[str, float]) -> Assumptions:
-    """Those of a GPU by name, with others in place of some; InputError for a name that there is not."""
+    """Assumptions about the GPU called `gpu`, with the `given` ones in place of its own; InputError for an unknown name."""
     if gpu not in GPUS:
         raise InputError(f"--gpu: '{gpu}' is not known; {suggest(gpu, GPUS)}")
     known = [field.name for field in dataclasses.fields(Assumptions)]
@@ -194,7 +194,7 @@ class _PerGpu:
         return not (self.train.orthogonality or self.train.overlap)
 
     def communication(self) -> dict[str, _Sent]:
-        """What can be hidden behind computing, and what cannot."""
+        """Communication that computing can hide, and communication that it cannot."""
         if self.gpus == 1:
             return {"hidden": _Sent(), "exposed": _Sent()}
         once = (self.gpus - 1) / self.gpus

@@ -6,12 +6,12 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from fullrank.config.run import TrainConfig, TrainingConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.files import out_of_memory
 from fullrank.seal import refuse_links
-from fullrank.training.distributed import end_in_peace, local_device
+from fullrank.training.distributed import HasBlocks, end_in_peace, local_device
 
 # -- device and precision --------------------------------------------------------------------------------------------
 
@@ -101,13 +101,6 @@ def explain_failures(options: TrainConfig) -> Iterator[None]:
 # -- compiling and CUDA graphs ---------------------------------------------------------------------------------------
 
 
-@runtime_checkable
-class CompilesParts(Protocol):
-    """A model that says which of its modules to compile."""
-
-    def compile_targets(self) -> Sequence[nn.Module]: ...
-
-
 def compile_blocks(model: nn.Module, cuda_graphs: bool = False) -> int:
     """`torch.compile` in place, names of parameters unchanged; returns how many modules are compiled.
 
@@ -115,7 +108,7 @@ def compile_blocks(model: nn.Module, cuda_graphs: bool = False) -> int:
     compiled whole, which reaches calls of `model(...)` only.
     cuda_graphs: the GPU kernels of a block are recorded once for each shape, and replayed.
     """
-    modules = list(model.compile_targets()) if isinstance(model, CompilesParts) else [model]
+    modules = list(model.compile_targets()) if isinstance(model, HasBlocks) else [model]
     options: dict[str, Any] = {"mode": "reduce-overhead"} if cuda_graphs else {}
     for module in modules:
         module.compile(**options)

@@ -92,9 +92,8 @@ class _DropoutByPlace(TorchFunctionMode):
 
 
 def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    shared = (
-        draws.current is not None and x.shape[0] % draws.current.rows > 0
-    )  # such as positions: no rows of the batch
+    # what has no rows of the batch, such as positions, is dropped alike by every process
+    shared = draws.current is not None and x.shape[0] % draws.current.rows > 0
     return dropout(x, p, shared) if training else x
 
 
