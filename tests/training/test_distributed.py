@@ -95,7 +95,7 @@ def last_weights(run: Path) -> bytes:
     return (run / "checkpoints" / "last" / "model.safetensors").read_bytes()
 
 
-def test_resumed_by_as_many_processes_and_by_one(alone: Path) -> None:
+def test_resumed_by_as_many_processes_and_by_one(alone: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As many: byte for byte. Another number: the same batches and draws, and it says so."""
     done = torchrun(2, HERE / "together.py", alone, "fsdp", "everything")
     assert done.returncode == 0, done.stderr[-3000:]
@@ -113,6 +113,7 @@ def test_resumed_by_as_many_processes_and_by_one(alone: Path) -> None:
         together.run(alone, "everything", one, sharding="fsdp")
     finally:
         torch.set_default_dtype(torch.float32)
+    assert "was made with --procs 2, this is --procs 1" in caplog.text
     found, expected = (load_file(folder / "checkpoints" / "last" / "model.safetensors") for folder in (one, whole))
     assert max(float((found[key] - expected[key]).abs().max()) for key in found) < 1e-10
     assert (one / "checkpoints" / "last" / "training.safetensors").is_file()
