@@ -34,6 +34,7 @@ from fullrank.config import register
 from fullrank.config.run import TrainConfig
 from fullrank.core.errors import ConfigError
 from fullrank.core.registry import lookup
+from fullrank.training.distributed import Gatherable
 
 Groups = list[dict[str, Any]]
 
@@ -89,7 +90,10 @@ def sgd(groups: Groups, options: TrainConfig, *, nesterov: bool = False) -> Opti
 
     Velocities start at zero: torch's fused step fails if only some are missing, as those of a layer skipped at first.
     """
-    made = torch.optim.SGD(groups, momentum=options.momentum, nesterov=nesterov, **_common(groups, options))
+    common = _common(groups, options)
+    if any(isinstance(parameter, Gatherable) for group in groups for parameter in group["params"]):
+        common["fused"] = False  # torch has no such step for parameters in parts
+    made = torch.optim.SGD(groups, momentum=options.momentum, nesterov=nesterov, **common)
     if options.momentum:
         for group in made.param_groups:
             for parameter in group["params"]:
