@@ -54,6 +54,13 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "translation": {"model": SMALL, "train": SHORT | {"batch_tokens": 60, "label_smoothing": 0.1}},
 }  # fmt: skip
+# gathered in bfloat16 by FSDP2; alone products are narrow, or not even these where parameters are in fp64
+NARROW = {
+    "bf16": {
+        "model": SMALL | {"dropout": {}},
+        "train": SHORT | {"precision": "bf16", "optimizer": "sgd", "learning_rate": 0.02},
+    }
+}
 # a pretrained encoder, whose dropout is that of torch
 TUNING: dict[str, Any] = {"steps": 5, "batch_size": 7, "log_every_steps": 1, "learning_rate": 0.001}
 TUNED: dict[str, dict[str, Any]] = {
@@ -101,7 +108,7 @@ def document(folder: Path, name: str, options: dict[str, Any]) -> dict[str, Any]
     languages = {"source": "de", "target": "en"} if name == "translation" else {}
     kind = "parallel" if languages else "text"
     data = {"name": kind, "tokens": "word", "cache": str(folder / "cache"), **files, **languages}
-    case = CASES[name]
+    case = (CASES | NARROW)[name]
     return {
         **case,
         "train": {**case["train"], **options},
@@ -138,7 +145,7 @@ if __name__ == "__main__":
     if kind:
         fail(kind)
     try:
-        for case in names or (CASES if sharding == "fsdp" else CASES | TUNED):
+        for case in names or CASES | (NARROW if sharding == "fsdp" else TUNED):
             run(Path(folder), case, Path(folder) / f"{case}-{kind or sharding}", sharding=sharding)
     except FullRankError as error:
         sys.exit(f"fullrank: {error}")
