@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -35,3 +36,19 @@ def test_a_fault_of_the_configuration_is_told_once(
     with pytest.raises(SystemExit, match="2"):
         main(["train", TINY, "train.stepz=2", "--scale", "tiny", "--procs", "2"])
     assert capsys.readouterr().err.count("train.stepz") == 1
+
+
+def test_torchrun_itself_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that fails says why; the lines of torchrun's loggers would bury it."""
+    heard: list[bool] = []
+    monkeypatch.delenv("LOGLEVEL", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(
+        "torch.distributed.run.run",
+        lambda _: heard.append(logging.getLogger("torch.distributed.elastic").isEnabledFor(logging.ERROR)),
+    )
+    try:
+        assert distributed.launch(2, ["info"]) == 0
+    finally:
+        logging.disable(logging.NOTSET)
+    assert heard == [False]

@@ -11,6 +11,7 @@ import atexit
 import ctypes
 import functools
 import itertools
+import logging
 import os
 import signal
 import sys
@@ -132,7 +133,8 @@ def launch(processes: int, words: Sequence[str]) -> int:
 
     Interrupted: a signal has ended them.
     """
-    os.environ.setdefault("LOGLEVEL", "CRITICAL")  # of torchrun: what there is to say, a process has said
+    if "LOGLEVEL" not in os.environ:
+        logging.disable()  # what torchrun has to say, a process has said
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import get_args_parser, run
